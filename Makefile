@@ -1,0 +1,35 @@
+# Every target works on a fresh clone: the virtual environment is made on first use and pinned by constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint bench docs clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $(STAMP)
+
+demo: setup
+	$(BIN)/askew demo --out demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/scale.py
+
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet --site-dir site
+
+clean:
+	rm -rf $(VENV) site demo runs build *.egg-info src/*.egg-info

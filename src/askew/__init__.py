@@ -1,0 +1,50 @@
+"""Federated learning when data and turnout are askew."""
+
+from __future__ import annotations
+
+from . import errors
+from .core.algebra import dot, norm
+from .core.algorithm import Algorithm
+from .core.settings import setting
+from .core.space import Space
+from .core.task import Task
+from .core.types import Batch, Cohort, Me, Part
+from .data.dataset import Dataset, NaturalSource, Samples, Source
+from .data.partition import Partition, Shares
+from .errors import AskewError
+from .experiment.api import run
+from .experiment.config import Config, load_config, register
+from .experiment.store import Run, load
+from .models import Network
+from .participation import Participation
+from .version import __version__
+
+__all__ = [
+    "Algorithm",
+    "AskewError",
+    "Batch",
+    "Cohort",
+    "Config",
+    "Dataset",
+    "Me",
+    "NaturalSource",
+    "Network",
+    "Part",
+    "Participation",
+    "Partition",
+    "Run",
+    "Samples",
+    "Shares",
+    "Source",
+    "Space",
+    "Task",
+    "__version__",
+    "dot",
+    "errors",
+    "load",
+    "load_config",
+    "norm",
+    "register",
+    "run",
+    "setting",
+]

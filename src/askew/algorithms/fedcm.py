@@ -1,0 +1,38 @@
+"""FedCM: clients step along a mix of their own gradient and the server's last direction.
+
+    θ ← θ − η (α g(θ) + (1 − α) M)
+    M ← mean_S (w − θ_i) / (η K_i),    w ← w + η_g mean_S δ_i
+
+Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021 (arXiv 2106.10874), Algorithm 2. The paper assumes equal K;
+each client is divided by its own length here, and by the rate of its round, so that M is a mean of gradients whatever
+sizes and schedule. M starts at 0: the first round takes steps of α.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..core.algorithm import Gradient
+from ..core.settings import setting
+from ..core.space import Space
+from ..core.types import Cohort, Me, State
+from .fedavg import FedAvg
+
+
+class FedCM(FedAvg):
+    paper = "Xu et al., 2021"
+    idea = "clients mix the server's last direction into every step"
+    weighting = "uniform"
+    broadcast = ("M",)
+
+    alpha: float = setting("share α of the client's own gradient", default=0.1, above=0, most=1, hint="papers use 0.001–1, try 0.1.")
+
+    def server_state(self, space: Space) -> State:
+        return {"M": space.zeros()}
+
+    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+        return self.alpha * grad(w) + (1 - self.alpha) * me.server["M"]
+
+    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        x, _ = super().aggregate(x, up, cohort, server)
+        return x, {"M": -(cohort.p / (cohort.tau * cohort.lr)) @ up["delta"]}

@@ -1,0 +1,48 @@
+"""MOON: a contrastive term pulls a client's features to the global model's and away from its own last model's.
+
+    ℓ = CE + μ · mean_B( −log( e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ}) ) )
+
+Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021 (arXiv 2103.16257), Algorithm 1. z, z_g, z_p are the features of
+the trained, the received and the client's previous local model; the last two are frozen and in evaluation mode. A
+client without a previous model has a zero term; the authors' code uses a random network for one that joins late.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core.settings import setting
+from ..core.space import Space
+from ..core.task import Task
+from ..core.types import Batch, Me, State
+from .fedavg import FedAvg
+
+
+class MOON(FedAvg):
+    paper = "Li, He, Song, CVPR 2021"
+    idea = "contrast features with the global and the own previous model"
+
+    mu: float = setting("strength μ of the contrastive term", default=1.0, least=0, hint="papers use 0.1–10, try 1.")
+    temperature: float = setting("temperature τ", default=0.5, above=0)
+
+    def client_state(self, space: Space) -> State:
+        return {"prev": space.zeros(), "buffers": space.buffers.clone(), "has": space.scalar()}
+
+    def loss(self, task: Task, w: Tensor, batch: Batch, me: Me) -> Tensor:
+        output, z = task(w, batch)
+        z_g = task.frozen(me.x, me.buffers, batch)[1]
+        z_p = task.frozen(me.mine["prev"], me.mine["buffers"], batch)[1]
+        farther = (cosine(z, z_p) - cosine(z, z_g)) / self.temperature
+        return task.judge(output, batch) + self.mu * me.mine["has"] * task.mean(F.softplus(farther), batch)
+
+    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+        return {"delta": w - me.x}, {"prev": w, "buffers": me.carry["buffers"], "has": torch.ones_like(me.mine["has"])}
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine along the last dimension; 1e-8 keeps a zero vector from dividing by zero."""
+    length_a, length_b = (torch.linalg.vector_norm(v, dim=-1) + 1e-8 for v in (a, b))
+    cosines: Tensor = (a * b).sum(-1) / (length_a * length_b)
+    return cosines

@@ -1,0 +1,29 @@
+"""Norms and inner products of long vectors, accumulated in float64, and the clipping rule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .types import Number
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩ along the last dimension, in float64."""
+    return (a.double() * b.double()).sum(-1)
+
+
+def norm(a: Tensor) -> Tensor:
+    """‖a‖ along the last dimension, in float64."""
+    length: Tensor = torch.linalg.vector_norm(a, dim=-1, dtype=torch.float64)
+    return length
+
+
+def clipped(d: Tensor, limit: Number) -> Tensor:
+    """d, shortened to at most `limit`; the 1e-6 is that of torch's own clipping, which the papers' code calls."""
+    if isinstance(limit, float) and math.isinf(limit):
+        return d
+    factor = limit / (norm(d) + 1e-6)
+    return d * factor.clamp(max=1.0).to(d.dtype)

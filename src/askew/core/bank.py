@@ -1,0 +1,146 @@
+"""Bank: the state of all N clients, of which only those that were ever written cost memory.
+
+Rows live in blocks. Each new block goes where there is room: on the device, then in host memory, then in a file that
+is mapped into memory; so a federation grows from one place into the next without copying. Every other client reads
+the declared start.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import EngineError
+from .types import State
+
+BLOCK = 32 * 2**20  # bytes of a full block; blocks start small and double up to this
+
+
+def free_host_bytes() -> int:
+    """Memory this machine can still give."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 2**32
+
+
+class Block:
+    """Some rows of every entry, in one place."""
+
+    def __init__(self, start: State, rows: int, place: str, folder: Path | None) -> None:
+        self.place, self.rows = place, rows
+        self.entries: State = {}
+        for name, value in start.items():
+            shape = (rows, *value.shape)
+            if place == "file":
+                self.entries[name] = mapped(shape, value.dtype, folder)
+            else:
+                device = value.device if place == "device" else torch.device("cpu")
+                pinned = place == "host" and value.device.type == "cuda"
+                self.entries[name] = torch.empty(shape, dtype=value.dtype, device=device, pin_memory=pinned)
+
+
+def mapped(shape: Sequence[int], dtype: torch.dtype, folder: Path | None) -> Tensor:
+    """A tensor in an unnamed file: the system takes it back when the process ends, however it ends."""
+    count = math.prod(shape)
+    size = count * torch.empty((), dtype=dtype).element_size()
+    try:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the mapping
+        file.truncate(max(size, 1))
+    except OSError as e:
+        raise EngineError(f"no room for client state on disk ({size >> 20} MB): {e.strerror}; free some space or set TMPDIR.") from None
+    array = np.memmap(file, dtype=np.uint8, mode="r+", shape=(max(size, 1),))
+    return torch.frombuffer(array, dtype=dtype, count=count).view(*shape) if count else torch.empty(tuple(shape), dtype=dtype)
+
+
+class Bank:
+    """Rows by client. `device_bytes` and `host_bytes` bound what it may take there; None: half of what is free."""
+
+    def __init__(
+        self,
+        start: State,
+        *,
+        device_bytes: int | None = None,
+        host_bytes: int | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.start, self.folder = start, folder
+        self.row_bytes = sum(v.numel() * v.element_size() for v in start.values())
+        self.row_of: dict[int, int] = {}
+        self.blocks: list[Block] = []
+        self.first: list[int] = []  # first row of each block
+        device = next(iter(start.values())).device if start else torch.device("cpu")
+        self.on_cuda = device.type == "cuda"
+        if self.on_cuda and device_bytes is None:
+            device_bytes = torch.cuda.mem_get_info(device)[0] // 4
+        self.device_bytes = device_bytes if self.on_cuda and device_bytes is not None else 0
+        self.host_bytes = free_host_bytes() // 2 if host_bytes is None else host_bytes
+
+    def __len__(self) -> int:
+        return len(self.row_of)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self.row_of
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients that have a row, in the order in which they were first written."""
+        return list(self.row_of)
+
+    def places(self) -> dict[str, int]:
+        """Bytes taken in each place."""
+        taken = {"device": 0, "host": 0, "file": 0}
+        for block in self.blocks:
+            taken[block.place] += block.rows * self.row_bytes
+        return taken
+
+    def _grow(self) -> None:
+        have = sum(b.rows for b in self.blocks)
+        rows = max(1, min(max(16, have), BLOCK // max(self.row_bytes, 1)))
+        size, taken = rows * self.row_bytes, self.places()
+        if self.on_cuda and taken["device"] + size <= self.device_bytes:
+            place = "device"
+        else:
+            place = "host" if taken["host"] + size <= self.host_bytes else "file"
+        self.blocks.append(Block(self.start, rows, place, self.folder))
+        self.first.append(have)
+
+    def _groups(self, clients: Iterable[int]) -> list[tuple[Block, list[int], list[int]]]:
+        """Positions in the request and rows within a block, block by block, of clients that have a row."""
+        groups: dict[int, tuple[list[int], list[int]]] = {}
+        for position, client in enumerate(clients):
+            row = self.row_of.get(client)
+            if row is not None:
+                block = int(np.searchsorted(self.first, row, side="right")) - 1
+                at, rows = groups.setdefault(block, ([], []))
+                at.append(position)
+                rows.append(row - self.first[block])
+        return [(self.blocks[b], at, rows) for b, (at, rows) in groups.items()]
+
+    def read(self, clients: Sequence[int]) -> State:
+        """Rows [C, …] on the device, in the order asked."""
+        out = {n: v.expand(len(clients), *v.shape).clone() for n, v in self.start.items()}
+        for block, at, rows in self._groups(clients):
+            for name, entry in block.entries.items():
+                out[name][at] = entry[rows].to(out[name].device, non_blocking=True)
+        return out
+
+    def write(self, clients: Sequence[int], rows: State) -> None:
+        """Keep rows [C, …]; a client's first write gives it a row."""
+        if not self.start:
+            return
+        for client in clients:
+            if client not in self.row_of:
+                self.row_of[client] = len(self.row_of)
+                if not self.blocks or self.row_of[client] >= self.first[-1] + self.blocks[-1].rows:
+                    self._grow()
+        for block, at, inner in self._groups(clients):
+            for name, entry in block.entries.items():
+                entry[inner] = rows[name][at].to(entry.device)

@@ -1,0 +1,142 @@
+"""The only local training code: one step, one look, one client's round.
+
+The order of operations in a step: gradient of the loss and the algorithm's terms → clip its norm → weight decay →
+momentum → step. So weight decay is not clipped and a penalty is. Momentum starts anew each round; the rate is constant
+within one.
+
+A `Course` says how moves are applied: to one client (`sequential`) or to rows of a cohort in lockstep (`vmapped`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from ..errors import AlgorithmError
+from .algebra import clipped
+from .algorithm import Algorithm
+from .settings import off
+from .task import Bound, Functional, Task
+from .types import Batch, Me, Number, State
+
+Objective = Callable[[Tensor], Tensor]
+
+
+class Moving(NamedTuple):
+    """What changes while a client works."""
+
+    w: Tensor
+    carry: State
+    total: Tensor  # sum of the batch losses
+
+
+class Result(NamedTuple):
+    """What a client's phase leaves: the upload, its new state, and for the engine its model, carry and mean loss."""
+
+    up: State
+    mine: State
+    w: Tensor
+    carry: State
+    loss: Tensor
+
+
+class Course(Protocol):
+    """One client's batches in order, or a cohort's in lockstep, and how a move is applied to them."""
+
+    def steps(self) -> Iterable[Any]: ...
+    def chunks(self, name: str, step: int | None) -> Iterable[tuple[Any, Any]]: ...
+    def all(self, move: Callable[..., Any], me: Me, *moving: Any) -> Any: ...
+    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Any, share: Any) -> Moving: ...
+
+
+def differentiate(task: Task, objective: Objective, w: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient [P], value and the buffers after the forward pass; each engine's task in its own way."""
+    if isinstance(task, Bound):
+        leaf = task.load(w, buffers)
+        value = objective(leaf)
+        own, *grads = torch.autograd.grad(value, (leaf, *task.parameters), allow_unused=True)
+        flat = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for g, p in zip(grads, task.parameters, strict=True)]
+        g = torch.cat(flat)
+        return (g if own is None else g + own), value.detach(), task.flat_buffers.clone() if buffers.numel() else buffers
+    assert isinstance(task, Functional)
+
+    def value_and_buffers(u: Tensor) -> tuple[Tensor, Tensor]:
+        task.load(buffers)
+        value = objective(u)
+        return value, task.unload(buffers)
+
+    g, (value, after) = grad_and_value(value_and_buffers, has_aux=True)(w)
+    return g, value, after
+
+
+def step(alg: Algorithm, task: Task, me: Me, moving: Moving, batch: Batch, share: Number = 1.0) -> Moving:
+    """One local step on one batch."""
+    w, me = moving.w, me._replace(carry=moving.carry)
+    objective: Objective = lambda u: alg.loss(task, u, batch, me)
+    g, value, buffers = differentiate(task, objective, w, me.carry["buffers"])
+    grad = lambda u: g if u is w else differentiate(task, objective, u, me.carry["buffers"])[0]
+    d = alg.direction(w, grad, me)
+    new, v = alg.descend(w, clipped(d, me.clip), me.carry["momentum"], me)
+    carry = me.carry | alg.note(w, g, d, me) | {"momentum": v, "buffers": buffers}
+    if len(carry) != len(me.carry):
+        raise AlgorithmError(
+            f"{alg.called()}: note() may only renew names that carry() started; new: {sorted(set(carry) - set(me.carry))}."
+        )
+    return Moving(new, carry, moving.total + value)
+
+
+def glance(name: str, task: Task, me: Me, moving: Moving, batch: Batch, share: Number = 1.0) -> Moving:
+    """Look at one chunk without moving: its share of the mean is added to the carry."""
+    carry = moving.carry
+    if name == "gradient":
+        g, value, _ = differentiate(task, lambda u: task.loss(u, batch), moving.w, carry["buffers"])
+        return moving._replace(carry=carry | {"gradient": carry["gradient"] + share * g, "loss": carry["loss"] + share * value})
+    value = task.judge(task.frozen(moving.w, carry["buffers"], batch)[0], batch)
+    return moving._replace(carry=carry | {name: carry[name] + share * value})
+
+
+def begin(alg: Algorithm, me: Me) -> Moving:
+    """The start of a phase: momentum at zero, received buffers, empty looks, the algorithm's own entries."""
+    zero = me.x.new_zeros(())
+    looks = {*alg.before, *alg.each, *alg.after}
+    blank: State = {"validation": zero} if "validation" in looks else {}
+    if "gradient" in looks:
+        blank |= {"gradient": torch.zeros_like(me.x), "loss": zero}
+    momentum = zero if off(me.momentum) else torch.zeros_like(me.x)
+    me = me.carrying({"momentum": momentum, "buffers": me.buffers, **blank})
+    me = me.carrying(alg.carry(me))
+    return Moving(alg.begin(me), me.carry, zero)
+
+
+def finish(alg: Algorithm, me: Me, moving: Moving) -> Result:
+    """The end of a phase."""
+    me = me._replace(carry=moving.carry)
+    up, mine = alg.finish(moving.w, me)
+    return Result(up, mine, moving.w, moving.carry, moving.total / me.steps)
+
+
+def client_round(alg: Algorithm, task: Task, me: Me, course: Course) -> Result:
+    """One client, one phase: the local loop."""
+
+    def look(names: tuple[str, ...], moving: Moving, at: int | None = None) -> Moving:
+        for name in names:
+            for chunk, share in course.chunks(name, at):
+                moving = course.some(partial(glance, name, task), me, moving, chunk, share)
+        return moving
+
+    moving: Moving = course.all(partial(begin, alg), me)
+    moving = look(alg.before, moving)
+    if alg.trains:
+        move = partial(step, alg, task)
+        for k, batch in enumerate(course.steps()):
+            moving = course.some(move, me, moving, batch, 1.0)
+            if alg.each:
+                moving = look(alg.each, moving, k)
+    moving = look(alg.after, moving)
+    result: Result = course.all(partial(finish, alg), me, moving)
+    return result

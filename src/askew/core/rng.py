@@ -1,0 +1,32 @@
+"""Addressed random streams: every draw is a function of (seed, purpose, round, client) and of nothing else.
+
+No stream depends on how much another one was used, on the algorithm or on the engine: two methods that coincide on
+paper see the same participants and the same batches, and a resumed run needs no generator state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def key(seed: int, purpose: str, round: int = 0, client: int = -1) -> bytes:
+    """128 bits that belong to one address."""
+    return hashlib.blake2b(f"{seed}/{purpose}/{round}/{client}".encode(), digest_size=16).digest()
+
+
+def generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:
+    """The stream at an address; round 0 stands for draws made once, client −1 for the server's."""
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(key(seed, purpose, round, client), dtype=np.uint64)))
+
+
+def torch_seed(seed: int, purpose: str, round: int = 0, client: int = -1) -> int:
+    """A seed for torch's own generators at an address."""
+    return int.from_bytes(key(seed, purpose, round, client)[:8], "little") >> 1
+
+
+def torch_generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> torch.Generator:
+    """A torch stream (on the host) at an address."""
+    return torch.Generator().manual_seed(torch_seed(seed, purpose, round, client))

@@ -1,0 +1,199 @@
+"""Settings: frozen dataclasses whose fields say what they mean and refuse what they cannot be.
+
+Algorithms, datasets, partitions, participation models, networks and the tables of a configuration are all
+`Settings`; so one function builds any of them from a TOML table and one function lists any of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
+
+from ..errors import ConfigError, UnknownName, did_you_mean
+
+T = TypeVar("T")
+
+
+def setting(
+    doc: str = "",
+    *,
+    default: T,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+    hint: str = "",
+) -> T:
+    """Declare one field: what it means, its default, its range (open: above, below) and what to try instead."""
+    limits = {"above": above, "least": least, "below": below, "most": most}
+    metadata = {"doc": doc, "hint": hint, "choices": choices, "limits": {k: v for k, v in limits.items() if v is not None}}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting,))
+class Settings:
+    """Every subclass becomes a frozen, keyword-only dataclass; a plain override of an inherited field is a new default."""
+
+    title: ClassVar[str] = ""  # how error sentences call it; the class name if empty
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        bases = [base for base in reversed(cls.__mro__[1:]) if dataclasses.is_dataclass(base)]
+        inherited = {f.name: (f, types_of(base)[f.name]) for base in bases for f in dataclasses.fields(base)}
+        own = inspect.get_annotations(cls)
+        for name in [n for n in cls.__dict__ if n in inherited and n not in own]:
+            old, kind = inherited[name]
+            own = own | {name: kind}
+            setattr(cls, name, dataclasses.field(default=cls.__dict__[name], metadata=old.metadata))
+        cls.__annotations__ = own
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+    def __post_init__(self) -> None:
+        hints = types_of(type(self))
+        for field in dataclasses.fields(typing.cast(Any, self)):
+            object.__setattr__(self, field.name, checked(getattr(self, field.name), hints[field.name], field, self.called()))
+        self.check()
+
+    def check(self) -> None:
+        """Refuse combinations that no single field can refuse; raise ConfigError."""
+
+    @classmethod
+    def called(cls) -> str:
+        return cls.title or cls.__name__
+
+    @classmethod
+    def build(cls, table: Mapping[str, object], where: str = "") -> Self:
+        """An instance from a table of plain values; `where` is the table's path in the configuration."""
+        known = [f.name for f in dataclasses.fields(typing.cast(Any, cls))]
+        for key in table:
+            if key not in known:
+                raise ConfigError(f"{cls.called()}: unknown setting {where + '.' if where else ''}{key}; {did_you_mean(key, known)}")
+        return cls(**table)
+
+    def table(self) -> dict[str, object]:
+        """All fields as plain values, in order of declaration."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(typing.cast(Any, self))}
+
+
+def types_of(cls: type) -> dict[str, Any]:
+    """The resolved annotations of a class's fields."""
+    return typing.get_type_hints(cls)
+
+
+def off(value: object) -> bool:
+    """Is this number switched off for good? A tensor never is: it may hold another value at the next replay."""
+    return isinstance(value, (int, float)) and value == 0
+
+
+def number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def fits(value: object, kind: Any) -> bool:
+    """Does a plain value fit an annotation? Tensors pass for floats: a sweep hands them in."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, arg) for arg in args)
+    if origin is tuple:
+        return isinstance(value, (list, tuple)) and all(fits(v, args[0]) for v in value)
+    if kind is float:
+        return (number(value) and not math.isnan(float(typing.cast(float, value)))) or hasattr(value, "dtype")
+    if kind is int:
+        return number(value) and float(typing.cast(float, value)).is_integer()
+    return value is None if kind is type(None) else isinstance(value, kind)
+
+
+def spoken(kind: Any) -> str:
+    """An annotation in words."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(spoken(arg) for arg in args)
+    if origin is tuple:
+        return f"a list, each item {spoken(args[0])}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes", type(None): "left out"}
+    return words.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def allowed(field: dataclasses.Field[Any], kind: Any) -> str:
+    """What a field may be, in words: its choices, its range or its type."""
+    if field.metadata.get("choices"):
+        return "one of " + ", ".join(field.metadata["choices"])
+    signs = {"above": ">", "least": "≥", "below": "<", "most": "≤"}
+    limits = " and ".join(f"{signs[k]} {v:g}" for k, v in field.metadata.get("limits", {}).items())
+    return limits if limits and kind in (int, float) else spoken(kind) + (f" {limits}" if limits else "")
+
+
+def checked(value: object, kind: Any, field: dataclasses.Field[Any], owner: str) -> object:
+    """The value, made canonical (2 → 2.0, list → tuple), or a sentence."""
+    meta = field.metadata
+
+    def refuse(rule: str) -> ConfigError:
+        tail = meta.get("hint") or (f"the default is {plain(field.default)}." if field.default is not dataclasses.MISSING else "")
+        return ConfigError(f"{owner}: {field.name} must be {rule}, got {plain(value)}; {tail}".rstrip("; "))
+
+    if not fits(value, kind):
+        if isinstance(value, str) and meta.get("choices"):
+            raise refuse(allowed(field, kind))
+        raise refuse(spoken(kind) if kind is not str or not meta.get("choices") else allowed(field, kind))
+    if meta.get("choices") and isinstance(value, str) and value not in meta["choices"]:
+        raise UnknownName(f"{owner}: unknown {field.name} {value!r}; {did_you_mean(value, meta['choices'])}")
+    if number(value):
+        got = float(typing.cast(float, value))
+        tests: dict[str, Callable[[float], bool]] = {
+            "above": lambda limit: got > limit,
+            "least": lambda limit: got >= limit,
+            "below": lambda limit: got < limit,
+            "most": lambda limit: got <= limit,
+        }
+        if not all(tests[name](limit) for name, limit in meta.get("limits", {}).items()):
+            raise refuse(allowed(field, kind))
+        if math.isinf(got) and not meta.get("infinite", False):
+            raise refuse("finite")
+        whole = int in (kind, *typing.get_args(kind))
+        return int(got) if whole else got
+    return tuple(value) if isinstance(value, list) else value
+
+
+def plain(value: object) -> str:
+    """A value as a TOML file would show it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(plain(v) for v in value) + "]"
+    return "none" if value is None else repr(value) if isinstance(value, str) else f"{value}"
+
+
+class Registry(Generic[T]):
+    """Names to classes; a new member is one line, a user's own one call."""
+
+    def __init__(self, kind: str, members: Mapping[str, type[T]]) -> None:
+        self.kind, self.members = kind, dict(members)
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self.members:
+            raise UnknownName(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.members)}")
+        return self.members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.members)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.members
+
+    def name_of(self, member: object) -> str:
+        """The registered name of an instance or class; its own class name, in small letters, if there is none."""
+        cls = member if isinstance(member, type) else type(member)
+        return next((name for name, known in self.members.items() if known is cls), cls.__name__.lower())
+
+    def register(self, name: str, member: type[T], *, replace: bool = False) -> type[T]:
+        """Add a class under a name of its own; replacing an existing one must be said."""
+        if name in self.members and not replace and self.members[name] is not member:
+            raise ConfigError(f"the {self.kind} {name!r} exists already; choose another name, or pass replace=True.")
+        self.members[name] = member
+        return member

@@ -1,0 +1,101 @@
+"""Space: a torch module seen as one point w in R^P, with its buffers beside it in R^Q."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError
+from .types import Part
+
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class Space:
+    """The names, shapes and places of a module's trainable parameters and float buffers.
+
+    Buffers (batch-norm statistics) are not coordinates of w: an algorithm's arithmetic could push a variance below
+    zero. Integer buffers and frozen parameters belong to the network and stay as they are.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+        self.dtype, self.device = dtype, torch.device(device)
+        for name, layer in module.named_modules():
+            if isinstance(layer, BATCH_NORMS) and layer.track_running_stats:
+                if layer.momentum is None:
+                    raise ModelError(f"{name}: batch norm with momentum=None keeps a step count, which cannot be averaged; give it 0.1.")
+                layer.num_batches_tracked = None  # counted in place, which no function transform allows; unused otherwise
+        self.modules = {name: type(layer) for name, layer in module.named_modules()}
+        params = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+        floats = {n: b.detach() for n, b in module.named_buffers() if b.is_floating_point()}
+        if not params:
+            raise ModelError("the network has no trainable parameter; there is nothing to learn. Check requires_grad.")
+        self.shapes = {n: p.shape for n, p in params.items()}
+        self.sizes = [p.numel() for p in params.values()]
+        self.buffer_shapes = {n: b.shape for n, b in floats.items()}
+        self.buffer_sizes = [b.numel() for b in floats.values()]
+        self.P, self.Q = sum(self.sizes), sum(self.buffer_sizes)
+        self.start, self.buffers = self._flat(params.values()), self._flat(floats.values())
+        if not bool(torch.isfinite(self.start).all()):
+            raise ModelError("the network starts with a weight that is not finite; check its initialisation or the given weights.")
+
+    def _flat(self, tensors: Iterable[Tensor]) -> Tensor:
+        flat = [t.reshape(-1).to(self.device, self.dtype) for t in tensors]
+        return torch.cat(flat) if flat else torch.zeros(0, dtype=self.dtype, device=self.device)
+
+    def zeros(self) -> Tensor:
+        """The origin of R^P."""
+        return torch.zeros(self.P, dtype=self.dtype, device=self.device)
+
+    def precise(self) -> Tensor:
+        """The origin in float64, for running means over all N clients, which are updated for ever and never recomputed."""
+        return torch.zeros(self.P, dtype=torch.float64, device=self.device)
+
+    def scalar(self, value: float = 0.0) -> Tensor:
+        """A number kept as state; 0-d server state is logged each round."""
+        return torch.tensor(value, dtype=self.dtype, device=self.device)
+
+    def split(self, w: Tensor) -> dict[str, Tensor]:
+        """w as the module's parameters: one split, whose backward is one cat."""
+        return {n: t.view(s) for (n, s), t in zip(self.shapes.items(), torch.split(w, self.sizes), strict=True)}
+
+    def split_buffers(self, b: Tensor) -> dict[str, Tensor]:
+        """b as the module's float buffers."""
+        return {n: t.view(s) for (n, s), t in zip(self.buffer_shapes.items(), torch.split(b, self.buffer_sizes), strict=True)}
+
+    # parts ------------------------------------------------------------------------------------------------------
+
+    def _part(self, wanted: Callable[[str], bool]) -> Part:
+        def places(shapes: Iterable[str], sizes: list[int]) -> Tensor:
+            picked, at = [], 0
+            for name, size in zip(shapes, sizes, strict=True):
+                if wanted(name.rpartition(".")[0]):
+                    picked.append(torch.arange(at, at + size))
+                at += size
+            return torch.cat(picked).to(self.device) if picked else torch.zeros(0, dtype=torch.long, device=self.device)
+
+        return Part(places(self.shapes, self.sizes), places(self.buffer_shapes, self.buffer_sizes))
+
+    def nothing(self) -> Part:
+        return self._part(lambda _: False)
+
+    def everything(self) -> Part:
+        return self._part(lambda _: True)
+
+    def kind(self, *types: type[nn.Module]) -> Part:
+        """Parameters and buffers of all layers of these types; by type, never by the letters of a name."""
+        return self._part(lambda layer: issubclass(self.modules[layer], types))
+
+    def layers(self, *names: str) -> Part:
+        """Parameters and buffers of the named layers and of all below them."""
+        for name in names:
+            if name not in self.modules:
+                raise ModelError(f"the network has no layer {name!r}; it has {', '.join(n for n in self.modules if n)}.")
+        return self._part(lambda layer: any(layer == n or layer.startswith(n + ".") for n in names))
+
+    def last(self, count: int) -> Part:
+        """Parameters and buffers of the last `count` layers that have parameters."""
+        owners = list(dict.fromkeys(name.rpartition(".")[0] for name in self.shapes))
+        return self._part(lambda layer: layer in owners[len(owners) - count :]) if count else self.nothing()

@@ -1,0 +1,151 @@
+"""Task: the network and its criterion as functions of a flat w.
+
+`Bound` ties a module's parameters to one flat buffer, so that a plain forward pass is a function of w at no cost:
+the sequential engine's way. `Functional` calls the module with the parameters split from w: what vmap needs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..errors import ConfigError, did_you_mean
+from .space import Space
+from .types import Batch
+
+Output = tuple[Tensor, Tensor]
+Criterion = Callable[[Tensor, Tensor], Tensor]  # (output, y) → loss of each sample [B]
+
+CRITERIA: dict[str, Criterion] = {
+    "cross_entropy": lambda output, y: F.cross_entropy(output, y, reduction="none"),
+    "squared_error": lambda output, y: 0.5 * (output - y).square().flatten(1).sum(1),
+}
+
+
+class WithFeatures(nn.Module):
+    """A user's module whose forward gives an output alone: the features are the input of its last layer with weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        last = [m for m in module.modules() if m is not module and next(m.parameters(recurse=False), None) is not None]
+        self.seen: Tensor | None = None
+        self.hook = last[-1].register_forward_pre_hook(self._see).id if last else -1
+
+    def _see(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.seen = inputs[0]
+
+    def forward(self, x: Tensor) -> Output:
+        output = self.module(x)
+        features, self.seen = (output if self.seen is None else self.seen), None
+        return output, features.flatten(1)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> WithFeatures:
+        # A copied hook would still point at the original: take it off the copy and hang up a new one.
+        inner = copy.deepcopy(self.module, memo)
+        for layer in inner.modules():
+            layer._forward_pre_hooks.pop(self.hook, None)
+        return WithFeatures(inner)
+
+
+def with_features(module: nn.Module, example: Tensor) -> nn.Module:
+    """The module itself if its forward gives (output, features) already."""
+    probe = copy.deepcopy(module).eval()
+    with torch.no_grad():
+        output = probe(example)
+    return WithFeatures(module) if isinstance(output, Tensor) else module
+
+
+class Task:
+    """What an algorithm's `loss` hook may call."""
+
+    bound = False
+
+    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy") -> None:
+        if isinstance(criterion, str) and criterion not in CRITERIA:
+            raise ConfigError(f"unknown criterion {criterion!r}; {did_you_mean(criterion, CRITERIA)}")
+        self.space = space
+        self.module = copy.deepcopy(module).to(space.device, space.dtype).train()
+        self.still = copy.deepcopy(self.module).eval()
+        self.fused = criterion == "cross_entropy"  # torch has the mean of it in one kernel
+        self.criterion: Criterion = CRITERIA[criterion] if isinstance(criterion, str) else criterion
+
+    def __call__(self, w: Tensor, batch: Batch) -> Output:
+        """Output and features in training mode."""
+        raise NotImplementedError
+
+    def loss(self, w: Tensor, batch: Batch) -> Tensor:
+        """The batch's mean loss, over real samples."""
+        return self.judge(self(w, batch)[0], batch)
+
+    def judge(self, output: Tensor, batch: Batch) -> Tensor:
+        """The mean loss of an output."""
+        if self.fused and batch.weight is None:
+            return F.cross_entropy(output, batch.y)
+        return self.mean(self.criterion(output, batch.y), batch)
+
+    def mean(self, values: Tensor, batch: Batch) -> Tensor:
+        """The mean of per-sample values [B] over the real samples."""
+        return values.mean() if batch.weight is None else (values * batch.weight).sum() / batch.weight.sum()
+
+    def frozen(self, w: Tensor, buffers: Tensor, batch: Batch) -> Output:
+        """Output and features of another model, in evaluation mode and without gradients."""
+        with torch.no_grad():
+            state = self.space.split(w.detach()) | self.space.split_buffers(buffers)
+            return cast(Output, functional_call(self.still, state, (batch.x,)))
+
+
+class Bound(Task):
+    """The module's parameters and buffers are views of one flat vector each."""
+
+    bound = True
+
+    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy") -> None:
+        super().__init__(module, space, criterion)
+        self.flat, self.flat_buffers = space.start.clone(), space.buffers.clone()
+        owned = dict(self.module.named_parameters())
+        self.parameters = [owned[n] for n in space.shapes]
+        for parameter, view in zip(self.parameters, space.split(self.flat).values(), strict=True):
+            parameter.data = view
+        held = dict(self.module.named_buffers())
+        for name, view in space.split_buffers(self.flat_buffers).items():
+            held[name].data = view
+        self.leaf = self.flat
+
+    def load(self, w: Tensor, buffers: Tensor) -> Tensor:
+        """Move the module to w; the returned leaf collects what a loss says about w itself."""
+        self.flat.copy_(w)
+        if buffers.numel():
+            self.flat_buffers.copy_(buffers)
+        self.leaf = self.flat.detach().requires_grad_()
+        return self.leaf
+
+    def __call__(self, w: Tensor, batch: Batch) -> Output:
+        if w is self.leaf:
+            return cast(Output, self.module(batch.x))
+        return cast(Output, functional_call(self.module, self.space.split(w), (batch.x,)))
+
+
+class Functional(Task):
+    """The module called with parameters split from w and with buffers that live for one step."""
+
+    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy") -> None:
+        super().__init__(module, space, criterion)
+        self.live: dict[str, Tensor] = {}
+
+    def load(self, buffers: Tensor) -> None:
+        """Contiguous clones: as views of a flat row, vmapped batch norm would update a copy and lose the statistics."""
+        self.live = {n: t.clone() for n, t in self.space.split_buffers(buffers).items()}
+
+    def unload(self, buffers: Tensor) -> Tensor:
+        """The statistics after the forward pass, flat again."""
+        return torch.cat([t.reshape(-1) for t in self.live.values()]) if self.live else buffers
+
+    def __call__(self, w: Tensor, batch: Batch) -> Output:
+        return cast(Output, functional_call(self.module, self.space.split(w) | self.live, (batch.x,)))

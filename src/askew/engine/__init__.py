@@ -1,0 +1,1 @@
+"""Engines run a cohort's local training; the server around them plays one round."""

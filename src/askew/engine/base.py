@@ -1,0 +1,74 @@
+"""What goes into an engine and what comes out: one phase of one round, rows in the order of the cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from ..core.algorithm import Algorithm
+from ..core.types import Me, Part, State, taken
+from ..data.federation import Plan
+
+
+class Inbox(NamedTuple):
+    """What the server hands to the C clients of a phase."""
+
+    x: Tensor  # [P], or [C, P] where clients have private parts
+    buffers: Tensor  # [Q], or [C, Q]
+    server: State  # broadcast, the same to all
+    memory: State  # broadcast, to each its row
+    mine: State  # rows of client state
+    carry: State  # rows from the phase before
+    part: dict[str, Part]
+    lr: float
+    lr0: float
+    momentum: float
+    decay: float
+    clip: float
+    round: int
+    steps: Tensor  # [C], in the model's dtype, as the three below
+    tau: Tensor
+    size: Tensor
+    coin: Tensor
+
+    def me(self, i: int) -> Me:
+        """One client's view: plain numbers, its own rows."""
+        return Me(
+            self.x if self.x.dim() == 1 else self.x[i],
+            self.buffers if self.buffers.dim() == 1 else self.buffers[i],
+            self.server | taken(self.memory, i),
+            taken(self.mine, i),
+            taken(self.carry, i),
+            self.part,
+            self.lr,
+            self.lr0,
+            self.momentum,
+            self.decay,
+            self.clip,
+            float(self.steps[i]),
+            float(self.tau[i]),
+            float(self.size[i]),
+            self.round,
+            float(self.coin[i]),
+        )
+
+
+class Outbox(NamedTuple):
+    """What the C clients return; their models and their carry only if asked for, as both are as large as the uploads."""
+
+    up: State
+    mine: State
+    carry: State  # rows, or nothing
+    buffers: Tensor  # [C, Q]
+    loss: Tensor  # [C]
+    w: Tensor | None  # [C, P]
+
+
+class Engine(Protocol):
+    """Runs `client_round` for a cohort. A CUDA engine or several ranks are further implementations of this."""
+
+    name: str
+
+    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox: ...

@@ -1,0 +1,53 @@
+"""Which engine a run gets, and why. A rule, not a stopwatch: engines agree only to rounding, and the same configuration
+must give the same numbers on a busy machine as on an idle one."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..core.settings import Settings, setting
+from ..core.space import BATCH_NORMS, Space
+from ..errors import EngineError
+
+SMALL = 1_000_000  # parameters
+DENSE = (nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Flatten, nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Sequential)
+RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+
+
+class EngineSettings(Settings):
+    """Where and how a run is computed."""
+
+    title = "engine"
+    name: str = setting("engine; auto chooses and says why", default="auto", choices=("auto", "sequential", "vmapped"))
+    device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
+    workers: int = setting("processes that share the work", default=1, least=1)
+    dtype: str = setting("precision of models and data", default="float32", choices=("float32", "float64"))
+
+    def check(self) -> None:
+        if self.workers > 1:
+            raise EngineError(f"engine: workers must be 1, got {self.workers}; several processes are not there yet: leave it out.")
+
+
+def stochastic(module: nn.Module) -> bool:
+    """Does the network draw random numbers while training?"""
+    return any(isinstance(layer, RANDOM) and getattr(layer, "p", 1) for layer in module.modules())
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
+
+
+def choose(name: str, module: nn.Module, space: Space) -> tuple[str, str]:
+    """The engine's name and the reason for it."""
+    if name == "vmapped" and stochastic(module):
+        raise EngineError('engine: "vmapped" cannot run a network with dropout reproducibly; use engine.name = "sequential".')
+    if name != "auto":
+        return name, "as configured"
+    if stochastic(module):
+        return "sequential", "the network draws random numbers while training"
+    foreign = [type(m).__name__ for m in module.modules() if not isinstance(m, DENSE) and not type(m).__module__.startswith("askew.")]
+    if foreign:
+        return "sequential", f"{foreign[0]} is faster, or only known to work, one client at a time"
+    if space.P > SMALL:
+        return "sequential", f"with {space.P:,} parameters one client fills the machine"
+    return "vmapped", f"a small dense network ({space.P:,} parameters): clients train side by side"

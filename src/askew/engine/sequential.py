@@ -1,0 +1,71 @@
+"""The reference engine: one client after another, gradients through a bound module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.algorithm import Algorithm
+from ..core.local import Moving, Result, client_round
+from ..core.rng import torch_seed
+from ..core.task import Task
+from ..core.types import Batch, Me, State
+from ..data.federation import Plan
+from .base import Inbox, Outbox
+
+
+class Alone:
+    """The course of one client: its batches as they are, moves applied directly."""
+
+    def __init__(self, plan: Plan, i: int) -> None:
+        self.plan, self.i = plan, i
+
+    def steps(self) -> Iterator[Batch]:
+        work, (x, y) = self.plan.train[self.i], self.plan.pool
+        for a, b in pairwise(work.cuts):
+            index = work.places[a:b]
+            yield Batch(x[index], y[index])
+
+    def chunks(self, name: str, step: int | None) -> Iterator[tuple[Batch, float]]:
+        work = self.plan.looks[name][self.i]
+        for a, b in pairwise(work.cuts):
+            share = (b - a) / len(work.places)
+            yield self.plan.batch(work.places[a:b]), share if step is None else share / self.plan.train[self.i].batches
+
+    def all(self, move: Callable[..., Any], me: Me, *moving: Any) -> Any:
+        return move(me, *moving)
+
+    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Batch, share: float) -> Moving:
+        return move(me, moving, batch, share)
+
+
+class Sequential:
+    """A for-loop over the cohort. Networks that draw random numbers (dropout) draw them from the client's address."""
+
+    name = "sequential"
+
+    def __init__(self, task: Task, seed: int, stochastic: bool) -> None:
+        self.task, self.seed, self.stochastic = task, seed, stochastic
+
+    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
+        results: list[Result] = []
+        for i in range(len(plan.train)):
+            if self.stochastic:
+                torch.manual_seed(torch_seed(self.seed, "network", inbox.round, plan.ids[i]))
+            results.append(client_round(phase, self.task, inbox.me(i), Alone(plan, i)))
+        return Outbox(
+            stacked([r.up for r in results]),
+            stacked([r.mine for r in results]),
+            stacked([r.carry for r in results]) if "carry" in want else {},
+            torch.stack([r.carry["buffers"] for r in results]),
+            torch.stack([r.loss for r in results]),
+            torch.stack([r.w for r in results]) if "w" in want else None,
+        )
+
+
+def stacked(rows: list[State]) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

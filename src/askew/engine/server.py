@@ -1,0 +1,193 @@
+"""The server: one round from the participants' draw to the new model, with the guards that all methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.algorithm import Algorithm
+from ..core.bank import Bank
+from ..core.rng import generator
+from ..core.space import Space
+from ..core.types import Cohort, State, nova_length, taken
+from ..data.federation import Federation, Local, Plan
+from ..errors import AlgorithmError, ConfigError
+from .base import Engine, Inbox, Outbox
+
+RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped")
+
+
+@dataclass
+class Traffic:
+    """Bytes of one round, all participants together."""
+
+    down: int = 0
+    up: int = 0
+
+
+class Server:
+    """The global model, the algorithm's state, and three banks: client state, server memory, private parts."""
+
+    def __init__(self, alg: Algorithm, space: Space, fed: Federation, local: Local, engine: Engine, seed: int, least: int = 1) -> None:
+        self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
+        self.least = least  # 2: batches of one sample are skipped, which batch norm cannot take
+        self.phases = alg.phases()
+        self.x, self.buffers = space.start.clone(), space.buffers.clone()
+        self.state = alg.server_state(space)
+        self.parts, self.private = alg.parts(space), alg.private(space)
+        self.clients, self.memory = Bank(alg.client_state(space)), Bank(alg.memory(space))
+        own = {"w": space.start[self.private.w], "b": space.buffers[self.private.b]}
+        self.privates = Bank({} if self.private.empty else own)
+        self.looks = sorted({name for phase in self.phases for name in (*phase.before, *phase.each, *phase.after)})
+        if "gradient" in self.looks and least > 1:
+            raise ConfigError(f"{alg.called()}: full gradients of a batch-norm network are not defined (chunks differ); use another norm.")
+        clash = sorted({*self.state, *self.memory.start} & set(RECORD))
+        if clash:
+            raise AlgorithmError(f"{alg.called()}: {clash[0]!r} is a name of the round's record; rename that server state.")
+
+    # one round --------------------------------------------------------------------------------------------------
+
+    def play(self, round: int, ids: Sequence[int]) -> dict[str, Any]:
+        """One round; the model, all state and all banks change together or, if nobody is left, not at all."""
+        plan = self.fed.plan(ids, round, self.local, self.looks, self.least)
+        able = [i for i, work in enumerate(plan.train) if work.batches]
+        plan = plan if len(able) == len(ids) else plan.only(able)
+        x, buffers, state = self.x, self.buffers, self.state
+        rows = {"mine": self.clients, "memory": self.memory, "private": self.privates}
+        kept = {name: bank.read(plan.ids) for name, bank in rows.items()}
+        traffic, losses, carry = Traffic(), list[float](), State()
+        for n, phase in enumerate(self.phases):
+            if not plan.ids:
+                break
+            inbox = self._inbox(phase, round, plan, x, buffers, state, kept, carry)
+            want = [*(["w"] if kept["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
+            out = self._cut(self.engine.map(phase, inbox, plan, want))
+            self._count(traffic, phase, inbox, out, first=n == 0)
+            if phase.trains or not losses:
+                losses = out.loss.double().tolist()
+            fine = self._finite(out)
+            if not all(fine):
+                rows_left = [i for i, ok in enumerate(fine) if ok]
+                out = only(out, rows_left)
+                plan = plan.only(rows_left)
+                kept = {name: taken(row, rows_left) for name, row in kept.items()}
+                if not plan.ids:
+                    break
+            cohort = self._cohort(round, plan, out)
+            x, state, kept["memory"] = self._aggregate(phase, x, out.up, cohort, state, kept["memory"])
+            if phase.trains and buffers.numel():
+                shared = self._weights(phase, out.up, cohort) @ out.buffers
+                buffers = shared if self.private.empty else shared.index_copy(0, self.private.b, buffers[self.private.b])
+            kept["mine"] = self._same(phase, "finish", "client state", kept["mine"], out.mine)
+            if out.w is not None:
+                kept["private"] = {"w": out.w[:, self.private.w], "b": out.buffers[:, self.private.b]}
+            carry = out.carry
+        healthy = bool(plan.ids) and all(bool(torch.isfinite(t).all()) for t in (x, buffers, *state.values()))
+        if healthy:
+            self.x, self.buffers, self.state = x, buffers, state
+            for name, bank in rows.items():
+                bank.write(plan.ids, kept[name])
+        finite = [v for v in losses if np.isfinite(v)]
+        return {
+            "round": round,
+            "participants": [int(i) for i in ids],
+            "train_loss": float(np.mean(finite)) if finite else None,
+            "bytes_up": traffic.up,
+            "bytes_down": traffic.down,
+            "dropped": len(ids) - (len(plan.ids) if healthy else 0),
+            **{name: float(v) for name, v in self.state.items() if v.dim() == 0},
+        }
+
+    def _inbox(
+        self, phase: Algorithm, round: int, plan: Plan, x: Tensor, buffers: Tensor, state: State, kept: dict[str, State], carry: State
+    ) -> Inbox:
+        down = {n: v.to(self.space.dtype) if v.is_floating_point() else v for n, v in state.items() if n in phase.broadcast}
+        memory = {n: v for n, v in kept["memory"].items() if n in phase.broadcast}
+        if kept["private"]:
+            count = len(plan.ids)
+            x = x.expand(count, -1).index_copy(1, self.private.w, kept["private"]["w"])
+            buffers = buffers.expand(count, -1).index_copy(1, self.private.b, kept["private"]["b"])
+        coin = self._row([generator(self.seed, "coin", round, i).random() for i in plan.ids])
+        local = self.local
+        rates = (local.rate(round), local.rate(1), local.momentum, local.weight_decay, local.clip_limit)
+        return Inbox(x, buffers, down, memory, kept["mine"], carry, self.parts, *rates, round, *self._work(plan), coin)
+
+    def _row(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=self.space.dtype, device=self.space.device)
+
+    def _work(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """Steps, their length under momentum, and relative sizes of the participants."""
+        steps = self._row([work.batches for work in plan.train])
+        return steps, nova_length(steps, self.local.momentum), self._row((self.fed.sizes[plan.ids] / self.fed.mean_size).tolist())
+
+    def _cohort(self, round: int, plan: Plan, out: Outbox) -> Cohort:
+        steps, tau, size = self._work(plan)
+        p = size / size.sum() if self.alg.weighting == "samples" else torch.full_like(size, 1 / len(size))
+        return Cohort(p, steps, tau, size, out.loss, None, self.local.rate(round), self.local.rate(1), round, len(self.fed.eligible))
+
+    def _weights(self, phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
+        return phase.weights(up, cohort).to(self.space.dtype)
+
+    def _aggregate(
+        self, phase: Algorithm, x: Tensor, up: State, cohort: Cohort, state: State, memory: State
+    ) -> tuple[Tensor, State, State]:
+        new, told = phase.aggregate(x, up, cohort, state | memory)
+        self._same(phase, "aggregate", "model", {"x": x}, {"x": new})
+        told = self._same(phase, "aggregate", "server state", state | memory, told)
+        return new, {n: told[n] for n in state}, {n: told[n] for n in memory}
+
+    def _same(self, phase: Algorithm, hook: str, what: str, old: State, new: State) -> State:
+        """States keep their names, shapes and dtypes, so that a bank, a message and a checkpoint can hold them."""
+        was, came = ({n: f"{tuple(v.shape)} {v.dtype}" for n, v in state.items()} for state in (old, new))
+        if was != came:
+            name = next(n for n in {**was, **came} if was.get(n) != came.get(n))
+            raise AlgorithmError(
+                f"{phase.called()}: {hook}() must return the {what} with its declared names, shapes and types; {name!r} was declared "
+                f"{was.get(name, 'not at all')} and came back {came.get(name, 'not at all')}. Correct the hook."
+            )
+        return new
+
+    # guards and accounts ----------------------------------------------------------------------------------------
+
+    def _finite(self, out: Outbox) -> list[bool]:
+        """Rows whose report is all numbers: the others are left out."""
+        reports = [*out.up.values(), *out.mine.values(), out.buffers, out.loss]
+        fine = torch.stack([torch.isfinite(t).flatten(1).all(1) if t.dim() > 1 else torch.isfinite(t) for t in reports]).all(0)
+        return [bool(v) for v in fine.tolist()]
+
+    def _cut(self, out: Outbox) -> Outbox:
+        """Private coordinates never go up: every upload of length P arrives with zeros there."""
+        if not self.private.w.numel():
+            return out
+        whole = {n for n, t in out.up.items() if t.dim() == 2 and t.shape[1] == self.space.P}
+        up = {n: t.index_fill(1, self.private.w, 0) if n in whole else t for n, t in out.up.items()}
+        return out._replace(up=up)
+
+    def _count(self, traffic: Traffic, phase: Algorithm, inbox: Inbox, out: Outbox, first: bool) -> None:
+        """Bytes of what is declared to travel, for every client that was asked."""
+        hidden, count = self.private.w.numel(), len(out.loss)
+        one = torch.empty((), dtype=self.space.dtype).element_size()
+        seen = self.space.Q - self.private.b.numel()
+
+        def size(t: Tensor, rows: bool) -> int:
+            numbers = t.numel() // (count if rows else 1)
+            return (numbers - (hidden if numbers == self.space.P else 0)) * t.element_size()
+
+        down = sum(size(t, False) for t in inbox.server.values()) + sum(size(t, True) for t in inbox.memory.values())
+        up = sum(size(t, True) for t in out.up.values())
+        if first:
+            down += (self.space.P - hidden + seen) * one
+        if phase.trains:
+            up += seen * one
+        traffic.down += down * count
+        traffic.up += up * count
+
+
+def only(out: Outbox, rows: list[int]) -> Outbox:
+    w = None if out.w is None else out.w[rows]
+    return Outbox(taken(out.up, rows), taken(out.mine, rows), taken(out.carry, rows), out.buffers[rows], out.loss[rows], w)

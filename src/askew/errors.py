@@ -1,0 +1,58 @@
+"""Everything askew raises on purpose, and the nearest-match helper behind its sentences.
+
+    AskewError                     one clear sentence; the command line prints it and exits with 2
+    ├── ConfigError                a setting is unknown, of the wrong type or out of range
+    │   └── UnknownName            a name that no registry holds; names the nearest match
+    ├── DataError                  a dataset or partition cannot be had as asked
+    ├── ModelError                 a network does not fit the data, the algorithm or the engine
+    ├── AlgorithmError             a hook returned something the interface does not allow
+    ├── EngineError                an engine or device cannot do this run
+    └── StoreError                 a run folder or file cannot be read or written
+
+Every sentence says what was wrong, what is allowed and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class AskewError(Exception):
+    """Root of the tree: a mistake or a circumstance that a person can put right."""
+
+
+class ConfigError(AskewError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class UnknownName(ConfigError):
+    """A name that no registry holds."""
+
+
+class DataError(AskewError):
+    """A dataset or partition cannot be had as asked."""
+
+
+class ModelError(AskewError):
+    """A network does not fit the data, the algorithm or the engine."""
+
+
+class AlgorithmError(AskewError):
+    """A hook returned something the interface does not allow."""
+
+
+class EngineError(AskewError):
+    """An engine or device cannot do this run."""
+
+
+class StoreError(AskewError):
+    """A run folder or file cannot be read or written."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Say the nearest match, then the rest: "did you mean 'feddyn'? Known: …"."""
+    names = sorted(known)
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}Known: {', '.join(names) if names else 'none'}."

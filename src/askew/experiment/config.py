@@ -1,0 +1,227 @@
+"""Configuration: frozen settings ⇄ one page of TOML. Unknown keys are refused, the resolved page is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..algorithms import algorithms
+from ..core.algorithm import Algorithm
+from ..core.settings import Registry, Settings, setting
+from ..data import partitions, sources
+from ..data.dataset import Source
+from ..data.federation import Local
+from ..data.partition import Partition
+from ..engine.choose import EngineSettings
+from ..errors import ConfigError, did_you_mean
+from ..models import Network, networks
+from ..participation import Participation, participations
+from .toml import read_toml, to_toml, value_of
+
+S = TypeVar("S", bound=Settings)
+C = TypeVar("C", bound=type)
+
+
+class Evaluation(Settings):
+    """What is measured, and when."""
+
+    title = "evaluation"
+    every: int = setting("rounds between evaluations; the last round is always evaluated", default=1, least=1)
+    spread: bool = setting("also measure the accuracy on each client's own samples: mean, worst tenth, standard deviation", default=False)
+
+
+CHOICES: dict[str, Registry[Any]] = {
+    "data": sources,
+    "partition": partitions,
+    "participation": participations,
+    "model": networks,
+    "algorithm": algorithms,
+}
+TABLES: dict[str, type[Settings]] = {"local": Local, "evaluation": Evaluation, "engine": EngineSettings}
+NAMES = {"data": "digits", "partition": "dirichlet", "participation": "uniform", "model": "mlp", "algorithm": "fedavg"}
+KINDS: dict[type[Settings], Registry[Any]] = {
+    Algorithm: algorithms,
+    Source: sources,
+    Partition: partitions,
+    Participation: participations,
+    Network: networks,
+}
+
+
+class Top(Settings):
+    """The values outside any table."""
+
+    title = "configuration"
+    seed: int = setting("seed of every random draw", default=0, least=0)
+    rounds: int = setting("communication rounds", default=30, least=1)
+    plugins: tuple[str, ...] = setting("Python files that register methods of your own", default=())
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, wholly: the same configuration gives the same folder and the same numbers."""
+
+    seed: int = 0
+    rounds: int = 30
+    data: Source = field(default_factory=lambda: sources[NAMES["data"]]())
+    partition: Partition = field(default_factory=lambda: partitions[NAMES["partition"]]())
+    participation: Participation = field(default_factory=lambda: participations[NAMES["participation"]]())
+    model: Network = field(default_factory=lambda: networks[NAMES["model"]]())
+    algorithm: Algorithm = field(default_factory=lambda: algorithms[NAMES["algorithm"]]())
+    local: Local = field(default_factory=Local)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    plugins: tuple[str, ...] = ()
+
+    @classmethod
+    def build(cls, tables: Mapping[str, Any]) -> Config:
+        """From nested tables, as a TOML file holds them; plugins are loaded first, so that they may be named."""
+        known = [*(f for f in Top().table()), *CHOICES, *TABLES]
+        for key, value in tables.items():
+            if key not in known:
+                raise ConfigError(f"unknown setting {key!r}; {did_you_mean(key, known)}")
+            if (key in CHOICES or key in TABLES) and not isinstance(value, (Mapping, Settings)):
+                example = f"{key}.name = {value!r}" if key in CHOICES else f"{key}.{next(iter(TABLES[key]().table()))} = …"
+                raise ConfigError(f"{key} is a table of settings, got {value!r}; write {example}, or [{key}] in a file.")
+        top = Top.build({k: v for k, v in tables.items() if k in Top().table()})
+        for path in top.plugins:
+            load_plugin(path)
+        parts: dict[str, Any] = {
+            name: table if isinstance(table, Settings) else kind.build(table, name)
+            for name, kind in TABLES.items()
+            for table in [tables.get(name, {})]
+        }
+        for name, registry in CHOICES.items():
+            table = tables.get(name, {})
+            default = "natural" if name == "partition" and parts["data"].natural else NAMES[name]
+            parts[name] = table if isinstance(table, Settings) else chosen(registry, name, table, default)
+        config = cls(seed=top.seed, rounds=top.rounds, plugins=top.plugins, **parts)
+        config.participation.fit(config.partition.clients)
+        return config
+
+    def tables(self) -> dict[str, Any]:
+        """The whole configuration as plain nested tables."""
+        page: dict[str, Any] = {"seed": self.seed, "rounds": self.rounds}
+        if self.plugins:
+            page["plugins"] = list(self.plugins)
+        for name, registry in CHOICES.items():
+            part = getattr(self, name)
+            page[name] = {"name": part.name if isinstance(part, Handed) else registry.name_of(part), **part.table()}
+        return page | {name: getattr(self, name).table() for name in TABLES}
+
+    def toml(self) -> str:
+        return to_toml(self.tables())
+
+    def digest(self) -> str:
+        """Eight letters that stand for the configuration and for the text of every method that is not askew's own."""
+        page = {k: v for k, v in self.tables().items() if k != "plugins"}
+        for name in CHOICES:
+            cls = type(getattr(self, name))
+            if not cls.__module__.startswith("askew."):
+                try:
+                    page[f"source of {name}"] = inspect.getsource(sys.modules[cls.__module__])
+                except (OSError, TypeError, KeyError):
+                    page[f"source of {name}"] = cls.__qualname__
+        return hashlib.sha256(json.dumps(page, sort_keys=True).encode()).hexdigest()[:8]
+
+    def name(self) -> str:
+        """The run folder's name."""
+        page = self.tables()
+        return f"{page['algorithm']['name']}-{page['data']['name']}-seed{self.seed}-{self.digest()}"
+
+
+class Handed:
+    """Marks settings that stand for an object handed in from Python; `name` is what the stored page calls it."""
+
+    name = "own"
+
+
+def chosen(registry: Registry[Any], name: str, table: Mapping[str, Any], default: str) -> Any:
+    """The named member of a registry, built from the rest of its table."""
+    key = table.get("name", default)
+    if not isinstance(key, str):
+        raise ConfigError(f"{name}.name must be a text in quotes, got {key!r}; known: {', '.join(sorted(registry))}.")
+    if key == Handed.name and key not in registry:
+        raise ConfigError(f"{name}.name is {key!r}: it was handed in from Python and is not stored; call askew.run with it again.")
+    return registry[key].build({k: v for k, v in table.items() if k != "name"}, name)
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Config:
+    """A configuration from a file, with `key=value` overrides on top."""
+    tables = read_toml(path) if path is not None else {}
+    for override in overrides:
+        override_with(tables, override)
+    if plugins:
+        tables["plugins"] = [*tables.get("plugins", []), *(p for p in plugins if p not in tables.get("plugins", []))]
+    return Config.build(tables)
+
+
+def override_with(tables: dict[str, Any], override: str) -> None:
+    """Put one `key=value` into nested tables."""
+    key, found, text = override.partition("=")
+    key = key.strip()
+    if not found or not key:
+        raise ConfigError(f"--set takes key=value, got {override!r}; for example --set local.lr=0.05.")
+    first, dot, second = key.partition(".")
+    if not dot:
+        tables[first] = value_of(text.strip())
+        return
+    inner = tables.setdefault(first, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"--set {key}: {first!r} is a single value, not a table; write --set {first}=VALUE.")
+    inner[second] = value_of(text.strip())
+
+
+def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
+    """A decorator that adds an algorithm, dataset, partition, participation model or network of your own under a name."""
+
+    def add(cls: C) -> C:
+        for base, registry in KINDS.items():
+            if isinstance(cls, type) and issubclass(cls, base):
+                registry.register(name, cls, replace=replace)
+                return cls
+        raise ConfigError(f"register: {cls!r} is none of {', '.join(base.__name__ for base in KINDS)}; derive it from one of them.")
+
+    return add
+
+
+def load_plugin(path: str) -> None:
+    """Import a Python file that registers things; a file that is loaded again replaces what it registered."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"there is no plugin file {path!r}; name a Python file that calls askew.register.")
+    name = f"askew_plugin_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
+    text = file.read_bytes()
+    if name in sys.modules and sys.modules[name].__dict__.get("__askew_text__") == text:
+        return
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"the plugin {path!r} is not a Python file; name one that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    before = {(kind, n): registry.members[n] for kind, registry in CHOICES.items() for n in registry}
+    for (kind, n), member in before.items():
+        if member.__module__ == name:
+            del CHOICES[kind].members[n]
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        del sys.modules[name]
+        raise
+    except Exception as e:
+        del sys.modules[name]
+        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(file)]
+        lines += [e.lineno] if isinstance(e, SyntaxError) else []
+        where = f"in line {lines[-1]}: " if lines else ""
+        raise ConfigError(f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; correct the file and try again.") from None
+    module.__dict__["__askew_text__"] = text
+    if not any(member.__module__ == name for registry in CHOICES.values() for member in registry.members.values()):
+        raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')

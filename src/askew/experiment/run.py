@@ -1,0 +1,260 @@
+"""One run from its configuration to its folder: the round loop, readable top to bottom."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..core.rng import torch_seed
+from ..core.space import Space
+from ..core.task import Bound, Functional, Task, with_features
+from ..data.federation import Federation
+from ..engine.base import Engine
+from ..engine.choose import choose, has_batch_norm, stochastic
+from ..engine.evaluate import dressed, evaluate, evaluate_clients, mean_private, spread
+from ..engine.sequential import Sequential
+from ..engine.server import Server
+from ..engine.vmapped import Vmapped
+from ..errors import EngineError, ModelError, StoreError
+from ..version import __version__
+from . import checkpoint
+from .config import Config
+from .store import Record, Run, append_lines, load, locked, read_rounds, to_json, write_json, write_text
+from .toml import read_toml
+
+Watch = Callable[[Run, Record | None], None]  # called once before the first round and after every round
+
+
+class House(NamedTuple):
+    """Everything a run is made of."""
+
+    config: Config
+    fed: Federation
+    module: nn.Module
+    space: Space
+    task: Task
+    server: Server
+    facts: dict[str, Any]
+
+
+def device_of(name: str) -> torch.device:
+    """The device a configuration names."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
+        raise EngineError(f"engine: unknown device {name!r}; allowed are auto, cpu, cuda and cuda:N. Try auto.")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise EngineError(f"engine: there is no device {name!r} here ({torch.cuda.device_count()} CUDA devices); use auto or cpu.")
+    return torch.device(name)
+
+
+def build(config: Config) -> House:
+    """Data, network, engine and server, as configured."""
+    device, dtype = device_of(config.engine.device), getattr(torch, config.engine.dtype)
+    fed = Federation(config.data, config.partition, config.seed, device, dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(config.seed, "model"))
+        module = config.model.module(fed.shape, fed.classes)
+    module = checked_module(module, fed)
+    space = Space(module, dtype, device)
+    name, reason = choose(config.engine.name, module, space)
+    batch_norm = has_batch_norm(module)
+    task: Task = (Bound if name == "sequential" else Functional)(module, space, fed.criterion)
+    engine: Engine = Sequential(task, config.seed, stochastic(module)) if name == "sequential" else Vmapped(task, batch_norm)
+    server = Server(config.algorithm, space, fed, config.local, engine, config.seed, least=2 if batch_norm else 1)
+    facts = {
+        "name": config.name(),
+        "state": "running",
+        "engine": name,
+        "reason": reason,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "parameters": space.P,
+        "buffers": space.Q,
+        "remark": config.algorithm.remark(space),
+        "version": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    return House(config, fed, module, space, task, server, facts)
+
+
+def checked_module(module: nn.Module, fed: Federation) -> nn.Module:
+    """The network, known to take the data's inputs and to give an output and features."""
+    example = fed.test.x[:2].cpu()
+    try:
+        module = with_features(module, example.to(next(module.parameters(), example).dtype) if example.is_floating_point() else example)
+    except (RuntimeError, ValueError, TypeError, IndexError) as e:
+        first = str(e).splitlines()[0] if str(e) else type(e).__name__
+        raise ModelError(f"the network cannot take inputs of shape {fed.shape}: {first}; change the network or the data.") from None
+    return module
+
+
+def play(
+    config: Config, out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 30.0
+) -> Run:
+    """Run a configuration. With `out` it lives in a folder there: finished runs are read back, interrupted ones resumed.
+
+    `fresh` starts over; `watch` sees every record; `save_every` is the least number of seconds between checkpoints.
+    """
+    folder = Path(out) / config.name() if out is not None else None
+    with locked(folder) if folder else nullcontext():
+        if folder:
+            if fresh:
+                clear(folder)
+            check_same(folder, config)
+            done = load(folder) if (folder / "run.toml").exists() else None
+            if done and done.finished and (folder / "model.safetensors").exists():
+                return done
+        with threads(config), stop_requests() as stopping:
+            house = build(config)
+            run = Run(config.tables(), facts=house.facts, federation=house.fed.labels(), folder=folder)
+            first = 1 + (resume(run, house) if folder else 0)
+            if watch:
+                watch(run, None)
+            loop(house, run, first, watch, save_every, stopping)
+    return run
+
+
+def loop(house: House, run: Run, first: int, watch: Watch | None, save_every: float, stopping: Callable[[], bool]) -> None:
+    """Round after round: who comes, one round, how good it is, what is written."""
+    config, server, saved, t = house.config, house.server, time.monotonic(), first - 1
+    for t in range(first, config.rounds + 1):
+        began = time.perf_counter()
+        ids = config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients)
+        record = server.play(t, ids.tolist())
+        if house.space.device.type == "cuda":
+            torch.cuda.synchronize()
+        record["seconds"] = time.perf_counter() - began
+        record |= measure(house) if t % config.evaluation.every == 0 or t == config.rounds else {"accuracy": None, "loss": None}
+        run.rounds.append(record)
+        if run.folder:
+            append_lines(run.folder / "rounds.jsonl", [record])
+            if time.monotonic() - saved > save_every and t < config.rounds:
+                checkpoint.save(run.folder, server, t, config.digest())
+                saved = time.monotonic()
+        if watch:
+            watch(run, record)
+        if stopping():
+            break
+    run.facts["state"] = "finished" if run.finished else "interrupted"
+    run.model = {n: v.cpu() for n, v in model_of(house).items()}
+    if run.folder:
+        checkpoint.save_tensors(run.folder / "model.safetensors", run.model, {"round": str(t), "run": run.name})
+        if run.finished:
+            (run.folder / checkpoint.FILE).unlink(missing_ok=True)
+        else:
+            checkpoint.save(run.folder, server, t, config.digest())
+        write_json(run.folder / "run.json", run.facts)
+
+
+def measure(house: House) -> Record:
+    """Accuracy and loss of what the algorithm calls its models; the first is the headline."""
+    server, fed, task = house.server, house.fed, house.task
+    how, part = server.alg.evaluates(), server.private
+    record: Record = {}
+    for name, w in server.alg.models(server.x, server.state).items():
+        buffers = server.buffers
+        if how == "clients" and not part.empty:
+            score = evaluate_clients(task, house.space, w, buffers, part, server.privates, fed)
+        else:
+            if how == "mean" and not part.empty:
+                w, buffers = dressed(w, buffers, part, mean_private(server.privates, len(fed.eligible)))
+            score = evaluate(task, w, buffers, fed.test, fed.classes)
+        tail = f"_{name}" if record else ""
+        record |= {f"accuracy{tail}": score.accuracy if fed.classes else None, f"loss{tail}": score.loss}
+    if house.config.evaluation.spread and fed.classes:
+        record |= spread(task, server.x, server.buffers, fed)
+    return record
+
+
+def model_of(house: House) -> dict[str, Tensor]:
+    """The global model by the network's own names."""
+    return {**house.space.split(house.server.x), **house.space.split_buffers(house.server.buffers)}
+
+
+# the folder -----------------------------------------------------------------------------------------------------
+
+
+def check_same(folder: Path, config: Config) -> None:
+    """A folder holds one configuration for ever."""
+    page = folder / "run.toml"
+    if page.exists() and to_json(read_toml(page)) != to_json(read_back(config)):
+        raise StoreError(f"{folder} holds a run of another configuration; use another --out, or --fresh to replace it.")
+
+
+def read_back(config: Config) -> dict[str, Any]:
+    """The page as a reader of the stored file sees it."""
+    import tomllib
+
+    return tomllib.loads(config.toml())
+
+
+def clear(folder: Path) -> None:
+    """Remove what a run stored, and nothing else."""
+    for name in ("run.toml", "rounds.jsonl", "run.json", "federation.json", "model.safetensors", checkpoint.FILE):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "figures", ignore_errors=True)
+
+
+def resume(run: Run, house: House) -> int:
+    """Begin a folder, or go on from its checkpoint; returns the last round played."""
+    assert run.folder is not None
+    folder, log = run.folder, run.folder / "rounds.jsonl"
+    known = read_rounds(log)
+    last = checkpoint.restore(folder, house.server, house.config.digest())
+    if last > len(known):
+        raise StoreError(f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over.")
+    run.rounds = known[:last]
+    write_text(folder / "run.toml", house.config.toml())
+    write_text(log, "".join(to_json(r) + "\n" for r in run.rounds))
+    write_json(folder / "federation.json", run.federation)
+    write_json(folder / "run.json", run.facts)
+    return last
+
+
+# the process ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def threads(config: Config) -> Iterator[None]:
+    """One thread on the CPU: small batches gain nothing from more, and on a busy machine more are slower."""
+    before, tf32 = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+    torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        torch.backends.cudnn.allow_tf32 = tf32
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C (or SIGTERM) lets the round end, so that what is stored is whole; the second stops at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

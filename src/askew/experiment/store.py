@@ -1,0 +1,253 @@
+"""One folder a run, readable with any text editor:
+
+    run.toml            the whole configuration, resolved; its hash is in the folder's name
+    rounds.jsonl        one JSON object a round, appended as rounds end
+    federation.json     who holds what: sizes and labels of the clients (for pictures)
+    run.json            facts about the execution: state, engine and why, device, versions
+    model.safetensors   the global model, by the network's own parameter names
+    checkpoint.*        all that a resume needs (see checkpoint.py)
+
+Everything is written atomically or appended by whole lines; nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import StoreError
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """What a run left behind: its configuration, its rounds and the figures that follow from them."""
+
+    config: dict[str, Any]
+    rounds: list[Record] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    federation: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    model: dict[str, Any] = field(default_factory=dict, repr=False)  # tensors by name, where the run was made in this process
+
+    @property
+    def name(self) -> str:
+        return self.folder.name if self.folder else str(self.facts.get("name", "run"))
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.config["algorithm"]["name"])
+
+    @property
+    def finished(self) -> bool:
+        return len(self.rounds) >= int(self.config["rounds"])
+
+    def curve(self, key: str) -> tuple[list[int], list[float]]:
+        """Rounds and values of one record key, where it was recorded."""
+        points = [(r["round"], r[key]) for r in self.rounds if r.get(key) is not None]
+        return [p[0] for p in points], [float(p[1]) for p in points]
+
+    def _best(self) -> tuple[int | None, float | None]:
+        at, values = self.curve("accuracy")
+        if not values:
+            return None, None
+        best = max(range(len(values)), key=lambda i: (values[i], -i))
+        return at[best], values[best]
+
+    @property
+    def best_accuracy(self) -> float | None:
+        return self._best()[1]
+
+    @property
+    def best_round(self) -> int | None:
+        return self._best()[0]
+
+    @property
+    def final_accuracy(self) -> float | None:
+        values = self.curve("accuracy")[1]
+        return values[-1] if values else None
+
+    @property
+    def seconds_per_round(self) -> float | None:
+        """Mean wall time of a round, evaluation excluded; the first, which warms up, is left out where there are more."""
+        seconds = [float(r["seconds"]) for r in self.rounds]
+        rest = seconds[1:] or seconds
+        return sum(rest) / len(rest) if rest else None
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(int(r["bytes_up"]) for r in self.rounds)
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(int(r["bytes_down"]) for r in self.rounds)
+
+    @property
+    def dropped(self) -> int:
+        return sum(int(r["dropped"]) for r in self.rounds)
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first evaluated round with at least this accuracy; None if it was never reached."""
+        at, values = self.curve("accuracy")
+        return next((r for r, v in zip(at, values, strict=True) if v >= target), None)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures that `askew run --json` prints."""
+        return {
+            "run": str(self.folder) if self.folder else None,
+            "name": self.name,
+            "algorithm": self.algorithm,
+            "best_accuracy": self.best_accuracy,
+            "best_round": self.best_round,
+            "final_accuracy": self.final_accuracy,
+            "rounds": len(self.rounds),
+            "finished": self.finished,
+            "seconds_per_round": self.seconds_per_round,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "dropped": self.dropped,
+            "engine": self.facts.get("engine"),
+            "device": self.facts.get("device"),
+        }
+
+
+def load(folder: str | Path) -> Run:
+    """Read a run folder back; a missing or broken file is named."""
+    from .toml import read_toml
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise StoreError(f"there is no run folder {str(folder)!r}; name a folder that `askew run` made, such as runs/NAME.")
+    if not (folder / "run.toml").is_file():
+        raise StoreError(f"{str(folder)!r} is not a run folder: it has no run.toml; name a folder that `askew run` made.")
+    return Run(
+        config=read_toml(folder / "run.toml"),
+        rounds=read_rounds(folder / "rounds.jsonl"),
+        facts=read_json(folder / "run.json"),
+        federation=read_json(folder / "federation.json"),
+        folder=folder,
+    )
+
+
+def read_rounds(path: Path) -> list[Record]:
+    """The records of rounds.jsonl; a last line without its end was cut off while writing and is left out."""
+    if not path.exists():
+        return []
+    rounds: list[Record] = []
+    text = read_text(path)
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict) or record.get("round") != number:
+                raise ValueError
+        except ValueError:
+            if number == text.count("\n") + 1:
+                break
+            raise StoreError(
+                f"{path}, line {number} is not the record of round {number}; restore the file, or remove the folder and run again."
+            ) from None
+        rounds.append(record)
+    return rounds
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise StoreError(f"{path} is not a text file in UTF-8; restore it, or remove the folder and run again.") from None
+    except OSError as e:
+        raise StoreError(f"cannot read {path}: {e.strerror}; check that it exists and that you may read it.") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or nothing where the file is not there."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(read_text(path))
+    except ValueError:
+        raise StoreError(f"{path} is not valid JSON (truncated?); restore it, or remove the folder and run again.") from None
+    return dict(value)
+
+
+def jsonable(value: Any) -> Any:
+    """Numbers that JSON lacks become null; containers are walked."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [jsonable(v) for v in value]
+    return value
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+@contextmanager
+def disk(path: Path) -> Iterator[None]:
+    """Turn a failing write into a sentence."""
+    try:
+        yield
+    except OSError as e:
+        raise StoreError(
+            f"cannot write {path}: {e.strerror or e}; free some space or name another folder with --out; "
+            "what was stored before is intact and the run will resume from it."
+        ) from None
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write beside, flush to the disk, then rename: a reader sees the old file or the new one, never a part."""
+    with disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomic(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, to_json(value, indent=1) + "\n")
+
+
+def append_lines(path: Path, records: Sequence[Record]) -> None:
+    """Append whole lines with one write."""
+    with disk(path), open(path, "a", encoding="utf-8") as file:
+        file.write("".join(to_json(r) + "\n" for r in records))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder; a second process that wants it is told so at once. The lock ends with its process."""
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below, after the run
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreError(f"another process is writing {folder}; wait for it to end, or run another configuration.") from None
+        yield
+    finally:
+        file.close()

@@ -1,0 +1,300 @@
+"""The pictures: curves over rounds, who holds what, who took part, and the best of each method."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from math import ceil, sqrt
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from ..experiment.store import Run, write_atomic
+from .tables import Group, average, brief, clients, group, participation_name, partition_name, same, spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, which white paper swallows.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+MARKERS, DASHES = "osD^v>X<", ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+INK, GRID, BLUE, ORANGE = "#333333", "#E3E6EA", COLOURS[0], COLOURS[1]
+FEDERATIONS, CLIENTS = 4, 500  # the most that one picture shows
+STYLE: Any = {
+    "font.size": 10.5,
+    "font.family": "DejaVu Sans",
+    "text.color": INK,
+    "axes.edgecolor": "#9AA1A9",
+    "axes.labelcolor": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "grid.color": GRID,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "askew",  # the same runs give the same file
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure, its heading and what it shows in words."""
+
+    name: str
+    title: str
+    alt: str
+    note: str
+    figure: Figure
+
+    def render(self, kind: str) -> bytes:
+        """The file's content; kind is png or svg."""
+        buffer = BytesIO()
+        with style():
+            self.figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+        return buffer.getvalue()
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box in a label is no reason to stop
+        yield
+
+
+def figures(runs: Iterable[Run], folder: Path) -> list[Path]:
+    """Write each picture that the runs have data for as a PNG file."""
+    return [save(picture, folder) for picture in draw(group(runs))]
+
+
+def save(picture: Picture, folder: Path) -> Path:
+    path = Path(folder) / f"{picture.name}.png"
+    write_atomic(path, picture.render("png"))
+    return path
+
+
+def draw(groups: Sequence[Group]) -> list[Picture]:
+    with style():
+        drawn = (accuracy(groups), bars(groups), losses(groups), partition(groups), participation(groups))
+    return [picture for picture in drawn if picture]
+
+
+def canvas(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def short(label: str) -> str:
+    """A label for a legend: matplotlib hides one that begins with an underscore and reads mathematics between dollar signs."""
+    label = brief(label).replace("$", r"\$")
+    return fill(f" {label}" if label.startswith("_") else label, 32, break_on_hyphens=False, drop_whitespace=False)
+
+
+def accuracy(groups: Sequence[Group]) -> Picture | None:
+    figure, alt = curves(groups, {"accuracy": "Test accuracy, %"}, scale=100)
+    return Picture("accuracy", "Accuracy", f"Line chart of test accuracy by round. {alt}", seeds_note(groups), figure) if alt else None
+
+
+def losses(groups: Sequence[Group]) -> Picture | None:
+    figure, alt = curves(groups, {"train_loss": "Training loss", "loss": "Test loss"})
+    note = "Training loss: mean of the mini-batch losses of those who took part. " + seeds_note(groups)
+    return Picture("loss", "Loss", f"Line charts of training and test loss by round. {alt}", note, figure) if alt else None
+
+
+def seeds_note(groups: Sequence[Group]) -> str:
+    return "Line: mean over seeds; band: ± one standard deviation." if any(len(g.runs) > 1 for g in groups) else ""
+
+
+def curves(groups: Sequence[Group], panels: dict[str, str], scale: float = 1) -> tuple[Figure, str]:
+    """One panel for each key that was recorded; the methods' last values in words, none where there is no curve."""
+    from matplotlib.ticker import LogLocator
+
+    recorded = {key: words for key, words in panels.items() if any(g.curve(key).rounds for g in groups)}
+    named = {g.label: short(g.label) for g in groups}
+    columns = 1 if len(groups) <= 24 else 2
+    rows = sum(text.count("\n") + 1 for text in named.values()) / columns
+    figure = canvas(10, max(4.3, 0.21 * rows + 0.7))
+    handles: dict[str, Any] = {}
+    ends: dict[str, float] = {}
+    for i, (key, words) in enumerate(recorded.items(), 1):
+        axes = figure.add_subplot(1, len(recorded), i, xlabel="Round", ylabel=words)
+        seen: list[float] = []
+        for n, g in enumerate(groups):
+            curve = g.curve(key)
+            if curve.rounds:
+                values = [scale * v for v in curve.mean]
+                handles[g.label] = line(axes, n, curve.rounds, values, [scale * s for s in curve.std])
+                ends[g.label] = values[-1]
+                seen += values
+        if min(seen) > 0 and max(seen) > 30 * min(seen):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
+        axes.locator_params(axis="x", integer=True)
+    order = sorted(handles, key=lambda label: -ends[label])
+    if len(groups) > 1 and order:  # read down the legend as down the right end of the lines
+        figure.legend([handles[k] for k in order], [named[k] for k in order], loc="outside right upper", ncols=columns, fontsize=9.5)
+    last = [f"{k} {ends[k]:.3g}{' %' if scale == 100 else ''}" for k in order]
+    return figure, f"Last values: {', '.join(last)}." if last else ""
+
+
+def line(axes: Axes, n: int, rounds: list[int], values: list[float], std: list[float]) -> Any:
+    """The n-th method's line, in a colour, marker and dash of its own; every point is marked where there are few."""
+    colour, every = COLOURS[n % len(COLOURS)], max(1, len(rounds) // 9)
+    thin = slice(None, None, ceil(len(rounds) / 400))
+    if any(std):
+        low, high = ([v + sign * s for v, s in zip(values, std, strict=True)] for sign in (-1, 1))
+        axes.fill_between(rounds[thin], low[thin], high[thin], color=colour, alpha=0.13, linewidth=0)
+    dash, marker = DASHES[n // len(COLOURS) % len(DASHES)], MARKERS[n % len(MARKERS)]
+    look: dict[str, Any] = {"marker": marker, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
+    first = (n * every // 4) % every if len(rounds) > 20 else 0  # so that markers of near lines do not hide each other
+    return axes.plot(rounds, values, color=colour, linestyle=dash, linewidth=1.8, markevery=(first, every), **look)[0]
+
+
+def bars(groups: Sequence[Group]) -> Picture | None:
+    """Best accuracy of each method (lowest test loss where there is no accuracy): seeds as dots, mean and deviation as a bar."""
+    accurate = any(g.values(lambda run: run.best_accuracy) for g in groups)
+    results = {n: [100 * v for v in g.values(lambda run: run.best_accuracy)] if accurate else g.last("loss") for n, g in enumerate(groups)}
+    order = sorted((n for n in results if results[n]), key=lambda n: average(results[n]) or 0, reverse=not accurate)
+    if len(order) < 2:
+        return None
+    named = [short(groups[n].label) for n in order]
+    figure = canvas(10, 0.9 + sum(0.25 + 0.17 * (text.count("\n") + 1) for text in named))
+    axes = figure.add_subplot(xlabel="Best test accuracy, %" if accurate else "Last test loss")
+    words = []
+    for y, n in enumerate(order):
+        colour, values = COLOURS[n % len(COLOURS)], results[n]
+        middle, std = average(values) or 0.0, spread(values)
+        axes.errorbar(middle, y, xerr=std, color=colour, elinewidth=7, alpha=0.35)
+        axes.plot(values, [y] * len(values), "o", color=colour, markersize=4, alpha=0.8)
+        axes.plot(middle, y, MARKERS[n % len(MARKERS)], color=colour, markersize=10, markeredgecolor="white")
+        text = (f"{middle:.1f}" if accurate else f"{middle:.3g}") + (f" ± {std:.1f}" if accurate and std is not None else "")
+        axes.annotate(text, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontweight="bold" if y == len(order) - 1 else None)
+        words.append(f"{groups[n].label} {text}")
+    axes.set_yticks(range(len(order)), named)
+    axes.set_ylim(-0.6, len(order) - 0.4)
+    axes.margins(x=0.08)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    what = "Best test accuracy, in %" if accurate else "Last test loss"
+    spreads = "Large mark: mean; small dots: seeds; bar: ± one standard deviation. " if seeds_note(groups) else ""
+    return Picture(
+        "bars", "Methods", f"{what}, of each method: {', '.join(reversed(words))}.", f"{spreads}The axis does not begin at zero.", figure
+    )
+
+
+def wide(bars: int) -> float:
+    """Bars touch where there are too many for gaps to be seen."""
+    return 0.85 if bars <= 100 else 1.0
+
+
+def distinct(runs: Iterable[Run], *tables: str) -> list[Run]:
+    """The longest run for each number of clients and different content of these tables."""
+    found: dict[tuple[int, str], Run] = {}
+    for run in runs:
+        key = clients(run), same(run.config, tables)
+        if key not in found or len(run.rounds) > len(found[key].rounds):
+            found[key] = run
+    return list(found.values())
+
+
+def scenes(name: str, title: str, what: str, groups: Sequence[Group], several: Sequence[Run], drawn: Figure, notes: list[str]) -> Picture:
+    """A picture with a panel for each of several federations."""
+    more = f" Of {len(several)}, the first {FEDERATIONS} are shown." if len(several) > FEDERATIONS else ""
+    seeds = " Of several seeds, one is shown." if any(len(g.runs) > 1 for g in groups) else ""
+    return Picture(name, title, f"{what} {' '.join(notes)}", " ".join(notes) + more + seeds, drawn)
+
+
+def partition(groups: Sequence[Group]) -> Picture | None:
+    """Samples by class and client, below a strip of the clients' sizes; one pair for each federation."""
+    import numpy as np
+
+    told = (run for g in groups for run in g.runs if run.federation.get("labels") or run.federation.get("sizes"))
+    runs = distinct(told, "data", "partition")
+    if not runs:
+        return None
+    counts = [np.asarray(run.federation.get("labels") or np.zeros((0, 0)), dtype=float)[:CLIENTS].T for run in runs[:FEDERATIONS]]
+    tall = [1.75 + (min(4.6, max(1.7, 0.24 * len(count))) if count.size else 0) for count in counts]
+    figure = canvas(10, sum(tall))
+    notes = []
+    for run, count, part, height in zip(
+        runs, counts, figure.subfigures(len(tall), 1, squeeze=False, height_ratios=tall)[:, 0], tall, strict=False
+    ):
+        sizes = np.asarray(run.federation.get("sizes") or count.sum(0), dtype=float)[: count.shape[1] or CLIENTS]
+        total, shown = clients(run) or len(sizes), len(sizes)
+        ratios = [0.8, height - 1.75] if count.size else [1]
+        panels = part.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+        panels[0].bar(range(shown), sizes, width=wide(shown), color="#9AA7B4")
+        panels[0].set(ylabel="Samples", xlim=(-0.5, shown - 0.5))
+        if count.size:
+            mesh = heat(panels[1], count)
+            part.colorbar(mesh, ax=panels, label="Samples of a class", pad=0.01, aspect=30).outline.set_visible(False)
+        panels[-1].set(xlabel="Client")
+        panels[-1].locator_params(axis="x", integer=True)
+        title = f"{run.config['data']['name']}, {partition_name(run.config)}, {total} clients" if len(runs) > 1 else ""
+        panels[0].set_title(title)
+        held = (count > 0).sum(0)
+        classes = f"{held.min()} to {held.max()} of {len(count)} classes and " if count.size else ""
+        first = f"The first {shown} of {total} clients are shown: each" if shown < total else "A client"
+        notes.append(f"{title}{': ' if title else ''}{first} holds {classes}{sizes.min():.0f} to {sizes.max():.0f} samples.")
+    return scenes("partition", "Who holds what", "Heat map of samples by class and client.", groups, runs, figure, notes)
+
+
+def heat(axes: Axes, count: Any) -> Any:
+    """The cells have rims and the classes numbers where there is room for them."""
+    classes, columns = count.shape
+    few = count.size <= 3000
+    rims = {"edgecolors": "white", "linewidth": 0.6} if few else {"rasterized": True}
+    axes.grid(visible=False)
+    axes.set_ylabel("Class")
+    if classes <= 20:
+        axes.set_yticks(range(classes))
+    return axes.pcolormesh(range(columns), range(classes), count, cmap="Blues", vmin=0, shading="nearest", **rims)
+
+
+def participation(groups: Sequence[Group]) -> Picture | None:
+    """How often each client took part; above 500 clients, how many clients took part how often."""
+    told = (run for g in groups for run in g.runs if any(r.get("participants") for r in run.rounds))
+    runs = distinct(told, "participation")
+    if not runs:
+        return None
+    rows = min(len(runs), FEDERATIONS)
+    figure = canvas(10, 2.7 * rows)
+    notes = []
+    for i, run in enumerate(runs[:rows], 1):
+        turns = Counter(client for r in run.rounds for client in r.get("participants") or ())
+        total, rounds = max(clients(run), max(turns) + 1), len(run.rounds)
+        counts = [turns[c] for c in range(total)]
+        mean = sum(counts) / total
+        chance = 2 * sqrt(mean * max(0.0, 1 - mean / rounds))
+        title = f"{total} clients, {participation_name(run.config)}" if len(runs) > 1 else ""
+        axes = figure.add_subplot(rows, 1, i, title=title)
+        many = total > CLIENTS
+        if many:
+            tally = Counter(counts)
+            axes.bar(list(tally), list(tally.values()), color=BLUE, width=0.85)
+        else:
+            axes.bar(range(total), counts, color=BLUE, width=wide(total))
+            axes.set_xlim(-0.5, total - 0.5)
+        mark, span = (axes.axvline, axes.axvspan) if many else (axes.axhline, axes.axhspan)
+        span(max(0.0, mean - chance), mean + chance, color=ORANGE, alpha=0.15, linewidth=0, zorder=0.5, label="± 2 deviations by chance")
+        mark(mean, color=ORANGE, linestyle="--", linewidth=1.6, label=f"Equal turns: {mean:.3g} of {rounds} rounds")
+        axes.set(xlabel="Rounds taken part in" if many else "Client", ylabel="Clients" if many else "Rounds taken part in")
+        axes.locator_params(integer=True)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=9, borderaxespad=0.2)
+        never = counts.count(0)
+        left = f"{never} never did" if never else "nobody was left out"
+        notes.append(f"{title}{': ' if title else ''}Clients took part in {min(counts)} to {max(counts)} of {rounds} rounds; {left}.")
+    return scenes("participation", "Who took part", "Histogram of the clients' turns.", groups, runs, figure, notes)

@@ -1,0 +1,260 @@
+"""The report layer: the table's numbers by hand, the pictures, and a page that stands alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import pytest
+
+from askew.errors import StoreError
+from askew.experiment.store import Run, load
+from askew.experiment.toml import to_toml
+from askew.report import figures, labels, table, write_report
+
+Make = Callable[..., Run]
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Write a run folder as plain text and load it."""
+
+    def made(
+        algorithm: str = "fedavg",
+        accuracy: Sequence[float | None] = (0.2, 0.5, 0.4),
+        seed: int = 1,
+        settings: dict[str, Any] | None = None,
+        partition: dict[str, Any] | None = None,
+        federation: dict[str, Any] | None = None,
+        local: dict[str, Any] | None = None,
+        rounds: int | None = None,
+    ) -> Run:
+        folder = tmp_path / "runs" / str(len(list(tmp_path.glob("runs/*"))))
+        folder.mkdir(parents=True)
+        config = {
+            "seed": seed,
+            "rounds": len(accuracy) if rounds is None else rounds,
+            "data": {"name": "digits"},
+            "partition": {"name": "dirichlet", "clients": 4, "alpha": 0.2} | (partition or {}),
+            "participation": {"name": "uniform", "fraction": 0.5},
+            "model": {"name": "mlp"},
+            "algorithm": {"name": algorithm} | (settings or {}),
+            "local": {"epochs": 1, "lr": 0.1} | (local or {}),
+        }
+        records = [
+            {
+                "round": t,
+                "participants": [t % 4, (t + 1) % 4],
+                "train_loss": 2.0 / t,
+                "accuracy": value,
+                "loss": None if value is None else 1 - value,
+                "bytes_up": 1_000_000,
+                "bytes_down": 2_000_000,
+                "seconds": 9.0 if t == 1 else 0.25,
+                "dropped": int(t == 2),
+            }
+            for t, value in enumerate(accuracy, 1)
+        ]
+        (folder / "run.toml").write_text(to_toml(config), encoding="utf-8")
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+        (folder / "run.json").write_text('{"state": "finished", "engine": "sequential", "version": "0.1.0"}', encoding="utf-8")
+        known = {"clients": 4, "classes": 3, "sizes": [3, 5, 2, 9], "labels": [[3, 0, 0], [1, 4, 0], [0, 0, 2], [3, 3, 3]]}
+        (folder / "federation.json").write_text(json.dumps(known if federation is None else federation), encoding="utf-8")
+        return load(folder)
+
+    return made
+
+
+class Reader(HTMLParser):
+    """Collects tags and text, and refuses tags that are not closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] not in (["style"], ["script"]):
+            self.text += data
+
+
+def report(runs: Sequence[Run], folder: Path, title: str | None = None) -> tuple[str, Reader]:
+    page = write_report(runs, folder, title).read_text(encoding="utf-8")
+    assert "http://" not in page and "https://" not in page
+    read = Reader(page)
+    sources = [value for _, attributes in read.tags for key, value in attributes.items() if key in ("src", "href")]
+    assert all(value and value.startswith("data:") for value in sources)
+    assert all(attributes.get("alt") for tag, attributes in read.tags if tag == "img")
+    return page, read
+
+
+def test_one_run_by_hand(make: Make) -> None:
+    (row,) = table([make(accuracy=(0.2, 0.5, 0.4))])
+    assert row["label"] == row["algorithm"] == "fedavg"
+    assert (row["seeds"], row["best_accuracy"], row["best_accuracy_std"], row["best_round"]) == (1, 0.5, None, 2)
+    assert (row["final_accuracy"], row["train_loss"], row["test_loss"], row["rounds"]) == (0.4, pytest.approx(2 / 3), 0.6, 3)
+    assert (row["seconds_per_round"], row["bytes_up"], row["bytes_down"], row["dropped"]) == (0.25, 3_000_000, 6_000_000, 1)
+    assert (row["target"], row["rounds_to_target"], row["speedup"]) == (0.5, 2, 1.0)
+
+
+def test_seeds_become_one_row(make: Make) -> None:
+    runs = [make(accuracy=(0.2, 0.5, 0.4), seed=1), make(accuracy=(0.1, 0.3, 0.7), seed=2)]
+    (row,) = table(runs)
+    assert row["seeds"] == 2
+    assert row["best_accuracy"] == pytest.approx(0.6)
+    assert row["best_accuracy_std"] == pytest.approx(stdev([0.5, 0.7]))
+    assert row["best_round"] == 2.5
+    assert row["final_accuracy"] == pytest.approx(0.55)
+    assert row["target"] == pytest.approx(0.55)  # the mean curve is 0.15, 0.4, 0.55
+    assert row["rounds_to_target"] == 3
+
+
+def test_the_same_run_twice_counts_once_and_the_longer_one_wins(make: Make) -> None:
+    runs = [make(accuracy=(0.2,), rounds=3), make(accuracy=(0.2, 0.5, 0.4)), make(accuracy=(0.2, 0.5), rounds=3)]
+    (row,) = table(runs)
+    assert (row["seeds"], row["rounds"], row["best_accuracy"], row["finished"]) == (1, 3, 0.5, True)
+
+
+def test_rounds_to_target_and_speedup(make: Make) -> None:
+    runs = [
+        make("feddyn", (0.3, 0.6, 0.7, 0.7)),
+        make("fedavg", (0.2, 0.3, 0.4, 0.6)),
+        make("fedcm", (0.1, 0.1, 0.2, 0.59)),
+    ]
+    feddyn, fedavg, fedcm = table(runs)
+    assert {row["target"] for row in table(runs)} == {0.6}
+    assert (feddyn["rounds_to_target"], feddyn["speedup"]) == (2, 2.0)
+    assert (fedavg["rounds_to_target"], fedavg["speedup"]) == (4, 1.0)
+    assert (fedcm["rounds_to_target"], fedcm["speedup"]) == (None, None)
+
+
+def test_the_target_is_that_of_the_same_federation(make: Make) -> None:
+    runs = [
+        make("fedavg", (0.5, 0.9)),
+        make("fedcm", (0.5, 0.6), partition={"alpha": 1.0}),
+        make("fedavg", (0.3, 0.5), partition={"alpha": 1.0}),
+    ]
+    easy, fedcm, hard = table(runs)
+    assert (easy["target"], hard["target"], fedcm["target"]) == (0.9, 0.5, 0.5)
+    assert fedcm["speedup"] == 2.0
+    assert table(runs[1:2])[0]["target"] is None
+
+
+def test_labels_tell_groups_apart(make: Make) -> None:
+    runs = [
+        make("fedavg"),
+        make("fedprox", settings={"mu": 0.1}),
+        make("fedprox", settings={"mu": 1.0}),
+        make("feddyn", settings={"alpha": 0.1}),
+    ]
+    assert labels(runs) == ["fedavg", "fedprox mu=0.1", "fedprox mu=1", "feddyn"]
+    rates = [make(local={"lr": 0.1}), make(local={"lr": 0.05}), make("fedcm", local={"lr": 0.01})]
+    assert labels(rates) == ["fedavg local.lr=0.1", "fedavg local.lr=0.05", "fedcm"]
+    worlds = [make("fedavg"), make("fedcm", partition={"alpha": 5.0})]
+    assert labels(worlds) == ["fedavg partition.alpha=0.2", "fedcm partition.alpha=5"]
+    near = [make("fedprox", settings={"mu": mu}) for mu in (0.1, 0.1000000001)] + [make("fedprox")]
+    assert len(set(labels(near))) == 3
+
+
+def test_figures_are_written(make: Make, tmp_path: Path) -> None:
+    runs = [make(name, (0.1, 0.4 + 0.1 * seed, 0.5), seed=seed) for name in ("fedavg", "fedcm") for seed in (1, 2)]
+    paths = figures(runs, tmp_path / "out")
+    assert {p.name for p in paths} == {"accuracy.png", "loss.png", "partition.png", "participation.png", "bars.png"}
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG") and len(content) > 5000
+    assert "bars.png" not in {p.name for p in figures(runs[:2], tmp_path / "single")}
+    assert figures([], tmp_path / "none") == []
+
+
+def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
+    runs = [make(name, (0.1, best - 0.01 * seed, 0.4), seed=seed) for name, best in (("fedavg", 0.6), ("feddyn", 0.8)) for seed in (1, 2)]
+    page, read = report(runs, tmp_path / "out")
+    assert "4 clients, Dirichlet α = 0.2, 50% take part each round · digits · mlp · 3 rounds · 2 seeds" in read.text
+    assert "feddyn reaches 78.5 ± 0.7 % test accuracy, 20.0 points above fedavg." in read.text
+    assert "<b>78.50</b>" in page and "<b>58.50</b>" not in page
+    assert sum(tag == "img" for tag, _ in read.tags) == 5
+    for run in runs:
+        assert f"askew run {run.folder}/run.toml" in read.text
+    assert read.text.count("alpha = 0.2") == 2  # the configuration of each method
+    assert (tmp_path / "out" / "bars.png").is_file()
+
+
+def test_everything_is_escaped(make: Make, tmp_path: Path) -> None:
+    nasty = "<script>alert('&')</script>"
+    page, read = report([make(nasty), make("_$x$ 数", partition={"name": '"><b>'})], tmp_path / "out", title="<i>A & B</i>")
+    assert "<script>alert" not in page and nasty in read.text and "<i>A & B</i>" in read.text
+    assert sum(tag == "script" for tag, _ in read.tags) == 1
+
+
+def test_a_lead_within_the_spread_is_called_so(make: Make, tmp_path: Path) -> None:
+    runs = [
+        make(name, (best,), seed=seed)
+        for name, bests in (("fedavg", (0.5, 0.7)), ("fedcm", (0.52, 0.7)))
+        for seed, best in enumerate(bests)
+    ]
+    assert "1.0 points above fedavg, a lead within the spread between seeds" in report(runs, tmp_path / "out")[1].text
+
+
+def test_rounds_without_evaluation_and_regression(make: Make, tmp_path: Path) -> None:
+    run = make(accuracy=(None, None, None), rounds=5)
+    (row,) = table([run])
+    assert (row["best_accuracy"], row["best_round"], row["target"], row["rounds_to_target"], row["finished"]) == (
+        None,
+        None,
+        None,
+        None,
+        False,
+    )
+    text = report([run], tmp_path / "out")[1].text
+    assert "No round has been evaluated yet." in text and "1 of 1 run did not reach the last round" in text
+    assert not (tmp_path / "out" / "accuracy.png").exists()
+    for record, loss in zip(run.rounds, (0.9, 0.5, 0.25), strict=True):
+        record["loss"] = loss
+    assert "fedavg ends with a test loss of 0.25." in report([run], tmp_path / "regression")[1].text
+
+
+def test_no_rounds_and_no_federation(make: Make, tmp_path: Path) -> None:
+    text = report([make(accuracy=(), rounds=3, federation={}), make("fedcm", (), rounds=3, federation={})], tmp_path / "out")[1].text
+    assert "No round has been evaluated yet." in text and "No run tells who holds what" in text
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["index.html"]
+
+
+def test_large_federations_say_what_is_left_out(make: Make, tmp_path: Path) -> None:
+    sizes = [10 + i % 7 for i in range(500)]
+    told = {"clients": 20_000, "classes": 100, "sizes": sizes, "shown": 500, "labels": [[n] + [0] * 99 for n in sizes]}
+    text = report([make(federation=told)], tmp_path / "out")[1].text
+    assert "The first 500 of 20000 clients are shown: each holds 1 to 1 of 100 classes and 10 to 16 samples." in text
+    assert "Clients took part in 0 to 2 of 3 rounds; 19996 never did." in text
+
+
+def test_each_federation_has_its_picture_up_to_four(make: Make, tmp_path: Path) -> None:
+    runs = [make(partition={"alpha": alpha}) for alpha in (0.1, 0.2, 0.5, 1.0, 10.0)]
+    text = report(runs, tmp_path / "out")[1].text
+    assert "digits, Dirichlet α = 0.1, 4 clients: A client holds 1 to 3 of 3 classes and 2 to 9 samples." in text
+    assert "α = 1, 4 clients:" in text and "α = 10, 4 clients:" not in text and "Of 5, the first 4 are shown." in text
+
+
+def test_what_cannot_be_written_or_shown_is_said(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot write .*file"):
+        write_report([make()], tmp_path / "file" / "out")
+    with pytest.raises(StoreError, match="at least one run"):
+        write_report([], tmp_path / "out")
