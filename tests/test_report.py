@@ -15,6 +15,9 @@ from askew.errors import StoreError
 from askew.experiment.store import Run, load
 from askew.experiment.toml import to_toml
 from askew.report import figures, labels, table, write_report
+from askew.report.figures import draw
+from askew.report.page import headline
+from askew.report.tables import group
 
 Make = Callable[..., Run]
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -180,7 +183,7 @@ def test_figures_are_written(make: Make, tmp_path: Path) -> None:
     for path in paths:
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG") and len(content) > 5000
-    assert "bars.png" not in {p.name for p in figures(runs[:2], tmp_path / "single")}
+    assert "bars" not in {picture.name for picture in draw(group(runs[:2]))}  # one method only
     assert figures([], tmp_path / "none") == []
 
 
@@ -189,6 +192,7 @@ def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
     page, read = report(runs, tmp_path / "out")
     assert "4 clients, Dirichlet α = 0.2, 50% take part each round · digits · mlp · 3 rounds · 2 seeds" in read.text
     assert "feddyn reaches 78.5 ± 0.7 % test accuracy, 20.0 points above fedavg." in read.text
+    assert "Rounds are counted to 58.5 %, the peak of fedavg’s mean curve." in read.text
     assert "<b>78.50</b>" in page and "<b>58.50</b>" not in page
     assert sum(tag == "img" for tag, _ in read.tags) == 5
     for run in runs:
@@ -204,13 +208,11 @@ def test_everything_is_escaped(make: Make, tmp_path: Path) -> None:
     assert sum(tag == "script" for tag, _ in read.tags) == 1
 
 
-def test_a_lead_within_the_spread_is_called_so(make: Make, tmp_path: Path) -> None:
-    runs = [
-        make(name, (best,), seed=seed)
-        for name, bests in (("fedavg", (0.5, 0.7)), ("fedcm", (0.52, 0.7)))
-        for seed, best in enumerate(bests)
-    ]
-    assert "1.0 points above fedavg, a lead within the spread between seeds" in report(runs, tmp_path / "out")[1].text
+def test_a_lead_within_the_spread_is_called_so(make: Make) -> None:
+    bests = {"fedavg": (0.5, 0.7), "fedcm": (0.52, 0.7), "feddyn": (0.5, 0.69)}
+    runs = [make(name, (best,), seed=seed) for name, each in bests.items() for seed, best in enumerate(each)]
+    assert headline(table(runs)).endswith("1.0 points above fedavg, a lead within the spread between seeds.")
+    assert headline(table([make("fedavg", (0.5,)), make("fedcm", (0.5,))])) == "fedavg reaches 50.0 % test accuracy, as does fedcm."
 
 
 def test_rounds_without_evaluation_and_regression(make: Make, tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ def test_rounds_without_evaluation_and_regression(make: Make, tmp_path: Path) ->
     assert not (tmp_path / "out" / "accuracy.png").exists()
     for record, loss in zip(run.rounds, (0.9, 0.5, 0.25), strict=True):
         record["loss"] = loss
-    assert "fedavg ends with a test loss of 0.25." in report([run], tmp_path / "regression")[1].text
+    assert headline(table([run])) == "fedavg ends with a test loss of 0.25."
 
 
 def test_no_rounds_and_no_federation(make: Make, tmp_path: Path) -> None:
@@ -237,24 +239,30 @@ def test_no_rounds_and_no_federation(make: Make, tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["index.html"]
 
 
-def test_large_federations_say_what_is_left_out(make: Make, tmp_path: Path) -> None:
+def test_large_federations_say_what_is_left_out(make: Make) -> None:
     sizes = [10 + i % 7 for i in range(500)]
     told = {"clients": 20_000, "classes": 100, "sizes": sizes, "shown": 500, "labels": [[n] + [0] * 99 for n in sizes]}
-    text = report([make(federation=told)], tmp_path / "out")[1].text
-    assert "The first 500 of 20000 clients are shown: each holds 1 to 1 of 100 classes and 10 to 16 samples." in text
-    assert "Clients took part in 0 to 2 of 3 rounds; 19996 never did." in text
+    pictures = {picture.name: picture for picture in draw(group([make(federation=told)]))}
+    expected = "The first 500 of 20000 clients are shown: each holds 1 to 1 of 100 classes and 10 to 16 samples."
+    assert pictures["partition"].note == expected and expected in pictures["partition"].alt
+    assert pictures["participation"].note == "Clients took part in 0 to 2 of 3 rounds; 19996 never did."
+    assert len(pictures["partition"].render("png")) > 5000 and len(pictures["participation"].render("png")) > 5000
 
 
-def test_each_federation_has_its_picture_up_to_four(make: Make, tmp_path: Path) -> None:
+def test_each_federation_has_its_picture_up_to_four(make: Make) -> None:
     runs = [make(partition={"alpha": alpha}) for alpha in (0.1, 0.2, 0.5, 1.0, 10.0)]
-    text = report(runs, tmp_path / "out")[1].text
-    assert "digits, Dirichlet α = 0.1, 4 clients: A client holds 1 to 3 of 3 classes and 2 to 9 samples." in text
-    assert "α = 1, 4 clients:" in text and "α = 10, 4 clients:" not in text and "Of 5, the first 4 are shown." in text
+    pictures = {picture.name: picture for picture in draw(group(runs))}
+    note = pictures["partition"].note
+    assert "digits, Dirichlet α = 0.1, 4 clients: A client holds 1 to 3 of 3 classes and 2 to 9 samples." in note
+    assert "α = 1, 4 clients:" in note and "α = 10, 4 clients:" not in note and "Of 5, the first 4 are shown." in note
+    assert pictures["participation"].note.count("took part") == 1  # the same rule and number of clients
 
 
 def test_what_cannot_be_written_or_shown_is_said(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreError, match="cannot write .*file"):
-        write_report([make()], tmp_path / "file" / "out")
+    with pytest.raises(StoreError, match="cannot write"):
+        write_report([make(accuracy=(), federation={})], tmp_path / "file" / "out")
+    with pytest.raises(StoreError, match="cannot write"):
+        figures([make(accuracy=())], tmp_path / "file" / "out")
     with pytest.raises(StoreError, match="at least one run"):
         write_report([], tmp_path / "out")

@@ -9,7 +9,8 @@ from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS, Space
 from ..errors import EngineError
 
-SMALL = 1_000_000  # parameters
+SMALL = 100_000  # parameters; above, one client's step keeps a core busy by itself
+WIDE = 8.0  # clients at work side by side, on average; below, a vmapped step costs more than the steps it replaces
 DENSE = (nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Flatten, nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Sequential)
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -37,8 +38,8 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
 
-def choose(name: str, module: nn.Module, space: Space) -> tuple[str, str]:
-    """The engine's name and the reason for it."""
+def choose(name: str, module: nn.Module, space: Space, width: float) -> tuple[str, str]:
+    """The engine's name and the reason for it; `width` is a cohort's work divided by its longest client's."""
     if name == "vmapped" and stochastic(module):
         raise EngineError('engine: "vmapped" cannot run a network with dropout reproducibly; use engine.name = "sequential".')
     if name != "auto":
@@ -49,5 +50,7 @@ def choose(name: str, module: nn.Module, space: Space) -> tuple[str, str]:
     if foreign:
         return "sequential", f"{foreign[0]} is faster, or only known to work, one client at a time"
     if space.P > SMALL:
-        return "sequential", f"with {space.P:,} parameters one client fills the machine"
-    return "vmapped", f"a small dense network ({space.P:,} parameters): clients train side by side"
+        return "sequential", f"with {space.P:,} parameters one client's step keeps the machine busy"
+    if width < WIDE:
+        return "sequential", f"only about {width:.1f} clients would be at work side by side"
+    return "vmapped", f"a small dense network ({space.P:,} parameters), about {width:.0f} clients at work side by side"

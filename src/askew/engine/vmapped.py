@@ -8,13 +8,12 @@ rows are grouped by their real batch size instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map
 
 from ..core.algorithm import Algorithm
 from ..core.local import Moving, Result, client_round
@@ -25,98 +24,121 @@ from .base import Inbox, Outbox
 
 BUDGET = 2**30  # bytes that one chunk of clients may take
 
+Rows = slice | Tensor
+Flat = tuple[Tensor, ...]
 
-class Rows(NamedTuple):
-    """The same move for some rows: a batch each."""
 
-    rows: Tensor | slice
+class Table:
+    """The works of the rows as arrays, so that batch k of all rows is gathered at once."""
+
+    def __init__(self, works: list[Work]) -> None:
+        self.places = torch.cat([work.places for work in works])
+        self.sizes = np.array([len(work.places) for work in works])
+        self.first = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+        self.count = np.array([work.batches for work in works])
+        most = int(self.count.max())
+        self.starts, self.lengths = np.zeros((2, most, len(works)), dtype=np.int64)
+        for i, work in enumerate(works):
+            cuts = np.array(work.cuts)
+            self.starts[: len(cuts) - 1, i] = cuts[:-1] + self.first[i]
+            self.lengths[: len(cuts) - 1, i] = np.diff(cuts)
+
+
+class Group(NamedTuple):
+    """One move for some rows: a batch for each."""
+
+    rows: Rows
     batch: Batch
 
 
 class Lockstep:
     """The course of a chunk of clients, sorted by steps: moves are vmapped over the rows that take part in them."""
 
-    def __init__(self, plan: Plan, order: list[int], dims: Me, even: bool) -> None:
-        self.plan, self.order, self.dims, self.even = plan, order, dims, even
+    def __init__(self, plan: Plan, order: list[int], me: Me, shared: State, even: bool) -> None:
+        self.plan, self.order, self.even, self.dtype = plan, order, even, me.x.dtype
         self.device = plan.pool.x.device
+        self.tables: dict[str, Table] = {}
+        self.shared = shared  # broadcast: the same to all rows, so never batched
+        self.same = {n for n in me.server if n in shared}
+        self.rows = len(order)
 
-    def steps(self) -> Iterator[list[Rows]]:
-        works = [self.plan.train[i] for i in self.order]
-        for k in range(works[0].batches):
-            yield self._rows(works, k)
+    def table(self, name: str) -> Table:
+        if name not in self.tables:
+            works = self.plan.train if name == "train" else self.plan.looks[name]
+            self.tables[name] = Table([works[i] for i in self.order])
+        return self.tables[name]
 
-    def chunks(self, name: str, step: int | None) -> Iterator[tuple[list[Rows], Tensor]]:
-        works = [self.plan.looks[name][i] for i in self.order]
-        steps = [self.plan.train[i].batches for i in self.order]
-        active = [i for i, k in enumerate(steps) if step is None or k > step]
-        for j in range(max(works[i].batches for i in active)):
-            rows = [i for i in active if works[i].batches > j]
-            share = torch.zeros(len(works), dtype=self.dims_dtype, device=self.device)
-            for i in rows:
-                share[i] = works[i].lengths()[j] / len(works[i].places) / (1 if step is None else steps[i])
-            yield self._rows(works, j, rows), share
+    def steps(self) -> Iterator[list[Group]]:
+        table = self.table("train")
+        for k in range(len(table.starts)):
+            yield self._groups(table, k, np.flatnonzero(table.count > k))
 
-    @property
-    def dims_dtype(self) -> torch.dtype:
-        return self.plan.pool.x.dtype if self.plan.pool.x.is_floating_point() else torch.float32
+    def chunks(self, name: str, step: int | None) -> Iterator[tuple[list[Group], Tensor]]:
+        table, steps = self.table(name), self.table("train").count
+        for j in range(len(table.starts)):
+            rows = np.flatnonzero((table.count > j) & (True if step is None else steps > step))
+            share = table.lengths[j] / table.sizes / (1 if step is None else steps)
+            if len(rows):
+                yield self._groups(table, j, rows), torch.tensor(share, dtype=self.dtype, device=self.device)
 
-    def _rows(self, works: list[Work], k: int, rows: list[int] | None = None) -> list[Rows]:
-        """Batch k of all rows that have one, padded to one length, or grouped by length where batches must be even."""
-        rows = [i for i, work in enumerate(works) if work.batches > k] if rows is None else rows
-        pieces = {i: works[i].places[works[i].cuts[k] : works[i].cuts[k + 1]] for i in rows}
-        groups: dict[int, list[int]] = {}
-        longest = max(len(piece) for piece in pieces.values())
-        for i, piece in pieces.items():
-            groups.setdefault(len(piece) if self.even else longest, []).append(i)
-        return [self._padded(length, {i: pieces[i] for i in group}, len(works)) for length, group in groups.items()]
+    def _groups(self, table: Table, k: int, rows: np.ndarray[Any, Any]) -> list[Group]:
+        """Batch k of these rows, padded to one length, or grouped by length where batches must be even."""
+        lengths = table.lengths[k, rows]
+        if self.even and lengths.min() != lengths.max():
+            return [self._group(table, k, rows[lengths == n]) for n in np.unique(lengths)]
+        return [self._group(table, k, rows)]
 
-    def _padded(self, length: int, pieces: dict[int, Tensor], total: int) -> Rows:
-        rows: Tensor | slice = torch.tensor(list(pieces), device=self.device)
-        if list(pieces) == list(range(len(pieces))):
-            rows = slice(0, len(pieces))  # the usual case: the first rows, which need no gathering
-        if all(len(piece) == length for piece in pieces.values()):
-            return Rows(rows, self.plan.batch(torch.stack(list(pieces.values()))))
-        index = torch.zeros(len(pieces), length, dtype=torch.long, device=self.device)
-        weight = torch.zeros(len(pieces), length, dtype=self.dims_dtype, device=self.device)
-        for row, piece in enumerate(pieces.values()):
-            index[row, : len(piece)] = piece
-            index[row, len(piece) :] = piece[0]
-            weight[row, : len(piece)] = 1
-        return Rows(rows, self.plan.batch(index, weight))
+    def _group(self, table: Table, k: int, rows: np.ndarray[Any, Any]) -> Group:
+        lengths, starts = table.lengths[k, rows], table.starts[k, rows]
+        column = np.arange(lengths.max())
+        real = column < lengths[:, None]
+        index = torch.from_numpy(starts[:, None] + np.where(real, column, 0)).to(self.device)
+        weight = None if real.all() else torch.tensor(real, dtype=self.dtype, device=self.device)
+        first = bool(rows[-1] == len(rows) - 1)  # the usual case: the first rows, which need no gathering
+        return Group(slice(0, len(rows)) if first else torch.from_numpy(rows).to(self.device), self.plan.batch(table.places[index], weight))
+
+    # vmap takes flat tuples of tensors: walking nested trees at every step costs more than a small network's step
+
+    def _flat(self, me: Me) -> Flat:
+        own = [v for n, v in me.server.items() if n not in self.same]
+        numbers = [torch.as_tensor(n) for n in (me.steps, me.tau, me.size, me.coin)]
+        return (me.x, me.buffers, *numbers, *own, *me.mine.values(), *me.carry.values())
+
+    def _me(self, me: Me, flat: Flat) -> Me:
+        rest = iter(flat[6:])
+        server = {n: v if n in self.same else next(rest) for n, v in me.server.items()}
+        mine, carry = ({n: next(rest) for n in state} for state in (me.mine, me.carry))
+        x, buffers, steps, tau, size, coin = flat[:6]
+        return me._replace(x=x, buffers=buffers, server=server, mine=mine, carry=carry, steps=steps, tau=tau, size=size, coin=coin)
 
     def all(self, move: Callable[..., Any], me: Me, *moving: Any) -> Any:
-        return vmap(move, in_dims=(self.dims, *(0 for _ in moving)))(me, *moving)
+        return vmap(lambda flat, *moving: move(self._me(me, flat), *moving))(self._flat(me), *moving)
 
-    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: list[Rows], share: Tensor | float) -> Moving:
-        for rows, part in batch:
-            mine = me if whole(rows, moving) else rows_of(me, self.dims, rows)
-            at_work = moving if whole(rows, moving) else Moving(*tree_map(partial(rows_at, rows), tuple(moving)))
-            dims = (self.dims, 0, Batch(0, 0, None if part.weight is None else 0), 0 if isinstance(share, Tensor) else None)  # type: ignore[arg-type]
-            new = vmap(move, in_dims=dims)(mine, at_work, part, share[rows] if isinstance(share, Tensor) else share)
-            moving = new if whole(rows, moving) else Moving(*tree_map(partial(put, rows), tuple(moving), tuple(new)))
-        return moving
+    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: list[Group], share: Tensor | float) -> Moving:
+        names, mine = list(moving.carry), self._flat(me)
+        now: Flat = (moving.w, moving.total, *moving.carry.values())
+
+        def one(mine: Flat, now: Flat, x: Tensor, y: Tensor, extra: Flat) -> Flat:
+            weight = extra[0] if padded else None
+            part = extra[-1] if isinstance(share, Tensor) else share
+            at = Moving(now[0], dict(zip(names, now[2:], strict=True)), now[1])
+            new = move(self._me(me, mine), at, Batch(x, y, weight), part)
+            return (new.w, new.total, *(new.carry[n] for n in names))
+
+        for rows, data in batch:
+            padded = data.weight is not None
+            extra = (*((data.weight,) if padded else ()), *((share[rows],) if isinstance(share, Tensor) else ()))
+            if isinstance(rows, slice) and rows.stop == self.rows:
+                now = vmap(one)(mine, now, data.x, data.y, extra)
+            else:
+                new = vmap(one)(tuple(t[rows] for t in mine), tuple(t[rows] for t in now), data.x, data.y, extra)
+                now = tuple(put(old, rows, t) for old, t in zip(now, new, strict=True))
+        return Moving(now[0], dict(zip(names, now[2:], strict=True)), now[1])
 
 
-def whole(rows: Tensor | slice, moving: Moving) -> bool:
-    return isinstance(rows, slice) and rows.stop == len(moving.w)
-
-
-def rows_at(rows: Tensor | slice, t: Tensor) -> Tensor:
-    return t[rows]
-
-
-def put(rows: Tensor | slice, old: Tensor, new: Tensor) -> Tensor:
+def put(old: Tensor, rows: Rows, new: Tensor) -> Tensor:
     """A new tensor: an old one may still be somebody's, and hooks may return their arguments."""
-    if isinstance(rows, slice):
-        return torch.cat([new, old[rows.stop :]])
-    return old.index_copy(0, rows, new)
-
-
-def rows_of(me: Me, dims: Me, rows: Tensor | slice) -> Me:
-    """Some clients' views."""
-    return Me(
-        *(tree_map(lambda t, d: t if d is None else t[rows], a, b, is_leaf=lambda v: v is None) for a, b in zip(me, dims, strict=True))
-    )
+    return torch.cat([new, old[rows.stop :]]) if isinstance(rows, slice) else old.index_copy(0, rows, new)
 
 
 class Vmapped:
@@ -131,10 +153,22 @@ class Vmapped:
         order = sorted(range(len(plan.train)), key=lambda i: -plan.train[i].batches)
         size = self._chunk(inbox, plan)
         parts = [self._chunk_round(phase, inbox, plan, order[a : a + size], want) for a in range(0, len(order), size)]
-        back = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=inbox.x.device)
-        join = lambda *rows: None if rows[0] is None else torch.cat(rows)[back]
-        joined = [tree_map(join, *column) for column in zip(*parts, strict=True)]
-        return Outbox(*joined)
+        back = torch.tensor(np.argsort(order), device=inbox.x.device)
+
+        def rows(pieces: list[Tensor]) -> Tensor:
+            return torch.cat(pieces)[back]
+
+        def state(pieces: list[State]) -> State:
+            return {n: rows([piece[n] for piece in pieces]) for n in pieces[0]}
+
+        return Outbox(
+            state([r.up for r in parts]),
+            state([r.mine for r in parts]),
+            state([r.carry for r in parts]) if "carry" in want else {},
+            rows([r.carry["buffers"] for r in parts]),
+            rows([r.loss for r in parts]),
+            rows([r.w for r in parts]) if "w" in want else None,
+        )
 
     def _chunk(self, inbox: Inbox, plan: Plan) -> int:
         """Clients at once: a dozen vectors of length P and a rough multiple of one batch's input for activations."""
@@ -142,29 +176,11 @@ class Vmapped:
         one = 12 * inbox.x.shape[-1] + 40 * longest * max(plan.pool.x[0].numel(), 1)
         return max(1, int(self.budget // (one * inbox.x.element_size())))
 
-    def _chunk_round(self, phase: Algorithm, inbox: Inbox, plan: Plan, order: list[int], want: Collection[str]) -> tuple[Any, ...]:
+    def _chunk_round(self, phase: Algorithm, inbox: Inbox, plan: Plan, order: list[int], want: Collection[str]) -> Result:
         pick = torch.tensor(order, device=inbox.x.device)
         x, buffers = (t.expand(len(order), -1) if t.dim() == 1 else t[pick] for t in (inbox.x, inbox.buffers))
-        shared, mine, carry = (taken(rows, pick) for rows in (inbox.memory, inbox.mine, inbox.carry))
-        numbers = (inbox.lr, inbox.lr0, inbox.momentum, inbox.decay, inbox.clip)
-        counts = (inbox.steps[pick], inbox.tau[pick], inbox.size[pick])
-        me = Me(
-            x,
-            buffers,
-            inbox.server | shared,
-            mine,
-            carry,
-            inbox.part,
-            *numbers,
-            *counts,
-            inbox.round,
-            inbox.coin[pick],
-        )
-        zeros: Callable[[State], dict[str, int]] = lambda state: dict.fromkeys(state, 0)
-        server = dict.fromkeys(inbox.server) | zeros(shared)
-        none = tree_map(lambda _: None, inbox.part)
-        dims = Me(0, 0, server, zeros(mine), zeros(carry), none, *(None,) * 5, 0, 0, 0, None, 0)  # type: ignore[arg-type]
-        result: Result = client_round(phase, self.task, me, Lockstep(plan, order, dims, self.even))
-        w = result.w if "w" in want else None
-        kept = result.carry if "carry" in want else {}
-        return result.up, result.mine, kept, result.carry["buffers"], result.loss, w
+        memory, mine, carry = (taken(rows, pick) for rows in (inbox.memory, inbox.mine, inbox.carry))
+        rates = (inbox.lr, inbox.lr0, inbox.momentum, inbox.decay, inbox.clip)
+        steps, tau, size, coin = (t[pick] for t in (inbox.steps, inbox.tau, inbox.size, inbox.coin))
+        me = Me(x, buffers, inbox.server | memory, mine, carry, inbox.part, *rates, steps, tau, size, inbox.round, coin)
+        return client_round(phase, self.task, me, Lockstep(plan, order, me, inbox.server, self.even))

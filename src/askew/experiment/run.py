@@ -68,7 +68,8 @@ def build(config: Config) -> House:
         module = config.model.module(fed.shape, fed.classes)
     module = checked_module(module, fed)
     space = Space(module, dtype, device)
-    name, reason = choose(config.engine.name, module, space)
+    first = fed.sizes[config.participation.sample(config.seed, 1, fed.eligible, fed.clients)]
+    name, reason = choose(config.engine.name, module, space, float(first.sum() / first.max()))
     batch_norm = has_batch_norm(module)
     task: Task = (Bound if name == "sequential" else Functional)(module, space, fed.criterion)
     engine: Engine = Sequential(task, config.seed, stochastic(module)) if name == "sequential" else Vmapped(task, batch_norm)

@@ -186,7 +186,16 @@ def comparison(groups: Sequence[Group], rows: Sequence[Row]) -> str:
             shown += f'<span class="std"> ± {c.scale * std:.{digits}f}</span>' if std is not None else ""
             cells[n].append(f'<td data-v="{"" if values[n] is None else values[n]}">{shown}</td>')
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
-    return f'<div class="scroll"><table id="methods"><thead><tr>{"".join(heads)}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+    note = "Means over the seeds, ± one standard deviation. " if any(row["seeds"] > 1 for row in rows) else ""
+    goals = {
+        row["baseline"]: f"{percent(row['target'])}, the peak of {row['baseline']}’s mean curve"
+        for row in rows
+        if row["baseline"] in targets
+    }
+    note += f"Rounds are counted to {'; '.join(goals.values())}." if note and goals else ""
+    return f'<div class="scroll"><table id="methods"><thead><tr>{"".join(heads)}</tr></thead><tbody>\n{body}\n</tbody></table></div>' + (
+        f'<p class="note">{escape(note)}</p>' if note else ""
+    )
 
 
 def telling(key: str, rows: Sequence[Row], targets: Sequence[str]) -> bool:
@@ -268,7 +277,7 @@ td b { color: var(--accent) } .std, em { color: var(--soft); font-size: .85em } 
 i { display: inline-block; width: .7em; height: .7em; border-radius: 3px; margin-right: .55em }
 figure { margin: 0 } figure .scroll { background: #fff; border-radius: 8px; padding: .4rem }
 img { display: block; width: 100%; min-width: 480px; height: auto }
-figcaption { color: var(--soft); font-size: .88rem; margin-top: .7rem }
+figcaption, .note { color: var(--soft); font-size: .88rem; margin: .7rem 0 0 }
 details { border-top: 1px solid var(--line); padding: .55rem 0 } summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere }
 ul { padding-left: 1.2rem; color: var(--soft); font-size: .9rem } details p { font-size: .9rem; color: var(--soft); margin-bottom: 0 }
 pre { background: var(--page); color: var(--ink); border-radius: 8px; padding: .7rem .9rem; margin: .4rem 0; overflow-x: auto;

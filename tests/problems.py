@@ -1,0 +1,289 @@
+"""Small problems with known answers, and servers built directly on them, so that tests compare vectors in float64.
+
+Letters as in the papers: L_i(w) = ½ (w − a_i)ᵀ A_i (w − a_i); N clients, K local steps, x the global model, θ a local one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from askew.core.algorithm import Algorithm
+from askew.core.bank import Bank
+from askew.core.space import Space
+from askew.core.task import Bound, Functional, Task, with_features
+from askew.core.types import State
+from askew.data.dataset import Criterion, Dataset, Samples
+from askew.data.federation import Federation, Local, Plan
+from askew.data.partition import Natural
+from askew.engine.base import Engine, Inbox, Outbox
+from askew.engine.choose import has_batch_norm
+from askew.engine.sequential import Sequential
+from askew.engine.server import Server
+from askew.engine.vmapped import Vmapped
+from askew.models import MLP, Softmax
+
+Record = dict[str, Any]
+Term = Callable[[Tensor], Tensor]
+
+
+class Problem(NamedTuple):
+    """Who holds what, and the network."""
+
+    fed: Federation
+    module: nn.Module
+
+    @property
+    def clients(self) -> list[int]:
+        return [int(i) for i in self.fed.eligible]
+
+    def samples(self, client: int) -> Samples:
+        pool, (own,) = self.fed.gather([client])
+        return Samples(pool.x[own], pool.y[own])
+
+    def optimum(self, weights: Sequence[float] | None = None) -> Tensor:
+        """Of least squares: the minimum of the weighted mean of the clients' mean losses, of the plain mean if left out."""
+        held = [self.samples(i) for i in self.clients]
+        p = [1.0] * len(held) if weights is None else weights
+        A = sum(p_i * s.x.T @ s.x / len(s.y) for p_i, s in zip(p, held, strict=True))
+        b = sum(p_i * s.x.T @ s.y[:, 0] / len(s.y) for p_i, s in zip(p, held, strict=True))
+        return torch.linalg.solve(A, b)
+
+
+# problems -------------------------------------------------------------------------------------------------------
+
+
+def federation(
+    held: Sequence[Samples], classes: int = 0, criterion: Criterion = "squared_error", seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Federation:
+    """Client i holds held[i]; the test set is all of it."""
+    train = Samples(torch.cat([s.x for s in held]), torch.cat([s.y for s in held]))
+    owner = np.repeat(np.arange(len(held)), [len(s.y) for s in held])
+    return Federation(Dataset(train, train, classes, owner, criterion), Natural(clients=len(held)), seed, "cpu", dtype)
+
+
+def linear(d: int) -> nn.Module:
+    """w·x without an intercept, from w = 0."""
+    layer = nn.Linear(d, 1, bias=False)
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
+def least_squares(A: Tensor, a: Tensor, copies: Sequence[int] | None = None) -> Problem:
+    """Client i's full gradient is A_i (w − a_i): its d rows are √d times a root of A_i; copies of them change n_i alone."""
+    d = a.shape[1]
+    copies = [1] * len(a) if copies is None else copies
+    rows = [(math.sqrt(d) * torch.linalg.cholesky(A_i).T).repeat(k, 1) for A_i, k in zip(A, copies, strict=True)]
+    return Problem(federation([Samples(x, (x @ a_i)[:, None]) for x, a_i in zip(rows, a, strict=True)]), linear(d))
+
+
+def quadratics(clients: int = 10, d: int = 4, copies: Sequence[int] | None = None, seed: int = 0) -> Problem:
+    """Skewed quadratics: every client has its own minimum and its own curvatures between 0.3 and 1.5."""
+    rng = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=rng, dtype=torch.float64)
+    Q = torch.linalg.qr(draw(clients, d, d))[0]
+    curvature = 0.3 + 1.2 * torch.rand(clients, d, generator=rng, dtype=torch.float64)
+    return least_squares(Q @ torch.diag_embed(curvature) @ Q.mT, 2 * draw(clients, d), copies)
+
+
+def scalars(*clients: tuple[float, float], copies: Sequence[int] | None = None) -> Problem:
+    """L_i(w) = ½ A_i (w − a_i)² on the line, from pairs (A_i, a_i); w starts at 0."""
+    A, a = torch.tensor(clients, dtype=torch.float64).T
+    return least_squares(A[:, None, None], a[:, None], copies)
+
+
+def regression(sizes: Sequence[int], d: int = 3, seed: int = 0) -> Problem:
+    """Least squares with noise: batches of one client differ, clients differ more."""
+    rng = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=rng, dtype=torch.float64)
+    rows = [draw(n, d) for n in sizes]
+    return Problem(federation([Samples(x, x @ draw(d, 1) + 0.5 * draw(len(x), 1)) for x in rows]), linear(d))
+
+
+def labelled(
+    sizes: Sequence[int], d: int = 4, classes: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64, draws: int = 0
+) -> Federation:
+    """Classes around centres, each client with labels of its own taste; `draws` seeds the batches."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, d))
+    held = []
+    for n in sizes:
+        y = rng.choice(classes, n, p=rng.dirichlet(np.full(classes, 0.5)))
+        held.append(Samples(torch.from_numpy(centres[y] + rng.normal(size=(n, d))), torch.from_numpy(y)))
+    return federation(held, classes, "cross_entropy", draws, dtype)
+
+
+def network(fed: Federation, norm: str = "none", hidden: int = 4) -> nn.Module:
+    """A small network with a hidden layer, always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MLP(hidden=(hidden,), norm=norm).module(fed.shape, fed.classes)
+
+
+def softmax(sizes: Sequence[int], seed: int = 0) -> Problem:
+    fed = labelled(sizes, seed=seed)
+    return Problem(fed, Softmax().module(fed.shape, fed.classes))
+
+
+def softmax_optimum(problem: Problem, decay: float) -> Tensor:
+    """The minimum of the plain mean of the clients' losses plus decay/2 ‖w‖², by Newton's method."""
+    space = Space(problem.module, torch.float64)
+    task = Functional(problem.module, space)
+    held = [problem.samples(i) for i in problem.clients]
+
+    def total(w: Tensor) -> Tensor:
+        losses = [torch.nn.functional.cross_entropy(torch.func.functional_call(task.module, space.split(w), (s.x,))[0], s.y) for s in held]
+        return torch.stack(losses).mean() + decay / 2 * w @ w
+
+    w = space.start.clone()
+    for _ in range(20):
+        w = w - torch.linalg.solve(torch.func.hessian(total)(w), torch.func.grad(total)(w))
+    assert float(torch.func.grad(total)(w).norm()) < 1e-14
+    return w
+
+
+# servers --------------------------------------------------------------------------------------------------------
+
+
+class Pairs(Vmapped):
+    """Two clients at a time, whatever the memory."""
+
+    def _chunk(self, inbox: Inbox, plan: Plan) -> int:
+        return 2
+
+
+def engine_of(name: str, task: Task, even: bool) -> Engine:
+    """By name: sequential, vmapped, or vmapped in chunks of one and of two."""
+    if name == "sequential":
+        return Sequential(task, 0, False)
+    return Pairs(task, even) if name == "pairs" else Vmapped(task, even, **({"budget": 1} if name == "single" else {}))
+
+
+def serve(alg: Algorithm, problem: Problem, local: Local, engine: str = "sequential") -> Server:
+    """A server at its first round."""
+    fed = problem.fed
+    module = with_features(problem.module, fed.test.x[:2].to(next(problem.module.parameters()).dtype))
+    space, batch_norm = Space(module, fed.dtype), has_batch_norm(module)
+    task = (Bound if engine == "sequential" else Functional)(module, space, fed.criterion)
+    return Server(alg, space, fed, local, engine_of(engine, task, batch_norm), fed.seed, least=2 if batch_norm else 1)
+
+
+def play(server: Server, cohorts: Iterable[Sequence[int]], first: int = 1) -> list[Record]:
+    """Rounds with given participants."""
+    return [server.play(t, ids) for t, ids in enumerate(cohorts, first)]
+
+
+def played(alg: Algorithm, problem: Problem, local: Local, cohorts: Iterable[Sequence[int]], engine: str = "sequential") -> Server:
+    """A server after these rounds."""
+    server = serve(alg, problem, local, engine)
+    play(server, cohorts)
+    return server
+
+
+def draws(rounds: int, cohort: int, clients: int, seed: int = 0) -> list[list[int]]:
+    """Participants of every round, without replacement."""
+    rng = np.random.default_rng(seed)
+    return [sorted(rng.choice(clients, cohort, replace=False).tolist()) for _ in range(rounds)]
+
+
+def row(bank: Bank, client: int) -> State:
+    """What is kept of one client."""
+    return {n: v[0] for n, v in bank.read([client]).items()}
+
+
+def everything(server: Server, order: Sequence[int] | None = None) -> State:
+    """All that a server holds, with a row of every bank for every client (in the given order)."""
+    order = range(server.fed.clients) if order is None else order
+    kept = {"x": server.x, "buffers": server.buffers} | {f"server.{n}": v.clone() for n, v in server.state.items()}
+    for name, bank in (("clients", server.clients), ("memory", server.memory), ("private", server.privates)):
+        kept |= {f"{name}.{n}": v for n, v in bank.read(list(order)).items()}
+    return {n: v.clone() for n, v in kept.items()}
+
+
+def apart(one: State, other: State) -> float:
+    """The largest difference between two states, entry by entry relative to the larger of 1 and the entry's size."""
+    assert {n: (v.shape, v.dtype) for n, v in one.items()} == {n: (v.shape, v.dtype) for n, v in other.items()}
+    gaps = [(one[n] - v).abs().max().item() / max(1.0, v.abs().max().item()) for n, v in other.items() if v.numel()]
+    return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
+
+
+def same(one: State, other: State) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[n], v) for n, v in other.items())
+
+
+def close(one: Tensor, other: Tensor | Sequence[float] | float, within: float = 1e-12) -> bool:
+    """Equal up to rounding."""
+    other = torch.as_tensor(other, dtype=one.dtype)
+    return bool((one - other).abs().max() <= within * max(1.0, float(other.abs().max())))
+
+
+class Spoiled:
+    """An engine whose answers are spoiled for some clients: one entry of their report is no number."""
+
+    def __init__(self, engine: Engine, bad: Collection[int], where: str = "up", value: float = math.nan) -> None:
+        self.engine, self.bad, self.where, self.value, self.name = engine, bad, where, value, engine.name
+
+    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
+        out = self.engine.map(phase, inbox, plan, want)
+        entry = getattr(out, self.where)
+        tensor = entry[sorted(entry)[-1]] if isinstance(entry, dict) else entry
+        rows = [i for i, client in enumerate(plan.ids) if client in self.bad]
+        tensor.view(len(tensor), -1)[rows, 0] = self.value
+        return out
+
+
+class Listening:
+    """An engine that remembers what went in and out."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.name = engine, engine.name
+        self.heard: list[tuple[Inbox, Plan, Outbox]] = []
+
+    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
+        self.heard.append((inbox, plan, self.engine.map(phase, inbox, plan, want)))
+        return self.heard[-1][2]
+
+
+# local training by the book -------------------------------------------------------------------------------------
+
+
+class Walk(NamedTuple):
+    """Where a client's round ended and the raw gradient of every step [K, d]."""
+
+    end: Tensor
+    gradients: Tensor
+
+
+def nothing(theta: Tensor) -> Tensor:
+    return torch.zeros_like(theta)
+
+
+def walk(
+    problem: Problem,
+    local: Local,
+    client: int,
+    round: int,
+    x: Tensor,
+    inside: Term = nothing,
+    beside: Term = nothing,
+    after: Term = nothing,
+    share: float = 1.0,
+) -> Walk:
+    """Least squares, written out: share·gradient + `inside` → clip → weight decay and `beside` → momentum → `after` → step."""
+    work = problem.fed.plan([client], round, local).train[0]
+    theta, v, raw = x.clone(), torch.zeros_like(x), []
+    for index in work.index.split(work.lengths()):
+        X, y = problem.fed.pool.x[index], problem.fed.pool.y[index][:, 0]
+        raw.append(X.T @ (X @ theta - y) / len(y))
+        d = share * raw[-1] + inside(theta)
+        if local.clip and d.norm() > local.clip:
+            d = d * (local.clip / (d.norm() + 1e-6))
+        v = local.momentum * v + d + local.weight_decay * theta + beside(theta)
+        theta = theta - local.rate(round) * (v + after(theta))
+    return Walk(theta, torch.stack(raw))
