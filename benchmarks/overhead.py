@@ -116,7 +116,10 @@ def main() -> None:
             row = measure(name, algorithm, options.rounds)
             rows.append(row)
             if not options.json:
-                print("{work:16} {algorithm:10} askew {askew_ms:8.2f} ms   bare {bare_ms:8.2f} ms   ratio {ratio:.3f}".format(**row), flush=True)
+                print(
+                    "{work:16} {algorithm:10} askew {askew_ms:8.2f} ms   bare {bare_ms:8.2f} ms   ratio {ratio:.3f}".format(**row),
+                    flush=True,
+                )
     if options.json:
         print(json.dumps(rows, indent=1))
 

@@ -6,7 +6,7 @@ Letters as in the papers: L_i(w) = ½ (w − a_i)ᵀ A_i (w − a_i); N clients,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,28 +105,30 @@ def regression(sizes: Sequence[int], d: int = 3, seed: int = 0) -> Problem:
     return Problem(federation([Samples(x, x @ draw(d, 1) + 0.5 * draw(len(x), 1)) for x in rows]), linear(d))
 
 
-def labelled(
-    sizes: Sequence[int], d: int = 4, classes: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64, draws: int = 0
-) -> Federation:
-    """Classes around centres, each client with labels of its own taste; `draws` seeds the batches."""
+def tastes(sizes: Sequence[int], d: int = 4, classes: int = 3, seed: int = 0) -> list[Samples]:
+    """Classes around centres, each client with labels of its own taste."""
     rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(classes, d))
-    held = []
+    centres, held = rng.normal(size=(classes, d)), []
     for n in sizes:
         y = rng.choice(classes, n, p=rng.dirichlet(np.full(classes, 0.5)))
         held.append(Samples(torch.from_numpy(centres[y] + rng.normal(size=(n, d))), torch.from_numpy(y)))
-    return federation(held, classes, "cross_entropy", draws, dtype)
+    return held
+
+
+def labelled(held: Sequence[Samples], norm: str = "none", dtype: torch.dtype = torch.float64, seed: int = 0) -> Problem:
+    """Three classes and a small network with a hidden layer, which always starts alike."""
+    fed = federation(held, 3, "cross_entropy", seed, dtype)
+    return Problem(fed, network(fed, norm))
 
 
 def network(fed: Federation, norm: str = "none", hidden: int = 4) -> nn.Module:
-    """A small network with a hidden layer, always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return MLP(hidden=(hidden,), norm=norm).module(fed.shape, fed.classes)
 
 
 def softmax(sizes: Sequence[int], seed: int = 0) -> Problem:
-    fed = labelled(sizes, seed=seed)
+    fed = federation(tastes(sizes, seed=seed), 3, "cross_entropy")
     return Problem(fed, Softmax().module(fed.shape, fed.classes))
 
 
@@ -167,7 +169,7 @@ def engine_of(name: str, task: Task, even: bool) -> Engine:
 def serve(alg: Algorithm, problem: Problem, local: Local, engine: str = "sequential") -> Server:
     """A server at its first round."""
     fed = problem.fed
-    module = with_features(problem.module, fed.test.x[:2].to(next(problem.module.parameters()).dtype))
+    module = with_features(problem.module.to(fed.dtype), fed.test.x[:2])
     space, batch_norm = Space(module, fed.dtype), has_batch_norm(module)
     task = (Bound if engine == "sequential" else Functional)(module, space, fed.criterion)
     return Server(alg, space, fed, local, engine_of(engine, task, batch_norm), fed.seed, least=2 if batch_norm else 1)
@@ -226,15 +228,16 @@ def close(one: Tensor, other: Tensor | Sequence[float] | float, within: float = 
 class Spoiled:
     """An engine whose answers are spoiled for some clients: one entry of their report is no number."""
 
-    def __init__(self, engine: Engine, bad: Collection[int], where: str = "up", value: float = math.nan) -> None:
-        self.engine, self.bad, self.where, self.value, self.name = engine, bad, where, value, engine.name
+    def __init__(self, engine: Engine, bad: Collection[int], where: str = "up", value: float = math.nan, at: int = 0) -> None:
+        self.engine, self.name, self.bad = engine, engine.name, bad
+        self.where, self.value, self.at = where, value, at
 
     def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
         out = self.engine.map(phase, inbox, plan, want)
         entry = getattr(out, self.where)
         tensor = entry[sorted(entry)[-1]] if isinstance(entry, dict) else entry
         rows = [i for i, client in enumerate(plan.ids) if client in self.bad]
-        tensor.view(len(tensor), -1)[rows, 0] = self.value
+        tensor.view(len(tensor), -1)[rows, self.at] = self.value
         return out
 
 
@@ -260,6 +263,13 @@ class Walk(NamedTuple):
     gradients: Tensor
 
 
+def batches(plan: Plan) -> Iterator[Samples]:
+    """The batches of the plan's first client."""
+    work = plan.train[0]
+    for places in work.places.split(work.lengths()):
+        yield Samples(plan.pool.x[places], plan.pool.y[places])
+
+
 def nothing(theta: Tensor) -> Tensor:
     return torch.zeros_like(theta)
 
@@ -276,10 +286,9 @@ def walk(
     share: float = 1.0,
 ) -> Walk:
     """Least squares, written out: share·gradient + `inside` → clip → weight decay and `beside` → momentum → `after` → step."""
-    work = problem.fed.plan([client], round, local).train[0]
     theta, v, raw = x.clone(), torch.zeros_like(x), []
-    for index in work.index.split(work.lengths()):
-        X, y = problem.fed.pool.x[index], problem.fed.pool.y[index][:, 0]
+    for X, y in batches(problem.fed.plan([client], round, local)):
+        y = y[:, 0]
         raw.append(X.T @ (X @ theta - y) / len(y))
         d = share * raw[-1] + inside(theta)
         if local.clip and d.norm() > local.clip:

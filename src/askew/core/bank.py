@@ -52,11 +52,11 @@ def mapped(shape: Sequence[int], dtype: torch.dtype, folder: Path | None) -> Ten
     count = math.prod(shape)
     size = count * torch.empty((), dtype=dtype).element_size()
     try:
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the mapping
-        file.truncate(max(size, 1))
+        with tempfile.TemporaryFile(dir=folder) as file:  # the mapping keeps it alive
+            file.truncate(max(size, 1))
+            array = np.memmap(file, dtype=np.uint8, mode="r+", shape=(max(size, 1),))
     except OSError as e:
         raise EngineError(f"no room for client state on disk ({size >> 20} MB): {e.strerror}; free some space or set TMPDIR.") from None
-    array = np.memmap(file, dtype=np.uint8, mode="r+", shape=(max(size, 1),))
     return torch.frombuffer(array, dtype=dtype, count=count).view(*shape) if count else torch.empty(tuple(shape), dtype=dtype)
 
 

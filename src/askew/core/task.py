@@ -34,24 +34,18 @@ class WithFeatures(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        last = [m for m in module.modules() if m is not module and next(m.parameters(recurse=False), None) is not None]
-        self.seen: Tensor | None = None
-        self.hook = last[-1].register_forward_pre_hook(self._see).id if last else -1
-
-    def _see(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.seen = inputs[0]
+        weighty = [n for n, m in module.named_modules() if n and next(m.parameters(recurse=False), None) is not None]
+        self.last = weighty[-1] if weighty else ""
 
     def forward(self, x: Tensor) -> Output:
-        output = self.module(x)
-        features, self.seen = (output if self.seen is None else self.seen), None
-        return output, features.flatten(1)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> WithFeatures:
-        # A copied hook would still point at the original: take it off the copy and hang up a new one.
-        inner = copy.deepcopy(self.module, memo)
-        for layer in inner.modules():
-            layer._forward_pre_hooks.pop(self.hook, None)
-        return WithFeatures(inner)
+        seen: list[Tensor] = []
+        see = lambda layer, inputs: seen.append(inputs[0])  # hung up for one call, so that copies of the module hold no hook
+        hook = self.module.get_submodule(self.last).register_forward_pre_hook(see)
+        try:
+            output = self.module(x)
+        finally:
+            hook.remove()
+        return output, seen[-1].flatten(1)
 
 
 def with_features(module: nn.Module, example: Tensor) -> nn.Module:

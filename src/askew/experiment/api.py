@@ -85,7 +85,7 @@ def run(
     out: str | Path | None = None,
     fresh: bool = False,
     watch: Watch | None = None,
-    save_every: float = 30.0,
+    save_every: float = 5.0,
     **parameters: Any,
 ) -> Run:
     """Train one federation and return its rounds.

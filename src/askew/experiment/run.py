@@ -117,7 +117,7 @@ def play(
             done = load(folder) if (folder / "run.toml").exists() else None
             if done and done.finished and (folder / "model.safetensors").exists():
                 return done
-        with threads(config), stop_requests() as stopping:
+        with torch_state(config), stop_requests() as stopping:
             house = build(config)
             run = Run(config.tables(), facts=house.facts, federation=house.fed.labels(), folder=folder)
             first = 1 + (resume(run, house) if folder else 0)
@@ -129,7 +129,8 @@ def play(
 
 def loop(house: House, run: Run, first: int, watch: Watch | None, save_every: float, stopping: Callable[[], bool]) -> None:
     """Round after round: who comes, one round, how good it is, what is written."""
-    config, server, saved, t = house.config, house.server, time.monotonic(), first - 1
+    config, server, t = house.config, house.server, first - 1
+    due = time.monotonic() + save_every
     for t in range(first, config.rounds + 1):
         began = time.perf_counter()
         ids = config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients)
@@ -141,9 +142,9 @@ def loop(house: House, run: Run, first: int, watch: Watch | None, save_every: fl
         run.rounds.append(record)
         if run.folder:
             append_lines(run.folder / "rounds.jsonl", [record])
-            if time.monotonic() - saved > save_every and t < config.rounds:
+            if (now := time.monotonic()) >= due and t < config.rounds:
                 checkpoint.save(run.folder, server, t, config.digest())
-                saved = time.monotonic()
+                due = time.monotonic() + max(save_every, 20 * (time.monotonic() - now))  # at most a twentieth of the time
         if watch:
             watch(run, record)
         if stopping():
@@ -228,13 +229,18 @@ def resume(run: Run, house: House) -> int:
 
 
 @contextmanager
-def threads(config: Config) -> Iterator[None]:
-    """One thread on the CPU: small batches gain nothing from more, and on a busy machine more are slower."""
+def torch_state(config: Config) -> Iterator[None]:
+    """One thread on the CPU: small batches gain nothing from more, and on a busy machine more are slower. Full float32 on CUDA.
+
+    What a run changes in torch (threads, TF32, random state) is as it was when the run ends.
+    """
     before, tf32 = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+    cuda = list(range(torch.cuda.device_count())) if config.engine.device != "cpu" and torch.cuda.is_available() else []
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False
     try:
-        yield
+        with torch.random.fork_rng(devices=cuda):
+            yield
     finally:
         torch.set_num_threads(before)
         torch.backends.cudnn.allow_tf32 = tf32

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +136,17 @@ def load(folder: str | Path) -> Run:
         federation=read_json(folder / "federation.json"),
         folder=folder,
     )
+
+
+def load_all(folders: Iterable[str | Path]) -> list[Run]:
+    """Read run folders, and the run folders inside of other folders, each once and in order."""
+    found: dict[Path, Run] = {}
+    for folder in map(Path, folders):
+        inside = sorted(page.parent for page in folder.glob("*/run.toml")) if not (folder / "run.toml").is_file() else []
+        for each in inside or [folder]:
+            if each.resolve() not in found:
+                found[each.resolve()] = load(each)
+    return list(found.values())
 
 
 def read_rounds(path: Path) -> list[Record]:

@@ -122,19 +122,19 @@ def labels(runs: Iterable[Run]) -> list[str]:
     return [g.label for g in group(runs)]
 
 
-def table(runs: Iterable[Run]) -> list[dict[str, Any]]:
+def table(runs: Iterable[Run], target: float | None = None) -> list[dict[str, Any]]:
     """One row a group; every figure is the mean over its seeds, None where nothing was recorded.
 
-    The target is the best value of the mean accuracy curve of the first fedavg group with the same data, partition,
+    The target, unless given, is the best value of the mean accuracy curve of the first fedavg group with the same data, partition,
     participation and model; `speedup` is that group's rounds to it divided by the row's.
     """
     groups = group(runs)
     rows = []
     for g in groups:
         base = next((b for b in groups if b.runs[0].algorithm == "fedavg" and b.task == g.task), None)
-        target = max(base.curve("accuracy").mean, default=None) if base else None
-        needed = rounds_to(g, target)
-        needed_by_base = rounds_to(base, target) if base else None
+        goal = target if target is not None else max(base.curve("accuracy").mean, default=None) if base else None
+        needed = rounds_to(g, goal)
+        needed_by_base = rounds_to(base, goal) if base else None
         best = g.values(lambda run: run.best_accuracy)
         rows.append(
             {
@@ -151,8 +151,8 @@ def table(runs: Iterable[Run]) -> list[dict[str, Any]]:
                 "test_loss": average(g.last("loss")),
                 "rounds": average([len(run.rounds) for run in g.runs]),
                 "finished": all(run.finished for run in g.runs),
-                "baseline": base.label if base and target is not None else None,
-                "target": target,
+                "baseline": base.label if base and goal is not None else None,
+                "target": goal,
                 "rounds_to_target": needed,
                 "speedup": needed_by_base / needed if needed and needed_by_base else None,
                 "seconds_per_round": average(g.values(lambda run: run.seconds_per_round)),

@@ -1,0 +1,237 @@
+"""The command line: verbs that call the library. Exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from .errors import AskewError, ConfigError
+from .experiment import catalogue
+from .experiment import demo as demonstration
+from .experiment.config import load_config
+from .experiment.run import play
+from .experiment.store import Run, load, load_all, to_json
+from .report import table, terminal, write_report
+from .version import __version__
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has moved about
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Folders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)]
+
+
+def examples(*lines: str) -> str:
+    """The end of a help page: lines that stay as they are."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def put(what: RenderableType) -> None:
+    """Show something on standard output."""
+    Console().print(what)
+
+
+def put_json(value: Any) -> None:
+    print(to_json(value, indent=1))
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        print(f"askew {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog=examples("askew demo", "askew run --set algorithm.name=feddyn --set rounds=50", "askew list algorithms", "askew compare runs")
+)
+def top(show_version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Say the version.")] = False) -> None:
+    """Federated learning when data and turnout are askew."""
+
+
+@app.command(
+    epilog=examples(
+        "askew run",
+        "askew run --set algorithm.name=fedprox --set algorithm.mu=0.1",
+        "askew run experiment.toml --set seed=1 --out runs",
+        "askew run --plugin mine.py --set algorithm.name=mine",
+    )
+)
+def run(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE.toml]", help="The configuration; without one, the defaults.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")] = None,
+    plugins: Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, even if the run is stored already.")] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+) -> None:
+    """Train one federation.
+
+    A finished run is read back, an interrupted one goes on where it was. Ctrl-C ends the round and stores everything;
+    a second Ctrl-C stops at once.
+    """
+    config = load_config(file, overrides or (), plugins or ())
+    said = Console(stderr=True, quiet=quiet)
+    with terminal.Ticker(said) as ticker:
+        done = play(config, out, fresh=fresh, watch=ticker)
+    if as_json:
+        put_json(done.summary())
+    if not done.finished:
+        stopped(said, f"stopped after round {len(done.rounds)} of {done.config['rounds']}, all of it stored", terminal.go_on(done))
+    if not ticker.played:
+        ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
+    if not as_json and not quiet:
+        put(terminal.summary(done))
+
+
+def stopped(said: Console, what: str, command: str) -> None:
+    """Say how to go on after a Ctrl-C, and leave."""
+    said.print(Text(f"{what}; to go on: {command}", "yellow"), soft_wrap=True)
+    raise typer.Exit(130)
+
+
+@app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
+def list_(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="One of algorithms, datasets, models, partitions, participations.")],
+    as_json: AsJson = False,
+) -> None:
+    """List what a configuration can name, with its settings."""
+    entries = catalogue.entries(kind)
+    if as_json:
+        put_json(entries)
+    else:
+        put(terminal.catalogue(kind, entries))
+
+
+@app.command(epilog=examples("askew show runs/NAME", "askew show runs/NAME --json"))
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Show one run: settings, figures, curve and last rounds."""
+    found = load(folder)
+    if as_json:
+        put_json(found.summary() | {"config": found.config, "facts": found.facts, "records": found.rounds})
+    else:
+        put(terminal.shown(found))
+
+
+@app.command(epilog=examples("askew compare runs", "askew compare runs/A runs/B --target 0.9", "askew compare runs --json"))
+def compare(
+    folders: Folders,
+    target: Annotated[
+        float | None, typer.Option(metavar="ACC", help="Count rounds to this accuracy, 0 to 1.", show_default="fedavg's best")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs in one table; runs that differ only in their seed share a row."""
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"compare: --target must be > 0 and ≤ 1, got {target:g}; accuracies are fractions, try 0.9.")
+    runs = load_all(folders)
+    if as_json:
+        put_json(table(runs, target))
+    else:
+        put(terminal.comparison(runs, target))
+
+
+@app.command(epilog=examples("askew report runs --out report", "askew report runs/A runs/B --out report --title 'A against B'"))
+def report(
+    folders: Folders,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page and its pictures.")] = Path("report"),
+    title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default=False)] = None,
+) -> None:
+    """Write one HTML page with tables and pictures of runs."""
+    print(write_report(load_all(folders), out, title))
+
+
+@app.command(epilog=examples("askew demo", "askew demo --rounds 20 --seeds 1"))
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the report.")] = Path("demo"),
+    rounds: Annotated[int, typer.Option(metavar="N", help="Communication rounds of each run.")] = demonstration.ROUNDS,
+    seeds: Annotated[int, typer.Option(metavar="K", help="Runs of each method, which differ in their seed.")] = demonstration.SEEDS,
+) -> None:
+    """Compare seven methods on thirty clients with skewed digits, in a minute, and write a report."""
+    configs, said = demonstration.configs(rounds, seeds), Console(stderr=True)
+    runs: list[Run] = []
+    with terminal.Ticker(said, len(configs), "demo") as ticker:
+        for done in demonstration.demo(configs, out / "runs", ticker):
+            if not done.finished:
+                ticker.bars.stop()
+                again = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))
+                stopped(said, f"stopped in run {len(runs) + 1} of {len(configs)}, all of it stored", again)
+            ticker.end(done)
+            runs.append(done)
+    if not ticker.played:
+        ticker.say(f"all {len(runs)} runs were finished already and are read back; remove {out / 'runs'} to train them again", "yellow")
+    put(terminal.comparison(runs))
+    page = write_report(runs, out / "report", "Seven methods on thirty clients with skewed digits")
+    put(terminal.pairs([("", ""), ("report", str(page)), ("next", terminal.command("show", runs[0].folder or ""))]))
+
+
+# errors ---------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; every error becomes one sentence on standard error and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = typer.main.get_command(app).main(words or ["--help"], prog_name="askew", standalone_mode=False)
+        sys.stdout.flush()
+    except AskewError as e:
+        return fail(str(e))
+    except UsageError as e:
+        return fail(misused(e))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except OSError as e:
+        return fail(f"{e.filename or 'the system'}: {e.strerror or e}; check that the path is right, may be written and has space.")
+    except Exception as e:
+        return unexpected(e)
+    return code if isinstance(code, int) else 0
+
+
+def fail(sentence: str, code: int = 2) -> int:
+    """Say one sentence, in one line."""
+    Console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.split())), soft_wrap=True)
+    return code
+
+
+def misused(e: Any) -> str:
+    """A usage error with what the command takes and where to read more."""
+    said = e.format_message().strip().rstrip(".")
+    if e.ctx is None:
+        return f"{said}; see askew --help."
+    command, path = e.ctx.command, e.ctx.command_path
+    if isinstance(command, typer.core.TyperGroup):
+        takes = f"commands are {', '.join(command.commands)}"
+    else:
+        takes = f"{path} takes {' '.join(name for parameter in command.params for name in parameter.opts[:1])}"
+    return f"{said[:1].lower()}{said[1:]}; {takes}; see {path} --help."
+
+
+def unexpected(e: Exception) -> int:
+    """A mistake of a plugin is the plugin's; anything else is ours."""
+    if os.environ.get("ASKEW_DEBUG"):
+        traceback.print_exc()
+    what = f"{type(e).__name__}: {e}"
+    plugins = {module.__file__ for name, module in list(sys.modules.items()) if name.startswith("askew_plugin_")}
+    for frame in reversed(traceback.extract_tb(e.__traceback__)):
+        if frame.filename in plugins:
+            return fail(f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again.")
+    return fail(f"unexpected {what}; this is a defect of askew: please report it with the traceback that ASKEW_DEBUG=1 shows.", 1)

@@ -1,0 +1,41 @@
+"""The same numbers on a CUDA device as on the CPU, for every row of the registry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import askew
+from askew.algorithms import algorithms
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmapped"])
+@pytest.mark.parametrize("method", list(algorithms))
+def test_cuda_agrees_with_the_cpu(method: str, engine: str) -> None:
+    def run(device: str, name: str) -> askew.Run:
+        return askew.run(
+            method,
+            model={"name": "mlp", "norm": "batch"},
+            clients=12,
+            cohort=4,
+            rounds=4,
+            local={"epochs": 2, "batch": 16, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3, "clip": 5.0},
+            engine={"name": name, "device": device, "dtype": "float64"},
+        )
+
+    reference, ours = run("cpu", "sequential"), run("cuda", engine)
+    for name, value in reference.model.items():
+        assert torch.allclose(ours.model[name], value, rtol=0, atol=1e-11), name
+    assert [r["bytes_up"] for r in ours.rounds] == [r["bytes_up"] for r in reference.rounds]
+
+
+def test_convolutions_agree_in_float32() -> None:
+    runs = [
+        askew.run("scaffold", model="cnn", clients=12, cohort=4, rounds=3, engine={"name": e, "device": d})
+        for e, d in (("sequential", "cpu"), ("sequential", "cuda"), ("vmapped", "cuda"))
+    ]
+    for name, value in runs[0].model.items():
+        for other in runs[1:]:
+            assert torch.allclose(other.model[name], value, rtol=0, atol=1e-4), name

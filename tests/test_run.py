@@ -1,0 +1,321 @@
+"""Configuration, run folders and the Python door: what is stored, what is read back, what a user may hand in."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import askew
+from askew.algorithms import FedAvg, FedProx
+from askew.errors import ConfigError, ModelError, StoreError
+from askew.experiment import checkpoint
+from askew.experiment.config import Config, load_config, override_with
+from askew.experiment.run import build
+from askew.experiment.store import append_lines, locked, read_rounds, write_text
+
+TINY = {"rounds": 3, "model": {"name": "softmax"}, "partition": {"clients": 10}, "participation": {"cohort": 3}, "local": {"lr": 0.1}}
+
+
+def records(run: askew.Run) -> list[dict[str, object]]:
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in run.rounds]
+
+
+# configuration --------------------------------------------------------------------------------------------------
+
+
+def test_the_page_reads_back_as_the_same_configuration() -> None:
+    config = Config.build({**TINY, "algorithm": {"name": "feddpc", "max_ratio": 4}, "data": {"name": "synthetic", "beta": 0.5}})
+    again = Config.build(tomllib.loads(config.toml()))
+    assert again == config and again.name() == config.name()
+    assert config.tables()["partition"]["name"] == "natural"  # what comes divided among clients stays so
+
+
+def test_every_setting_of_a_run_is_on_the_page_and_moves_the_name() -> None:
+    base = Config.build(TINY)
+    page = base.tables()
+    assert list(page) == ["seed", "rounds", "data", "partition", "participation", "model", "algorithm", "local", "evaluation", "engine"]
+    assert set(page["local"]) == {"epochs", "steps", "batch", "lr", "momentum", "weight_decay", "clip", "decay"}
+    assert set(page["engine"]) == {"name", "device", "workers", "dtype"}
+    changes = [{"seed": 1}, {"rounds": 4}, {"local": {"lr": 0.2}}, {"algorithm": {"server_scale": 2.0}}, {"data": {"name": "synthetic"}}]
+    names = {Config.build({**TINY, **change}).name() for change in changes}
+    assert len(names | {base.name()}) == len(changes) + 1
+    assert Config.build(TINY).name() == base.name()
+
+
+def test_overrides_are_toml_values_or_plain_words(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('seed = 1\n[algorithm]\nname = "fedavg"\n[local]\nlr = 0.5\n')
+    config = load_config(
+        file, ["local.lr=0.25", "algorithm.name=fedprox", "algorithm.mu=1e-1", "model.hidden=[8, 4]", "evaluation.spread=true"]
+    )
+    assert config.seed == 1 and config.local.lr == 0.25 and config.evaluation.spread
+    assert isinstance(config.algorithm, FedProx) and config.algorithm.mu == 0.1
+    assert config.tables()["model"]["hidden"] == (8, 4)
+    tables: dict[str, object] = {"seed": 3}
+    with pytest.raises(ConfigError, match="not a table"):
+        override_with(tables, "seed.x=1")
+
+
+def test_python_and_tables_and_files_and_settings_are_one_door(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(Config.build({**TINY, "algorithm": {"name": "fedprox", "mu": 0.5}}).toml())
+    ways = [
+        askew.run("fedprox", mu=0.5, model="softmax", clients=10, cohort=3, rounds=3, lr=0.1),
+        askew.run(FedProx(mu=0.5), model={"name": "softmax"}, clients=10, cohort=3, rounds=3, local={"lr": 0.1}),
+        askew.run({**TINY, "algorithm": {"name": "fedprox", "mu": 0.5}}),
+        askew.run(str(file)),
+        askew.run(file, out=tmp_path),
+        askew.run(load_config(file)),
+        askew.run(file, rounds=3, lr=0.1),
+    ]
+    assert all(records(run) == records(ways[0]) for run in ways)
+    assert len({run.name for run in ways}) == 1
+
+
+# folders --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_holds_the_page_the_rounds_the_model_and_the_facts(tmp_path: Path) -> None:
+    run = askew.run(TINY, out=tmp_path)
+    assert run.folder is not None and run.folder.parent == tmp_path
+    assert {p.name for p in run.folder.iterdir()} == {
+        "run.toml",
+        "rounds.jsonl",
+        "run.json",
+        "federation.json",
+        "model.safetensors",
+        ".lock",
+    }
+    lines = [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text().splitlines()]
+    keys = {"round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"}
+    assert [set(line) for line in lines] == [keys] * 3 and [line["round"] for line in lines] == [1, 2, 3]
+    assert lines[0]["bytes_up"] == lines[0]["bytes_down"] == 3 * 4 * (64 * 10 + 10)
+    stored = load_file(run.folder / "model.safetensors")
+    assert all(torch.equal(stored[n], run.model[n]) for n in run.model) and stored["out.weight"].shape == (10, 64)
+    federation = json.loads((run.folder / "federation.json").read_text())
+    assert np.array(federation["labels"]).sum() == sum(federation["sizes"]) == 1437
+    again = askew.load(run.folder)
+    assert again.rounds == run.rounds and again.summary() == run.summary() and again.finished
+
+
+def test_a_finished_run_is_read_back_and_fresh_starts_over(tmp_path: Path) -> None:
+    first = askew.run(TINY, out=tmp_path)
+    calls: list[object] = []
+    second = askew.run(TINY, out=tmp_path, watch=lambda run, record: calls.append(record))
+    assert second.rounds == first.rounds and calls == []
+    third = askew.run(TINY, out=tmp_path, fresh=True, watch=lambda run, record: calls.append(record))
+    assert records(third) == records(first) and len(calls) == 4
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint_and_forgets_what_came_after(tmp_path: Path) -> None:
+    whole = askew.run({**TINY, "rounds": 6, "algorithm": {"name": "scaffold"}})
+
+    class Killed(Exception):
+        pass
+
+    def kill(run: askew.Run, record: dict[str, object] | None) -> None:
+        if record and record["round"] == 4:
+            raise Killed
+
+    tables = {**TINY, "rounds": 6, "algorithm": {"name": "scaffold"}}
+    with pytest.raises(Killed):
+        askew.run(tables, out=tmp_path, watch=kill, save_every=0)
+    folder = next(tmp_path.iterdir())
+    log = folder / "rounds.jsonl"
+    log.write_text(log.read_text() + '{"round": 5, "cut o')  # as a crash in mid-write leaves it
+    seen: list[int] = []
+    resumed = askew.run(tables, out=tmp_path, watch=lambda run, record: seen.append(len(run.rounds)))
+    assert seen[0] == 4  # the checkpoint's rounds were there before the first new one
+    assert records(resumed) == records(whole)
+    assert all(torch.equal(resumed.model[n], whole.model[n]) for n in whole.model)
+    assert not (folder / checkpoint.FILE).exists()
+
+
+def test_without_a_checkpoint_an_interrupted_run_starts_over(tmp_path: Path) -> None:
+    whole = askew.run(TINY)
+
+    def kill(run: askew.Run, record: dict[str, object] | None) -> None:
+        if record and record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        askew.run(TINY, out=tmp_path, watch=kill, save_every=1e9)
+    assert records(askew.run(TINY, out=tmp_path)) == records(whole)
+
+
+def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    house = build(Config.build({**TINY, "algorithm": {"name": "scaffold"}}))
+    house.server.play(1, [0, 1, 2])
+    checkpoint.save(tmp_path, house.server, 1, "abc")
+    with pytest.raises(StoreError, match="of another run"):
+        checkpoint.restore(tmp_path, house.server, "abd")
+    path = tmp_path / checkpoint.FILE
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(StoreError, match="damaged"):
+        checkpoint.restore(tmp_path, house.server, "abc")
+
+
+def test_two_processes_cannot_write_one_folder(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(StoreError, match="another process"), locked(tmp_path):
+        pass
+    with locked(tmp_path):  # free again
+        pass
+
+
+def test_a_log_broken_in_the_middle_is_named_and_a_cut_last_line_is_not(tmp_path: Path) -> None:
+    log = tmp_path / "rounds.jsonl"
+    append_lines(log, [{"round": 1}, {"round": 2, "loss": float("nan")}])
+    assert read_rounds(log) == [{"round": 1}, {"round": 2, "loss": None}]
+    write_text(log, '{"round": 1}\n{"round": 2, "lo')
+    assert read_rounds(log) == [{"round": 1}]
+    write_text(log, '{"round": 1}\n{"rou\n{"round": 3}\n')
+    with pytest.raises(StoreError, match="line 2 is not the record of round 2"):
+        read_rounds(log)
+
+
+def test_the_figures_of_a_run_by_hand() -> None:
+    accuracy = [0.2, None, 0.6, 0.6, 0.5]
+    rounds = [
+        {"round": i + 1, "accuracy": a, "seconds": 1.0 + (i == 0), "bytes_up": 10, "bytes_down": 20, "dropped": i % 2}
+        for i, a in enumerate(accuracy)
+    ]
+    run = askew.Run({"rounds": 5, "algorithm": {"name": "x"}}, rounds)
+    assert (run.best_accuracy, run.best_round, run.final_accuracy) == (0.6, 3, 0.5)
+    assert (run.rounds_to(0.5), run.rounds_to(0.6), run.rounds_to(0.61)) == (3, 3, None)
+    assert (run.seconds_per_round, run.bytes_up, run.bytes_down, run.dropped, run.finished) == (1.0, 50, 100, 2, True)
+
+
+# what a user hands in -------------------------------------------------------------------------------------------
+
+
+def blobs(n: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(n) % 3
+    return torch.randn(n, 2, generator=g) + 3 * torch.eye(3)[y][:, :2], y
+
+
+def test_own_tensors_own_module_own_dataset() -> None:
+    x, y = blobs()
+    network = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 3))
+    before = [p.clone() for p in network.parameters()]
+    run = askew.run("feddyn", data=(x, y), model=network, clients=8, cohort=4, rounds=10, lr=0.2, alpha=0.1)
+    assert run.best_accuracy is not None and run.best_accuracy > 0.8
+    assert all(torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True))  # theirs stays as it was
+    other = askew.run("feddyn", data=TensorDataset(x, y), model=network, clients=8, cohort=4, rounds=10, lr=0.2, alpha=0.1)
+    assert records(other) == records(run) and other.name == run.name
+    moved = askew.run("feddyn", data=(x + 1, y), model=network, clients=8, cohort=4, rounds=1)
+    assert moved.config["data"]["fingerprint"] != run.config["data"]["fingerprint"]
+
+
+@pytest.mark.parametrize("method", ["moon", "fedbn", "scaffold"])
+def test_own_modules_of_many_kinds(method: str) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.drop, self.b = nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.drop(torch.relu(self.norm(self.a(x)))))
+
+    torch.manual_seed(0)
+    module, data = Odd(), blobs()
+    one, two = (askew.run(method, data=data, model=module, clients=8, cohort=4, rounds=4) for _ in range(2))
+    assert records(one) == records(two)  # dropout is drawn from the client's address
+    assert one.facts["engine"] == "sequential" and "random" in one.facts["reason"]
+
+
+def test_a_regression_with_an_own_criterion() -> None:
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    y = x @ torch.tensor([1.0, -2.0, 0.5])
+    huber = lambda output, target: nn.functional.huber_loss(output[:, 0], target, reduction="none")
+    data = askew.Dataset(askew.Samples(x[:240], y[:240]), askew.Samples(x[240:], y[240:]), 0, criterion=huber)
+    run = askew.run("fedavg", data=data, model=nn.Linear(3, 1), partition={"name": "iid", "clients": 6}, rounds=30, lr=0.3)
+    assert run.best_accuracy is None and run.rounds[-1]["loss"] < 1e-3 * run.rounds[0]["loss"]
+
+
+def test_data_with_natural_owners() -> None:
+    x, y = blobs()
+    owner = (np.arange(len(y)) // 100).astype(np.int64)
+    data = askew.Dataset(askew.Samples(x, y), askew.Samples(x[:50], y[:50]), 3, owner=owner)
+    run = askew.run(data=data, model="softmax", partition={"name": "natural", "clients": 4}, participation="full", rounds=2)
+    assert run.federation["sizes"] == [100] * 4 and run.rounds[0]["participants"] == [0, 1, 2, 3]
+
+
+def test_own_method_registered_in_python() -> None:
+    @askew.register("halfavg", replace=True)
+    class HalfAvg(FedAvg):
+        """FedAvg that moves half the way."""
+
+        step: float = askew.setting("how far", default=0.5, above=0)
+
+        def scale(self, cohort: askew.Cohort) -> float:
+            return self.step
+
+    half = askew.run({**TINY, "algorithm": {"name": "halfavg"}})
+    same = askew.run({**TINY, "algorithm": {"name": "fedavg", "server_scale": 0.5}})
+    assert [r["loss"] for r in half.rounds] == [r["loss"] for r in same.rounds]
+    with pytest.raises(ConfigError, match="is none of"):
+        askew.register("nothing")(dict)
+
+
+def test_a_network_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ModelError, match="cannot take inputs of shape"):
+        askew.run(data=blobs(), model=nn.Linear(7, 3), clients=4, rounds=1)
+
+
+def test_the_spread_over_clients_by_hand() -> None:
+    tables = {**TINY, "evaluation": {"spread": True}, "rounds": 1, "participation": {"name": "full"}}
+    run = askew.run(tables)
+    house = build(Config.build(tables))
+    weight, bias = run.model["out.weight"], run.model["out.bias"]
+    right = (house.fed.pool.x.flatten(1) @ weight.T + bias).argmax(1) == house.fed.pool.y
+    each = np.array([right[house.fed.shares.client(i)].float().mean() for i in range(10)])
+    record = run.rounds[0]
+    assert record["client_accuracy_mean"] == pytest.approx(each.mean(), abs=1e-6)
+    assert record["client_accuracy_std"] == pytest.approx(each.std(), abs=1e-6)
+    assert record["client_accuracy_worst10"] == pytest.approx(each.min(), abs=1e-6)
+
+
+def test_evaluation_every_few_rounds_and_always_at_the_end() -> None:
+    run = askew.run({**TINY, "rounds": 5, "evaluation": {"every": 2}})
+    assert [r["accuracy"] is not None for r in run.rounds] == [False, True, False, True, True]
+
+
+def test_a_million_clients_cost_what_ten_of_them_cost() -> None:
+    run = askew.run(
+        {
+            "rounds": 2,
+            "data": {"name": "synthetic", "test_clients": 5},
+            "model": {"name": "softmax"},
+            "algorithm": {"name": "feddc"},
+            "partition": {"clients": 1_000_000},
+            "participation": {"fraction": 1e-5},
+        }
+    )
+    assert [len(r["participants"]) for r in run.rounds] == [10, 10]
+    assert run.federation["shown"] == 500 and run.federation["clients"] == 1_000_000
+
+
+def test_float64_starts_where_float32_does() -> None:
+    narrow, wide = (build(Config.build({**TINY, "model": {"name": "mlp"}, "engine": {"dtype": d}})) for d in ("float32", "float64"))
+    assert torch.equal(narrow.space.start.double(), wide.space.start)
+
+
+def test_exact_steps_and_epochs_cut_the_same_stream() -> None:
+    house = build(Config.build({**TINY, "local": {"batch": 7, "epochs": 3}}))
+    by_epochs = house.fed.plan([0, 5], 1, house.config.local)
+    for work, size in zip(by_epochs.train, house.fed.sizes[[0, 5]], strict=True):
+        assert len(work.places) == 3 * size and work.batches == 3 * -(-size // 7)
+        epoch = work.places[:size]
+        assert sorted(epoch.tolist()) == sorted(set(epoch.tolist()))  # every sample once an epoch
+    steps = type(house.config.local)(batch=7, steps=4)
+    for work, whole in zip(house.fed.plan([0, 5], 1, steps).train, by_epochs.train, strict=True):
+        assert work.batches == 4 and work.places.tolist() == whole.places[: len(work.places)].tolist()
