@@ -1,7 +1,7 @@
 """Write the pages that follow from the code, so that they cannot drift from it: configuration.md and algorithms.md.
 
-    python docs/generate.py            write both pages
-    python docs/generate.py overview   print the table of methods that README.md holds
+python docs/generate.py            write both pages
+python docs/generate.py overview   print the table of methods that README.md holds
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import askew
 from askew.algorithms import algorithms
 from askew.core.algorithm import Algorithm
 from askew.core.settings import Settings, allowed, plain, spoken, types_of
 from askew.core.space import Space
+from askew.experiment.catalogue import entries, parameters
 from askew.experiment.config import CHOICES, NAMES, TABLES, Config, Top
 
 DOCS = Path(__file__).parent
-REPOSITORY = DOCS.parent
 
 ABOUT = {
     "data": "Which samples there are.",
@@ -65,8 +64,11 @@ The letters in the equations: w the global model, θ_i client i's local model, �
 η the local rate and η_0 the first round's, K_i the number of local steps, n_i the number of samples and n̄ its mean, p_i the weights
 (they sum to 1), S the participants of a round, N all clients that hold samples, mean_S and mean_N plain averages over them.
 
-*Traffic* is counted by playing one round on `digits` with the default network, in multiples of the model's length, for one participant.
-"""
+What each method sends and keeps, in multiples of the model. `askew list algorithms` prints the same numbers; it measures them by
+playing one round of two clients on a small network with batch norm. *Sent* is for one participant and round. *Kept* is state from round
+to round: at the server, at a client that has taken part, and at the server for each client that has taken part.
+
+{costs}"""
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -76,18 +78,17 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines) + "\n"
 
 
-def settings_table(cls: type[Settings], leave: Iterable[str] = ()) -> str:
-    """Every field of a class: type, default, range and meaning."""
-    kinds, rows = types_of(cls), []
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if field.name in leave:
-            continue
-        kind = kinds[field.name]
-        choices = field.metadata.get("choices") or ()
-        limits = ", ".join(f"`{choice}`" for choice in choices) or allowed(field, kind).removeprefix(spoken(kind)).strip()
+def settings_table(cls: type[Settings]) -> str:
+    """Every field of a class, its own first: type, default, range and meaning."""
+    kinds, fields = types_of(cls), {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    rows = []
+    for told in parameters(cls):
+        name, field = told["name"], fields[told["name"]]
+        choices = ", ".join(f"`{choice}`" for choice in field.metadata.get("choices") or ())
+        limits = choices or allowed(field, kinds[name]).removeprefix(spoken(kinds[name])).strip() or "any"
         default = "left out" if field.default is None else f"`{literal(field.default)}`"
-        meaning = "; ".join(filter(None, (field.metadata.get("doc", ""), field.metadata.get("hint", "").rstrip("."))))
-        rows.append([f"`{field.name}`", spoken(kind), default, limits or "any", meaning])
+        meaning = "; ".join(filter(None, (told["doc"], field.metadata.get("hint", "").rstrip("."))))
+        rows.append([f"`{name}`", told["type"], default, limits, meaning])
     return table(("key", "type", "default", "allowed", "meaning"), rows) if rows else "No settings.\n"
 
 
@@ -131,42 +132,50 @@ def overview() -> str:
 
 def algorithm_page() -> str:
     """The page of every method."""
-    parts = [ALGORITHMS.format(overview=overview())]
+    parts = [ALGORITHMS.format(overview=overview(), costs=costs())]
     for key, cls in algorithms.members.items():
         module = inspect.getmodule(cls)
         assert module is not None and module.__doc__ is not None
-        file = Path(inspect.getfile(cls)).relative_to(REPOSITORY).as_posix()
-        parts += [f"## {key}\n", quoted(module.__doc__), declared(key, cls()), settings_table(cls)]
+        file = f"src/{module.__name__.replace('.', '/')}.py"
+        parts += [f"## {key}\n", quoted(module.__doc__), declared(cls()), settings_table(cls)]
         parts.append(f'??? example "{file}"\n\n    ```py\n    --8<-- "{file}"\n    ```\n')
     return "\n".join(parts)
 
 
-def declared(key: str, alg: Algorithm) -> str:
-    """What a method declares and what that costs, asked of the method itself."""
-    config = Config()
-    module = config.model.module((1, 8, 8), 10)
-    space = Space(module)
-    run = askew.run(key, rounds=1, cohort=2, seed=0)
-    lengths = {way: getattr(run, f"bytes_{way}") / (2 * 4 * space.P) for way in ("down", "up")}
-    looks = {"before": "before training", "each": "after every step", "after": "after training"}
-    kept = {
-        "exact": "yes, see above for what it rests on" if alg.exact else "no",
-        "default weights": {"samples": "by sample count", "uniform": "equal"}[alg.weighting],
-        "server keeps": names(alg.server_state(space)),
-        "each client keeps": names(alg.client_state(space)),
-        "sent down beside the model": names(alg.broadcast),
-        "full-gradient pass": ", ".join(words for look, words in looks.items() if getattr(alg, look)) or "none",
-        "traffic": f"{lengths['down']:.3g} down, {lengths['up']:.3g} up",
-        "evaluated": {"global": "the global model", "clients": "the clients' own models", "mean": "the mean of the private parts"}[
-            alg.evaluates()
-        ],
-        "models measured": ", ".join(alg.models(space.start, alg.server_state(space))),
+def costs() -> str:
+    """What each method sends and keeps, as `askew list algorithms` measures it."""
+    rows = []
+    for told in entries("algorithms"):
+        numbers = (told[what] for what in ("down", "up", "server_state", "client_state", "memory"))
+        weights = {"samples": "by samples", "uniform": "equal"}[told["weighting"]]
+        rows.append(
+            [f"[`{told['name']}`](#{told['name']})", *("" if n is None else f"{n:.1f}".removesuffix(".0") for n in numbers), weights]
+        )
+    return table(("method", "sent down", "sent up", "at the server", "at a client", "at the server, of a client", "weights"), rows)
+
+
+def declared(alg: Algorithm) -> str:
+    """What a method declares, asked of the method itself."""
+    space = Space(Config().model.module((1, 8, 8), 10))
+    looks = {"before": "before the first step", "each": "after every step", "after": "after the last step"}
+    measured = {"global": "the global model", "clients": "every client's own model", "mean": "the global model with the mean private parts"}
+    others = list(alg.models(space.start, alg.server_state(space)))[1:]
+    facts = {
+        "Exact": "yes" if alg.exact else "no",
+        "Default weights": {"samples": "by sample count", "uniform": "equal"}[alg.weighting],
+        "Server state": names(alg.server_state(space)),
+        "Client state": names(alg.client_state(space)),
+        "Memory": names(alg.memory(space)),
+        "Broadcast": names(alg.broadcast),
+        "Full passes": ", ".join(f"{words}: {names(getattr(alg, look))}" for look, words in looks.items() if getattr(alg, look)),
+        "Needs": names(alg.needs),
+        "Evaluated": measured[alg.evaluates()] + (f"; also {names(others)}" if others else ""),
     }
-    return table(("declares", ""), ([what, how] for what, how in kept.items()))
+    return "\n".join(f"- **{what}**: {how}" for what, how in facts.items() if how) + "\n"
 
 
-def names(entries: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in entries) or "nothing"
+def names(given: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in given)
 
 
 def pages() -> dict[str, str]:

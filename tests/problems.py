@@ -211,7 +211,7 @@ def apart(one: State, other: State) -> float:
     """The largest difference between two states, entry by entry relative to the larger of 1 and the entry's size."""
     assert {n: (v.shape, v.dtype) for n, v in one.items()} == {n: (v.shape, v.dtype) for n, v in other.items()}
     gaps = [(one[n] - v).abs().max().item() / max(1.0, v.abs().max().item()) for n, v in other.items() if v.numel()]
-    return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
+    return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps, default=0.0)
 
 
 def same(one: State, other: State) -> bool:
@@ -221,8 +221,7 @@ def same(one: State, other: State) -> bool:
 
 def close(one: Tensor, other: Tensor | Sequence[float] | float, within: float = 1e-12) -> bool:
     """Equal up to rounding."""
-    other = torch.as_tensor(other, dtype=one.dtype)
-    return bool((one - other).abs().max() <= within * max(1.0, float(other.abs().max())))
+    return apart({"": one}, {"": torch.as_tensor(other, dtype=one.dtype).expand_as(one)}) <= within
 
 
 class Spoiled:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console, RenderableType
@@ -67,7 +67,7 @@ def top(show_version: Annotated[bool, typer.Option("--version", callback=version
     )
 )
 def run(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE.toml]", help="The configuration; without one, the defaults.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")] = None,
     plugins: Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
@@ -77,26 +77,29 @@ def run(
 ) -> None:
     """Train one federation.
 
-    A finished run is read back, an interrupted one goes on where it was. Ctrl-C ends the round and stores everything;
-    a second Ctrl-C stops at once.
+    A finished run is read back, an interrupted one goes on. Ctrl-C ends the round and stores everything; a second one stops at once.
     """
     config = load_config(file, overrides or (), plugins or ())
     said = Console(stderr=True, quiet=quiet)
-    with terminal.Ticker(said) as ticker:
-        done = play(config, out, fresh=fresh, watch=ticker)
+    again = terminal.go_on(out / config.name())
+    try:
+        with terminal.Ticker(said) as ticker:
+            done = play(config, out, fresh=fresh, watch=ticker)
+    except KeyboardInterrupt:
+        stopped(said, "stopped at once; rounds since the last checkpoint will be played again", again)
     if as_json:
         put_json(done.summary())
     if not done.finished:
-        stopped(said, f"stopped after round {len(done.rounds)} of {done.config['rounds']}, all of it stored", terminal.go_on(done))
+        stopped(said, f"stopped after round {len(done.rounds)} of {done.config['rounds']}, all of it stored", again)
     if not ticker.played:
         ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
     if not as_json and not quiet:
         put(terminal.summary(done))
 
 
-def stopped(said: Console, what: str, command: str) -> None:
+def stopped(said: Console, what: str, command: str) -> NoReturn:
     """Say how to go on after a Ctrl-C, and leave."""
-    said.print(Text(f"{what}; to go on: {command}", "yellow"), soft_wrap=True)
+    said.print(Text(f"{what}; to go on:\n  {command}", "yellow"), soft_wrap=True)
     raise typer.Exit(130)
 
 
@@ -221,7 +224,7 @@ def misused(e: Any) -> str:
     if isinstance(command, typer.core.TyperGroup):
         takes = f"commands are {', '.join(command.commands)}"
     else:
-        takes = f"{path} takes {' '.join(name for parameter in command.params for name in parameter.opts[:1])}"
+        takes = f"{path} takes {' '.join(p.opts[0] if p.param_type_name == 'option' else p.metavar for p in command.params)}"
     return f"{said[:1].lower()}{said[1:]}; {takes}; see {path} --help."
 
 

@@ -117,7 +117,8 @@ def finish(alg: Algorithm, me: Me, moving: Moving) -> Result:
     """The end of a phase."""
     me = me._replace(carry=moving.carry)
     up, mine = alg.finish(moving.w, me)
-    return Result(up, mine, moving.w, moving.carry, moving.total / me.steps)
+    loss = moving.total / me.steps if alg.trains else moving.carry.get("loss", moving.total)
+    return Result(up, mine, moving.w, moving.carry, loss)
 
 
 def client_round(alg: Algorithm, task: Task, me: Me, course: Course) -> Result:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
 from ..errors import ConfigError, UnknownName, did_you_mean
 
 T = TypeVar("T")
+LARGEST = 10**12  # no count of anything here is larger
 
 
 def setting(
@@ -156,7 +157,9 @@ def checked(value: object, kind: Any, field: dataclasses.Field[Any], owner: str)
         if math.isinf(got) and not meta.get("infinite", False):
             raise refuse("finite")
         whole = int in (kind, *typing.get_args(kind))
-        return int(got) if whole else got
+        if whole and abs(got) > LARGEST:
+            raise refuse(f"at most {LARGEST:,}")
+        return int(got) if whole else got + 0.0  # −0 becomes 0
     return tuple(value) if isinstance(value, list) else value
 
 

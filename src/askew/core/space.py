@@ -68,10 +68,13 @@ class Space:
     # parts ------------------------------------------------------------------------------------------------------
 
     def _part(self, wanted: Callable[[str], bool]) -> Part:
-        def places(shapes: Iterable[str], sizes: list[int]) -> Tensor:
+        return self._tensors(lambda name: wanted(name.rpartition(".")[0]))
+
+    def _tensors(self, wanted: Callable[[str], bool]) -> Part:
+        def places(names: Iterable[str], sizes: list[int]) -> Tensor:
             picked, at = [], 0
-            for name, size in zip(shapes, sizes, strict=True):
-                if wanted(name.rpartition(".")[0]):
+            for name, size in zip(names, sizes, strict=True):
+                if wanted(name):
                     picked.append(torch.arange(at, at + size))
                 at += size
             return torch.cat(picked).to(self.device) if picked else torch.zeros(0, dtype=torch.long, device=self.device)
@@ -99,3 +102,8 @@ class Space:
         """Parameters and buffers of the last `count` layers that have parameters."""
         owners = list(dict.fromkeys(name.rpartition(".")[0] for name in self.shapes))
         return self._part(lambda layer: layer in owners[len(owners) - count :]) if count else self.nothing()
+
+    def last_tensors(self, count: int) -> Part:
+        """The last `count` parameter tensors."""
+        names = list(self.shapes)
+        return self._tensors(lambda name: name in names[len(names) - count :])

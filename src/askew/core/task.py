@@ -19,7 +19,7 @@ from ..errors import ConfigError, did_you_mean
 from .space import Space
 from .types import Batch
 
-Output = tuple[Tensor, Tensor]
+Output = tuple[Tensor, ...]  # output and features, in this order
 Criterion = Callable[[Tensor, Tensor], Tensor]  # (output, y) → loss of each sample [B]
 
 CRITERIA: dict[str, Criterion] = {
@@ -70,8 +70,8 @@ class Task:
         self.fused = criterion == "cross_entropy"  # torch has the mean of it in one kernel
         self.criterion: Criterion = CRITERIA[criterion] if isinstance(criterion, str) else criterion
 
-    def __call__(self, w: Tensor, batch: Batch) -> Output:
-        """Output and features in training mode."""
+    def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
+        """Output and features in training mode; `call` names another method that the network offers."""
         raise NotImplementedError
 
     def loss(self, w: Tensor, batch: Batch) -> Tensor:
@@ -120,10 +120,11 @@ class Bound(Task):
         self.leaf = self.flat.detach().requires_grad_()
         return self.leaf
 
-    def __call__(self, w: Tensor, batch: Batch) -> Output:
+    def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
+        more = {"call": call} if call else {}
         if w is self.leaf:
-            return cast(Output, self.module(batch.x))
-        return cast(Output, functional_call(self.module, self.space.split(w), (batch.x,)))
+            return cast(Output, self.module(batch.x, **more))
+        return cast(Output, functional_call(self.module, self.space.split(w), (batch.x,), more))
 
 
 class Functional(Task):
@@ -141,5 +142,6 @@ class Functional(Task):
         """The statistics after the forward pass, flat again."""
         return torch.cat([t.reshape(-1) for t in self.live.values()]) if self.live else buffers
 
-    def __call__(self, w: Tensor, batch: Batch) -> Output:
-        return cast(Output, functional_call(self.module, self.space.split(w) | self.live, (batch.x,)))
+    def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
+        more = {"call": call} if call else {}
+        return cast(Output, functional_call(self.module, self.space.split(w) | self.live, (batch.x,), more))

@@ -49,6 +49,14 @@ class Partition(Settings):
 
     idea: ClassVar[str] = ""
     clients: int = setting("number of clients", default=30, least=1)
+    validation: float | None = setting(
+        "share of each client's samples held out for validation; left out: 0.2 where the algorithm needs it", default=None, least=0, below=1
+    )
+    public: int | None = setting(
+        "samples the server takes from the training data, by class; left out: a tenth, at most 1,000, where the algorithm needs them",
+        default=None,
+        least=0,
+    )
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
         raise NotImplementedError

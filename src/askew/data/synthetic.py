@@ -23,8 +23,8 @@ class Planted(NaturalSource):
     standard deviations. As u_i shifts all classes alike it cancels in the argmax: what counts is whether solutions are own.
     """
 
-    dim: int = setting("length of an input", default=30, least=1)
-    labels: int = setting("number of classes", default=5, least=2)
+    dim: int = setting("length of an input", default=30, least=1, most=1_000_000)
+    labels: int = setting("number of classes", default=5, least=2, most=1_000_000)
     alpha: float = setting("standard deviation of u_i, the mean of client i's solution", default=0.0, least=0)
     beta: float = setting("standard deviation of B_i, the mean of client i's input centre", default=0.0, least=0)
     test_clients: int = setting(

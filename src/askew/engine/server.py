@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..data.federation import Federation, Local, Plan
 from ..errors import AlgorithmError, ConfigError
 from .base import Engine, Inbox, Outbox
 
+Examine = Callable[[Tensor, Tensor], tuple[float, float]]
 RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped")
 
 
@@ -33,8 +34,22 @@ class Traffic:
 class Server:
     """The global model, the algorithm's state, and three banks: client state, server memory, private parts."""
 
-    def __init__(self, alg: Algorithm, space: Space, fed: Federation, local: Local, engine: Engine, seed: int, least: int = 1) -> None:
+    def __init__(
+        self,
+        alg: Algorithm,
+        space: Space,
+        fed: Federation,
+        local: Local,
+        engine: Engine,
+        seed: int,
+        least: int = 1,
+        *,
+        rounds: int = 0,
+        examine: Examine | None = None,
+    ) -> None:
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
+        self.rounds = rounds  # T, which some schedules need
+        self.examine = examine  # accuracy and loss of a model on the public set
         self.least = least  # 2: batches of one sample are skipped, which batch norm cannot take
         self.phases = alg.phases()
         self.x, self.buffers = space.start.clone(), space.buffers.clone()
@@ -78,7 +93,7 @@ class Server:
                 kept = {name: taken(row, rows_left) for name, row in kept.items()}
                 if not plan.ids:
                     break
-            cohort = self._cohort(round, plan, out)
+            cohort = self._cohort(round, plan, out, x, phase)
             x, state, kept["memory"] = self._aggregate(phase, x, out.up, cohort, state, kept["memory"])
             if phase.trains and buffers.numel():
                 shared = self._weights(phase, out.up, cohort) @ out.buffers
@@ -114,7 +129,7 @@ class Server:
             buffers = buffers.expand(count, -1).index_copy(1, self.private.b, kept["private"]["b"])
         coin = self._row([generator(self.seed, "coin", round, i).random() for i in plan.ids])
         local = self.local
-        rates = (local.rate(round), local.rate(1), local.momentum, local.weight_decay, local.clip_limit)
+        rates = (local.rate(round, self.rounds), local.rate(1, self.rounds), local.momentum, local.weight_decay, local.clip_limit)
         return Inbox(x, buffers, down, memory, kept["mine"], carry, self.parts, *rates, round, *self._work(plan), coin)
 
     def _row(self, values: list[float]) -> Tensor:
@@ -125,10 +140,15 @@ class Server:
         steps = self._row([work.batches for work in plan.train])
         return steps, nova_length(steps, self.local.momentum), self._row((self.fed.sizes[plan.ids] / self.fed.mean_size).tolist())
 
-    def _cohort(self, round: int, plan: Plan, out: Outbox) -> Cohort:
+    def _cohort(self, round: int, plan: Plan, out: Outbox, x: Tensor, phase: Algorithm) -> Cohort:
         steps, tau, size = self._work(plan)
         p = size / size.sum() if self.alg.weighting == "samples" else torch.full_like(size, 1 / len(size))
-        return Cohort(p, steps, tau, size, out.loss, None, self.local.rate(round), self.local.rate(1), round, len(self.fed.eligible))
+        public: State | None = None
+        if self.examine is not None and phase.trains:
+            scores = [self.examine(x + delta, buffers) for delta, buffers in zip(out.up["delta"], out.buffers, strict=True)]
+            public = {"accuracy": self._row([s[0] for s in scores]), "loss": self._row([s[1] for s in scores])}
+        now, first = (self.local.rate(t, self.rounds) for t in (round, 1))
+        return Cohort(p, steps, tau, size, out.loss, public, now, first, round, len(self.fed.eligible))
 
     def _weights(self, phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
         return phase.weights(up, cohort).to(self.space.dtype)

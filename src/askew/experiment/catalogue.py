@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
 from typing import Any, NamedTuple
-
-import torch
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
 from ..core.settings import Registry, Settings, allowed, spoken, types_of
-from ..core.space import Space
-from ..core.task import Bound
-from ..core.types import State
 from ..data import partitions, sources
-from ..data.federation import Federation, Local
+from ..data.federation import Local
 from ..data.partition import Natural
 from ..data.synthetic import Synthetic
-from ..engine.sequential import Sequential
-from ..engine.server import Server
+from ..engine.choose import EngineSettings
 from ..errors import AskewError, UnknownName, did_you_mean
 from ..models import MLP, networks
 from ..participation import participations
+from .config import Config
+from .run import build
 
 KINDS: dict[str, Registry[Any]] = {
     "algorithms": algorithms,
@@ -31,25 +26,19 @@ KINDS: dict[str, Registry[Any]] = {
     "partitions": partitions,
     "participations": participations,
 }
-SEED = 0
 
 
 class Costs(NamedTuple):
-    """Traffic of one client in one round and the state of a method, in multiples of the model; memory: of one client, at the server."""
+    """Of one client in one round, in multiples of the model's bytes; and of state, in multiples of its parameters.
+
+    `memory` is what the server keeps of one client. None where the method would not run on a small network.
+    """
 
     down: float | None
     up: float | None
-    server_state: float
-    client_state: float
-    memory: float
-
-
-class Bench(NamedTuple):
-    """Two clients and a small network with batch norm, on which costs are measured."""
-
-    fed: Federation
-    task: Bound
-    space: Space
+    server_state: float | None
+    client_state: float | None
+    memory: float | None
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
@@ -87,25 +76,23 @@ def parameters(member: type[Settings]) -> list[dict[str, Any]]:
     ]
 
 
-@lru_cache(maxsize=1)
-def bench() -> Bench:
-    fed = Federation(Synthetic(dim=64, labels=10, samples=8), Natural(clients=2), SEED)
-    with torch.random.fork_rng(devices=[]):
-        module = MLP(norm="batch").module(fed.shape, fed.classes)
-    space = Space(module)
-    return Bench(fed, Bound(module, space, fed.criterion), space)
-
-
 def costs(method: Algorithm) -> Costs:
-    """Played, not computed: one round through the real server, whose bytes are those that runs report."""
-    fed, task, space = bench()
-    model = space.P + space.Q
-    size = lambda state: sum(t.numel() for t in state.values()) / model
-    states: tuple[State, ...] = (method.server_state(space), method.client_state(space), method.memory(space))
-    try:
-        server = Server(method, space, fed, Local(steps=1), Sequential(task, SEED, False), SEED, least=2)
-        record = server.play(1, range(fed.clients))
-    except AskewError:  # a method that this network does not suit
-        return Costs(None, None, *map(size, states))
-    whole = model * space.start.element_size() * fed.clients
-    return Costs(record["bytes_down"] / whole, record["bytes_up"] / whole, *map(size, states))
+    """Played, not computed: one round of the real thing, whose bytes are those that runs report."""
+    small = Synthetic(dim=64, labels=10, samples=20)
+    for norm in ("batch", "none"):  # some methods refuse batch norm
+        model, engine = MLP(norm=norm), EngineSettings(name="sequential", device="cpu")
+        config = Config(
+            rounds=1, data=small, partition=Natural(clients=2), model=model, algorithm=method, local=Local(steps=1), engine=engine
+        )
+        try:
+            house = build(config)
+            clients = house.fed.eligible.tolist()
+            record = house.server.play(1, clients)
+        except AskewError:
+            continue
+        space = house.space
+        whole = (space.P + space.Q) * space.start.element_size() * len(clients)
+        states = (method.server_state(space), method.client_state(space), method.memory(space))
+        kept = [sum(t.numel() for t in state.values()) / space.P for state in states]
+        return Costs(record["bytes_down"] / whole, record["bytes_up"] / whole, *kept)
+    return Costs(None, None, None, None, None)

@@ -159,8 +159,9 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), p
     tables = read_toml(path) if path is not None else {}
     for override in overrides:
         override_with(tables, override)
-    if plugins:
-        tables["plugins"] = [*tables.get("plugins", []), *(p for p in plugins if p not in tables.get("plugins", []))]
+    named = tables.get("plugins", [])
+    if plugins and isinstance(named, list):
+        tables["plugins"] = [*named, *(p for p in plugins if p not in named)]
     return Config.build(tables)
 
 
@@ -216,7 +217,7 @@ def load_plugin(path: str) -> None:
     except ConfigError:
         del sys.modules[name]
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         del sys.modules[name]
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(file)]
         lines += [e.lineno] if isinstance(e, SyntaxError) else []

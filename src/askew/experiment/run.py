@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 import shutil
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from ..core.rng import torch_seed
 from ..core.space import Space
 from ..core.task import Bound, Functional, Task, with_features
 from ..data.federation import Federation
+from ..data.partition import Iid
 from ..engine.base import Engine
 from ..engine.choose import choose, has_batch_norm, stochastic
 from ..engine.evaluate import dressed, evaluate, evaluate_clients, mean_private, spread
@@ -62,18 +65,22 @@ def device_of(name: str) -> torch.device:
 def build(config: Config) -> House:
     """Data, network, engine and server, as configured."""
     device, dtype = device_of(config.engine.device), getattr(torch, config.engine.dtype)
-    fed = Federation(config.data, config.partition, config.seed, device, dtype)
+    alg = config.algorithm
+    partition = Iid(clients=1, public=config.partition.public) if alg.pooled else config.partition
+    fed = Federation(config.data, partition, config.seed, device, dtype, alg.needs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed, "model"))
         module = config.model.module(fed.shape, fed.classes)
-    module = checked_module(module, fed)
+    module = checked_module(module, fed, [need for need in alg.needs if need not in ("public", "validation")])
     space = Space(module, dtype, device)
     first = fed.sizes[config.participation.sample(config.seed, 1, fed.eligible, fed.clients)]
     name, reason = choose(config.engine.name, module, space, float(first.sum() / first.max()))
     batch_norm = has_batch_norm(module)
     task: Task = (Bound if name == "sequential" else Functional)(module, space, fed.criterion)
     engine: Engine = Sequential(task, config.seed, stochastic(module)) if name == "sequential" else Vmapped(task, batch_norm)
-    server = Server(config.algorithm, space, fed, config.local, engine, config.seed, least=2 if batch_norm else 1)
+    examine = partial(on_public, task, fed) if "public" in alg.needs else None
+    least = 2 if batch_norm else 1
+    server = Server(alg, space, fed, config.local, engine, config.seed, least, rounds=config.rounds, examine=examine)
     facts = {
         "name": config.name(),
         "state": "running",
@@ -90,19 +97,34 @@ def build(config: Config) -> House:
     return House(config, fed, module, space, task, server, facts)
 
 
-def checked_module(module: nn.Module, fed: Federation) -> nn.Module:
-    """The network, known to take the data's inputs and to give an output and features."""
+def on_public(task: Task, fed: Federation, w: Tensor, buffers: Tensor) -> tuple[float, float]:
+    """Accuracy and loss of a received model on the server's public set."""
+    assert fed.public is not None
+    return evaluate(task, w, buffers, fed.public, fed.classes)
+
+
+def checked_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
+    """The network, known to take the data's inputs, to give an output and features, and to offer what the algorithm calls."""
     example = fed.test.x[:2].cpu()
+    if example.is_floating_point():
+        example = example.to(next(module.parameters(), example).dtype)
     try:
-        module = with_features(module, example.to(next(module.parameters(), example).dtype) if example.is_floating_point() else example)
+        module = with_features(module, example)
     except (RuntimeError, ValueError, TypeError, IndexError) as e:
         first = str(e).splitlines()[0] if str(e) else type(e).__name__
         raise ModelError(f"the network cannot take inputs of shape {fed.shape}: {first}; change the network or the data.") from None
+    for call in calls:
+        if not callable(getattr(module, call, None)):
+            raise ModelError(
+                f"this algorithm needs a network that offers {call}(x), which {type(module).__name__} does not; use mlp or cnn."
+            )
+        with torch.no_grad():
+            copy.deepcopy(module).eval()(example, call=call)
     return module
 
 
 def play(
-    config: Config, out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 30.0
+    config: Config, out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0
 ) -> Run:
     """Run a configuration. With `out` it lives in a folder there: finished runs are read back, interrupted ones resumed.
 
@@ -117,7 +139,7 @@ def play(
             done = load(folder) if (folder / "run.toml").exists() else None
             if done and done.finished and (folder / "model.safetensors").exists():
                 return done
-        with torch_state(config), stop_requests() as stopping:
+        with torch_state(config), enough_memory(), stop_requests() as stopping:
             house = build(config)
             run = Run(config.tables(), facts=house.facts, federation=house.fed.labels(), folder=folder)
             first = 1 + (resume(run, house) if folder else 0)
@@ -190,8 +212,8 @@ def model_of(house: House) -> dict[str, Tensor]:
 
 def check_same(folder: Path, config: Config) -> None:
     """A folder holds one configuration for ever."""
-    page = folder / "run.toml"
-    if page.exists() and to_json(read_toml(page)) != to_json(read_back(config)):
+    page, movable = folder / "run.toml", {"plugins": None}  # where a method's file lies changes nothing
+    if page.exists() and read_toml(page) | movable != read_back(config) | movable:
         raise StoreError(f"{folder} holds a run of another configuration; use another --out, or --fresh to replace it.")
 
 
@@ -244,6 +266,19 @@ def torch_state(config: Config) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
         torch.backends.cudnn.allow_tf32 = tf32
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Turn a failed allocation into a sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as e:
+        if not isinstance(e, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(e):
+            raise
+        raise EngineError(
+            "there is not enough memory for this run; take a smaller network, smaller batches or fewer participants, or another device."
+        ) from None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ Everything is written atomically or appended by whole lines; nothing is ever pic
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -26,6 +27,7 @@ from typing import Any
 from ..errors import StoreError
 
 Record = dict[str, Any]
+NAMED = ("data", "partition", "participation", "model", "algorithm")  # tables that name a choice
 
 
 @dataclass
@@ -129,8 +131,11 @@ def load(folder: str | Path) -> Run:
         raise StoreError(f"there is no run folder {str(folder)!r}; name a folder that `askew run` made, such as runs/NAME.")
     if not (folder / "run.toml").is_file():
         raise StoreError(f"{str(folder)!r} is not a run folder: it has no run.toml; name a folder that `askew run` made.")
+    config = read_toml(folder / "run.toml")
+    if not isinstance(config.get("rounds"), int) or not all(isinstance(config.get(t), dict) and "name" in config[t] for t in NAMED):
+        raise StoreError(f"{folder / 'run.toml'} does not tell a whole run (truncated?); restore it, or remove the folder and run again.")
     return Run(
-        config=read_toml(folder / "run.toml"),
+        config=config,
         rounds=read_rounds(folder / "rounds.jsonl"),
         facts=read_json(folder / "run.json"),
         federation=read_json(folder / "federation.json"),
@@ -185,9 +190,11 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(read_text(path))
+        if not isinstance(value, dict):
+            raise ValueError
     except ValueError:
-        raise StoreError(f"{path} is not valid JSON (truncated?); restore it, or remove the folder and run again.") from None
-    return dict(value)
+        raise StoreError(f"{path} is not a JSON object (truncated?); restore it, or remove the folder and run again.") from None
+    return value
 
 
 def jsonable(value: Any) -> Any:
@@ -211,10 +218,11 @@ def disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise StoreError(
-            f"cannot write {path}: {e.strerror or e}; free some space or name another folder with --out; "
-            "what was stored before is intact and the run will resume from it."
-        ) from None
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = (
+            "free some space and start the run again: it goes on from what is stored" if full else "name a folder you can write, with --out"
+        )
+        raise StoreError(f"cannot write {path}: {e.strerror or e}; {advice}.") from None
 
 
 def write_atomic(path: Path, data: bytes) -> None:

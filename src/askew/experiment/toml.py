@@ -17,8 +17,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{path} is not valid TOML: {e}; correct that line and try again.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file in UTF-8; name a TOML file, or leave it out to run the defaults.") from None
     except FileNotFoundError:
         raise ConfigError(f"there is no file {str(path)!r}; name a TOML file, or leave it out to run the defaults.") from None
     except OSError as e:

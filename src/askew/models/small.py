@@ -18,11 +18,30 @@ GROUPS = 2
 class Chain(nn.Sequential):
     """Named layers in a row; the last one is called out."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, call: str = "") -> tuple[Tensor, ...]:
+        """Logits and features; `call` names another method to run, since only forward can be run with other weights."""
+        if call == "transfer":
+            return self.transfer(x)
         *body, out = self
         for layer in body:
             x = layer(x)
         return out(x), x
+
+    def transfer(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Logits, then the last hidden layer's input [B, c, 1] and its output at full and at a quarter of its width.
+
+        The narrow output starts from the detached input, so that its gradient belongs to that layer alone.
+        """
+        *body, out = self
+        linear = [k for k, layer in enumerate(body) if isinstance(layer, nn.Linear)]
+        if not linear:
+            raise ModelError("this network has no hidden layer whose transfer could be measured; use mlp, cnn or lenet.")
+        for layer in body[: linear[-1]]:
+            x = layer(x)
+        full, narrow = x, x.detach()
+        for layer in body[linear[-1] :]:
+            full, narrow = layer(full), layer(narrow)
+        return out(full), x[..., None], full[..., None], narrow[:, : max(1, full.shape[1] // 4), None]
 
 
 class Network(Settings):

@@ -92,10 +92,9 @@ def state(run: Run) -> str:
     return f"finished, {rounds} rounds" if run.finished else f"{run.facts.get('state', 'begun')}, {done} of {rounds} rounds"
 
 
-def go_on(run: Run) -> str:
+def go_on(folder: Path) -> str:
     """The command that takes an unfinished run up again."""
-    assert run.folder is not None
-    return command("run", run.folder / "run.toml", "--out", run.folder.parent)
+    return command("run", folder / "run.toml", "--out", folder.parent)
 
 
 # while they train -----------------------------------------------------------------------------------------------
@@ -136,7 +135,9 @@ class Ticker:
             self.console.print(words, highlight=False, soft_wrap=True)
 
     def begin(self, run: Run) -> None:
-        """Say what is about to be trained, where it is a single run, and set the bar up for it."""
+        """Say what is about to be trained and set the bar up for it."""
+        if self.runs > 1 and not self.done:
+            self.say(f"{self.runs} runs on {scene(run)}, {run.config['rounds']} rounds each")
         if self.runs == 1:
             self.say(f"{run.algorithm} on {scene(run)}")
             self.say(f"engine {engine(run)}")
@@ -150,12 +151,13 @@ class Ticker:
     def end(self, run: Run) -> None:
         """One of several runs is through."""
         self.done += 1
-        self.bars.update(self.whole or self.bar, completed=self.done, words=self.count())
+        if self.whole is not None:
+            self.bars.update(self.whole, completed=self.done, words=self.count())
         if not self.console.is_terminal:
             self.say(f"{self.count()}: {run.algorithm}, seed {run.config['seed']}: best accuracy {percent(run.best_accuracy)}")
 
     def count(self) -> str:
-        return f"run {self.done}/{self.runs}"
+        return f"{self.done}/{self.runs} runs"
 
     def say(self, words: str, style: str = QUIET) -> None:
         self.console.print(Text(words, style), soft_wrap=not self.console.is_terminal)
@@ -188,7 +190,7 @@ def figures(run: Run) -> list[tuple[str, RenderableType]]:
 
 def summary(run: Run) -> RenderableType:
     """How a run ended, where it is and what to type next."""
-    rows = figures(run) + ([("stored in", Text(str(run.folder), overflow="fold"))] if run.folder else [])
+    rows = figures(run) + [("engine", engine(run))] + ([("stored in", Text(str(run.folder), overflow="fold"))] if run.folder else [])
     following = [command("show", run.folder), command("report", run.folder, "--out", "report")] if run.folder else []
     return Group(Text(), pairs(rows), Text(), pairs([("next" if n == 0 else "", Text(line)) for n, line in enumerate(following)]))
 
@@ -216,12 +218,12 @@ def shown(run: Run) -> RenderableType:
     if logged:
         parts += [Text(), also(run, logged)]
     if not run.finished and run.folder:
-        parts += [Text(), pairs([("go on", Text(go_on(run)))])]
+        parts += [Text(), pairs([("go on", Text(go_on(run.folder)))])]
     return Group(*parts)
 
 
 def last_rounds(run: Run) -> Table:
-    table = plain_table("round", "clients", "accuracy", "test loss", "training loss", "left out", "up", "down", "time")
+    table = plain_table("round", "clients", "accuracy", "test\nloss", "train\nloss", "left\nout", "up", "down", "time")
     for r in run.rounds[-LAST:]:
         values = [str(r["round"]), str(len(r.get("participants") or ())), percent(r.get("accuracy")), digits(r.get("loss"))]
         values += [digits(r.get("train_loss")), str(r["dropped"]), size(r["bytes_up"]), size(r["bytes_down"]), duration(r["seconds"])]
@@ -241,7 +243,7 @@ def also(run: Run, keys: Sequence[str]) -> Table:
 
 
 def plain_table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="cyan", show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="cyan")
     for heading in headings:
         table.add_column(heading, justify="right")
     return table
@@ -285,7 +287,7 @@ def chart(rounds: Sequence[int], values: Sequence[float]) -> Text:
 
 
 class Column(NamedTuple):
-    """A column of the comparison; better: 1 more is better, −1 less is."""
+    """A column of the comparison; better: 1 more is better, −1 less is, 0 neither (times depend on what else the machine does)."""
 
     heading: str
     key: str
@@ -300,7 +302,7 @@ COLUMNS = (
     Column("speed-\nup", "speedup", 1, ".1f"),
     Column("MB\nup", "bytes_up", -1, ".3g", 1e-6),
     Column("MB\ndown", "bytes_down", -1, ".3g", 1e-6),
-    Column("ms a\nround", "seconds_per_round", -1, ".3g", 1e3),
+    Column("ms a\nround", "seconds_per_round", 0, ".3g", 1e3),
 )
 HEADLINE = Column("best\nacc. %", "best_accuracy", 1, ".1f", 100)
 
@@ -323,7 +325,7 @@ def cell(row: dict[str, Any], column: Column, peers: Sequence[dict[str, Any]]) -
     if value is None:
         return Text("–", QUIET)
     known = [peer[column.key] for peer in peers if peer[column.key] is not None]
-    best = value == (max if column.better > 0 else min)(known) and min(known) < max(known)
+    best = column.better and min(known) < max(known) and value == (max if column.better > 0 else min)(known)
     deviation = row.get(f"{column.key}_std") if column is HEADLINE else None
     words = f"{column.scale * value:{column.form}}" + (f" ± {column.scale * deviation:{column.form}}" if deviation is not None else "")
     return Text(words, BEST if best else "")
@@ -358,23 +360,25 @@ def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
         for entry in entries:
             shown.add_row(entry["name"], Group(Text(entry["idea"]), explained(entry["parameters"])), end_section=True)
         return shown
-    shown = plain_table()
-    shown.add_column("algorithm", style="bold", no_wrap=True)
+    shown, settled = plain_table(), plain_table()
+    for each in (shown, settled):
+        each.add_column("algorithm", style="bold", no_wrap=True)
     for heading in ("sent\ndown", "sent\nup", "kept at\nserver", "kept at\nclient"):
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("exact", justify="center", no_wrap=True)
-    shown.add_column("idea, paper, settings with their defaults")
+    shown.add_column("idea and paper")
+    settled.add_column("settings, with their defaults")
     for entry in entries:
         server = times(entry["server_state"]) + (f"+{times(entry['memory'])}N" if entry["memory"] else "")
         costs = [times(entry["down"]), times(entry["up"]), server, times(entry["client_state"])]
-        own = " ".join(f"{p['name']}={short(p['default'])}" for p in entry["parameters"])
-        about = Text.assemble(entry["idea"], "\n", (entry["paper"], "italic"), "\n", (own, QUIET))
-        shown.add_row(entry["name"], *costs, Text("yes", "green") if entry["exact"] else "–", about, end_section=True)
+        about = Text.assemble(entry["idea"], "\n", (entry["paper"], QUIET))
+        shown.add_row(entry["name"], *costs, Text("yes", "green") if entry["exact"] else "–", about)
+        settled.add_row(entry["name"], " ".join(f"{p['name']}={short(p['default'])}" for p in entry["parameters"]))
     notes = (
-        "sent: by one client in one round; kept: values that outlive a round; both in multiples of the model, measured on a small "
-        "network with batch norm. exact: reaches the optimum under skewed data and partial participation."
+        "sent: by and to one client in a round, kept: from round to round, both in multiples of the model, measured on a small network "
+        "with batch norm. exact: claims the true optimum under skewed data and partial participation."
     )
-    return Group(shown, Text(notes, QUIET))
+    return Group(shown, Text(f"\n{notes}\n", QUIET), settled, Text("\nwhat each setting means: askew list algorithms --json", QUIET))
 
 
 def explained(parameters: Sequence[dict[str, Any]]) -> Table:

@@ -1,0 +1,56 @@
+"""FedAMD: some participants anchor the direction with a large-batch gradient, the others mine along it.
+
+    with probability p a participant is an anchor:   g_i ← ∇L_i(w), kept at the server
+    otherwise a miner:  v ← v − g(θ_prev) + g(θ)  on the same batch,  θ ← θ − η v,   started from v = mean_N g_i
+    w ← w + η_g mean over miners of δ_i
+
+Wu et al., Anchor Sampling for Federated Learning with Partial Client Participation, ICML 2023 (arXiv 2206.05891),
+Algorithm 1, constant probability. Miners start from the mean as it was before this round's anchors. The authors' code
+asks every client for a gradient before the first round; here the memory starts at 0. A role is drawn from the client's
+own coin; both kinds of work are done and one of the two results is sent, so that no role is a special case of an engine.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..core.algorithm import Gradient
+from ..core.settings import setting
+from ..core.space import Space
+from ..core.types import Cohort, Me, State
+from .fedavg import FedAvg
+
+
+class FedAMD(FedAvg):
+    paper = "Wu et al., ICML 2023"
+    idea = "anchors set the direction, miners follow it"
+    weighting = "uniform"
+    before = ("gradient",)
+    broadcast = ("v",)
+
+    anchor: float = setting("probability p of being an anchor", default=0.2, above=0, below=1)
+
+    def server_state(self, space: Space) -> State:
+        return {"v": space.precise()}
+
+    def memory(self, space: Space) -> State:
+        return {"g": space.zeros()}
+
+    def carry(self, me: Me) -> State:
+        return {"v": me.server["v"], "last": me.x}
+
+    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+        return me.carry["v"] - grad(me.carry["last"]) + grad(w)
+
+    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Me) -> State:
+        return {"v": d, "last": w}
+
+    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+        role = (me.x.new_zeros(()) + me.coin < self.anchor).to(w.dtype)
+        return {"message": role * me.carry["gradient"] + (1 - role) * (w - me.x), "anchor": role}, me.mine
+
+    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        anchor, miner = up["anchor"], 1 - up["anchor"]
+        change = anchor[:, None] * (up["message"] - server["g"])
+        step = (miner / miner.sum().clamp(min=1)) @ up["message"]
+        return x + self.scale(cohort) * step, {"g": server["g"] + change, "v": server["v"] + change.sum(0) / cohort.clients}

@@ -1,0 +1,43 @@
+"""FedVARP: the server remembers every client's last update and lets it stand in for the absent.
+
+    v = mean_S (Δ_i − y_i) + mean_N y,    y_i ← Δ_i,    w ← w − η_g v
+
+Jhunjhunwala et al., FedVARP: Tackling the Variance Due to Partial Client Participation in Federated Learning, UAI 2022
+(arXiv 2207.14130), Algorithm 2. The memory holds gradient units and is replayed at today's rate;
+`memory_unit = "displacement"` replays it at the rate it was made with. y starts at 0, so the first round is FedAvg;
+so is every round under full participation.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..core.settings import setting
+from ..core.space import Space
+from ..core.types import Cohort, State
+from .fedavg import FedAvg
+
+
+class FedVARP(FedAvg):
+    paper = "Jhunjhunwala et al., UAI 2022"
+    idea = "the server's memory stands in for absent clients"
+    weighting = "uniform"
+
+    memory_unit: str = setting("what the memory holds", default="gradient", choices=("gradient", "displacement"))
+
+    def server_state(self, space: Space) -> State:
+        return {"mean": space.precise()}
+
+    def memory(self, space: Space) -> State:
+        return {"y": space.zeros()}
+
+    def surprise(self, new: Tensor, cohort: Cohort) -> Tensor:
+        """What the participants add to the remembered mean in this step."""
+        return cohort.p @ new
+
+    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        rate = cohort.lr if self.memory_unit == "gradient" else 1.0
+        y = up["delta"] / rate  # downhill, in the memory's unit; server["y"] holds the participants' rows
+        new = y - server["y"]
+        step = self.surprise(new, cohort) + server["mean"]
+        return (x + self.scale(cohort) * rate * step).to(x.dtype), {"y": y, "mean": server["mean"] + new.sum(0) / cohort.clients}

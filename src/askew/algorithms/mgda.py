@@ -1,0 +1,74 @@
+"""MGDA, federated: step along the shortest convex combination of the clients' normalised gradients.
+
+    u_i = Ḡ_i / ‖Ḡ_i‖,    Ḡ_i the mean of the J mini-batch gradients along client i's local steps
+    α = argmin over the simplex of ‖Σ α_i u_i‖²,    u = Σ α_i u_i,    w ← w − η_s (u + wd · w)
+
+Moroni, Tereshko, course project report (MLDL24), after Désidéri, Multiple-gradient descent algorithm, 2012. The length of u
+(at most 1) is kept. The report speaks of one back-propagation (`single_gradient`: the full gradient at w, what the
+descent guarantee supposes), its code averages over the steps (default). The minimum-norm point is exact (Wolfe);
+`solver = "slsqp"` is the report's route. ‖u‖ < 1e-8 is Pareto-stationary: no step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.algebra import norm
+from ..core.algorithm import Algorithm
+from ..core.settings import setting
+from ..core.space import Space
+from ..core.types import Cohort, Me, State
+from ._simplex import min_norm_point, slsqp
+
+STATIONARY = 1e-8
+
+
+class MGDA(Algorithm):
+    paper = "Moroni, Tereshko (MLDL24); Désidéri, 2012"
+    idea = "step where no client's loss grows"
+    weighting = "uniform"
+
+    server_lr: float = setting("server rate η_s", default=1.0, above=0)
+    server_decay: float = setting("weight decay of the server's step", default=0.0, least=0)
+    solver: str = setting("how the minimum-norm point is found", default="wolfe", choices=("wolfe", "slsqp"))
+    single_gradient: bool = setting("use the full gradient at w instead of the mean along the steps", default=False)
+
+    def phases(self) -> tuple[Algorithm, ...]:
+        return (SingleGradient.build(self.table()),) if self.single_gradient and self.trains else (self,)
+
+    def server_state(self, space: Space) -> State:
+        return {"norm": space.scalar(), "stationary": space.scalar()}
+
+    def carry(self, me: Me) -> State:
+        return {"gradient": torch.zeros_like(me.x)}
+
+    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Me) -> State:
+        return {"gradient": me.carry["gradient"] + g / me.steps}
+
+    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+        return {"gradient": me.carry["gradient"]}, me.mine
+
+    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        length = norm(up["gradient"])
+        moving = up["gradient"][length > 0].double() / length[length > 0, None]
+        if len(moving) == 0:
+            return x, {"norm": server["norm"] * 0, "stationary": server["stationary"] * 0 + 1}
+        gram = (moving @ moving.T).cpu().numpy()
+        alpha = torch.from_numpy((min_norm_point if self.solver == "wolfe" else slsqp)(gram)).to(moving)
+        u = alpha @ moving
+        size = norm(u)
+        stationary = size < STATIONARY
+        step = self.server_lr * (u.to(x.dtype) + self.server_decay * x)
+        told = {"norm": size.to(x.dtype), "stationary": stationary.to(x.dtype)}
+        return (x if bool(stationary) else x - step), told
+
+
+class SingleGradient(MGDA):
+    """Nobody trains: the full gradient at w goes up."""
+
+    before = ("gradient",)
+    trains = False
+
+    def carry(self, me: Me) -> State:
+        return {}

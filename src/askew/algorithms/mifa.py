@@ -1,0 +1,23 @@
+"""MIFA: the mean of every client's last update, the participants' renewed first.
+
+    y_i ← Δ_i,    w ← w − η_g mean_N y
+
+Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability, NeurIPS 2021 (arXiv 2106.04159),
+Algorithm 1. The paper lets everybody answer once before the first step; here y starts at 0 and the first steps are
+shorter by the share of clients heard.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..core.types import Cohort
+from .fedvarp import FedVARP
+
+
+class MIFA(FedVARP):
+    paper = "Gu et al., NeurIPS 2021"
+    idea = "average every client's last update"
+
+    def surprise(self, new: Tensor, cohort: Cohort) -> Tensor:
+        return new.sum(0) / cohort.clients

@@ -1,0 +1,40 @@
+"""SOLO: every client trains alone; nothing travels.
+
+    θ_i ← θ_i − η v,    v ← ρ v + g(θ_i)        with one optimiser for the whole training: momentum persists
+
+The reference "local only" of FedPDC (Zhang, Zhang): each client's own model is measured on the common test set and the
+mean over clients is reported. A round is a client's local training of that round; with `local.epochs = 1` a schedule
+runs over epochs. Clients without samples are left out of the mean.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..core.algorithm import Algorithm
+from ..core.space import Space
+from ..core.types import Cohort, Me, Part, State
+
+
+class Solo(Algorithm):
+    title = "SOLO"
+    paper = "reference; FedPDC's SOLO"
+    idea = "every client trains alone"
+
+    def client_state(self, space: Space) -> State:
+        return {"momentum": space.zeros()}
+
+    def private(self, space: Space) -> Part:
+        return space.everything()
+
+    def evaluates(self) -> str:
+        return "clients"
+
+    def carry(self, me: Me) -> State:
+        return {"momentum": me.mine["momentum"]}
+
+    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+        return {}, {"momentum": me.carry["momentum"]}
+
+    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        return x, server
