@@ -16,7 +16,7 @@ from typing import Any
 
 from askew.algorithms import algorithms
 from askew.core.algorithm import Algorithm
-from askew.core.settings import Settings, allowed, plain, spoken, types_of
+from askew.core.settings import Settings, plain
 from askew.core.space import Space
 from askew.experiment.catalogue import entries, parameters
 from askew.experiment.config import CHOICES, NAMES, TABLES, Config, Top
@@ -25,12 +25,13 @@ DOCS = Path(__file__).parent
 
 ABOUT = {
     "data": "Which samples there are.",
-    "partition": "Who holds which of them. If `[data]` comes divided among clients (`synthetic`, `synthetic_leaf`), "
-    'the default is `name = "natural"`.',
+    "partition": "Who holds which of them.",
     "participation": "Who takes part in a round.",
     "model": "The network. It is built for the shape of the inputs and the number of classes.",
     "algorithm": "The method. [Algorithms](algorithms.md) has the equations, the papers and what follows from the settings.",
 }
+
+EXCEPT = {"partition": ", and `natural` for data that come divided among clients"}
 
 CONFIGURATION = """# Configuration
 
@@ -80,12 +81,12 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def settings_table(cls: type[Settings]) -> str:
     """Every field of a class, its own first: type, default, range and meaning."""
-    kinds, fields = types_of(cls), {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     rows = []
     for told in parameters(cls):
         name, field = told["name"], fields[told["name"]]
         choices = ", ".join(f"`{choice}`" for choice in field.metadata.get("choices") or ())
-        limits = choices or allowed(field, kinds[name]).removeprefix(spoken(kinds[name])).strip() or "any"
+        limits = choices or ("any" if told["allowed"] == told["type"] else told["allowed"])
         default = "left out" if field.default is None else f"`{literal(field.default)}`"
         meaning = "; ".join(filter(None, (told["doc"], field.metadata.get("hint", "").rstrip("."))))
         rows.append([f"`{name}`", told["type"], default, limits, meaning])
@@ -100,7 +101,10 @@ def configuration() -> str:
     """The page of every key."""
     parts = [CONFIGURATION.format(page=Config().toml()), "## Outside any table\n", settings_table(Top)]
     for name, registry in CHOICES.items():
-        parts += [f"## [{name}]\n", f"{ABOUT[name]} `name` chooses; the default is `{NAMES[name]}`. The other keys depend on it.\n"]
+        parts += [
+            f"## [{name}]\n",
+            f"{ABOUT[name]} `name` chooses; the default is `{NAMES[name]}`{EXCEPT.get(name, '')}. The other keys depend on it.\n",
+        ]
         members: Mapping[str, Any] = registry.members
         parts.append(table(("name", "what it is"), ([f"`{key}`", member.idea] for key, member in members.items())))
         for key, member in members.items():
@@ -138,7 +142,7 @@ def algorithm_page() -> str:
         assert module is not None and module.__doc__ is not None
         file = f"src/{module.__name__.replace('.', '/')}.py"
         parts += [f"## {key}\n", quoted(module.__doc__), declared(cls()), settings_table(cls)]
-        parts.append(f'??? example "{file}"\n\n    ```py\n    --8<-- "{file}"\n    ```\n')
+        parts.append(f'??? example "{file}"\n\n    ``` {{ .python }}\n    --8<-- "{file}"\n    ```\n')
     return "\n".join(parts)
 
 

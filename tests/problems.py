@@ -144,7 +144,7 @@ def softmax_optimum(problem: Problem, decay: float) -> Tensor:
 
     w = space.start.clone()
     for _ in range(20):
-        w = w - torch.linalg.solve(torch.func.hessian(total)(w), torch.func.grad(total)(w))
+        w = w - torch.linalg.solve(torch.func.jacrev(torch.func.grad(total))(w), torch.func.grad(total)(w))
     assert float(torch.func.grad(total)(w).norm()) < 1e-14
     return w
 

@@ -4,39 +4,44 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from io import IOBase
 from pathlib import Path
+from typing import IO
 
 import pytest
+import torch
 
 from askew.cli import main
+from askew.experiment.config import CHOICES
 
-QUICK = ("--set", "rounds=2", "--set", "model.name=softmax", "--set", "partition.clients=5", "--quiet")
+QUICK = "--quiet --set rounds=2 --set model.name=softmax --set partition.clients=5"
+Says = tuple[str, str, str]  # fragments of the sentence: the culprit, what is allowed, what to do
 Setup = Callable[[Path, pytest.MonkeyPatch], object]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, what makes it wrong besides, and fragments of its sentence: the culprit, what is allowed, what to do."""
+    """A command line (RUN stands for a finished run of QUICK), what makes it wrong besides, and what its sentence says."""
 
     id: str
     words: tuple[str, ...]
-    fragments: tuple[str, str, str]
+    says: Says
     setup: Setup | None = None
 
 
-def run(id: str, *settings: str, says: tuple[str, str, str], setup: Setup | None = None) -> Case:
-    """`askew run` with these `--set`."""
-    return Case(id, ("run", *(word for setting in settings for word in ("--set", setting))), says, setup)
-
-
-def command(id: str, line: str, *says: str, setup: Setup | None = None) -> Case:
-    wrong, allowed, advice = says
+def case(id: str, line: str, wrong: str, allowed: str, advice: str, setup: Setup | None = None) -> Case:
     return Case(id, tuple(line.split()), (wrong, allowed, advice), setup)
+
+
+def setting(change: str, *says: str) -> Case:
+    """`askew run` with these settings."""
+    wrong, allowed, advice = says
+    return case(change, "run --quiet " + " ".join(f"--set {each}" for each in change.split()), wrong, allowed, advice)
 
 
 def file(name: str, content: str | bytes) -> Setup:
@@ -44,16 +49,360 @@ def file(name: str, content: str | bytes) -> Setup:
     return lambda here, patch: (here / name).write_bytes(data)
 
 
-def toml(id: str, content: str, *says: str) -> Case:
+def page(id: str, content: str | bytes, *says: str) -> Case:
     """`askew run` with this file."""
-    return command(id, "run wrong.toml", *says, setup=file("wrong.toml", content))
+    wrong, allowed, advice = says
+    return case(f"file: {id}", "run wrong.toml", wrong, allowed, advice, file("wrong.toml", content))
 
 
 def plugin(id: str, content: str, *says: str, more: str = "") -> Case:
     """`askew run` with this plugin."""
-    return command(id, f"run --plugin own.py {more}", *says, setup=file("own.py", content))
+    wrong, allowed, advice = says
+    return case(f"plugin: {id}", f"run --quiet --plugin own.py {more}", wrong, allowed, advice, file("own.py", content))
 
 
-def stored(id: str, line: str, change: Callable[[Path], object], *says: str) -> Case:
-    """A command on the folder `stored`, which holds a finished run of QUICK, after a change."""
-    return command(id, line, *says, setup=lambda here, patch: change(here / "runs" / "stored"))
+def damage(name: str, change: Callable[[str], str | bytes]) -> Setup:
+    """Change a file of the finished run."""
+
+    def spoil(here: Path, patch: pytest.MonkeyPatch) -> None:
+        path = next((here / "runs").iterdir()) / name
+        told = change(path.read_text())
+        path.write_bytes(told.encode() if isinstance(told, str) else told)
+
+    return spoil
+
+
+def unfinished(here: Path, patch: pytest.MonkeyPatch) -> None:
+    """The run was stopped after a round, and what it left to go on from is broken."""
+    folder = next((here / "runs").iterdir())
+    log = folder / "rounds.jsonl"
+    log.write_text(log.read_text().splitlines(keepends=True)[0])
+    (folder / "checkpoint.safetensors").write_bytes(b"not tensors")
+
+
+def held(here: Path, patch: pytest.MonkeyPatch) -> IO[str]:
+    """Somebody else writes the run."""
+    lock = (next((here / "runs").iterdir()) / ".lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def full_disk(here: Path, patch: pytest.MonkeyPatch) -> None:
+    def replace(source: object, target: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(os, "replace", replace)
+
+
+def full_disk_later(here: Path, patch: pytest.MonkeyPatch) -> None:
+    """There is room for the first files, none for the rounds."""
+
+    def no_room(path: object, mode: str = "r", encoding: str | None = None) -> object:
+        if mode == "a":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open(str(path), mode, encoding=encoding)
+
+    patch.setattr("askew.experiment.store.open", no_room, raising=False)
+
+
+METHOD = """import askew
+from askew.algorithms import FedAvg
+
+@askew.register("own")
+class Own(FedAvg):
+    def {hook}
+"""
+NETWORK = """import askew
+from torch import nn
+
+@askew.register("own")
+class Own(askew.Network):
+    def module(self, shape, classes):
+        return nn.Sequential(nn.Flatten(), {layers})
+"""
+
+CASES = [
+    # names and keys
+    setting("algorithm.name=fedavgg", "unknown algorithm 'fedavgg'", "Known: fedavg,", "did you mean 'fedavg'?"),
+    setting("data.name=digit", "unknown dataset 'digit'", "Known: digits,", "did you mean 'digits'?"),
+    setting("model.name=mpl", "unknown model 'mpl'", "Known: cnn,", "did you mean 'mlp'?"),
+    setting("partition.name=dirichelt", "unknown partition 'dirichelt'", "Known: dirichlet,", "did you mean 'dirichlet'?"),
+    setting("participation.name=unifrom", "unknown participation 'unifrom'", "full,", "did you mean 'uniform'?"),
+    setting("engine.name=vmaped", "unknown name 'vmaped'", "Known: auto, sequential, vmapped", "did you mean 'vmapped'?"),
+    setting("algorithm.name=zzz", "unknown algorithm 'zzz'", "known: ", "choose one of them"),
+    setting("rouns=3", "unknown setting 'rouns'", "Known: algorithm,", "did you mean 'rounds'?"),
+    setting("local.lrr=0.1", "unknown setting local.lrr", "Known: batch,", "did you mean 'lr'?"),
+    setting("algorithm.servr_lr=0.1", "unknown setting algorithm.servr_lr", "Known: server_lr,", "did you mean 'server_lr'?"),
+    setting("data.alpha=1", "unknown setting data.alpha", "none is known here", "leave it out"),
+    setting("model.hiden=[3]", "unknown setting model.hiden", "Known: hidden, norm", "did you mean 'hidden'?"),
+    setting("partition.alhpa=1", "unknown setting partition.alhpa", "Known: alpha,", "did you mean 'alpha'?"),
+    setting("participation.fracton=1", "unknown setting participation.fracton", "Known: cohort, fraction", "did you mean 'fraction'?"),
+    setting("evaluation.evry=2", "unknown setting evaluation.evry", "Known: every,", "did you mean 'every'?"),
+    setting("engine.devise=cpu", "unknown setting engine.devise", "Known: device,", "did you mean 'device'?"),
+    setting("local.lr.x=1", "unknown setting local.lr.x", "Known: batch,", "did you mean 'lr'?"),
+    setting("[bold]x=1", "unknown setting '[bold]x'", "known: algorithm,", "choose one of them"),
+    # types
+    setting("rounds=abc", "rounds", "must be a whole number, got 'abc'", "the default is 30"),
+    setting("rounds=2.5", "rounds", "must be a whole number, got 2.5", "the default is 30"),
+    setting("rounds=true", "rounds", "must be a whole number, got true", "the default is 30"),
+    setting("local.lr=fast", "local: lr", "must be a number, got 'fast'", "try 0.1"),
+    setting("local.lr=nan", "local: lr", "must be a number, got nan", "try 0.1"),
+    setting("local.lr=", "local: lr", "must be a number, got ''", "try 0.1"),
+    setting("algorithm.name=3", "algorithm.name", "must be a text in quotes, got 3", "known: fedavg,"),
+    setting("model.hidden=64", "MLP: hidden", "must be a list, each item a whole number, got 64", "the default is [64]"),
+    setting("model.hidden=[1.5]", "MLP: hidden", "each item a whole number, got [1.5]", "the default is [64]"),
+    setting("partition.cap=1", "Dirichlet: cap", "must be true or false, got 1", "the default is true"),
+    setting("evaluation.spread=maybe", "evaluation: spread", "must be true or false, got 'maybe'", "the default is false"),
+    setting("engine.device=3", "engine: device", "must be a text in quotes, got 3", "the default is 'auto'"),
+    setting("plugins=3", "plugins", "must be a list, each item a text in quotes, got 3", "the default is []"),
+    setting("algorithm=fedprox", "algorithm", "is a table of settings, got 'fedprox'", "write algorithm.name = 'fedprox'"),
+    setting("local=3", "local", "is a table of settings, got 3", "write local."),
+    setting("seed.x=1", "seed", "must be a whole number, got {'x': 1}", "the default is 0"),
+    setting("seed=1 seed.x=2", "--set seed.x", "is a single value, not a table", "write --set seed=VALUE"),
+    # ranges
+    setting("rounds=0", "rounds", "must be ≥ 1, got 0", "the default is 30"),
+    setting("seed=-1", "seed", "must be ≥ 0, got -1", "the default is 0"),
+    setting("local.lr=-0.1", "local: lr", "must be > 0, got -0.1", "try 0.1"),
+    setting("local.lr=0", "local: lr", "must be > 0, got 0", "try 0.1"),
+    setting("local.lr=inf", "local: lr", "must be finite, got inf", "try 0.1"),
+    setting("local.momentum=1", "local: momentum", "must be ≥ 0 and < 1, got 1", "the default is 0"),
+    setting("local.decay=0", "local: decay", "must be > 0 and ≤ 1, got 0", "the default is 1"),
+    setting("local.decay=1.5", "local: decay", "must be > 0 and ≤ 1, got 1.5", "the default is 1"),
+    setting("local.batch=-1", "local: batch", "must be ≥ 0, got -1", "the default is 32"),
+    setting("local.epochs=0", "local: epochs", "must be ≥ 1", "the default is 1"),
+    setting("local.weight_decay=-1", "local: weight_decay", "must be ≥ 0, got -1", "the default is 0"),
+    setting("evaluation.every=0", "evaluation: every", "must be ≥ 1, got 0", "the default is 1"),
+    setting("partition.clients=0", "Dirichlet: clients", "must be ≥ 1, got 0", "the default is 30"),
+    setting("partition.alpha=0", "Dirichlet: alpha", "must be > 0, got 0", "the default is 0.2"),
+    setting("participation.fraction=0", "Uniform: fraction", "must be > 0 and ≤ 1, got 0", "the default is 0.2"),
+    setting("participation.fraction=1.5", "Uniform: fraction", "must be > 0 and ≤ 1, got 1.5", "the default is 0.2"),
+    setting("algorithm.name=fedcm algorithm.alpha=0", "FedCM: alpha", "must be > 0 and ≤ 1, got 0", "try 0.1"),
+    setting("algorithm.name=fedcm algorithm.alpha=2", "FedCM: alpha", "must be > 0 and ≤ 1, got 2", "try 0.1"),
+    setting("algorithm.name=feddyn algorithm.alpha=-1", "FedDyn: alpha", "must be ≥ 0, got -1", "try 0.01"),
+    setting("algorithm.server_lr=0", "FedAvg: server_lr", "must be a number > 0, or left out, got 0", "leave it out for the default"),
+    setting("engine.dtype=float16", "engine: unknown dtype 'float16'", "Known: float32, float64", "did you mean"),
+    setting("engine.workers=4", "engine: workers", "must be 1, got 4", "leave it out"),
+    setting("engine.device=gpu", "unknown device 'gpu'", "allowed are auto, cpu, cuda and cuda:N", "Try auto"),
+    setting("engine.device=cuda:99", "there is no device 'cuda:99' here", "CUDA devices", "use auto or cpu"),
+    case(
+        "no cuda",
+        "run --set engine.device=cuda",
+        "there is no device 'cuda' here",
+        "0 CUDA devices",
+        "use auto or cpu",
+        lambda here, patch: patch.setattr(torch.cuda, "device_count", lambda: 0),
+    ),
+    # combinations
+    setting("algorithm.server_lr=0.1 algorithm.server_scale=2", "FedAvg", "server_scale or server_lr, not both", "Leave one out"),
+    setting(
+        "algorithm.name=feddpc algorithm.projection=false", "FedDPC", "scaling without projection is not defined", "set scaling = false"
+    ),
+    setting("participation.cohort=31", "Uniform: cohort", "at most the number of clients, 30, got 31", "lower participation.cohort"),
+    setting("partition.min_size=500", "1437 samples cannot give 30 clients", "at most 47 is possible", "lower partition.min_size"),
+    setting("partition.min_size=40", "partition.min_size = 40", "never had more than", "set partition.min_size to"),
+    setting(
+        "partition.name=natural", "natural partition", "does not come divided among clients", 'set partition.name to "iid" or "dirichlet"'
+    ),
+    setting("data.name=synthetic model.name=cnn", "cnn", "needs images", "use mlp or softmax"),
+    setting("model.hidden=[]", "MLP: hidden", "must be one width ≥ 1 or several, got []", "use softmax"),
+    setting("model.norm=group model.hidden=[3]", 'norm = "group"', "needs even widths", "try [64]"),
+    # the words of --set
+    case("set without =", "run --set local.lr", "'local.lr'", "takes key=value", "for example --set"),
+    case("set without key", "run --set =3", "'=3'", "takes key=value", "for example --set"),
+    Case("set over two lines", ("run", "--set", "a\nb=1"), ("unknown setting 'a\\nb'", "known: algorithm,", "choose one of them")),
+    # files
+    case("file: missing", "run none.toml", "there is no file 'none.toml'", "name a TOML file", "leave it out to run the defaults"),
+    case("file: a folder", "run .", "cannot read .", "Is a directory", "check that it is a file"),
+    page("binary", b"\x80\x81\xff\x00", "wrong.toml", "is not a text file in UTF-8", "name a TOML file"),
+    page("truncated", '[algorithm]\nname = "fedav', "wrong.toml is not valid TOML", "at end of document", "correct that line"),
+    page("twice", "seed = 1\nseed = 2\n", "wrong.toml is not valid TOML", "line 2", "correct that line"),
+    page("value for a table", 'model = "mlp"\n', "model", "is a table of settings, got 'mlp'", "write model.name = 'mlp'"),
+    page("table for a value", "[rounds]\nnumber = 3\n", "rounds", "must be a whole number, got {'number': 3}", "the default is 30"),
+    page("table in a table", "[local.lr]\nfirst = 0.1\n", "local: lr", "must be a number, got {'first': 0.1}", "try 0.1"),
+    page("unknown table", "[lokal]\nlr = 0.1\n", "unknown setting 'lokal'", "Known: algorithm,", "did you mean 'local'?"),
+    # plugins
+    case("plugin: missing", "run --plugin none.py", "there is no plugin file 'none.py'", "name a Python file", "askew.register"),
+    case("plugin: a folder", "run --plugin .", "there is no plugin file '.'", "name a Python file", "askew.register"),
+    case("plugin: not Python", "run --plugin own.txt", "'own.txt'", "is not a Python file", "ends in .py", file("own.txt", "pass")),
+    case("plugins: both", "run --set plugins=3 --plugin own.py", "plugins", "must be a list", "the default is []", file("own.py", "")),
+    plugin("syntax", "x = 1\ndef f(:\n", "'own.py' failed in line 2", "SyntaxError", "correct the file"),
+    plugin("raises", "x = 1\n1 / 0\n", "'own.py' failed in line 2", "ZeroDivisionError: division by zero", "correct the file"),
+    plugin("leaves", "import sys\nsys.exit(3)\n", "'own.py' failed in line 2", "SystemExit: 3", "correct the file"),
+    plugin("nothing", "x = 1\n", "'own.py'", "registers nothing", "put @askew.register"),
+    plugin(
+        "duplicate", METHOD.replace('"own"', '"fedavg"').format(hook="x(self): ..."), "'fedavg'", "exists already", "choose another name"
+    ),
+    plugin("no method", "import askew\n@askew.register('own')\nclass Own: ...\n", "Own", "is none of Algorithm,", "derive it from one"),
+    plugin(
+        "hook raises",
+        METHOD.format(hook="direction(self, w, grad, me): return me.nothing"),
+        "own.py' failed in line 6",
+        "AttributeError",
+        "correct the file",
+        more="--set algorithm.name=own --set rounds=1",
+    ),
+    plugin(
+        "hook changes a shape",
+        METHOD.format(hook="aggregate(self, x, up, cohort, server): return x[:3], server"),
+        "Own: aggregate() must return the model",
+        "declared",
+        "Correct the hook",
+        more="--set algorithm.name=own --set rounds=1",
+    ),
+    plugin(
+        "network misfits",
+        NETWORK.format(layers="nn.Linear(7, classes)"),
+        "cannot take inputs of shape (1, 8, 8)",
+        "shapes cannot be multiplied",
+        "change the network or the data",
+        more="--set model.name=own",
+    ),
+    plugin(
+        "dropout vmapped",
+        NETWORK.format(layers="nn.Dropout(0.5), nn.Linear(64, classes)"),
+        '"vmapped"',
+        "a network with dropout",
+        'use engine.name = "sequential"',
+        more="--set model.name=own --set engine.name=vmapped",
+    ),
+    # run folders
+    case("show: missing", "show runs/none", "no run folder 'runs/none'", "name a folder that `askew run` made", "such as runs/NAME"),
+    case("compare: missing", "compare RUN runs/none", "no run folder 'runs/none'", "name a folder", "such as runs/NAME"),
+    case("report: missing", "report runs/none", "no run folder 'runs/none'", "name a folder", "such as runs/NAME"),
+    case("show: no run", "show runs", "'runs' is not a run folder", "it has no run.toml", "name a folder that `askew run` made"),
+    case("compare: no run", "compare .", "'.' is not a run folder", "it has no run.toml", "name a folder that `askew run` made"),
+    case("report: no run", "report .", "'.' is not a run folder", "it has no run.toml", "name a folder that `askew run` made"),
+    case(
+        "rounds cut",
+        "show RUN",
+        "rounds.jsonl, line 1",
+        "is not the record of round 1",
+        "restore the file",
+        damage("rounds.jsonl", lambda t: t[9:]),
+    ),
+    case(
+        "rounds lost",
+        "compare runs",
+        "line 1",
+        "not the record",
+        "remove the folder",
+        damage("rounds.jsonl", lambda t: t.split("\n", 1)[1]),
+    ),
+    case("facts cut", "show RUN", "run.json", "is not a JSON object", "remove the folder", damage("run.json", lambda t: t[:20])),
+    case("facts a list", "report RUN", "run.json", "is not a JSON object", "remove the folder", damage("run.json", lambda t: "[1]")),
+    case(
+        "facts binary",
+        "show RUN",
+        "run.json",
+        "is not a text file in UTF-8",
+        "remove the folder",
+        damage("run.json", lambda t: b"\xff\xfe"),
+    ),
+    case("page cut", "show RUN", "run.toml", "does not tell a whole run", "remove the folder", damage("run.toml", lambda t: t[:9])),
+    case(
+        "page broken",
+        "show RUN",
+        "run.toml is not valid TOML",
+        "at end of document",
+        "correct that line",
+        damage("run.toml", lambda t: t[:4]),
+    ),
+    case("checkpoint broken", f"run {QUICK}", "the checkpoint", "is damaged or of another run", "use --fresh to start", unfinished),
+    case(
+        "other run",
+        f"run {QUICK}",
+        "of another configuration",
+        "use another --out",
+        "--fresh",
+        damage("run.toml", lambda t: t.replace("5", "6")),
+    ),
+    case("locked", f"run {QUICK}", "another process is writing", "wait for it to end", "run another configuration", held),
+    # the disk
+    case("out: a file", "run --out taken", "cannot write taken", "Not a directory", "name a folder you can write", file("taken", "")),
+    case(
+        "out: below a file",
+        "run --out taken/deep",
+        "cannot write taken/deep",
+        "Not a dir",
+        "name a folder you can write",
+        file("taken", ""),
+    ),
+    case(
+        "report: a file", "report RUN --out taken", "cannot write taken/", "File exists", "name a folder you can write", file("taken", "")
+    ),
+    case("disk full", f"run --fresh {QUICK}", "run.toml", "No space left on device", "free some space", full_disk),
+    case("disk full later", f"run --fresh {QUICK}", "rounds.jsonl", "No space left on device", "start the run again", full_disk_later),
+    # the command line itself
+    case("no such list", "list algoritms", "there is no list of 'algoritms'", "Known: algorithms, datasets", "did you mean 'algorithms'?"),
+    case("no list named", "list", "missing argument 'KIND'", "askew list takes KIND --json", "see askew list --help"),
+    case("no such command", "rum", "no such command 'rum'", "commands are run, list,", "see askew --help"),
+    case("no such option", "run --rounds 3", "no such option: --rounds", "askew run takes FILE.toml --set", "see askew run --help"),
+    case("no run named", "show", "missing argument 'RUN'", "askew show takes RUN --json", "see askew show --help"),
+    case("too many files", "run a.toml b.toml", "unexpected extra argument", "askew run takes FILE.toml", "see askew run --help"),
+    case("option without value", "run --set", "'--set' requires an argument", "askew run takes FILE.toml", "see askew run --help"),
+    case("demo: text", "demo --rounds few", "'--rounds'", "askew demo takes --out --rounds --seeds", "see askew demo --help"),
+    case("demo: no round", "demo --rounds 0", "rounds", "must be ≥ 1, got 0", "the default is 30"),
+    case("demo: no seed", "demo --seeds 0", "demo: seeds", "must be ≥ 1, got 0", "the default is 3"),
+    case("target: percent", "compare RUN --target 90", "--target", "must be > 0 and ≤ 1, got 90", "try 0.9"),
+    case("json is for results", "show runs/none --json", "no run folder 'runs/none'", "name a folder", "such as runs/NAME"),
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of QUICK."""
+    out = tmp_path_factory.mktemp("finished")
+    assert main(["run", *QUICK.split(), "--out", str(out)]) == 0
+    return next(out.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """What plugins registered is forgotten."""
+    before = {kind: dict(registry.members) for kind, registry in CHOICES.items()}
+    yield
+    for kind, members in before.items():
+        CHOICES[kind].members = members
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_one_sentence(
+    case: Case, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, tmp_path / "runs" / finished.name)
+    kept = case.setup(tmp_path, monkeypatch) if case.setup else None
+    capsys.readouterr()
+    with kept if isinstance(kept, IOBase) else nullcontext():
+        code = main([f"runs/{finished.name}" if word == "RUN" else word for word in case.words])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.endswith("\n") and err.count("\n") == 1
+    assert "Traceback" not in err
+    for fragment in case.says:
+        assert fragment in err
+
+
+def test_a_defect_of_ours_is_told_from_a_mistake_of_yours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(kind: str) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("askew.cli.catalogue.entries", broken)
+    assert main(["list", "models"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert (
+        err.startswith("error: unexpected RuntimeError: two lines; this is a defect of askew: please report it") and "ASKEW_DEBUG=1" in err
+    )
+    monkeypatch.setenv("ASKEW_DEBUG", "1")
+    assert main(["list", "models"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_error_of_the_system_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(kind: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "secret.csv")
+
+    monkeypatch.setattr("askew.cli.catalogue.entries", refused)
+    assert main(["list", "models"]) == 2
+    assert capsys.readouterr().err.startswith("error: secret.csv: Permission denied; check that")

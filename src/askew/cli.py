@@ -189,14 +189,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks
-    words = list(sys.argv[1:] if argv is None else argv)
+    words, whole = list(sys.argv[1:] if argv is None else argv) or ["--help"], typer.main.get_command(app)
     try:
-        code = typer.main.get_command(app).main(words or ["--help"], prog_name="askew", standalone_mode=False)
+        code = whole.main(words, prog_name="askew", standalone_mode=False)
         sys.stdout.flush()
     except AskewError as e:
         return fail(str(e))
     except UsageError as e:
-        return fail(misused(e))
+        return fail(misused(e, whole, words))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
         return 0
@@ -215,16 +215,15 @@ def fail(sentence: str, code: int = 2) -> int:
     return code
 
 
-def misused(e: Any) -> str:
+def misused(e: Any, whole: Any, words: Sequence[str]) -> str:
     """A usage error with what the command takes and where to read more."""
-    said = e.format_message().strip().rstrip(".")
-    if e.ctx is None:
-        return f"{said}; see askew --help."
-    command, path = e.ctx.command, e.ctx.command_path
-    if isinstance(command, typer.core.TyperGroup):
-        takes = f"commands are {', '.join(command.commands)}"
+    known = e.ctx.command if e.ctx else whole.commands.get(words[0], whole)
+    path = "askew" if known is whole else f"askew {known.name}"
+    if known is whole:
+        takes = f"commands are {', '.join(whole.commands)}"
     else:
-        takes = f"{path} takes {' '.join(p.opts[0] if p.param_type_name == 'option' else p.metavar for p in command.params)}"
+        takes = f"{path} takes {' '.join(p.opts[0] if p.param_type_name == 'option' else p.metavar for p in known.params)}"
+    said = e.format_message().strip().rstrip(".")
     return f"{said[:1].lower()}{said[1:]}; {takes}; see {path} --help."
 
 

@@ -54,5 +54,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Say the nearest match, then the rest: "did you mean 'feddyn'? Known: …"."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}Known: {', '.join(names) if names else 'none'}."
+    if not names:
+        return "none is known here: leave it out."
+    return f"did you mean {near[0]!r}? Known: {', '.join(names)}." if near else f"known: {', '.join(names)}; choose one of them."

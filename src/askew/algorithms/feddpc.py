@@ -49,7 +49,7 @@ class FedDPC(FedAvg):
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         delta, d = up["delta"], server["prev"]
         r = delta
-        if self.projection and bool(dot(d, d) > 0):
+        if self.projection and 0 < float(dot(d, d)) < torch.inf:
             for _ in range(2):  # the second time removes what rounding left of the first
                 r = r - torch.outer((dot(r, d) / dot(d, d)).to(r.dtype), d)
         length, left = norm(delta), norm(r)

@@ -127,7 +127,10 @@ def allowed(field: dataclasses.Field[Any], kind: Any) -> str:
         return "one of " + ", ".join(field.metadata["choices"])
     signs = {"above": ">", "least": "≥", "below": "<", "most": "≤"}
     limits = " and ".join(f"{signs[k]} {v:g}" for k, v in field.metadata.get("limits", {}).items())
-    return limits if limits and kind in (int, float) else spoken(kind) + (f" {limits}" if limits else "")
+    if not limits or kind in (int, float):
+        return limits or spoken(kind)
+    words = " or ".join(spoken(arg) for arg in typing.get_args(kind) if arg is not type(None))
+    return f"{words} {limits}{', or left out' if type(None) in typing.get_args(kind) else ''}"
 
 
 def checked(value: object, kind: Any, field: dataclasses.Field[Any], owner: str) -> object:
@@ -135,7 +138,8 @@ def checked(value: object, kind: Any, field: dataclasses.Field[Any], owner: str)
     meta = field.metadata
 
     def refuse(rule: str) -> ConfigError:
-        tail = meta.get("hint") or (f"the default is {plain(field.default)}." if field.default is not dataclasses.MISSING else "")
+        usual = f"the default is {plain(field.default)}." if field.default is not None else "leave it out for the default."
+        tail = meta.get("hint") or (usual if field.default is not dataclasses.MISSING else "")
         return ConfigError(f"{owner}: {field.name} must be {rule}, got {plain(value)}; {tail}".rstrip("; "))
 
     if not fits(value, kind):

@@ -144,7 +144,9 @@ class Natural(Partition):
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
         if owner is None:
-            raise DataError('this dataset does not come divided among clients; set partition.name to "iid" or "dirichlet".')
+            raise DataError(
+                'the natural partition: this dataset does not come divided among clients; set partition.name to "iid" or "dirichlet".'
+            )
         if len(owner) != len(labels) or int(owner.min()) < 0:
             raise DataError(
                 f"the owners must be one client number from 0 for each of the {len(labels)} samples, "

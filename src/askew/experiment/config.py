@@ -219,7 +219,7 @@ def load_plugin(path: str) -> None:
         raise
     except (Exception, SystemExit) as e:
         del sys.modules[name]
-        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(file)]
+        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == spec.origin]
         lines += [e.lineno] if isinstance(e, SyntaxError) else []
         where = f"in line {lines[-1]}: " if lines else ""
         raise ConfigError(f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; correct the file and try again.") from None

@@ -123,9 +123,7 @@ def checked_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.M
     return module
 
 
-def play(
-    config: Config, out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0
-) -> Run:
+def play(config: Config, out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0) -> Run:
     """Run a configuration. With `out` it lives in a folder there: finished runs are read back, interrupted ones resumed.
 
     `fresh` starts over; `watch` sees every record; `save_every` is the least number of seconds between checkpoints.
@@ -141,7 +139,7 @@ def play(
                 return done
         with torch_state(config), enough_memory(), stop_requests() as stopping:
             house = build(config)
-            run = Run(config.tables(), facts=house.facts, federation=house.fed.labels(), folder=folder)
+            run = Run(read_back(config), facts=house.facts, federation=house.fed.labels(), folder=folder)
             first = 1 + (resume(run, house) if folder else 0)
             if watch:
                 watch(run, None)
@@ -166,7 +164,8 @@ def loop(house: House, run: Run, first: int, watch: Watch | None, save_every: fl
             append_lines(run.folder / "rounds.jsonl", [record])
             if (now := time.monotonic()) >= due and t < config.rounds:
                 checkpoint.save(run.folder, server, t, config.digest())
-                due = time.monotonic() + max(save_every, 20 * (time.monotonic() - now))  # at most a twentieth of the time
+                cost = time.monotonic() - now
+                due = now + (max(save_every, 20 * cost) if save_every else 0)  # at most a twentieth of the time; 0: every round
         if watch:
             watch(run, record)
         if stopping():

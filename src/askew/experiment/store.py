@@ -144,11 +144,11 @@ def load(folder: str | Path) -> Run:
 
 
 def load_all(folders: Iterable[str | Path]) -> list[Run]:
-    """Read run folders, and the run folders inside of other folders, each once and in order."""
+    """Read run folders, and the run folders inside of other folders in the order in which they were begun; each once."""
     found: dict[Path, Run] = {}
     for folder in map(Path, folders):
-        inside = sorted(page.parent for page in folder.glob("*/run.toml")) if not (folder / "run.toml").is_file() else []
-        for each in inside or [folder]:
+        pages = sorted(folder.glob("*/run.toml"), key=lambda page: (page.stat().st_mtime_ns, page))
+        for each in [folder] if (folder / "run.toml").is_file() or not pages else [page.parent for page in pages]:
             if each.resolve() not in found:
                 found[each.resolve()] = load(each)
     return list(found.values())
@@ -270,3 +270,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         file.close()
+        if [p.name for p in folder.iterdir()] == [".lock"]:  # the run was refused before it began
+            (folder / ".lock").unlink()
+            folder.rmdir()

@@ -71,6 +71,8 @@ def settings(table: dict[str, Any], without: Sequence[str] = ()) -> str:
 
 
 def short(value: Any) -> str:
+    if value is None:
+        return "–"
     return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else plain(value)
 
 
@@ -104,7 +106,7 @@ class Ticker:
     """Watches runs: live bars on a terminal, elsewhere a line now and then (for one run) or a line a run (for several)."""
 
     def __init__(self, console: Console, runs: int = 1, title: str = "") -> None:
-        self.console, self.runs, self.done, self.played = console, runs, 0, 0
+        self.console, self.runs, self.done, self.played, self.training = console, runs, 0, 0, False
         columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[words]}"), TimeRemainingColumn(compact=True))
         self.bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True)
         self.whole = self.bars.add_task(title, total=runs, words=self.count()) if runs > 1 else None
@@ -136,6 +138,7 @@ class Ticker:
 
     def begin(self, run: Run) -> None:
         """Say what is about to be trained and set the bar up for it."""
+        self.training = True
         if self.runs > 1 and not self.done:
             self.say(f"{self.runs} runs on {scene(run)}, {run.config['rounds']} rounds each")
         if self.runs == 1:
@@ -153,8 +156,9 @@ class Ticker:
         self.done += 1
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done, words=self.count())
-        if not self.console.is_terminal:
+        if not self.console.is_terminal and self.training:
             self.say(f"{self.count()}: {run.algorithm}, seed {run.config['seed']}: best accuracy {percent(run.best_accuracy)}")
+        self.training = False
 
     def count(self) -> str:
         return f"{self.done}/{self.runs} runs"
@@ -316,7 +320,7 @@ def comparison(runs: Sequence[Run], target: float | None = None) -> RenderableTy
     for row, task in zip(rows, tasks, strict=True):
         peers = [other for other, its in zip(rows, tasks, strict=True) if its == task]
         shown.add_row(row["label"], *(cell(row, column, peers) for column in columns))
-    return Group(shown, Text(remarks(rows), QUIET))
+    return Group(shown, Text(remarks(rows, target), QUIET))
 
 
 def cell(row: dict[str, Any], column: Column, peers: Sequence[dict[str, Any]]) -> Text:
@@ -331,17 +335,16 @@ def cell(row: dict[str, Any], column: Column, peers: Sequence[dict[str, Any]]) -
     return Text(words, BEST if best else "")
 
 
-def remarks(rows: Sequence[dict[str, Any]]) -> str:
+def remarks(rows: Sequence[dict[str, Any]], given: float | None) -> str:
     """What the headings leave unsaid."""
     seeds, targets, bases = ({row[key] for row in rows} for key in ("seeds", "target", "baseline"))
     words = []
     if seeds != {1}:
-        many = f"{max(seeds)} seeds" if len(seeds) == 1 else "each method's seeds"
-        words.append(f"Means over {many}, ± one standard deviation.")
-    if len(targets) == 1 and None not in targets:
-        words.append(
-            f"Target: accuracy {percent(targets.pop())}{f', the best of {bases.pop()}' if len(bases) == 1 and None not in bases else ''}."
-        )
+        words.append(f"Means over {f'{max(seeds)} seeds' if len(seeds) == 1 else 'seeds'}, ± one standard deviation.")
+    if given is not None:
+        words.append(f"Target: accuracy {percent(given)}.")
+    elif len(targets) == len(bases) == 1 and None not in targets:
+        words.append(f"Target: accuracy {percent(targets.pop())}, the best of {bases.pop()}.")
     elif targets != {None}:
         words.append("Target: the best accuracy of fedavg on the same task.")
     late = sum(not row["finished"] for row in rows)
@@ -356,7 +359,7 @@ def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
     if kind != "algorithms":
         shown = plain_table()
         shown.add_column(kind.removesuffix("s"), style="bold", no_wrap=True)
-        shown.add_column("what it is, and its settings with their defaults")
+        shown.add_column("what it is, and its settings with their defaults (–: left out)")
         for entry in entries:
             shown.add_row(entry["name"], Group(Text(entry["idea"]), explained(entry["parameters"])), end_section=True)
         return shown
@@ -367,7 +370,7 @@ def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("exact", justify="center", no_wrap=True)
     shown.add_column("idea and paper")
-    settled.add_column("settings, with their defaults")
+    settled.add_column("settings, with their defaults (–: left out)")
     for entry in entries:
         server = times(entry["server_state"]) + (f"+{times(entry['memory'])}N" if entry["memory"] else "")
         costs = [times(entry["down"]), times(entry["up"]), server, times(entry["client_state"])]
@@ -377,7 +380,7 @@ def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
     notes = (
         "sent: by and to one client in a round, kept: from round to round, both in multiples of the model, measured on a small network "
         "with batch norm. exact: claims the true optimum under skewed data and partial participation."
-    )
+    ) + (" +1N: and once for each client." if any(entry["memory"] for entry in entries) else "")
     return Group(shown, Text(f"\n{notes}\n", QUIET), settled, Text("\nwhat each setting means: askew list algorithms --json", QUIET))
 
 

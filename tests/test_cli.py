@@ -1,0 +1,341 @@
+"""The command line: what each verb prints and leaves behind, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import askew
+from askew.cli import main
+from askew.experiment import demo
+from askew.experiment.catalogue import KINDS
+from askew.experiment.config import CHOICES
+from askew.report import table, terminal
+
+TINY: dict[str, Any] = {"rounds": 2, "model": {"name": "softmax"}, "partition": {"clients": 5}}
+SETS = ["--set", "rounds=2", "--set", "model.name=softmax", "--set", "partition.clients=5"]
+
+
+class Told:
+    """The outcome of one command line."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], words: tuple[str | Path, ...]) -> None:
+        capsys.readouterr()
+        self.code = main([str(word) for word in words])
+        self.out, self.err = capsys.readouterr()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def tell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs command lines in an empty folder, on 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return lambda *words: Told(capsys, words)
+
+
+def records(run: askew.Run) -> list[dict[str, Any]]:
+    """Rounds without what no two executions share."""
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in run.rounds]
+
+
+def only_run() -> Path:
+    [folder] = Path("runs").iterdir()
+    return folder
+
+
+# run ------------------------------------------------------------------------------------------------------------
+
+
+def test_run_trains_stores_and_says_what_to_type_next(tell: Any) -> None:
+    told = tell("run", *SETS)
+    assert told.code == 0
+    folder = only_run()
+    assert f"askew show {folder}" in told.out and f"askew report {folder} --out report" in told.out
+    run = askew.load(folder)
+    assert f"{100 * run.best_accuracy:.1f}% in round {run.best_round}" in told.out
+    assert "round 2/2" in told.err and f"engine {run.facts['engine']} ({run.facts['reason']}), on cpu" in told.err
+
+
+def test_run_as_json_prints_one_document_and_nothing_else(tell: Any) -> None:
+    told = tell("run", *SETS, "--json")
+    wanted = {
+        "run",
+        "best_accuracy",
+        "best_round",
+        "final_accuracy",
+        "rounds",
+        "seconds_per_round",
+        "bytes_up",
+        "bytes_down",
+        "engine",
+        "device",
+    }
+    assert told.code == 0 and wanted <= told.json.keys()
+    assert told.json["run"] == str(only_run()) and told.json["rounds"] == 2
+    assert told.json == askew.load(only_run()).summary()
+
+
+def test_quiet_says_nothing(tell: Any) -> None:
+    told = tell("run", *SETS, "--quiet")
+    assert (told.code, told.out, told.err) == (0, "", "")
+    assert tell("run", *SETS, "--quiet", "--json").json["finished"]
+
+
+def test_the_command_line_and_python_give_the_same_numbers(tell: Any) -> None:
+    Path("tiny.toml").write_text('rounds = 9\n[model]\nname = "softmax"\n[partition]\nclients = 5\n[algorithm]\nname = "scaffold"\n')
+    tell("run", "tiny.toml", "--set", "rounds=3", "--set", "algorithm.server_scale=0.5", "--out", "cli")
+    [folder] = Path("cli").iterdir()
+    own = askew.run("scaffold", rounds=3, model="softmax", clients=5, server_scale=0.5, out="api")
+    assert records(askew.load(folder)) == records(own)
+    assert own.folder is not None and own.folder.name == folder.name
+    assert own.config == askew.load(folder).config  # or tables would tell a run from itself read back
+
+
+def test_a_finished_run_is_read_back_and_fresh_runs_it_again(tell: Any) -> None:
+    tell("run", *SETS)
+    log = only_run() / "rounds.jsonl"
+    before = log.read_text()
+    again = tell("run", *SETS)
+    assert again.code == 0 and "already finished, nothing to do; --fresh runs it again" in again.err
+    assert log.read_text() == before
+    fresh = tell("run", *SETS, "--fresh")
+    assert "already finished" not in fresh.err and log.read_text() != before
+    assert [r["accuracy"] for r in map(json.loads, before.splitlines())] == askew.load(only_run()).curve("accuracy")[1]
+
+
+def test_ctrl_c_ends_the_round_and_the_same_command_goes_on_to_the_same_numbers(tell: Any) -> None:
+    words = ["run", *SETS, "--set", "rounds=300", "--set", "evaluation.every=50", "--set", "algorithm.name=scaffold"]
+    process = subprocess.Popen([sys.executable, "-m", "askew", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not any(log.read_text().count("\n") >= 3 for log in Path("runs").glob("*/rounds.jsonl")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == "" and "Traceback" not in err
+    stopped = askew.load(only_run())
+    assert not stopped.finished and len(stopped.rounds) >= 3 and stopped.facts["state"] == "interrupted"
+    assert f"stopped after round {len(stopped.rounds)} of 300" in err and f"askew run {only_run() / 'run.toml'} --out runs" in err
+    assert "interrupted" in tell("show", only_run()).out
+    resumed = tell("run", only_run() / "run.toml", "--out", "runs")
+    assert resumed.code == 0 and f"going on after round {len(stopped.rounds)} of 300" in resumed.err
+    whole = askew.run("scaffold", **(TINY | {"rounds": 300}), evaluation={"every": 50})
+    assert records(askew.load(only_run())) == records(whole)
+
+
+def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*words: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("askew.cli.play", interrupted)
+    told = tell("run", *SETS)
+    assert told.code == 130 and "stopped at once" in told.err and "run.toml --out runs" in told.err
+
+
+def test_a_plugin_brings_a_method_of_ones_own(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = dict(CHOICES["algorithm"].members)
+    monkeypatch.setattr(CHOICES["algorithm"], "members", dict(known))
+    Path("mine.py").write_text(
+        "import askew\nfrom askew.algorithms import FedAvg\n\n"
+        '@askew.register("halfway")\nclass Halfway(FedAvg):\n    """Goes half of the way."""\n\n    server_scale = 0.5\n'
+    )
+    told = tell("run", *SETS, "--plugin", "mine.py", "--set", "algorithm.name=halfway", "--json")
+    assert told.code == 0 and told.json["algorithm"] == "halfway"
+    assert records(askew.load(told.json["run"])) == records(askew.run("fedavg", **TINY, server_scale=0.5))
+    Path("elsewhere").mkdir()
+    Path("mine.py").rename("elsewhere/mine.py")
+    monkeypatch.setattr(CHOICES["algorithm"], "members", dict(known))  # as a new process finds it
+    moved = tell("run", *SETS, "--plugin", "elsewhere/mine.py", "--set", "algorithm.name=halfway")
+    assert moved.code == 0 and "already finished" in moved.err
+
+
+def test_what_a_method_remarks_is_shown(tell: Any) -> None:
+    remark = "the network has no batch-norm layer"
+    assert remark in tell("run", *SETS, "--set", "algorithm.name=fedbn").err
+    assert remark in tell("show", only_run()).out
+
+
+# list -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_tell_all_members_and_their_settings(tell: Any, kind: str) -> None:
+    told, as_json = tell("list", kind), tell("list", kind, "--json")
+    assert [entry["name"] for entry in as_json.json] == list(KINDS[kind])
+    for entry in as_json.json:
+        assert entry["idea"] and entry["name"] in told.out
+        assert {p["name"]: p["default"] for p in entry["parameters"]} == json.loads(json.dumps(KINDS[kind][entry["name"]]().table()))
+        assert all(p["doc"] and p["allowed"] and p["type"] for p in entry["parameters"])
+    assert max(map(len, told.out.splitlines())) <= 80
+
+
+def test_costs_of_methods_are_those_of_their_definitions(tell: Any) -> None:
+    told = {entry["name"]: entry for entry in tell("list", "algorithms", "--json").json}
+    costs = lambda name: [round(told[name][key], 1) for key in ("down", "up", "server_state", "client_state", "memory")]
+    assert costs("fedavg") == [1, 1, 0, 0, 0]
+    assert costs("scaffold") == [2, 2, 1, 1, 0]
+    assert costs("feddyn") == [1, 1, 2, 1, 0]
+    assert costs("feddc") == [2, 2, 2, 2, 0]
+    assert costs("fedcm") == [2, 1, 1, 0, 0]
+    assert costs("feddpc") == [1, 1, 1, 0, 0]
+    assert 0 < told["fedbn"]["down"] < 1 and told["fedbn"]["down"] == told["fedbn"]["up"]
+    assert all(entry["down"] is not None for entry in told.values())
+    assert {name for name in ("fedavg", "fedprox", "scaffold", "feddyn", "feddc") if told[name]["exact"]} == {"scaffold", "feddyn", "feddc"}
+    assert (told["fedavg"]["weighting"], told["feddyn"]["weighting"]) == ("samples", "uniform")
+
+
+# show, compare, report ------------------------------------------------------------------------------------------
+
+
+def test_show_tells_settings_figures_rounds_and_what_the_method_logged(tell: Any) -> None:
+    tell("run", *SETS, "--set", "algorithm.name=feddpc", "--set", "rounds=7")
+    run = askew.load(only_run())
+    told = tell("show", only_run())
+    assert told.code == 0 and told.err == ""
+    for words in ("finished, 7 rounds", "digits, 5 clients, Dirichlet α = 0.2", "lam=1", "softmax zeros=true", "lr=0.1", "█", "ratio"):
+        assert words in told.out
+    shown = [line.split()[0] for line in told.out.splitlines() if line.endswith("s") and "kB" in line and "up," not in line]
+    assert shown == ["3", "4", "5", "6", "7"]
+    assert max(map(len, told.out.splitlines())) <= 80
+    as_json = tell("show", only_run(), "--json").json
+    assert as_json["records"] == run.rounds and as_json["config"] == run.config and as_json["best_accuracy"] == run.best_accuracy
+
+
+@pytest.fixture
+def three(tell: Any) -> list[askew.Run]:
+    """Two seeds of one method and one of another."""
+    for change in ("seed=0", "seed=1", "algorithm.name=scaffold"):
+        tell("run", *SETS, "--set", change)
+    return [askew.load(folder) for folder in sorted(Path("runs").iterdir())]
+
+
+def test_compare_joins_seeds_and_counts_rounds_to_a_target(tell: Any, three: list[askew.Run]) -> None:
+    told = tell("compare", "runs")
+    assert told.code == 0 and told.err == "" and max(map(len, told.out.splitlines())) <= 80
+    assert [line.split()[0] for line in told.out.splitlines() if line.startswith(("fedavg ", "scaffold "))] == ["fedavg", "scaffold"]
+    assert tell("compare", "runs", "--json").json == table(three)
+    assert tell("compare", *(run.folder for run in three), "runs", "--json").json == table(three)
+    aimed = tell("compare", "runs", "--target", "0.01", "--json").json
+    assert [row["target"] for row in aimed] == [0.01, 0.01] and [row["rounds_to_target"] for row in aimed] == [1, 1]
+    assert "Target: accuracy 1.0%." in tell("compare", "runs", "--target", "0.01").out
+
+
+def test_compare_highlights_the_best_of_a_task() -> None:
+    runs = [fake("fedavg", [0.1, 0.5]), fake("feddyn", [0.2, 0.7]), fake("fedavg", [0.1, 0.9], clients=9)]
+    console = Console(file=StringIO(), force_terminal=True, color_system="standard", width=100)
+    console.print(terminal.comparison(runs))
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    green = {words: any("\x1b[1;32m" in line and words in line for line in lines) for words in ("50.0", "70.0", "90.0")}
+    assert green == {"50.0": False, "70.0": True, "90.0": False}  # the third has a task of its own
+
+
+def fake(algorithm: str, accuracy: list[float], clients: int = 5) -> askew.Run:
+    tables = askew.Config.build({"rounds": 2, "algorithm": {"name": algorithm}, "partition": {"clients": clients}}).tables()
+    other = {"bytes_up": 1, "bytes_down": 1, "seconds": 0.1, "dropped": 0, "participants": [0], "train_loss": 1.0, "loss": 1.0}
+    return askew.Run(tables, [{"round": t, "accuracy": a, **other} for t, a in enumerate(accuracy, 1)])
+
+
+def test_report_writes_a_page_and_prints_its_path(tell: Any, three: list[askew.Run]) -> None:
+    told = tell("report", "runs", "--out", "pages", "--title", "Three <runs>")
+    assert (told.code, told.out, told.err) == (0, "pages/index.html\n", "")
+    assert "Three &lt;runs&gt;" in Path("pages/index.html").read_text()
+
+
+# demo -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_compares_seven_methods_and_the_second_time_trains_nothing(tell: Any) -> None:
+    first = tell("demo", "--rounds", "1", "--seeds", "1", "--out", "shown")
+    assert first.code == 0 and "7/7 runs" in first.err
+    rows = [line.split("  ")[0] for line in first.out.splitlines() if line.startswith(("fed", "scaffold"))]
+    assert rows == ["fedavg server_scale=1", "fedavg server_scale=2", "fedprox", "scaffold", "feddyn", "feddc", "feddpc"]
+    assert "shown/report/index.html" in first.out and Path("shown/report/index.html").exists()
+    logs = {log: log.stat().st_mtime_ns for log in Path("shown/runs").glob("*/rounds.jsonl")}
+    assert len(logs) == 7
+    second = tell("demo", "--rounds", "1", "--seeds", "1", "--out", "shown")
+    assert second.code == 0 and "all 7 runs were finished already and are read back" in second.err
+    assert second.out == first.out and {log: log.stat().st_mtime_ns for log in logs} == logs
+
+
+def test_the_demo_differs_in_method_and_seed_alone() -> None:
+    configs = demo.configs()
+    assert len(configs) == demo.SEEDS * len(demo.METHODS) == len({config.name() for config in configs})
+    same = ("rounds", "data", "partition", "participation", "model", "local", "engine", "evaluation")
+    assert len({json.dumps([config.tables()[name] for name in same]) for config in configs}) == 1
+    default = askew.Config.build({}).tables()
+    assert all(configs[0].tables()[name] == default[name] for name in ("data", "partition", "participation", "model"))
+
+
+def test_an_interrupted_demo_says_how_to_go_on(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*words: object, **options: object) -> askew.Run:
+        return fake("fedavg", [0.1])
+
+    monkeypatch.setattr("askew.experiment.demo.play", stopped)
+    told = tell("demo", "--seeds", "1", "--out", "shown")
+    assert told.code == 130 and "stopped in run 1 of 7" in told.err and "askew demo --out shown --rounds 30 --seeds 1" in told.err
+
+
+# the terminal ---------------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_a_long_run_says_at_most_twenty_lines(tell: Any) -> None:
+    told = tell("run", *SETS, "--set", "rounds=45", "--set", "evaluation.every=45")
+    lines = [line for line in told.err.splitlines() if line.startswith("round ")]
+    assert 10 <= len(lines) <= 20 and lines[-1].startswith("round 45/45 · accuracy ")
+
+
+def test_on_a_terminal_bars_show_the_round_and_the_accuracy() -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=80, force_interactive=True, color_system=None)
+    with terminal.Ticker(console) as ticker:
+        ticker.bars.auto_refresh = False
+        askew.run("fedavg", **TINY, watch=ticker)
+        ticker.bars.refresh()
+    assert isinstance(console.file, StringIO)
+    assert "round 2/2 · accuracy" in console.file.getvalue()
+
+
+def test_curves_in_blocks() -> None:
+    assert terminal.spark([0.0, 0.5, 1.0], 20) == "▁▅█"
+    assert terminal.spark([3.0, 3.0], 20) == "▁▁"
+    assert len(terminal.spark([float(v) for v in range(1000)], 20)) == 20
+    lines = terminal.chart([1, 2], [0.25, 0.75]).plain.splitlines()
+    assert lines[0].startswith("  75.0% │") and lines[-2].startswith("  25.0% │") and lines[-1].split() == ["round", "1", "2"]
+    assert lines[0].count("█") == 30 and lines[-2].count("█") == 30 and lines[-2].count("▁") == 30
+
+
+def test_help_is_what_askew_alone_shows_and_each_verb_has_examples(tell: Any) -> None:
+    alone = tell()
+    assert alone.code == 0 and alone.out == tell("--help").out
+    for verb in ("run", "list", "show", "compare", "report", "demo"):
+        told = tell(verb, "--help")
+        assert told.code == 0 and f"Usage: askew {verb}" in told.out and f"  askew {verb}" in told.out.split("Examples:")[1]
+        assert verb in alone.out
+
+
+def test_version_as_a_module() -> None:
+    told = subprocess.run([sys.executable, "-m", "askew", "--version"], capture_output=True, text=True, check=True)
+    assert (told.stdout, told.stderr) == (f"askew {askew.__version__}\n", "")
+
+
+@pytest.mark.parametrize("more", [["--json"], []], ids=["json", "table"])
+def test_a_closed_pipe_is_no_error(more: list[str]) -> None:
+    source, sink = os.pipe()
+    os.close(source)
+    with os.fdopen(sink, "w") as closed:
+        told = subprocess.run([sys.executable, "-m", "askew", "list", "models", *more], stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert told.stderr == ""
