@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from askew.experiment.catalogue import entries, parameters
 from askew.experiment.config import CHOICES, NAMES, TABLES, Config, Top
 
 DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
 
 ABOUT = {
     "data": "Which samples there are.",
@@ -182,14 +182,17 @@ def names(given: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in given)
 
 
-def pages() -> dict[str, str]:
-    """The generated pages by file name."""
-    return {"configuration.md": configuration(), "algorithms.md": algorithm_page()}
+def readme() -> str:
+    """The README with its table of methods renewed; all else is written by hand."""
+    text = README.read_text(encoding="utf-8")
+    return re.sub(r"^\| method \| paper \|.*?(?=\n\n)", lambda _: overview(), text, count=1, flags=re.MULTILINE | re.DOTALL)
+
+
+def pages() -> dict[Path, str]:
+    """What this file writes."""
+    return {DOCS / "configuration.md": configuration(), DOCS / "algorithms.md": algorithm_page(), README: readme()}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["overview"]:
-        print(overview())
-    else:
-        for name, text in pages().items():
-            (DOCS / name).write_text(text, encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -5,8 +5,10 @@ Letters as in the papers: L_i(w) = ½ (w − a_i)ᵀ A_i (w − a_i); N clients,
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ from askew.engine.choose import has_batch_norm
 from askew.engine.sequential import Sequential
 from askew.engine.server import Server
 from askew.engine.vmapped import Vmapped
+from askew.experiment.run import on_public
 from askew.models import MLP, Softmax
 
 Record = dict[str, Any]
@@ -72,6 +75,19 @@ def linear(d: int) -> nn.Module:
     layer = nn.Linear(d, 1, bias=False)
     nn.init.zeros_(layer.weight)
     return layer
+
+
+class Halves(nn.Module):
+    """w·x with the four weights in two layers, from w = 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Linear(2, 1, bias=False) for _ in range(2))
+        for layer in (self.one, self.two):
+            nn.init.zeros_(layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x[:, :2]) + self.two(x[:, 2:])  # type: ignore[no-any-return]
 
 
 def least_squares(A: Tensor, a: Tensor, copies: Sequence[int] | None = None) -> Problem:
@@ -166,13 +182,28 @@ def engine_of(name: str, task: Task, even: bool) -> Engine:
     return Pairs(task, even) if name == "pairs" else Vmapped(task, even, **({"budget": 1} if name == "single" else {}))
 
 
-def serve(alg: Algorithm, problem: Problem, local: Local, engine: str = "sequential") -> Server:
+def equipped(fed: Federation, needs: Sequence[str]) -> Federation:
+    """The same holdings with what a method needs beside them: validation parts, or twenty samples at the server."""
+    if "validation" in needs and fed.shares is not None:
+        owner = np.repeat(np.arange(fed.clients), fed.shares.sizes)
+        dataset = Dataset(fed.pool, fed.test, fed.classes, owner, fed.criterion)
+        fed = Federation(dataset, Natural(clients=fed.clients), fed.seed, "cpu", fed.dtype, needs)
+    if "public" in needs and fed.public is None:
+        x, y = tastes([1, 20])[1]
+        fed = copy.copy(fed)
+        fed.public = Samples(x.to(fed.dtype), y)
+    return fed
+
+
+def serve(alg: Algorithm, problem: Problem, local: Local, engine: str = "sequential", rounds: int = 0) -> Server:
     """A server at its first round."""
-    fed = problem.fed
+    fed = equipped(problem.fed, alg.needs)
     module = with_features(problem.module.to(fed.dtype), fed.test.x[:2])
     space, batch_norm = Space(module, fed.dtype), has_batch_norm(module)
     task = (Bound if engine == "sequential" else Functional)(module, space, fed.criterion)
-    return Server(alg, space, fed, local, engine_of(engine, task, batch_norm), fed.seed, least=2 if batch_norm else 1)
+    examine = partial(on_public, task, fed) if "public" in alg.needs else None
+    trained_by, least = engine_of(engine, task, batch_norm), 2 if batch_norm else 1
+    return Server(alg, space, fed, local, trained_by, fed.seed, least, rounds=rounds, examine=examine)
 
 
 def play(server: Server, cohorts: Iterable[Sequence[int]], first: int = 1) -> list[Record]:

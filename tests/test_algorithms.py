@@ -10,6 +10,7 @@ import copy
 import os
 import signal
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 import askew
-from askew.algorithms import MOON, FedAvg, FedBN, Scaffold, algorithms
+from askew.algorithms import MOON, FedAvg, FedBN, Scaffold, Solo, algorithms
+from askew.algorithms.fedpmvr import READINGS
 from askew.core.algorithm import Algorithm
+from askew.core.rng import generator
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Local
 from askew.engine.evaluate import dressed
@@ -28,6 +31,7 @@ from askew.engine.server import Server
 from askew.errors import ConfigError
 from askew.participation import participations
 from problems import (
+    Halves,
     Listening,
     Problem,
     Record,
@@ -51,9 +55,16 @@ from problems import (
 # Settings in which hooks take other paths than by default.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"server_scale": 0.7}, {"server_lr": 0.3, "weighting": "uniform"}],
+    "fedsgd": [{"server_scale": 0.5}],
     "fedprox": [{"mu": 0.5}],
+    "fedavgm": [{"beta": 0.5, "server_lr": 0.7, "dampening": 0.4}],
+    "fedadagrad": [{"beta1": 0.3, "tau": 0.1, "server_lr": 0.1}],
+    "fedadam": [{"beta1": 0.0, "beta2": 0.5, "tau": 0.1, "server_lr": 0.1}],
+    "fedyogi": [{"beta2": 0.5, "tau": 0.1, "server_lr": 0.1}],
+    "fedexp": [{"eps": 0.0}, {"eps_times_m": True, "evaluate_average_of_last_two": True}],
     "fednova": [{"mu": 0.4, "server_momentum": 0.5}],
     "scaffold": [{"option": "I"}, {"variate_norm": "steps", "variate_lr": "initial", "server_scale": 0.5}],
+    "fedpvr": [{"head": 1}, {"head": 0}],
     "feddyn": [{"alpha": 0.3}, {"alpha": 0.0}],
     "feddc": [
         {"alpha": 0.3, "variate": "displacement"},
@@ -62,9 +73,20 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 0.1, "drift": False, "variate_norm": "steps"},
     ],
     "fedcm": [{"alpha": 0.6, "server_scale": 0.8}],
+    "fedvarp": [{"memory_unit": "displacement", "server_scale": 0.8}],
+    "mifa": [{"memory_unit": "displacement", "server_scale": 0.8}],
+    "fedga": [{"form": "memory", "beta": 0.5}],
     "feddpc": [{"lam": 0.0}, {"scaling": False}, {"projection": False, "scaling": False}, {"max_ratio": 1.01}],
     "moon": [{"mu": 5.0, "temperature": 0.2}],
     "fedbn": [{"eval": "server_mean"}, {"eval": "server_init", "weighting": "samples"}],
+    "fedpmvr": [*({"reading": reading} for reading in READINGS[1:]), {"head": 1, "head_unit": "tensors"}],
+    "fedpdc": [{"penalty": "prox", "adaptive": True}, {"penalty": "loss_scale", "lam": 0.5}],
+    "lossbias": [{"measure": "mean_over_steps"}],
+    "mgda": [{"solver": "slsqp"}, {"single_gradient": True, "server_decay": 0.1}],
+    "fedmgdaplus": [{"eps": 0.0}, {"eps": 1.0, "server_decay_rate": 0.9}],
+    "fedspeed": [{"alpha": 0.3, "rho": 0.5, "mix": 0.5}],
+    "fedalign": [{"mu": 2.0}],
+    "fedamd": [{"anchor": 0.5}],
 }
 
 # Settings at which a method is FedAvg (with its own weighting), and with one client plain SGD.
@@ -75,27 +97,68 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "fedcm": {"alpha": 1.0},
     "feddpc": {"projection": False, "scaling": False},
     "moon": {"mu": 0.0},
+    "fedavgm": {"beta": 0.0},
+    # Limits, reached here to the last digit: D / (√V + τ) with V = τ² + … ≈ τ² is D / 2τ, and without memory of V, D / τ.
+    "fedadagrad": {"tau": 1e14, "server_lr": 2e14},
+    "fedyogi": {"beta1": 0.0, "tau": 1e14, "server_lr": 2e14},
+    "fedadam": {"beta1": 0.0, "beta2": 0.0, "tau": 1e14, "server_lr": 1e14},
+    "fedexp": {"eps": 1e9},  # the quotient is below 1, the factor 1
+    "fedpvr": {"head": 0},
+    "fedga": {"beta": 0.0},
+    "fedpmvr": {"alpha": 0.0},
+    "fedspeed": {"alpha": 0.0, "rho": 0.0},
+    "fedalign": {"mu": 0.0},
 }
-# No setting makes these FedAvg: SCAFFOLD's variates have no strength (it is FedAvg in the first round), and FedDyn adds
-# the mean drift to the mean model whatever α is.
-NEVER_FEDAVG = {"scaffold", "feddyn"}
+# No setting makes these FedAvg: SCAFFOLD's variates have no strength (it is FedAvg in the first round), and FedDyn (with
+# FedSpeed) adds the mean drift to the mean model whatever α is. FedVARP and MIFA are FedAvg when everybody comes, which
+# not everybody does here. FedPDC and loss-biased FedAvg have weights of their own, MGDA and FedMGDA+ steps of length 1 or
+# less. SOLO and centralised training average nothing. FedAMD follows remembered gradients.
+NEVER_FEDAVG = {"scaffold", "feddyn", "fedspeed", "fedvarp", "mifa", "fedpdc", "lossbias", "mgda", "fedmgdaplus", "fedamd"} | {
+    "solo",
+    "centralised",
+}
+DRIFTING = {"feddyn", "fedspeed"}  # their server moves on by the drift; the participants' mean is beside it
+SILENT = {"solo", "centralised"}  # nothing goes up, x stays, the private rows learn, and momentum lives as long as the client
+UNIT_LENGTH = {"mgda", "fedmgdaplus"}  # one client alone takes SGD's displacement shortened to length 1
+NEVER_SGD = {"fedamd"}  # one client alone: its first step of a round is along what it sent as an anchor, before that nowhere
+HAS_HIDDEN_LAYERS = {"fedalign"}  # no such network has a single optimum
+HAS_CLASSES = {"fedpdc"}  # no accuracy without
+# What a client draws under its own number beside its batches: under another number it would draw otherwise.
+DRAWS = {"fedamd": "coin", "lossbias": "validation"}
+# A quadratic programme solved to a tolerance: weights of ill-conditioned ones agree to 9 digits or so, all else to 12.
+SOLVED_TO = 1e-7
 
 # Vectors of the model's length down and up, and numbers beside them.
 TRAFFIC: dict[str, tuple[int, int, int, int]] = {
+    "solo": (0, 0, 0, 0),
+    "centralised": (0, 0, 0, 0),
     "fednova": (1, 1, 0, 1),  # a_i
     "scaffold": (2, 2, 0, 0),  # c; the change of c_i
+    "fedpvr": (1, 1, 35, 35),  # both on all of the last two layers,
+    "fedpvr-batch": (1, 1, 23, 23),  # the norm being one of them
+    "fedpvr-head=1": (1, 1, 15, 15),
+    "fedpvr-head=0": (1, 1, 0, 0),
     "feddc": (2, 2, 0, 0),
+    "feddc-alpha=0.2-rule=paper": (2, 3, 0, 0),  # h_i as well
     "fedcm": (2, 1, 0, 0),  # M
+    "fedga": (2, 2, 0, 0),  # the mean gradient; the own gradient
+    "fedga-form=memory-beta=0.5": (2, 1, 0, 0),  # the last update
+    "fedpdc": (1, 1, 2, 0),  # a_i and when it was measured
+    "lossbias": (1, 1, 0, 1),  # the loss
+    "fedamd": (2, 1, 0, 1),  # v; the role
 }
 
 # Where the claim to be exact needs a setting, and how near it came.
-EXACT: dict[str, dict[str, Any]] = {"feddyn": {"alpha": 0.6}}
+EXACT: dict[str, dict[str, Any]] = {"feddyn": {"alpha": 0.6}, "fedpvr": {"head": 1}}
 NEAR = {"scaffold": 1e-13, "feddc": 1e-13, "feddyn": 1e-5}
 
-SIZES = [5, 8, 3, 6, 2, 9]
+SIZES = [5, 8, 3, 6, 3, 9]  # two samples to train on for everybody who holds one out
 COHORTS = [[0, 2, 5], [1, 2, 3, 4], [5], [0, 1, 2, 3, 4, 5]]
 SHORT = Local(steps=2, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
 ROUGH = Local(epochs=2, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+FIVE = Local(steps=5, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+ONE_STEP = Local(steps=1, batch=0, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+PLAIN = Local(epochs=2, batch=4, lr=0.2, decay=0.9)
 
 
 def named(key: str, settings: Mapping[str, Any]) -> str:
@@ -111,6 +174,18 @@ NORMS = ["none", "batch"]
 
 def key_of(alg: Algorithm) -> str:
     return algorithms.name_of(alg)
+
+
+def within(alg: Algorithm) -> float:
+    """How near two computations of the same must come."""
+    table = alg.table()
+    solved = table.get("solver") == "slsqp" or (key_of(alg) == "fedmgdaplus" and 0 < alg.table()["eps"] < 1)  # type: ignore[operator]
+    return SOLVED_TO if solved else 1e-12
+
+
+def spoiled(alg: Algorithm) -> str:
+    """Where a client's report can be spoiled: what goes up, or what it keeps where nothing does."""
+    return "mine" if key_of(alg) in SILENT else "up"
 
 
 def neutral(alg: Algorithm) -> Algorithm:
@@ -149,16 +224,17 @@ def test_engines_agree(alg: Algorithm, norm: str) -> None:
         return
     one, told = rounds(alg, problem(norm), "sequential")
     other, heard = rounds(alg, problem(norm), "vmapped")
-    assert apart(other, one) < 1e-12
+    near = within(alg)
+    assert apart(other, one) < near
     for a, b in zip(told, heard, strict=True):
-        assert a == {k: pytest.approx(v, rel=1e-12, abs=1e-12) if isinstance(v, float) else v for k, v in b.items()}
+        assert a == {k: pytest.approx(v, rel=near, abs=near) if isinstance(v, float) else v for k, v in b.items()}
 
 
 @pytest.mark.parametrize(("alg", "engine"), [(case.values[0], "pairs") for case in VARIED] + [(case.values[0], "single") for case in EVERY])
 def test_chunks_do_not_matter(alg: Algorithm, engine: str) -> None:
     """Clients trained one or two at a time, as a small memory demands."""
     cohorts = [[3, 0, 4], [4, 0]]
-    assert apart(rounds(alg, problem(), engine, cohorts)[0], rounds(alg, problem(), "sequential", cohorts)[0]) < 1e-12
+    assert apart(rounds(alg, problem(), engine, cohorts)[0], rounds(alg, problem(), "sequential", cohorts)[0]) < within(alg)
 
 
 @pytest.mark.parametrize("alg", VARIED)
@@ -187,48 +263,66 @@ def test_a_look_in_chunks_is_the_whole_gradient(whole: bool, engine: str, monkey
 # what it is without its strength --------------------------------------------------------------------------------
 
 
-def plain_sgd(on: Problem, x: Tensor, buffers: Tensor, server: Server, round: int) -> tuple[Tensor, Tensor]:
-    """One client's round in torch's own words: a module, torch.optim.SGD, clip_grad_norm_, the same batches."""
+def plain_sgd(
+    on: Problem, x: Tensor, buffers: Tensor, server: Server, round: int, memory: dict[str, Any] | None = None
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """One client's round in torch's own words: a module, torch.optim.SGD, clip_grad_norm_, the same batches.
+
+    The optimiser is new, or goes on from a memory; its own is the last that is returned.
+    """
     local, space = server.local, server.space
     module = copy.deepcopy(on.module).train()
     for mine, theirs in ((module.parameters(), space.split(x)), (module.buffers(), space.split_buffers(buffers))):
         for tensor, value in zip(mine, theirs.values(), strict=True):
             tensor.data.copy_(value)
-    optimiser = torch.optim.SGD(module.parameters(), lr=local.rate(round), momentum=local.momentum, weight_decay=local.weight_decay)
-    for inputs, labels in batches(on.fed.plan([0], round, local, least=server.least)):
+    optimiser = torch.optim.SGD(module.parameters(), momentum=local.momentum, weight_decay=local.weight_decay)
+    if memory:
+        optimiser.load_state_dict(memory)
+    optimiser.param_groups[0]["lr"] = local.rate(round)
+    for inputs, labels in batches(server.fed.plan([0], round, local, least=server.least)):
         optimiser.zero_grad()
         nn.functional.cross_entropy(module(inputs)[0], labels).backward()
-        nn.utils.clip_grad_norm_(module.parameters(), local.clip)
+        nn.utils.clip_grad_norm_(module.parameters(), local.clip_limit)
         optimiser.step()
     flat = lambda tensors: torch.cat([t.detach().reshape(-1) for t in tensors] or [buffers])
-    return flat(module.parameters()), flat(module.buffers())
+    return flat(module.parameters()), flat(module.buffers()), optimiser.state_dict()
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("alg", EVERY)
 def test_one_client_alone_is_plain_sgd(alg: Algorithm, norm: str) -> None:
-    """N = C = 1, three rounds with the optimiser begun anew in each.
+    """N = C = 1, three rounds with the optimiser begun anew in each; FedSGD's round is one full step.
 
     FedDyn's server moves on by the drift, so there it is the participants' model that is the SGD's of each round.
     """
-    on = labelled(tastes([13]), norm)
-    server = serve(neutral(alg), on, ROUGH)
+    key, on = key_of(alg), labelled(tastes([13]), norm)
+    local = ONE_STEP if not alg.trains else PLAIN if key in UNIT_LENGTH else ROUGH
+    if norm == "batch" and looks_at_gradients(alg):
+        with pytest.raises(ConfigError, match="batch-norm"):
+            serve(neutral(alg), on, local)
+        return
+    server, memory = serve(neutral(alg), on, local), None
     for t in (1, 2, 3):
         own = {"w": server.x[server.private.w], "b": server.buffers[server.private.b]} | row(server.privates, 0)
-        x, buffers = plain_sgd(on, *dressed(server.x, server.buffers, server.private, own), server, t)
+        began = dressed(server.x, server.buffers, server.private, own)
+        x, buffers, after = plain_sgd(on, *began, server, t, memory)
+        memory = after if key in SILENT else None
+        if key in UNIT_LENGTH:
+            x = began[0] + (x - began[0]) / (x - began[0]).norm()
         server.play(t, [0])
         own |= row(server.privates, 0)
-        model = server.state["mean"] if key_of(alg) == "feddyn" else server.x
+        model = server.state["mean"] if key in DRIFTING else server.x
         theta, statistics = dressed(model, server.buffers, server.private, own)
-        assert close(theta, x) and close(statistics, buffers)
+        assert close(theta, x) == (key not in NEVER_SGD)
+        assert close(statistics, buffers)
 
 
 @pytest.mark.parametrize("alg", EVERY)
 def test_without_strength_it_is_fedavg(alg: Algorithm) -> None:
-    """With equally many steps everywhere, so that FedNova's lengths are equal."""
-    local = Local(steps=5, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+    """With equally many steps everywhere, so that FedNova's lengths are equal; with one full step where nobody trains."""
+    local = FIVE if alg.trains else ONE_STEP
     ours = played(neutral(alg), problem(), local, COHORTS)
-    fedavg = played(FedAvg(weighting=alg.weighting), problem(), local, COHORTS)
+    fedavg = played(FedAvg(weighting=alg.weighting), Problem(ours.fed, problem().module), local, COHORTS)
     assert close(ours.x, fedavg.x) == (key_of(alg) not in NEVER_FEDAVG)
 
 
@@ -267,23 +361,32 @@ def test_a_round_does_not_change_what_it_was_given(alg: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("alg", VARIED)
-def test_names_of_clients_do_not_matter(alg: Algorithm) -> None:
-    """The same holdings under other numbers, all samples in one batch, everybody: nothing changes but the rows' places."""
+def test_names_of_clients_do_not_matter(alg: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same holdings under other numbers, all samples in one batch, everybody: nothing changes but the rows' places.
+
+    What a client draws beside its batches (DRAWS) moves with its holdings.
+    """
     norm = norm_for(alg)
     local = Local(batch=0, steps=3, lr=0.2, momentum=0.5, weight_decay=0.05, decay=0.9)
     new = [3, 5, 0, 2, 1, 4]  # the new number of client i
     held = tastes(SIZES)
     renamed = [held[new.index(i)] for i in range(6)]
     one = played(alg, labelled(held, norm), local, [list(range(6))] * 3)
+
+    def moved(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:
+        return generator(seed, purpose, round, new.index(client) if purpose == DRAWS.get(key_of(alg)) else client)
+
+    for module in ("askew.engine.server", "askew.data.federation"):
+        monkeypatch.setattr(f"{module}.generator", moved)
     other = played(alg, labelled(renamed, norm), local, [list(range(6))] * 3)
-    assert apart(everything(other, new), everything(one)) < 1e-12
+    assert apart(everything(other, new), everything(one)) < within(alg)
 
 
 @pytest.mark.parametrize("alg", VARIED)
 def test_the_order_of_answers_does_not_matter(alg: Algorithm) -> None:
     one = played(alg, problem(), SHORT, COHORTS)
     other = played(alg, problem(), SHORT, [ids[::-1] for ids in COHORTS])
-    assert apart(everything(other), everything(one)) < 1e-12
+    assert apart(everything(other), everything(one)) < within(alg)
 
 
 # guards ---------------------------------------------------------------------------------------------------------
@@ -292,11 +395,12 @@ def test_the_order_of_answers_does_not_matter(alg: Algorithm) -> None:
 @pytest.mark.parametrize("alg", VARIED)
 def test_one_participant_is_enough(alg: Algorithm) -> None:
     server = serve(alg, problem(), SHORT)
-    start = server.x.clone()
+    start = everything(server)
     records = play(server, [[3], [3], [1]])
     assert [r["dropped"] for r in records] == [0, 0, 0]
     assert all(bool(torch.isfinite(v).all()) for v in everything(server).values())
-    assert not torch.equal(server.x, start)
+    moved = "private.w" if key_of(alg) in SILENT else "x"
+    assert not torch.equal(everything(server)[moved], start[moved])
 
 
 @pytest.mark.parametrize("alg", VARIED)
@@ -330,24 +434,26 @@ def test_a_client_that_reports_no_numbers_is_left_out(alg: Algorithm, engine: st
     whole, part = (serve(alg, problem(norm_for(alg)), SHORT, engine) for _ in range(2))
     assert [server.play(1, first)["dropped"] for server in (whole, part)] == [0, 0]
     before = everything(whole)
-    whole.engine = Spoiled(whole.engine, {2})
+    whole.engine = Spoiled(whole.engine, {2}, spoiled(alg))
     record = whole.play(2, second)
     part.play(2, [1, 3, 5])
     assert record["dropped"] == 1 and record["participants"] == second
     # Bit for bit one after another; under vmap the products of other shapes may round otherwise.
     gap = apart(everything(whole), everything(part))
-    assert gap == 0 if engine == "sequential" else gap < 1e-12
+    assert gap == 0 if engine == "sequential" else gap < within(alg)
     after = everything(whole)
     for name in (n for n in before if n.startswith(("clients.", "memory.", "private."))):
         assert torch.equal(after[name][2], before[name][2])
         assert not bool(torch.isnan(after[name]).any())
 
 
-@pytest.mark.parametrize("where", ["up", "mine", "buffers", "loss", "w"])
+@pytest.mark.parametrize(
+    ("alg", "where"), [*((MOON(), part) for part in ("up", "mine", "buffers", "loss")), *((alg, "w") for alg in (FedBN(), Solo()))]
+)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_every_part_of_a_report_is_looked_at(where: str, value: float) -> None:
+def test_every_part_of_a_report_is_looked_at(alg: Algorithm, where: str, value: float) -> None:
     """The upload, the client's own state, the statistics, the loss, and the private part that only the client keeps."""
-    server = serve(FedBN() if where == "w" else MOON(), problem("batch"), SHORT)
+    server = serve(alg, problem("batch"), SHORT)
     server.play(1, [0, 1, 2])
     before = everything(server)
     private = int(server.private.w[0]) if where == "w" else 0
@@ -364,7 +470,7 @@ def test_if_nobody_is_left_nothing_moves(alg: Algorithm) -> None:
     server = serve(alg, problem(), ROUGH)
     play(server, COHORTS[:2])
     before, clean = everything(server), server.engine
-    server.engine = Spoiled(clean, {1, 3, 4})
+    server.engine = Spoiled(clean, {1, 3, 4}, spoiled(alg))
     record = server.play(3, [1, 3, 4])
     assert record["dropped"] == 3
     assert same(everything(server), before)
@@ -414,6 +520,12 @@ def run(alg: Algorithm, out: Path | None = None, **more: Any) -> askew.Run:
     )
 
 
+@cache
+def whole_run(alg: Algorithm, seed: int = 0) -> askew.Run:
+    """One that nothing disturbs."""
+    return run(alg, seed=seed)
+
+
 def crash(_: askew.Run, record: Record | None) -> None:
     if record and record["round"] == 4:
         raise Crash
@@ -432,7 +544,7 @@ def told(run: askew.Run) -> list[Record]:
 @pytest.mark.parametrize("alg", VARIED)
 def test_a_resumed_run_is_the_same_run(alg: Algorithm, tmp_path: Path) -> None:
     """Asked to stop after the second round, crashed after the fourth: rounds 3 and 4 are played again."""
-    whole = run(alg)
+    whole = whole_run(alg)
     stopped = run(alg, tmp_path, watch=stop, save_every=1e9)
     assert len(stopped.rounds) == 2 and stopped.facts["state"] == "interrupted"
     with pytest.raises(Crash):
@@ -450,28 +562,29 @@ def test_a_crashed_run_goes_on_from_its_checkpoint(alg: Algorithm, tmp_path: Pat
     with pytest.raises(Crash):
         run(alg, tmp_path, watch=crash, save_every=0)
     seen: list[int] = []
-    parts, whole = run(alg, tmp_path, watch=lambda _, record: seen.append(record["round"]) if record else None), run(alg)
+    parts, whole = run(alg, tmp_path, watch=lambda _, record: seen.append(record["round"]) if record else None), whole_run(alg)
     assert seen[0] > 1
     assert told(parts) == told(whole) and same(parts.model, whole.model)
 
 
 @pytest.mark.parametrize("alg", EVERY)
 def test_the_seed_decides(alg: Algorithm) -> None:
-    one, again, other = run(alg, seed=3), run(alg, seed=3), run(alg, seed=4)
+    one, again, other = whole_run(alg), run(alg, seed=0), run(alg, seed=4)
     assert told(one) == told(again) and same(one.model, again.model)
     assert told(one) != told(other) and not same(one.model, other.model)
 
 
 @pytest.mark.parametrize("alg", EVERY)
 def test_participants_and_batches_do_not_depend_on_the_method(alg: Algorithm) -> None:
-    assert [r["participants"] for r in run(alg, rounds=3).rounds] == [r["participants"] for r in run(FedAvg(), rounds=3).rounds]
-    heard = []
+    expected = [[0]] * 5 if alg.pooled else [r["participants"] for r in whole_run(FedAvg()).rounds]
+    assert [r["participants"] for r in whole_run(alg).rounds] == expected
+    heard, fed = [], serve(alg, problem(), ROUGH).fed
     for method in (alg, FedAvg()):
-        server = serve(method, problem(), ROUGH)
+        server = serve(method, Problem(fed, problem().module), ROUGH)
         listening = Listening(server.engine)
         server.engine = listening
         play(server, COHORTS[:2])
-        trained = [plan for (_, plan, _), phase in zip(listening.heard, server.phases * 2, strict=True) if phase.trains]
+        trained = [plan for (_, plan, _), phase in zip(listening.heard, server.phases * 2, strict=True) if phase.trains or not alg.trains]
         heard.append([(work.places.tolist(), work.cuts) for plan in trained for work in plan.train])
     assert heard[0] == heard[1]
 
@@ -481,16 +594,18 @@ def test_participants_and_batches_do_not_depend_on_the_method(alg: Algorithm) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("alg", VARIED)
-def test_bytes_are_counted(alg: Algorithm, norm: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("key", "settings"), [(key, more) for key in algorithms for more in [{}, *VARIANTS.get(key, [])]])
+def test_bytes_are_counted(key: str, settings: dict[str, Any], norm: str, dtype: torch.dtype) -> None:
     """Multiples of the model, numbers beside them, and the statistics once each way; private parts do not travel."""
+    alg = algorithms[key](**settings)
     if norm == "batch" and looks_at_gradients(alg):
         return
     server = serve(alg, problem(norm, dtype), Local(steps=1, batch=4))
-    down, up, down_numbers, up_numbers = TRAFFIC.get(key_of(alg), (1, 1, 0, 0))
+    rows = (f"{named(key, settings)}-{norm}", named(key, settings), key)
+    down, up, down_numbers, up_numbers = next((TRAFFIC[row] for row in rows if row in TRAFFIC), (1, 1, 0, 0))
     P, Q = (4 * 4 + 4) + (4 * 3 + 3), 0
     if norm == "batch":
-        P, Q = (P, 0) if key_of(alg) == "fedbn" else (P + 2 * 4, 2 * 4)
+        P, Q = (P, 0) if key in ("fedbn", *SILENT) else (P + 2 * 4, 2 * 4)
     size = 4 if dtype == torch.float32 else 8
     for record in play(server, [[0, 1, 2], [1, 3]]):
         asked = len(record["participants"])
@@ -506,10 +621,14 @@ def test_exactness_is_as_claimed(alg: Algorithm) -> None:
     """Skewed quadratics, 4 of 10 clients a round, 3 full gradient steps at rate 0.2.
 
     Measured distance to the optimum after 150 rounds: SCAFFOLD 1e-16, FedDC 2e-16, FedDyn (α = 0.6) 3e-7. Nearest that
-    the others came in rounds 20–60: FedAvg, FedProx, FedNova, MOON, FedBN 0.3, FedCM 0.15, FedDPC 0.7.
+    the others came in rounds 20–60: FedAvg, FedProx, FedNova, MOON, FedBN 0.3, FedCM 0.15, FedDPC 0.7. The four weights
+    lie in two layers, so that FedPVR, corrected on the last one, is not the SCAFFOLD that it is on one.
     """
     key = key_of(alg)
-    on = quadratics()
+    if key in HAS_HIDDEN_LAYERS | HAS_CLASSES:
+        assert not alg.exact
+        return
+    on = Problem(quadratics().fed, Halves())
     server = serve(type(alg)(**EXACT.get(key, {})), on, Local(batch=0, steps=3, lr=0.2))
     away = []
     for t, ids in enumerate(draws(150 if alg.exact else 60, 4, 10), 1):

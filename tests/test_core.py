@@ -37,7 +37,7 @@ def mlp(norm: str = "none") -> nn.Module:
 def test_a_module_is_its_vector_and_back() -> None:
     module = mlp("batch")
     space = Space(module)
-    assert space.P == sum(p.numel() for p in module.parameters())
+    assert sum(p.numel() for p in module.parameters()) == space.P
     for name, part in space.split(space.start).items():
         assert torch.equal(part, dict(module.named_parameters())[name])
     for name, part in space.split_buffers(space.buffers).items():

@@ -116,10 +116,9 @@ def test_generated_pages_follow_from_the_code() -> None:
     assert spec is not None and spec.loader is not None
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
-    for name, text in generate.pages().items():
-        assert (DOCS / name).read_text(encoding="utf-8") == text, f"docs/{name} is out of date: run python docs/generate.py"
-    overview = generate.overview()
-    assert overview in (ROOT / "README.md").read_text(encoding="utf-8"), "README.md: run python docs/generate.py overview"
+    for path, text in generate.pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run python docs/generate.py"
+        assert generate.overview() in text or path.name == "configuration.md"
 
 
 def test_every_hook_declaration_and_field_is_explained() -> None:

@@ -131,17 +131,17 @@ def test_fedprox_by_the_book(noisy: Problem) -> None:
 
 @pytest.mark.parametrize("mu", [0.0, 0.8])
 def test_fednova_by_the_book(noisy: Problem, mu: float) -> None:
-    """The proximal term comes after the momentum buffer; τ_eff is Σ p_i a_i without and Σ p_i K_i with it."""
+    """The proximal term is outside the clipped norm, inside the momentum; τ_eff is Σ p_i a_i without and Σ p_i K_i with it."""
     server, x, M = serve(FedNova(mu=mu, server_momentum=0.5), noisy, RICH), zeros(noisy), zeros(noisy)
     for t, ids in enumerate(COHORTS, 1):
         server.play(t, ids)
         p, total, tau = shares(noisy, ids), zeros(noisy), 0.0
         for p_i, i in zip(p, ids, strict=True):
-            end, gradients = walk(noisy, RICH, i, t, x, after=lambda theta, x=x: mu * (theta - x))
+            end, gradients = walk(noisy, RICH, i, t, x, beside=lambda theta, x=x: mu * (theta - x))
             a = c = 0.0
             for _ in gradients:
-                c = 0.6 * c + 1
-                a = (1 - RICH.rate(t) * mu) * a + c
+                c = 0.6 * c + 1 - RICH.rate(t) * mu * a
+                a = a + c
             total, tau = total + p_i * (end - x) / a, tau + p_i * (len(gradients) if mu else a)
         M = 0.5 * M + tau * total
         x = x + M
@@ -267,8 +267,7 @@ def test_moon_by_the_book(norm: str) -> None:
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    length = lambda v: v.square().sum(1).clamp(min=1e-300).sqrt() + 1e-8
-    return (a * b).sum(1) / (length(a) * length(b))
+    return (a * b).sum(1) / (a.norm(dim=1).clamp(min=1e-8) * b.norm(dim=1).clamp(min=1e-8))
 
 
 def trained_by_moon(on: Problem, server: Server, local: Local, round: int, client: int, received: State, previous: State | None) -> State:
@@ -345,6 +344,20 @@ def test_statistics_are_averaged_like_the_models(weighting: str) -> None:
     p = shares(on, [0, 1, 3]) if weighting == "samples" else torch.full((3,), 1 / 3, dtype=torch.float64)
     assert not torch.equal(out.buffers[0], out.buffers[1])
     assert close(server.buffers, p @ out.buffers)
+
+
+def test_training_loss_is_the_mean_over_clients_of_the_mean_over_steps(noisy: Problem) -> None:
+    """Of each batch before its step, whatever the number of steps."""
+    server, x, means = serve(FedAvg(), noisy, PLAIN), zeros(noisy), []
+    record = server.play(1, [0, 1, 3])
+    for i in (0, 1, 3):
+        theta, losses = x, []
+        for X, y in batches(noisy.fed.plan([i], 1, PLAIN)):
+            residual = X @ theta - y[:, 0]
+            losses.append(float(residual.square().mean()) / 2)
+            theta = theta - 0.1 * X.T @ residual / len(y)
+        means.append(sum(losses) / len(losses))
+    assert record["train_loss"] == pytest.approx(sum(means) / 3, rel=1e-12)
 
 
 # FedProx --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import askew
-from askew.algorithms import FedAvg, FedProx
+from askew.algorithms import FedAvg, FedProx, algorithms
 from askew.errors import ConfigError, ModelError, StoreError
 from askew.experiment import checkpoint
 from askew.experiment.config import Config, load_config, override_with
@@ -249,8 +249,10 @@ def test_data_with_natural_owners() -> None:
     assert run.federation["sizes"] == [100] * 4 and run.rounds[0]["participants"] == [0, 1, 2, 3]
 
 
-def test_own_method_registered_in_python() -> None:
-    @askew.register("halfavg", replace=True)
+def test_own_method_registered_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(algorithms, "members", dict(algorithms.members))
+
+    @askew.register("halfavg")
     class HalfAvg(FedAvg):
         """FedAvg that moves half the way."""
 
@@ -319,3 +321,34 @@ def test_exact_steps_and_epochs_cut_the_same_stream() -> None:
     steps = type(house.config.local)(batch=7, steps=4)
     for work, whole in zip(house.fed.plan([0, 5], 1, steps).train, by_epochs.train, strict=True):
         assert work.batches == 4 and work.places.tolist() == whole.places[: len(work.places)].tolist()
+
+
+def test_what_is_handed_in_is_told_apart_by_all_that_matters(tmp_path: Path) -> None:
+    x, y = blobs()
+    made = lambda **more: askew.Dataset(askew.Samples(x, y), askew.Samples(x[:50], y[:50]), 3, **more)
+    owners = [np.arange(len(y)) % 4, np.arange(len(y)) // 100]
+    first, second = (
+        askew.run(data=made(owner=o), model="softmax", partition={"name": "natural", "clients": 4}, rounds=1, out=tmp_path) for o in owners
+    )
+    assert first.name != second.name and first.rounds[0]["loss"] != second.rounds[0]["loss"]
+    torch.manual_seed(0)
+    body = [nn.Linear(2, 4), nn.Linear(4, 3)]
+    names = {askew.run(data=(x, y), model=nn.Sequential(body[0], act, body[1]), clients=4, rounds=1).name for act in (nn.ReLU(), nn.Tanh())}
+    assert len(names) == 2
+
+
+def test_a_module_handed_in_stays_as_it_was_and_takes_its_trained_weights_back(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    before = {n: t.clone() for n, t in network.state_dict().items()}
+    runs = [askew.run(data=blobs(), model=network, clients=4, rounds=2, out=tmp_path) for _ in range(2)]
+    assert runs[0].name == runs[1].name and before.keys() == network.state_dict().keys()
+    assert all(torch.equal(t, before[n]) for n, t in network.state_dict().items())
+    missing, unexpected = network.load_state_dict(runs[0].model, strict=False)
+    assert unexpected == [] and missing == []
+
+
+def test_centralised_training_leaves_the_model_it_trained() -> None:
+    run = askew.run("centralised", model="softmax", rounds=3, local={"lr": 0.5})
+    house = build(Config.build({"model": {"name": "softmax"}}))
+    right = (house.fed.test.x.flatten(1) @ run.model["out.weight"].T + run.model["out.bias"]).argmax(1) == house.fed.test.y
+    assert float(right.double().mean()) == pytest.approx(run.final_accuracy)

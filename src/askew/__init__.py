@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import errors
 from .core.algebra import dot, norm
 from .core.algorithm import Algorithm
+from .core.rng import generator
 from .core.settings import setting
 from .core.space import Space
 from .core.task import Task
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "dot",
     "errors",
+    "generator",
     "load",
     "load_config",
     "norm",

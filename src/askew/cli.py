@@ -17,7 +17,7 @@ from rich.text import Text
 from .errors import AskewError, ConfigError
 from .experiment import catalogue
 from .experiment import demo as demonstration
-from .experiment.config import load_config
+from .experiment.config import load_config, load_plugin
 from .experiment.run import play
 from .experiment.store import Run, load, load_all, to_json
 from .report import table, terminal, write_report
@@ -28,6 +28,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has move
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Plugins = Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)]
 
 
@@ -69,7 +70,7 @@ def top(show_version: Annotated[bool, typer.Option("--version", callback=version
 def run(
     file: Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")] = None,
-    plugins: Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")] = None,
+    plugins: Plugins = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, even if the run is stored already.")] = False,
     as_json: AsJson = False,
@@ -106,9 +107,12 @@ def stopped(said: Console, what: str, command: str) -> NoReturn:
 @app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
 def list_(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="One of algorithms, datasets, models, partitions, participations.")],
+    plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
     """List what a configuration can name, with its settings."""
+    for path in plugins or ():
+        load_plugin(path)
     entries = catalogue.entries(kind)
     if as_json:
         put_json(entries)

@@ -7,8 +7,10 @@
 Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, CVPR 2022
 (arXiv 2203.11751), Algorithm 1. Paper and code differ twice, and we follow the code: the paper's variate is the
 client's last displacement (`variate = "displacement"`), and it averages θ_i + h_i by sample counts (`rule = "paper"`).
-The divisor has the initial rate, as in the code. Without variates it is FedDyn, without the drift and α SCAFFOLD.
-`exact` rests on: equal sizes (or the sample-weighted mean loss), no clipping.
+The divisor has the initial rate, as in the code. For unequal sizes the code also divides c by n_i / n̄, in the local step
+and in the variate (`divide_c`; the same fixed point, less stable), and takes K from the average size in the divisor, which is
+not copied. Without variates and clipping it is FedDyn, without the drift and α SCAFFOLD. `exact` rests on: equal sizes (or
+the sample-weighted mean loss), no clipping.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class FedDC(Algorithm):
     variate_lr: str = setting("rate in the variate's divisor", default="initial", choices=("current", "initial"))
     rule: str = setting("server rule: participants' models plus all drifts, or the paper's", default="code", choices=("code", "paper"))
 
+    divide_c: bool = setting("divide c by n_i / n̄, as the code does for unequal sizes", default=False)
+
     def server_state(self, space: Space) -> State:
         return {"c": space.precise(), "h": space.precise()}
 
@@ -46,14 +50,18 @@ class FedDC(Algorithm):
 
     def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
         pull = self.alpha / me.size * (w - me.x + me.mine["h"])
-        return grad(w) + pull + me.server["c"] - me.mine["c"]
+        return grad(w) + pull + self.common(me) - me.mine["c"]
+
+    def common(self, me: Me) -> Tensor:
+        """c as the client uses it."""
+        return me.server["c"] / me.size if self.divide_c else me.server["c"]
 
     def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
         delta, h, c = w - me.x, me.mine["h"], me.mine["c"]
         if self.drift:
             h = h + delta
         if self.variate != "off":
-            old = c - me.server["c"] if self.variate == "code" else 0.0
+            old = c - self.common(me) if self.variate == "code" else 0.0
             c = old + mean_gradient(w, me, self.variate_norm, self.variate_lr)
         up = {"delta": delta, "dc": (c - me.mine["c"]) * (me.size if self.variate == "code" else 1.0)}
         return up | ({"h": h} if self.rule == "paper" else {}), {"c": c, "h": h}

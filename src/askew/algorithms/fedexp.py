@@ -36,7 +36,8 @@ class FedExP(Algorithm):
         below = 2 * (dot(mean, mean) + eps)
         ratio = (p.double() @ dot(up["delta"], up["delta"])) / below if bool(below > 0) else below + 1
         eta_g = ratio.clamp(min=1.0).to(x.dtype)
-        return x + eta_g * mean, {"last": x, "eta_g": eta_g}
+        new = x + eta_g * mean
+        return new, {"last": x if cohort.round > 1 else new, "eta_g": eta_g}  # the start is no iterate
 
     def models(self, x: Tensor, server: State) -> dict[str, Tensor]:
         return {"mean_of_two": (x + server["last"]) / 2} if self.evaluate_average_of_last_two else {"global": x}

@@ -1,12 +1,13 @@
 """FedNova: displacements are divided by the length of the path that made them before they are averaged.
 
     w ← w + τ_eff Σ_S p_i δ_i / a_i,    τ_eff = Σ_S p_i a_i   (with a proximal term: Σ_S p_i K_i)
-    per step:  c ← ρ c + 1,   a ← (1 − ημ) a + c              (plain SGD: a_i = K_i)
+    per step:  c ← ρ c + 1 − ημ a,   a ← a + c                (plain SGD: a_i = K_i)
 
 Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020
-(arXiv 2007.07481). As in the authors' optimiser the proximal term is added after the momentum buffer. Their code
-accumulates a twice when momentum and proximal term are both on; the recursion above is the exact length then too.
-`server_momentum` acts as in FedAvgM.
+(arXiv 2007.07481). As in the authors' optimiser the proximal term is outside the clipped norm and, added to the buffer in
+place, carried on by momentum. Their code counts a twice when momentum and proximal term are both on; the recursion above
+is the exact sum of the gradients' coefficients then too. `server_momentum` acts as in FedAvgM, on displacements; the
+authors' is in gradient units, the same at a constant rate.
 """
 
 from __future__ import annotations
@@ -34,12 +35,11 @@ class FedNova(Algorithm):
         return {"c": torch.zeros_like(me.x[0]), "a": torch.zeros_like(me.x[0])}
 
     def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Me) -> tuple[Tensor, Tensor]:
-        new, v = super().descend(w, d, v, me)
-        return (new if off(self.mu) else new - me.lr * self.mu * (w - me.x)), v
+        return super().descend(w, d if off(self.mu) else d + self.mu * (w - me.x), v, me)
 
     def note(self, w: Tensor, g: Tensor, d: Tensor, me: Me) -> State:
-        c = me.momentum * me.carry["c"] + 1
-        return {"c": c, "a": (1 - me.lr * self.mu) * me.carry["a"] + c}
+        c = me.momentum * me.carry["c"] + 1 - me.lr * self.mu * me.carry["a"]
+        return {"c": c, "a": me.carry["a"] + c}
 
     def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
         return {"delta": w - me.x, "a": me.carry["a"]}, me.mine

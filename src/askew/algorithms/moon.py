@@ -34,15 +34,8 @@ class MOON(FedAvg):
         output, z = task(w, batch)
         z_g = task.frozen(me.x, me.buffers, batch)[1]
         z_p = task.frozen(me.mine["prev"], me.mine["buffers"], batch)[1]
-        farther = (cosine(z, z_p) - cosine(z, z_g)) / self.temperature
+        farther = (F.cosine_similarity(z, z_p, dim=-1) - F.cosine_similarity(z, z_g, dim=-1)) / self.temperature
         return task.judge(output, batch) + self.mu * me.mine["has"] * task.mean(F.softplus(farther), batch)
 
     def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
         return {"delta": w - me.x}, {"prev": w, "buffers": me.carry["buffers"], "has": torch.ones_like(me.mine["has"])}
-
-
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine along the last dimension; 1e-8 keeps a zero vector from dividing by zero."""
-    length_a, length_b = (torch.linalg.vector_norm(v, dim=-1) + 1e-8 for v in (a, b))
-    cosines: Tensor = (a * b).sum(-1) / (length_a * length_b)
-    return cosines

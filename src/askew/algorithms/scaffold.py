@@ -8,8 +8,9 @@ Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Lear
 Algorithm 1. The variates' mean is divided by N, not by the cohort. Under local momentum (w − θ)/(Kη) is up to 1/(1−ρ)
 times too long and the method diverges; `variate_norm = "nova"` divides by η·a_i (FedNova's length of K_i momentum
 steps), the same as `steps` without momentum. FedDyn's and FedDC's codes divide by the initial rate
-(`variate_lr = "initial"`), a relaxation under a decaying rate. `exact` rests on: the plain mean of client losses,
-no clipping.
+(`variate_lr = "initial"`), a relaxation under a decaying rate. With `weighting = "samples"` c is the mean of the c_i by
+sample counts, and the optimum that of the sample-weighted loss; the codes of FedDyn and FedDC also divide c by n_i / n̄ in
+the local step, which is not copied. `exact` rests on: no clipping.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Scaffold(FedAvg):
 
     def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
         c = self.new_variate(w, me)
-        return {"delta": w - me.x, "dc": c - me.mine["c"]}, me.mine | {"c": c}
+        dc = (c - me.mine["c"]) * (me.size if self.by_samples else 1.0)
+        return {"delta": w - me.x, "dc": dc}, me.mine | {"c": c}
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         x, server = super().aggregate(x, up, cohort, server)

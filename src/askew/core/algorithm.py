@@ -38,6 +38,11 @@ class Algorithm(Settings):
         "weights of the clients in averages: by sample count, or all equal", default="samples", choices=("samples", "uniform")
     )
 
+    @property
+    def by_samples(self) -> bool:
+        """Do averages weigh clients by their sample counts?"""
+        return self.weighting == "samples"
+
     # what it keeps ----------------------------------------------------------------------------------------------
 
     def server_state(self, space: Space) -> State:

@@ -109,7 +109,10 @@ def begin(alg: Algorithm, me: Me) -> Moving:
         blank |= {"gradient": torch.zeros_like(me.x), "loss": zero}
     momentum = zero if off(me.momentum) else torch.zeros_like(me.x)
     me = me.carrying({"momentum": momentum, "buffers": me.buffers, **blank})
-    me = me.carrying(alg.carry(me))
+    own = alg.carry(me)
+    if clash := {"buffers", *blank} & own.keys():
+        raise AlgorithmError(f"{alg.called()}: carry() must not use {sorted(clash)[0]!r}, which the local loop keeps; rename that entry.")
+    me = me.carrying(own)
     return Moving(alg.begin(me), me.carry, zero)
 
 

@@ -121,6 +121,10 @@ class Federation:
             self.classes, self.criterion = dataset.classes, dataset.criterion
             labels, owner = dataset.train.y.numpy(), dataset.owner
             count = self._public_count(partition, needs, len(labels))
+            if count and not dataset.classes:
+                raise ConfigError(
+                    "public data are taken class by class, and a regression has no classes; use a method without public data."
+                )
             if count:
                 taken, rest = balanced(labels, count, seed)
                 self.public = Samples(self.pool.x[taken], self.pool.y[taken])

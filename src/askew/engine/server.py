@@ -142,7 +142,7 @@ class Server:
 
     def _cohort(self, round: int, plan: Plan, out: Outbox, x: Tensor, phase: Algorithm) -> Cohort:
         steps, tau, size = self._work(plan)
-        p = size / size.sum() if self.alg.weighting == "samples" else torch.full_like(size, 1 / len(size))
+        p = size / size.sum() if self.alg.by_samples else torch.full_like(size, 1 / len(size))
         public: State | None = None
         if self.examine is not None and phase.trains:
             scores = [self.examine(x + delta, buffers) for delta, buffers in zip(out.up["delta"], out.buffers, strict=True)]
@@ -176,7 +176,8 @@ class Server:
 
     def _finite(self, out: Outbox) -> list[bool]:
         """Rows whose report is all numbers: the others are left out."""
-        reports = [*out.up.values(), *out.mine.values(), out.buffers, out.loss]
+        kept = [] if out.w is None else [out.w]  # private coordinates are in no upload
+        reports = [*out.up.values(), *out.mine.values(), *kept, out.buffers, out.loss]
         fine = torch.stack([torch.isfinite(t).flatten(1).all(1) if t.dim() > 1 else torch.isfinite(t) for t in reports]).all(0)
         return [bool(v) for v in fine.tolist()]
 

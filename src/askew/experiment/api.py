@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,7 +33,8 @@ class OwnData(Handed, Source):
     @classmethod
     def of(cls, data: Any, test: Any) -> OwnData:
         dataset = from_user(data, test)
-        mark = fingerprint(*dataset.train, *dataset.test)
+        owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
+        mark = fingerprint(*dataset.train, *dataset.test, owner, about=f"{dataset.classes} {spelled(dataset.criterion)}")
         cls.held[mark] = dataset
         return cls(fingerprint=mark)
 
@@ -49,7 +51,7 @@ class OwnNetwork(Handed, Network):
 
     @classmethod
     def of(cls, module: nn.Module) -> OwnNetwork:
-        mark = fingerprint(*(t.detach() for t in module.state_dict().values()))
+        mark = fingerprint(*module.state_dict().values(), about=f"{module} {spelled(type(module))}")
         cls.held[mark] = module
         return cls(kind=type(module).__name__, fingerprint=mark)
 
@@ -57,9 +59,19 @@ class OwnNetwork(Handed, Network):
         return self.held[self.fingerprint]
 
 
-def fingerprint(*tensors: Tensor) -> str:
-    """Twelve letters that stand for the values, shapes and types of tensors."""
-    mark = hashlib.sha256()
+def spelled(thing: object) -> str:
+    """The text of a function or class, or what else stands for it: two that differ must not be taken for one."""
+    if isinstance(thing, str):
+        return thing
+    try:
+        return inspect.getsource(thing)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return repr(thing)
+
+
+def fingerprint(*tensors: Tensor, about: str = "") -> str:
+    """Twelve letters that stand for the values, shapes and types of tensors, and for a text."""
+    mark = hashlib.sha256(about.encode())
     for t in tensors:
         mark.update(f"{t.dtype}{tuple(t.shape)}".encode())
         mark.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

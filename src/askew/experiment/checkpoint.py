@@ -42,7 +42,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) 
 
 def save(folder: Path, server: Server, round: int, digest: str) -> None:
     """All state after a round."""
-    tensors = {"x": server.x, "buffers": server.buffers} | {f"server.{n}": v for n, v in server.state.items()}
+    own = {f"server.{n}": v.clone() for n, v in server.state.items()}  # a method may keep x itself, and the file shares nothing
+    tensors = {"x": server.x, "buffers": server.buffers} | own
     owners: dict[str, list[int]] = {}
     for kind, bank in banks_of(server).items():
         owners[kind] = bank.clients

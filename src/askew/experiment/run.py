@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..core.rng import torch_seed
 from ..core.space import Space
-from ..core.task import Bound, Functional, Task, with_features
+from ..core.task import Bound, Functional, Task, WithFeatures, with_features
 from ..data.federation import Federation
 from ..data.partition import Iid
 from ..engine.base import Engine
@@ -105,7 +105,7 @@ def on_public(task: Task, fed: Federation, w: Tensor, buffers: Tensor) -> tuple[
 
 def checked_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
     """The network, known to take the data's inputs, to give an output and features, and to offer what the algorithm calls."""
-    example = fed.test.x[:2].cpu()
+    example, module = fed.test.x[:2].cpu(), copy.deepcopy(module)  # a user's module stays as it is
     if example.is_floating_point():
         example = example.to(next(module.parameters(), example).dtype)
     try:
@@ -202,8 +202,12 @@ def measure(house: House) -> Record:
 
 
 def model_of(house: House) -> dict[str, Tensor]:
-    """The global model by the network's own names."""
-    return {**house.space.split(house.server.x), **house.space.split_buffers(house.server.buffers)}
+    """The global model by the network's own names; of one client's training, that client's."""
+    server, x, buffers = house.server, house.server.x, house.server.buffers
+    if server.alg.pooled and len(server.privates):
+        x, buffers = dressed(x, buffers, server.private, {n: v[0] for n, v in server.privates.read([0]).items()})
+    prefix = "module." if isinstance(house.module, WithFeatures) else ""
+    return {n.removeprefix(prefix): v for n, v in {**house.space.split(x), **house.space.split_buffers(buffers)}.items()}
 
 
 # the folder -----------------------------------------------------------------------------------------------------

@@ -263,13 +263,14 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below, after the run
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StoreError(f"another process is writing {folder}; wait for it to end, or run another configuration.") from None
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise StoreError(f"another process is writing {folder}; wait for it to end, or run another configuration.") from None
+    try:
         yield
     finally:
-        file.close()
         if [p.name for p in folder.iterdir()] == [".lock"]:  # the run was refused before it began
             (folder / ".lock").unlink()
             folder.rmdir()
+        file.close()

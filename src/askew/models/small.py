@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.settings import Settings, setting
@@ -30,7 +31,8 @@ class Chain(nn.Sequential):
     def transfer(self, x: Tensor) -> tuple[Tensor, ...]:
         """Logits, then the last hidden layer's input [B, c, 1] and its output at full and at a quarter of its width.
 
-        The narrow output starts from the detached input, so that its gradient belongs to that layer alone.
+        The narrow output starts from the detached input, so that its gradient belongs to that layer alone; it leaves
+        running statistics as the full pass left them.
         """
         *body, out = self
         linear = [k for k, layer in enumerate(body) if isinstance(layer, nn.Linear)]
@@ -40,8 +42,15 @@ class Chain(nn.Sequential):
             x = layer(x)
         full, narrow = x, x.detach()
         for layer in body[linear[-1] :]:
-            full, narrow = layer(full), layer(narrow)
+            full, narrow = layer(full), again(layer, narrow)
         return out(full), x[..., None], full[..., None], narrow[:, : max(1, full.shape[1] // 4), None]
+
+
+def again(layer: nn.Module, x: Tensor) -> Tensor:
+    """A second pass of the same batch through a layer, which batch norm must not count twice."""
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
+        return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
+    return layer(x)  # type: ignore[no-any-return]
 
 
 class Network(Settings):
