@@ -113,12 +113,13 @@ def scalars(*clients: tuple[float, float], copies: Sequence[int] | None = None) 
     return least_squares(A[:, None, None], a[:, None], copies)
 
 
-def regression(sizes: Sequence[int], d: int = 3, seed: int = 0) -> Problem:
-    """Least squares with noise: batches of one client differ, clients differ more."""
+def regression(sizes: Sequence[int], d: int = 3, seed: int = 0, draws: int = 0) -> Problem:
+    """Least squares with noise: batches of one client differ, clients differ more; `draws` seeds the batches."""
     rng = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=rng, dtype=torch.float64)
     rows = [draw(n, d) for n in sizes]
-    return Problem(federation([Samples(x, x @ draw(d, 1) + 0.5 * draw(len(x), 1)) for x in rows]), linear(d))
+    held = [Samples(x, x @ draw(d, 1) + 0.5 * draw(len(x), 1)) for x in rows]
+    return Problem(federation(held, seed=draws), linear(d))
 
 
 def tastes(sizes: Sequence[int], d: int = 4, classes: int = 3, seed: int = 0) -> list[Samples]:

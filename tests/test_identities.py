@@ -360,6 +360,17 @@ def test_training_loss_is_the_mean_over_clients_of_the_mean_over_steps(noisy: Pr
     assert record["train_loss"] == pytest.approx(sum(means) / 3, rel=1e-12)
 
 
+def test_batches_have_an_address(noisy: Problem) -> None:
+    """Drawn anew for every seed, round, client and epoch; the same again at the same address; every sample once an epoch."""
+    drawn = lambda seed, round, client: regression(SIZES, seed=0, draws=seed).fed.plan([client], round, PLAIN).train[0].places.tolist()
+    one = drawn(0, 1, 1)
+    assert sorted(one[:8]) == sorted(one[8:]) == sorted(noisy.fed.gather([1])[1][0].tolist()) and one[:8] != one[8:]
+    assert drawn(0, 1, 1) == one != drawn(0, 2, 1) and drawn(1, 1, 1) != one
+    alike = regression([8, 8])
+    first, second = (alike.fed.plan([i], 1, PLAIN).train[0].places - 8 * i for i in (0, 1))
+    assert not torch.equal(first, second)
+
+
 # FedProx --------------------------------------------------------------------------------------------------------
 
 

@@ -123,7 +123,7 @@ class Own(askew.Network):
 
 CASES = [
     # names and keys
-    setting("algorithm.name=fedavgg", "unknown algorithm 'fedavgg'", "Known: fedavg,", "did you mean 'fedavg'?"),
+    setting("algorithm.name=fedavgg", "unknown algorithm 'fedavgg'", "fedavg, fedavgm,", "did you mean 'fedavg'?"),
     setting("data.name=digit", "unknown dataset 'digit'", "Known: digits,", "did you mean 'digits'?"),
     setting("model.name=mpl", "unknown model 'mpl'", "Known: cnn,", "did you mean 'mlp'?"),
     setting("partition.name=dirichelt", "unknown partition 'dirichelt'", "Known: dirichlet,", "did you mean 'dirichlet'?"),
@@ -148,7 +148,7 @@ CASES = [
     setting("local.lr=fast", "local: lr", "must be a number, got 'fast'", "try 0.1"),
     setting("local.lr=nan", "local: lr", "must be a number, got nan", "try 0.1"),
     setting("local.lr=", "local: lr", "must be a number, got ''", "try 0.1"),
-    setting("algorithm.name=3", "algorithm.name", "must be a text in quotes, got 3", "known: fedavg,"),
+    setting("algorithm.name=3", "algorithm.name", "must be a text in quotes, got 3", "fedavg, fedavgm,"),
     setting("model.hidden=64", "MLP: hidden", "must be a list, each item a whole number, got 64", "the default is [64]"),
     setting("model.hidden=[1.5]", "MLP: hidden", "each item a whole number, got [1.5]", "the default is [64]"),
     setting("partition.cap=1", "Dirichlet: cap", "must be true or false, got 1", "the default is true"),
@@ -334,7 +334,7 @@ CASES = [
     case("disk full later", f"run --fresh {QUICK}", "rounds.jsonl", "No space left on device", "start the run again", full_disk_later),
     # the command line itself
     case("no such list", "list algoritms", "there is no list of 'algoritms'", "Known: algorithms, datasets", "did you mean 'algorithms'?"),
-    case("no list named", "list", "missing argument 'KIND'", "askew list takes KIND --json", "see askew list --help"),
+    case("no list named", "list", "missing argument 'KIND'", "askew list takes KIND --plugin --json", "see askew list --help"),
     case("no such command", "rum", "no such command 'rum'", "commands are run, list,", "see askew --help"),
     case("no such option", "run --rounds 3", "no such option: --rounds", "askew run takes FILE.toml --set", "see askew run --help"),
     case("no run named", "show", "missing argument 'RUN'", "askew show takes RUN --json", "see askew show --help"),

@@ -33,11 +33,11 @@ class FedVARP(FedAvg):
 
     def surprise(self, new: Tensor, cohort: Cohort) -> Tensor:
         """What the participants add to the remembered mean in this step."""
-        return cohort.p @ new
+        return cohort.p.double() @ new
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         rate = cohort.lr if self.memory_unit == "gradient" else 1.0
         y = up["delta"] / rate  # downhill, in the memory's unit; server["y"] holds the participants' rows
-        new = y - server["y"]
+        new = y.double() - server["y"]  # in float64, so that the running mean stays the mean of the rows
         step = self.surprise(new, cohort) + server["mean"]
         return (x + self.scale(cohort) * rate * step).to(x.dtype), {"y": y, "mean": server["mean"] + new.sum(0) / cohort.clients}
