@@ -55,12 +55,8 @@ from problems import (
 # Settings in which hooks take other paths than by default.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"server_scale": 0.7}, {"server_lr": 0.3, "weighting": "uniform"}],
-    "fedsgd": [{"server_scale": 0.5}],
     "fedprox": [{"mu": 0.5}],
-    "fedavgm": [{"beta": 0.5, "server_lr": 0.7, "dampening": 0.4}],
-    "fedadagrad": [{"beta1": 0.3, "tau": 0.1, "server_lr": 0.1}],
     "fedadam": [{"beta1": 0.0, "beta2": 0.5, "tau": 0.1, "server_lr": 0.1}],
-    "fedyogi": [{"beta2": 0.5, "tau": 0.1, "server_lr": 0.1}],
     "fedexp": [{"eps": 0.0}, {"eps_times_m": True, "evaluate_average_of_last_two": True}],
     "fednova": [{"mu": 0.4, "server_momentum": 0.5}],
     "scaffold": [{"option": "I"}, {"variate_norm": "steps", "variate_lr": "initial", "server_scale": 0.5}],
@@ -86,8 +82,6 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "mgda": [{"solver": "slsqp"}, {"single_gradient": True, "server_decay": 0.1}],
     "fedmgdaplus": [{"eps": 0.0}, {"eps": 1.0, "server_decay_rate": 0.9}],
     "fedspeed": [{"alpha": 0.3, "rho": 0.5, "mix": 0.5}],
-    "fedalign": [{"mu": 2.0}],
-    "fedamd": [{"anchor": 0.5}],
 }
 
 # Settings at which a method is FedAvg (with its own weighting), and with one client plain SGD.
@@ -140,7 +134,6 @@ TRAFFIC: dict[str, tuple[int, int, int, int]] = {
     "fedpvr-head=1": (1, 1, 15, 15),
     "fedpvr-head=0": (1, 1, 0, 0),
     "feddc": (2, 2, 0, 0),
-    "feddc-alpha=0.2-rule=paper": (2, 3, 0, 0),  # h_i as well
     "fedcm": (2, 1, 0, 0),  # M
     "fedga": (2, 2, 0, 0),  # the mean gradient; the own gradient
     "fedga-form=memory-beta=0.5": (2, 1, 0, 0),  # the last update
@@ -156,7 +149,7 @@ NEAR = {"scaffold": 1e-13, "feddc": 1e-13, "feddyn": 1e-5}
 SIZES = [5, 8, 3, 6, 3, 9]  # two samples to train on for everybody who holds one out
 COHORTS = [[0, 2, 5], [1, 2, 3, 4], [5], [0, 1, 2, 3, 4, 5]]
 SHORT = Local(steps=2, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
-ROUGH = Local(epochs=2, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+ROUGH = Local(epochs=2, batch=5, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
 FIVE = Local(steps=5, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
 ONE_STEP = Local(steps=1, batch=0, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
 PLAIN = Local(epochs=2, batch=4, lr=0.2, decay=0.9)
@@ -204,6 +197,12 @@ def looks_at_gradients(alg: Algorithm) -> bool:
 def norm_for(alg: Algorithm) -> str:
     """Batch norm, the harder case, where the method allows it."""
     return "none" if looks_at_gradients(alg) else "batch"
+
+
+@cache
+def short_rounds(alg: Algorithm) -> dict[str, Tensor]:
+    """What a server holds after four short rounds that nothing disturbs."""
+    return everything(played(alg, problem(), SHORT, COHORTS))
 
 
 def rounds(alg: Algorithm, on: Problem, engine: str, cohorts: list[list[int]] = COHORTS) -> tuple[dict[str, Tensor], list[Record]]:
@@ -368,7 +367,7 @@ def test_names_of_clients_do_not_matter(alg: Algorithm, monkeypatch: pytest.Monk
     What a client draws beside its batches (DRAWS) moves with its holdings.
     """
     norm = norm_for(alg)
-    local = Local(batch=0, steps=3, lr=0.2, momentum=0.5, weight_decay=0.05, decay=0.9)
+    local = Local(batch=0, steps=2, lr=0.2, momentum=0.5, weight_decay=0.05, decay=0.9)
     new = [3, 5, 0, 2, 1, 4]  # the new number of client i
     held = tastes(SIZES)
     renamed = [held[new.index(i)] for i in range(6)]
@@ -385,9 +384,8 @@ def test_names_of_clients_do_not_matter(alg: Algorithm, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("alg", VARIED)
 def test_the_order_of_answers_does_not_matter(alg: Algorithm) -> None:
-    one = played(alg, problem(), SHORT, COHORTS)
     other = played(alg, problem(), SHORT, [ids[::-1] for ids in COHORTS])
-    assert apart(everything(other), everything(one)) < within(alg)
+    assert apart(everything(other), short_rounds(alg)) < within(alg)
 
 
 # guards ---------------------------------------------------------------------------------------------------------
@@ -409,9 +407,8 @@ def test_a_client_without_samples_changes_nothing(alg: Algorithm) -> None:
     """Its number counts neither among the N nor in the mean size."""
     held = tastes(SIZES)
     nobody = Samples(held[0].x[:0], held[0].y[:0])
-    one = played(alg, labelled(held), SHORT, COHORTS)
     other = played(alg, labelled([*held, nobody]), SHORT, COHORTS)
-    assert same(everything(other, range(6)), everything(one))
+    assert same(everything(other, range(6)), short_rounds(alg))
 
 
 def test_a_client_without_samples_is_never_sampled() -> None:

@@ -297,6 +297,30 @@ def trained_by_moon(on: Problem, server: Server, local: Local, round: int, clien
     return model
 
 
+# what a method is if nothing is said ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alg", "expected"),
+    [
+        (FedAvg(), {"weighting": "samples", "server_scale": 1.0, "server_lr": None}),
+        (FedProx(), {"weighting": "samples", "server_scale": 1.0}),
+        (FedNova(), {"weighting": "samples", "mu": 0.0, "server_momentum": 0.0}),
+        (Scaffold(), {"weighting": "uniform", "option": "II", "variate_norm": "nova", "variate_lr": "current", "server_scale": 1.0}),
+        (FedDyn(), {"weighting": "uniform"}),
+        (FedDC(), {"weighting": "uniform", "variate": "code", "variate_norm": "nova", "variate_lr": "initial", "rule": "code"}),
+        (FedCM(), {"weighting": "uniform", "server_scale": 1.0}),
+        (FedDPC(), {"weighting": "uniform", "lam": 1.0, "projection": True, "scaling": True, "max_ratio": None, "server_scale": 1.0}),
+        (MOON(), {"weighting": "samples", "temperature": 0.5}),
+        (FedBN(), {"weighting": "uniform", "eval": "clients"}),
+    ],
+    ids=["fedavg", "fedprox", "fednova", "scaffold", "feddyn", "feddc", "fedcm", "feddpc", "moon", "fedbn"],
+)
+def test_defaults_are_the_published_ones(alg: Algorithm, expected: dict[str, object]) -> None:
+    """Weights as in the authors' code or paper, and of every fork the branch we follow."""
+    assert {name: alg.table()[name] for name in expected} == expected
+
+
 # FedAvg ---------------------------------------------------------------------------------------------------------
 
 

@@ -834,6 +834,16 @@ def test_the_shortest_point_is_optimal(u: np.ndarray) -> None:
     assert length <= np.square(u.mean(0)).sum() + 1e-12
 
 
+def test_the_shortest_point_among_vectors_of_many_lengths_is_optimal() -> None:
+    """Many points of few dimensions, some of them a hundred times longer: where several at once would leave the corral."""
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        m, d = rng.integers(3, 40), rng.integers(1, 12)
+        u = rng.normal(size=(m, d)) * rng.lognormal(0, 1 + seed % 2, size=(m, 1)) + (1, 3, 10)[seed % 3] * rng.normal(size=d)
+        point = min_norm_point(u @ u.T) @ u
+        assert (u @ point).min() > point @ point - 1e-12 * np.square(u).sum(1).max()
+
+
 @given(vectors())
 @settings(max_examples=25, deadline=None)
 def test_both_solvers_find_the_same_point(u: np.ndarray) -> None:
@@ -947,6 +957,20 @@ def test_fedmgdaplus_weights_of_two_in_their_box() -> None:
         new, state = FedMGDAPlus(eps=eps).aggregate(x, {"delta": delta}, cohort(p), {"norm": x[0]})
         assert (-new).tolist() == pytest.approx(want, abs=1e-7)
         assert float(state["norm"]) == pytest.approx(math.hypot(*want), abs=1e-7)
+
+
+def test_fedmgdaplus_walls_of_three() -> None:
+    """Of two the one's lower wall is the other's upper; of three each can stand alone. Equal shares, a twin pair e_1, e_2.
+
+    Against the third, −(e_1 + e_2)/√2, weights 1/(1 + √2) = 0.414 and 0.293 would cancel: the upper wall stops at 0.383.
+    The third as (e_1 + e_2)/√2 is of no use: the lower wall keeps it at 1/30.
+    """
+    side = math.sqrt(0.5)
+    for third, eps, weight in ((-side, 0.05, 1 / 3 + 0.05), (side, 0.3, 1 / 30)):
+        u = rows([1.0, 0.0], [0.0, 1.0], [third, third])
+        x = torch.zeros(2, dtype=torch.float64)
+        new, _ = FedMGDAPlus(eps=eps).aggregate(x, {"delta": -5 * u}, cohort([1 / 3] * 3), {"norm": x[0]})
+        assert (-new).tolist() == pytest.approx([(1 - weight) / 2 + weight * third] * 2, abs=1e-7)
 
 
 @given(vectors(), st.sampled_from([0.02, 0.1, 0.4]))

@@ -352,3 +352,13 @@ def test_centralised_training_leaves_the_model_it_trained() -> None:
     house = build(Config.build({"model": {"name": "softmax"}}))
     right = (house.fed.test.x.flatten(1) @ run.model["out.weight"].T + run.model["out.bias"]).argmax(1) == house.fed.test.y
     assert float(right.double().mean()) == pytest.approx(run.final_accuracy)
+
+
+def test_settings_that_cannot_work_together_are_refused_when_they_load() -> None:
+    for key, words in (("fedprox", "FedProx: mu × local.lr must be < 2"), ("fednova", "FedNova: mu × local.lr must be < 2")):
+        with pytest.raises(ConfigError, match=words):
+            Config.build({"algorithm": {"name": key, "mu": 2.0}, "local": {"lr": 1.0}})
+        Config.build({"algorithm": {"name": key, "mu": 1.9}, "local": {"lr": 1.0}})
+    for key in ("fedvarp", "mifa"):
+        with pytest.raises(ConfigError, match="weighting must be"):
+            Config.build({"algorithm": {"name": key, "weighting": "samples"}})

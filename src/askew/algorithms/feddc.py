@@ -10,7 +10,8 @@ client's last displacement (`variate = "displacement"`), and it averages θ_i + 
 The divisor has the initial rate, as in the code. For unequal sizes the code also divides c by n_i / n̄, in the local step
 and in the variate (`divide_c`; the same fixed point, less stable), and takes K from the average size in the divisor, which is
 not copied. Without variates and clipping it is FedDyn, without the drift and α SCAFFOLD. `exact` rests on: equal sizes (or
-the sample-weighted mean loss), no clipping.
+the sample-weighted mean loss), no clipping, `rule = "code"`: under partial participation the paper's rule leaves the
+participants' drifts in the model.
 """
 
 from __future__ import annotations
@@ -63,12 +64,13 @@ class FedDC(Algorithm):
         if self.variate != "off":
             old = c - self.common(me) if self.variate == "code" else 0.0
             c = old + mean_gradient(w, me, self.variate_norm, self.variate_lr)
-        up = {"delta": delta, "dc": (c - me.mine["c"]) * (me.size if self.variate == "code" else 1.0)}
-        return up | ({"h": h} if self.rule == "paper" else {}), {"c": c, "h": h}
+        dc = (c - me.mine["c"]) * (me.size if self.variate == "code" else 1.0)
+        sent = {"corrected": delta + h} if self.rule == "paper" else {"delta": delta}
+        return sent | {"dc": dc}, {"c": c, "h": h}
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         c = server["c"] + up["dc"].sum(0) / cohort.clients
         if self.rule == "paper":
-            return x + cohort.size / cohort.size.sum() @ (up["delta"] + up["h"]), {"c": c, "h": server["h"]}
+            return x + cohort.size / cohort.size.sum() @ up["corrected"], {"c": c, "h": server["h"]}
         h = server["h"] + (up["delta"].sum(0) / cohort.clients if self.drift else 0.0)
         return (x + self.weights(up, cohort) @ up["delta"] + h).to(x.dtype), {"c": c, "h": h}

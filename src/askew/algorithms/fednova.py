@@ -19,6 +19,7 @@ from ..core.algorithm import Algorithm
 from ..core.settings import off, setting
 from ..core.space import Space
 from ..core.types import Cohort, Me, State
+from .fedprox import stable
 
 
 class FedNova(Algorithm):
@@ -27,6 +28,9 @@ class FedNova(Algorithm):
 
     mu: float = setting("strength μ of an optional proximal term", default=0.0, least=0)
     server_momentum: float = setting("momentum of the server's step", default=0.0, least=0, below=1)
+
+    def fit(self, lr: float) -> None:
+        stable(self.called(), self.mu, lr)
 
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros()}

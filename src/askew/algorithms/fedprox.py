@@ -14,7 +14,14 @@ from torch import Tensor
 from ..core.algorithm import Gradient
 from ..core.settings import setting
 from ..core.types import Me
+from ..errors import ConfigError
 from .fedavg import FedAvg
+
+
+def stable(owner: str, mu: float, lr: float) -> None:
+    """Explicit steps on a proximal term overshoot for ever longer from η μ = 2 on."""
+    if mu * lr >= 2:
+        raise ConfigError(f"{owner}: mu × local.lr must be < 2, got {mu * lr:g}; steps on the penalty would diverge: lower mu or local.lr.")
 
 
 class FedProx(FedAvg):
@@ -22,6 +29,9 @@ class FedProx(FedAvg):
     idea = "a proximal term pulls local models back to the global one"
 
     mu: float = setting("strength μ of the proximal term", default=0.01, least=0, hint="papers use 0.001–1, try 0.01.")
+
+    def fit(self, lr: float) -> None:
+        stable(self.called(), self.mu, lr)
 
     def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
         return grad(w) + self.mu * (w - me.x)

@@ -50,7 +50,8 @@ class FedPVR(FedAvg):
     def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
         head = me.part["head"].w
         c = me.mine["c"] - me.server["c"] + (me.x - w)[head] / (me.steps * me.lr)
-        return {"delta": w - me.x, "dc": c - me.mine["c"]}, {"c": c}
+        dc = (c - me.mine["c"]) * (me.size if self.by_samples else 1.0)
+        return {"delta": w - me.x, "dc": dc}, {"c": c}
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         x, _ = super().aggregate(x, up, cohort, server)

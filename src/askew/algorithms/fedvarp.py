@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core.settings import setting
 from ..core.space import Space
 from ..core.types import Cohort, State
+from ..errors import ConfigError
 from .fedavg import FedAvg
 
 
@@ -24,6 +25,11 @@ class FedVARP(FedAvg):
     weighting = "uniform"
 
     memory_unit: str = setting("what the memory holds", default="gradient", choices=("gradient", "displacement"))
+
+    def check(self) -> None:
+        super().check()
+        if self.by_samples:
+            raise ConfigError(f'{self.called()}: weighting must be "uniform", got "samples"; its memory is a plain mean over all clients.')
 
     def server_state(self, space: Space) -> State:
         return {"mean": space.precise()}

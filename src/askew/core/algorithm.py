@@ -43,6 +43,9 @@ class Algorithm(Settings):
         """Do averages weigh clients by their sample counts?"""
         return self.weighting == "samples"
 
+    def fit(self, lr: float) -> None:
+        """Refuse, when the configuration loads, what cannot work with this learning rate; raise ConfigError."""
+
     # what it keeps ----------------------------------------------------------------------------------------------
 
     def server_state(self, space: Space) -> State:

@@ -13,34 +13,37 @@ from ..core.algorithm import Algorithm
 from ..core.local import Moving, Result, client_round
 from ..core.rng import torch_seed
 from ..core.task import Task
-from ..core.types import Batch, Me, State
+from ..core.types import Me, State
 from ..data.federation import Plan
 from .base import Inbox, Outbox
 
 
 class Alone:
-    """The course of one client: its batches as they are, moves applied directly."""
+    """The course of one client: moves applied directly to its batches, each gathered when its turn comes.
+
+    What travels through the loop are places, so that a batch is gone before the next one is gathered: two of them alive
+    at a time make the allocator ask the system for fresh pages at every step.
+    """
 
     def __init__(self, plan: Plan, i: int) -> None:
         self.plan, self.i = plan, i
 
-    def steps(self) -> Iterator[Batch]:
-        work, (x, y) = self.plan.train[self.i], self.plan.pool
+    def steps(self) -> Iterator[Tensor]:
+        work = self.plan.train[self.i]
         for a, b in pairwise(work.cuts):
-            index = work.places[a:b]
-            yield Batch(x[index], y[index])
+            yield work.places[a:b]
 
-    def chunks(self, name: str, step: int | None) -> Iterator[tuple[Batch, float]]:
+    def chunks(self, name: str, step: int | None) -> Iterator[tuple[Tensor, float]]:
         work = self.plan.looks[name][self.i]
         for a, b in pairwise(work.cuts):
             share = (b - a) / len(work.places)
-            yield self.plan.batch(work.places[a:b]), share if step is None else share / self.plan.train[self.i].batches
+            yield work.places[a:b], share if step is None else share / self.plan.train[self.i].batches
 
     def all(self, move: Callable[..., Any], me: Me, *moving: Any) -> Any:
         return move(me, *moving)
 
-    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Batch, share: float) -> Moving:
-        return move(me, moving, batch, share)
+    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Tensor, share: float) -> Moving:
+        return move(me, moving, self.plan.batch(batch), share)
 
 
 class Sequential:

@@ -45,10 +45,11 @@ class Table:
 
 
 class Group(NamedTuple):
-    """One move for some rows: a batch for each."""
+    """One move for some rows: the places of a batch for each, and weights where some are padding."""
 
     rows: Rows
-    batch: Batch
+    places: Tensor
+    weight: Tensor | None
 
 
 class Lockstep:
@@ -95,7 +96,7 @@ class Lockstep:
         index = torch.from_numpy(starts[:, None] + np.where(real, column, 0)).to(self.device)
         weight = None if real.all() else torch.tensor(real, dtype=self.dtype, device=self.device)
         first = bool(rows[-1] == len(rows) - 1)  # the usual case: the first rows, which need no gathering
-        return Group(slice(0, len(rows)) if first else torch.from_numpy(rows).to(self.device), self.plan.batch(table.places[index], weight))
+        return Group(slice(0, len(rows)) if first else torch.from_numpy(rows).to(self.device), table.places[index], weight)
 
     # vmap takes flat tuples of tensors: walking nested trees at every step costs more than a small network's step
 
@@ -125,9 +126,9 @@ class Lockstep:
             new = move(self._me(me, mine), at, Batch(x, y, weight), part)
             return (new.w, new.total, *(new.carry[n] for n in names))
 
-        for rows, data in batch:
-            padded = data.weight is not None
-            extra = (*((data.weight,) if padded else ()), *((share[rows],) if isinstance(share, Tensor) else ()))
+        for rows, places, weights in batch:
+            data, padded = self.plan.batch(places), weights is not None
+            extra = (*(() if weights is None else (weights,)), *((share[rows],) if isinstance(share, Tensor) else ()))
             if isinstance(rows, slice) and rows.stop == self.rows:
                 now = vmap(one)(mine, now, data.x, data.y, extra)
             else:

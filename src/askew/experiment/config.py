@@ -105,6 +105,7 @@ class Config:
             parts[name] = table if isinstance(table, Settings) else chosen(registry, name, table, default)
         config = cls(seed=top.seed, rounds=top.rounds, plugins=top.plugins, **parts)
         config.participation.fit(config.partition.clients)
+        config.algorithm.fit(config.local.lr)
         return config
 
     def tables(self) -> dict[str, Any]:
