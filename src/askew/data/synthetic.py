@@ -85,7 +85,7 @@ class Synthetic(Planted):
 
     idea: ClassVar[str] = "Synthetic(α, β) of FedDyn and FedDC: own solutions if α > 0, own inputs if β > 0; any number of clients"
     samples: int = setting("mean samples of a client", default=200, least=1, most=MOST_SAMPLES)
-    sigma: float = setting(f"lognormal spread of the clients' sizes; none exceeds {MOST_SAMPLES:,}", default=0.0, least=0)
+    sigma: float = setting(f"lognormal spread of the clients' sizes; none exceeds {MOST_SAMPLES:,}", default=0.0, least=0, most=100)
     iid_data: bool | None = setting("all clients draw inputs alike; left out: if beta = 0", default=None)
     iid_solution: bool | None = setting("all clients share one W, b; left out: if alpha = 0", default=None)
 
