@@ -313,10 +313,9 @@ def walk(
     x: Tensor,
     inside: Term = nothing,
     beside: Term = nothing,
-    after: Term = nothing,
     share: float = 1.0,
 ) -> Walk:
-    """Least squares, written out: share·gradient + `inside` → clip → weight decay and `beside` → momentum → `after` → step."""
+    """Least squares, written out: share·gradient + `inside` → clip → weight decay and `beside` → momentum → step."""
     theta, v, raw = x.clone(), torch.zeros_like(x), []
     for X, y in batches(problem.fed.plan([client], round, local)):
         y = y[:, 0]
@@ -325,5 +324,5 @@ def walk(
         if local.clip and d.norm() > local.clip:
             d = d * (local.clip / (d.norm() + 1e-6))
         v = local.momentum * v + d + local.weight_decay * theta + beside(theta)
-        theta = theta - local.rate(round) * (v + after(theta))
+        theta = theta - local.rate(round) * v
     return Walk(theta, torch.stack(raw))

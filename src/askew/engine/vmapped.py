@@ -59,8 +59,7 @@ class Lockstep:
         self.plan, self.order, self.even, self.dtype = plan, order, even, me.x.dtype
         self.device = plan.pool.x.device
         self.tables: dict[str, Table] = {}
-        self.shared = shared  # broadcast: the same to all rows, so never batched
-        self.same = {n for n in me.server if n in shared}
+        self.same = set(shared)  # broadcast: the same to all rows, so never batched
         self.rows = len(order)
 
     def table(self, name: str) -> Table:
@@ -153,7 +152,7 @@ class Vmapped:
     def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
         order = sorted(range(len(plan.train)), key=lambda i: -plan.train[i].batches)
         size = self._chunk(inbox, plan)
-        parts = [self._chunk_round(phase, inbox, plan, order[a : a + size], want) for a in range(0, len(order), size)]
+        parts = [self._chunk_round(phase, inbox, plan, order[a : a + size]) for a in range(0, len(order), size)]
         back = torch.tensor(np.argsort(order), device=inbox.x.device)
 
         def rows(pieces: list[Tensor]) -> Tensor:
@@ -177,7 +176,7 @@ class Vmapped:
         one = 12 * inbox.x.shape[-1] + 40 * longest * max(plan.pool.x[0].numel(), 1)
         return max(1, int(self.budget // (one * inbox.x.element_size())))
 
-    def _chunk_round(self, phase: Algorithm, inbox: Inbox, plan: Plan, order: list[int], want: Collection[str]) -> Result:
+    def _chunk_round(self, phase: Algorithm, inbox: Inbox, plan: Plan, order: list[int]) -> Result:
         pick = torch.tensor(order, device=inbox.x.device)
         x, buffers = (t.expand(len(order), -1) if t.dim() == 1 else t[pick] for t in (inbox.x, inbox.buffers))
         memory, mine, carry = (taken(rows, pick) for rows in (inbox.memory, inbox.mine, inbox.carry))

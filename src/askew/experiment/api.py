@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
 from ..core.settings import Settings, setting
 from ..data.dataset import Dataset, Source, from_user
@@ -148,6 +147,3 @@ def merge(tables: dict[str, Any], name: str, values: Mapping[str, Any]) -> None:
         tables[name] = {**have, **values}
     else:
         raise ConfigError(f"{name} must be a table, got {have!r}; write {name}={{...}}.")
-
-
-__all__ = ["algorithms", "run"]
