@@ -1,18 +1,38 @@
-"""Networks: parameters counted by hand, features, norms, and torch.func."""
+"""Networks: parameters counted by hand, features, norms, heads, blocks, and torch.func."""
 
 from __future__ import annotations
 
+import copy
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from askew.core.space import BATCH_NORMS, Space
+from askew.core.task import Bound, Functional
+from askew.core.types import Batch
 from askew.errors import ConfigError, ModelError, UnknownName
-from askew.models import CNN, MLP, LeNet, Network, Softmax, networks
+from askew.models import CNN, CNN64, MLP, VGG19, CharLSTM, LeNet, LeNetPMVR, Network, ResNet18, ResNet50, Softmax, networks
+from askew.models.network import normed
+from askew.models.resnet import Block, quarter
 
 IMAGES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 EVERY = [Softmax(), Softmax(zeros=False), MLP(), MLP(hidden=(20, 12)), CNN(), LeNet()]
 NORMED = [kind(norm=norm) for kind in (MLP, CNN, LeNet) for norm in ("batch", "group")]
+LARGER = [
+    (CNN64(), (1, 8, 8)),
+    (LeNetPMVR(), (1, 17, 16)),
+    (CharLSTM(), (6,)),
+    (ResNet18(), (3, 8, 9)),
+    (ResNet18(norm="batch", stem="imagenet"), (3, 64, 64)),
+    (VGG19(norm="none"), (3, 64, 64)),
+    (VGG19(), (3, 32, 32)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +42,34 @@ def seeded() -> None:
 
 def count(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
+
+
+def linear(*widths: int) -> int:
+    return sum(a * b + b for a, b in pairwise(widths))
+
+
+def conv(inputs: int, outputs: int, kernel: int) -> int:
+    return kernel**2 * inputs * outputs + outputs
+
+
+def basic(inputs: int, w: int) -> int:
+    """A stage of two basic blocks: four 3×3 convolutions, their norms, and a 1×1 shortcut where the width changes."""
+    return 9 * (inputs + 3 * w) * w + 4 * 2 * w + (inputs * w + 2 * w if inputs != w else 0)
+
+
+def bottlenecks(inputs: int, w: int, blocks: int) -> int:
+    return (inputs + 4 * w) * w + (blocks - 1) * 8 * w * w + blocks * (9 * w * w + 12 * w) + inputs * 4 * w + 8 * w
+
+
+def inputs_for(shape: tuple[int, ...], count: int = 2, tokens: int = 10) -> Tensor:
+    return torch.randint(tokens, (count, *shape)) if len(shape) == 1 else torch.rand(count, *shape)
+
+
+RESNET18 = 2 * 64 + basic(64, 64) + basic(64, 128) + basic(128, 256) + basic(256, 512)  # without first and last layer
+RESNET50 = 2 * 64 + bottlenecks(64, 64, 3) + bottlenecks(256, 128, 4) + bottlenecks(512, 256, 6) + bottlenecks(1024, 512, 3)
+VGG = [(3, 64), (64, 64), (64, 128), (128, 128), (128, 256), *3 * [(256, 256)], (256, 512), *7 * [(512, 512)]]
+CIFAR_CNN = conv(3, 6, 5) + conv(6, 16, 5) + linear(400, 120, 84)  # up to the features
+CELL = 4 * 256  # rows of the four gates
 
 
 @pytest.mark.parametrize(
@@ -38,10 +86,38 @@ def count(network: nn.Module) -> int:
         (LeNet(), (3, 32, 32), 10, 62_006),
         (LeNet(), (1, 8, 8), 10, (25 * 6 + 6) + (25 * 6 * 16 + 16) + (2 * 2 * 16 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10)),
         (LeNet(norm="batch"), (3, 32, 32), 10, 62_006 + 2 * 6 + 2 * 16),
+        (LeNet(padding=2), (1, 28, 28), 10, 61_706),
+        (LeNet(head=256), (3, 32, 32), 10, CIFAR_CNN + linear(84, 84, 256, 10)),  # 92,626
+        (LeNet(head=256), (3, 32, 32), 100, 115_756),
+        (LeNetPMVR(), (1, 28, 28), 10, conv(1, 6, 5) + conv(6, 6, 5) + linear(6, 120) + linear(16 * 120, 84, 10)),  # 164,116
+        (CNN64(), (3, 32, 32), 10, conv(3, 64, 5) + conv(64, 64, 5) + linear(1600, 384, 192, 10)),  # 797,962
+        (CNN64(), (3, 32, 32), 100, 815_332),
+        (CNN64(), (3, 28, 28), 100, conv(3, 64, 5) + conv(64, 64, 5) + linear(1024, 384, 192, 100)),  # 594,148
+        (CharLSTM(), (80,), 80, 80 * 8 + CELL * (8 + 256 + 2) + CELL * (256 + 256 + 2) + linear(256, 80)),  # 819,920
+        (CharLSTM(), (80,), 90, 822_570),
+        (ResNet18(), (3, 32, 32), 100, 9 * 3 * 64 + RESNET18 + linear(512, 100)),  # 11,220,132
+        (ResNet18(), (3, 64, 64), 200, 11_271_432),
+        (ResNet18(stem="imagenet"), (3, 64, 64), 200, 49 * 3 * 64 + RESNET18 + linear(512, 200)),  # 11,279,112
+        (ResNet18(norm="batch", head=256), (3, 64, 64), 200, 9 * 3 * 64 + RESNET18 + linear(512, 512, 256, 200)),  # 11,614,216
+        (ResNet50(norm="batch", head=256), (3, 32, 32), 10, 9 * 3 * 64 + RESNET50 + linear(2048, 2048, 256, 10)),  # 28,223,818
+        (VGG19(norm="none"), (3, 32, 32), 10, sum(conv(a, b, 3) for a, b in VGG) + linear(512, 512, 512, 10)),  # 20,554,826
+        (VGG19(), (3, 32, 32), 10, 20_554_826 + 2 * sum(b for _, b in VGG)),  # 20,565,834
     ],
 )
 def test_parameters_counted_by_hand(network: Network, shape: tuple[int, ...], classes: int, expected: int) -> None:
-    assert count(network.module(shape, classes)) == expected
+    with torch.device("meta"):  # shapes without numbers
+        assert count(network.build_module(shape, classes)) == expected
+
+
+def test_the_formulas_by_hand_give_the_papers_numbers() -> None:
+    assert CIFAR_CNN + linear(84, 10) == 62_006 and CIFAR_CNN + linear(84, 84, 256, 10) == 92_626
+    assert 9 * 3 * 64 + RESNET18 + linear(512, 100) == 11_220_132 and 49 * 3 * 64 + RESNET18 + linear(512, 200) == 11_279_112
+    assert 9 * 3 * 64 + RESNET18 + linear(512, 512, 256, 200) == 11_614_216
+    assert 9 * 3 * 64 + RESNET50 + linear(2048, 2048, 256, 10) == 28_223_818
+    assert sum(conv(a, b, 3) for a, b in VGG) + linear(512, 512, 512, 10) == 20_554_826
+    assert conv(1, 6, 5) + conv(6, 6, 5) + linear(6, 120) + linear(1920, 84, 10) == 164_116
+    assert 80 * 8 + CELL * (8 + 256 + 2) + CELL * (256 + 256 + 2) + linear(256, 80) == 819_920
+    assert conv(3, 64, 5) + conv(64, 64, 5) + linear(1024, 384, 192, 100) == 594_148
 
 
 @pytest.mark.parametrize("shape", IMAGES)
@@ -56,6 +132,53 @@ def test_features_are_the_input_of_the_last_layer(network: Network, shape: tuple
     assert torch.equal(module.out(features), logits)
     assert torch.equal(x, before)
     assert not torch.equal(features[0], features[1])
+
+
+@pytest.mark.parametrize(("network", "shape"), [*LARGER, (ResNet50(norm="batch"), (3, 32, 32))])
+def test_larger_networks_are_functions_of_a_flat_vector(network: Network, shape: tuple[int, ...]) -> None:
+    module = network.module(shape, 10)
+    x, last = inputs_for(shape), [*module.children()][-1]
+    space = Space(module)
+    w = space.start + 0.01 * torch.randn(space.P)
+    logits, features = functional_call(module, space.split(w), (x,))
+    assert logits.shape == (2, 10) and features.ndim == 2
+    assert torch.isfinite(logits).all() and not torch.equal(features[0], features[1])
+    module.load_state_dict(space.split(w), strict=False)
+    same, seen = module(x)
+    assert torch.equal(same, logits) and torch.equal(seen, features) and torch.equal(last(seen), same)
+
+
+@pytest.mark.parametrize(("network", "shape"), [(n, (1, 8, 8)) for n in EVERY] + LARGER)
+def test_a_projection_head_stands_before_the_last_layer(network: Network, shape: tuple[int, ...]) -> None:
+    headed = type(network)(**network.table() | {"head": 7}).build_module(shape, 10)
+    with torch.device("meta"):
+        plain = network.module(shape, 10)
+    f = [*plain.children()][-1].in_features
+    x = inputs_for(shape)
+    logits, z = headed(x)
+    names, parts = zip(*headed.named_children(), strict=True)
+    assert names[-4:-1] == ("head1", "head_relu", "head2") and names[-1] == [n for n, _ in plain.named_children()][-1]
+    assert (parts[-4].in_features, parts[-4].out_features, parts[-2].in_features) == (f, f, f)
+    assert z.shape == (2, 7) and logits.shape == (2, 10) and torch.equal(parts[-1](z), logits)
+    features = nn.Sequential(*parts[:-4])(x)
+    assert torch.allclose(z, parts[-2](parts[-4](features).relu()), atol=1e-6)
+
+
+def test_heads_of_other_networks() -> None:
+    class Own(Network):
+        def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+            return held[-1]
+
+    held: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Linear(5, 3, bias=False, dtype=torch.float64))]
+    headed = Own(head=2).build_module((4,), 3)
+    assert [n for n, _ in headed.named_children()] == ["0", "1", "head1", "head_relu", "head2", "2"]
+    assert headed.get_submodule("2").bias is None and headed.get_submodule("head1").weight.dtype == torch.float64
+    assert [n for n, _ in held[0].named_children()] == ["0", "1", "2"]  # what was handed in stays as it is
+    assert Own().build_module((4,), 3) is held[0]
+    for module in (nn.Bilinear(2, 2, 3), nn.Sequential(), nn.Sequential(nn.Linear(4, 3), nn.Tanh())):
+        held.append(module)
+        with pytest.raises(ModelError, match=r"model.head = 2 needs a network whose layers stand in a row .*; leave head out"):
+            Own(head=2).build_module((4,), 3)
 
 
 def test_softmax_starts_at_zero_unless_told() -> None:
@@ -111,6 +234,46 @@ def test_gradients_under_vmap_are_those_of_a_loop(network: Network) -> None:
             assert torch.allclose(many[name][i], parameter.grad, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [(ResNet18(head=4), (1, 8, 8)), (ResNet18(norm="batch"), (1, 16, 16)), (LeNetPMVR(), (1, 16, 16)), (CNN64(), (1, 4, 4))],
+)
+def test_larger_networks_learn_under_vmap(network: Network, shape: tuple[int, ...]) -> None:
+    module = network.build_module(shape, 3)
+    space = Space(module)
+    many, one = Functional(module, space), Bound(module, space)
+    w, buffers = space.start * torch.tensor([[1.0], [1.01]]), space.buffers.expand(2, -1)
+    x, y = torch.rand(2, 2, *shape), torch.tensor([[0, 1], [2, 1]])
+
+    def loss(w: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        many.load(buffers)
+        return many.loss(w, Batch(x, y, None)), many.unload(buffers)
+
+    slopes, statistics = vmap(grad(loss, has_aux=True))(w, buffers, x, y)
+    for i in range(2):
+        one.module.zero_grad()
+        one.loss(one.load(w[i], buffers[i]), Batch(x[i], y[i], None)).backward()
+        slope = torch.cat([p.grad.flatten() for p in one.parameters if p.grad is not None])
+        assert (slopes[i] - slope).norm() < 1e-3 * slope.norm()
+        assert torch.allclose(statistics[i], one.flat_buffers, atol=1e-5)
+        assert not space.Q or not torch.equal(statistics[i], space.buffers)
+
+
+def test_vgg_runs_under_vmap() -> None:
+    module = VGG19().module((1, 32, 32), 3)
+    space = Space(module)
+    x, w = torch.rand(2, 2, 1, 32, 32), space.start.clone()
+    task = Functional(module, space)
+
+    def logits(w: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+        task.load(buffers)
+        return task(w, Batch(x, x, None))[0]
+
+    with torch.no_grad():
+        many = vmap(logits)(w.expand(2, -1), space.buffers.expand(2, -1), x)
+        assert torch.allclose(many, torch.stack([module(part)[0] for part in x]), atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", [MLP, CNN, LeNet])
 def test_batch_norm_learns_statistics_and_group_norm_has_none(kind: type[Network]) -> None:
     batch, group, none = (kind(norm=norm).module((1, 8, 8), 4) for norm in ("batch", "group", "none"))
@@ -132,6 +295,131 @@ def test_batch_norm_learns_statistics_and_group_norm_has_none(kind: type[Network
     assert torch.allclose(group(x)[0], before, atol=1e-3)
 
 
+def test_batch_norm_is_found_by_type_and_group_norm_has_its_groups() -> None:
+    for network, channels in ((VGG19(), 5_504), (ResNet18(norm="batch"), 4_800), (ResNet18(), 0)):
+        found = Space(network.module((3, 32, 32), 10)).kind(*BATCH_NORMS)
+        assert len(found.w) == len(found.b) == 2 * channels
+    for groups in (2, 32):
+        with torch.device("meta"):
+            norms = [m for m in ResNet18(groups=groups).module((3, 8, 8), 10).modules() if isinstance(m, nn.GroupNorm)]
+        assert len(norms) == 20 and {m.num_groups for m in norms} == {groups}
+        assert sum(m.num_channels for m in norms) == 4_800
+
+
+@pytest.mark.parametrize(
+    ("network", "side", "sizes"),
+    [
+        (ResNet18(), 32, {"conv1": 32, "layer1": 32, "layer2": 16, "layer3": 8, "layer4": 4}),
+        (ResNet50(), 64, {"conv1": 64, "layer1": 64, "layer2": 32, "layer3": 16, "layer4": 8}),
+        (ResNet18(stem="imagenet"), 64, {"conv1": 32, "maxpool": 16, "layer1": 16, "layer2": 8, "layer3": 4, "layer4": 2}),
+        (VGG19(), 32, {"pool1": 16, "pool2": 8, "pool3": 4, "pool4": 2, "pool5": 1, "avgpool": 1}),
+        (VGG19(), 64, {"pool1": 32, "pool5": 2, "avgpool": 1}),
+        (LeNet(padding=2), 28, {"conv1": 28, "pool1": 14, "conv2": 10, "pool2": 5}),
+        (LeNetPMVR(), 28, {"conv1": 24, "pool1": 12, "conv2": 8, "pool2": 4, "each": 4}),
+    ],
+)
+def test_sides_of_feature_maps(network: Network, side: int, sizes: dict[str, int]) -> None:
+    channels = 1 if side == 28 else 3
+    with torch.device("meta"):
+        module, x = network.module((channels, side, side), 10), torch.empty(2, channels, side, side)
+    found = {}
+    for name, layer in module.named_children():
+        x = layer(x)
+        found[name] = x.shape[2:]
+    assert {n: (s, s) for n, s in sizes.items()} == {n: tuple(found[n]) for n in sizes}
+
+
+def test_the_last_position_is_read_and_tokens_alone_are() -> None:
+    module = CharLSTM(embedding=3, hidden=5, layers=1).module((6,), 4)
+    w = dict(module.named_parameters())
+    x = torch.tensor([[3, 1, 2, 0, 0, 1]])
+    h, c = torch.zeros(5), torch.zeros(5)
+    for token in x[0]:
+        gates = (
+            w["lstm.weight_ih_l0"] @ w["embedding.weight"][token] + w["lstm.bias_ih_l0"] + w["lstm.weight_hh_l0"] @ h + w["lstm.bias_hh_l0"]
+        )
+        i, f, g, o = gates.split(5)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+    logits, features = module(x)
+    assert torch.allclose(features[0], h, atol=1e-6)
+    assert torch.allclose(logits[0], w["out.weight"] @ h + w["out.bias"], atol=1e-6)
+    with pytest.raises(ModelError, match=r"charlstm reads tokens, whole numbers from 0, and these inputs are torch.float32; use"):
+        module(x.float())
+    for shape, classes in (((1, 8, 8), 10), ((0,), 10), ((6,), 0)):
+        with pytest.raises(
+            ModelError, match=r"charlstm needs inputs \[length\] of tokens and one class for each token, got .*; use a text"
+        ):
+            CharLSTM().module(shape, classes)
+    with pytest.raises(ModelError, match="charlstm trains one client at a time"):
+        vmap(lambda w: functional_call(module, w, (x,)))({n: torch.stack([t, t]) for n, t in w.items()})
+
+
+def test_the_lenet_of_pmvr_is_its_formula() -> None:
+    module, x = LeNetPMVR().module((1, 28, 28), 10), torch.rand(2, 1, 28, 28)
+    w = dict(module.named_parameters())
+    h = x
+    for k in (1, 2):
+        h = F.avg_pool2d(F.conv2d(h, w[f"conv{k}.weight"], w[f"conv{k}.bias"]).tanh(), 2)
+    each = (h.movedim(1, -1) @ w["each.weight"][:, :, 0, 0].T + w["each.bias"]).tanh()  # a linear layer at each position
+    h = (each.movedim(-1, 1).flatten(1) @ w["fc.weight"].T + w["fc.bias"]).tanh()
+    assert torch.allclose(module(x)[1], h, atol=1e-6)
+
+
+def test_residual_blocks_are_their_formula() -> None:
+    norm = lambda y: F.group_norm(y, 2)  # weights 1 and biases 0, as they start
+    x = torch.randn(2, 4, 6, 6)
+    basic, bottleneck, same = (
+        Block(4, w, s, deep, lambda n: nn.GroupNorm(2, n)) for w, s, deep in ((8, 2, False), (2, 2, True), (4, 1, False))
+    )
+    first, second = basic.conv1.weight, basic.conv2.weight
+    short = norm(F.conv2d(x, basic.downsample[0].weight, stride=2))
+    y = norm(F.conv2d(norm(F.conv2d(x, first, stride=2, padding=1)).relu(), second, padding=1))
+    assert torch.allclose(basic(x), (y + short).relu(), atol=1e-6) and basic(x).shape == (2, 8, 3, 3)
+    y = norm(F.conv2d(x, bottleneck.conv1.weight)).relu()
+    y = norm(F.conv2d(y, bottleneck.conv2.weight, stride=2, padding=1)).relu()
+    y = norm(F.conv2d(y, bottleneck.conv3.weight)) + norm(F.conv2d(x, bottleneck.downsample[0].weight, stride=2))
+    assert torch.allclose(bottleneck(x), y.relu(), atol=1e-6) and y.shape == (2, 8, 3, 3)
+    y = norm(F.conv2d(norm(F.conv2d(x, same.conv1.weight, padding=1)).relu(), same.conv2.weight, padding=1))
+    assert torch.allclose(same(x), (y + x).relu(), atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("bottleneck", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_quarter_of_a_residual_block_is_a_narrow_block(norm: str, bottleneck: bool, training: bool) -> None:
+    width = 256 if bottleneck else 64
+    wide, narrow = (Block(width, w, 1, bottleneck, partial(normed, norm)).train(training) for w in (64, 16))
+    with torch.no_grad():
+        for name, whole in wide.state_dict().items():
+            if whole.ndim == 1 and name.startswith("bn"):
+                whole.uniform_(0.5, 1.5)
+            part = narrow.state_dict()[name]
+            part.copy_(whole[tuple(slice(0, n) for n in part.shape)])
+    narrow.downsample = nn.Conv2d(width, width // 4, 1, bias=False)  # the shortcut's first channels
+    nn.init.eye_(narrow.downsample.weight[:, :, 0, 0].data)
+    before = copy.deepcopy(wide.state_dict())
+    x = torch.rand(2, width, 2, 2)
+    assert torch.allclose(wide(x, quarter), narrow(x), atol=1e-5)
+    assert all(torch.equal(t, before[n]) for n, t in wide.state_dict().items())
+
+
+def test_the_transfer_of_a_residual_network_is_that_of_its_last_block() -> None:
+    module = ResNet18(norm="batch", head=6).build_module((3, 16, 16), 10)
+    plain, x = copy.deepcopy(module), torch.rand(2, 3, 16, 16)
+    logits, before, full, narrow = module(x, call="transfer")
+    expected, features = plain(x)
+    assert torch.equal(logits, expected)
+    assert before.shape == full.shape == (2, 512, 4) and narrow.shape == (2, 128, 4)
+    assert torch.equal(module.head2(module.head1(full.mean(2)).relu()), features)
+    assert all(torch.equal(a, b) for a, b in zip(module.buffers(), plain.buffers(), strict=True))  # each statistic counted once
+    narrow.square().sum().backward()
+    touched = {n.rpartition(".")[0] for n, p in module.named_parameters() if p.grad is not None}
+    assert touched == {f"layer4.1.{layer}" for layer in ("conv1", "bn1", "conv2", "bn2")}
+    with pytest.raises(ModelError, match="no hidden layer whose transfer could be measured; use mlp"):
+        CharLSTM().module((5,), 4)(torch.randint(4, (2, 5)), call="transfer")
+
+
 def test_a_regression_has_one_output() -> None:
     assert Softmax().module((30,), 0)(torch.rand(2, 30))[0].shape == (2, 1)
 
@@ -151,7 +439,32 @@ def test_convolutions_take_any_image_of_four_pixels_or_more(network: Network, si
     assert network.module((2, side, side + 1), 3)(torch.rand(2, 2, side, side + 1))[0].shape == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("network", "shape", "sentence"),
+    [
+        (ResNet18(), (1, 7, 8), r"resnet18 needs images .* of 8×8 pixels or more, got inputs of shape \[1, 7, 8\]; use mlp"),
+        (ResNet50(), (30,), r"resnet50 needs images .* of 8×8 pixels or more"),
+        (ResNet18(stem="imagenet"), (3, 28, 28), r'resnet18 with stem = "imagenet" needs .* 32×32 .* use stem = "small"'),
+        (VGG19(), (3, 28, 28), r"vgg19 needs images .* of 32×32 pixels or more, got .*; use cnn or lenet"),
+        (LeNetPMVR(), (1, 15, 15), r"lenet_pmvr needs images .* of 16×16 pixels or more, got .*; use lenet"),
+        (CNN64(), (1, 3, 3), r"cnn64 needs images .* of 4×4 pixels or more"),
+    ],
+)
+def test_images_too_small_are_refused(network: Network, shape: tuple[int, ...], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        network.module(shape, 10)
+
+
 def test_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ResNet18: groups must divide 64 channels, got 3; try 2 or 32"):
+        ResNet18(groups=3)
+    with pytest.raises(ConfigError, match="LeNet: padding must be ≥ 0 and ≤ 4, got 5"):
+        LeNet(padding=5)
+    for kind in (MLP, CNN, ResNet18, LeNet):
+        with pytest.raises(ConfigError, match=rf"{kind.__name__}: new_head = true is about model.weights, which is not set; set it"):
+            kind(new_head=True)
+    with pytest.raises(UnknownName, match="VGG19: unknown norm 'group'"):
+        VGG19(norm="group")
     with pytest.raises(UnknownName, match="CNN: unknown norm 'bach'; did you mean 'batch'"):
         CNN(norm="bach")
     with pytest.raises(ConfigError, match='CNN: norm = "group" needs an even width, got 7; try 8'):
@@ -169,3 +482,4 @@ def test_settings_are_refused() -> None:
 def test_every_network_is_built_from_a_table(name: str) -> None:
     network = networks[name].build({})
     assert network.idea and networks[name].build(network.table()) == network
+    assert network.reads() == () and networks[name].build({"weights": "x.pt"}).reads() == (Path("x.pt"),)

@@ -1,10 +1,51 @@
-"""Networks: forward returns (logits, features)."""
+"""Networks: forward returns (logits, features), features [B, f] being the input of the last layer.
+
+network.py   the base of all: layers in a row, MOON's projection head, weights from a file
+small.py     softmax, mlp, cnn, lenet, lenet_pmvr, cnn64
+resnet.py    resnet18, resnet50
+vgg.py       vgg19
+lstm.py      charlstm
+weights.py   safetensors and torch state dicts
+"""
 
 from __future__ import annotations
 
 from ..core.settings import Registry
-from .small import CNN, MLP, LeNet, Network, Softmax
+from .lstm import CharLSTM
+from .network import Network
+from .resnet import ResNet18, ResNet50
+from .small import CNN, CNN64, MLP, LeNet, LeNetPMVR, Softmax
+from .vgg import VGG19
+from .weights import start_from
 
-networks: Registry[Network] = Registry("model", {"cnn": CNN, "lenet": LeNet, "mlp": MLP, "softmax": Softmax})
+networks: Registry[Network] = Registry(
+    "model",
+    {
+        "charlstm": CharLSTM,
+        "cnn": CNN,
+        "cnn64": CNN64,
+        "lenet": LeNet,
+        "lenet_pmvr": LeNetPMVR,
+        "mlp": MLP,
+        "resnet18": ResNet18,
+        "resnet50": ResNet50,
+        "softmax": Softmax,
+        "vgg19": VGG19,
+    },
+)
 
-__all__ = ["CNN", "MLP", "LeNet", "Network", "Softmax", "networks"]
+__all__ = [
+    "CNN",
+    "CNN64",
+    "MLP",
+    "VGG19",
+    "CharLSTM",
+    "LeNet",
+    "LeNetPMVR",
+    "Network",
+    "ResNet18",
+    "ResNet50",
+    "Softmax",
+    "networks",
+    "start_from",
+]

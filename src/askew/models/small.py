@@ -1,4 +1,4 @@
-"""Small networks. Every module returns (logits, features), where features [B, f] are the input of its last layer."""
+"""Small networks: layers in a row, for any input or for small images."""
 
 from __future__ import annotations
 
@@ -6,69 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from ..core.settings import Settings, setting
+from ..core.settings import setting
 from ..errors import ConfigError, ModelError
+from .network import GROUPS, Network, chain, need_image, normed
 
 NORMS = ("none", "batch", "group")
-GROUPS = 2
-
-
-class Chain(nn.Sequential):
-    """Named layers in a row; the last one is called out."""
-
-    def forward(self, x: Tensor, call: str = "") -> tuple[Tensor, ...]:
-        """Logits and features; `call` names another method to run, since only forward can be run with other weights."""
-        if call == "transfer":
-            return self.transfer(x)
-        *body, out = self
-        for layer in body:
-            x = layer(x)
-        return out(x), x
-
-    def transfer(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Logits, then the last hidden layer's input [B, c, 1] and its output at full and at a quarter of its width.
-
-        The narrow output starts from the detached input, so that its gradient belongs to that layer alone; it leaves
-        running statistics as the full pass left them.
-        """
-        *body, out = self
-        linear = [k for k, layer in enumerate(body) if isinstance(layer, nn.Linear)]
-        if not linear:
-            raise ModelError("this network has no hidden layer whose transfer could be measured; use mlp, cnn or lenet.")
-        for layer in body[: linear[-1]]:
-            x = layer(x)
-        full, narrow = x, x.detach()
-        for layer in body[linear[-1] :]:
-            full, narrow = layer(full), again(layer, narrow)
-        return out(full), x[..., None], full[..., None], narrow[:, : max(1, full.shape[1] // 4), None]
-
-
-def again(layer: nn.Module, x: Tensor) -> Tensor:
-    """A second pass of the same batch through a layer, which batch norm must not count twice."""
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training:
-        return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
-    return layer(x)  # type: ignore[no-any-return]
-
-
-class Network(Settings):
-    """A network by its settings; the base of all of them."""
-
-    idea: ClassVar[str] = ""
-
-    def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh module for inputs of this shape (without the batch); classes = 0, a regression, gives one output."""
-        raise NotImplementedError
-
-
-def chain(layers: Iterator[tuple[str, nn.Module]]) -> Chain:
-    """The layers in a row, each under its name."""
-    whole = Chain()
-    for name, layer in layers:
-        whole.add_module(name, layer)
-    return whole
 
 
 def dense(shape: tuple[int, ...], hidden: tuple[int, ...], classes: int, norm: str) -> Iterator[tuple[str, nn.Module]]:
@@ -87,14 +31,20 @@ def dense(shape: tuple[int, ...], hidden: tuple[int, ...], classes: int, norm: s
 
 
 def convolved(
-    shape: tuple[int, ...], channels: tuple[int, ...], kernel: int, padding: int, hidden: tuple[int, ...], classes: int, norm: str
+    shape: tuple[int, ...],
+    channels: tuple[int, ...],
+    kernel: int,
+    paddings: tuple[int, ...],
+    hidden: tuple[int, ...],
+    classes: int,
+    norm: str,
 ) -> Iterator[tuple[str, nn.Module]]:
     """Convolutions, each with normalisation, ReLU and 2×2 max-pooling, then linear layers."""
     inputs, height, width = shape
-    for k, count in enumerate(channels, 1):
+    for k, (count, padding) in enumerate(zip(channels, paddings, strict=True), 1):
         yield f"conv{k}", nn.Conv2d(inputs, count, kernel, padding=padding)
         if norm != "none":
-            yield f"norm{k}", nn.BatchNorm2d(count) if norm == "batch" else nn.GroupNorm(GROUPS, count)
+            yield f"norm{k}", normed(norm, count)
         yield f"relu{k}", nn.ReLU()
         yield f"pool{k}", nn.MaxPool2d(2)
         height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
@@ -102,20 +52,11 @@ def convolved(
     yield from dense((inputs, height, width), hidden, classes, "none")
 
 
-def need_image(network: str, shape: tuple[int, ...]) -> None:
-    """Refuse what two rounds of 2×2 pooling cannot take."""
-    if len(shape) != 3 or min(shape[1:]) < 4:
-        raise ModelError(
-            f"{network} needs images [channels, height, width] of 4×4 pixels or more, got inputs of shape {list(shape)}; "
-            "use mlp or softmax, which take any shape."
-        )
-
-
 class Softmax(Network):
     """Softmax regression: one linear layer on the flattened input."""
 
     idea: ClassVar[str] = "softmax regression: one linear layer; convex"
-    zeros: bool = setting("start at zero", default=True)
+    zeros: bool = setting("start at zero; a projection head and what follows it start as drawn", default=True)
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         network = chain(dense(shape, (), classes, "none"))
@@ -133,6 +74,7 @@ class MLP(Network):
     norm: str = setting("normalisation before each ReLU; group: two groups", default="none", choices=NORMS)
 
     def check(self) -> None:
+        super().check()
         if not self.hidden or min(self.hidden) < 1:
             raise ConfigError(f"MLP: hidden must be one width ≥ 1 or several, got {list(self.hidden)}; without hidden layers, use softmax.")
         if self.norm == "group" and any(width % GROUPS or width < 2 * GROUPS for width in self.hidden):
@@ -150,23 +92,63 @@ class CNN(Network):
     norm: str = setting("normalisation after each convolution; group: two groups", default="none", choices=NORMS)
 
     def check(self) -> None:
+        super().check()
         if self.norm == "group" and self.width % GROUPS:
             raise ConfigError(f'CNN: norm = "group" needs an even width, got {self.width}; try {self.width + 1}.')
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         need_image("cnn", shape)
-        return chain(convolved(shape, (self.width, 2 * self.width), 3, 1, (64,), classes, self.norm))
+        return chain(convolved(shape, (self.width, 2 * self.width), 3, (1, 1), (64,), classes, self.norm))
 
 
 class LeNet(Network):
     """LeNet5 with ReLU and max-pooling: 5×5 convolutions of 6 and 16 channels, linear layers of 120 and 84.
 
-    Images below 16×16 are padded by 2 in both convolutions, larger ones not at all.
+    Images below 16×16 are padded by 2 in both convolutions, larger ones not at all unless told.
     """
 
     idea: ClassVar[str] = "LeNet5 with ReLU and max-pooling; 62,006 parameters on CIFAR-10"
+    channels: ClassVar[tuple[int, ...]] = (6, 16)
+    hidden: ClassVar[tuple[int, ...]] = (120, 84)
     norm: str = setting("normalisation after each convolution; group: two groups", default="none", choices=NORMS)
+    padding: int = setting("pixels of padding around the first convolution, 2 in the textbook's for 28×28", default=0, least=0, most=4)
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        need_image("lenet", shape)
-        return chain(convolved(shape, (6, 16), 5, 2 if min(shape[1:]) < 16 else 0, (120, 84), classes, self.norm))
+        need_image(self.called().lower(), shape)
+        needed = 2 if min(shape[1:]) < 16 else 0
+        return chain(convolved(shape, self.channels, 5, (max(self.padding, needed), needed), self.hidden, classes, self.norm))
+
+
+class CNN64(LeNet):
+    """Two 5×5 convolutions of 64 channels with ReLU and max-pooling, linear layers of 384 and 192.
+
+    Images below 16×16 are padded by 2 in both convolutions, larger ones not at all unless told.
+    """
+
+    idea: ClassVar[str] = "LeNet with 64 channels and linear layers of 384 and 192, as FedDC's; 797,962 parameters on CIFAR-10"
+    channels: ClassVar[tuple[int, ...]] = (64, 64)
+    hidden: ClassVar[tuple[int, ...]] = (384, 192)
+
+
+class LeNetPMVR(Network):
+    """LeNet as in FedPMVR's code: tanh, average pooling, and a layer of 120 at each position before the one of 84."""
+
+    idea: ClassVar[str] = "LeNet with tanh and average pooling as in FedPMVR's code; 164,116 parameters on 28×28 grey images"
+
+    def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        need_image("lenet_pmvr", shape, 16, "lenet for smaller images, mlp for what is no image")
+        return chain(self.layers(shape, classes))
+
+    def layers(self, shape: tuple[int, ...], classes: int) -> Iterator[tuple[str, nn.Module]]:
+        inputs, height, width = shape
+        for k in (1, 2):
+            yield f"conv{k}", nn.Conv2d(inputs, 6, 5)
+            yield f"tanh{k}", nn.Tanh()
+            yield f"pool{k}", nn.AvgPool2d(2)
+            inputs, height, width = 6, (height - 4) // 2, (width - 4) // 2
+        yield "each", nn.Conv2d(inputs, 120, 1)  # a linear layer 6 → 120 at each position
+        yield "tanh3", nn.Tanh()
+        yield "flat", nn.Flatten()
+        yield "fc", nn.Linear(120 * height * width, 84)
+        yield "tanh4", nn.Tanh()
+        yield "out", nn.Linear(84, classes or 1)

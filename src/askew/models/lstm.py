@@ -1,0 +1,64 @@
+"""A recurrent network that reads characters and guesses the next one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ..core.settings import setting
+from ..errors import ModelError
+from .network import Network, chain
+
+
+class Tokens(nn.Module):
+    """Lets whole numbers pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            raise ModelError(f"charlstm reads tokens, whole numbers from 0, and these inputs are {x.dtype}; use a text dataset, or mlp.")
+        return x
+
+
+class Reader(nn.LSTM):
+    """An LSTM that gives its last layer's output at the last position."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        try:
+            output, _ = self.compacting(x) if x.is_cuda else super().forward(x)
+        except RuntimeError as e:
+            if "Batching rule" not in str(e):
+                raise
+            raise ModelError('charlstm trains one client at a time; set engine.name = "sequential".') from None
+        return output[:, -1]
+
+    def compacting(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """cuDNN wants the weights in an order of its own, which a flat w is not, and copies them at each call; no need to warn."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+            return super().forward(x)
+
+
+class CharLSTM(Network):
+    """An embedding of tokens [B, L], LSTM layers, and a linear layer on the last position; the vocabulary is the classes."""
+
+    idea: ClassVar[str] = "character LSTM: guesses the next token of a text; 819,920 parameters with 80 tokens"
+    embedding: int = setting("length of a token's vector", default=8, least=1)
+    hidden: int = setting("units of each LSTM layer", default=256, least=1)
+    layers: int = setting("LSTM layers", default=2, least=1)
+
+    def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        if len(shape) != 1 or not shape[0] or not classes:
+            raise ModelError(
+                f"charlstm needs inputs [length] of tokens and one class for each token, got shape {list(shape)} and {classes} classes; "
+                "use a text dataset, or mlp, which takes any shape."
+            )
+        return chain(self.parts(classes))
+
+    def parts(self, vocabulary: int) -> Iterator[tuple[str, nn.Module]]:
+        yield "tokens", Tokens()
+        yield "embedding", nn.Embedding(vocabulary, self.embedding)
+        yield "lstm", Reader(self.embedding, self.hidden, self.layers, batch_first=True)
+        yield "out", nn.Linear(self.hidden, vocabulary)

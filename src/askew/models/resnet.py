@@ -1,0 +1,131 @@
+"""Residual networks. Layers bear torchvision's names, so that its weights load into stem = "imagenet", norm = "batch"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..core.settings import setting
+from ..errors import ConfigError
+from .network import GROUPS, Chain, Network, chain, need_image, normed
+
+NARROWEST = 64  # channels
+STEMS = ("small", "imagenet")
+
+Norm = Callable[[int], nn.Module]
+
+
+class Block(nn.Module):
+    """Two convolutions, or three of a bottleneck, each with its normalisation, around a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, norm: Norm) -> None:
+        super().__init__()
+        plan = [(1, width, 1), (3, width, stride), (1, 4 * width, 1)] if bottleneck else [(3, width, stride), (3, width, 1)]
+        self.depth, outputs = len(plan), inputs
+        for k, (kernel, count, step) in enumerate(plan, 1):
+            self.add_module(f"conv{k}", nn.Conv2d(outputs, count, kernel, step, kernel // 2, bias=False))
+            self.add_module(f"bn{k}", norm(count))
+            outputs = count
+        same = stride == 1 and inputs == outputs
+        self.downsample = nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+
+    def forward(self, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__) -> Tensor:
+        """`run` may run the layers of a block without downsampling at less than their width."""
+        y, shortcut = x, self.downsample(x)
+        for k in range(1, self.depth + 1):
+            y = run(self.get_submodule(f"bn{k}"), run(self.get_submodule(f"conv{k}"), y))
+            y = F.relu(y) if k < self.depth else y
+        return F.relu(y + shortcut[:, : y.shape[1]])
+
+
+def quarter(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer's first quarter of channels. It is a batch's second pass, so batch norm does not count its statistics."""
+    if isinstance(layer, nn.Conv2d):
+        return F.conv2d(x, layer.weight[: layer.out_channels // 4, : x.shape[1]], None, layer.stride, layer.padding)
+    n = x.shape[1]
+    if isinstance(layer, nn.GroupNorm):
+        return F.group_norm(x, layer.num_groups, layer.weight[:n], layer.bias[:n], layer.eps)
+    assert isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None and layer.running_var is not None
+    mean, var = (None, None) if layer.training else (layer.running_mean[:n], layer.running_var[:n])
+    return F.batch_norm(x, mean, var, layer.weight[:n], layer.bias[:n], layer.training, eps=layer.eps)
+
+
+class Residual(Chain):
+    """A chain whose block is the last one of layer4."""
+
+    def transfer(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Logits, then the last block's input [B, c, s] and its output at full and at a quarter of its width.
+
+        The narrow output comes from the detached input through the first quarter of the channels of every convolution.
+        """
+        *body, out = self.named_children()
+        seen: tuple[Tensor, ...] = ()
+        for name, layer in body:
+            if name != "layer4":
+                x = layer(x)
+                continue
+            *before, block = layer.children()
+            for each in before:
+                x = each(x)
+            seen = (x, block(x), block(x.detach(), quarter))
+            x = seen[1]
+        return (out[1](x), *(t.flatten(2) for t in seen))
+
+
+class ResNet(Network):
+    """Stages of residual blocks of 64, 128, 256 and 512 channels (bottlenecks end with four times as many).
+
+    The small-image stem is a 3×3 convolution; the ImageNet one a 7×7 convolution of stride 2 and max-pooling.
+    """
+
+    blocks: ClassVar[tuple[int, ...]] = ()
+    bottleneck: ClassVar[bool] = False
+    norm: str = setting("normalisation after each convolution", default="group", choices=("group", "batch"))
+    groups: int = setting('groups of channels of norm = "group"', default=GROUPS, least=1, most=NARROWEST)
+    stem: str = setting("first layers; small: for images of up to 64×64", default="small", choices=STEMS)
+
+    def check(self) -> None:
+        super().check()
+        if NARROWEST % self.groups:
+            raise ConfigError(f"{self.called()}: groups must divide {NARROWEST} channels, got {self.groups}; try 2 or 32.")
+
+    def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        name = self.called().lower()
+        if self.stem == "small":
+            need_image(name, shape, 8)
+        else:
+            need_image(f'{name} with stem = "imagenet"', shape, 32, 'stem = "small" for images from 8×8, mlp for what is no image')
+        return chain(self.layers(shape[0], classes), Residual)
+
+    def layers(self, channels: int, classes: int) -> Iterator[tuple[str, nn.Module]]:
+        norm, inputs = partial(normed, self.norm, groups=self.groups), NARROWEST
+        small = self.stem == "small"
+        yield "conv1", nn.Conv2d(channels, inputs, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
+        yield "bn1", norm(inputs)
+        yield "relu", nn.ReLU()
+        if not small:
+            yield "maxpool", nn.MaxPool2d(3, 2, 1)
+        for k, count in enumerate(self.blocks, 1):
+            width, stage = NARROWEST * 2 ** (k - 1), nn.Sequential()
+            for b in range(count):
+                stage.append(Block(inputs, width, 2 if k > 1 and b == 0 else 1, self.bottleneck, norm))
+                inputs = 4 * width if self.bottleneck else width
+            yield f"layer{k}", stage
+        yield "avgpool", nn.AdaptiveAvgPool2d(1)
+        yield "flat", nn.Flatten()
+        yield "fc", nn.Linear(inputs, classes or 1)
+
+
+class ResNet18(ResNet):
+    idea: ClassVar[str] = "ResNet18 with group norm or batch norm, for images; 11 million parameters"
+    blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
+
+
+class ResNet50(ResNet):
+    idea: ClassVar[str] = "ResNet50 with group norm or batch norm, for images; 24 million parameters"
+    blocks: ClassVar[tuple[int, ...]] = (3, 4, 6, 3)
+    bottleneck: ClassVar[bool] = True
