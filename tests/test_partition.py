@@ -1,6 +1,12 @@
-"""Partitions: laws that hold for all labels, and the statistics of the Dirichlet one."""
+"""Partitions: rules that hold for all labels, and the laws of the random ones."""
 
 from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import combinations, permutations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from askew.core.rng import generator
-from askew.data import Digits, Dirichlet, Iid, Natural, Partition, Shares, partitions
+from askew.data import Digits, partitions
+from askew.data.partition import (
+    Dirichlet,
+    DirichletPrior,
+    FromFile,
+    Iid,
+    LabelsPerClient,
+    Lognormal,
+    Natural,
+    Partition,
+    Shards,
+    Shares,
+    lognormal_sizes,
+    overlapping,
+    turns,
+)
 from askew.errors import ConfigError, DataError, UnknownName
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.array)
@@ -65,10 +86,27 @@ def test_the_histogram_counts(labels: np.ndarray, clients: int) -> None:
         assert np.array_equal(table[i], np.bincount(labels[shares.client(i)], minlength=7))
 
 
-@pytest.mark.parametrize("rule", [Iid(), Dirichlet(alpha=1.0)])
+RULES = [
+    Iid(),
+    Iid(balanced=True),
+    Lognormal(),
+    Dirichlet(alpha=1.0),
+    Dirichlet(alpha=1.0, overlap=True),
+    DirichletPrior(),
+    DirichletPrior(sigma=0.3),
+    LabelsPerClient(),
+    LabelsPerClient(balanced=True),
+    Shards(),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_another_seed_is_another_partition(rule: Partition) -> None:
     labels = np.arange(3000) % 10
     assert not np.array_equal(rule.split(labels, 0).order, rule.split(labels, 1).order)
+    one, two = rule.split(labels, 5), rule.split(labels, 5)
+    assert np.array_equal(one.order, two.order) and np.array_equal(one.offsets, two.offsets)
+    assert all((np.diff(one.client(i)) > 0).all() for i in range(30))
 
 
 @pytest.mark.parametrize("clients", [30, 40, 50])
@@ -178,3 +216,433 @@ def test_settings_and_names_are_refused() -> None:
         Iid(clients=0)
     with pytest.raises(UnknownName, match="unknown partition 'dirichlt'; did you mean 'dirichlet'"):
         partitions["dirichlt"]
+
+
+# --- laws: the frequencies of outcomes against their exact probabilities
+
+
+def follows(law: dict[object, float], draw: Callable[[np.random.Generator], object], repetitions: int = 2000) -> None:
+    """Chi-squared, but by five standard deviations: that of d degrees of freedom has mean d and variance 2 d."""
+    assert sum(law.values()) == pytest.approx(1)
+    rng = generator(0, "law")
+    seen = Counter(draw(rng) for _ in range(repetitions))
+    assert set(seen) <= set(law)
+    statistic = sum((seen[k] - repetitions * p) ** 2 / (repetitions * p) for k, p in law.items())
+    freedom = len(law) - 1
+    assert statistic < freedom + 5 * np.sqrt(2 * freedom) + 5
+
+
+def sequences(sizes: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
+    """All orders in which clients of these sizes can be served, one not full after the other at even odds."""
+    hungry = [i for i, s in enumerate(sizes) if s]
+    if not hungry:
+        yield (), 1.0
+    for i in hungry:
+        for rest, p in sequences(tuple(s - (i == j) for j, s in enumerate(sizes))):
+            yield (i, *rest), p / len(hungry)
+
+
+def test_turns_serve_whoever_is_not_full_at_even_odds() -> None:
+    follows(dict(sequences((1, 3, 0, 2))), lambda rng: tuple(turns(np.array([1, 3, 0, 2]), rng)))
+
+
+def test_a_flat_prior_draws_the_classes_left_at_even_odds() -> None:
+    # As α → ∞ every prior is uniform: classes are then drawn as clients are served.
+    rule, served, totals = DirichletPrior(clients=2, alpha=1e300), np.array([0, 1, 1, 0, 1]), np.array([1, 2, 2])
+    follows(dict(sequences((1, 2, 2))), lambda rng: tuple(rule.classes(served, totals, rng)))
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-6])
+def test_a_steep_prior_is_an_order_of_preference(alpha: float) -> None:
+    # As α → 0 a client wants one class alone, when that is gone another one alone, and so on: a random order, its own.
+    served, totals = [0, 1, 0, 0, 1, 1], (2, 1, 3)
+    law: Counter[object] = Counter()
+    for wishes in product(permutations(range(3)), repeat=2):
+        left, got = list(totals), []
+        for client in served:
+            got.append(next(k for k in wishes[client] if left[k]))
+            left[got[-1]] -= 1
+        law[tuple(got)] += 1 / 36
+    rule = DirichletPrior(clients=2, alpha=alpha)
+    follows(dict(law), lambda rng: tuple(rule.classes(np.array(served), np.array(totals), rng)))
+
+
+def test_priors_have_the_moments_of_the_dirichlet_law_while_no_class_runs_out() -> None:
+    # m draws from q ~ Dir_K(α): mean m/K, variance m (1/K)(1 − 1/K)(m + Kα)/(1 + Kα).
+    clients, classes, m, alpha = 20_000, 4, 5, 0.6
+    rule = DirichletPrior(clients=clients, alpha=alpha)
+    drawn = rule.classes(np.repeat(np.arange(clients), m), np.full(classes, 10**9), generator(0, "law")).reshape(clients, m)
+    counts = np.stack([(drawn == k).sum(1) for k in range(classes)], 1)
+    variance = m * (1 / classes) * (1 - 1 / classes) * (m + classes * alpha) / (1 + classes * alpha)
+    assert np.abs(counts.mean(0) - m / classes).max() < 5 * np.sqrt(variance / clients)
+    # The fourth moment is at most m² times the second: five standard errors of a variance.
+    assert np.abs(counts.var(0) - variance).max() < 5 * np.sqrt(m**2 * variance / clients)
+
+
+def test_blocks_of_any_length_draw_by_the_same_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    from askew.data import partition
+
+    monkeypatch.setattr(partition, "BLOCK", 2)
+    monkeypatch.setattr(partition, "CELLS", 6)  # two draws of three classes
+    test_turns_serve_whoever_is_not_full_at_even_odds()
+    test_a_flat_prior_draws_the_classes_left_at_even_odds()
+    test_labels_are_chosen_at_even_odds_among_those_left()
+
+
+def choices(places: tuple[int, ...], clients: int, labels: int) -> Iterator[tuple[tuple[object, ...], float]]:
+    """All ways in which clients can choose labels among those left, at even odds."""
+    left = [k for k, count in enumerate(places) if count]
+    if not clients:
+        yield (), 1.0
+        return
+    sets = list(combinations(left, min(labels, len(left))))
+    for chosen in sets:
+        for rest, p in choices(tuple(c - (k in chosen) for k, c in enumerate(places)), clients - 1, labels):
+            yield (chosen, *rest), p / len(sets)
+
+
+def test_labels_are_chosen_at_even_odds_among_those_left() -> None:
+    rule, places = LabelsPerClient(clients=3, labels=2), np.array([2, 1, 2])
+
+    def draw(rng: np.random.Generator) -> object:
+        return tuple(tuple(np.flatnonzero(row).tolist()) for row in rule.choose(places, np.ones(3), rng))
+
+    follows(dict(choices((2, 1, 2), 3, 2)), draw)
+
+
+def test_overlapping_clients_draw_from_the_whole_class_each() -> None:
+    # One class of 6: each set of m samples is equally likely at a client of m, whatever others hold; 5 of 6 are drawn by the one left.
+    labels, totals, counts = np.zeros(6, dtype=np.int64), np.array([6]), np.array([[1, 5, 0]])
+    law = {((a,), tuple(b)): 1 / 36 for a in range(6) for b in combinations(range(6), 5)}
+
+    def draw(rng: np.random.Generator) -> object:
+        shares = overlapping(labels, totals, counts, rng)
+        return tuple(shares.client(0).tolist()), tuple(shares.client(1).tolist())
+
+    follows(law, draw)
+    pair = {((a, b), c): 1 / 225 for a, b in combinations(range(6), 2) for c in combinations(range(6), 2)}
+    counts = np.array([[2, 2, 0]])
+    follows(pair, draw)
+
+
+def test_lognormal_sizes_have_the_law_s_spread() -> None:
+    clients, sigma = 4000, 0.3
+    sizes = lognormal_sizes(10**12, clients, sigma, generator(0, "law"))
+    logs = np.log(sizes[1:] / sizes.mean())
+    assert abs(logs.std() / sigma - 1) < 5 / np.sqrt(2 * clients)
+    # Scaled to the sum: the mean of the sizes is e^(σ²/2) above their median.
+    assert abs(np.median(logs) + sigma**2 / 2) < 5 * 1.2533 * sigma / np.sqrt(clients) + 5 * sigma / np.sqrt(clients)
+
+
+@pytest.mark.parametrize(
+    "rule", [Lognormal(clients=4), Iid(clients=4), Iid(clients=4, balanced=True), DirichletPrior(clients=4, alpha=2.0)]
+)
+def test_which_samples_a_client_gets_is_chance(rule: Partition) -> None:
+    # Over many seeds the first sample goes where the others of its class go: the clients' shares of them are its chances.
+    labels = np.arange(40) % 2
+    first, rest = np.zeros(4), np.zeros(4)
+    for seed in range(500):
+        shares = rule.split(labels, seed)
+        holder = np.empty(40, dtype=np.int64)
+        holder[shares.order] = np.repeat(np.arange(4), shares.sizes)
+        first[holder[0]] += 1
+        rest += np.bincount(holder[2::2], minlength=4) / 19
+    assert (np.abs(first - rest) < 5 * np.sqrt(first * (1 - first / 500))).all()
+
+
+def test_shards_are_dealt_at_random() -> None:
+    # The first two of the 3 · 2 shards meet at one client with chance 1/5.
+    labels, rule = np.arange(6), Shards(clients=3)
+    met = np.mean([any({0, 1} <= set(rule.split(labels, seed).client(i).tolist()) for i in range(3)) for seed in range(1000)])
+    assert abs(met - 1 / 5) < 5 * np.sqrt(0.2 * 0.8 / 1000)
+
+
+@pytest.mark.parametrize(
+    "rule", [DirichletPrior(clients=5, alpha=0.3), LabelsPerClient(clients=5, labels=2, balanced=True), Shards(clients=5)]
+)
+def test_clients_and_equal_classes_are_exchangeable(rule: Partition) -> None:
+    labels = np.arange(100) % 4
+    tables = np.array([rule.split(labels, seed).histogram(labels, 4) for seed in range(400)])
+    error = tables.std(0) / np.sqrt(len(tables))
+    assert (np.abs(tables.mean(0) - 5) < 5 * error).all()
+    assert tables.std(0).min() > 1
+
+
+# --- rules: what holds in every draw
+
+
+@given(labels=LABELS, clients=st.integers(1, 40), seed=st.integers(0, 2**40))
+@settings(max_examples=50, deadline=None)
+def test_balanced_iid_is_even_in_every_class(labels: np.ndarray, clients: int, seed: int) -> None:
+    shares = Iid(clients=clients, balanced=True).split(labels, seed)
+    whole(shares, len(labels), clients)
+    table = shares.histogram(labels, 7)
+    assert (np.ptp(table, axis=0) <= 1).all() and np.ptp(shares.sizes) <= 1
+
+
+@pytest.mark.parametrize("clients", [100, 500])
+def test_balanced_iid_is_exact_where_it_can_be(clients: int) -> None:
+    labels = np.arange(50_000) % 100
+    assert (Iid(clients=clients, balanced=True).split(labels, 0).histogram(labels, 100) == 500 // clients).all()
+
+
+@given(n=st.integers(1, 10**9), clients=st.integers(1, 60), sigma=st.floats(0, 100), seed=st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_lognormal_sizes_are_scaled_floored_and_summed(n: int, clients: int, sigma: float, seed: int) -> None:
+    n = max(n, clients)
+    sizes = lognormal_sizes(n, clients, sigma, generator(seed, "law"))
+    assert sizes.sum() == n and (sizes >= 0).all()
+    if sigma == 0:
+        assert np.ptp(sizes) <= 1
+    else:
+        s = np.exp(sigma * generator(seed, "law").standard_normal(clients).astype(np.longdouble))
+        exact = s / s.sum() * n
+        assert np.abs(sizes[1:] - (exact[1:] - 0.5)).max(initial=0) <= 0.5 + 1e-6
+        assert 0 <= sizes[0] - np.floor(exact[0] - 1e-6) <= clients
+
+
+@given(labels=LABELS, clients=st.integers(1, 40), sigma=st.floats(0.01, 3), seed=st.integers(0, 2**40))
+@settings(max_examples=50, deadline=None)
+def test_sizes_come_first_and_are_kept(labels: np.ndarray, clients: int, sigma: float, seed: int) -> None:
+    clients = min(clients, len(labels))
+    expected = lognormal_sizes(len(labels), clients, sigma, generator(seed, "partition"))
+    for rule in (Lognormal(clients=clients, sigma=sigma), DirichletPrior(clients=clients, sigma=sigma, alpha=10**-sigma)):
+        shares = rule.split(labels, seed)
+        whole(shares, len(labels), clients)
+        assert np.array_equal(shares.sizes, expected)
+
+
+@given(labels=LABELS, clients=st.integers(1, 40), alpha=st.sampled_from([5e-324, 1e-8, 0.1, 1.0, 1e4, 1.7e308]), seed=st.integers(0, 2**40))
+@settings(max_examples=50, deadline=None)
+def test_dirichlet_prior_hands_out_everything_once_in_equal_parts(labels: np.ndarray, clients: int, alpha: float, seed: int) -> None:
+    clients = min(clients, len(labels))
+    shares = DirichletPrior(clients=clients, alpha=alpha).split(labels, seed)
+    whole(shares, len(labels), clients)
+    assert np.ptp(shares.sizes) <= 1
+
+
+@given(labels=LABELS, clients=st.integers(1, 40), alpha=st.floats(1e-8, 1e4), cap=st.booleans(), seed=st.integers(0, 2**40))
+@settings(max_examples=50, deadline=None)
+def test_overlapping_shares_are_floors(labels: np.ndarray, clients: int, alpha: float, cap: bool, seed: int) -> None:
+    rule = Dirichlet(clients=clients, alpha=alpha, cap=cap, min_size=0, overlap=True)
+    shares = rule.split(labels, seed)
+    totals = np.unique(labels, return_counts=True)[1]
+    table = shares.histogram(labels, 7)[:, np.unique(labels)]
+    assert np.array_equal(table.T, rule.deal(totals, generator(seed, "partition")))
+    assert (table.sum(0) <= totals).all() and (table.sum(0) > totals - clients).all()
+    for i in range(clients):
+        assert len(set(shares.client(i).tolist())) == shares.sizes[i]
+    if cap:
+        held = np.cumsum(table, axis=1) - table
+        assert (table[held * clients >= len(labels)] == 0).all()
+
+
+def test_overlapping_clients_share_samples_and_leave_some_out() -> None:
+    labels = np.arange(3000) % 10
+    shares = Dirichlet(clients=10, alpha=0.5, overlap=True).split(labels, 0)
+    seen = np.bincount(shares.order, minlength=3000)
+    assert seen.max() > 1 and seen.min() == 0 and shares.sizes.min() >= 10
+
+
+def told_labels(labels: np.ndarray, clients: int, n_c: int, table: np.ndarray) -> None:
+    """The rule of N_c labels a client, replayed in words: client after client, from what is left."""
+    quota, left = len(labels) // clients // n_c, np.bincount(labels, minlength=table.shape[1])
+    for row in table:
+        takes = np.flatnonzero(row)
+        assert len(takes) == min(n_c, (left > 0).sum())
+        for k in takes:
+            assert row[k] == (left[k] if left[k] < 2 * quota else quota)
+        left -= row
+
+
+@given(labels=LABELS, clients=st.integers(1, 30), n_c=st.integers(1, 7), seed=st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_labels_per_client_follows_its_rule(labels: np.ndarray, clients: int, n_c: int, seed: int) -> None:
+    n_c = min(n_c, len(np.unique(labels)))
+    clients = max(1, min(clients, len(labels) // n_c))
+    shares = LabelsPerClient(clients=clients, labels=n_c).split(labels, seed)
+    assert len(np.unique(shares.order)) == len(shares.order)
+    told_labels(labels, clients, n_c, shares.histogram(labels, 7))
+
+
+@given(labels=LABELS, clients=st.integers(1, 30), n_c=st.integers(1, 7), seed=st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_balanced_labels_hand_out_everything(labels: np.ndarray, clients: int, n_c: int, seed: int) -> None:
+    totals = np.unique(labels, return_counts=True)[1]
+    n_c = min(n_c, len(totals))
+    clients = max(1, min(clients, len(labels) // n_c))
+    rule = LabelsPerClient(clients=clients, labels=n_c, balanced=True)
+    most = np.minimum(totals, clients)
+    if not len(totals) <= clients * n_c <= most.sum():
+        with pytest.raises(DataError, match=r"need [\d,]+ to [\d,]+ places for these classes, got [\d,]+; change partition.labels"):
+            rule.split(labels, seed)
+        return
+    shares = rule.split(labels, seed)
+    whole(shares, len(labels), clients)
+    table = shares.histogram(labels, 7)[:, np.unique(labels)]
+    assert ((table > 0).sum(1) == n_c).all()
+    places = (table > 0).sum(0)
+    assert np.array_equal(places, rule.places(totals)) and (places >= 1).all() and (places <= most).all()
+    assert all(np.ptp(table[table[:, k] > 0, k]) <= 1 for k in range(len(totals)))
+
+
+@given(totals=st.lists(st.integers(1, 300), min_size=2, max_size=8), clients=st.integers(1, 30), n_c=st.integers(1, 8))
+@settings(max_examples=60, deadline=None)
+def test_places_go_one_by_one_to_the_class_with_the_most_samples_a_place(totals: list[int], clients: int, n_c: int) -> None:
+    places = [1] * len(totals)
+    n_c = min(n_c, len(totals))
+    if not len(totals) <= clients * n_c <= sum(min(total, clients) for total in totals):
+        return
+    while sum(places) < clients * n_c:
+        open_ = [k for k, total in enumerate(totals) if places[k] < min(total, clients)]
+        places[max(open_, key=lambda k: totals[k] / places[k])] += 1
+    assert LabelsPerClient(clients=clients, labels=n_c).places(np.array(totals)).tolist() == places
+
+
+def test_labels_of_the_report() -> None:
+    # 100 clients, 100 classes of 500: one label owns a class; with 10, at most two clients or so come off short, by the rest of a class.
+    labels = np.arange(50_000) % 100
+    one = LabelsPerClient(clients=100, labels=1).split(labels, 0).histogram(labels, 100)
+    assert np.array_equal(np.sort(one.argmax(1)), np.arange(100)) and (one.max(1) == 500).all()
+    unused, short = [], []
+    for seed in range(10):
+        shares = LabelsPerClient(clients=100, labels=50).split(labels, seed)
+        unused.append(50_000 - len(shares.order))
+        short.append((shares.sizes < 500).sum())
+    assert 400 < np.mean(unused) < 800 and 2 < np.mean(short) < 6
+    whole(LabelsPerClient(clients=100, labels=50, balanced=True).split(labels, 0), 50_000, 100)
+
+
+@given(labels=LABELS, clients=st.integers(1, 30), count=st.integers(1, 6), seed=st.integers(0, 2**40))
+@settings(max_examples=50, deadline=None)
+def test_shards_are_runs_of_the_sorted_samples(labels: np.ndarray, clients: int, count: int, seed: int) -> None:
+    clients = max(1, min(clients, len(labels) // count))
+    count = min(count, len(labels))
+    shares = Shards(clients=clients, shards=count).split(labels, seed)
+    whole(shares, len(labels), clients)
+    low, high = len(labels) // (clients * count), -(-len(labels) // (clients * count))
+    assert (shares.sizes >= count * low).all() and (shares.sizes <= count * high).all()
+    # A shard holds one label, and one more for each border of two labels within it.
+    assert (shares.histogram(labels, 7) > 0).sum() <= clients * count + len(np.unique(labels)) - 1
+
+
+def test_shards_of_one_label_each() -> None:
+    labels = np.arange(6000) % 10
+    table = Shards(clients=100).split(labels, 0).histogram(labels, 10)
+    assert (table.sum(1) == 60).all() and np.isin(table, (0, 30, 60)).all()
+
+
+# --- the user's own file
+
+
+def write(path: Path, content: object) -> str:
+    if isinstance(content, np.ndarray):
+        np.save(path, content, allow_pickle=True)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_a_split_of_one_s_own_in_three_forms(tmp_path: Path) -> None:
+    labels = np.zeros(6, dtype=np.int64)
+    lists = [[5, 0], [], [3]]
+    forms = [
+        write(tmp_path / "a.json", lists),
+        write(tmp_path / "b.JSON", dict(zip(("zoe", "al", "ben"), lists, strict=True))),
+        write(tmp_path / "c.npy", np.array([0, -1, -1, 2, -1, 0], dtype=np.int8)),
+    ]
+    for form in forms:
+        rule = FromFile(clients=3, path=form)
+        shares = rule.split(labels, 0)
+        assert [shares.client(i).tolist() for i in range(3)] == [[0, 5], [], [3]]
+        assert rule.reads() == (Path(form),)
+    assert Iid().reads() == () and shares.order.dtype == np.int64
+
+
+WRONG = [
+    ("json", b"", "is no valid .json file"),
+    ("json", b"[[0, 1], [2", "is no valid .json file"),
+    ("json", b"\xff\xfe[[", "is no valid .json file"),
+    ("json", b"[" * 100_000, "is no valid .json file"),
+    ("json", [], "gives nobody a sample"),
+    ("json", [[], []], "gives nobody a sample"),
+    ("json", 7, "must hold a list of lists, or an object of lists; list the sample indices of every client"),
+    ("json", [0, 1], "must hold a list of lists"),
+    ("json", {"a": 1}, "must hold a list of lists"),
+    ("json", [[0], [1.0]], "lists 1.0, which is no sample; samples are the whole numbers from 0 to 4"),
+    ("json", [[0], [True]], "lists true, which is no sample"),
+    ("json", [[0], ["1"]], 'lists "1", which is no sample'),
+    ("json", [[0], [5]], "lists 5, which is no sample"),
+    ("json", [[0], [-1]], "lists -1, which is no sample"),
+    ("json", [[0], [10**30]], "lists 1000000000000000000000000000000, which is no sample"),
+    ("json", [[0, 1], [2, 1]], "lists sample 1 twice, for client 0 and client 1; a sample may belong to one client"),
+    ("json", [[0], [2, 2]], "lists sample 2 twice, for client 1;"),
+    ("json", b'{"a": [0], "a": [1]}', "names the client 'a' twice"),
+    ("json", [[0], [1], [2]], "divides the samples among 3 clients, not 2; set partition.clients = 3"),
+    ("npy", b"", "is no valid .npy file"),
+    ("npy", b"no array", "is no valid .npy file"),
+    ("npy", b"PK\x03\x04 an archive", "is no valid .npy file"),
+    ("npy", np.array([{}, None]), "is no valid .npy file"),
+    ("npy", np.zeros(5), "must hold a whole number for each of the 5 samples, got float64 of shape [5]"),
+    ("npy", np.zeros((5, 1), dtype=int), "got int64 of shape [5, 1]"),
+    ("npy", np.zeros(4, dtype=int), "got int64 of shape [4]"),
+    ("npy", np.array([0, 1, -2, 0, 0]), "has owners from -2 to 1; number the clients 0, 1, 2, …, and write −1 for nobody's"),
+    ("npy", np.array([0, 1, 2**63, 0, 0], dtype=np.uint64), "has owners from 0 to 9223372036854775808"),
+    ("npy", np.full(5, -1), "gives nobody a sample"),
+    ("npy", np.array([0, 1, 2, 1, 0]), "divides the samples among 3 clients, not 2; set partition.clients = 3"),
+    ("npy", np.zeros(5, dtype=int), "divides the samples among 1 clients, not 2; set partition.clients = 1"),
+]
+
+
+@pytest.mark.parametrize(("kind", "content", "sentence"), WRONG)
+def test_wrong_files_are_refused_in_a_sentence(kind: str, content: object, sentence: str, tmp_path: Path) -> None:
+    rule = FromFile(clients=2, path=write(tmp_path / f"own.{kind}", content))
+    with pytest.raises(DataError) as error:
+        rule.split(np.zeros(5, dtype=np.int64), 0)
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"the partition's file {rule.path} ")
+
+
+def test_missing_files_and_other_kinds_are_refused(tmp_path: Path) -> None:
+    for name in ("none.json", "none.npy"):
+        with pytest.raises(DataError, match=r"cannot be read: No such file or directory; check partition.path"):
+            FromFile(path=str(tmp_path / name)).split(np.zeros(5), 0)
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(DataError, match="cannot be read: "):
+        FromFile(path=str(tmp_path / "folder.json")).split(np.zeros(5), 0)
+    with pytest.raises(ConfigError, match=r"FromFile: path must name a .json or .npy file, got 'own.csv'; save the split"):
+        FromFile(path="own.csv")
+
+
+# --- refused
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Iid(balanced=True), Dirichlet(min_size=0), DirichletPrior(), LabelsPerClient(), LabelsPerClient(balanced=True), Shards()],
+)
+def test_rules_by_class_need_classes(rule: Partition) -> None:
+    with pytest.raises(DataError, match="partition needs class labels, whole numbers, and these targets are not; use the iid partition"):
+        rule.split(np.linspace(0, 1, 500), 0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        (Lognormal(), "29 samples cannot be shared among 30 clients, one each at least on average; lower partition.clients"),
+        (DirichletPrior(), "29 samples cannot be shared among 30 clients"),
+        (DirichletPrior(clients=10**12), "29 samples cannot be shared among 1,000,000,000,000 clients"),
+        (LabelsPerClient(), "29 samples cannot give 30 clients one sample of each of partition.labels = 5 labels; lower"),
+        (LabelsPerClient(clients=1, labels=8), "cannot hold partition.labels = 8 labels of 7 classes; set partition.labels to 7 or less"),
+        (LabelsPerClient(clients=3, labels=2, balanced=True), "3 clients of 2 labels need 7 to 21 places for these classes, got 6; change"),
+        (Shards(), "29 samples cannot be cut into 30 × partition.shards = 2 shards; lower partition.shards or partition.clients"),
+        (Shards(clients=10**12, shards=10**12), "29 samples cannot be cut into"),
+        (Dirichlet(clients=10**12, min_size=10**12), "29 samples cannot give 1000000000000 clients"),
+    ],
+)
+def test_too_few_samples_or_classes_are_refused(rule: Partition, sentence: str) -> None:
+    with pytest.raises(DataError) as error:
+        rule.split(np.arange(29) % 7, 0)
+    assert sentence in str(error.value)

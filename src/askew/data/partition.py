@@ -1,22 +1,30 @@
-"""Partitions: who owns which training samples. Disjoint, complete, a function of the labels and the seed."""
+"""Partitions: who owns which training samples, a function of the labels and the seed. Disjoint and complete, but where a rule says not."""
 
 from __future__ import annotations
 
+import json
+from itertools import chain
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from ..core.rng import generator
 from ..core.settings import Settings, setting
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 
 MOST_DRAWS = 2000
+BLOCK = 1 << 22  # picks drawn at once
+CELLS = 1 << 18  # cells of a table of draws and classes: small enough that draws thrown away cost little
 
 
 class Shares(NamedTuple):
-    """Client i owns order[offsets[i]:offsets[i + 1]]; a client may own nothing."""
+    """Client i owns order[offsets[i]:offsets[i + 1]].
 
-    order: np.ndarray  # [n] int64 sample indices, grouped by client
+    A client may own nothing; a sample may be nobody's or, where a rule overlaps, several clients'.
+    """
+
+    order: np.ndarray  # int64 sample indices, grouped by client
     offsets: np.ndarray  # [N + 1] int64
 
     @property
@@ -31,6 +39,12 @@ class Shares(NamedTuple):
         """The sample indices of one client, ascending."""
         return self.order[self.offsets[i] : self.offsets[i + 1]]
 
+    def without(self, taken: np.ndarray) -> Shares:
+        """The same without some samples."""
+        kept = ~np.isin(self.order, taken)
+        owner = np.repeat(np.arange(self.clients), self.sizes)[kept]
+        return Shares(self.order[kept], np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=self.clients))]))
+
     def histogram(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """Samples of every class at every client, int64 [N, classes]."""
         owner = np.repeat(np.arange(self.clients), self.sizes)
@@ -38,10 +52,61 @@ class Shares(NamedTuple):
 
 
 def grouped(owner: np.ndarray, clients: int) -> Shares:
-    """Shares from the owner of every sample."""
-    offsets = np.zeros(clients + 1, dtype=np.int64)
-    np.cumsum(np.bincount(owner, minlength=clients), out=offsets[1:])
-    return Shares(np.argsort(owner, kind="stable").astype(np.int64, copy=False), offsets)
+    """Shares from the owner of every sample; −1 is nobody."""
+    ends = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))
+    return Shares(np.argsort(owner, kind="stable")[ends[0] :].astype(np.int64, copy=False), ends - ends[0])
+
+
+def class_sizes(labels: np.ndarray, rule: str) -> np.ndarray:
+    """Samples of every class there is, by ascending label; `rule` needs them."""
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"the {rule} partition needs class labels, whole numbers, and these targets are not; use the iid partition.")
+    return np.unique(labels, return_counts=True)[1]
+
+
+def shuffled(labels: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """All sample indices, class after class, at random within a class."""
+    classes = np.split(np.argsort(labels, kind="stable"), np.cumsum(totals)[:-1])
+    return np.concatenate([rng.permutation(members) for members in classes])
+
+
+def dealt(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Shares:
+    """Shares at random with these numbers of samples of each class for every client, [classes, N]; what is left is nobody's."""
+    classes, clients = counts.shape
+    owner = np.empty(len(labels), dtype=np.int64)
+    takers = np.tile(np.append(np.arange(clients), -1), classes)
+    owner[shuffled(labels, totals, rng)] = np.repeat(takers, np.column_stack([counts, totals - counts.sum(1)]).ravel())
+    return grouped(owner, clients)
+
+
+def cut(sizes: np.ndarray, rng: np.random.Generator) -> Shares:
+    """Shuffle, and cut into parts of these sizes."""
+    owner = np.empty(int(sizes.sum()), dtype=np.int64)
+    owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(sizes)), sizes)
+    return grouped(owner, len(sizes))
+
+
+def even(n: int, parts: int) -> np.ndarray:
+    """n in parts that differ by at most one, the larger first."""
+    sizes = np.full(parts, n // parts)
+    sizes[: n % parts] += 1
+    return sizes
+
+
+def lognormal_sizes(n: int, clients: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
+    """s_i ~ LogNormal(log(n/N), σ) scaled to sum to n and floored; what flooring left, never negative, goes to the first client.
+
+    σ = 0 gives sizes that differ by at most one. A client may get nothing.
+    """
+    if n < clients:
+        raise DataError(f"{n:,} samples cannot be shared among {clients:,} clients, one each at least on average; lower partition.clients.")
+    if sigma == 0:
+        return even(n, clients)
+    z = sigma * rng.standard_normal(clients)  # the mean drops out in the scaling
+    s = np.exp(z - z.max())
+    sizes: np.ndarray = np.floor(s / s.sum() * n).astype(np.int64)
+    sizes[0] += n - sizes.sum()
+    return sizes
 
 
 class Partition(Settings):
@@ -57,46 +122,76 @@ class Partition(Settings):
         default=None,
         least=0,
     )
+    noise: float = setting(
+        "standard deviation of Gaussian noise on the last client's inputs, whose full range is 1; client i of 0…N−1 has i/(N−1) of it",
+        default=0.0,
+        least=0,
+    )
+    rotation: float = setting(
+        "degrees by which the last client's images are turned counterclockwise; client i of 0…N−1 has i/(N−1) of it", default=0.0
+    )
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
         raise NotImplementedError
 
 
 class Iid(Partition):
-    """Shuffle and cut: sizes differ by at most one."""
+    """Shuffle and cut: sizes differ by at most one. Balanced: so do, besides, the clients' samples of each class."""
 
     idea: ClassVar[str] = "shuffle and cut into equal parts"
+    balanced: bool = setting("every client gets as many samples of a class as any other, give or take one", default=False)
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
-        n = len(labels)
-        sizes = n // self.clients + (np.arange(self.clients) < n % self.clients)
-        holder = np.empty(n, dtype=np.int64)
-        holder[generator(seed, "partition").permutation(n)] = np.repeat(np.arange(self.clients), sizes)
-        return grouped(holder, self.clients)
+        rng = generator(seed, "partition")
+        if not self.balanced:
+            return cut(even(len(labels), self.clients), rng)
+        totals = class_sizes(labels, "balanced iid")
+        counts = np.repeat(totals[:, None] // self.clients, self.clients, axis=1)
+        extra = np.zeros(self.clients, dtype=np.int64)
+        for row, rest in zip(counts, totals % self.clients, strict=True):
+            # Those with the fewest so far, ties at random: nobody is ever more than one ahead.
+            more = np.lexsort((rng.random(self.clients), extra))[:rest]
+            row[more] += 1
+            extra[more] += 1
+        return dealt(labels, totals, counts, rng)
+
+
+class Lognormal(Partition):
+    """Unequal sizes, labels iid: s_i ~ LogNormal(log(n/N), σ), scaled to sum to n (FedDyn, Acar et al., ICLR 2021).
+
+    As in the authors' code sizes are floored, so that a client may get nothing, and the first client takes what flooring left:
+    about N/2 samples, many if N is large.
+    """
+
+    idea: ClassVar[str] = "iid labels, sizes from a lognormal law"
+    sigma: float = setting("spread of the logarithm of the sizes; 0: equal sizes", default=0.3, least=0, most=100)
+
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+        rng = generator(seed, "partition")
+        return cut(lognormal_sizes(len(labels), self.clients, self.sigma, rng), rng)
 
 
 class Dirichlet(Partition):
     """Class r goes to the clients in proportions P_r ~ Dir_N(α) (Yurochkin et al., ICML 2019).
 
     As in the authors' code, classes are dealt one after the other, clients holding ≥ n/N samples get no more (`cap`),
-    and the whole draw is repeated until every client has `min_size` samples.
+    and the whole draw is repeated until every client has `min_size` samples. With `overlap`, as FedPMVR's code has it, every client
+    draws its ⌊P_rj n_r⌋ samples from the whole class anew: clients share samples, and some are nobody's.
     """
 
     idea: ClassVar[str] = "each class is shared out in Dirichlet(alpha) proportions; small alpha: few classes a client, unequal sizes"
     alpha: float = setting("concentration; small is skewed, 100 nearly iid", default=0.2, above=0)
     cap: bool = setting("a client holding its n/N samples gets nothing of the classes that follow", default=True)
     min_size: int = setting("draw again until every client has so many samples", default=10, least=0)
+    overlap: bool = setting("every client draws from the whole class anew, so that clients share samples", default=False)
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
-        n = len(labels)
-        if not np.issubdtype(labels.dtype, np.integer):
-            raise DataError("the dirichlet partition needs class labels, whole numbers, and these targets are not; use the iid partition.")
+        n, totals = len(labels), class_sizes(labels, "dirichlet")
         if n < self.clients * self.min_size:
             raise DataError(
                 f"{n} samples cannot give {self.clients} clients partition.min_size = {self.min_size} each; "
                 f"at most {n // self.clients} is possible: lower partition.min_size or partition.clients."
             )
-        present, totals = np.unique(labels, return_counts=True)
         rng = generator(seed, "partition")
         best = -1
         for _ in range(MOST_DRAWS):
@@ -111,30 +206,212 @@ class Dirichlet(Partition):
                 f"alpha = {self.alpha:g} and {self.clients} clients the smallest never had more than {best}; "
                 f"set partition.min_size to {best} or less, raise partition.alpha or take fewer clients."
             )
-        holder = np.empty(n, dtype=np.int64)
-        for label, row in zip(present, counts, strict=True):
-            holder[rng.permutation(np.flatnonzero(labels == label))] = np.repeat(np.arange(self.clients), row)
-        return grouped(holder, self.clients)
+        return overlapping(labels, totals, counts, rng) if self.overlap else dealt(labels, totals, counts, rng)
 
     def deal(self, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """One draw: how many samples of each class every client gets, int64 [classes, N]."""
         counts = np.empty((len(totals), self.clients), dtype=np.int64)
         held = np.zeros(self.clients, dtype=np.int64)
-        n = int(totals.sum())
+        full = -(-int(totals.sum()) // self.clients) if self.cap else np.inf
         for row, total in zip(counts, totals, strict=True):
             shares = rng.dirichlet(np.full(self.clients, self.alpha))
             # Not everybody can be full before the last sample is dealt: somebody always has room.
-            room = held * self.clients < n if self.cap else np.full(self.clients, True)
+            room = held < full
             shares[~room] = 0
-            edges = shares.cumsum()
-            if not edges[-1] > 0:
+            if not shares.sum() > 0:
                 # A tiny alpha leaves one client with all of the mass, and that one may be full (or all shares may underflow):
                 # renormalised Dirichlet shares tend to a random corner as alpha → 0, so one client with room gets the class.
-                edges = (np.arange(self.clients) >= rng.choice(np.flatnonzero(room))).astype(float)
-            # Divided by the last edge, which becomes exactly 1: a full last client is left nothing by rounding.
-            row[:] = np.diff(np.floor(edges / edges[-1] * total).astype(np.int64), prepend=0)
+                shares[:] = np.arange(self.clients) == rng.choice(np.flatnonzero(room))
+            if self.overlap:
+                row[:] = shares / shares.sum() * total
+            else:
+                edges = shares.cumsum()
+                # Divided by the last edge, which becomes exactly 1: a full last client is left nothing by rounding.
+                row[:] = np.diff(np.floor(edges / edges[-1] * total).astype(np.int64), prepend=0)
             held += row
         return counts
+
+
+def overlapping(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Shares:
+    """Every client draws its numbers of samples of each class, [classes, N], from the whole class without replacement."""
+    clients = np.arange(counts.shape[1])
+    owners, samples = [], []
+    for members, row in zip(np.split(np.argsort(labels, kind="stable"), np.cumsum(totals)[:-1]), counts, strict=True):
+        total = len(members)
+        # A pair client·total + place drawn before is drawn again. Who takes more than half of the class, one at most, draws what it leaves.
+        wanted = np.minimum(row, total - row)
+        pairs = np.empty(0, dtype=np.int64)
+        while (lacking := wanted - np.bincount(pairs // total, minlength=len(clients))).any():
+            drawn = rng.integers(total, size=int(lacking.sum()))
+            pairs = np.union1d(pairs, np.repeat(clients, lacking) * total + drawn)
+        for most in np.flatnonzero(row > wanted):
+            pairs = np.setxor1d(pairs, most * total + np.arange(total))
+        owners.append(pairs // total)
+        samples.append(members[pairs % total])
+    owner, sample = np.concatenate(owners), np.concatenate(samples)
+    offsets = np.append(0, np.cumsum(counts.sum(0)))
+    return Shares(sample[np.lexsort((sample, owner))], offsets)
+
+
+class DirichletPrior(Partition):
+    """Client i draws its samples' classes from a prior q_i ~ Dir_K(α) (FedDyn, Acar et al., ICLR 2021; FedDC, Gao et al., CVPR 2022).
+
+    Sizes first, as in the lognormal partition. Then, until all is handed out: a client not yet full, each as likely, gets one sample
+    of a class drawn from q_i, renormalised over the classes with samples left. Sizes are exact, priors hold until classes run out.
+    """
+
+    idea: ClassVar[str] = "each client has a Dirichlet(alpha) prior over the classes; equal sizes, or lognormal ones"
+    alpha: float = setting("concentration; small is skewed", default=0.6, above=0)
+    sigma: float = setting("spread of the logarithm of the sizes; 0: equal sizes", default=0.0, least=0, most=100)
+
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+        totals = class_sizes(labels, "dirichlet_prior")
+        rng = generator(seed, "partition")
+        served = turns(lognormal_sizes(len(labels), self.clients, self.sigma, rng), rng)
+        classes = self.classes(served, totals, rng)
+        holder = np.empty(len(labels), dtype=np.int64)
+        holder[shuffled(labels, totals, rng)] = served[np.argsort(classes, kind="stable")]
+        return grouped(holder, self.clients)
+
+    def classes(self, served: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The class of the sample that each turn's client gets.
+
+        While no class runs out the draws are independent: they are made in blocks, and those after a class ran out are made again.
+        """
+        # Logarithms of Gamma(α) variates, by Gamma(α) = Gamma(α + 1) U^(1/α): a tiny α cannot underflow, however few classes are left.
+        shape, alpha = (self.clients, len(totals)), min(max(self.alpha, 1e-300), 1e300)
+        prior = np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
+        left, drawn, at = totals.copy(), np.empty(len(served), dtype=np.int64), 0
+        while at < len(served):
+            weights = prior[served[at : at + max(1, CELLS // len(totals))]]
+            weights[:, left == 0] = -np.inf
+            edges = np.exp(weights - weights.max(1, keepdims=True)).cumsum(1)
+            block = (edges > rng.random((len(edges), 1)) * edges[:, -1:]).argmax(1)
+            last = np.flatnonzero((left > 0) & (left <= np.bincount(block, minlength=len(left))))  # classes that run out in this block
+            kept = block[: min((np.flatnonzero(block == k)[left[k] - 1] + 1 for k in last), default=len(block))]
+            drawn[at : at + len(kept)] = kept
+            left -= np.bincount(kept, minlength=len(left))
+            at += len(kept)
+        return drawn
+
+
+def turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The order in which clients get their samples: at every turn one of those not yet full, each as likely.
+
+    Picks are drawn in blocks among those not full as the block begins; a pick of somebody full by then is thrown away, as a draw
+    by rejection may.
+    """
+    left, served = sizes.copy(), [np.empty(0, dtype=np.int64)]
+    while len(hungry := np.flatnonzero(left)):
+        picks = rng.choice(hungry, min(int(left.sum()), BLOCK))
+        counts = np.bincount(picks, minlength=len(left))
+        before = np.empty(len(picks), dtype=np.int64)  # earlier picks of the same client in this block
+        before[np.argsort(picks, kind="stable")] = np.arange(len(picks)) - np.repeat(np.cumsum(counts) - counts, counts)
+        served.append(picks[before < left[picks]])
+        left -= np.minimum(counts, left)
+    return np.concatenate(served)
+
+
+class LabelsPerClient(Partition):
+    """Each client holds N_c labels, about n/(N·N_c) samples of each (MLDL24).
+
+    Client after client chooses N_c classes at random among those with samples left and takes ⌊⌊n/N⌋/N_c⌋ of each: all that is left
+    if that is less, or if less than that would remain. Nothing balances the choice: the last clients may find fewer classes, or none,
+    and what remains is nobody's.
+
+    Balanced, all is handed out: the N·N_c places go one by one to the class with the most samples a place, one at least and N at most
+    each; client after client chooses N_c classes with places left, at odds of their numbers of places, but always those with a place
+    for everybody that follows; a class's samples are cut evenly among its places.
+    """
+
+    idea: ClassVar[str] = "every client holds a fixed number of labels"
+    labels: int = setting("number of labels of a client, N_c", default=5, least=1)
+    balanced: bool = setting("hand out every sample, N_c labels to everybody; else the last clients may come off short", default=False)
+
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+        n, totals = len(labels), class_sizes(labels, "labels")
+        quota = n // self.clients // self.labels
+        if self.labels > len(totals):
+            raise DataError(
+                f"a client cannot hold partition.labels = {self.labels} labels of {len(totals)} classes; "
+                f"set partition.labels to {len(totals)} or less."
+            )
+        if quota == 0:
+            raise DataError(
+                f"{n:,} samples cannot give {self.clients:,} clients one sample of each of partition.labels = {self.labels} labels; "
+                "lower partition.labels or partition.clients."
+            )
+        rng = generator(seed, "partition")
+        if self.balanced:
+            places = self.places(totals)
+            held = self.choose(places, places.astype(float), rng)[rng.permutation(self.clients)].T
+            counts = np.zeros(held.shape, dtype=np.int64)
+            for row, takers, total, count in zip(counts, held, totals, places, strict=True):
+                row[takers] = np.diff(np.arange(count + 1) * total // count)
+        else:
+            places = np.maximum(totals // quota, 1)
+            held = self.choose(places, np.ones(len(totals)), rng).T
+            counts = held * quota
+            for row, takers, total, count in zip(counts, held, totals, places, strict=True):
+                if takers.sum() == count:
+                    row[np.flatnonzero(takers)[-1]] = total - quota * (count - 1)
+        return dealt(labels, totals, counts, rng)
+
+    def places(self, totals: np.ndarray) -> np.ndarray:
+        """How many clients hold each class, so that all N·N_c places are filled."""
+        most, wanted = np.minimum(totals, self.clients), self.clients * self.labels
+        if len(totals) > wanted or most.sum() < wanted:
+            raise DataError(
+                f"{self.clients:,} clients of {self.labels} labels need {len(totals):,} to {most.sum():,} places for these classes, "
+                f"got {wanted:,}; change partition.labels or partition.clients, or leave partition.balanced out."
+            )
+        taken = np.arange(1, most.max())
+        each = np.where(taken < most[:, None], totals[:, None] / taken, 0)  # samples a place, if the class has so many places
+        more = np.argsort(-each, axis=None, kind="stable")[: wanted - len(totals)]
+        return 1 + np.bincount(more // max(1, len(taken)), minlength=len(totals))
+
+    def choose(self, places: np.ndarray, odds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Which classes every client holds, bool [N, classes].
+
+        Choices are independent until a class has no place left or, if balanced, one for everybody that follows: they are made in
+        blocks, and those after such a moment are made again.
+        """
+        held, left, at = np.zeros((self.clients, len(places)), dtype=bool), places.copy(), 0
+        while at < self.clients and left.any():
+            block = held[at : at + max(1, CELLS // len(places))]
+            follow = self.clients - at - np.arange(len(block) + 1)[:, None]  # clients still to choose, before and after each
+            must = self.balanced & (left == follow[0])
+            keys = np.where(must, -1, np.where(left, rng.standard_exponential(block.shape) / odds, np.inf))
+            chosen = np.zeros(block.shape, dtype=bool)
+            np.put_along_axis(chosen, np.argpartition(keys, self.labels - 1, axis=1)[:, : self.labels], True, axis=1)
+            chosen &= left > 0
+            after = left - chosen.cumsum(0)
+            turned = (left > 0) & (after == 0) | self.balanced & ~must & (after == follow[1:])
+            kept = 1 + int(np.argmax(np.append(turned.any(1)[:-1], True)))
+            block[:kept] = chosen[:kept]
+            left = after[kept - 1]
+            at += kept
+        return held
+
+
+class Shards(Partition):
+    """Sort by label, cut into N·`shards` shards whose sizes differ by at most one, deal them at random (McMahan et al., AISTATS 2017)."""
+
+    idea: ClassVar[str] = "samples sorted by label and cut into shards, a few of them to each client"
+    shards: int = setting("shards of a client", default=2, least=1)
+
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+        n, totals, pieces = len(labels), class_sizes(labels, "shards"), self.clients * self.shards
+        if n < pieces:
+            raise DataError(
+                f"{n:,} samples cannot be cut into {self.clients:,} × partition.shards = {self.shards} shards; "
+                "lower partition.shards or partition.clients."
+            )
+        rng = generator(seed, "partition")
+        sizes = np.diff(np.arange(pieces + 1) * n // pieces)
+        holder = np.empty(n, dtype=np.int64)
+        holder[shuffled(labels, totals, rng)] = np.repeat(rng.permutation(pieces) // self.shards, sizes)
+        return grouped(holder, self.clients)
 
 
 class Natural(Partition):
@@ -158,3 +435,82 @@ class Natural(Partition):
                 f"set partition.clients = {int(owner.max()) + 1}."
             )
         return grouped(owner, self.clients)
+
+
+class FromFile(Partition):
+    """A split of your own.
+
+    A .json file holds a list of clients, each a list of its sample indices, or an object {"name of a client": [indices], …}, clients
+    in the file's order. A .npy file holds the client number of every sample, −1 for nobody's. Samples left out are nobody's.
+    """
+
+    idea: ClassVar[str] = "a split of your own, from a file of sample indices"
+    path: str = setting("a .json file, lists of sample indices, or a .npy file, the owner of every sample", default="partition.json")
+
+    def check(self) -> None:
+        if Path(self.path).suffix.lower() not in (".json", ".npy"):
+            raise ConfigError(f"{self.called()}: path must name a .json or .npy file, got {self.path!r}; save the split as one of them.")
+
+    def reads(self) -> tuple[Path, ...]:
+        return (Path(self.path).expanduser(),)
+
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+        (path,) = self.reads()
+        try:
+            if path.suffix.lower() == ".json":
+                holder, clients = self.listed(json.loads(path.read_bytes(), object_pairs_hook=self.named), len(labels))
+            else:
+                holder, clients = self.numbered(np.lib.format.open_memmap(path, mode="r"), len(labels))
+        except OSError as error:
+            raise self.wrong(f"cannot be read: {error.strerror or error}", "check partition.path") from None
+        except (ValueError, OverflowError, RecursionError, MemoryError) as error:
+            raise self.wrong(f"is no valid {path.suffix} file ({' '.join(str(error).split())})", "save it anew") from None
+        if not (holder >= 0).any():
+            raise self.wrong("gives nobody a sample", "one client at least must have one")
+        if clients != self.clients:
+            raise self.wrong(f"divides the samples among {clients} clients, not {self.clients}", f"set partition.clients = {clients}")
+        return grouped(holder, clients)
+
+    def wrong(self, what: str, remedy: str) -> DataError:
+        return DataError(f"the partition's file {self.path} {what}; {remedy}.")
+
+    def named(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
+        """An object of the file as a dictionary; JSON itself lets a name come twice."""
+        seen: dict[str, object] = {}
+        for name, value in pairs:
+            if name in seen:
+                raise self.wrong(f"names the client {name!r} twice", "give every client a name of its own")
+            seen[name] = value
+        return seen
+
+    def listed(self, content: object, n: int) -> tuple[np.ndarray, int]:
+        """The owner of every sample from lists of samples, and the number of clients."""
+        clients = list(content.values()) if isinstance(content, dict) else content
+        if not isinstance(clients, list) or not all(isinstance(own, list) for own in clients):
+            raise self.wrong("must hold a list of lists, or an object of lists", "list the sample indices of every client")
+        indices = list(chain.from_iterable(clients))
+        for index in indices:
+            if type(index) is not int or not 0 <= index < n:
+                raise self.wrong(f"lists {json.dumps(index)[:40]}, which is no sample", f"samples are the whole numbers from 0 to {n - 1}")
+        places = np.array(indices, dtype=np.int64)
+        of = np.repeat(np.arange(len(clients)), [len(own) for own in clients])
+        order = np.argsort(places, kind="stable")
+        for twice in order[1:][np.diff(places[order]) == 0][:1]:
+            whose = " and ".join(f"client {i}" for i in dict.fromkeys(of[places == places[twice]].tolist()))
+            raise self.wrong(f"lists sample {places[twice]} twice, for {whose}", "a sample may belong to one client, and once")
+        holder = np.full(n, -1, dtype=np.int64)
+        holder[places] = of
+        return holder, len(clients)
+
+    def numbered(self, content: np.ndarray, n: int) -> tuple[np.ndarray, int]:
+        """The owner of every sample, checked, and the number of clients."""
+        if not np.issubdtype(content.dtype, np.integer) or content.shape != (n,):
+            raise self.wrong(
+                f"must hold a whole number for each of the {n} samples, got {content.dtype} of shape {list(content.shape)}",
+                "save the owners as one row of integers",
+            )
+        if int(content.min(initial=0)) < -1 or int(content.max(initial=0)) > np.iinfo(np.int32).max:
+            raise self.wrong(
+                f"has owners from {content.min()} to {content.max()}", "number the clients 0, 1, 2, …, and write −1 for nobody's samples"
+            )
+        return content.astype(np.int64), int(content.max(initial=-1)) + 1

@@ -261,7 +261,8 @@ def heat(axes: Axes, count: Any) -> Any:
     axes.set_ylabel("Class")
     if classes <= 20:
         axes.set_yticks(range(classes))
-    return axes.pcolormesh(range(columns), range(classes), count, cmap="Blues", vmin=0, shading="nearest", **rims)
+    edges = ([at - 0.5 for at in range(n + 1)] for n in (columns, classes))
+    return axes.pcolormesh(*edges, count, cmap="Blues", vmin=0, **rims)
 
 
 def participation(groups: Sequence[Group]) -> Picture | None:

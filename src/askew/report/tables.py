@@ -8,6 +8,7 @@ from itertools import groupby
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from ..data import partitions
 from ..experiment.store import Run
 
 Flat = dict[str, str]
@@ -175,12 +176,17 @@ def clients(run: Run) -> int:
     return int(run.federation.get("clients") or run.config.get("partition", {}).get("clients") or 0)
 
 
+TELLING = {"alpha": "α", "sigma": "σ", "labels": "labels", "shards": "shards"}  # what a partition is known by
+
+
 def partition_name(config: Mapping[str, Any]) -> str:
     """A partition in words: "Dirichlet α = 0.2"."""
     settings = {k: v for k, v in config.get("partition", {}).items() if k not in ("name", "clients")}
-    shown = {"α": settings["alpha"]} if "alpha" in settings else settings
     called = str(config.get("partition", {}).get("name", ""))
-    return f"{'IID' if called == 'iid' else called.capitalize()} {', '.join(f'{k} = {plain(v)}' for k, v in shown.items())}".strip()
+    usual = partitions[called]().table() if called in partitions else {}
+    shown = {k: v for k, v in settings.items() if k in TELLING or v != usual.get(k)}
+    title = "IID" if called == "iid" else called.replace("_", " ").capitalize()
+    return f"{title} {', '.join(f'{TELLING.get(k, k)} = {plain(v)}' for k, v in shown.items())}".strip()
 
 
 def participation_name(config: Mapping[str, Any]) -> str:

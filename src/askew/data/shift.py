@@ -1,0 +1,75 @@
+"""Feature skew: every client sees its inputs a little turned, or through noise, more so from client to client."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
+
+from ..core.rng import generator
+from ..errors import DataError
+
+CELLS = 1 << 19  # numbers worked on at once
+
+
+def shifted(x: Tensor, client: Tensor | np.ndarray, clients: int, noise: float, rotation: float, seed: int) -> Tensor:
+    """Each sample as its client i (of 0…N−1; −1: nobody) sees it: turned by rotation·i/(N−1) degrees, then noise·i/(N−1) added.
+
+    Images [c, h, w] turn counterclockwise about their centre, with zeros from outside. The noise is Gaussian, its unit the inputs'
+    full range: 255 for bytes, which are rounded and clipped to 0…255, and 1 for floats. It is a function of the seed, the client and
+    the sample's position among the client's samples, so that a client made alone sees what it would see among others.
+    """
+    if not noise and not rotation:
+        return x
+    pixels = x.dtype == torch.uint8
+    if not pixels and not x.is_floating_point():
+        raise DataError(f"noise and rotation need real inputs or bytes, got {x.dtype}; set partition.noise and partition.rotation to 0.")
+    if rotation and x.ndim != 4:
+        raise DataError(
+            f"rotation needs images [channels, height, width], got inputs of shape {list(x.shape[1:])}; set partition.rotation = 0."
+        )
+    owner = client.cpu().numpy() if isinstance(client, Tensor) else client
+    order = np.argsort(owner, kind="stable")
+    order = order[owner[order] > 0]  # client 0 sees the data as they are
+    size = x[:1].numel()
+    made, streams = x.clone(), Streams(seed, size)
+    for start in range(0, len(order), max(1, CELLS // size)):
+        rows = order[start : start + max(1, CELLS // size)]
+        at, level = torch.from_numpy(rows).to(x.device), torch.from_numpy(owner[rows] / (clients - 1))
+        part = x[at].to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        if rotation:
+            part = turned(part, torch.deg2rad(rotation * level))
+        if noise:
+            spread = (noise * (255 if pixels else 1) * level).to(part).view(-1, *[1] * (x.ndim - 1))
+            part.addcmul_(spread, streams.next(owner[rows]).to(part).view_as(part))
+        made[at] = part.round_().clamp_(0, 255).to(torch.uint8) if pixels else part.to(x.dtype)
+    return made
+
+
+def turned(x: Tensor, angle: Tensor) -> Tensor:
+    """Images [B, c, h, w], each turned counterclockwise by its angle."""
+    h, w = x.shape[-2:]
+    cos, sin = angle.cos(), angle.sin()
+    nothing = torch.zeros_like(angle)
+    # Where each pixel comes from, in units of half the width and half the height.
+    back = torch.stack([torch.stack([cos, -sin * h / w, nothing], 1), torch.stack([sin * w / h, cos, nothing], 1)], 1)
+    grid = affine_grid(back.to(x), list(x.shape), align_corners=False)
+    return grid_sample(x, grid, padding_mode="zeros", align_corners=False)
+
+
+class Streams:
+    """Standard normal numbers for samples ordered by client, each client's from its own stream."""
+
+    def __init__(self, seed: int, size: int) -> None:
+        self.seed, self.size, self.client, self.rng = seed, size, -1, generator(seed, "feature noise")
+
+    def next(self, owner: np.ndarray) -> Tensor:
+        """Of the samples that follow, [n, size]; a client may go on where the last call ended."""
+        drawn = np.empty((len(owner), self.size), dtype=np.float32)
+        ids, starts = np.unique(owner, return_index=True)
+        for i, a, b in zip(ids.tolist(), starts, [*starts[1:], len(owner)], strict=True):
+            if i != self.client:
+                self.client, self.rng = i, generator(self.seed, "feature noise", client=i)
+            self.rng.standard_normal(dtype=np.float32, out=drawn[a:b])
+        return torch.from_numpy(drawn)

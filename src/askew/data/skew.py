@@ -1,0 +1,48 @@
+"""How askew a partition is, in figures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import DataError
+
+
+def entropy(p: np.ndarray) -> np.ndarray:
+    """In nats, along the last axis."""
+    return np.asarray(-(p * np.log(np.where(p > 0, p, 1))).sum(-1))
+
+
+def heterogeneity(counts: np.ndarray) -> dict[str, float | int]:
+    """Figures of a partition from the clients' samples by class, [N, K].
+
+    Clients without samples are left out of all but the first two. Means are over clients, each counting alike; `size_cv` is the
+    coefficient of variation. `tv` is the total variation distance ½ Σ|p_i − p| and `js` the Jensen–Shannon divergence, in bits, of a
+    client's label distribution p_i and that of all samples p: both are 0 if all clients are alike, and at most 1.
+    `effective_classes` is exp of the entropy of p_i: m if the client's labels are spread evenly over m classes; `classes` counts
+    those it has any of.
+    """
+    held = counts[counts.sum(1) > 0]
+    if not held.size:
+        raise DataError("no client holds a sample, so nothing can be said about the partition; use more data or fewer clients.")
+    sizes = held.sum(1)
+    own, all_ = held / sizes[:, None], held.sum(0) / sizes.sum()
+    tv = np.abs(own - all_).sum(1) / 2
+    js = (entropy((own + all_) / 2) - (entropy(own) + entropy(all_)) / 2).clip(0) / np.log(2)
+    effective = np.exp(entropy(own))
+    return {
+        "clients": len(counts),
+        "clients_with_samples": len(held),
+        "samples": int(sizes.sum()),
+        "size_min": int(sizes.min()),
+        "size_median": float(np.median(sizes)),
+        "size_mean": float(sizes.mean()),
+        "size_max": int(sizes.max()),
+        "size_cv": float(sizes.std() / sizes.mean()),
+        "tv_mean": float(tv.mean()),
+        "tv_max": float(tv.max()),
+        "js_mean": float(js.mean()),
+        "js_max": float(js.max()),
+        "effective_classes_mean": float(effective.mean()),
+        "effective_classes_min": float(effective.min()),
+        "classes_mean": float((held > 0).sum(1).mean()),
+    }
