@@ -5,25 +5,65 @@ from __future__ import annotations
 from ..core.settings import Registry
 from .dataset import Dataset, NaturalSource, Samples, Source, from_user
 from .digits import Digits
-from .partition import Dirichlet, Iid, Natural, Partition, Shares
+from .images import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, TinyImageNet
+from .partition import Dirichlet, DirichletPrior, FromFile, Iid, LabelsPerClient, Lognormal, Natural, Partition, Shards, Shares
+from .shakespeare import Shakespeare
 from .synthetic import Synthetic, SyntheticLeaf
 
-sources: Registry[Source] = Registry("dataset", {"digits": Digits, "synthetic": Synthetic, "synthetic_leaf": SyntheticLeaf})
-partitions: Registry[Partition] = Registry("partition", {"dirichlet": Dirichlet, "iid": Iid, "natural": Natural})
+sources: Registry[Source] = Registry(
+    "dataset",
+    {
+        "cifar10": Cifar10,
+        "cifar100": Cifar100,
+        "digits": Digits,
+        "emnist": Emnist,
+        "fashion_mnist": FashionMnist,
+        "mnist": Mnist,
+        "shakespeare": Shakespeare,
+        "synthetic": Synthetic,
+        "synthetic_leaf": SyntheticLeaf,
+        "tiny_imagenet": TinyImageNet,
+    },
+)
+partitions: Registry[Partition] = Registry(
+    "partition",
+    {
+        "dirichlet": Dirichlet,
+        "dirichlet_prior": DirichletPrior,
+        "file": FromFile,
+        "iid": Iid,
+        "labels": LabelsPerClient,
+        "lognormal": Lognormal,
+        "natural": Natural,
+        "shards": Shards,
+    },
+)
 
 __all__ = [
+    "Cifar10",
+    "Cifar100",
     "Dataset",
     "Digits",
     "Dirichlet",
+    "DirichletPrior",
+    "Emnist",
+    "FashionMnist",
+    "FromFile",
     "Iid",
+    "LabelsPerClient",
+    "Lognormal",
+    "Mnist",
     "Natural",
     "NaturalSource",
     "Partition",
     "Samples",
+    "Shakespeare",
+    "Shards",
     "Shares",
     "Source",
     "Synthetic",
     "SyntheticLeaf",
+    "TinyImageNet",
     "from_user",
     "partitions",
     "sources",

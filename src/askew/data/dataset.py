@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.rng import generator
 from ..core.settings import Settings
 from ..errors import DataError
+from .view import View
 
 Criterion = str | Callable[[Tensor, Tensor], Tensor]
 Pair = tuple[Tensor | np.ndarray, Tensor | np.ndarray]
@@ -25,7 +26,7 @@ MOST_POOLED = 50_000_000
 class Samples(NamedTuple):
     """Inputs and what to predict from them."""
 
-    x: Tensor  # [n, ...] float32, or int64 tokens
+    x: Tensor  # [n, ...] float32 or int64 tokens; with a view, whatever it takes (bytes, places in a text)
     y: Tensor  # [n] int64 class labels, or float32 targets
 
 
@@ -38,6 +39,7 @@ class Dataset:
     classes: int  # 0: not a classification
     owner: np.ndarray | None = None  # [n] the natural client of every training sample
     criterion: Criterion = "cross_entropy"  # or "squared_error", or (output [B, ..], y) -> loss of each sample [B]
+    view: View | None = None  # how stored samples become inputs; None: they are inputs
 
 
 class Source(Settings):
@@ -93,7 +95,7 @@ def pool(parts: Iterable[Samples]) -> Samples:
 
 
 def from_user(data: Dataset | Given, test: Given | None = None) -> Dataset:
-    """A dataset from (x, y) arrays or tensors, from map-style torch datasets of (x, y) pairs, or from a ready Dataset.
+    """A dataset from (x, y) arrays or tensors, map-style torch datasets of (x, y) pairs, what `adapt` takes, or a ready Dataset.
 
     Whole-number targets are class labels, others are targets of a regression under the squared error. Inputs become float32;
     signed whole numbers (tokens) stay whole, unsigned bytes (pixels) do not. Without `test`, a fixed fifth is held out.
@@ -102,24 +104,37 @@ def from_user(data: Dataset | Given, test: Given | None = None) -> Dataset:
         if test is not None:
             raise DataError("a ready Dataset has a test set of its own, so test must be left out; replace data.test if another is wanted.")
         return data
-    train = samples(data, "training data")
-    if test is None:
+    from .adapt import adapt, kind  # which needs what is defined here
+
+    if kind(data):
+        return adapt(data, test)
+    return completed(samples(data, "training data"), None if test is None else samples(test, "test data"))
+
+
+def completed(train: Samples, held: Samples | None, owner: np.ndarray | None = None) -> Dataset:
+    """A dataset of checked samples; a fixed fifth is held out where there is no test set."""
+    if held is None:
         count = len(train.y)
         if count < 2:
             raise DataError(f"a test set can be held out from 2 samples or more, got {count}; give more data, or pass test = (x, y).")
-        train, held = hold_out(train, generator(0, "test split").permutation(count))
-    else:
-        held = samples(test, "test data")
-    for what, ours, theirs in (("inputs of shape", train.x.shape[1:], held.x.shape[1:]), ("targets of type", train.y.dtype, held.y.dtype)):
+        order = generator(0, "test split").permutation(count)
+        train, held = hold_out(train, order)
+        owner = None if owner is None else np.delete(owner, order[::5])
+    alike = (
+        ("inputs of shape", train.x.shape[1:], held.x.shape[1:]),
+        ("inputs of type", train.x.dtype, held.x.dtype),
+        ("targets of type", train.y.dtype, held.y.dtype),
+    )
+    for what, ours, theirs in alike:
         if ours != theirs:
             raise DataError(f"the training data have {what} {ours} and the test data {theirs}; both must be alike: prepare them alike.")
     if train.y.is_floating_point():
-        return Dataset(train, held, 0, criterion="squared_error")
-    return Dataset(train, held, 1 + int(max(train.y.max(), held.y.max())))
+        return Dataset(train, held, 0, owner, criterion="squared_error")
+    return Dataset(train, held, 1 + int(max(train.y.max(), held.y.max())), owner)
 
 
-def samples(given: Given, what: str) -> Samples:
-    """What a user gave, checked and in our types."""
+def samples(given: Given, what: str, as_bytes: bool = False) -> Samples:
+    """What a user gave, checked and in our types; inputs stay bytes for a view on request."""
     if isinstance(given, torch_data.Dataset):
         given = stacked(given, what)
     if not isinstance(given, (tuple, list)) or len(given) != 2:
@@ -133,7 +148,8 @@ def samples(given: Given, what: str) -> Samples:
             f"the {what} must hold as many targets as inputs and at least one, got x of shape {list(x.shape)} and y of shape "
             f"{list(y.shape)}; give one target to each input."
         )
-    x = x.long() if whole(x) and x.dtype != torch.uint8 else x.float()
+    if not as_bytes:
+        x = x.long() if whole(x) and x.dtype != torch.uint8 else x.float()
     y = y.long() if whole(y) else y.float()
     for part, name in ((x, "inputs"), (y, "targets")):
         if not bool(torch.isfinite(part).all()):

@@ -7,7 +7,7 @@ Data that come divided among clients are made when a client takes part, so a mil
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,7 +20,9 @@ from ..core.settings import Settings, setting
 from ..core.types import Batch
 from ..errors import ConfigError, DataError
 from .dataset import Criterion, Dataset, NaturalSource, Samples, Source
-from .partition import Natural, Partition, Shares
+from .partition import FromFile, Natural, Partition, Shares
+from .shift import shifted
+from .view import View, marks
 
 CHUNK = 1024  # samples in one chunk of a look
 SHOWN = 500  # clients whose labels are kept for pictures
@@ -33,6 +35,7 @@ class Local(Settings):
     epochs: int = setting("passes over the client's samples; steps > 0 replaces them", default=1, least=1, most=100_000)
     steps: int = setting("exact number of local steps; 0: by epochs", default=0, least=0, most=10_000_000)
     batch: int = setting("batch size; 0: all of a client's samples in one batch", default=32, least=0)
+    drop_last: bool = setting("leave out an epoch's last batch if it is short, unless it is the only one", default=False)
     lr: float = setting("learning rate of the first round", default=0.1, above=0, hint="try 0.1 or 0.01.")
     momentum: float = setting("heavy-ball momentum, begun anew each round", default=0.0, least=0, below=1)
     weight_decay: float = setting("weight decay, outside the clipped norm", default=0.0, least=0)
@@ -56,11 +59,22 @@ class Local(Settings):
         return self.clip or math.inf
 
 
+class Pick(NamedTuple):
+    """Samples to gather, any shape of index, and the marks of these uses where chance plays a part in how they are seen."""
+
+    places: Tensor
+    marks: Tensor | None = None
+
+    def at(self, index: Any) -> Pick:
+        return Pick(self.places[index], None if self.marks is None else self.marks[index])
+
+
 class Work(NamedTuple):
-    """One client's samples in the order it uses them; cuts[k]:cuts[k+1] is its k-th batch or chunk."""
+    """One client's samples in the order it uses them, on the host; cuts[k]:cuts[k+1] is its k-th batch or chunk."""
 
     places: Tensor
     cuts: list[int]
+    marks: Tensor | None = None
 
     @property
     def batches(self) -> int:
@@ -68,6 +82,19 @@ class Work(NamedTuple):
 
     def lengths(self) -> list[int]:
         return [b - a for a, b in pairwise(self.cuts)]
+
+    def pick(self, a: int, b: int) -> Pick:
+        return Pick(self.places, self.marks).at(slice(a, b))
+
+    def to(self, device: torch.device) -> Work:
+        """The same on the device."""
+        return self._replace(places=self.places.to(device), marks=None if self.marks is None else self.marks.to(device))
+
+    def first(self, batches: int) -> Work:
+        """The beginning of the work."""
+        cuts = self.cuts[: batches + 1]
+        places, marks = self.pick(0, cuts[-1])
+        return Work(places, cuts, marks)
 
 
 class Plan(NamedTuple):
@@ -77,15 +104,16 @@ class Plan(NamedTuple):
     pool: Samples
     train: list[Work]
     looks: dict[str, list[Work]]
+    inputs: Callable[[Tensor, Tensor | None], Tensor] = lambda x, marks: x
 
     def only(self, rows: Sequence[int]) -> Plan:
         """The plan of some of the participants."""
         looks = {name: [works[i] for i in rows] for name, works in self.looks.items()}
-        return Plan([self.ids[i] for i in rows], self.pool, [self.train[i] for i in rows], looks)
+        return self._replace(ids=[self.ids[i] for i in rows], train=[self.train[i] for i in rows], looks=looks)
 
-    def batch(self, index: Tensor, weight: Tensor | None = None) -> Batch:
-        """Gather samples; any shape of index."""
-        return Batch(self.pool.x[index], self.pool.y[index], weight)
+    def batch(self, pick: Pick, weight: Tensor | None = None) -> Batch:
+        """Gather samples and see them as the network does."""
+        return Batch(self.inputs(self.pool.x[pick.places], pick.marks), self.pool.y[pick.places], weight)
 
 
 class Federation:
@@ -106,6 +134,8 @@ class Federation:
         self.public: Samples | None = None
         self.source: NaturalSource | None = None
         self.shares: Shares | None = None
+        self.view: View | None = None
+        self.shift = (partition.clients, partition.noise, partition.rotation, seed) if partition.noise or partition.rotation else None
         if isinstance(source, NaturalSource) and isinstance(partition, Natural):
             self.source = source
             self.sizes = source.sizes(seed, partition.clients)
@@ -119,6 +149,7 @@ class Federation:
             dataset = source if isinstance(source, Dataset) else source.load(seed, partition.clients)
             self.pool, self.test = self._placed(dataset.train), self._placed(dataset.test)
             self.classes, self.criterion = dataset.classes, dataset.criterion
+            self.view = dataset.view and dataset.view.to(self.device)
             labels, owner = dataset.train.y.numpy(), dataset.owner
             count = self._public_count(partition, needs, len(labels))
             if count and not dataset.classes:
@@ -128,11 +159,16 @@ class Federation:
             if count:
                 taken, rest = balanced(labels, count, seed)
                 self.public = Samples(self.pool.x[taken], self.pool.y[taken])
-                shares = partition.split(labels[rest], seed, None if owner is None else owner[rest])
-                self.shares = Shares(rest[shares.order], shares.offsets)
+                if isinstance(partition, FromFile):  # whose indices are those of all samples
+                    self.shares = partition.split(labels, seed, owner).without(taken)
+                else:
+                    shares = partition.split(labels[rest], seed, None if owner is None else owner[rest])
+                    self.shares = Shares(rest[shares.order], shares.offsets)
             else:
                 self.shares = partition.split(labels, seed, owner)
             self.sizes = self.shares.sizes
+            if self.shift:
+                self.pool = Samples(self._shifted_pool(self.shares), self.pool.y)
         if self.validation:
             self.sizes = self.sizes - self._held_out(self.sizes)
         self.clients = len(self.sizes)
@@ -140,6 +176,15 @@ class Federation:
         if not len(self.eligible):
             raise DataError("no client holds a sample; use more data, or fewer clients (partition.clients).")
         self.mean_size = float(self.sizes[self.eligible].mean())
+
+    def _shifted_pool(self, shares: Shares) -> Tensor:
+        """All samples, those of each client shifted by its own measure."""
+        assert self.shift is not None
+        if len(np.unique(shares.order)) < len(shares.order):
+            raise DataError("partition.noise and partition.rotation need clients that share no sample; set partition.overlap = false.")
+        x, owner = self.pool.x.clone(), np.repeat(np.arange(shares.clients), shares.sizes)
+        x[shares.order] = shifted(x[shares.order], owner, *self.shift)
+        return x
 
     def _public_count(self, partition: Partition, needs: Sequence[str], samples: int) -> int:
         """How many samples the server keeps."""
@@ -171,7 +216,12 @@ class Federation:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
-        return tuple(self.test.x.shape[1:])
+        stored = tuple(self.test.x.shape[1:])
+        return self.view.shape(stored) if self.view else stored
+
+    def inputs(self, x: Tensor, marks: Tensor | None = None) -> Tensor:
+        """Stored samples as the network sees them; without marks, as in a test."""
+        return self.view(x, self.dtype, marks) if self.view else x
 
     def gather(self, ids: Sequence[int]) -> tuple[Samples, list[np.ndarray[Any, Any]]]:
         """A pool of samples and the places of each of these clients' samples in it."""
@@ -179,28 +229,37 @@ class Federation:
             return self.pool, [self.shares.client(i) for i in ids]
         assert self.source is not None
         held = [self.source.client(self.seed, i) for i in ids]
+        if self.shift:
+            held = [Samples(shifted(s.x, np.full(len(s.y), i), *self.shift), s.y) for i, s in zip(ids, held, strict=True)]
         bounds = np.cumsum([0] + [len(s.y) for s in held])
         pool = Samples(torch.cat([s.x for s in held]), torch.cat([s.y for s in held]))
         return self._placed(pool), [np.arange(a, b) for a, b in pairwise(bounds)]
 
-    def plan(self, ids: Sequence[int], round: int, local: Local, looks: Sequence[str] = (), least: int = 1) -> Plan:
-        """The round's batches. `least` 2 skips batches of one sample, which batch norm cannot take."""
+    def plan(
+        self, ids: Sequence[int], round: int, local: Local, looks: Sequence[str] = (), least: int = 1, share: Sequence[float] = ()
+    ) -> Plan:
+        """The round's batches. `least` 2 skips batches of one sample, which batch norm cannot take; `share` is how much of
+        its work each client does, everything if left out.
+        """
         pool, places = self.gather(ids)
         parts = [self._parts(own, client) for client, own in zip(ids, places, strict=True)]
         train = [self._train(own, round, client, local, least) for client, (own, _) in zip(ids, parts, strict=True)]
+        train = [work.first(math.ceil(part * work.batches)) for work, part in zip(train, share or [1.0] * len(train), strict=True)]
         seen = {"gradient": [own for own, _ in parts], "validation": [held if len(held) else own for own, held in parts]}
-        return Plan([int(i) for i in ids], pool, train, {name: [self._work(own, CHUNK, 1) for own in seen[name]] for name in looks})
+        glances = {name: [self._work(own, CHUNK, 1) for own in seen[name]] for name in looks}
+        return Plan([int(i) for i in ids], pool, train, glances, self.inputs)
 
     def _train(self, own: np.ndarray[Any, Any], round: int, client: int, local: Local, least: int) -> Work:
         rng, n = generator(self.seed, "batches", round, client), len(own)
         size = local.batch or n
-        if not local.steps:
-            return self._work(np.concatenate([own[rng.permutation(n)] for _ in range(local.epochs)]), size, least, n)
+        least = max(least, min(size, n)) if local.drop_last else least
         per_epoch = sum(1 for a in range(0, n, size) if min(size, n - a) >= least)
-        epochs = math.ceil(local.steps / max(per_epoch, 1))
-        whole = self._work(np.concatenate([own[rng.permutation(n)] for _ in range(epochs)]), size, least, n)
-        cuts = whole.cuts[: local.steps + 1]
-        return Work(whole.places[: cuts[-1]], cuts)
+        epochs = math.ceil(local.steps / max(per_epoch, 1)) if local.steps else local.epochs
+        work = self._work(np.concatenate([own[rng.permutation(n)] for _ in range(epochs)]), size, least, n)
+        work = work.first(local.steps) if local.steps else work
+        if self.view and self.view.random:
+            work = work._replace(marks=marks(self.seed, len(work.places), round, client))
+        return work
 
     def _work(self, order: np.ndarray[Any, Any], size: int, least: int, epoch: int | None = None) -> Work:
         """Cut an order into batches that never reach over the end of an epoch."""
@@ -211,7 +270,7 @@ class Federation:
             kept = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a >= least]
             order = np.concatenate([order[a:b] for a, b in kept]) if kept else order[:0]
             ends = np.cumsum([b - a for a, b in kept]).tolist()
-        return Work(torch.from_numpy(np.ascontiguousarray(order)).to(self.device), [0, *ends])
+        return Work(torch.from_numpy(np.ascontiguousarray(order)), [0, *ends])
 
     def labels(self) -> dict[str, Any]:
         """Who holds what, for pictures: sizes and label counts of the first clients."""

