@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,10 +24,11 @@ from askew.data.federation import Federation, Local, Plan
 from askew.data.partition import Natural
 from askew.engine.base import Engine, Inbox, Outbox
 from askew.engine.choose import has_batch_norm
+from askew.engine.evaluate import Exam
 from askew.engine.sequential import Sequential
 from askew.engine.server import Server
+from askew.engine.slots import Slots
 from askew.engine.vmapped import Vmapped
-from askew.experiment.run import on_public
 from askew.models import MLP, Softmax
 
 Record = dict[str, Any]
@@ -177,9 +177,11 @@ class Pairs(Vmapped):
 
 
 def engine_of(name: str, task: Task, even: bool) -> Engine:
-    """By name: sequential, vmapped, or vmapped in chunks of one and of two."""
+    """By name: sequential, slots (two of them, without graphs), vmapped, or vmapped in chunks of one and of two."""
     if name == "sequential":
         return Sequential(task, 0, False)
+    if name == "slots":
+        return Slots(lambda: Bound(task.module, task.space, task.criterion), even, most=2)
     return Pairs(task, even) if name == "pairs" else Vmapped(task, even, **({"budget": 1} if name == "single" else {}))
 
 
@@ -201,8 +203,8 @@ def serve(alg: Algorithm, problem: Problem, local: Local, engine: str = "sequent
     fed = equipped(problem.fed, alg.needs)
     module = with_features(problem.module.to(fed.dtype), fed.test.x[:2])
     space, batch_norm = Space(module, fed.dtype), has_batch_norm(module)
-    task = (Bound if engine == "sequential" else Functional)(module, space, fed.criterion)
-    examine = partial(on_public, task, fed) if "public" in alg.needs else None
+    task = (Bound if engine in ("sequential", "slots") else Functional)(module, space, fed.criterion)
+    examine = Exam(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
     trained_by, least = engine_of(engine, task, batch_norm), 2 if batch_norm else 1
     return Server(alg, space, fed, local, trained_by, fed.seed, least, rounds=rounds, examine=examine)
 

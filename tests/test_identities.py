@@ -24,7 +24,7 @@ from askew.core.types import Batch, Cohort, Me, State
 from askew.data.dataset import Samples
 from askew.data.federation import Local
 from askew.engine.base import Outbox
-from askew.engine.evaluate import dressed
+from askew.engine.evaluate import Exam, dressed
 from askew.engine.server import Server
 from askew.errors import ConfigError
 from askew.experiment.config import Config
@@ -959,7 +959,8 @@ def test_fedbn_clients_share_all_but_their_batch_norm() -> None:
 def evaluated(server: Server, on: Problem) -> Record:
     """What a run would record of this server."""
     task = Functional(on.module, server.space, on.fed.criterion)
-    return measure(House(config=Config(), fed=on.fed, module=on.module, space=server.space, task=task, server=server, facts={}))
+    exam = Exam(task, on.fed, on.fed.test)
+    return measure(House(Config(), on.fed, on.module, server.space, task, exam, server, {}))
 
 
 def loss_of(on: Problem, server: Server, x: Tensor, buffers: Tensor) -> float:

@@ -48,12 +48,12 @@ from askew.algorithms import (
 from askew.algorithms._simplex import min_norm_point, slsqp
 from askew.algorithms.fedalign import top_singular_value
 from askew.algorithms.fedpmvr import READINGS
-from askew.core.rng import generator
+from askew.core.rng import coin
 from askew.core.types import Batch, Cohort, State
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation, Local
 from askew.data.partition import Iid
-from askew.engine.evaluate import evaluate_clients
+from askew.engine.evaluate import Exam, examine_clients
 from askew.engine.server import Server
 from askew.errors import ConfigError
 from askew.models.small import MLP, chain
@@ -240,8 +240,8 @@ def test_solo_reports_the_mean_over_clients_without_the_empty(noisy: Problem) ->
     X, y = on.fed.test
     losses = [0.5 * (X @ row(server.privates, i)["w"] - y[:, 0]).square().mean() for i in ALL]
     task = server.engine.task  # type: ignore[attr-defined]
-    score = evaluate_clients(task, server.space, server.x, server.buffers, server.private, server.privates, on.fed)
-    assert Solo().evaluates() == "clients" and score.loss == pytest.approx(float(sum(losses)) / 4, rel=1e-12)
+    score = examine_clients(Exam(task, on.fed, on.fed.test), server.x, server.buffers, server.private, server.privates)
+    assert Solo().evaluates() == "clients" and float(score[1]) == pytest.approx(float(sum(losses)) / 4, rel=1e-12)
 
 
 # server optimisers ----------------------------------------------------------------------------------------------
@@ -664,9 +664,9 @@ def test_fedpmvr_refuses_an_empty_head() -> None:
 # FedPDC ---------------------------------------------------------------------------------------------------------
 
 
-def score(w: Tensor, buffers: Tensor) -> tuple[float, float]:
+def score(w: Tensor, buffers: Tensor) -> Tensor:
     """Stands in for the accuracy on a public set."""
-    return 1 / (1 + float(w @ w)), 0.0
+    return torch.stack([1 / (1 + w @ w), w.new_zeros(())])
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -683,7 +683,7 @@ def test_fedpdc_by_the_book(noisy: Problem, penalty: str, lam: float, adaptive: 
             factor = (0.5 * t if adaptive else lam) * (1 - last.get(i, 1.0))
             pull, times = (min(factor, 1 / RICH.rate(t)), 1.0) if penalty == "prox" else (0.0, 1 + factor * (penalty == "loss_scale"))
             ends.append(trained(noisy, RICH, i, t, x, lambda theta, at, p=pull, s=times, x=x: s * at(theta) + p * (theta - x))[0])
-        last = {i: score(end, end)[0] for i, end in zip(ids, ends, strict=True)}
+        last = {i: float(score(end, end)[0]) for i, end in zip(ids, ends, strict=True)}
         a = torch.tensor(list(last.values()), dtype=torch.float64)
         x = a / a.sum() @ torch.stack(ends)
         assert close(server.x, x)
@@ -693,7 +693,7 @@ def test_fedpdc_by_the_book(noisy: Problem, penalty: str, lam: float, adaptive: 
 def test_fedpdc_with_equal_accuracies_is_uniform_fedavg(noisy: Problem, accuracy: float) -> None:
     """All zero is equal as well."""
     server = serve(FedPDC(), noisy, RICH)
-    server.examine = lambda w, buffers: (accuracy, 0.0)
+    server.examine = lambda w, buffers: torch.tensor([accuracy, 0.0])
     play(server, COHORTS)
     assert close(server.x, played(FedAvg(weighting="uniform"), noisy, RICH, COHORTS).x)
 
@@ -1098,7 +1098,7 @@ def test_fedamd_by_the_book(noisy: Problem) -> None:
         server.play(t, ids)
         moves, new = [], dict(g)
         for i in ids:
-            anchor = generator(noisy.fed.seed, "coin", t, i).random() < 0.5
+            anchor = coin(noisy.fed.seed, t, i) < 0.5
             roles.append(anchor)
             if anchor:
                 new[i] = gradient(noisy, i, x)
@@ -1120,15 +1120,8 @@ def test_fedamd_by_the_book(noisy: Problem) -> None:
 def cast(monkeypatch: pytest.MonkeyPatch, anchors: dict[int, list[int]]) -> None:
     """Anchors of every round, whatever the coins."""
 
-    class Fixed:
-        def __init__(self, coin: float) -> None:
-            self.coin = coin
-
-        def random(self) -> float:
-            return self.coin
-
-    coins = lambda seed, purpose, round, client: Fixed(0.0 if client in anchors.get(round, []) else 0.999)
-    monkeypatch.setattr("askew.engine.server.generator", coins)
+    coins = lambda seed, round, client: 0.0 if client in anchors.get(round, []) else 0.999
+    monkeypatch.setattr("askew.engine.server.coin", coins)
 
 
 def test_fedamd_anchors_do_not_move_the_model(noisy: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1255,7 +1248,7 @@ def test_fedpdc_by_pencil() -> None:
     # Accuracies ¼, ¾, then ½, ½; λ = 2 as a proximal term. x = 0.0475 − 0.96 = −0.9125. Client 0 is held by 1.5:
     # −0.9125 → −0.72125 → −0.5778125. Client 2 was absent: δ = 0.36 · 3.9125. x = −0.9125 + (0.3346875 + 1.4085) / 2.
     server, accuracies = serve(FedPDC(penalty="prox", lam=2.0), scalars(*CLIENTS), TWICE), iter([0.25, 0.75, 0.5, 0.5])
-    server.examine = lambda w, buffers: (next(accuracies), 0.0)
+    server.examine = lambda w, buffers: torch.tensor([next(accuracies), 0.0])
     server.play(1, [0, 1])
     assert server.x.tolist() == exactly(-0.9125)
     server.play(2, [0, 2])

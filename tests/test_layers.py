@@ -20,8 +20,9 @@ STOREY = {
     "engine": 3,
     "experiment": 4,
     "report": 5,
-    "cli": 6,
-    "__main__": 7,
+    "cli_data": 6,
+    "cli": 7,
+    "__main__": 8,
 }
 LIGHT = {"core", "algorithms", "engine"}  # torch and numpy alone
 SIDE_BY_SIDE = {("engine", "data"), ("data", "core")}

@@ -42,8 +42,8 @@ def test_every_setting_of_a_run_is_on_the_page_and_moves_the_name() -> None:
     base = Config.build(TINY)
     page = base.tables()
     assert list(page) == ["seed", "rounds", "data", "partition", "participation", "model", "algorithm", "local", "evaluation", "engine"]
-    assert set(page["local"]) == {"epochs", "steps", "batch", "lr", "momentum", "weight_decay", "clip", "decay", "schedule"}
-    assert set(page["engine"]) == {"name", "device", "workers", "dtype"}
+    assert set(page["local"]) == {"epochs", "steps", "batch", "drop_last", "lr", "momentum", "weight_decay", "clip", "decay", "schedule"}
+    assert set(page["engine"]) == {"name", "device", "workers", "dtype", "compile"}
     changes = [{"seed": 1}, {"rounds": 4}, {"local": {"lr": 0.2}}, {"algorithm": {"server_scale": 2.0}}, {"data": {"name": "synthetic"}}]
     names = {Config.build({**TINY, **change}).name() for change in changes}
     assert len(names | {base.name()}) == len(changes) + 1

@@ -11,30 +11,33 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from . import cli_data
+from .cli_data import AsJson, examples
+from .data.skew import heterogeneity
 from .errors import AskewError, ConfigError
 from .experiment import catalogue
 from .experiment import demo as demonstration
 from .experiment.config import load_config, load_plugin
-from .experiment.run import play
+from .experiment.run import divided, play
 from .experiment.store import Run, load, load_all, to_json
-from .report import table, terminal, write_report
+from .report import skew, table, terminal, write_report
+from .report.tables import partition_name
 from .version import __version__
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has moved about
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(cli_data.app)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 Plugins = Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")]
 Folders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)]
 
 
-def examples(*lines: str) -> str:
-    """The end of a help page: lines that stay as they are."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
+Configuration = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")]
 
 
 def put(what: RenderableType) -> None:
@@ -68,10 +71,11 @@ def top(show_version: Annotated[bool, typer.Option("--version", callback=version
     )
 )
 def run(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")] = None,
+    file: Configuration = None,
+    overrides: Overrides = None,
     plugins: Plugins = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
+    folder: cli_data.Folder = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, even if the run is stored already.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
@@ -102,6 +106,37 @@ def stopped(said: Console, what: str, command: str) -> NoReturn:
     """Say how to go on after a Ctrl-C, and leave."""
     said.print(Text(f"{what}; to go on:\n  {command}", "yellow"), soft_wrap=True)
     raise typer.Exit(130)
+
+
+@app.command(
+    epilog=examples(
+        "askew partition --set data.name=cifar10 --set partition.clients=100",
+        "askew partition experiment.toml --out who-holds-what.svg",
+        "askew partition --set partition.name=labels --set partition.labels=2 --json",
+    )
+)
+def partition(
+    file: Configuration = None,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The picture: png, svg or pdf.")] = Path("partition.png"),
+    folder: cli_data.Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a configuration divides its data among clients: figures, and a heat map of classes by clients."""
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"partition: --out must end in .png, .svg or .pdf, got {str(out)!r}; try partition.png.")
+    config = load_config(file, overrides or (), plugins or ())
+    counts, sizes = divided(config)
+    told = heterogeneity(counts if counts.shape[1] else sizes[:, None])
+    if as_json:
+        put_json(told)
+        return
+    scene = {"data": config.tables()["data"], "partition": config.tables()["partition"]}
+    title = f"{scene['data']['name']}, {len(sizes):,} clients, {partition_name(scene)}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    skew.picture(counts, sizes, title).savefig(out, dpi=150)
+    put(Group(Text(title, "bold"), skew.summary(told, ("picture", str(out)))))
 
 
 @app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
@@ -222,9 +257,9 @@ def fail(sentence: str, code: int = 2) -> int:
 def misused(e: Any, whole: Any, words: Sequence[str]) -> str:
     """A usage error with what the command takes and where to read more."""
     known = e.ctx.command if e.ctx else whole.commands.get(words[0], whole)
-    path = "askew" if known is whole else f"askew {known.name}"
-    if known is whole:
-        takes = f"commands are {', '.join(whole.commands)}"
+    path = e.ctx.command_path if e.ctx else "askew" if known is whole else f"askew {known.name}"
+    if commands := getattr(known, "commands", None):
+        takes = f"commands are {', '.join(commands)}"
     else:
         takes = f"{path} takes {' '.join(p.opts[0] if p.param_type_name == 'option' else p.metavar for p in known.params)}"
     said = e.format_message().strip().rstrip(".")

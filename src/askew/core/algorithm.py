@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from .algebra import stepped
 from .settings import Settings, off, setting
 from .space import Space
 from .task import Task
@@ -104,7 +105,7 @@ class Algorithm(Settings):
             d = d + me.decay * w
         if not off(me.momentum):
             d = v = me.momentum * v + d
-        return w - me.lr * d, v
+        return stepped(w, d, me.lr), v
 
     def note(self, w: Tensor, g: Tensor, d: Tensor, me: Me) -> State:
         """New carry entries after a step: g = grad(w), d the direction before clipping."""

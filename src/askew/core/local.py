@@ -4,12 +4,13 @@ The order of operations in a step: gradient of the loss and the algorithm's term
 momentum → step. So weight decay is not clipped and a penalty is. Momentum starts anew each round; the rate is constant
 within one.
 
-A `Course` says how moves are applied: to one client (`sequential`) or to rows of a cohort in lockstep (`vmapped`).
+A `Course` says how moves are applied: to one client (`sequential`), to rows of a cohort in lockstep (`vmapped`), or to
+fixed buffers by replaying a captured graph (`slots`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -46,7 +47,10 @@ class Result(NamedTuple):
 
 
 class Course(Protocol):
-    """One client's batches in order, or a cohort's in lockstep, and how a move is applied to them."""
+    """One client's batches in order, or a cohort's in lockstep, and how a move is applied to them.
+
+    `all` applies move(me, *moving); `some` applies move(task, me, moving, batch, share) with a task of its own.
+    """
 
     def steps(self) -> Iterable[Any]: ...
     def chunks(self, name: str, step: int | None) -> Iterable[tuple[Any, Any]]: ...
@@ -124,23 +128,36 @@ def finish(alg: Algorithm, me: Me, moving: Moving) -> Result:
     return Result(up, mine, moving.w, moving.carry, loss)
 
 
-def client_round(alg: Algorithm, task: Task, me: Me, course: Course) -> Result:
-    """One client, one phase: the local loop."""
+def client_moves(alg: Algorithm, me: Me, course: Course) -> Generator[None, None, Result]:
+    """One client, one phase: the local loop. It pauses after every move, so that an engine may keep several going at a time."""
 
-    def look(names: tuple[str, ...], moving: Moving, at: int | None = None) -> Moving:
+    def look(names: tuple[str, ...], moving: Moving, at: int | None = None) -> Generator[None, None, Moving]:
         for name in names:
             for chunk, share in course.chunks(name, at):
-                moving = course.some(partial(glance, name, task), me, moving, chunk, share)
+                moving = course.some(partial(glance, name), me, moving, chunk, share)
+                yield
         return moving
 
     moving: Moving = course.all(partial(begin, alg), me)
-    moving = look(alg.before, moving)
+    moving = yield from look(alg.before, moving)
     if alg.trains:
-        move = partial(step, alg, task)
+        move = partial(step, alg)
         for k, batch in enumerate(course.steps()):
             moving = course.some(move, me, moving, batch, 1.0)
+            yield
             if alg.each:
-                moving = look(alg.each, moving, k)
-    moving = look(alg.after, moving)
+                moving = yield from look(alg.each, moving, k)
+    moving = yield from look(alg.after, moving)
     result: Result = course.all(partial(finish, alg), me, moving)
     return result
+
+
+def client_round(alg: Algorithm, me: Me, course: Course) -> Result:
+    """The local loop without a pause."""
+    moves = client_moves(alg, me, course)
+    while True:
+        try:
+            next(moves)
+        except StopIteration as end:
+            result: Result = end.value
+            return result

@@ -27,6 +27,11 @@ def torch_seed(seed: int, purpose: str, round: int = 0, client: int = -1) -> int
     return int.from_bytes(key(seed, purpose, round, client)[:8], "little") >> 1
 
 
+def coin(seed: int, round: int, client: int) -> float:
+    """One uniform number in [0, 1) of a client and a round: an address is as good as a draw."""
+    return torch_seed(seed, "coin", round, client) / 2**63
+
+
 def torch_generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> torch.Generator:
     """A torch stream (on the host) at an address."""
     return torch.Generator().manual_seed(torch_seed(seed, purpose, round, client))

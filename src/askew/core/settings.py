@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
 
 from ..errors import ConfigError, UnknownName, did_you_mean
@@ -63,6 +64,10 @@ class Settings:
 
     def check(self) -> None:
         """Refuse combinations that no single field can refuse; raise ConfigError."""
+
+    def reads(self) -> tuple[Path, ...]:
+        """Files whose contents belong to the settings: a run of another content is another run."""
+        return ()
 
     @classmethod
     def called(cls) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +61,8 @@ class Task:
 
     bound = False
 
-    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy") -> None:
+    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False) -> None:
+        """`half`: forward passes in bfloat16 where that is safe (autocast); weights, losses and all else as in `space`."""
         if isinstance(criterion, str) and criterion not in CRITERIA:
             raise ConfigError(f"unknown criterion {criterion!r}; {did_you_mean(criterion, CRITERIA)}")
         self.space = space
@@ -69,6 +70,15 @@ class Task:
         self.still = copy.deepcopy(self.module).eval()
         self.fused = criterion == "cross_entropy"  # torch has the mean of it in one kernel
         self.criterion: Criterion = CRITERIA[criterion] if isinstance(criterion, str) else criterion
+        self.half = half
+
+    def passed(self, forward: Callable[[], Any]) -> Output:
+        """A forward pass in the task's precision."""
+        if not self.half:
+            return cast(Output, forward())
+        with torch.autocast(self.space.device.type, torch.bfloat16, cache_enabled=False):
+            output = forward()
+        return tuple(t.to(self.space.dtype) for t in output)
 
     def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
         """Output and features in training mode; `call` names another method that the network offers."""
@@ -92,16 +102,18 @@ class Task:
         """Output and features of another model, in evaluation mode and without gradients."""
         with torch.no_grad():
             state = self.space.split(w.detach()) | self.space.split_buffers(buffers)
-            return cast(Output, functional_call(self.still, state, (batch.x,)))
+            return self.passed(lambda: functional_call(self.still, state, (batch.x,)))
 
 
 class Bound(Task):
-    """The module's parameters and buffers are views of one flat vector each."""
+    """The module's parameters and buffers are views of one flat vector each. `compiled`: by torch.compile, for training."""
 
     bound = True
 
-    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy") -> None:
-        super().__init__(module, space, criterion)
+    def __init__(
+        self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False, compiled: bool = False
+    ) -> None:
+        super().__init__(module, space, criterion, half)
         self.flat, self.flat_buffers = space.start.clone(), space.buffers.clone()
         owned = dict(self.module.named_parameters())
         self.parameters = [owned[n] for n in space.shapes]
@@ -111,6 +123,8 @@ class Bound(Task):
         for name, view in space.split_buffers(self.flat_buffers).items():
             held[name].data = view
         self.leaf = self.flat
+        if compiled:
+            self.module.compile()
 
     def load(self, w: Tensor, buffers: Tensor) -> Tensor:
         """Move the module to w; the returned leaf collects what a loss says about w itself."""
@@ -123,15 +137,15 @@ class Bound(Task):
     def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
         more = {"call": call} if call else {}
         if w is self.leaf:
-            return cast(Output, self.module(batch.x, **more))
-        return cast(Output, functional_call(self.module, self.space.split(w), (batch.x,), more))
+            return self.passed(lambda: self.module(batch.x, **more))
+        return self.passed(lambda: functional_call(self.module, self.space.split(w), (batch.x,), more))
 
 
 class Functional(Task):
     """The module called with parameters split from w and with buffers that live for one step."""
 
-    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy") -> None:
-        super().__init__(module, space, criterion)
+    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False) -> None:
+        super().__init__(module, space, criterion, half)
         self.live: dict[str, Tensor] = {}
 
     def load(self, buffers: Tensor) -> None:
@@ -144,4 +158,4 @@ class Functional(Task):
 
     def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
         more = {"call": call} if call else {}
-        return cast(Output, functional_call(self.module, self.space.split(w) | self.live, (batch.x,), more))
+        return self.passed(lambda: functional_call(self.module, self.space.split(w) | self.live, (batch.x,), more))

@@ -14,36 +14,36 @@ from ..core.local import Moving, Result, client_round
 from ..core.rng import torch_seed
 from ..core.task import Task
 from ..core.types import Me, State
-from ..data.federation import Plan
+from ..data.federation import Pick, Plan
 from .base import Inbox, Outbox
 
 
 class Alone:
     """The course of one client: moves applied directly to its batches, each gathered when its turn comes.
 
-    What travels through the loop are places, so that a batch is gone before the next one is gathered: two of them alive
+    What travels through the loop are picks, so that a batch is gone before the next one is gathered: two of them alive
     at a time make the allocator ask the system for fresh pages at every step.
     """
 
-    def __init__(self, plan: Plan, i: int) -> None:
-        self.plan, self.i = plan, i
+    def __init__(self, task: Task, plan: Plan, i: int) -> None:
+        self.task, self.plan, self.i = task, plan, i
 
-    def steps(self) -> Iterator[Tensor]:
-        work = self.plan.train[self.i]
+    def steps(self) -> Iterator[Pick]:
+        work = self.plan.train[self.i].to(self.plan.pool.y.device)
         for a, b in pairwise(work.cuts):
-            yield work.places[a:b]
+            yield work.pick(a, b)
 
-    def chunks(self, name: str, step: int | None) -> Iterator[tuple[Tensor, float]]:
-        work = self.plan.looks[name][self.i]
+    def chunks(self, name: str, step: int | None) -> Iterator[tuple[Pick, float]]:
+        work = self.plan.looks[name][self.i].to(self.plan.pool.y.device)
         for a, b in pairwise(work.cuts):
             share = (b - a) / len(work.places)
-            yield work.places[a:b], share if step is None else share / self.plan.train[self.i].batches
+            yield work.pick(a, b), share if step is None else share / self.plan.train[self.i].batches
 
     def all(self, move: Callable[..., Any], me: Me, *moving: Any) -> Any:
         return move(me, *moving)
 
-    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Tensor, share: float) -> Moving:
-        return move(me, moving, self.plan.batch(batch), share)
+    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Pick, share: float) -> Moving:
+        return move(self.task, me, moving, self.plan.batch(batch), share)
 
 
 class Sequential:
@@ -59,7 +59,7 @@ class Sequential:
         for i in range(len(plan.train)):
             if self.stochastic:
                 torch.manual_seed(torch_seed(self.seed, "network", inbox.round, plan.ids[i]))
-            results.append(client_round(phase, self.task, inbox.me(i), Alone(plan, i)))
+            results.append(client_round(phase, inbox.me(i), Alone(self.task, plan, i)))
         return Outbox(
             stacked([r.up for r in results]),
             stacked([r.mine for r in results]),

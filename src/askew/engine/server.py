@@ -12,15 +12,15 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.bank import Bank
-from ..core.rng import generator
+from ..core.rng import coin
 from ..core.space import Space
 from ..core.types import Cohort, State, nova_length, taken
 from ..data.federation import Federation, Local, Plan
 from ..errors import AlgorithmError, ConfigError
 from .base import Engine, Inbox, Outbox
 
-Examine = Callable[[Tensor, Tensor], tuple[float, float]]
-RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped")
+Examine = Callable[[Tensor, Tensor], Tensor]
+RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Server:
     ) -> None:
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
         self.rounds = rounds  # T, which some schedules need
+        self.ready: tuple[Any, Plan] | None = None
         self.examine = examine  # accuracy and loss of a model on the public set
         self.least = least  # 2: batches of one sample are skipped, which batch norm cannot take
         self.phases = alg.phases()
@@ -67,9 +68,27 @@ class Server:
 
     # one round --------------------------------------------------------------------------------------------------
 
-    def play(self, round: int, ids: Sequence[int]) -> dict[str, Any]:
-        """One round; the model, all state and all banks change together or, if nobody is left, not at all."""
-        plan = self.fed.plan(ids, round, self.local, self.looks, self.least)
+    def prepare(self, round: int, ids: Sequence[int], share: Sequence[float] = ()) -> Plan:
+        """The plan of a round, kept for `play`: it may be made while the device is busy with the round before."""
+        key = (round, tuple(ids), tuple(share))
+        if self.ready is None or self.ready[0] != key:
+            self.ready = (key, self.fed.plan(ids, round, self.local, self.looks, self.least, share))
+        return self.ready[1]
+
+    def play(
+        self,
+        round: int,
+        ids: Sequence[int],
+        share: Sequence[float] = (),
+        absent: int = 0,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> dict[str, Any]:
+        """One round; the model, all state and all banks change together or, if nobody is left, not at all.
+
+        `share` is how much of its work each participant does; `absent` are those who were asked and do not answer;
+        `meanwhile` is called when the first phase was handed to the engine and before its results are waited for.
+        """
+        plan = self.prepare(round, ids, share)
         able = [i for i, work in enumerate(plan.train) if work.batches]
         plan = plan if len(able) == len(ids) else plan.only(able)
         x, buffers, state = self.x, self.buffers, self.state
@@ -82,10 +101,13 @@ class Server:
             inbox = self._inbox(phase, round, plan, x, buffers, state, kept, carry)
             want = [*(["w"] if kept["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
             out = self._cut(self.engine.map(phase, inbox, plan, want))
-            self._count(traffic, phase, inbox, out, first=n == 0)
+            self._count(traffic, phase, inbox, out, absent if n == 0 else None)
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
+            told, fine = torch.stack([out.loss.double(), self._finite(out).double()]).tolist()
             if phase.trains or not losses:
-                losses = out.loss.double().tolist()
-            fine = self._finite(out)
+                losses = told
             if not all(fine):
                 rows_left = [i for i, ok in enumerate(fine) if ok]
                 out = only(out, rows_left)
@@ -102,7 +124,7 @@ class Server:
             if out.w is not None:
                 kept["private"] = {"w": out.w[:, self.private.w], "b": out.buffers[:, self.private.b]}
             carry = out.carry
-        healthy = bool(plan.ids) and all(bool(torch.isfinite(t).all()) for t in (x, buffers, *state.values()))
+        healthy = bool(plan.ids) and bool(torch.stack([torch.isfinite(t).all() for t in (x, buffers, *state.values())]).all())
         if healthy:
             self.x, self.buffers, self.state = x, buffers, state
             for name, bank in rows.items():
@@ -115,6 +137,7 @@ class Server:
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
             "dropped": len(ids) - (len(plan.ids) if healthy else 0),
+            **({"absent": absent} if absent else {}),
             **{name: float(v) for name, v in self.state.items() if v.dim() == 0},
         }
 
@@ -127,18 +150,19 @@ class Server:
             count = len(plan.ids)
             x = x.expand(count, -1).index_copy(1, self.private.w, kept["private"]["w"])
             buffers = buffers.expand(count, -1).index_copy(1, self.private.b, kept["private"]["b"])
-        coin = self._row([generator(self.seed, "coin", round, i).random() for i in plan.ids])
+        tossed = self._row([coin(self.seed, round, i) for i in plan.ids])
         local = self.local
         rates = (local.rate(round, self.rounds), local.rate(1, self.rounds), local.momentum, local.weight_decay, local.clip_limit)
-        return Inbox(x, buffers, down, memory, kept["mine"], carry, self.parts, *rates, round, *self._work(plan), coin)
+        return Inbox(x, buffers, down, memory, kept["mine"], carry, self.parts, *rates, round, *self._work(plan), tossed)
 
-    def _row(self, values: list[float]) -> Tensor:
+    def _row(self, values: list[Any]) -> Tensor:
         return torch.tensor(values, dtype=self.space.dtype, device=self.space.device)
 
     def _work(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
         """Steps, their length under momentum, and relative sizes of the participants."""
-        steps = self._row([work.batches for work in plan.train])
-        return steps, nova_length(steps, self.local.momentum), self._row((self.fed.sizes[plan.ids] / self.fed.mean_size).tolist())
+        sizes = self.fed.sizes[plan.ids] / self.fed.mean_size
+        steps, size = self._row([[float(work.batches) for work in plan.train], sizes.tolist()])
+        return steps, nova_length(steps, self.local.momentum), size
 
     def _cohort(self, round: int, plan: Plan, out: Outbox, x: Tensor, phase: Algorithm) -> Cohort:
         steps, tau, size = self._work(plan)
@@ -146,7 +170,8 @@ class Server:
         public: State | None = None
         if self.examine is not None and phase.trains:
             scores = [self.examine(x + delta, buffers) for delta, buffers in zip(out.up["delta"], out.buffers, strict=True)]
-            public = {"accuracy": self._row([s[0] for s in scores]), "loss": self._row([s[1] for s in scores])}
+            accuracy, loss = torch.stack(scores, 1).to(self.space.dtype)
+            public = {"accuracy": accuracy, "loss": loss}
         now, first = (self.local.rate(t, self.rounds) for t in (round, 1))
         return Cohort(p, steps, tau, size, out.loss, public, now, first, round, len(self.fed.eligible))
 
@@ -174,12 +199,11 @@ class Server:
 
     # guards and accounts ----------------------------------------------------------------------------------------
 
-    def _finite(self, out: Outbox) -> list[bool]:
-        """Rows whose report is all numbers: the others are left out."""
+    def _finite(self, out: Outbox) -> Tensor:
+        """Rows whose report is all numbers [C]: the others are left out."""
         kept = [] if out.w is None else [out.w]  # private coordinates are in no upload
         reports = [*out.up.values(), *out.mine.values(), *kept, out.buffers, out.loss]
-        fine = torch.stack([torch.isfinite(t).flatten(1).all(1) if t.dim() > 1 else torch.isfinite(t) for t in reports]).all(0)
-        return [bool(v) for v in fine.tolist()]
+        return torch.stack([torch.isfinite(t).flatten(1).all(1) if t.dim() > 1 else torch.isfinite(t) for t in reports]).all(0)
 
     def _cut(self, out: Outbox) -> Outbox:
         """Private coordinates never go up: every upload of length P arrives with zeros there."""
@@ -189,8 +213,8 @@ class Server:
         up = {n: t.index_fill(1, self.private.w, 0) if n in whole else t for n, t in out.up.items()}
         return out._replace(up=up)
 
-    def _count(self, traffic: Traffic, phase: Algorithm, inbox: Inbox, out: Outbox, first: bool) -> None:
-        """Bytes of what is declared to travel, for every client that was asked."""
+    def _count(self, traffic: Traffic, phase: Algorithm, inbox: Inbox, out: Outbox, absent: int | None) -> None:
+        """Bytes of what is declared to travel, for every client that was asked; a number of absent ones marks the first phase."""
         hidden, count = self.private.w.numel(), len(out.loss)
         one = torch.empty((), dtype=self.space.dtype).element_size()
         seen = self.space.Q - self.private.b.numel()
@@ -201,11 +225,11 @@ class Server:
 
         down = sum(size(t, False) for t in inbox.server.values()) + sum(size(t, True) for t in inbox.memory.values())
         up = sum(size(t, True) for t in out.up.values())
-        if first:
+        if absent is not None:
             down += (self.space.P - hidden + seen) * one
         if phase.trains:
             up += seen * one
-        traffic.down += down * count
+        traffic.down += down * (count + (absent or 0))
         traffic.up += up * count
 
 

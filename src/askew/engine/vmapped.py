@@ -19,7 +19,7 @@ from ..core.algorithm import Algorithm
 from ..core.local import Moving, Result, client_round
 from ..core.task import Task
 from ..core.types import Batch, Me, State, taken
-from ..data.federation import Plan, Work
+from ..data.federation import Pick, Plan, Work
 from .base import Inbox, Outbox
 
 BUDGET = 2**30  # bytes that one chunk of clients may take
@@ -31,8 +31,9 @@ Flat = tuple[Tensor, ...]
 class Table:
     """The works of the rows as arrays, so that batch k of all rows is gathered at once."""
 
-    def __init__(self, works: list[Work]) -> None:
-        self.places = torch.cat([work.places for work in works])
+    def __init__(self, works: list[Work], device: torch.device) -> None:
+        marks = [work.marks for work in works if work.marks is not None]
+        self.pick = Pick(torch.cat([work.places for work in works]).to(device), torch.cat(marks).to(device) if marks else None)
         self.sizes = np.array([len(work.places) for work in works])
         self.first = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         self.count = np.array([work.batches for work in works])
@@ -45,18 +46,18 @@ class Table:
 
 
 class Group(NamedTuple):
-    """One move for some rows: the places of a batch for each, and weights where some are padding."""
+    """One move for some rows: a batch for each, and weights where some are padding."""
 
     rows: Rows
-    places: Tensor
+    pick: Pick
     weight: Tensor | None
 
 
 class Lockstep:
     """The course of a chunk of clients, sorted by steps: moves are vmapped over the rows that take part in them."""
 
-    def __init__(self, plan: Plan, order: list[int], me: Me, shared: State, even: bool) -> None:
-        self.plan, self.order, self.even, self.dtype = plan, order, even, me.x.dtype
+    def __init__(self, task: Task, plan: Plan, order: list[int], me: Me, shared: State, even: bool) -> None:
+        self.task, self.plan, self.order, self.even, self.dtype = task, plan, order, even, me.x.dtype
         self.device = plan.pool.x.device
         self.tables: dict[str, Table] = {}
         self.same = set(shared)  # broadcast: the same to all rows, so never batched
@@ -65,7 +66,7 @@ class Lockstep:
     def table(self, name: str) -> Table:
         if name not in self.tables:
             works = self.plan.train if name == "train" else self.plan.looks[name]
-            self.tables[name] = Table([works[i] for i in self.order])
+            self.tables[name] = Table([works[i] for i in self.order], self.device)
         return self.tables[name]
 
     def steps(self) -> Iterator[list[Group]]:
@@ -95,7 +96,7 @@ class Lockstep:
         index = torch.from_numpy(starts[:, None] + np.where(real, column, 0)).to(self.device)
         weight = None if real.all() else torch.tensor(real, dtype=self.dtype, device=self.device)
         first = bool(rows[-1] == len(rows) - 1)  # the usual case: the first rows, which need no gathering
-        return Group(slice(0, len(rows)) if first else torch.from_numpy(rows).to(self.device), table.places[index], weight)
+        return Group(slice(0, len(rows)) if first else torch.from_numpy(rows).to(self.device), table.pick.at(index), weight)
 
     # vmap takes flat tuples of tensors: walking nested trees at every step costs more than a small network's step
 
@@ -122,11 +123,11 @@ class Lockstep:
             weight = extra[0] if padded else None
             part = extra[-1] if isinstance(share, Tensor) else share
             at = Moving(now[0], dict(zip(names, now[2:], strict=True)), now[1])
-            new = move(self._me(me, mine), at, Batch(x, y, weight), part)
+            new = move(self.task, self._me(me, mine), at, Batch(x, y, weight), part)
             return (new.w, new.total, *(new.carry[n] for n in names))
 
-        for rows, places, weights in batch:
-            data, padded = self.plan.batch(places), weights is not None
+        for rows, pick, weights in batch:
+            data, padded = self.plan.batch(pick), weights is not None
             extra = (*(() if weights is None else (weights,)), *((share[rows],) if isinstance(share, Tensor) else ()))
             if isinstance(rows, slice) and rows.stop == self.rows:
                 now = vmap(one)(mine, now, data.x, data.y, extra)
@@ -173,7 +174,7 @@ class Vmapped:
     def _chunk(self, inbox: Inbox, plan: Plan) -> int:
         """Clients at once: a dozen vectors of length P and a rough multiple of one batch's input for activations."""
         longest = max(b for work in plan.train for b in work.lengths())
-        one = 12 * inbox.x.shape[-1] + 40 * longest * max(plan.pool.x[0].numel(), 1)
+        one = 12 * inbox.x.shape[-1] + 40 * longest * max(plan.inputs(plan.pool.x[:1], None).numel(), 1)
         return max(1, int(self.budget // (one * inbox.x.element_size())))
 
     def _chunk_round(self, phase: Algorithm, inbox: Inbox, plan: Plan, order: list[int]) -> Result:
@@ -183,4 +184,4 @@ class Vmapped:
         rates = (inbox.lr, inbox.lr0, inbox.momentum, inbox.decay, inbox.clip)
         steps, tau, size, coin = (t[pick] for t in (inbox.steps, inbox.tau, inbox.size, inbox.coin))
         me = Me(x, buffers, inbox.server | memory, mine, carry, inbox.part, *rates, steps, tau, size, inbox.round, coin)
-        return client_round(phase, self.task, me, Lockstep(plan, order, me, inbox.server, self.even))
+        return client_round(phase, me, Lockstep(self.task, plan, order, me, inbox.server, self.even))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm
 from ..core.settings import Settings, setting
+from ..data.adapt import kind
 from ..data.dataset import Dataset, Source, from_user
 from ..errors import ConfigError
 from ..models import Network
@@ -33,7 +34,7 @@ class OwnData(Handed, Source):
     def of(cls, data: Any, test: Any) -> OwnData:
         dataset = from_user(data, test)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
-        mark = fingerprint(*dataset.train, *dataset.test, owner, about=f"{dataset.classes} {spelled(dataset.criterion)}")
+        mark = fingerprint(*dataset.train, *dataset.test, owner, about=f"{dataset.classes} {spelled(dataset.criterion)} {dataset.view}")
         cls.held[mark] = dataset
         return cls(fingerprint=mark)
 
@@ -119,7 +120,7 @@ def run(
     else:
         tables = {"algorithm": {"name": what}}
     if data is not None:
-        known = isinstance(data, (str, Mapping, Source))
+        known = isinstance(data, (str, Mapping, Source)) and not kind(data)  # a dictionary of splits is data
         tables["data"] = data if known else OwnData.of(data, test)
     if isinstance(model, nn.Module):
         model = OwnNetwork.of(model)

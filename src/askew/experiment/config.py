@@ -122,9 +122,10 @@ class Config:
         return to_toml(self.tables())
 
     def digest(self) -> str:
-        """Eight letters that stand for the configuration and for the text of every method that is not askew's own."""
+        """Eight letters for the configuration, the files it reads and the text of every method that is not askew's own."""
         page = {k: v for k, v in self.tables().items() if k != "plugins"}
         for name in CHOICES:
+            page |= {f"content of {name}": [content(path) for path in getattr(self, name).reads()]}
             cls = type(getattr(self, name))
             if not cls.__module__.startswith("askew."):
                 try:
@@ -137,6 +138,15 @@ class Config:
         """The run folder's name."""
         page = self.tables()
         return f"{page['algorithm']['name']}-{page['data']['name']}-seed{self.seed}-{self.digest()}"
+
+
+def content(path: Path) -> str:
+    """A hash of a file; of one that is not there, nothing: who needs it will say so."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 class Handed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import os
 import platform
 import shutil
 import signal
@@ -15,6 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,11 +27,13 @@ from ..data.federation import Federation
 from ..data.partition import Iid
 from ..engine.base import Engine
 from ..engine.choose import choose, has_batch_norm, stochastic
-from ..engine.evaluate import dressed, evaluate, evaluate_clients, mean_private, spread
+from ..engine.evaluate import Exam, dressed, examine_clients, mean_private, spread
 from ..engine.sequential import Sequential
 from ..engine.server import Server
+from ..engine.slots import Slots
 from ..engine.vmapped import Vmapped
 from ..errors import EngineError, ModelError, StoreError
+from ..participation import Turnout
 from ..version import __version__
 from . import checkpoint
 from .config import Config
@@ -47,6 +51,7 @@ class House(NamedTuple):
     module: nn.Module
     space: Space
     task: Task
+    exam: Exam
     server: Server
     facts: dict[str, Any]
 
@@ -81,21 +86,27 @@ def steady_heap() -> None:
 def build(config: Config) -> House:
     """Data, network, engine and server, as configured."""
     steady_heap()
-    device, dtype = device_of(config.engine.device), getattr(torch, config.engine.dtype)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA starts: 8 queues would make slots wait for each other
+    device, dtype, half = device_of(config.engine.device), config.engine.storage, config.engine.dtype == "bf16"
     alg = config.algorithm
     partition = Iid(clients=1, public=config.partition.public) if alg.pooled else config.partition
     fed = Federation(config.data, partition, config.seed, device, dtype, alg.needs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed, "model"))
-        module = config.model.module(fed.shape, fed.classes)
+        module = config.model.build_module(fed.shape, fed.classes)
     module = checked_module(module, fed, [need for need in alg.needs if need not in ("public", "validation")])
     space = Space(module, dtype, device)
     first = fed.sizes[config.participation.sample(config.seed, 1, fed.eligible, fed.clients)]
-    name, reason = choose(config.engine.name, module, space, float(first.sum() / first.max()))
+    name, reason = choose(config.engine.name, module, space, float(first.sum() / first.max()) if len(first) else 1.0, config.engine.compile)
     batch_norm = has_batch_norm(module)
-    task: Task = (Bound if name == "sequential" else Functional)(module, space, fed.criterion)
-    engine: Engine = Sequential(task, config.seed, stochastic(module)) if name == "sequential" else Vmapped(task, batch_norm)
-    examine = partial(on_public, task, fed) if "public" in alg.needs else None
+    bound = partial(Bound, module, space, fed.criterion, half, config.engine.compile)
+    task: Task = Functional(module, space, fed.criterion, half) if name == "vmapped" else bound()
+    engine: Engine
+    if name == "slots":
+        engine = Slots(bound, batch_norm)
+    else:
+        engine = Vmapped(task, batch_norm) if name == "vmapped" else Sequential(task, config.seed, stochastic(module))
+    examine = Exam(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
     least = 2 if batch_norm else 1
     server = Server(alg, space, fed, config.local, engine, config.seed, least, rounds=config.rounds, examine=examine)
     facts = {
@@ -111,18 +122,21 @@ def build(config: Config) -> House:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    return House(config, fed, module, space, task, server, facts)
+    return House(config, fed, module, space, task, Exam(task, fed, fed.test), server, facts)
 
 
-def on_public(task: Task, fed: Federation, w: Tensor, buffers: Tensor) -> tuple[float, float]:
-    """Accuracy and loss of a received model on the server's public set."""
-    assert fed.public is not None
-    return evaluate(task, w, buffers, fed.public, fed.classes)
+def divided(config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """Who holds what: samples of every client by class, [N, K] (K = 0 without classes), and in all, [N]."""
+    fed = Federation(config.data, config.partition, config.seed)
+    if fed.shares is not None:
+        return fed.shares.histogram(fed.pool.y.numpy(), fed.classes) if fed.classes else np.zeros((fed.clients, 0)), fed.sizes
+    counts = [np.bincount(fed.gather([i])[0].y, minlength=fed.classes) for i in range(fed.clients)]
+    return np.array(counts), fed.sizes
 
 
 def checked_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
     """The network, known to take the data's inputs, to give an output and features, and to offer what the algorithm calls."""
-    example, module = fed.test.x[:2].cpu(), copy.deepcopy(module)  # a user's module stays as it is
+    example, module = fed.inputs(fed.test.x[:2]).cpu(), copy.deepcopy(module)  # a user's module stays as it is
     if example.is_floating_point():
         example = example.to(next(module.parameters(), example).dtype)
     try:
@@ -133,7 +147,7 @@ def checked_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.M
     for call in calls:
         if not callable(getattr(module, call, None)):
             raise ModelError(
-                f"this algorithm needs a network that offers {call}(x), which {type(module).__name__} does not; use mlp or cnn."
+                f"this algorithm needs a network that offers {call}(x), which {type(module).__name__} does not; use mlp, cnn or resnet18."
             )
         with torch.no_grad():
             copy.deepcopy(module).eval()(example, call=call)
@@ -168,10 +182,20 @@ def loop(house: House, run: Run, first: int, watch: Watch | None, save_every: fl
     """Round after round: who comes, one round, how good it is, what is written."""
     config, server, t = house.config, house.server, first - 1
     due = time.monotonic() + save_every
+    coming: dict[int, Turnout] = {}
+
+    def look_ahead(t: int) -> None:
+        """Who comes next and with which batches does not depend on this round: found out while the device is busy."""
+        coming[t] = config.participation.turnout(config.seed, t, house.fed.eligible, house.fed.clients)
+        server.prepare(t, coming[t].ids.tolist(), coming[t].share.tolist())
+
     for t in range(first, config.rounds + 1):
         began = time.perf_counter()
-        ids = config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients)
-        record = server.play(t, ids.tolist())
+        if t not in coming:
+            look_ahead(t)
+        came = coming.pop(t)
+        ahead = partial(look_ahead, t + 1) if t < config.rounds else None
+        record = server.play(t, came.ids.tolist(), came.share.tolist(), len(came.absent), ahead)
         if house.space.device.type == "cuda":
             torch.cuda.synchronize()
         record["seconds"] = time.perf_counter() - began
@@ -200,21 +224,23 @@ def loop(house: House, run: Run, first: int, watch: Watch | None, save_every: fl
 
 def measure(house: House) -> Record:
     """Accuracy and loss of what the algorithm calls its models; the first is the headline."""
-    server, fed, task = house.server, house.fed, house.task
+    server, fed, exam = house.server, house.fed, house.exam
     how, part = server.alg.evaluates(), server.private
-    record: Record = {}
+    scores: dict[str, Tensor] = {}
     for name, w in server.alg.models(server.x, server.state).items():
         buffers = server.buffers
         if how == "clients" and not part.empty:
-            score = evaluate_clients(task, house.space, w, buffers, part, server.privates, fed)
+            scores[name] = examine_clients(exam, w, buffers, part, server.privates)
         else:
             if how == "mean" and not part.empty:
                 w, buffers = dressed(w, buffers, part, mean_private(server.privates, len(fed.eligible)))
-            score = evaluate(task, w, buffers, fed.test, fed.classes)
+            scores[name] = exam(w, buffers)
+    record: Record = {}
+    for name, (accuracy, loss) in zip(scores, torch.stack(list(scores.values())).tolist(), strict=True):
         tail = f"_{name}" if record else ""
-        record |= {f"accuracy{tail}": score.accuracy if fed.classes else None, f"loss{tail}": score.loss}
+        record |= {f"accuracy{tail}": accuracy if fed.classes else None, f"loss{tail}": loss}
     if house.config.evaluation.spread and fed.classes:
-        record |= spread(task, server.x, server.buffers, fed)
+        record |= spread(house.task, server.x, server.buffers, fed)
     return record
 
 
@@ -276,16 +302,16 @@ def torch_state(config: Config) -> Iterator[None]:
 
     What a run changes in torch (threads, TF32, random state) is as it was when the run ends.
     """
-    before, tf32 = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+    before, tf32 = torch.get_num_threads(), (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
     cuda = list(range(torch.cuda.device_count())) if config.engine.device != "cpu" and torch.cuda.is_available() else []
     torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = config.engine.dtype == "tf32"
     try:
         with torch.random.fork_rng(devices=cuda):
             yield
     finally:
         torch.set_num_threads(before)
-        torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 @contextmanager

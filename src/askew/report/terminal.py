@@ -24,7 +24,7 @@ LINES = 20  # the most that a run says where there is no terminal
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, HEIGHT = 60, 6  # of the chart, in characters
 LAST = 5  # rounds that are shown one by one
-COMMON = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped")
+COMMON = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
 BEST, QUIET = "bold green", "dim"
 
 
@@ -64,9 +64,12 @@ def command(*words: str | Path) -> str:
     return shlex.join(["askew", *map(str, words)])
 
 
+SELDOM = {"head": 0, "weights": "", "new_head": False, "drop_last": False}
+
+
 def settings(table: dict[str, Any], without: Sequence[str] = ()) -> str:
-    """A table of a configuration in one line: its name, then key=value."""
-    shown = {k: v for k, v in table.items() if k not in ("name", *without)}
+    """A table of a configuration in one line: its name, then key=value; what is seldom used only where it is used."""
+    shown = {k: v for k, v in table.items() if k not in ("name", *without) and (k not in SELDOM or v != SELDOM[k])}
     return " ".join([*([str(table["name"])] if "name" in table else []), *(f"{k}={short(v)}" for k, v in shown.items())])
 
 

@@ -1,0 +1,78 @@
+"""The slots engine on a CUDA device: every method equals the sequential reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import askew
+from askew.algorithms import algorithms
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+LOCAL = {"epochs": 2, "batch": 16, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3, "clip": 5.0, "decay": 0.9}
+STILL = ("fedsgd", "fedga", "fedamd")  # full gradients need no batch norm
+
+
+def run(method: str, engine: str, model: object, device: str = "cuda", dtype: str = "float32", **more: object) -> askew.Run:
+    given = {"clients": 12, "cohort": 5, "rounds": 4, "local": LOCAL, "model": model} | more
+    return askew.run(method, engine={"name": engine, "device": device, "dtype": dtype}, **given)  # type: ignore[arg-type]
+
+
+def apart(a: askew.Run, b: askew.Run) -> float:
+    return max(float((a.model[n].double() - v.double()).abs().max()) for n, v in b.model.items())
+
+
+@pytest.mark.parametrize("method", list(algorithms))
+def test_every_method_equals_the_sequential_reference(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ragged batches, momentum, weight decay, clipping, a decaying rate; convolutions with batch or group norm."""
+    model = {"name": "cnn", "width": 4, "norm": "group" if method in STILL else "batch"}
+    one = run(method, "sequential", model)
+    other = run(method, "slots", model)
+    double = apart(run(method, "slots", model, dtype="float64", rounds=2), run(method, "sequential", model, dtype="float64", rounds=2))
+    with capsys.disabled():
+        print(f"\n{method:12s} float32 {apart(other, one):.1e}  float64 {double:.1e}", end="")
+    assert other.facts["engine"] == "slots"
+    assert double < (1e-6 if method in ("mgda", "fedmgdaplus") else 1e-10)
+    assert apart(other, one) < 2e-3
+    assert [r["bytes_up"] for r in other.rounds] == [r["bytes_up"] for r in one.rounds]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "lossbias", "fedpdc"])
+def test_more_jobs_than_slots(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"name": "cnn", "width": 4}
+    one = run(method, "sequential", model, dtype="float64")
+    monkeypatch.setattr("askew.engine.slots.Slots.__init__.__defaults__", (2,))
+    assert apart(run(method, "slots", model, dtype="float64"), one) < 1e-10
+
+
+def test_an_lstm_in_slots() -> None:
+    tokens = torch.randint(0, 12, (400, 20)), torch.randint(0, 12, (400,))
+    model = {"name": "charlstm", "hidden": 16}
+    one, other = (
+        run("fedavg", engine, model, data=tokens, partition={"name": "iid", "clients": 6}, clients=6, cohort=3)
+        for engine in ("sequential", "slots")
+    )
+    assert apart(one, other) < 1e-4
+
+
+def test_out_of_memory_halves_the_slots() -> None:
+    x, y = torch.randn(1200, 3, 32, 32), torch.randint(0, 10, (1200,))
+    given = {"data": (x, y), "partition": {"name": "iid", "clients": 12}, "cohort": 12, "rounds": 2, "local": {"batch": 100, "lr": 0.01}}
+    model = {"name": "cnn64"}
+    one = run("fedavg", "sequential", model, **given)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1.2 * 2**30) / total)
+    try:
+        other = run("fedavg", "slots", model, **given)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert apart(one, other) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "bf16"])
+def test_lower_precision_is_near(dtype: str) -> None:
+    model = {"name": "cnn", "width": 8}
+    one, other = run("fedavg", "slots", model), run("fedavg", "slots", model, dtype=dtype)
+    assert 0 < apart(one, other) < 0.1 and other.model["conv1.weight"].dtype == torch.float32
