@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from askew.experiment.api import OwnData
+from askew.experiment.build import House, build
 from askew.experiment.config import Config
-from askew.experiment.run import House, build, torch_state
+from askew.experiment.run import torch_state
 
 # name: (network, classes, clients at work, steps, batch)
 WORK: dict[str, tuple[str, int, int, int, int]] = {

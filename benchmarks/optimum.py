@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from askew.algorithms import algorithms
 from askew.data.dataset import Dataset, Samples
 from askew.experiment.api import OwnData, OwnNetwork
+from askew.experiment.build import build
 from askew.experiment.config import Config
-from askew.experiment.run import build
 from askew.models import networks
 
 N, SIZE = 10, 20

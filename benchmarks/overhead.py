@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from askew.algorithms import algorithms
 from askew.data.dataset import Dataset, Samples
 from askew.experiment.api import OwnData
+from askew.experiment.build import House, build
 from askew.experiment.config import Config
-from askew.experiment.run import House, build
 
 
 def images(n: int, shape: tuple[int, ...]) -> Dataset:

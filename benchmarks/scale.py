@@ -14,8 +14,8 @@ import time
 
 import torch
 
+from askew.experiment.build import build
 from askew.experiment.config import Config
-from askew.experiment.run import build
 
 
 def main() -> None:

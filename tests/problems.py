@@ -22,7 +22,7 @@ from askew.core.types import State
 from askew.data.dataset import Criterion, Dataset, Samples
 from askew.data.federation import Federation, Local, Plan
 from askew.data.partition import Natural
-from askew.engine.base import Engine, Inbox, Outbox
+from askew.engine.base import Ask, Engine, Inbox, Outbox
 from askew.engine.choose import has_batch_norm
 from askew.engine.evaluate import Exam
 from askew.engine.sequential import Sequential
@@ -265,13 +265,13 @@ class Spoiled:
         self.engine, self.name, self.bad = engine, engine.name, bad
         self.where, self.value, self.at = where, value, at
 
-    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
-        out = self.engine.map(phase, inbox, plan, want)
+    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+        (out,) = self.engine.map(asks)
         entry = getattr(out, self.where)
         tensor = entry[sorted(entry)[-1]] if isinstance(entry, dict) else entry
-        rows = [i for i, client in enumerate(plan.ids) if client in self.bad]
+        rows = [i for i, client in enumerate(asks[0].plan.ids) if client in self.bad]
         tensor.view(len(tensor), -1)[rows, self.at] = self.value
-        return out
+        return [out]
 
 
 class Listening:
@@ -281,9 +281,10 @@ class Listening:
         self.engine, self.name = engine, engine.name
         self.heard: list[tuple[Inbox, Plan, Outbox]] = []
 
-    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
-        self.heard.append((inbox, plan, self.engine.map(phase, inbox, plan, want)))
-        return self.heard[-1][2]
+    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+        (out,) = self.engine.map(asks)
+        self.heard.append((asks[0].inbox, asks[0].plan, out))
+        return [out]
 
 
 # local training by the book -------------------------------------------------------------------------------------

@@ -282,10 +282,10 @@ def test_the_demo_differs_in_method_and_seed_alone() -> None:
 
 
 def test_an_interrupted_demo_says_how_to_go_on(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*words: object, **options: object) -> askew.Run:
-        return fake("fedavg", [0.1])
+    def stopped(*words: object, **options: object) -> list[askew.Run]:
+        return [fake("fedavg", [0.1])]
 
-    monkeypatch.setattr("askew.experiment.demo.play", stopped)
+    monkeypatch.setattr("askew.experiment.demo.play_all", stopped)
     told = tell("demo", "--seeds", "1", "--out", "shown")
     assert told.code == 130 and "stopped in run 1 of 7" in told.err and "askew demo --out shown --rounds 30 --seeds 1" in told.err
 

@@ -27,8 +27,9 @@ from askew.engine.base import Outbox
 from askew.engine.evaluate import Exam, dressed
 from askew.engine.server import Server
 from askew.errors import ConfigError
+from askew.experiment.build import House
 from askew.experiment.config import Config
-from askew.experiment.run import House, measure
+from askew.experiment.run import measure
 from problems import (
     Listening,
     Problem,

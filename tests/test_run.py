@@ -17,8 +17,8 @@ import askew
 from askew.algorithms import FedAvg, FedProx, algorithms
 from askew.errors import ConfigError, ModelError, StoreError
 from askew.experiment import checkpoint
+from askew.experiment.build import build
 from askew.experiment.config import Config, load_config, override_with
-from askew.experiment.run import build
 from askew.experiment.store import append_lines, locked, read_rounds, write_text
 
 TINY = {"rounds": 3, "model": {"name": "softmax"}, "partition": {"clients": 10}, "participation": {"cohort": 3}, "local": {"lr": 0.1}}

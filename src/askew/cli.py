@@ -20,9 +20,11 @@ from .data.skew import heterogeneity
 from .errors import AskewError, ConfigError
 from .experiment import catalogue
 from .experiment import demo as demonstration
+from .experiment.build import divided
 from .experiment.config import load_config, load_plugin
-from .experiment.run import divided, play
+from .experiment.run import play, play_all
 from .experiment.store import Run, load, load_all, to_json
+from .experiment.sweep import load_sweep
 from .report import skew, table, terminal, write_report
 from .report.tables import partition_name
 from .version import __version__
@@ -100,6 +102,43 @@ def run(
         ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
     if not as_json and not quiet:
         put(terminal.summary(done))
+
+
+@app.command(
+    epilog=examples(
+        "askew sweep --over local.lr=0.1,0.03,0.01 --over seed=0,1,2",
+        "askew sweep --over algorithm.name=fedavg,scaffold,feddyn --set rounds=50",
+        "askew sweep grid.toml --out runs",
+    )
+)
+def sweep(
+    file: Configuration = None,
+    over: Annotated[list[str] | None, typer.Option("--over", metavar="KEY=A,B,…", help="Values to try; repeatable.")] = None,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
+    folder: cli_data.Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train every combination of some settings' values; on a GPU many runs at a time.
+
+    A file's [sweep] table and --over span the combinations. Finished runs are read back, interrupted ones go on.
+    """
+    configs, said = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
+    runs: list[Run] = []
+    with terminal.Ticker(said, len(configs), "sweep") as ticker:
+        for done in play_all(configs, out, watch=ticker):
+            if not done.finished:
+                ticker.bars.stop()
+                words = [w for flag, values in (("--over", over), ("--set", overrides)) for v in values or () for w in (flag, v)]
+                again = terminal.command("sweep", *([str(file)] if file else []), *words, "--out", out)
+                stopped(said, f"stopped in run {len(runs) + 1} of {len(configs)}, all of it stored", again)
+            ticker.end(done)
+            runs.append(done)
+    if as_json:
+        put_json([done.summary() for done in runs])
+    else:
+        put(terminal.comparison(runs))
 
 
 def stopped(said: Console, what: str, command: str) -> NoReturn:

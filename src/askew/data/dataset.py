@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -41,12 +41,22 @@ class Dataset:
     criterion: Criterion = "cross_entropy"  # or "squared_error", or (output [B, ..], y) -> loss of each sample [B]
     view: View | None = None  # how stored samples become inputs; None: they are inputs
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> Dataset:
+        """The same with its samples on a device, real inputs and targets in a precision."""
+        train, test = (Samples(*(t.to(device, dtype if t.is_floating_point() else t.dtype) for t in s)) for s in (self.train, self.test))
+        return replace(self, train=train, test=test, view=self.view and self.view.to(device))
+
 
 class Source(Settings):
     """A dataset by its settings; the base of all of them."""
 
     natural: ClassVar[bool] = False  # True: the data come divided among clients, see NaturalSource
     idea: ClassVar[str] = ""
+
+    @property
+    def seeded(self) -> bool:
+        """Do the samples depend on the seed?"""
+        return True
 
     def load(self, seed: int, clients: int) -> Dataset:
         """The pooled data."""

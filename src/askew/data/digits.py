@@ -16,6 +16,10 @@ class Digits(Source):
 
     idea: ClassVar[str] = "1,797 real handwritten digits, 8×8 grey, 10 classes; ships with scikit-learn"
 
+    @property
+    def seeded(self) -> bool:
+        return False
+
     def load(self, seed: int, clients: int) -> Dataset:
         from sklearn.datasets import load_digits
 

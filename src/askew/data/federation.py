@@ -7,7 +7,7 @@ Data that come divided among clients are made when a client takes part, so a mil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -104,7 +104,8 @@ class Plan(NamedTuple):
     pool: Samples
     train: list[Work]
     looks: dict[str, list[Work]]
-    inputs: Callable[[Tensor, Tensor | None], Tensor] = lambda x, marks: x
+    view: View | None = None
+    dtype: torch.dtype = torch.float32
 
     def only(self, rows: Sequence[int]) -> Plan:
         """The plan of some of the participants."""
@@ -113,7 +114,8 @@ class Plan(NamedTuple):
 
     def batch(self, pick: Pick, weight: Tensor | None = None) -> Batch:
         """Gather samples and see them as the network does."""
-        return Batch(self.inputs(self.pool.x[pick.places], pick.marks), self.pool.y[pick.places], weight)
+        x = self.pool.x[pick.places]
+        return Batch(self.view(x, self.dtype, pick.marks) if self.view else x, self.pool.y[pick.places], weight)
 
 
 class Federation:
@@ -146,11 +148,11 @@ class Federation:
             if count:
                 self.public = self._placed(strangers(source, seed, partition.clients, count))
         else:
-            dataset = source if isinstance(source, Dataset) else source.load(seed, partition.clients)
-            self.pool, self.test = self._placed(dataset.train), self._placed(dataset.test)
+            dataset = (source if isinstance(source, Dataset) else source.load(seed, partition.clients)).to(self.device, dtype)
+            self.pool, self.test = dataset.train, dataset.test
             self.classes, self.criterion = dataset.classes, dataset.criterion
-            self.view = dataset.view and dataset.view.to(self.device)
-            labels, owner = dataset.train.y.numpy(), dataset.owner
+            self.view = dataset.view
+            labels, owner = dataset.train.y.cpu().numpy(), dataset.owner
             count = self._public_count(partition, needs, len(labels))
             if count and not dataset.classes:
                 raise ConfigError(
@@ -247,7 +249,7 @@ class Federation:
         train = [work.first(math.ceil(part * work.batches)) for work, part in zip(train, share or [1.0] * len(train), strict=True)]
         seen = {"gradient": [own for own, _ in parts], "validation": [held if len(held) else own for own, held in parts]}
         glances = {name: [self._work(own, CHUNK, 1) for own in seen[name]] for name in looks}
-        return Plan([int(i) for i in ids], pool, train, glances, self.inputs)
+        return Plan([int(i) for i in ids], pool, train, glances, self.view, self.dtype)
 
     def _train(self, own: np.ndarray[Any, Any], round: int, client: int, local: Local, least: int) -> Work:
         rng, n = generator(self.seed, "batches", round, client), len(own)

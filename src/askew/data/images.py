@@ -65,6 +65,10 @@ class Images(Source):
                 f'{self.called()}: images changed once for all stay bytes, which cannot hold fill = "mean"; use "black" or "reflect".'
             )
 
+    @property
+    def seeded(self) -> bool:
+        return self.frozen or self.random_test
+
     def load(self, seed: int, clients: int) -> Dataset:
         train, test = self.read()
         side = min(train.x.shape[2:])

@@ -76,7 +76,7 @@ class Pixels:
         return channels, self.crop or height, self.crop or width
 
     def to(self, device: torch.device) -> Self:
-        return replace(self, mean=self.mean.to(device), std=self.std.to(device))
+        return self if self.mean.device == device else replace(self, mean=self.mean.to(device), std=self.std.to(device))
 
     def __call__(self, x: Tensor, dtype: torch.dtype, marks: Tensor | None = None) -> Tensor:
         lead, (_, height, width) = x.shape[:-3], self.shape(tuple(x.shape[-3:]))
@@ -149,7 +149,7 @@ class Windows:
         return (self.length,)
 
     def to(self, device: torch.device) -> Self:
-        return replace(self, text=self.text.to(device))
+        return self if self.text.device == device else replace(self, text=self.text.to(device))
 
     def __call__(self, x: Tensor, dtype: torch.dtype, marks: Tensor | None = None) -> Tensor:
         return self.text[x[..., None] + torch.arange(self.length, device=x.device)].long()

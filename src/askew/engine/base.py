@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -66,9 +66,18 @@ class Outbox(NamedTuple):
     w: Tensor | None  # [C, P]
 
 
+class Ask(NamedTuple):
+    """One phase of one run's round, for an engine to do."""
+
+    phase: Algorithm
+    inbox: Inbox
+    plan: Plan
+    want: Collection[str]  # "w", "carry": what is needed beside the uploads
+
+
 class Engine(Protocol):
-    """Runs `client_round` for a cohort. A CUDA engine or several ranks are further implementations of this."""
+    """Runs the local loop for cohorts: of one run, or of several that share the engine."""
 
     name: str
 
-    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox: ...
+    def map(self, asks: Sequence[Ask]) -> list[Outbox]: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..core.rng import torch_seed
 from ..core.task import Task
 from ..core.types import Me, State
 from ..data.federation import Pick, Plan
-from .base import Inbox, Outbox
+from .base import Ask, Inbox, Outbox
 
 
 class Alone:
@@ -54,7 +54,10 @@ class Sequential:
     def __init__(self, task: Task, seed: int, stochastic: bool) -> None:
         self.task, self.seed, self.stochastic = task, seed, stochastic
 
-    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
+    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+        return [self._map(*ask) for ask in asks]
+
+    def _map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
         results: list[Result] = []
         for i in range(len(plan.train)):
             if self.stochastic:

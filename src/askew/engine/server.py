@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..core.space import Space
 from ..core.types import Cohort, State, nova_length, taken
 from ..data.federation import Federation, Local, Plan
 from ..errors import AlgorithmError, ConfigError
-from .base import Engine, Inbox, Outbox
+from .base import Ask, Engine, Inbox, Outbox
 
 Examine = Callable[[Tensor, Tensor], Tensor]
 RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
@@ -83,10 +83,25 @@ class Server:
         absent: int = 0,
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """One round; the model, all state and all banks change together or, if nobody is left, not at all.
+        """One round with this server's own engine; `meanwhile` is called before the first phase's results are waited for."""
+        moves = self.moves(round, ids, share, absent)
+        try:
+            ask = next(moves)
+            while True:
+                (out,) = self.engine.map([ask])
+                if meanwhile is not None:
+                    meanwhile()
+                    meanwhile = None
+                ask = moves.send(out)
+        except StopIteration as end:
+            record: dict[str, Any] = end.value
+            return record
 
-        `share` is how much of its work each participant does; `absent` are those who were asked and do not answer;
-        `meanwhile` is called when the first phase was handed to the engine and before its results are waited for.
+    def moves(self, round: int, ids: Sequence[int], share: Sequence[float] = (), absent: int = 0) -> Generator[Ask, Outbox, dict[str, Any]]:
+        """One round, which asks an engine for each phase and is sent its results; it returns the round's record.
+
+        The model, all state and all banks change together or, if nobody is left, not at all. `share` is how much of its
+        work each participant does; `absent` are those who were asked and do not answer.
         """
         plan = self.prepare(round, ids, share)
         able = [i for i, work in enumerate(plan.train) if work.batches]
@@ -100,11 +115,8 @@ class Server:
                 break
             inbox = self._inbox(phase, round, plan, x, buffers, state, kept, carry)
             want = [*(["w"] if kept["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
-            out = self._cut(self.engine.map(phase, inbox, plan, want))
+            out = self._cut((yield Ask(phase, inbox, plan, want)))
             self._count(traffic, phase, inbox, out, absent if n == 0 else None)
-            if meanwhile is not None:
-                meanwhile()
-                meanwhile = None
             told, fine = torch.stack([out.loss.double(), self._finite(out).double()]).tolist()
             if phase.trains or not losses:
                 losses = told

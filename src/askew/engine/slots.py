@@ -18,24 +18,25 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm
 from ..core.local import Moving, Result, client_moves
 from ..core.task import Bound
 from ..core.types import Batch, Me
 from ..data.federation import Pick, Plan, Work
-from .base import Inbox, Outbox
+from .base import Ask, Inbox, Outbox
 
 MOST = 32  # slots; more gained nothing on an H200, LeNet5 to ResNet18
 PARTS = 4  # a batch is padded to one of so many lengths
 SMALL = 4096  # numbers; so few are copied together with others
 CHUNK = 4096  # samples gathered at a time
-SHARE = 0.2  # of the free memory that the samples of a wave of jobs may take
+SHARE = 0.2  # of the free memory that the samples of a wave of jobs may take,
+MOST_BYTES = 8 * 2**30  # and at most so many bytes
 
 Making = Callable[[], Bound]
 
@@ -51,14 +52,18 @@ class Feed:
     def holds(self, samples: int, batches: int, length: int) -> bool:
         return samples <= len(self.x) and batches <= len(self.rows) and length <= self.rows.shape[1]
 
-    def fill(self, plan: Plan, works: Sequence[Work]) -> None:
-        device = self.y.device
-        marks = [work.marks for work in works if work.marks is not None]
-        pick = Pick(torch.cat([work.places for work in works]).to(device), torch.cat(marks).to(device) if marks else None)
-        for at in range(0, len(pick.places), CHUNK):
-            some = slice(at, min(at + CHUNK, len(pick.places)))
-            self.x[some], self.y[some], _ = plan.batch(pick.at(some))
-        ends = np.cumsum([length for work in works for length in work.lengths()])
+    def fill(self, jobs: Sequence[tuple[Plan, Work]]) -> None:
+        """Lay the samples out, job after job; neighbours with the same pool are gathered together."""
+        device, at = self.y.device, 0
+        for _, some in groupby(jobs, key=lambda job: (id(job[0].pool.x), id(job[0].view))):
+            part = list(some)
+            plan, marks = part[0][0], [work.marks for _, work in part if work.marks is not None]
+            pick = Pick(torch.cat([work.places for _, work in part]).to(device), torch.cat(marks).to(device) if marks else None)
+            for a in range(0, len(pick.places), CHUNK):
+                now = slice(a, min(a + CHUNK, len(pick.places)))
+                self.x[at + now.start : at + now.stop], self.y[at + now.start : at + now.stop], _ = plan.batch(pick.at(now))
+            at += len(pick.places)
+        ends = np.cumsum([length for _, work in jobs for length in work.lengths()])
         starts = np.concatenate([[0], ends[:-1]])
         begin, length = torch.from_numpy(np.stack([starts, ends - starts])).to(device)[:, :, None]
         column = torch.arange(self.rows.shape[1], device=device)
@@ -219,141 +224,163 @@ class Job:
         return self.slot.some(move, name, k, self.first[name], self.lengths[name][k], share)
 
 
+class Errand:
+    """What one ask is made of: a work of every name for each client, its numbers, and room for the results."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.phase, self.inbox, self.plan, want = ask
+        phase, inbox, plan = self.phase, self.inbox, self.plan
+        names = [*(["train"] if phase.trains else []), *sorted({*phase.before, *phase.each, *phase.after})]
+        self.works = [{n: (plan.train if n == "train" else plan.looks[n])[i] for n in names} for i in range(len(plan.ids))]
+        each = [inbox.lr, inbox.lr0, inbox.steps, inbox.tau, inbox.size, inbox.round, inbox.coin]
+        whole = [torch.as_tensor(n, dtype=inbox.x.dtype, device=inbox.x.device).expand(len(plan.ids)) for n in each]
+        self.numbers, self.room = torch.stack(whole, 1), Room(len(plan.ids), want)
+
+    def key(self) -> Any:
+        """Jobs with one key can be done in one another's slots."""
+        inbox = self.inbox
+        names = tuple(tuple(state) for state in (inbox.server, inbox.memory, inbox.mine, inbox.carry))
+        return self.phase, inbox.momentum, inbox.decay, inbox.clip, names
+
+
+class Station:
+    """The slots of one kind of job, and the feeds that their graphs read from."""
+
+    def __init__(self, make: Making, even: bool) -> None:
+        self.make, self.even = make, even
+        self.feeds: dict[str, Feed] = {}
+        self.slots: list[Slot] = []
+        self.idle: list[Slot] = []
+        self.cost = 0.0  # bytes that one slot takes
+
+    def lay(self, jobs: Sequence[tuple[Errand, int]]) -> list[dict[str, int]]:
+        """Put the jobs' samples in place; returns each job's first batches."""
+        first: list[dict[str, int]] = [{} for _ in jobs]
+        for name in jobs[0][0].works[0]:
+            mine = [(errand.plan, errand.works[i][name]) for errand, i in jobs]
+            works = [work for _, work in mine]
+            need = (sum(len(w.places) for w in works), sum(w.batches for w in works), max(max(w.lengths(), default=1) for w in works))
+            if name not in self.feeds or not self.feeds[name].holds(*need):
+                old = self.feeds[name].rows.shape[1] if name in self.feeds else 0
+                x, y, _ = example(*mine[0])
+                dtype = jobs[0][0].numbers.dtype
+                self.feeds[name] = Feed(x, y, 2 * need[0], 2 * need[1], max(old, need[2]), dtype)
+                self.slots, self.idle = [], []  # their graphs read from the old one
+            self.feeds[name].fill(mine)
+            row = 0
+            for told, work in zip(first, works, strict=True):
+                told[name] = row
+                row += work.batches
+        return first
+
+    def slot(self, device: torch.device) -> Slot | None:
+        """A slot that is free, or a new one if memory has room for it."""
+        if self.idle:
+            return self.idle.pop()
+        if self.slots and free(device) < 1.2 * self.cost:
+            return None
+        self.slots.append(Slot(self.make(), self.feeds, self.even))
+        return self.slots[-1]
+
+
 class Slots:
-    """Jobs from a queue, several at a time."""
+    """Jobs from a queue, several at a time; those of several runs share it."""
 
     name = "slots"
 
     def __init__(self, make: Making, even: bool, most: int = MOST) -> None:
         self.make, self.even, self.most = make, even, most
-        self.feeds: dict[Algorithm, dict[str, Feed]] = {}
-        self.slots: dict[Algorithm, list[Slot]] = {}
-        self.cost: dict[Algorithm, float] = {}  # bytes that one slot takes
+        self.stations: dict[Any, Station] = {}
 
-    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
+    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
         while True:
             try:
-                return self._map(phase, inbox, plan, want)
+                return self._map(asks)
             except torch.OutOfMemoryError:
                 if self.most == 1:
                     raise
-            self.most = max(1, min(self.most, len(self.slots.get(phase, ())) or self.most) // 2)
-            self.slots.clear()
-            self.feeds.clear()
+            busy = sum(len(station.slots) for station in self.stations.values())
+            self.most = max(1, min(self.most, busy or self.most) // 2)
+            self.stations.clear()
             torch.cuda.empty_cache()
 
-    def _map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
-        names = [*(["train"] if phase.trains else []), *sorted({*phase.before, *phase.each, *phase.after})]
-        works = [{name: (plan.train if name == "train" else plan.looks[name])[i] for name in names} for i in range(len(plan.ids))]
-        queue = deque(sorted(range(len(works)), key=lambda i: -plan.train[i].batches))
-        each = [inbox.lr, inbox.lr0, inbox.steps, inbox.tau, inbox.size, inbox.round, inbox.coin]
-        numbers = torch.stack([torch.as_tensor(n, dtype=inbox.x.dtype, device=inbox.x.device).expand(len(works)) for n in each], 1)
-        out = Room(len(works), want)
+    def _map(self, asks: Sequence[Ask]) -> list[Outbox]:
+        errands = [Errand(ask) for ask in asks]
+        jobs = [(errand, i) for errand in errands for i in range(len(errand.works))]
+        queue = deque(sorted(jobs, key=lambda job: -job[0].plan.train[job[1]].batches))
         while queue:
-            self._play(Shift(phase, inbox, works, self._wave(phase, plan, works, queue), numbers, out))
-        assert out.outbox is not None
-        return out.outbox
+            self._play(self._wave(queue))
+        return [outbox for errand in errands if (outbox := errand.room.outbox) is not None]
 
-    # feeding ----------------------------------------------------------------------------------------------------
+    def _wave(self, queue: deque[tuple[Errand, int]]) -> deque[tuple[Station, Errand, int, dict[str, int]]]:
+        """Take as many jobs as memory has room for their samples, and lay those out."""
+        errand, i = queue[0]
+        x = example(errand.plan, next(iter(errand.works[i].values()))).x
+        room = min(free(x.device) * SHARE, MOST_BYTES) / (x.element_size() * x.numel())
+        jobs, load = list[tuple[Errand, int]](), 0
+        while queue and (not jobs or load <= room):
+            errand, i = queue.popleft()
+            load += sum(len(work.places) for work in errand.works[i].values())
+            jobs.append((errand, i))
+        wave: list[tuple[Station, Errand, int, dict[str, int]]] = []
+        for key in dict.fromkeys(errand.key() for errand, _ in jobs):
+            station = self.stations.setdefault(key, Station(self.make, self.even))
+            mine = [job for job in jobs if job[0].key() == key]
+            wave += [(station, *job, first) for job, first in zip(mine, station.lay(mine), strict=True)]
+        return deque(sorted(wave, key=lambda job: -job[1].plan.train[job[2]].batches))
 
-    def _wave(self, phase: Algorithm, plan: Plan, works: list[dict[str, Work]], queue: deque[int]) -> dict[int, dict[str, int]]:
-        """Take as many jobs as memory has room for their samples, and lay those out; returns each job's first batches."""
-        example = plan.batch(Pick(torch.zeros(1, dtype=torch.long, device=plan.pool.y.device), self._mark(plan)))
-        bytes_each = example.x.element_size() * example.x.numel()
-        room = torch.cuda.mem_get_info(example.x.device)[0] * SHARE / bytes_each if example.x.is_cuda else 2**28 / bytes_each
-        jobs, load = list[int](), 0
-        while queue and (not jobs or load + self._samples(works[queue[0]]) <= room):
-            load += self._samples(works[queue[0]])
-            jobs.append(queue.popleft())
-        feeds = self.feeds.setdefault(phase, {})
-        first: dict[int, dict[str, int]] = {i: {} for i in jobs}
-        for name in works[jobs[0]]:
-            mine = [works[i][name] for i in jobs]
-            need = (sum(len(w.places) for w in mine), sum(w.batches for w in mine), max(max(w.lengths(), default=1) for w in mine))
-            if name not in feeds or not feeds[name].holds(*need):
-                old = feeds[name].rows.shape[1] if name in feeds else 0
-                feeds[name] = Feed(example.x, example.y, 2 * need[0], 2 * need[1], max(old, need[2]), self._dtype(plan, example))
-                self.slots.pop(phase, None)  # their graphs read from the old one
-            feeds[name].fill(plan, mine)
-            row = 0
-            for i, work in zip(jobs, mine, strict=True):
-                first[i][name] = row
-                row += work.batches
-        return first
-
-    def _samples(self, work: dict[str, Work]) -> int:
-        return sum(len(w.places) for w in work.values())
-
-    def _mark(self, plan: Plan) -> Tensor | None:
-        marks = plan.train[0].marks
-        return None if marks is None else marks[:1].to(plan.pool.y.device)
-
-    def _dtype(self, plan: Plan, example: Batch) -> torch.dtype:
-        return example.x.dtype if example.x.is_floating_point() else torch.get_default_dtype()
-
-    # playing ----------------------------------------------------------------------------------------------------
-
-    def _play(self, shift: Shift) -> None:
-        """Keep every slot busy until no job is left: one move of each at a time."""
-        phase, device, free = shift.phase, shift.numbers.device, 0.0
-        slots = self.slots.setdefault(phase, [])
+    def _play(self, wave: deque[tuple[Station, Errand, int, dict[str, int]]]) -> None:
+        """Keep the slots busy until no job is left: one move of each at a time."""
+        device = wave[0][1].numbers.device
         main = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        used: list[Slot] = []
+        going: list[tuple[Station, Slot, Errand, int, Generator[None, None, Result]]] = []
+        used: set[Slot] = set()
+
+        def advance() -> None:
+            for job in list(going):
+                station, slot, errand, i, moves = job
+                slot.enter()
+                try:
+                    next(moves)
+                except StopIteration as end:
+                    errand.room.put(i, end.value, main)
+                    station.idle.append(slot)
+                    going.remove(job)
+
         try:
-            for n in range(min(len(shift.waiting), self.most)):
-                if n == len(slots):
-                    free = self._free(device)
-                    if n and free < 1.2 * self.cost[phase]:
+            while wave or going:
+                while wave and len(going) < self.most:
+                    station, errand, i, first = wave[0]
+                    before = 0.0 if station.slots else free(device)
+                    slot = station.slot(device)
+                    if slot is None:
                         break
-                    slots.append(Slot(self.make(), self.feeds[phase], self.even))
-                used.append(slots[n])
-                slots[n].follow(main)
-                shift.start(slots[n])
-                if n == 0 and phase not in self.cost:
-                    shift.advance()
-                    self.cost[phase] = free - self._free(device)
-            while shift.going:
-                shift.advance()
+                    wave.popleft()
+                    if slot not in used:
+                        slot.follow(main)
+                        used.add(slot)
+                    slot.enter()
+                    me = slot.load(errand.inbox, errand.numbers, i)
+                    going.append((station, slot, errand, i, client_moves(errand.phase, me, Job(slot, errand.works[i], first))))
+                    if before:
+                        advance()
+                        station.cost = before - free(device)
+                advance()
         finally:
             if main is not None:
                 torch.cuda.set_stream(main)
                 for stream in (slot.stream for slot in used if slot.stream is not None):
                     main.wait_stream(stream)
 
-    def _free(self, device: torch.device) -> float:
-        """Bytes of memory that are left on the device."""
-        return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else math.inf
+
+def free(device: torch.device) -> float:
+    """Bytes of memory that are left on the device."""
+    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else math.inf
 
 
-class Shift:
-    """The jobs of one wave: those that wait, those at work, and room for what they leave."""
-
-    def __init__(
-        self, phase: Algorithm, inbox: Inbox, works: list[dict[str, Work]], first: dict[int, dict[str, int]], numbers: Tensor, out: Room
-    ) -> None:
-        self.phase, self.inbox, self.works, self.first, self.numbers, self.out = phase, inbox, works, first, numbers, out
-        self.waiting = deque(first)
-        self.going: list[tuple[int, Slot, Generator[None, None, Result]]] = []
-
-    def start(self, slot: Slot) -> None:
-        """Load the next job."""
-        i = self.waiting.popleft()
-        slot.enter()
-        me = slot.load(self.inbox, self.numbers, i)
-        self.going.append((i, slot, client_moves(self.phase, me, Job(slot, self.works[i], self.first[i]))))
-
-    def advance(self) -> None:
-        """One move of every job at work; a slot that falls free gets the next job."""
-        for job in list(self.going):
-            i, slot, moves = job
-            slot.enter()
-            try:
-                next(moves)
-            except StopIteration as end:
-                self.out.put(i, end.value)
-                self.going.remove(job)
-                if self.waiting:
-                    self.start(slot)
+def example(plan: Plan, work: Work) -> Batch:
+    """One sample as the network sees it."""
+    return plan.batch(work.to(plan.pool.y.device).pick(0, 1))
 
 
 class Room:
@@ -364,11 +391,12 @@ class Room:
         self.outbox: Outbox | None = None
         self.entries: list[Tensor] = []
 
-    def put(self, i: int, result: Result) -> None:
+    def put(self, i: int, result: Result, main: torch.cuda.Stream | None) -> None:
         carry = result.carry if "carry" in self.want else {"buffers": result.carry["buffers"]}
         given = [*result.up.values(), *result.mine.values(), *carry.values(), result.loss, *([result.w] if "w" in self.want else [])]
         if self.outbox is None:
-            self.entries = [t.new_empty((self.rows, *t.shape)) for t in given]
+            with torch.cuda.stream(main):  # whose memory it is; nothing without CUDA
+                self.entries = [t.new_empty((self.rows, *t.shape)) for t in given]
             rest = iter(self.entries)
             up, mine, kept = ({n: next(rest) for n in state} for state in (result.up, result.mine, carry))
             loss, w = next(rest), next(rest, None)

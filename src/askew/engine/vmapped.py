@@ -7,7 +7,7 @@ rows are grouped by their real batch size instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..core.local import Moving, Result, client_round
 from ..core.task import Task
 from ..core.types import Batch, Me, State, taken
 from ..data.federation import Pick, Plan, Work
-from .base import Inbox, Outbox
+from .base import Ask, Inbox, Outbox
 
 BUDGET = 2**30  # bytes that one chunk of clients may take
 
@@ -150,7 +150,10 @@ class Vmapped:
     def __init__(self, task: Task, even: bool, budget: int = BUDGET) -> None:
         self.task, self.even, self.budget = task, even, budget
 
-    def map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
+    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+        return [self._map(*ask) for ask in asks]
+
+    def _map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
         order = sorted(range(len(plan.train)), key=lambda i: -plan.train[i].batches)
         size = self._chunk(inbox, plan)
         parts = [self._chunk_round(phase, inbox, plan, order[a : a + size]) for a in range(0, len(order), size)]
@@ -174,7 +177,7 @@ class Vmapped:
     def _chunk(self, inbox: Inbox, plan: Plan) -> int:
         """Clients at once: a dozen vectors of length P and a rough multiple of one batch's input for activations."""
         longest = max(b for work in plan.train for b in work.lengths())
-        one = 12 * inbox.x.shape[-1] + 40 * longest * max(plan.inputs(plan.pool.x[:1], None).numel(), 1)
+        one = 12 * inbox.x.shape[-1] + 40 * longest * plan.batch(Pick(plan.train[0].places[:1].to(inbox.x.device))).x.numel()
         return max(1, int(self.budget // (one * inbox.x.element_size())))
 
     def _chunk_round(self, phase: Algorithm, inbox: Inbox, plan: Plan, order: list[int]) -> Result:

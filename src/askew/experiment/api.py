@@ -38,6 +38,10 @@ class OwnData(Handed, Source):
         cls.held[mark] = dataset
         return cls(fingerprint=mark)
 
+    @property
+    def seeded(self) -> bool:
+        return False
+
     def load(self, seed: int, clients: int) -> Dataset:
         return self.held[self.fingerprint]
 

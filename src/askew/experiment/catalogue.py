@@ -16,8 +16,8 @@ from ..engine.choose import EngineSettings
 from ..errors import AskewError, UnknownName, did_you_mean
 from ..models import MLP, networks
 from ..participation import participations
+from .build import build
 from .config import Config
-from .run import build
 
 KINDS: dict[str, Registry[Any]] = {
     "algorithms": algorithms,

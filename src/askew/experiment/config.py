@@ -167,29 +167,36 @@ def chosen(registry: Registry[Any], name: str, table: Mapping[str, Any], default
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Config:
     """A configuration from a file, with `key=value` overrides on top."""
-    tables = read_toml(path) if path is not None else {}
-    for override in overrides:
-        override_with(tables, override)
-    named = tables.get("plugins", [])
-    if plugins and isinstance(named, list):
-        tables["plugins"] = [*named, *(p for p in plugins if p not in named)]
+    tables = tables_of(path, overrides, plugins)
+    if "sweep" in tables:
+        raise ConfigError("this file has a [sweep] table, which spans several runs; use askew sweep with it, or remove the table.")
     return Config.build(tables)
 
 
-def override_with(tables: dict[str, Any], override: str) -> None:
-    """Put one `key=value` into nested tables."""
-    key, found, text = override.partition("=")
-    key = key.strip()
-    if not found or not key:
-        raise ConfigError(f"--set takes key=value, got {override!r}; for example --set local.lr=0.05.")
+def tables_of(path: str | Path | None, overrides: Iterable[str], plugins: Iterable[str]) -> dict[str, Any]:
+    """A file's nested tables with overrides and plugins put in."""
+    tables = read_toml(path) if path is not None else {}
+    for override in overrides:
+        key, found, text = override.partition("=")
+        if not found or not key.strip():
+            raise ConfigError(f"--set takes key=value, got {override!r}; for example --set local.lr=0.05.")
+        put_into(tables, key.strip(), value_of(text.strip()), "--set ")
+    named = tables.get("plugins", [])
+    if plugins and isinstance(named, list):
+        tables["plugins"] = [*named, *(p for p in plugins if p not in named)]
+    return tables
+
+
+def put_into(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Put one value under a dotted key of nested tables; `where` begins the sentence if that cannot be."""
     first, dot, second = key.partition(".")
     if not dot:
-        tables[first] = value_of(text.strip())
+        tables[first] = value
         return
     inner = tables.setdefault(first, {})
     if not isinstance(inner, dict):
-        raise ConfigError(f"--set {key}: {first!r} is a single value, not a table; write --set {first}=VALUE.")
-    inner[second] = value_of(text.strip())
+        raise ConfigError(f"{where}{key}: {first!r} is a single value, not a table; write {where}{first}=VALUE.")
+    inner[second] = value
 
 
 def register(name: str, *, replace: bool = False) -> Callable[[C], C]:

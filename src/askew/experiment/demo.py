@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .config import Config
-from .run import Watch, play
+from .run import Watch, play_all
 from .store import Run
 
 ROUNDS, SEEDS = 30, 3
@@ -46,6 +46,5 @@ def configs(rounds: int = ROUNDS, seeds: int = SEEDS) -> list[Config]:
 
 
 def demo(runs: list[Config], out: Path, watch: Watch | None = None) -> Iterator[Run]:
-    """Train the runs one after the other; those that are stored already are read back."""
-    for config in runs:
-        yield play(config, out, watch=watch)
+    """Train the runs; those that are stored already are read back."""
+    return play_all(runs, out, watch=watch)

@@ -1,157 +1,33 @@
-"""One run from its configuration to its folder: the round loop, readable top to bottom."""
+"""Runs from their configurations to their folders: the round loop, readable top to bottom."""
 
 from __future__ import annotations
 
-import copy
-import ctypes
-import os
-import platform
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..core.rng import torch_seed
-from ..core.space import Space
-from ..core.task import Bound, Functional, Task, WithFeatures, with_features
-from ..data.federation import Federation
-from ..data.partition import Iid
-from ..engine.base import Engine
-from ..engine.choose import choose, has_batch_norm, stochastic
-from ..engine.evaluate import Exam, dressed, examine_clients, mean_private, spread
-from ..engine.sequential import Sequential
-from ..engine.server import Server
-from ..engine.slots import Slots
-from ..engine.vmapped import Vmapped
-from ..errors import EngineError, ModelError, StoreError
+from ..core.task import WithFeatures
+from ..engine.base import Ask, Engine, Outbox
+from ..engine.evaluate import dressed, examine_clients, mean_private, spread
+from ..errors import EngineError, StoreError
 from ..participation import Turnout
-from ..version import __version__
 from . import checkpoint
+from .build import House, Workshop, build, device_of
 from .config import Config
 from .store import Record, Run, append_lines, load, locked, read_rounds, to_json, write_json, write_text
 from .toml import read_toml
 
 Watch = Callable[[Run, Record | None], None]  # called once before the first round and after every round
 
-
-class House(NamedTuple):
-    """Everything a run is made of."""
-
-    config: Config
-    fed: Federation
-    module: nn.Module
-    space: Space
-    task: Task
-    exam: Exam
-    server: Server
-    facts: dict[str, Any]
-
-
-def device_of(name: str) -> torch.device:
-    """The device a configuration names."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
-        raise EngineError(f"engine: unknown device {name!r}; allowed are auto, cpu, cuda and cuda:N. Try auto.")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise EngineError(f"engine: there is no device {name!r} here ({torch.cuda.device_count()} CUDA devices); use auto or cpu.")
-    return torch.device(name)
-
-
-@cache
-def steady_heap() -> None:
-    """Let glibc keep what a step frees for the next step, up to 256 MB.
-
-    By default it returns the top of the heap to the system after every step and asks for fresh pages in the next one;
-    on a virtual machine those page faults were a sixth of LeNet5's time. Elsewhere than on glibc nothing is done.
-    """
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-1, 256 * 2**20)  # M_TRIM_THRESHOLD
-        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD; 32 MB is the most it takes
-    except (OSError, AttributeError):
-        pass
-
-
-def build(config: Config) -> House:
-    """Data, network, engine and server, as configured."""
-    steady_heap()
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA starts: 8 queues would make slots wait for each other
-    device, dtype, half = device_of(config.engine.device), config.engine.storage, config.engine.dtype == "bf16"
-    alg = config.algorithm
-    partition = Iid(clients=1, public=config.partition.public) if alg.pooled else config.partition
-    fed = Federation(config.data, partition, config.seed, device, dtype, alg.needs)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(config.seed, "model"))
-        module = config.model.build_module(fed.shape, fed.classes)
-    module = checked_module(module, fed, [need for need in alg.needs if need not in ("public", "validation")])
-    space = Space(module, dtype, device)
-    first = fed.sizes[config.participation.sample(config.seed, 1, fed.eligible, fed.clients)]
-    name, reason = choose(config.engine.name, module, space, float(first.sum() / first.max()) if len(first) else 1.0, config.engine.compile)
-    batch_norm = has_batch_norm(module)
-    bound = partial(Bound, module, space, fed.criterion, half, config.engine.compile)
-    task: Task = Functional(module, space, fed.criterion, half) if name == "vmapped" else bound()
-    engine: Engine
-    if name == "slots":
-        engine = Slots(bound, batch_norm)
-    else:
-        engine = Vmapped(task, batch_norm) if name == "vmapped" else Sequential(task, config.seed, stochastic(module))
-    examine = Exam(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
-    least = 2 if batch_norm else 1
-    server = Server(alg, space, fed, config.local, engine, config.seed, least, rounds=config.rounds, examine=examine)
-    facts = {
-        "name": config.name(),
-        "state": "running",
-        "engine": name,
-        "reason": reason,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "parameters": space.P,
-        "buffers": space.Q,
-        "remark": config.algorithm.remark(space),
-        "version": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    return House(config, fed, module, space, task, Exam(task, fed, fed.test), server, facts)
-
-
-def divided(config: Config) -> tuple[np.ndarray, np.ndarray]:
-    """Who holds what: samples of every client by class, [N, K] (K = 0 without classes), and in all, [N]."""
-    fed = Federation(config.data, config.partition, config.seed)
-    if fed.shares is not None:
-        return fed.shares.histogram(fed.pool.y.numpy(), fed.classes) if fed.classes else np.zeros((fed.clients, 0)), fed.sizes
-    counts = [np.bincount(fed.gather([i])[0].y, minlength=fed.classes) for i in range(fed.clients)]
-    return np.array(counts), fed.sizes
-
-
-def checked_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
-    """The network, known to take the data's inputs, to give an output and features, and to offer what the algorithm calls."""
-    example, module = fed.inputs(fed.test.x[:2]).cpu(), copy.deepcopy(module)  # a user's module stays as it is
-    if example.is_floating_point():
-        example = example.to(next(module.parameters(), example).dtype)
-    try:
-        module = with_features(module, example)
-    except (RuntimeError, ValueError, TypeError, IndexError) as e:
-        first = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise ModelError(f"the network cannot take inputs of shape {fed.shape}: {first}; change the network or the data.") from None
-    for call in calls:
-        if not callable(getattr(module, call, None)):
-            raise ModelError(
-                f"this algorithm needs a network that offers {call}(x), which {type(module).__name__} does not; use mlp, cnn or resnet18."
-            )
-        with torch.no_grad():
-            copy.deepcopy(module).eval()(example, call=call)
-    return module
+TOGETHER = 32  # runs that share a device
 
 
 def play(config: Config, out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0) -> Run:
@@ -159,67 +35,163 @@ def play(config: Config, out: str | Path | None = None, *, fresh: bool = False, 
 
     `fresh` starts over; `watch` sees every record; `save_every` is the least number of seconds between checkpoints.
     """
-    folder = Path(out) / config.name() if out is not None else None
-    with locked(folder) if folder else nullcontext():
-        if folder:
-            if fresh:
-                clear(folder)
-            check_same(folder, config)
-            done = load(folder) if (folder / "run.toml").exists() else None
-            if done and done.finished and (folder / "model.safetensors").exists():
-                return done
-        with torch_state(config), enough_memory(), stop_requests() as stopping:
-            house = build(config)
-            run = Run(read_back(config), facts=house.facts, federation=house.fed.labels(), folder=folder)
-            first = 1 + (resume(run, house) if folder else 0)
-            if watch:
-                watch(run, None)
-            loop(house, run, first, watch, save_every, stopping)
+    (run,) = play_together([config], out, fresh=fresh, watch=watch, save_every=save_every)
     return run
 
 
-def loop(house: House, run: Run, first: int, watch: Watch | None, save_every: float, stopping: Callable[[], bool]) -> None:
-    """Round after round: who comes, one round, how good it is, what is written."""
-    config, server, t = house.config, house.server, first - 1
-    due = time.monotonic() + save_every
-    coming: dict[int, Turnout] = {}
+def play_all(
+    configs: Sequence[Config], out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0
+) -> Iterator[Run]:
+    """Run several configurations: on a GPU many at a time, which fill it better than one, elsewhere one after the other.
 
-    def look_ahead(t: int) -> None:
-        """Who comes next and with which batches does not depend on this round: found out while the device is busy."""
-        coming[t] = config.participation.turnout(config.seed, t, house.fed.eligible, house.fed.clients)
-        server.prepare(t, coming[t].ids.tolist(), coming[t].share.tolist())
+    It ends with the first run that was stopped.
+    """
+    todo = list(configs)
+    while todo:
+        first, count = todo[0], 1
+        if device_of(first.engine.device).type == "cuda":
+            while count < min(len(todo), TOGETHER) and todo[count].engine == first.engine:
+                count += 1
+        for run in play_together(todo[:count], out, fresh=fresh, watch=watch, save_every=save_every):
+            yield run
+            if not run.finished:
+                return
+        todo = todo[count:]
 
-    for t in range(first, config.rounds + 1):
-        began = time.perf_counter()
-        if t not in coming:
-            look_ahead(t)
-        came = coming.pop(t)
-        ahead = partial(look_ahead, t + 1) if t < config.rounds else None
-        record = server.play(t, came.ids.tolist(), came.share.tolist(), len(came.absent), ahead)
-        if house.space.device.type == "cuda":
-            torch.cuda.synchronize()
-        record["seconds"] = time.perf_counter() - began
-        record |= measure(house) if t % config.evaluation.every == 0 or t == config.rounds else {"accuracy": None, "loss": None}
+
+def play_together(
+    configs: Sequence[Config], out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0
+) -> list[Run]:
+    """Run configurations with the same engine settings side by side, round by round."""
+    runs: dict[int, Run] = {}
+    with ExitStack() as held:
+        folders = [Path(out) / config.name() if out is not None else None for config in configs]
+        for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
+            if folder:
+                held.enter_context(locked(folder))
+                if fresh:
+                    clear(folder)
+                check_same(folder, config)
+                done = load(folder) if (folder / "run.toml").exists() else None
+                if done and done.finished and (folder / "model.safetensors").exists():
+                    runs[n] = done
+        if len(runs) < len(configs):
+            with torch_state(configs[0]), enough_memory(), stop_requests() as stopping:
+                shop, players = Workshop(), list[Player]()
+                for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
+                    if n not in runs:
+                        players.append(Player(build(config, shop), folder, watch, save_every))
+                        runs[n] = players[-1].run
+                loop(players, stopping)
+    return [runs[n] for n in range(len(configs))]
+
+
+class Player:
+    """One run at play: whose turn it is, what is written."""
+
+    def __init__(self, house: House, folder: Path | None, watch: Watch | None, save_every: float) -> None:
+        self.house, self.config, self.server = house, house.config, house.server
+        self.watch, self.save_every, self.due = watch, save_every, time.monotonic() + save_every
+        self.run = Run(read_back(house.config), facts=house.facts, federation=house.fed.labels(), folder=folder)
+        self.t = resume(self.run, house) if folder else 0  # the last round played
+        self.coming: dict[int, Turnout] = {}
+        if watch:
+            watch(self.run, None)
+
+    @property
+    def over(self) -> bool:
+        return self.t >= self.config.rounds
+
+    def look_ahead(self, t: int) -> None:
+        """Who comes and with which batches does not depend on the rounds before: found out while the device is busy."""
+        if t <= self.config.rounds and t not in self.coming:
+            came = self.config.participation.turnout(self.config.seed, t, self.house.fed.eligible, self.house.fed.clients)
+            self.coming[t] = came
+            self.server.prepare(t, came.ids.tolist(), came.share.tolist())
+
+    def moves(self) -> Generator[Ask, Outbox, Record]:
+        """The next round."""
+        self.look_ahead(self.t + 1)
+        came = self.coming.pop(self.t + 1)
+        return self.server.moves(self.t + 1, came.ids.tolist(), came.share.tolist(), len(came.absent))
+
+    def close(self, record: Record, seconds: float) -> None:
+        """The round is played: how good it is, what is written."""
+        self.t += 1
+        run, config, last = self.run, self.config, self.t == self.config.rounds
+        record["seconds"] = seconds
+        record |= measure(self.house) if self.t % config.evaluation.every == 0 or last else {"accuracy": None, "loss": None}
         run.rounds.append(record)
         if run.folder:
             append_lines(run.folder / "rounds.jsonl", [record])
-            if (now := time.monotonic()) >= due and t < config.rounds:
-                checkpoint.save(run.folder, server, t, config.digest())
+            if (now := time.monotonic()) >= self.due and not last:
+                checkpoint.save(run.folder, self.server, self.t, config.digest())
                 cost = time.monotonic() - now
-                due = now + (max(save_every, 20 * cost) if save_every else 0)  # at most a twentieth of the time; 0: every round
-        if watch:
-            watch(run, record)
+                # At most a twentieth of the time; 0: every round.
+                self.due = now + (max(self.save_every, 20 * cost) if self.save_every else 0)
+        if self.watch:
+            self.watch(run, record)
+
+    def end(self) -> None:
+        """The run is through, or was stopped."""
+        run = self.run
+        run.facts["state"] = "finished" if run.finished else "interrupted"
+        run.model = {n: v.cpu() for n, v in model_of(self.house).items()}
+        if run.folder:
+            checkpoint.save_tensors(run.folder / "model.safetensors", run.model, {"round": str(self.t), "run": run.name})
+            if run.finished:
+                (run.folder / checkpoint.FILE).unlink(missing_ok=True)
+            else:
+                checkpoint.save(run.folder, self.server, self.t, self.config.digest())
+            write_json(run.folder / "run.json", run.facts)
+
+
+def loop(players: Sequence[Player], stopping: Callable[[], bool]) -> None:
+    """Round after round of every run: who comes, one round, how good it is, what is written."""
+    active = [player for player in players if not player.over]
+    while active:
+        began = time.perf_counter()
+        records = one_round(active)
+        if active[0].house.space.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = (time.perf_counter() - began) / len(active)  # a run's share
+        for player, record in zip(active, records, strict=True):
+            player.close(record, seconds)
+        for player in [player for player in active if player.over]:
+            player.end()
+        active = [player for player in active if not player.over]
         if stopping():
             break
-    run.facts["state"] = "finished" if run.finished else "interrupted"
-    run.model = {n: v.cpu() for n, v in model_of(house).items()}
-    if run.folder:
-        checkpoint.save_tensors(run.folder / "model.safetensors", run.model, {"round": str(t), "run": run.name})
-        if run.finished:
-            (run.folder / checkpoint.FILE).unlink(missing_ok=True)
-        else:
-            checkpoint.save(run.folder, server, t, config.digest())
-        write_json(run.folder / "run.json", run.facts)
+    for player in active:
+        player.end()
+
+
+def one_round(players: Sequence[Player]) -> list[Record]:
+    """The next round of every run, phase by phase; runs that share an engine are handed to it together."""
+    rounds = [player.moves() for player in players]
+    records: dict[int, Record] = {}
+    asks: dict[int, Ask] = {}
+
+    def go_on(n: int, out: Outbox | None) -> None:
+        try:
+            asks[n] = next(rounds[n]) if out is None else rounds[n].send(out)
+        except StopIteration as end:
+            records[n] = end.value
+
+    for n in range(len(players)):
+        go_on(n, None)
+    while asks:
+        now, asks = asks, {}
+        outs: dict[int, Outbox] = {}
+        engines: dict[int, Engine] = {id(players[n].server.engine): players[n].server.engine for n in now}
+        for key, engine in engines.items():
+            mine = [n for n in now if id(players[n].server.engine) == key]
+            outs |= dict(zip(mine, engine.map([now[n] for n in mine]), strict=True))
+        for player in players:
+            player.look_ahead(player.t + 2)
+        for n, out in outs.items():
+            go_on(n, out)
+    return [records[n] for n in range(len(players))]
 
 
 def measure(house: House) -> Record:

@@ -110,6 +110,7 @@ class Ticker:
 
     def __init__(self, console: Console, runs: int = 1, title: str = "") -> None:
         self.console, self.runs, self.done, self.played, self.training = console, runs, 0, 0, False
+        self.parts: dict[str, float] = {}  # of runs at play
         columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[words]}"), TimeRemainingColumn(compact=True))
         self.bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True)
         self.whole = self.bars.add_task(title, total=runs, words=self.count()) if runs > 1 else None
@@ -134,15 +135,16 @@ class Ticker:
         losses = run.curve("train_loss")[1]
         words += f" · loss {losses[-1]:.2f}" if losses else ""
         self.bars.update(self.bar, completed=done, words=words)
+        self.parts[run.name] = done / rounds
         if self.whole is not None:
-            self.bars.update(self.whole, completed=self.done + done / rounds)
+            self.bars.update(self.whole, completed=self.done + sum(self.parts.values()))
         elif not self.console.is_terminal and record is not None and (done % ceil(rounds / LINES) == 0 or done == rounds):
             self.console.print(words, highlight=False, soft_wrap=True)
 
     def begin(self, run: Run) -> None:
         """Say what is about to be trained and set the bar up for it."""
         self.training = True
-        if self.runs > 1 and not self.done:
+        if self.runs > 1 and not self.done and not self.parts:
             self.say(f"{self.runs} runs on {scene(run)}, {run.config['rounds']} rounds each")
         if self.runs == 1:
             self.say(f"{run.algorithm} on {scene(run)}")
@@ -157,6 +159,7 @@ class Ticker:
     def end(self, run: Run) -> None:
         """One of several runs is through."""
         self.done += 1
+        self.parts.pop(run.name, None)
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done, words=self.count())
         if not self.console.is_terminal and self.training:

@@ -1,0 +1,173 @@
+"""What a run is made of: data, network, engine and server, built from its configuration."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+import platform
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..core.rng import torch_seed
+from ..core.space import Space
+from ..core.task import Bound, Functional, Task, with_features
+from ..data.dataset import Dataset, NaturalSource, Source
+from ..data.federation import Federation
+from ..data.partition import Iid, Natural, Partition
+from ..engine.base import Engine
+from ..engine.choose import choose, has_batch_norm, stochastic
+from ..engine.evaluate import Exam
+from ..engine.sequential import Sequential
+from ..engine.server import Server
+from ..engine.slots import Slots
+from ..engine.vmapped import Vmapped
+from ..errors import EngineError, ModelError
+from ..version import __version__
+from .config import Config
+
+
+class House(NamedTuple):
+    """Everything a run is made of."""
+
+    config: Config
+    fed: Federation
+    module: nn.Module
+    space: Space
+    task: Task
+    exam: Exam
+    server: Server
+    facts: dict[str, Any]
+
+
+def device_of(name: str) -> torch.device:
+    """The device a configuration names."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
+        raise EngineError(f"engine: unknown device {name!r}; allowed are auto, cpu, cuda and cuda:N. Try auto.")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise EngineError(f"engine: there is no device {name!r} here ({torch.cuda.device_count()} CUDA devices); use auto or cpu.")
+    return torch.device(name)
+
+
+@cache
+def steady_heap() -> None:
+    """Let glibc keep what a step frees for the next step, up to 256 MB.
+
+    By default it returns the top of the heap to the system after every step and asks for fresh pages in the next one;
+    on a virtual machine those page faults were a sixth of LeNet5's time. Elsewhere than on glibc nothing is done.
+    """
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-1, 256 * 2**20)  # M_TRIM_THRESHOLD
+        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD; 32 MB is the most it takes
+    except (OSError, AttributeError):
+        pass
+
+
+class Workshop:
+    """What runs that are played together share: samples on the device, engines with their slots, exams."""
+
+    def __init__(self) -> None:
+        self.data: dict[Any, Dataset] = {}
+        self.engines: dict[Any, tuple[Engine, Task]] = {}
+        self.exams: dict[Any, Exam] = {}
+
+    def samples(self, source: Source, partition: Partition, seed: int, device: torch.device, dtype: torch.dtype) -> Source | Dataset:
+        """The source's samples, on the device once for all runs; a source whose clients are drawn one by one stays itself."""
+        if isinstance(source, NaturalSource) and isinstance(partition, Natural):
+            return source
+        key = (source, seed if source.seeded else 0, partition.clients, device, dtype)
+        if key not in self.data:
+            self.data[key] = source.load(seed, partition.clients).to(device, dtype)
+        return self.data[key]
+
+
+def build(config: Config, shop: Workshop | None = None) -> House:
+    """Data, network, engine and server, as configured."""
+    steady_heap()
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA starts: 8 queues would make slots wait for each other
+    shop = shop or Workshop()
+    device, dtype, half = device_of(config.engine.device), config.engine.storage, config.engine.dtype == "bf16"
+    alg = config.algorithm
+    partition = Iid(clients=1, public=config.partition.public) if alg.pooled else config.partition
+    source = shop.samples(config.data, partition, config.seed, device, dtype)
+    fed = Federation(source, partition, config.seed, device, dtype, alg.needs)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(config.seed, "model"))
+        module = config.model.build_module(fed.shape, fed.classes)
+    module = checked_module(module, fed, [need for need in alg.needs if need not in ("public", "validation")])
+    space = Space(module, dtype, device)
+    first = fed.sizes[config.participation.sample(config.seed, 1, fed.eligible, fed.clients)]
+    name, reason = choose(config.engine.name, module, space, float(first.sum() / first.max()) if len(first) else 1.0, config.engine.compile)
+    # Slots hold nothing of a run but its network's structure, unless part of the network is never trained.
+    alike = name == "slots" and all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
+    key = (name, config.model, fed.shape, fed.classes, fed.criterion, config.engine) if alike else object()
+    if key not in shop.engines:
+        shop.engines[key] = engine_of(name, module, space, fed, config, half)
+    engine, task = shop.engines[key]
+    exam = (key, id(fed.test.x))
+    if exam not in shop.exams:
+        shop.exams[exam] = Exam(task, fed, fed.test)
+    examine = Exam(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
+    least = 2 if has_batch_norm(module) else 1
+    server = Server(alg, space, fed, config.local, engine, config.seed, least, rounds=config.rounds, examine=examine)
+    facts = {
+        "name": config.name(),
+        "state": "running",
+        "engine": name,
+        "reason": reason,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "parameters": space.P,
+        "buffers": space.Q,
+        "remark": config.algorithm.remark(space),
+        "version": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    return House(config, fed, module, space, task, shop.exams[exam], server, facts)
+
+
+def engine_of(name: str, module: nn.Module, space: Space, fed: Federation, config: Config, half: bool) -> tuple[Engine, Task]:
+    """An engine, and a task to evaluate with."""
+    if name == "vmapped":
+        functional = Functional(module, space, fed.criterion, half)
+        return Vmapped(functional, has_batch_norm(module)), functional
+    bound = partial(Bound, module, space, fed.criterion, half, config.engine.compile)
+    task = bound()
+    return Slots(bound, has_batch_norm(module)) if name == "slots" else Sequential(task, config.seed, stochastic(module)), task
+
+
+def divided(config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """Who holds what: samples of every client by class, [N, K] (K = 0 without classes), and in all, [N]."""
+    fed = Federation(config.data, config.partition, config.seed)
+    if fed.shares is not None:
+        return fed.shares.histogram(fed.pool.y.numpy(), fed.classes) if fed.classes else np.zeros((fed.clients, 0)), fed.sizes
+    counts = [np.bincount(fed.gather([i])[0].y, minlength=fed.classes) for i in range(fed.clients)]
+    return np.array(counts), fed.sizes
+
+
+def checked_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
+    """The network, known to take the data's inputs, to give an output and features, and to offer what the algorithm calls."""
+    example, module = fed.inputs(fed.test.x[:2]).cpu(), copy.deepcopy(module)  # a user's module stays as it is
+    if example.is_floating_point():
+        example = example.to(next(module.parameters(), example).dtype)
+    try:
+        module = with_features(module, example)
+    except (RuntimeError, ValueError, TypeError, IndexError) as e:
+        first = str(e).splitlines()[0] if str(e) else type(e).__name__
+        raise ModelError(f"the network cannot take inputs of shape {fed.shape}: {first}; change the network or the data.") from None
+    for call in calls:
+        if not callable(getattr(module, call, None)):
+            raise ModelError(
+                f"this algorithm needs a network that offers {call}(x), which {type(module).__name__} does not; use mlp, cnn or resnet18."
+            )
+        with torch.no_grad():
+            copy.deepcopy(module).eval()(example, call=call)
+    return module

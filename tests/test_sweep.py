@@ -1,0 +1,86 @@
+"""Sweeps: which runs a grid spans, and that runs which share an engine are the runs they would be alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import askew
+from askew.data.federation import Local
+from askew.errors import ConfigError
+from askew.experiment.config import Config
+from askew.experiment.run import play, play_all, play_together
+from askew.experiment.sweep import grid, load_sweep
+
+TINY: dict[str, Any] = {
+    "rounds": 3,
+    "partition": {"clients": 6},
+    "participation": {"cohort": 3},
+    "model": {"name": "mlp", "hidden": [6]},
+    "engine": {"name": "slots", "dtype": "float64", "device": "cpu"},
+}
+
+
+def records(run: askew.Run) -> list[dict[str, object]]:
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in run.rounds]
+
+
+def test_a_grid_is_every_combination_once_in_order() -> None:
+    configs = grid(TINY, {"local.lr": [0.1, 0.2], "seed": [0, 1, 1], "algorithm": [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.5}]})
+    told = [(c.local.lr, c.seed, type(c.algorithm).__name__) for c in configs]
+    assert told == [(lr, seed, name) for lr in (0.1, 0.2) for seed in (0, 1) for name in ("FedAvg", "FedProx")]
+    assert grid(TINY, {}) == [Config.build(TINY)]
+
+
+def test_a_file_and_the_command_line_span_together(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        'rounds = 2\n[sweep]\n"local.lr" = [0.1, 0.2]\npartition.alpha = [1.0]\n[sweep.algorithm]\nname = ["fedavg", "feddyn"]\n'
+    )
+    configs = load_sweep(file, ["rounds=4"], ["seed=3,4", "participation.name=uniform,full"])
+    assert len(configs) == 2 * 2 * 2 * 2 and {c.rounds for c in configs} == {4} and {c.seed for c in configs} == {3, 4}
+    assert {c.partition.table()["alpha"] for c in configs} == {1.0}
+    with pytest.raises(ConfigError, match="askew sweep"):
+        askew.run(file)
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [("local.lr", "takes key=value"), ("=1", "takes key=value"), ("seed=", "takes key=value"), ("seed.x=1", "single value")],
+)
+def test_wrong_spans_are_refused(over: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("seed = 1\n")
+    with pytest.raises(ConfigError, match=says):
+        load_sweep(file, (), [over])
+
+
+def test_a_span_must_be_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"local\.lr must be a list"):
+        grid(TINY, {"local.lr": 0.1})
+    with pytest.raises(ConfigError, match="at most 100,000"):
+        grid(TINY, {"seed": list(range(1000)), "local.lr": [0.1] * 101})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedga", "moon", "lossbias", "fedpdc", "fedbn"])
+def test_runs_that_share_slots_are_the_runs_they_are_alone(method: str) -> None:
+    """Other rates, seeds and hyper-parameters beside them change nothing but how far a short batch is padded, hence roundings."""
+    spans: dict[str, Any] = {"seed": [0, 1], "local.lr": [0.05, 0.2], "algorithm": [{"name": method}, {"name": "fedprox", "mu": 0.3}]}
+    configs = grid(TINY, spans)
+    together = play_together(configs)
+    for config, run in zip(configs, together, strict=True):
+        alone = play(config)
+        assert all(torch.allclose(run.model[n], v, rtol=0, atol=1e-13) for n, v in alone.model.items())
+        assert [r["participants"] for r in run.rounds] == [r["participants"] for r in alone.rounds]
+        assert run.best_accuracy == alone.best_accuracy
+
+
+def test_runs_of_unequal_length_end_each_in_its_time(tmp_path: Path) -> None:
+    configs = [Config.build({**TINY, "rounds": n, "local": Local(batch=b).table()}) for n, b in ((1, 8), (4, 32), (2, 0))]
+    runs = play_together(configs, tmp_path)
+    assert [len(run.rounds) for run in runs] == [1, 4, 2] and all(run.finished for run in runs)
+    again = list(play_all(configs, tmp_path))
+    assert [records(run) for run in again] == [records(run) for run in runs]
