@@ -20,7 +20,7 @@ from askew.core.local import differentiate
 from askew.core.rng import generator, key, torch_seed
 from askew.core.settings import Registry, Settings, setting
 from askew.core.space import BATCH_NORMS, Space
-from askew.core.task import Bound, Functional, with_features
+from askew.core.task import Bound, Functional, WithFeatures, with_features
 from askew.core.types import Batch, nova_length
 from askew.errors import AlgorithmError, ConfigError, ModelError, UnknownName
 from askew.models import networks
@@ -326,3 +326,21 @@ def test_hooks_that_break_the_interface_are_named() -> None:
     ):
         with pytest.raises(AlgorithmError, match=words):
             askew.run(method, model="softmax", rounds=1, clients=10)
+
+
+def test_channels_last_is_another_order_of_the_same_coordinates() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 5), nn.Flatten(), nn.Linear(4, 2))
+    plain, last = Space(module), Space(module, last=True)
+    assert torch.equal(plain.start.sort().values, last.start.sort().values) and not torch.equal(plain.start, last.start)
+    for (name, a), b in zip(plain.split(plain.start).items(), last.split(last.start).values(), strict=True):
+        assert torch.equal(a, b) and a.shape == b.shape, name
+        assert torch.equal(last.row(b), last.row(a.clone()))
+    weight = last.split(last.start)["0.weight"]
+    assert weight.is_contiguous(memory_format=torch.channels_last) and weight.data_ptr() == last.start.data_ptr()
+    x, y = torch.randn(6, 3, 5, 5), torch.randint(0, 2, (6,))
+    grads = []
+    for space in (plain, last):
+        task = Bound(WithFeatures(module), Space(WithFeatures(module), last=space.last_channels))
+        g, _, _ = differentiate(task, lambda u, task=task: task.loss(u, Batch(x, y)), task.space.start, task.space.buffers)
+        grads.append(task.space.split(g))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(grads[0].values(), grads[1].values(), strict=True))

@@ -208,7 +208,7 @@ def test_a_damaged_archive_is_refused(root: Path, publish: Any) -> None:
 def test_missing_files_say_what_to_do(root: Path) -> None:
     with pytest.raises(DataError) as told:
         Cifar10().load(0, 3)
-    assert all(word in str(told.value) for word in ("`askew data get cifar10`", "cifar-10-binary.tar.gz", str(root)))
+    assert all(word in str(told.value) for word in ("`askew data get cifar10 --data-dir ", "cifar-10-binary.tar.gz", str(root)))
     put(root / "cifar-10-batches-bin", {"data_batch_1.bin": b""})  # a part is not the whole
     with pytest.raises(DataError, match="askew data get cifar10"):
         Cifar10().load(0, 3)

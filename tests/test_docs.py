@@ -19,6 +19,7 @@ import typer
 from askew.cli import app
 from askew.core.algorithm import Algorithm
 from askew.core.types import Cohort, Me
+from askew.data import files
 from askew.experiment.config import CHOICES, Config
 
 ROOT = Path(__file__).parent.parent
@@ -81,7 +82,8 @@ def test_configurations_load(page: Path, desk: Path) -> None:
 
 
 @pytest.mark.parametrize("page", having("console"))
-def test_commands_and_their_options_exist(page: Path) -> None:
+def test_commands_and_their_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "chosen", None)  # --data-dir takes effect as it is parsed
     verbs: Any = typer.main.get_command(app)
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     lines = [line[2:] for block in blocks(page, "console") for line in block.text.splitlines() if line.startswith("$ ")]
@@ -91,8 +93,11 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         if program == "make":
             assert words[0] in targets, line
         if program == "askew":
-            assert words[0] in verbs.commands, line
-            verbs.commands[words[0]].make_context(words[0], words[1:])  # parses, and refuses what it does not know
+            command = verbs
+            while commands := getattr(command, "commands", None):
+                assert words and words[0] in commands, line
+                command, words = commands[words[0]], words[1:]
+            command.make_context(command.name, words)  # parses, and refuses what it does not know
         if program == "python":
             assert (ROOT / words[0]).is_file(), line
 

@@ -15,10 +15,12 @@ from torch.utils.data import TensorDataset
 
 import askew
 from askew.algorithms import FedAvg, FedProx, algorithms
+from askew.data import Natural, Synthetic
+from askew.data.federation import Federation, Local
 from askew.errors import ConfigError, ModelError, StoreError
 from askew.experiment import checkpoint
 from askew.experiment.build import build
-from askew.experiment.config import Config, load_config, override_with
+from askew.experiment.config import Config, load_config, put_into
 from askew.experiment.store import append_lines, locked, read_rounds, write_text
 
 TINY = {"rounds": 3, "model": {"name": "softmax"}, "partition": {"clients": 10}, "participation": {"cohort": 3}, "local": {"lr": 0.1}}
@@ -61,7 +63,7 @@ def test_overrides_are_toml_values_or_plain_words(tmp_path: Path) -> None:
     assert config.tables()["model"]["hidden"] == (8, 4)
     tables: dict[str, object] = {"seed": 3}
     with pytest.raises(ConfigError, match="not a table"):
-        override_with(tables, "seed.x=1")
+        put_into(tables, "seed.x", 1, "--set ")
 
 
 def test_python_and_tables_and_files_and_settings_are_one_door(tmp_path: Path) -> None:
@@ -362,3 +364,57 @@ def test_settings_that_cannot_work_together_are_refused_when_they_load() -> None
     for key in ("fedvarp", "mifa"):
         with pytest.raises(ConfigError, match="weighting must be"):
             Config.build({"algorithm": {"name": key, "weighting": "samples"}})
+
+
+# turnout, stragglers, pooled data -------------------------------------------------------------------------------
+
+
+def test_pooled_training_sees_the_data_of_all_clients() -> None:
+    told = [
+        askew.run(m, data={"name": "synthetic", "samples": 20}, clients=7, rounds=1).federation["samples"]
+        for m in ("fedavg", "centralised")
+    ]
+    assert told == [140, 140]
+
+
+def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
+    run = askew.run("scaffold", data="synthetic", clients=6, rounds=2, participation={"cohort": 3, "dropout": 1.0}, model="softmax")
+    assert not any(v.any() for v in run.model.values())  # softmax begins at zero
+    for record in run.rounds:
+        assert record["participants"] == [] and record["absent"] == 3 and record["train_loss"] is None and record["bytes_up"] == 0
+        assert record["bytes_down"] == 3 * 2 * 155 * 4  # the model and the server's variate
+
+
+def test_the_absent_are_sent_the_model_and_answer_nothing() -> None:
+    run = askew.run("fedavg", data="synthetic", clients=40, rounds=5, participation={"cohort": 20, "dropout": 0.4}, model="softmax")
+    for record in run.rounds:
+        came, gone = len(record["participants"]), record["absent"]
+        assert came + gone == 20 and 0 < gone < 20
+        assert record["bytes_down"] == 20 * 155 * 4 and record["bytes_up"] == came * 155 * 4
+
+
+def test_stragglers_do_part_of_their_steps() -> None:
+    local = Local(batch=5, epochs=2)
+    fed = Federation(Synthetic(samples=50), Natural(clients=3), 0)
+    whole, part = fed.plan([0, 1, 2], 1, local), fed.plan([0, 1, 2], 1, local, share=[1.0, 0.5, 0.01])
+    assert [w.batches for w in whole.train] == [20, 20, 20] and [w.batches for w in part.train] == [20, 10, 1]
+    for a, b in zip(whole.train, part.train, strict=True):
+        assert b.places.tolist() == a.places[: len(b.places)].tolist() and len(b.places) == 5 * b.batches
+
+
+def test_a_short_last_batch_may_be_dropped_unless_it_is_the_only_one() -> None:
+    fed = Federation(Synthetic(samples=23), Natural(clients=2), 0)
+    for batch, lengths in ((10, [10, 10, 10, 10]), (23, [23, 23]), (30, [23, 23])):
+        work = fed.plan([1], 1, Local(batch=batch, epochs=2, drop_last=True)).train[0]
+        assert work.lengths() == lengths and len(work.places) == sum(lengths)
+    work = fed.plan([1], 1, Local(batch=10, steps=5, drop_last=True)).train[0]
+    assert work.lengths() == [10] * 5
+
+
+def test_a_changed_file_is_another_run(tmp_path: Path) -> None:
+    file = tmp_path / "who.json"
+    config = {**TINY, "partition": {"name": "file", "path": str(file), "clients": 2}, "participation": {"cohort": 1}}
+    file.write_text(json.dumps([list(range(700)), list(range(700, 1437))]))
+    before = Config.build(config).name()
+    file.write_text(json.dumps([list(range(600)), list(range(600, 1437))]))
+    assert Config.build(config).name() != before

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from io import IOBase
+from io import BytesIO, IOBase
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import pytest
 import torch
 
 from askew.cli import main
+from askew.data import files
 from askew.experiment.config import CHOICES
 
 QUICK = "--quiet --set rounds=2 --set model.name=softmax --set partition.clients=5"
@@ -46,7 +49,30 @@ def setting(change: str, *says: str) -> Case:
 
 def file(name: str, content: str | bytes) -> Setup:
     data = content.encode() if isinstance(content, str) else content
-    return lambda here, patch: (here / name).write_bytes(data)
+
+    def write(here: Path, patch: pytest.MonkeyPatch) -> None:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes(data)
+
+    return write
+
+
+def reading(key: str, name: str, content: object, *says: str, more: str = "") -> Case:
+    """`askew run` with a setting that names a file of this content: bytes, an array, tensors by name, else JSON."""
+    wrong, allowed, advice = says
+    sets = " ".join(f"--set {each}" for each in (f"{key}={name}", *more.split()))
+    return case(f"{key} {content!s:.30}", f"run --quiet {sets}", wrong, allowed, advice, file(name, saved(content)))
+
+
+def saved(content: object) -> bytes:
+    buffer = BytesIO()
+    if isinstance(content, np.ndarray):
+        np.save(buffer, content)
+    elif isinstance(content, dict):
+        torch.save(content, buffer)
+    else:
+        return content if isinstance(content, bytes) else json.dumps(content).encode()
+    return buffer.getvalue()
 
 
 def page(id: str, content: str | bytes, *says: str) -> Case:
@@ -120,6 +146,18 @@ class Own(askew.Network):
     def module(self, shape, classes):
         return nn.Sequential(nn.Flatten(), {layers})
 """
+TEXT = """import askew, torch
+
+@askew.register("own")
+class Own(askew.Source):
+    def load(self, seed, clients):
+        part = askew.Samples(torch.arange(400).reshape(100, 4) % 9, torch.arange(100) % 9)
+        return askew.Dataset(part, part, 9)
+"""
+OWN_TEXT = "--set data.name=own --set partition.name=iid"
+TRACE, SPLIT = "participation.name=trace", "partition.name=file"
+BODY = {"fc1.weight": torch.zeros(64, 64), "fc1.bias": torch.zeros(64)}
+SEVEN = BODY | {"out.weight": torch.zeros(7, 64), "out.bias": torch.zeros(7)}
 
 CASES = [
     # names and keys
@@ -162,9 +200,9 @@ CASES = [
     # ranges
     setting("rounds=0", "rounds", "must be ≥ 1, got 0", "the default is 30"),
     setting("seed=-1", "seed", "must be ≥ 0, got -1", "the default is 0"),
-    setting("local.lr=-0.1", "local: lr", "must be > 0, got -0.1", "try 0.1"),
-    setting("local.lr=0", "local: lr", "must be > 0, got 0", "try 0.1"),
-    setting("local.lr=inf", "local: lr", "must be finite, got inf", "try 0.1"),
+    setting("local.lr=-0.1", "local: lr", "must be > 0 and ≤ 1e+06, got -0.1", "try 0.1"),
+    setting("local.lr=0", "local: lr", "must be > 0 and ≤ 1e+06, got 0", "try 0.1"),
+    setting("local.lr=inf", "local: lr", "≤ 1e+06, got inf", "try 0.1"),
     setting("local.momentum=1", "local: momentum", "must be ≥ 0 and < 1, got 1", "the default is 0"),
     setting("local.decay=0", "local: decay", "must be > 0 and ≤ 1, got 0", "the default is 1"),
     setting("local.decay=1.5", "local: decay", "must be > 0 and ≤ 1, got 1.5", "the default is 1"),
@@ -181,7 +219,8 @@ CASES = [
     setting("algorithm.name=feddyn algorithm.alpha=-1", "FedDyn: alpha", "must be ≥ 0, got -1", "try 0.01"),
     setting("algorithm.server_lr=0", "FedAvg: server_lr", "must be a number > 0, or left out, got 0", "leave it out for the default"),
     setting("engine.dtype=float16", "engine: unknown dtype 'float16'", "Known: bf16, float32, float64", "did you mean"),
-    setting("engine.workers=4", "engine: workers", "must be 1, got 4", "leave it out"),
+    setting("engine.workers=0", "engine: workers", "must be ≥ 1 and ≤ 128, got 0", "the default is 1"),
+    case("too many workers", "run --workers 200", "engine: workers", "must be ≥ 1 and ≤ 128, got 200", "the default is 1"),
     setting("engine.device=gpu", "unknown device 'gpu'", "allowed are auto, cpu, cuda and cuda:N", "Try auto"),
     setting("engine.device=cuda:99", "there is no device 'cuda:99' here", "CUDA devices", "use auto or cpu"),
     case(
@@ -206,6 +245,168 @@ CASES = [
     setting("data.name=synthetic model.name=cnn", "cnn", "needs images", "use mlp or softmax"),
     setting("model.hidden=[]", "MLP: hidden", "must be one width ≥ 1 or several, got []", "use softmax"),
     setting("model.norm=group model.hidden=[3]", 'norm = "group"', "needs even widths", "try [64]"),
+    # datasets
+    setting("data.name=cifar", "unknown dataset 'cifar'", "Known: cifar10, cifar100,", "did you mean 'cifar10'?"),
+    setting("data.name=cifar10", "cifar10: its files are not in", "run `askew data get cifar10`", "or put cifar-10-binary.tar.gz"),
+    setting("data.name=tiny_imagenet", "tiny_imagenet: its files are not in", "askew data get", "or put tiny-imagenet-200.zip into"),
+    setting("data.name=shakespeare", "shakespeare: its files are not in", "askew data get", "or put shakespeare/pg100.txt"),
+    setting("data.name=cifar10 data.train=-1", "Cifar10: train", "must be ≥ 0, got -1", "the default is 0"),
+    setting("data.name=cifar10 data.crop=-1", "Cifar10: crop", "must be ≥ 0, got -1", "the default is 0"),
+    setting("data.name=cifar10 data.pad=1.5", "Cifar10: pad", "must be a whole number, got 1.5", "the default is 0"),
+    setting("data.name=cifar10 data.turn=200", "Cifar10: turn", "must be ≥ 0 and ≤ 180, got 200", "the default is 0"),
+    setting("data.name=cifar10 data.chance=1.5", "Cifar10: chance", "must be ≥ 0 and ≤ 1, got 1.5", "the default is 1"),
+    setting("data.name=cifar10 data.fill=grey", "unknown fill 'grey'", "known: black, mean, reflect", "choose one of them"),
+    setting("data.name=cifar10 data.normalise=mean", "unknown normalise 'mean'", "known: channels, half, unit", "choose one of them"),
+    setting("data.name=cifar10 data.flip=yes", "Cifar10: flip", "must be true or false, got 'yes'", "the default is false"),
+    setting("data.name=cifar10 data.chance=0.5", "Cifar10: chance", "nothing cuts them", "set crop or pad"),
+    setting("data.name=cifar10 data.frozen=true", "Cifar10: frozen", "needs a random change", "set crop, pad, flip or turn"),
+    setting("data.name=cifar10 data.random_test=true", "Cifar10: random_test", "needs a random change", "set crop, pad, flip or turn"),
+    setting("data.name=cifar10 data.fill=reflect", 'fill = "reflect"', "says what padding is, and there is none", "set pad"),
+    setting("data.name=cifar10 data.pad=4 data.fill=mean data.frozen=true", 'fill = "mean"', "stay bytes", 'use "black" or "reflect"'),
+    setting("data.name=mnist data.letters=10", "unknown setting data.letters", "Known: chance, crop,", "did you mean"),
+    setting("data.name=emnist data.letters=27", "Emnist: letters", "must be ≥ 2 and ≤ 26, got 27", "the default is 26"),
+    setting("data.name=shakespeare data.samples=-1", "Shakespeare: samples", "must be ≥ 0, got -1", "the default is 0"),
+    setting("data.name=shakespeare data.share=1", "Shakespeare: share", "must be > 0 and < 1, got 1", "the default is 0.9"),
+    setting("data.name=shakespeare data.window=0", "Shakespeare: window", "≥ 1 and ≤ 10000, got 0", "the default is 80"),
+    setting("data.name=shakespeare data.vocabulary=all", "unknown vocabulary 'all'", "known: leaf, seen", "choose one of them"),
+    case(
+        "data: tampered",
+        "run --quiet --set data.name=shakespeare --set model.name=charlstm",
+        "pg100.txt has the MD5",
+        "and the published one",
+        "remove it and run `askew data get shakespeare`",
+        file("data/shakespeare/pg100.txt", "Enter GHOST."),
+    ),
+    case(
+        "data: not the file it should be",
+        "data get shakespeare",
+        "pg100.txt has the MD5",
+        "and the published one",
+        "remove it and run `askew data get shakespeare`",
+        file("data/shakespeare/pg100.txt", "Enter GHOST."),
+    ),
+    # partitions
+    setting("partition.name=dirichlet_prior partition.alpha=0", "DirichletPrior: alpha", "must be > 0, got 0", "the default is 0.6"),
+    setting("partition.name=dirichlet_prior partition.sigma=-1", "DirichletPrior: sigma", "≥ 0 and ≤ 100, got -1", "the default is 0"),
+    setting("partition.name=dirichlet_prior partition.min_size=3", "partition.min_size", "known: alpha,", "choose one of them"),
+    setting("partition.name=lognormal partition.sigma=101", "Lognormal: sigma", "≥ 0 and ≤ 100, got 101", "the default is 0.3"),
+    setting("partition.name=lognormal partition.clients=2000", "among 2,000 clients", "one each at least", "lower partition.clients"),
+    setting("partition.name=labels partition.labels=0", "labels", "must be ≥ 1, got 0", "the default is 5"),
+    setting("partition.name=labels partition.labels=11", "partition.labels = 11", "of 10 classes", "set partition.labels to 10 or less"),
+    setting("partition.name=labels partition.clients=500", "give 500 clients", "partition.labels = 5", "lower partition.labels or"),
+    setting(
+        "partition.name=labels partition.labels=1 partition.balanced=true partition.clients=5",
+        "5 clients of 1 label",
+        "need 10 to 50 places",
+        "change partition.labels",
+    ),
+    setting("partition.name=shards partition.shards=0", "Shards: shards", "must be ≥ 1, got 0", "the default is 2"),
+    setting("partition.name=shards partition.shards=100", "30 × partition.shards = 100", "1,437 samples cannot", "lower partition.shards"),
+    setting("partition.name=iid partition.alpha=1", "unknown setting partition.alpha", "known: balanced,", "choose one of them"),
+    setting("partition.name=iid partition.balanced=1", "Iid: balanced", "must be true or false, got 1", "the default is false"),
+    setting("partition.noise=-1", "Dirichlet: noise", "must be ≥ 0, got -1", "the default is 0"),
+    setting("partition.rotation=left", "Dirichlet: rotation", "must be a number, got 'left'", "the default is 0"),
+    setting("data.name=synthetic partition.rotation=45", "rotation", "needs images [channels,", "set partition.rotation = 0"),
+    setting("partition.overlap=true partition.noise=0.1", "partition.noise", "share no sample", "set partition.overlap = false"),
+    setting("partition.validation=1", "Dirichlet: validation", "≥ 0 and < 1, or left out, got 1", "leave it out"),
+    setting("partition.public=-1", "Dirichlet: public", "a whole number ≥ 0, or left out, got -1", "leave it out"),
+    setting("partition.public=2000", "partition.public", "less than the 1,437 training samples, got 2,000", "lower it"),
+    setting("algorithm.name=fedpdc partition.public=0", "partition.public = 0", "needs public data", "set 1 or more"),
+    setting(SPLIT, "partition.json cannot be read", "No such file", "check partition.path"),
+    setting(f"{SPLIT} partition.path=split.csv", "FromFile: path", "a .json or .npy file, got 'split.csv'", "save the split as one"),
+    reading("partition.path", "s.json", b"[[1,", "s.json is no valid .json file", "line 1 column 5", "save it anew", more=SPLIT),
+    reading("partition.path", "s.json", 3, "s.json", "must hold a list of lists", "list the sample indices", more=SPLIT),
+    reading("partition.path", "s.json", [[0], [0]], "s.json lists sample 0 twice", "client 0 and client 1", "and once", more=SPLIT),
+    reading("partition.path", "s.json", [[5000]], "s.json lists 5000", "is no sample", "from 0 to 1436", more=SPLIT),
+    reading("partition.path", "s.json", [[0], [1]], "s.json", "among 2 clients, not 30", "set partition.clients = 2", more=SPLIT),
+    reading("partition.path", "s.npy", np.zeros(5), "s.npy", "each of the 1437 samples, got float64", "as one row of integers", more=SPLIT),
+    # participation
+    setting("participation.name=bernoulli participation.cohort=5", "participation.cohort", "known: dropout, fraction,", "choose one"),
+    setting("participation.name=bernoulli participation.fraction=0", "Bernoulli: fraction", "> 0 and ≤ 1, got 0", "the default is 0.2"),
+    setting("participation.name=full participation.fraction=0.5", "participation.fraction", "known: dropout,", "choose one of them"),
+    setting("participation.name=skewed participation.gamma=-1", "Skewed: gamma", "must be ≥ 0, got -1", "the default is 1"),
+    setting("participation.name=skewed participation.gamma=inf", "Skewed: gamma", "must be finite, got inf", "the default is 1"),
+    setting(
+        "participation.name=cyclic participation.groups=31", "Cyclic: groups", "at most the number of clients, 30", "lower participation"
+    ),
+    setting("participation.name=cyclic participation.groups=0", "Cyclic: groups", "must be ≥ 1, got 0", "the default is 5"),
+    setting("participation.name=cyclic participation.shuffle=1", "Cyclic: shuffle", "true or false, got 1", "the default is true"),
+    setting(
+        "participation.name=cyclic participation.cohort=31", "Cyclic: cohort", "at most the number of clients, 30", "lower participation"
+    ),
+    setting("participation.name=markov participation.join=0", "Markov: join", "must be > 0 and ≤ 1, got 0", "the default is 0.1"),
+    setting("participation.name=markov participation.leave=1.5", "Markov: leave", "must be ≥ 0 and ≤ 1, got 1.5", "the default is 0.1"),
+    setting("participation.dropout=1.1", "Uniform: dropout", "must be ≥ 0 and ≤ 1, got 1.1", "the default is 0"),
+    setting("participation.stragglers=-0.1", "Uniform: stragglers", "must be ≥ 0 and ≤ 1, got -0.1", "the default is 0"),
+    setting("participation.least_work=0", "Uniform: least_work", "must be > 0 and < 1, got 0", "the default is 0.1"),
+    setting(TRACE, "Trace: path", "must name a .json or .npy file", "set participation.path"),
+    setting(f"{TRACE} participation.path=t.json", "cannot use t.json", "No such file", "name another one in participation.path"),
+    reading("participation.path", "t.json", b"[[1,", "cannot use t.json", "line 1 column 5", "mend the file", more=TRACE),
+    reading("participation.path", "t.json", [], "cannot use t.json", "a list of rounds, one or more", "mend the file", more=TRACE),
+    reading("participation.path", "t.json", [[0, 30]], "its round 1 names 30", "from 0 to 29", "mend the file", more=TRACE),
+    reading("participation.path", "t.json", [[1], [2, 2]], "its round 2", "names a client twice", "mend the file", more=TRACE),
+    reading("participation.path", "t.npy", np.zeros((2, 3), bool), "t.npy", "[rounds, 30]", "got bool [2, 3]; mend", more=TRACE),
+    # networks
+    setting("model.name=charlstm", "charlstm", "needs inputs [length] of tokens", "use a text dataset, or mlp"),
+    setting("model.name=charlstm data.name=synthetic", "charlstm", "reads tokens, whole numbers from 0", "use a text dataset, or mlp"),
+    setting("model.name=charlstm model.hidden=0", "CharLSTM: hidden", "must be ≥ 1, got 0", "the default is 256"),
+    setting("model.name=vgg19", "vgg19", "32×32 pixels or more, got inputs of shape [1, 8, 8]", "use cnn or lenet for smaller images"),
+    setting("model.name=lenet_pmvr", "lenet_pmvr", "16×16 pixels or more, got inputs of shape [1, 8, 8]", "use lenet for smaller images"),
+    setting("model.name=cnn64 data.name=synthetic", "cnn64", "needs images", "use mlp or softmax"),
+    setting("model.name=resnet50 data.name=synthetic", "resnet50", "needs images", "use mlp or softmax"),
+    setting("model.name=resnet18 model.stem=imagenet", 'stem = "imagenet"', "32×32 pixels or more", 'use stem = "small"'),
+    setting("model.name=resnet18 model.stem=large", "unknown stem 'large'", "known: imagenet, small", "choose one of them"),
+    setting("model.name=resnet18 model.groups=3", "ResNet18: groups", "must divide 64 channels, got 3", "try 2 or 32"),
+    setting("model.name=resnet18 model.norm=none", "unknown norm 'none'", "known: batch, group", "choose one of them"),
+    setting("model.name=lenet model.padding=5", "LeNet: padding", "must be ≥ 0 and ≤ 4, got 5", "the default is 0"),
+    setting("model.head=-1", "MLP: head", "must be ≥ 0, got -1", "the default is 0"),
+    setting("model.new_head=true", "new_head = true", "is about model.weights, which is not set", "set it, or leave new_head out"),
+    setting("model.weights=none.pt", "there is no weights file 'none.pt'", "a .safetensors file or a torch state dict", "in model.weights"),
+    reading("model.weights", "w.pt", b"junk", "w.pt is damaged", "are not opened", "save the state_dict() with torch.save"),
+    reading("model.weights", "w.safetensors", b"junk", "w.safetensors is damaged", "are not opened", "save the state_dict()"),
+    reading("model.weights", "w.pt", {"a": torch.zeros(3)}, "w.pt do not fit", "1 unexpected (a)", "take a file of this network"),
+    reading("model.weights", "w.pt", SEVEN, "out.weight: [7, 64] in the file", "[10, 64] here", "set model.new_head = true"),
+    Case(
+        "weights: no name of a file",
+        ("run", "--quiet", "--set", r'model.weights="\u0000"'),
+        ("there is no weights file", "a .safetensors file or a torch state dict", "name a"),
+    ),
+    plugin("a network for images on text", TEXT, "cnn64", "got inputs of shape [4]", "use mlp", more=f"{OWN_TEXT} --set model.name=cnn64"),
+    plugin("noise on text", TEXT, "noise", "need real inputs or bytes", "to 0", more=f"{OWN_TEXT} --set partition.noise=0.1"),
+    # engines
+    plugin(
+        "dropout in slots",
+        NETWORK.format(layers="nn.Dropout(0.5), nn.Linear(64, classes)"),
+        '"slots"',
+        "a network with dropout",
+        'use engine.name = "sequential"',
+        more="--set model.name=own --set engine.name=slots",
+    ),
+    plugin(
+        "no row of layers for a head",
+        NETWORK.format(layers="nn.Linear(64, classes), nn.Identity()"),
+        "model.head = 4",
+        "end with a linear one",
+        "leave head out",
+        more="--set model.name=own --set model.head=4",
+    ),
+    setting("engine.compile=true engine.name=vmapped", "engine: compile", 'is for engine.name = "sequential"', "leave one of the two out"),
+    setting("engine.dtype=fp16", "engine: unknown dtype 'fp16'", "Known: bf16,", "did you mean 'bf16'?"),
+    setting("engine.name=slot", "unknown name 'slot'", "Known: auto, sequential, slots,", "did you mean 'slots'?"),
+    setting("local.drop_last=2", "local: drop_last", "must be true or false, got 2", "the default is false"),
+    # their commands
+    case("data get: name", "data get nonsense", "no dataset 'nonsense'", "known: cifar10,", "choose one of them"),
+    case("data get: last name", "data get mnist cifar-10", "'cifar-10' is kept in files", "Known: cifar10,", "did you mean 'cifar10'?"),
+    case("data get: built in", "data get digits", "no dataset 'digits' is kept in files", "cifar10,", "mnist"),
+    case("data get: nothing", "data get", "missing argument 'NAME...'", "askew data get takes NAME...", "see askew data get --help"),
+    case("data check: not here", "data check mnist", "mnist: its files are not in", "askew data get mnist", "or put MNIST/raw/"),
+    case("data: no such command", "data fetch", "no such command 'fetch'", "commands are list, get, check, path", "see askew data --help"),
+    case("data list: option", "data list --name x", "no such option: --name", "takes --data-dir --json", "see askew data list --help"),
+    case("partition: picture", "partition --out x.txt", "--out", "must end in .png, .svg or .pdf, got 'x.txt'", "try partition.png"),
+    case("partition: missing", "partition none.toml", "there is no file 'none.toml'", "name a TOML file", "leave it out"),
+    case("partition: setting", "partition --set partition.labels=3", "unknown setting partition.labels", "known: alpha,", "choose one"),
+    case("partition: below a file", "partition --out taken/x.png", "taken", "File exists", "check that the path", file("taken", "")),
+    case("data-dir without value", "run --data-dir", "'--data-dir' requires an argument", "askew run takes", "see askew run --help"),
     # the words of --set
     case("set without =", "run --set local.lr", "'local.lr'", "takes key=value", "for example --set"),
     case("set without key", "run --set =3", "'=3'", "takes key=value", "for example --set"),
@@ -335,7 +536,7 @@ CASES = [
     # the command line itself
     case("no such list", "list algoritms", "there is no list of 'algoritms'", "Known: algorithms, datasets", "did you mean 'algorithms'?"),
     case("no list named", "list", "missing argument 'KIND'", "askew list takes KIND --plugin --json", "see askew list --help"),
-    case("no such command", "rum", "no such command 'rum'", "commands are run, partition, list,", "see askew --help"),
+    case("no such command", "rum", "no such command 'rum'", "commands are run, sweep, partition,", "see askew --help"),
     case("no such option", "run --rounds 3", "no such option: --rounds", "askew run takes FILE.toml --set", "see askew run --help"),
     case("no run named", "show", "missing argument 'RUN'", "askew show takes RUN --json", "see askew show --help"),
     case("too many files", "run a.toml b.toml", "unexpected extra argument", "askew run takes FILE.toml", "see askew run --help"),
@@ -370,6 +571,8 @@ def test_one_sentence(
     case: Case, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASKEW_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(files, "chosen", None)
     shutil.copytree(finished, tmp_path / "runs" / finished.name)
     kept = case.setup(tmp_path, monkeypatch) if case.setup else None
     capsys.readouterr()
@@ -381,6 +584,18 @@ def test_one_sentence(
     assert "Traceback" not in err
     for fragment in case.says:
         assert fragment in err
+
+
+def test_a_failed_check_shows_the_files_and_says_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(files, "chosen", None)  # restored, whatever --data-dir does to it
+    file("shakespeare/pg100.txt", "Enter GHOST.")(tmp_path, monkeypatch)
+    assert main(["data", "check", "shakespeare", "--data-dir", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert "pg100.txt" in out and "should be" in out
+    assert err.startswith("error: shakespeare: ") and err.count("\n") == 1
+    assert "not as published: pg100.txt" in err and "askew data get shakespeare" in err
 
 
 def test_a_defect_of_ours_is_told_from_a_mistake_of_yours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

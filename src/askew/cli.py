@@ -6,7 +6,8 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,14 +15,15 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from . import cli_data
+from . import cli_bench, cli_data
 from .cli_data import AsJson, examples
 from .data.skew import heterogeneity
+from .engine.ranks import place
 from .errors import AskewError, ConfigError
 from .experiment import catalogue
 from .experiment import demo as demonstration
 from .experiment.build import divided
-from .experiment.config import load_config, load_plugin
+from .experiment.config import load_config, load_plugin, plugin_fault
 from .experiment.run import play, play_all
 from .experiment.store import Run, load, load_all, to_json
 from .experiment.sweep import load_sweep
@@ -70,6 +72,7 @@ def top(show_version: Annotated[bool, typer.Option("--version", callback=version
         "askew run --set algorithm.name=fedprox --set algorithm.mu=0.1",
         "askew run experiment.toml --set seed=1 --out runs",
         "askew run --plugin mine.py --set algorithm.name=mine",
+        "askew run experiment.toml --workers 4",
     )
 )
 def run(
@@ -79,6 +82,7 @@ def run(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
     folder: cli_data.Folder = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, even if the run is stored already.")] = False,
+    workers: Annotated[int | None, typer.Option(metavar="N", help="Processes that share the work.", show_default="engine.workers")] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
 ) -> None:
@@ -86,7 +90,7 @@ def run(
 
     A finished run is read back, an interrupted one goes on. Ctrl-C ends the round and stores everything; a second one stops at once.
     """
-    config = load_config(file, overrides or (), plugins or ())
+    config = load_config(file, [*(overrides or ()), *([] if workers is None else [f"engine.workers={workers}"])], plugins or ())
     said = Console(stderr=True, quiet=quiet)
     again = terminal.go_on(out / config.name())
     try:
@@ -122,7 +126,7 @@ def sweep(
 ) -> None:
     """Train every combination of some settings' values; on a GPU many runs at a time.
 
-    A file's [sweep] table and --over span the combinations. Finished runs are read back, interrupted ones go on.
+    The sweep table of a file and --over span the combinations. Finished runs are read back, interrupted ones go on.
     """
     configs, said = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
     runs: list[Run] = []
@@ -259,6 +263,9 @@ def demo(
     put(terminal.pairs([("", ""), ("report", str(page)), ("next", terminal.command("show", runs[0].folder or ""))]))
 
 
+app.command(epilog=cli_bench.EPILOG)(cli_bench.bench)
+
+
 # errors ---------------------------------------------------------------------------------------------------------
 
 
@@ -269,7 +276,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks
     words, whole = list(sys.argv[1:] if argv is None else argv) or ["--help"], typer.main.get_command(app)
     try:
-        code = whole.main(words, prog_name="askew", standalone_mode=False)
+        with hushed() if place()[0] else nullcontext():
+            code = whole.main(words, prog_name="askew", standalone_mode=False)
         sys.stdout.flush()
     except AskewError as e:
         return fail(str(e))
@@ -287,6 +295,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Of several ranks only the first speaks; errors are told by all."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
 def fail(sentence: str, code: int = 2) -> int:
     """Say one sentence, in one line."""
     Console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.split())), soft_wrap=True)
@@ -302,16 +317,14 @@ def misused(e: Any, whole: Any, words: Sequence[str]) -> str:
     else:
         takes = f"{path} takes {' '.join(p.opts[0] if p.param_type_name == 'option' else p.metavar for p in known.params)}"
     said = e.format_message().strip().rstrip(".")
-    return f"{said[:1].lower()}{said[1:]}; {takes}; see {path} --help."
+    return f"{said[:1].lower()}{said[1:]}{' ' if said.endswith('?') else '; '}{takes}; see {path} --help."
 
 
 def unexpected(e: Exception) -> int:
     """A mistake of a plugin is the plugin's; anything else is ours."""
     if os.environ.get("ASKEW_DEBUG"):
         traceback.print_exc()
+    if fault := plugin_fault(e):
+        return fail(fault)
     what = f"{type(e).__name__}: {e}"
-    plugins = {module.__file__ for name, module in list(sys.modules.items()) if name.startswith("askew_plugin_")}
-    for frame in reversed(traceback.extract_tb(e.__traceback__)):
-        if frame.filename in plugins:
-            return fail(f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again.")
     return fail(f"unexpected {what}; this is a defect of askew: please report it with the traceback that ASKEW_DEBUG=1 shows.", 1)

@@ -112,7 +112,10 @@ def check(name: Name, folder: Folder = None) -> None:
             verdict = Text("OK", "green") if each.agrees else Text(f"should be {each.published}", "red")
         shown.add_row(each.name, each.found, verdict)
     Console().print(shown)
-    if not all(each.agrees for each in sums):
+    if wrong := ", ".join(each.name for each in sums if not each.agrees):
+        advice = f"remove what is wrong and run `askew data get {name}`."
+        told = Text.assemble(("error:", "bold red"), f" {name}: not as published: {wrong}; {advice}")
+        Console(stderr=True).print(told, soft_wrap=True)
         raise typer.Exit(2)
 
 

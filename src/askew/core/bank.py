@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EngineError
-from .types import State
+from .types import State, taken
 
 BLOCK = 32 * 2**20  # bytes of a full block; blocks start small and double up to this
 
@@ -61,7 +61,10 @@ def mapped(shape: Sequence[int], dtype: torch.dtype, folder: Path | None) -> Ten
 
 
 class Bank:
-    """Rows by client. `device_bytes` and `host_bytes` bound what it may take there; None: half of what is free."""
+    """Rows by client. `device_bytes` and `host_bytes` bound what it may take there; None: half of what is free.
+
+    Where several processes share a federation, `owns` says whose rows live in this one: others are not kept.
+    """
 
     def __init__(
         self,
@@ -70,8 +73,9 @@ class Bank:
         device_bytes: int | None = None,
         host_bytes: int | None = None,
         folder: Path | None = None,
+        owns: Callable[[int], bool] | None = None,
     ) -> None:
-        self.start, self.folder = start, folder
+        self.start, self.folder, self.owns = start, folder, owns
         self.row_bytes = sum(v.numel() * v.element_size() for v in start.values())
         self.row_of: dict[int, int] = {}
         self.blocks: list[Block] = []
@@ -136,6 +140,9 @@ class Bank:
         """Keep rows [C, …]; a client's first write gives it a row."""
         if not self.start:
             return
+        if self.owns is not None:
+            own = [i for i, client in enumerate(clients) if self.owns(client)]
+            clients, rows = [clients[i] for i in own], taken(rows, own)
         for client in clients:
             if client not in self.row_of:
                 self.row_of[client] = len(self.row_of)

@@ -64,7 +64,7 @@ def differentiate(task: Task, objective: Objective, w: Tensor, buffers: Tensor) 
         leaf = task.load(w, buffers)
         value = objective(leaf)
         own, *grads = torch.autograd.grad(value, (leaf, *task.parameters), allow_unused=True)
-        flat = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for g, p in zip(grads, task.parameters, strict=True)]
+        flat = [p.new_zeros(p.numel()) if g is None else task.space.row(g) for g, p in zip(grads, task.parameters, strict=True)]
         g = torch.cat(flat)
         return (g if own is None else g + own), value.detach(), task.flat_buffers.clone() if buffers.numel() else buffers
     assert isinstance(task, Functional)

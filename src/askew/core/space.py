@@ -18,10 +18,15 @@ class Space:
 
     Buffers (batch-norm statistics) are not coordinates of w: an algorithm's arithmetic could push a variance below
     zero. Integer buffers and frozen parameters belong to the network and stay as they are.
+
+    `last`: coordinates of convolutions are ordered channels-last, so that a network bound to w has the memory format
+    that matrix units want. It is another order of the same coordinates: no method can tell.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
-        self.dtype, self.device = dtype, torch.device(device)
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", last: bool = False
+    ) -> None:
+        self.dtype, self.device, self.last_channels = dtype, torch.device(device), last
         for name, layer in module.named_modules():
             if isinstance(layer, BATCH_NORMS) and layer.track_running_stats:
                 if layer.momentum is None:
@@ -42,8 +47,19 @@ class Space:
             raise ModelError("the network starts with a weight that is not finite; check its initialisation or the given weights.")
 
     def _flat(self, tensors: Iterable[Tensor]) -> Tensor:
-        flat = [t.reshape(-1).to(self.device, self.dtype) for t in tensors]
+        flat = [self.row(t).to(self.device, self.dtype) for t in tensors]
         return torch.cat(flat) if flat else torch.zeros(0, dtype=self.dtype, device=self.device)
+
+    def row(self, t: Tensor) -> Tensor:
+        """One parameter's coordinates in their order; as a view where it can be one."""
+        return (t.permute(0, 2, 3, 1) if self.last_channels and t.dim() == 4 else t).reshape(-1)
+
+    def shaped(self, row: Tensor, shape: torch.Size) -> Tensor:
+        """One parameter from its coordinates, as a view."""
+        if not self.last_channels or len(shape) != 4:
+            return row.view(shape)
+        out, inner, height, width = shape
+        return row.view(out, height, width, inner).permute(0, 3, 1, 2)
 
     def zeros(self) -> Tensor:
         """The origin of R^P."""
@@ -59,7 +75,7 @@ class Space:
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
         """w as the module's parameters: one split, whose backward is one cat."""
-        return {n: t.view(s) for (n, s), t in zip(self.shapes.items(), torch.split(w, self.sizes), strict=True)}
+        return {n: self.shaped(t, s) for (n, s), t in zip(self.shapes.items(), torch.split(w, self.sizes), strict=True)}
 
     def split_buffers(self, b: Tensor) -> dict[str, Tensor]:
         """b as the module's float buffers."""

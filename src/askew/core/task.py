@@ -72,12 +72,14 @@ class Task:
         self.criterion: Criterion = CRITERIA[criterion] if isinstance(criterion, str) else criterion
         self.half = half
 
-    def passed(self, forward: Callable[[], Any]) -> Output:
-        """A forward pass in the task's precision."""
+    def passed(self, forward: Callable[[Tensor], Any], x: Tensor) -> Output:
+        """A forward pass in the task's memory format and precision."""
+        if self.space.last_channels and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
         if not self.half:
-            return cast(Output, forward())
+            return cast(Output, forward(x))
         with torch.autocast(self.space.device.type, torch.bfloat16, cache_enabled=False):
-            output = forward()
+            output = forward(x)
         return tuple(t.to(self.space.dtype) for t in output)
 
     def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
@@ -102,7 +104,7 @@ class Task:
         """Output and features of another model, in evaluation mode and without gradients."""
         with torch.no_grad():
             state = self.space.split(w.detach()) | self.space.split_buffers(buffers)
-            return self.passed(lambda: functional_call(self.still, state, (batch.x,)))
+            return self.passed(lambda x: functional_call(self.still, state, (x,)), batch.x)
 
 
 class Bound(Task):
@@ -137,8 +139,8 @@ class Bound(Task):
     def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
         more = {"call": call} if call else {}
         if w is self.leaf:
-            return self.passed(lambda: self.module(batch.x, **more))
-        return self.passed(lambda: functional_call(self.module, self.space.split(w), (batch.x,), more))
+            return self.passed(lambda x: self.module(x, **more), batch.x)
+        return self.passed(lambda x: functional_call(self.module, self.space.split(w), (x,), more), batch.x)
 
 
 class Functional(Task):
@@ -158,4 +160,4 @@ class Functional(Task):
 
     def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
         more = {"call": call} if call else {}
-        return self.passed(lambda: functional_call(self.module, self.space.split(w) | self.live, (batch.x,), more))
+        return self.passed(lambda x: functional_call(self.module, self.space.split(w) | self.live, (x,), more), batch.x)

@@ -36,7 +36,7 @@ class Local(Settings):
     steps: int = setting("exact number of local steps; 0: by epochs", default=0, least=0, most=10_000_000)
     batch: int = setting("batch size; 0: all of a client's samples in one batch", default=32, least=0)
     drop_last: bool = setting("leave out an epoch's last batch if it is short, unless it is the only one", default=False)
-    lr: float = setting("learning rate of the first round", default=0.1, above=0, hint="try 0.1 or 0.01.")
+    lr: float = setting("learning rate of the first round", default=0.1, above=0, most=1e6, hint="try 0.1 or 0.01.")
     momentum: float = setting("heavy-ball momentum, begun anew each round", default=0.0, least=0, below=1)
     weight_decay: float = setting("weight decay, outside the clipped norm", default=0.0, least=0)
     clip: float = setting("limit of the gradient's norm; 0: off", default=0.0, least=0)
@@ -230,6 +230,8 @@ class Federation:
         if self.shares is not None:
             return self.pool, [self.shares.client(i) for i in ids]
         assert self.source is not None
+        if not len(ids):
+            return Samples(self.test.x[:0], self.test.y[:0]), []
         held = [self.source.client(self.seed, i) for i in ids]
         if self.shift:
             held = [Samples(shifted(s.x, np.full(len(s.y), i), *self.shift), s.y) for i, s in zip(ids, held, strict=True)]

@@ -237,6 +237,11 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "askew" / "data"
 
 
+def getting(name: str) -> str:
+    """The command that gets a dataset into the folder in use."""
+    return f"askew data get {name}" + (f" --data-dir {chosen}" if chosen else "")
+
+
 def entry(name: str) -> Entry:
     if name not in table:
         raise UnknownName(f"no dataset {name!r} is kept in files; {did_you_mean(name, table)}")
@@ -265,7 +270,7 @@ def place(name: str) -> Place:
     """Where a dataset lies, or a sentence that says how to get it."""
     found = find(name)
     if found is None:
-        raise DataError(f"{name}: its files are not in {folder()}; run `askew data get {name}`, or {by_hand(name)}.")
+        raise DataError(f"{name}: its files are not in {folder()}; run `{getting(name)}`, or {by_hand(name)}.")
     return found
 
 
@@ -311,7 +316,7 @@ def unverified(where: Place) -> Iterator[Read]:
         with zipfile.ZipFile(where.path) as archive:
             yield lambda name: from_zip(archive, f"{where.form.inside}/{name}".lstrip("/"))
     except (KeyError, tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as e:
-        raise DataError(f"{where.path} cannot be unpacked ({e}); remove it and run `askew data get {where.name}`.") from None
+        raise DataError(f"{where.path} cannot be unpacked ({e}); remove it and run `{getting(where.name)}`.") from None
 
 
 def from_folder(path: Path, name: str) -> bytes:
@@ -349,7 +354,7 @@ def agreed(where: Place, found: Sum, at: Path) -> None:
         content = "" if at.name == found.name else f" holds a {found.name} that"
         raise DataError(
             f"{at}{content} has the MD5 {found.found} and the published one {found.published}: it is truncated, damaged or another "
-            f"file; remove it and run `askew data get {where.name}`."
+            f"file; remove it and run `{getting(where.name)}`."
         )
 
 

@@ -114,12 +114,12 @@ class Images(Source):
             if len(x) != count or len(y) != count:
                 raise DataError(
                     f"{where.path} should hold {count:,} {part} images and labels, got {len(x):,} and {len(y):,}; "
-                    f"remove it and run `askew data get {self.key}`."
+                    f"remove it and run `{files.getting(self.key)}`."
                 )
             if y.size and int(y.max()) >= entry.classes:
                 raise DataError(
                     f"{where.path} should hold labels of {entry.classes} classes, got number {int(y.max())}; "
-                    f"remove it and run `askew data get {self.key}`."
+                    f"remove it and run `{files.getting(self.key)}`."
                 )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 

@@ -20,7 +20,7 @@ def shifted(x: Tensor, client: Tensor | np.ndarray, clients: int, noise: float, 
     full range: 255 for bytes, which are rounded and clipped to 0…255, and 1 for floats. It is a function of the seed, the client and
     the sample's position among the client's samples, so that a client made alone sees what it would see among others.
     """
-    if not noise and not rotation:
+    if not x.numel() or not (noise or rotation):
         return x
     pixels = x.dtype == torch.uint8
     if not pixels and not x.is_floating_point():

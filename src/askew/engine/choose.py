@@ -22,7 +22,7 @@ class EngineSettings(Settings):
     title = "engine"
     name: str = setting("engine; auto chooses and says why", default="auto", choices=("auto", "sequential", "slots", "vmapped"))
     device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
-    workers: int = setting("processes that share the work", default=1, least=1)
+    workers: int = setting("processes on this machine that share the work; the results stay the same", default=1, least=1, most=128)
     dtype: str = setting(
         "precision; tf32: float32 with products of TF32 on CUDA; bf16: float32 with forward passes in bfloat16",
         default="float32",
@@ -38,8 +38,8 @@ class EngineSettings(Settings):
     def check(self) -> None:
         if self.compile and self.name == "vmapped":
             raise EngineError('engine: compile = true is for engine.name = "sequential" or "slots"; leave one of the two out.')
-        if self.workers > 1:
-            raise EngineError(f"engine: workers must be 1, got {self.workers}; several processes are not there yet: leave it out.")
+        if self.dtype == "bf16" and self.name == "vmapped":
+            raise EngineError('engine: dtype = "bf16" is for engine.name = "sequential" or "slots"; leave one of the two out.')
 
 
 def stochastic(module: nn.Module) -> bool:
@@ -51,7 +51,7 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
 
-def choose(name: str, module: nn.Module, space: Space, width: float, compiled: bool = False) -> tuple[str, str]:
+def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool = False) -> tuple[str, str]:
     """The engine's name and the reason for it; `width` is a cohort's work divided by its longest client's."""
     if name in ("vmapped", "slots") and stochastic(module):
         raise EngineError(f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".')
@@ -64,8 +64,8 @@ def choose(name: str, module: nn.Module, space: Space, width: float, compiled: b
     foreign = [type(m).__name__ for m in module.modules() if not isinstance(m, DENSE) and not type(m).__module__.startswith("askew.")]
     if foreign:
         return "sequential", f"{foreign[0]} is faster, or only known to work, one client at a time"
-    if compiled:
-        return "sequential", "compiled networks are trained one client at a time"
+    if plain:
+        return "sequential", "compiled and bfloat16 networks are trained one client at a time"
     if space.P > SMALL:
         return "sequential", f"with {space.P:,} parameters one client's step keeps the machine busy"
     if width < WIDE:

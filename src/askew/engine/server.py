@@ -46,6 +46,7 @@ class Server:
         *,
         rounds: int = 0,
         examine: Examine | None = None,
+        owns: Callable[[int], bool] | None = None,
     ) -> None:
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
         self.rounds = rounds  # T, which some schedules need
@@ -56,7 +57,8 @@ class Server:
         self.x, self.buffers = space.start.clone(), space.buffers.clone()
         self.state = alg.server_state(space)
         self.parts, self.private = alg.parts(space), alg.private(space)
-        self.clients, self.memory = Bank(alg.client_state(space)), Bank(alg.memory(space))
+        self.clients = Bank(alg.client_state(space), owns=owns)  # which clients' state lives in this process; None: all
+        self.memory = Bank(alg.memory(space))
         own = {"w": space.start[self.private.w], "b": space.buffers[self.private.b]}
         self.privates = Bank({} if self.private.empty else own)
         self.looks = sorted({name for phase in self.phases for name in (*phase.before, *phase.each, *phase.after)})
@@ -110,6 +112,9 @@ class Server:
         rows = {"mine": self.clients, "memory": self.memory, "private": self.privates}
         kept = {name: bank.read(plan.ids) for name, bank in rows.items()}
         traffic, losses, carry = Traffic(), list[float](), State()
+        if not plan.ids:  # the absent were sent what they need to begin
+            sent = [self.x, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
+            traffic.down = absent * sum(v.numel() for v in sent) * self.space.start.element_size()
         for n, phase in enumerate(self.phases):
             if not plan.ids:
                 break

@@ -44,10 +44,18 @@ Making = Callable[[], Bound]
 class Feed:
     """The samples of the jobs of a wave in order of use, and for every batch the places of its samples, at fixed addresses."""
 
-    def __init__(self, x: Tensor, y: Tensor, samples: int, batches: int, length: int, dtype: torch.dtype) -> None:
+    def __init__(self, x: Tensor, y: Tensor, samples: int, batches: int, length: int, dtype: torch.dtype, last: bool) -> None:
         self.x, self.y = (t.new_empty((samples, *t.shape[1:])) for t in (x, y))
+        if last and x.dim() == 4:
+            self.x = self.x.to(memory_format=torch.channels_last)
         self.rows = y.new_zeros((batches, length), dtype=torch.long)
         self.weight = torch.zeros((batches, length), dtype=dtype, device=y.device)
+
+    def take(self, places: Tensor) -> Tensor:
+        """Inputs in the memory format in which they lie."""
+        if self.x.dim() != 4 or self.x.is_contiguous():
+            return self.x[places]
+        return self.x.permute(0, 2, 3, 1)[places].permute(0, 3, 1, 2)
 
     def holds(self, samples: int, batches: int, length: int) -> bool:
         return samples <= len(self.x) and batches <= len(self.rows) and length <= self.rows.shape[1]
@@ -103,7 +111,7 @@ class Slot:
         rows = [x, buffers, *inbox.server.values(), *(v[i] for state in (inbox.memory, inbox.mine, inbox.carry) for v in state.values())]
         if self.me is None:
             self.numbers, self.rows = fresh(numbers[i]), [fresh(row) for row in rows]
-            lr, lr0, steps, tau, size, round, coin = self.numbers.unbind()
+            lr, lr0, round, steps, tau, size, coin = self.numbers.unbind()
             rest = iter(self.rows[2:])
             server, mine, carry = ({n: next(rest) for n in names} for names in ((*inbox.server, *inbox.memory), inbox.mine, inbox.carry))
             fixed = (inbox.part, lr, lr0, inbox.momentum, inbox.decay, inbox.clip, steps, tau, size, round, coin)
@@ -163,7 +171,7 @@ class Slot:
         def body() -> None:
             places = feed.rows.index_select(0, cursor)[0, :span]
             weight = feed.weight.index_select(0, cursor)[0, :span] if padded else None
-            batch = Batch(feed.x[places], feed.y[places], weight)
+            batch = Batch(feed.take(places), feed.y[places], weight)
             new = move(self.task, me, moving, batch, 1.0 if name == "train" else self.share)
             renew(moving, new)
             cursor.add_(1)
@@ -232,9 +240,9 @@ class Errand:
         phase, inbox, plan = self.phase, self.inbox, self.plan
         names = [*(["train"] if phase.trains else []), *sorted({*phase.before, *phase.each, *phase.after})]
         self.works = [{n: (plan.train if n == "train" else plan.looks[n])[i] for n in names} for i in range(len(plan.ids))]
-        each = [inbox.lr, inbox.lr0, inbox.steps, inbox.tau, inbox.size, inbox.round, inbox.coin]
-        whole = [torch.as_tensor(n, dtype=inbox.x.dtype, device=inbox.x.device).expand(len(plan.ids)) for n in each]
-        self.numbers, self.room = torch.stack(whole, 1), Room(len(plan.ids), want)
+        same = torch.tensor([inbox.lr, inbox.lr0, inbox.round], dtype=inbox.x.dtype).to(inbox.x.device).expand(len(plan.ids), -1)
+        self.numbers = torch.cat([same, torch.stack([inbox.steps, inbox.tau, inbox.size, inbox.coin], 1)], 1)
+        self.room = Room(len(plan.ids), want)
 
     def key(self) -> Any:
         """Jobs with one key can be done in one another's slots."""
@@ -246,8 +254,8 @@ class Errand:
 class Station:
     """The slots of one kind of job, and the feeds that their graphs read from."""
 
-    def __init__(self, make: Making, even: bool) -> None:
-        self.make, self.even = make, even
+    def __init__(self, make: Making, even: bool, last: bool) -> None:
+        self.make, self.even, self.last = make, even, last
         self.feeds: dict[str, Feed] = {}
         self.slots: list[Slot] = []
         self.idle: list[Slot] = []
@@ -264,7 +272,7 @@ class Station:
                 old = self.feeds[name].rows.shape[1] if name in self.feeds else 0
                 x, y, _ = example(*mine[0])
                 dtype = jobs[0][0].numbers.dtype
-                self.feeds[name] = Feed(x, y, 2 * need[0], 2 * need[1], max(old, need[2]), dtype)
+                self.feeds[name] = Feed(x, y, 2 * need[0], 2 * need[1], max(old, need[2]), dtype, self.last)
                 self.slots, self.idle = [], []  # their graphs read from the old one
             self.feeds[name].fill(mine)
             row = 0
@@ -288,8 +296,9 @@ class Slots:
 
     name = "slots"
 
-    def __init__(self, make: Making, even: bool, most: int = MOST) -> None:
-        self.make, self.even, self.most = make, even, most
+    def __init__(self, make: Making, even: bool, most: int = MOST, last: bool = False) -> None:
+        """`even`: batches must not be padded; `last`: inputs lie channels-last."""
+        self.make, self.even, self.most, self.last = make, even, most, last
         self.stations: dict[Any, Station] = {}
 
     def map(self, asks: Sequence[Ask]) -> list[Outbox]:
@@ -324,7 +333,7 @@ class Slots:
             jobs.append((errand, i))
         wave: list[tuple[Station, Errand, int, dict[str, int]]] = []
         for key in dict.fromkeys(errand.key() for errand, _ in jobs):
-            station = self.stations.setdefault(key, Station(self.make, self.even))
+            station = self.stations.setdefault(key, Station(self.make, self.even, self.last))
             mine = [job for job in jobs if job[0].key() == key]
             wave += [(station, *job, first) for job, first in zip(mine, station.lay(mine), strict=True)]
         return deque(sorted(wave, key=lambda job: -job[1].plan.train[job[2]].batches))

@@ -20,13 +20,16 @@ from ..data.dataset import Dataset, NaturalSource, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
 from ..engine.base import Engine
-from ..engine.choose import choose, has_batch_norm, stochastic
+from ..engine.choose import EngineSettings, choose, has_batch_norm, stochastic
 from ..engine.evaluate import Exam
+from ..engine.ranks import ALONE, Group, Ranks, SharedExam
 from ..engine.sequential import Sequential
 from ..engine.server import Server
 from ..engine.slots import Slots
 from ..engine.vmapped import Vmapped
 from ..errors import EngineError, ModelError
+from ..models import fused
+from ..models.network import fuse
 from ..version import __version__
 from .config import Config
 
@@ -56,6 +59,16 @@ def device_of(name: str) -> torch.device:
     return torch.device(name)
 
 
+def own_device(device: torch.device, group: Group) -> torch.device:
+    """The CUDA device of a rank: each has one to itself."""
+    count, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", group.rank))
+    if device.index is not None or local >= count:
+        raise EngineError(
+            f"engine: {group.size} processes need a CUDA device each, and there are {count} here; use as many, and device cuda or auto."
+        )
+    return torch.device("cuda", local)
+
+
 @cache
 def steady_heap() -> None:
     """Let glibc keep what a step frees for the next step, up to 256 MB.
@@ -79,33 +92,39 @@ class Workshop:
         self.engines: dict[Any, tuple[Engine, Task]] = {}
         self.exams: dict[Any, Exam] = {}
 
-    def samples(self, source: Source, partition: Partition, seed: int, device: torch.device, dtype: torch.dtype) -> Source | Dataset:
+    def samples(
+        self, source: Source, partition: Partition, clients: int, seed: int, device: torch.device, dtype: torch.dtype
+    ) -> Source | Dataset:
         """The source's samples, on the device once for all runs; a source whose clients are drawn one by one stays itself."""
         if isinstance(source, NaturalSource) and isinstance(partition, Natural):
             return source
-        key = (source, seed if source.seeded else 0, partition.clients, device, dtype)
+        key = (source, seed if source.seeded else 0, clients, device, dtype)
         if key not in self.data:
-            self.data[key] = source.load(seed, partition.clients).to(device, dtype)
+            self.data[key] = source.load(seed, clients).to(device, dtype)
         return self.data[key]
 
 
-def build(config: Config, shop: Workshop | None = None) -> House:
-    """Data, network, engine and server, as configured."""
+def build(config: Config, shop: Workshop | None = None, group: Group = ALONE) -> House:
+    """Data, network, engine and server, as configured; for a rank of a group, its part of them."""
     steady_heap()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA starts: 8 queues would make slots wait for each other
     shop = shop or Workshop()
     device, dtype, half = device_of(config.engine.device), config.engine.storage, config.engine.dtype == "bf16"
+    if group.size > 1 and device.type == "cuda":
+        device = own_device(device, group)
     alg = config.algorithm
     partition = Iid(clients=1, public=config.partition.public) if alg.pooled else config.partition
-    source = shop.samples(config.data, partition, config.seed, device, dtype)
+    source = shop.samples(config.data, partition, config.partition.clients, config.seed, device, dtype)
     fed = Federation(source, partition, config.seed, device, dtype, alg.needs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed, "model"))
         module = config.model.build_module(fed.shape, fed.classes)
     module = checked_module(module, fed, [need for need in alg.needs if need not in ("public", "validation")])
-    space = Space(module, dtype, device)
+    space = Space(module, dtype, device, last=matrix_units(module, device, config.engine))
     first = fed.sizes[config.participation.sample(config.seed, 1, fed.eligible, fed.clients)]
-    name, reason = choose(config.engine.name, module, space, float(first.sum() / first.max()) if len(first) else 1.0, config.engine.compile)
+    name, reason = choose(
+        config.engine.name, module, space, float(first.sum() / first.max()) if len(first) else 1.0, half or config.engine.compile
+    )
     # Slots hold nothing of a run but its network's structure, unless part of the network is never trained.
     alike = name == "slots" and all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
     key = (name, config.model, fed.shape, fed.classes, fed.criterion, config.engine) if alike else object()
@@ -114,16 +133,18 @@ def build(config: Config, shop: Workshop | None = None) -> House:
     engine, task = shop.engines[key]
     exam = (key, id(fed.test.x))
     if exam not in shop.exams:
-        shop.exams[exam] = Exam(task, fed, fed.test)
+        shop.exams[exam] = SharedExam(task, fed, fed.test, group) if group.size > 1 else Exam(task, fed, fed.test)
     examine = Exam(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
     least = 2 if has_batch_norm(module) else 1
-    server = Server(alg, space, fed, config.local, engine, config.seed, least, rounds=config.rounds, examine=examine)
+    engine, owns = (Ranks(engine, group), group.owns) if group.size > 1 else (engine, None)
+    server = Server(alg, space, fed, config.local, engine, config.seed, least, rounds=config.rounds, examine=examine, owns=owns)
     facts = {
         "name": config.name(),
         "state": "running",
         "engine": name,
         "reason": reason,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "workers": group.size,
         "parameters": space.P,
         "buffers": space.Q,
         "remark": config.algorithm.remark(space),
@@ -134,14 +155,26 @@ def build(config: Config, shop: Workshop | None = None) -> House:
     return House(config, fed, module, space, task, shop.exams[exam], server, facts)
 
 
+def matrix_units(module: nn.Module, device: torch.device, engine: EngineSettings) -> bool:
+    """Will convolutions run faster channels-last? In bfloat16, with channels enough; group norm wants it only if compiled."""
+    deep = any(isinstance(layer, nn.Conv2d) and layer.in_channels >= 16 for layer in module.modules())
+    grouped = any(isinstance(layer, nn.GroupNorm) for layer in module.modules())
+    return deep and device.type == "cuda" and engine.dtype == "bf16" and (engine.compile or not grouped)
+
+
 def engine_of(name: str, module: nn.Module, space: Space, fed: Federation, config: Config, half: bool) -> tuple[Engine, Task]:
     """An engine, and a task to evaluate with."""
     if name == "vmapped":
         functional = Functional(module, space, fed.criterion, half)
         return Vmapped(functional, has_batch_norm(module)), functional
+    if name == "slots" and space.device.type == "cuda" and fused.available():
+        module = copy.deepcopy(module)
+        fuse(module)
     bound = partial(Bound, module, space, fed.criterion, half, config.engine.compile)
     task = bound()
-    return Slots(bound, has_batch_norm(module)) if name == "slots" else Sequential(task, config.seed, stochastic(module)), task
+    return Slots(bound, has_batch_norm(module), last=space.last_channels) if name == "slots" else Sequential(
+        task, config.seed, stochastic(module)
+    ), task
 
 
 def divided(config: Config) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import chain
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -14,11 +15,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.bank import Bank
+from ..engine.ranks import ALONE, Group
 from ..engine.server import Server
 from ..errors import StoreError
 from .store import disk
 
 FILE = "checkpoint.safetensors"
+
+
+def marked(digest: str, server: Server) -> str:
+    """Stands for the configuration and the order of the coordinates, which a device may want its own way."""
+    return digest + "-channels-last" * server.space.last_channels
 
 
 def banks_of(server: Server) -> dict[str, Bank]:
@@ -40,16 +47,26 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) 
             beside.unlink(missing_ok=True)
 
 
-def save(folder: Path, server: Server, round: int, digest: str) -> None:
-    """All state after a round."""
+def gathered(bank: Bank, group: Group) -> tuple[list[int], dict[str, Tensor]]:
+    """The clients and rows of a bank; where ranks hold some each, rank 0 gets all."""
+    rows = bank.read(bank.clients)
+    if bank.owns is None or not bank.start:
+        return bank.clients, rows
+    held = [group.tell(bank.clients, rank) for rank in range(group.size)]
+    return list(chain.from_iterable(held)), {n: group.collect(v, [len(clients) for clients in held]) for n, v in rows.items()}
+
+
+def save(folder: Path, server: Server, round: int, digest: str, group: Group = ALONE) -> None:
+    """All state after a round, written by rank 0 with the help of all."""
     own = {f"server.{n}": v.clone() for n, v in server.state.items()}  # a method may keep x itself, and the file shares nothing
     tensors = {"x": server.x, "buffers": server.buffers} | own
     owners: dict[str, list[int]] = {}
     for kind, bank in banks_of(server).items():
-        owners[kind] = bank.clients
-        tensors |= {f"{kind}.{n}": v for n, v in bank.read(bank.clients).items()}
-    about = {"round": str(round), "digest": digest, "owners": json.dumps(owners)}
-    save_tensors(folder / FILE, tensors, about)
+        owners[kind], rows = gathered(bank, group)
+        tensors |= {f"{kind}.{n}": v for n, v in rows.items()}
+    about = {"round": str(round), "digest": marked(digest, server), "owners": json.dumps(owners)}
+    if group.leads:
+        save_tensors(folder / FILE, tensors, about)
 
 
 def restore(folder: Path, server: Server, digest: str) -> int:
@@ -65,7 +82,7 @@ def restore(folder: Path, server: Server, digest: str) -> int:
     except (SafetensorError, OSError):
         raise broken from None
     want = {"x": server.x, "buffers": server.buffers} | {f"server.{n}": v for n, v in server.state.items()}
-    if about.get("digest") != digest or any(n not in tensors or tensors[n].shape != v.shape for n, v in want.items()):
+    if about.get("digest") != marked(digest, server) or any(n not in tensors or tensors[n].shape != v.shape for n, v in want.items()):
         raise broken
 
     def place(name: str, like: Tensor) -> Tensor:

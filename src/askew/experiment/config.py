@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from .toml import read_toml, to_toml, value_of
 
 S = TypeVar("S", bound=Settings)
 C = TypeVar("C", bound=type)
+
+PLUGIN = "askew_plugin_"
 
 
 class Evaluation(Settings):
@@ -124,6 +127,7 @@ class Config:
     def digest(self) -> str:
         """Eight letters for the configuration, the files it reads and the text of every method that is not askew's own."""
         page = {k: v for k, v in self.tables().items() if k != "plugins"}
+        page["engine"] = page["engine"] | {"workers": 1}  # a run may go on with another number of processes
         for name in CHOICES:
             page |= {f"content of {name}": [content(path) for path in getattr(self, name).reads()]}
             cls = type(getattr(self, name))
@@ -140,12 +144,17 @@ class Config:
         return f"{page['algorithm']['name']}-{page['data']['name']}-seed{self.seed}-{self.digest()}"
 
 
+def read_back(config: Config) -> dict[str, Any]:
+    """The page as a reader of the stored file sees it."""
+    return tomllib.loads(config.toml())
+
+
 def content(path: Path) -> str:
     """A hash of a file; of one that is not there, nothing: who needs it will say so."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except (OSError, ValueError):  # which a name with a zero in it raises
         return ""
 
 
@@ -212,12 +221,27 @@ def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
     return add
 
 
+def plugin_module(path: str) -> str:
+    """The name under which a plugin is imported."""
+    return f"{PLUGIN}{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
+
+
+def plugin_fault(e: BaseException) -> str | None:
+    """The sentence for a mistake in a plugin; nothing where none had a part in it."""
+    plugins = {module.__file__ for name, module in list(sys.modules.items()) if name.startswith(PLUGIN)}
+    for frame in reversed(traceback.extract_tb(e.__traceback__)):
+        if frame.filename in plugins:
+            what = f"{type(e).__name__}: {e}"
+            return f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again."
+    return None
+
+
 def load_plugin(path: str) -> None:
     """Import a Python file that registers things; a file that is loaded again replaces what it registered."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"there is no plugin file {path!r}; name a Python file that calls askew.register.")
-    name = f"askew_plugin_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
+    name = plugin_module(path)
     text = file.read_bytes()
     if name in sys.modules and sys.modules[name].__dict__.get("__askew_text__") == text:
         return

@@ -6,8 +6,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from torch import Tensor
 from ..core.task import WithFeatures
 from ..engine.base import Ask, Engine, Outbox
 from ..engine.evaluate import dressed, examine_clients, mean_private, spread
+from ..engine.ranks import ALONE, Group, joined
 from ..errors import EngineError, StoreError
 from ..participation import Turnout
 from . import checkpoint
 from .build import House, Workshop, build, device_of
-from .config import Config
+from .config import Config, read_back
 from .store import Record, Run, append_lines, load, locked, read_rounds, to_json, write_json, write_text
 from .toml import read_toml
+from .workers import hired
 
 Watch = Callable[[Run, Record | None], None]  # called once before the first round and after every round
 
@@ -35,7 +37,7 @@ def play(config: Config, out: str | Path | None = None, *, fresh: bool = False, 
 
     `fresh` starts over; `watch` sees every record; `save_every` is the least number of seconds between checkpoints.
     """
-    (run,) = play_together([config], out, fresh=fresh, watch=watch, save_every=save_every)
+    (run,) = play_all([config], out, fresh=fresh, watch=watch, save_every=save_every)
     return run
 
 
@@ -44,56 +46,65 @@ def play_all(
 ) -> Iterator[Run]:
     """Run several configurations: on a GPU many at a time, which fill it better than one, elsewhere one after the other.
 
-    It ends with the first run that was stopped.
+    With engine.workers > 1 processes are started that share each run's work. It ends with the first run that was stopped.
     """
-    todo = list(configs)
+    todo, alone = list(configs), joined().size == 1
     while todo:
         first, count = todo[0], 1
-        if device_of(first.engine.device).type == "cuda":
-            while count < min(len(todo), TOGETHER) and todo[count].engine == first.engine:
-                count += 1
-        for run in play_together(todo[:count], out, fresh=fresh, watch=watch, save_every=save_every):
-            yield run
-            if not run.finished:
-                return
-        todo = todo[count:]
+        hires = alone and first.engine.workers > 1
+        most = len(todo) if hires else TOGETHER if alone and device_of(first.engine.device).type == "cuda" else 1
+        while count < min(len(todo), most) and todo[count].engine == first.engine:
+            count += 1
+        now, todo = todo[:count], todo[count:]
+        with ExitStack() as held:
+            runs: Iterable[Run]
+            if hires and (fresh or not all(stored(folder_of(config, out)) for config in now)):
+                stopping = held.enter_context(stop_requests())
+                runs = held.enter_context(closing(hired(now, out, fresh, watch, save_every, stopping)))
+            else:
+                runs = play_together(now, out, fresh=fresh, watch=watch, save_every=save_every)
+            for run in runs:
+                yield run
+                if not run.finished:
+                    return
 
 
 def play_together(
     configs: Sequence[Config], out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0
 ) -> list[Run]:
-    """Run configurations with the same engine settings side by side, round by round."""
-    runs: dict[int, Run] = {}
+    """Run configurations with the same engine settings side by side, round by round; on several ranks, one at a time."""
+    group = joined()
+    if group.size > 1 and len(configs) > 1:
+        return [play(config, out, fresh=fresh, watch=watch, save_every=save_every) for config in configs]
     with ExitStack() as held:
-        folders = [Path(out) / config.name() if out is not None else None for config in configs]
-        for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
-            if folder:
+        folders = [folder_of(config, out) for config in configs]
+        for config, folder in zip(configs, folders, strict=True):
+            if folder and group.leads:
                 held.enter_context(locked(folder))
                 if fresh:
                     clear(folder)
                 check_same(folder, config)
-                done = load(folder) if (folder / "run.toml").exists() else None
-                if done and done.finished and (folder / "model.safetensors").exists():
-                    runs[n] = done
+        done = group.tell([n for n, folder in enumerate(folders) if group.leads and stored(folder)])
+        runs = {n: load(folder) for n, folder in enumerate(folders) if folder and n in done}
         if len(runs) < len(configs):
-            with torch_state(configs[0]), enough_memory(), stop_requests() as stopping:
+            with torch_state(configs[0], group), enough_memory(), stop_requests(patient=group.size > 1) as stopping:
                 shop, players = Workshop(), list[Player]()
                 for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
                     if n not in runs:
-                        players.append(Player(build(config, shop), folder, watch, save_every))
+                        players.append(Player(build(config, shop, group), folder, watch if group.leads else None, save_every, group))
                         runs[n] = players[-1].run
-                loop(players, stopping)
+                loop(players, stopping, group)
     return [runs[n] for n in range(len(configs))]
 
 
 class Player:
     """One run at play: whose turn it is, what is written."""
 
-    def __init__(self, house: House, folder: Path | None, watch: Watch | None, save_every: float) -> None:
-        self.house, self.config, self.server = house, house.config, house.server
+    def __init__(self, house: House, folder: Path | None, watch: Watch | None, save_every: float, group: Group = ALONE) -> None:
+        self.house, self.config, self.server, self.group = house, house.config, house.server, group
         self.watch, self.save_every, self.due = watch, save_every, time.monotonic() + save_every
         self.run = Run(read_back(house.config), facts=house.facts, federation=house.fed.labels(), folder=folder)
-        self.t = resume(self.run, house) if folder else 0  # the last round played
+        self.t = resume(self.run, house, group) if folder else 0  # the last round played
         self.coming: dict[int, Turnout] = {}
         if watch:
             watch(self.run, None)
@@ -116,37 +127,40 @@ class Player:
         return self.server.moves(self.t + 1, came.ids.tolist(), came.share.tolist(), len(came.absent))
 
     def close(self, record: Record, seconds: float) -> None:
-        """The round is played: how good it is, what is written."""
+        """The round is played: how good it is."""
         self.t += 1
-        run, config, last = self.run, self.config, self.t == self.config.rounds
         record["seconds"] = seconds
-        record |= measure(self.house) if self.t % config.evaluation.every == 0 or last else {"accuracy": None, "loss": None}
-        run.rounds.append(record)
-        if run.folder:
-            append_lines(run.folder / "rounds.jsonl", [record])
-            if (now := time.monotonic()) >= self.due and not last:
-                checkpoint.save(run.folder, self.server, self.t, config.digest())
-                cost = time.monotonic() - now
-                # At most a twentieth of the time; 0: every round.
-                self.due = now + (max(self.save_every, 20 * cost) if self.save_every else 0)
+        record |= measure(self.house) if self.t % self.config.evaluation.every == 0 or self.over else {"accuracy": None, "loss": None}
+        self.run.rounds.append(record)
+        if self.run.folder and self.group.leads:
+            append_lines(self.run.folder / "rounds.jsonl", [record])
+
+    def keep(self, due: bool) -> None:
+        """The round is written: is a checkpoint due? Then it is shown."""
+        if due and not self.over and self.run.folder:
+            now = time.monotonic()
+            checkpoint.save(self.run.folder, self.server, self.t, self.config.digest(), self.group)
+            cost = time.monotonic() - now
+            # At most a twentieth of the time; 0: every round.
+            self.due = now + (max(self.save_every, 20 * cost) if self.save_every else 0)
         if self.watch:
-            self.watch(run, record)
+            self.watch(self.run, self.run.rounds[-1])
 
     def end(self) -> None:
         """The run is through, or was stopped."""
         run = self.run
         run.facts["state"] = "finished" if run.finished else "interrupted"
         run.model = {n: v.cpu() for n, v in model_of(self.house).items()}
-        if run.folder:
+        if run.folder and not run.finished:
+            checkpoint.save(run.folder, self.server, self.t, self.config.digest(), self.group)
+        if run.folder and self.group.leads:
             checkpoint.save_tensors(run.folder / "model.safetensors", run.model, {"round": str(self.t), "run": run.name})
             if run.finished:
                 (run.folder / checkpoint.FILE).unlink(missing_ok=True)
-            else:
-                checkpoint.save(run.folder, self.server, self.t, self.config.digest())
             write_json(run.folder / "run.json", run.facts)
 
 
-def loop(players: Sequence[Player], stopping: Callable[[], bool]) -> None:
+def loop(players: Sequence[Player], stopping: Callable[[], bool], group: Group = ALONE) -> None:
     """Round after round of every run: who comes, one round, how good it is, what is written."""
     active = [player for player in players if not player.over]
     while active:
@@ -157,10 +171,13 @@ def loop(players: Sequence[Player], stopping: Callable[[], bool]) -> None:
         seconds = (time.perf_counter() - began) / len(active)  # a run's share
         for player, record in zip(active, records, strict=True):
             player.close(record, seconds)
+        clock = time.monotonic()
+        for player, due in zip(active, group.gather([clock >= player.due for player in active])[0].tolist(), strict=True):
+            player.keep(bool(due))
         for player in [player for player in active if player.over]:
             player.end()
         active = [player for player in active if not player.over]
-        if stopping():
+        if group.gather([stopping()]).any():
             break
     for player in active:
         player.end()
@@ -228,18 +245,28 @@ def model_of(house: House) -> dict[str, Tensor]:
 # the folder -----------------------------------------------------------------------------------------------------
 
 
+def folder_of(config: Config, out: str | Path | None) -> Path | None:
+    return None if out is None else Path(out) / config.name()
+
+
+def stored(folder: Path | None) -> bool:
+    """Is there a finished run?"""
+    if folder is None or not ((folder / "run.toml").exists() and (folder / "model.safetensors").exists()):
+        return False
+    return load(folder).finished
+
+
+def fixed(page: dict[str, Any]) -> dict[str, Any]:
+    """A page without what changes nothing: where a method's file lies, how many processes there are."""
+    engine = page.get("engine")
+    return page | {"plugins": None, "engine": engine | {"workers": None} if isinstance(engine, dict) else engine}
+
+
 def check_same(folder: Path, config: Config) -> None:
     """A folder holds one configuration for ever."""
-    page, movable = folder / "run.toml", {"plugins": None}  # where a method's file lies changes nothing
-    if page.exists() and read_toml(page) | movable != read_back(config) | movable:
+    page = folder / "run.toml"
+    if page.exists() and fixed(read_toml(page)) != fixed(read_back(config)):
         raise StoreError(f"{folder} holds a run of another configuration; use another --out, or --fresh to replace it.")
-
-
-def read_back(config: Config) -> dict[str, Any]:
-    """The page as a reader of the stored file sees it."""
-    import tomllib
-
-    return tomllib.loads(config.toml())
 
 
 def clear(folder: Path) -> None:
@@ -249,7 +276,7 @@ def clear(folder: Path) -> None:
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
-def resume(run: Run, house: House) -> int:
+def resume(run: Run, house: House, group: Group = ALONE) -> int:
     """Begin a folder, or go on from its checkpoint; returns the last round played."""
     assert run.folder is not None
     folder, log = run.folder, run.folder / "rounds.jsonl"
@@ -258,6 +285,8 @@ def resume(run: Run, house: House) -> int:
     if last > len(known):
         raise StoreError(f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over.")
     run.rounds = known[:last]
+    if not group.leads:
+        return last
     write_text(folder / "run.toml", house.config.toml())
     write_text(log, "".join(to_json(r) + "\n" for r in run.rounds))
     write_json(folder / "federation.json", run.federation)
@@ -269,13 +298,15 @@ def resume(run: Run, house: House) -> int:
 
 
 @contextmanager
-def torch_state(config: Config) -> Iterator[None]:
+def torch_state(config: Config, group: Group = ALONE) -> Iterator[None]:
     """One thread on the CPU: small batches gain nothing from more, and on a busy machine more are slower. Full float32 on CUDA.
 
     What a run changes in torch (threads, TF32, random state) is as it was when the run ends.
     """
     before, tf32 = torch.get_num_threads(), (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
     cuda = list(range(torch.cuda.device_count())) if config.engine.device != "cpu" and torch.cuda.is_available() else []
+    if cuda and group.size > 1:
+        cuda = [torch.cuda.current_device()]  # the others are other ranks'
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = config.engine.dtype == "tf32"
     try:
@@ -300,15 +331,18 @@ def enough_memory() -> Iterator[None]:
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C (or SIGTERM) lets the round end, so that what is stored is whole; the second stops at once."""
+def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C (or SIGTERM) lets the round end, so that what is stored is whole; the second stops at once.
+
+    A rank of several is patient: it hears of one Ctrl-C more than once, and who started the ranks ends them if need be.
+    """
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 
     def ask(number: int, frame: object) -> None:
-        if asked:
+        if asked and not patient:
             raise KeyboardInterrupt
         asked.append(number)
 

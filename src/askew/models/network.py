@@ -6,16 +6,18 @@ Every module returns (logits, features), where features [B, f] are the input of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS
 from ..errors import ConfigError, ModelError
+from . import fused
 from .weights import HEAD, start_from
 
 GROUPS = 2
@@ -24,14 +26,27 @@ GROUPS = 2
 class Chain(nn.Sequential):
     """Named layers in a row, a linear one last."""
 
+    fused = False  # convolution, ReLU and pooling by one kernel where that is possible
+
     def forward(self, x: Tensor, call: str = "") -> tuple[Tensor, ...]:
         """Logits and features; `call` names another method to run, since only forward can be run with other weights."""
         if call == "transfer":
             return self.transfer(x)
         *body, out = self
-        for layer in body:
-            x = layer(x)
+        x = self.through(x, body)
         return out(x), x
+
+    def through(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+        """One layer after the other, or three at once."""
+        k = 0
+        while k < len(layers):
+            if self.fused and x.is_cuda and x.dtype != torch.float64 and k + 2 < len(layers) and fused.fits(*layers[k : k + 3]):
+                x = fused.conv_relu_pool(x, cast(nn.Conv2d, layers[k]))
+                k += 3
+            else:
+                x = layers[k](x)
+                k += 1
+        return x
 
     def transfer(self, x: Tensor) -> tuple[Tensor, ...]:
         """Logits, then the last hidden layer's input [B, c, 1] and its output at full and at a quarter of its width.
@@ -49,6 +64,13 @@ class Chain(nn.Sequential):
         for layer in body[linear[-1] :]:
             full, narrow = layer(full), again(layer, narrow)
         return out(full), x[..., None], full[..., None], narrow[:, : max(1, full.shape[1] // 4), None]
+
+
+def fuse(module: nn.Module) -> None:
+    """Use fused kernels wherever they fit."""
+    for layer in module.modules():
+        if isinstance(layer, Chain):
+            layer.fused = True
 
 
 def again(layer: nn.Module, x: Tensor) -> Tensor:

@@ -1,0 +1,93 @@
+"""Draw the pictures of data.md, in ink that reads on white and on black.
+
+python docs/img/draw.py        partitions.png and participation.png; needs CIFAR-10 (askew data get cifar10)
+python docs/img/draw.py RUN    cifar10.png, the accuracy of the run in this folder
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
+from matplotlib.figure import Figure
+
+import askew
+from askew.experiment.build import divided
+from askew.experiment.config import Config
+from askew.participation import participations
+from askew.report.figures import STYLE, accuracy, canvas, group, style
+
+HERE = Path(__file__).parent
+GREY, BLUE = "#868E96", "#3B8FD6"
+# Nothing is clear, much is blue: what lies behind the picture shows through.
+SHADES: Any = LinearSegmentedColormap.from_list("shades", [to_rgba(BLUE, share**0.5) for share in np.linspace(0, 1, 64)])
+INKS = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
+NEUTRAL = STYLE | INKS | {"axes.grid": False, "font.size": 12.5, "axes.titlesize": 12.5}
+
+PARTITIONS: dict[str, dict[str, Any]] = {
+    "iid": {"name": "iid"},
+    "lognormal, sigma = 0.6": {"name": "lognormal", "sigma": 0.6},
+    "dirichlet, alpha = 0.2": {"name": "dirichlet", "alpha": 0.2},
+    "dirichlet_prior, alpha = 0.3": {"name": "dirichlet_prior", "alpha": 0.3},
+    "labels, labels = 3": {"name": "labels", "labels": 3},
+    "shards, shards = 2": {"name": "shards", "shards": 2},
+}
+TURNOUTS: dict[str, dict[str, Any]] = {
+    "uniform, cohort = 10": {"name": "uniform", "cohort": 10},
+    "skewed, gamma = 5, cohort = 10": {"name": "skewed", "gamma": 5, "cohort": 10},
+    "cyclic, groups = 5, shuffle = false, cohort = 10": {"name": "cyclic", "groups": 5, "shuffle": False, "cohort": 10},
+    "markov, join = 0.02, leave = 0.1, fraction = 1": {"name": "markov", "join": 0.02, "leave": 0.1, "fraction": 1.0},
+}
+
+
+def partitions(clients: int = 40) -> Figure:
+    """Samples of CIFAR-10 by class and client, each below a strip of the clients' sizes."""
+    figure = canvas(10, 5.6)
+    grid: Any = figure.subplots(4, 3, sharex=True, height_ratios=[1, 3.2, 1, 3.2])
+    for k, (title, table) in enumerate(PARTITIONS.items()):
+        counts, sizes = divided(Config.build({"data": {"name": "cifar10"}, "partition": table | {"clients": clients}}))
+        (strip, heat), (row, column) = grid[2 * (k // 3) : 2 * (k // 3) + 2, k % 3], divmod(k, 3)
+        strip.bar(range(clients), sizes, width=0.85, color=GREY)
+        strip.set_title(title)
+        strip.set(ylim=(0, 3600), yticks=(0, 3000), yticklabels=() if column else ("0", "3,000"), ylabel="" if column else "Samples")
+        shaded(heat, counts.T, 1250)
+        heat.set(xlabel="Client" if row else "", ylabel="" if column else "Class", yticks=range(0, 10, 3))
+    return figure
+
+
+def shaded(axes: Axes, values: np.ndarray, most: float, first: int = 0) -> None:
+    rows, columns = values.shape
+    edges = (first - 0.5, first + columns - 0.5, -0.5, rows - 0.5)
+    axes.imshow(values, cmap=SHADES, vmin=0, vmax=most, aspect="auto", interpolation="none", origin="lower", extent=edges)
+
+
+def turnout(clients: int = 100, rounds: int = 100) -> Figure:
+    """A mark wherever a client takes part in a round."""
+    figure = canvas(10, 6.6)
+    grid: Any = figure.subplots(2, 2, sharex=True, sharey=True)
+    for k, (axes, (title, table)) in enumerate(zip(grid.flat, TURNOUTS.items(), strict=True)):
+        name, *settings = table.items()
+        rule, came = participations[name[1]].build(dict(settings)), np.zeros((clients, rounds))
+        for t in range(1, rounds + 1):
+            came[rule.sample(0, t, np.arange(clients), clients), t - 1] = 1
+        shaded(axes, came, 1, first=1)
+        axes.set_title(title)
+        axes.set(xlabel="Round" if k > 1 else "", ylabel="" if k % 2 else "Client")
+    return figure
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        with style():
+            picture = accuracy(group([askew.load(sys.argv[1])]))
+        assert picture is not None
+        (HERE / "cifar10.png").write_bytes(picture.render("png"))
+    else:
+        with rc_context(NEUTRAL):
+            for name, drawn in (("partitions", partitions()), ("participation", turnout())):
+                drawn.savefig(HERE / f"{name}.png", dpi=160, transparent=True)

@@ -1,0 +1,238 @@
+"""Processes on one machine that share runs: who starts them, listens to them and ends them.
+
+The parent trains nothing. It starts the ranks and hands them the configurations as text; rank 0 tells it of every round; it
+passes a wish to stop on, and ends all ranks when one is lost. A rank whose parent is gone ends itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from .. import errors
+from ..data import files
+from ..engine.ranks import Lost, place
+from ..errors import AskewError, ConfigError, EngineError
+from .config import CHOICES, Config, Handed, plugin_fault, plugin_module, read_back
+from .store import Record, Run, load
+
+if TYPE_CHECKING:
+    from .run import Watch
+
+Told = dict[str, Any]
+
+BEAT = 0.2  # seconds between two looks at whether somebody wants to stop
+GRACE = 3.0  # seconds in which a better reason for a failure may arrive, or a rank may end by itself
+BEGIN = "import signal as s; [s.signal(n, s.SIG_IGN) for n in (s.SIGINT, s.SIGTERM)]; from askew.experiment.workers import work; work()"
+
+
+# the parent -----------------------------------------------------------------------------------------------------
+
+
+def hired(
+    configs: Sequence[Config], out: str | Path | None, fresh: bool, watch: Watch | None, save_every: float, stopping: Callable[[], bool]
+) -> Generator[Run, None, None]:
+    """Run configurations one after the other, each on all processes that the first one asks for."""
+    for config in configs:
+        check_visible(config)
+    with ExitStack() as held:
+        home = Path(held.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
+        job = {"pages": [read_back(config) for config in configs], "out": str(home), "fresh": fresh}
+        crew = held.enter_context(Crew(configs[0].engine.workers, job | {"save_every": math.inf if out is None else save_every}))
+        todo, run = iter(configs), None
+        for told in crew.heard(stopping):
+            if "begun" in told:
+                config = next(todo)
+                run = Run(read_back(config), **told["begun"], folder=None if out is None else home / config.name())
+                if watch:
+                    watch(run, None)
+            elif run and "record" in told:
+                run.rounds.append(told["record"])
+                if watch:
+                    watch(run, told["record"])
+            elif run:
+                run.facts = told["ended"]
+                run.model = load_file(home / str(run.facts["name"]) / "model.safetensors")
+                yield run
+                run = None
+            else:
+                yield load(home / next(todo).name())
+
+
+def check_visible(config: Config) -> None:
+    """Refuse what a new process could not build from the page alone."""
+    known = {plugin_module(path) for path in config.plugins}
+    for name in CHOICES:
+        part = getattr(config, name)
+        module = type(part).__module__
+        if isinstance(part, Handed) or not (module.startswith("askew.") or module in known):
+            raise ConfigError(
+                f"engine.workers = {config.engine.workers}: new processes cannot see the {name} that was handed in from Python; "
+                "set engine.workers = 1, or register it in a file and name that in plugins."
+            )
+
+
+class Crew:
+    """The processes that were started, by rank, and a line to each."""
+
+    def __init__(self, size: int, job: Told) -> None:
+        self.size, self.processes, self.lines = size, list[subprocess.Popen[bytes]](), dict[Connection, int]()
+        self.through, self.reasons = set[int](), dict[int, Told]()
+        # where the ranks find each other
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        try:
+            for rank in range(size):
+                self._start(rank)
+            for line in self.lines:
+                with suppress(OSError):  # one that is gone is noticed in `heard`
+                    line.send_bytes(json.dumps(job).encode())
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, rank: int) -> None:
+        here, there = Pipe()
+        self.lines[here] = rank
+        loop = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port}
+        told |= {"TORCHELASTIC_USE_AGENT_STORE": True, "OMP_NUM_THREADS": 1, **({"GLOO_SOCKET_IFNAME": loop[0]} if loop else {})}
+        told |= {"ASKEW_DATA": files.folder(), "ASKEW_LINE": there.fileno()}
+        told |= {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+        heard = rank == 0 or "ASKEW_DEBUG" in os.environ  # warnings of all ranks are alike
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", BEGIN],
+                env=os.environ | {name: str(value) for name, value in told.items()},
+                pass_fds=(there.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=2 if heard else subprocess.DEVNULL,  # standard output is the parent's alone
+                stderr=None if heard else subprocess.DEVNULL,
+            )
+        except OSError as e:
+            raise EngineError(f"cannot start {self.size} processes: {e.strerror}; lower engine.workers.") from None
+        self.processes.append(process)
+        there.close()
+
+    def heard(self, stopping: Callable[[], bool]) -> Iterator[Told]:
+        """What rank 0 tells, until all are through; if one fails, its sentence is raised."""
+        until = math.inf
+        while self.lines and len(self.through) < self.size and time.monotonic() < until:
+            for line in wait([*self.lines], BEAT):
+                assert isinstance(line, Connection)
+                rank = self.lines[line]
+                try:
+                    told: Told = json.loads(line.recv_bytes())
+                except (EOFError, OSError):
+                    del self.lines[line]
+                    told = {"failed": "", "says": ""}
+                if "done" in told:
+                    self.through.add(rank)
+                elif "failed" not in told:
+                    yield told
+                elif rank not in self.through | self.reasons.keys():
+                    self.reasons[rank] = told
+                    until = min(until, time.monotonic() + GRACE)
+            if stopping():
+                for line in self.lines:
+                    with suppress(OSError):
+                        line.send_bytes(b"stop")
+        if self.reasons:
+            raise self._reason()
+
+    def _reason(self) -> Exception:
+        """Why it failed: what a rank says of itself, else who died, and only then who lost the others."""
+        rank, told = min(self.reasons.items(), key=lambda item: (item[1]["failed"] == Lost.__name__, not item[1]["says"], item[0]))
+        kind = getattr(errors, told["failed"], EngineError if told["failed"] == Lost.__name__ else RuntimeError)
+        if told["says"]:
+            reason: Exception = kind(told["says"])
+            return reason
+        with suppress(subprocess.TimeoutExpired):
+            self.processes[rank].wait(GRACE)
+        code = self.processes[rank].poll()
+        how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
+        return EngineError(
+            f"process {rank} of the {self.size} that shared the work was ended {how}; if nobody did that, memory ran out: lower "
+            "engine.workers; started again, the run goes on from what is stored."
+        )
+
+    def end(self) -> None:
+        """Cut the lines, which ends whoever can still hear; the others are killed."""
+        for line in self.lines:
+            line.close()
+        until = time.monotonic() + GRACE
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+
+# a rank ---------------------------------------------------------------------------------------------------------
+
+
+def work() -> None:
+    """The life of a process that was started."""
+    from .run import play_all
+
+    line, leads = Connection(int(os.environ.pop("ASKEW_LINE"))), place()[0] == 0
+    job = json.loads(line.recv_bytes())
+    listener = threading.Thread(target=heed, args=(line,), daemon=True)
+    listener.start()
+
+    def say(told: Told) -> None:
+        line.send_bytes(json.dumps(told).encode())
+
+    def watch(run: Run, record: Record | None) -> None:
+        begun = {"rounds": run.rounds, "facts": run.facts, "federation": run.federation}
+        say({"begun": begun} if record is None else {"record": record})
+
+    try:
+        configs = [Config.build(page) for page in job["pages"]]
+        for run in play_all(configs, job["out"], fresh=job["fresh"], watch=watch, save_every=job["save_every"]):
+            if leads:
+                say({"ended": run.facts})
+        say({"done": True})
+        listener.join()  # until the parent has heard it of all: who left earlier might be missed by the others
+    except BaseException as e:
+        if os.environ.get("ASKEW_DEBUG"):
+            traceback.print_exc()
+        fault = plugin_fault(e)
+        if isinstance(e, AskewError):
+            say({"failed": type(e).__name__, "says": str(e)})
+        else:
+            say({"failed": EngineError.__name__ if fault else "", "says": fault or f"{type(e).__name__}: {e}"})
+        os._exit(1)  # nothing may wait for ranks that are gone
+
+
+def heed(line: Connection) -> None:
+    """Whatever the parent says means stop; without a parent there is nobody to work for."""
+    with suppress(EOFError, OSError):
+        while True:
+            line.recv_bytes()
+            os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)

@@ -1,0 +1,67 @@
+"""The fused kernels against the layers they replace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from askew.models import fused
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize(
+    ("shape", "out", "kernel", "pad"),
+    [
+        ((50, 3, 32, 32), 6, 5, 0),
+        ((50, 6, 14, 14), 16, 5, 0),
+        ((7, 1, 28, 28), 6, 5, 2),
+        ((33, 1, 8, 8), 16, 3, 1),
+        ((50, 3, 32, 32), 16, 5, 0),
+        ((5, 2, 13, 11), 12, 3, 0),
+        ((256, 3, 32, 32), 6, 5, 0),
+    ],
+)
+def test_values_and_gradients(shape: tuple[int, ...], out: int, kernel: int, pad: int) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(shape[1], out, kernel, padding=pad).cuda()
+    assert fused.fits(conv, nn.ReLU(), nn.MaxPool2d(2))
+    x = torch.randn(shape, device="cuda", requires_grad=True)
+    double = nn.Conv2d(shape[1], out, kernel, padding=pad).cuda().double()
+    double.load_state_dict(conv.state_dict())
+    wide = x.detach().double().requires_grad_()
+    torch.backends.cudnn.allow_tf32 = False
+    ours = fused.conv_relu_pool(x, conv)
+    theirs = F.max_pool2d(double(wide).relu(), 2)
+    weight = torch.randn_like(ours)
+    mine = torch.autograd.grad((ours * weight).sum(), (x, conv.weight, conv.bias))
+    true = torch.autograd.grad((theirs * weight.double()).sum(), (wide, double.weight, double.bias))
+    assert (ours - theirs).abs().max() < 1e-5
+    for a, b in zip(mine, true, strict=True):
+        assert a.shape == b.shape and float((a - b).abs().max() / b.abs().max()) < 1e-5
+    again = torch.autograd.grad((fused.conv_relu_pool(x, conv) * weight).sum(), (x, conv.weight, conv.bias))
+    assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True))
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_lower_precision(half: bool) -> None:
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(3, 6, 5).cuda(), torch.randn(64, 3, 32, 32, device="cuda")
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, True
+    with torch.autocast("cuda", torch.bfloat16, enabled=half):
+        ours = fused.conv_relu_pool(x, conv)
+    torch.backends.cudnn.allow_tf32 = before
+    theirs = F.max_pool2d(conv.double()(x.double()).relu(), 2)
+    assert ours.dtype == (torch.bfloat16 if half else torch.float32)
+    assert (ours - theirs).abs().max() < (0.02 if half else 5e-3)
+
+
+def test_nothing_passes_where_the_relu_is_off() -> None:
+    conv = nn.Conv2d(1, 4, 3).cuda()
+    nn.init.constant_(conv.bias, -100.0)
+    x = torch.randn(3, 1, 8, 8, device="cuda", requires_grad=True)
+    y = fused.conv_relu_pool(x, conv)
+    gx, gw = torch.autograd.grad(y.sum(), (x, conv.weight))
+    assert not y.any() and not gx.any() and not gw.any()
