@@ -20,7 +20,8 @@ from askew.cli import app
 from askew.core.algorithm import Algorithm
 from askew.core.types import Cohort, Me
 from askew.data import files
-from askew.experiment.config import CHOICES, Config
+from askew.experiment.config import CHOICES
+from askew.experiment.sweep import flat, grid
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -78,7 +79,8 @@ def test_python_runs(page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_configurations_load(page: Path, desk: Path) -> None:
     lay_out(page, desk)
     for block in blocks(page, "toml"):
-        Config.build(tomllib.loads(block.text))
+        tables = tomllib.loads(block.text)
+        assert grid(tables, flat(tables.pop("sweep", {})))
 
 
 @pytest.mark.parametrize("page", having("console"))
