@@ -66,12 +66,12 @@ def same(config: Mapping[str, Any], tables: Iterable[str]) -> str:
 
 
 def flatten(config: Mapping[str, Any], above: str = "") -> Flat:
-    """Nested tables as dotted keys and their values as text; the seed is left out."""
+    """Nested tables as dotted keys and their values as text; what the numbers may differ by (seed) or never depend on is left out."""
     flat: Flat = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{above}{key}.")
-        elif above or key != "seed":
+        elif above + key not in ("seed", "engine.workers"):
             flat[above + key] = plain(value)
     return flat
 

@@ -88,7 +88,9 @@ def scene(run: Run) -> str:
 
 def engine(run: Run) -> str:
     reason = run.facts.get("reason")
-    return f"{run.facts.get('engine', '–')}{f' ({reason})' if reason else ''}, on {run.facts.get('device', '–')}"
+    workers = run.facts.get("workers", 1)
+    shared = f", {workers} processes" if workers > 1 else ""
+    return f"{run.facts.get('engine', '–')}{f' ({reason})' if reason else ''}, on {run.facts.get('device', '–')}{shared}"
 
 
 def state(run: Run) -> str:
