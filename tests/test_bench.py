@@ -129,6 +129,21 @@ def test_models_that_differ_are_seen_to() -> None:
     assert hand.apart(mean, flat) == 0
     assert hand.apart(mean, house.space.start) == 1
     assert hand.apart(mean, 2 * flat - house.space.start) == pytest.approx(1)
+    flat[-1] = house.space.start[-1]  # a small layer that stays behind counts as much as a large one
+    assert hand.apart(mean, flat) > 0.5 * float(mean["out.bias"][-1].abs() / mean["out.bias"].abs().max())
+
+
+def test_a_layer_that_neither_loop_moves_is_not_apart() -> None:
+    house = build(bench.configured("tiny", on_cpu()))
+    hand = bench.Hand(house)
+    assert hand.apart(hand.start, house.space.start) == 0
+
+
+def test_loops_that_train_differently_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.Hand, "batches", lambda self, ids, t: [[torch.arange(2)]])
+    assert "do not train alike" in tell("--work", "tiny", "--rounds", "1", "--device", "cpu").stderr
+    monkeypatch.undo()
+    assert "do not train alike" not in tell("--work", "tiny", "--rounds", "1", "--device", "cpu").stderr
 
 
 def test_the_loop_by_hand_weights_clients_by_their_samples() -> None:

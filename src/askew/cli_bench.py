@@ -67,6 +67,13 @@ def bench(
         for name in todo:
             begin(name, rounds + 1)
             timings.append(library.measure(name, settings, rounds, skewed, lambda: bars.advance(bar)))
+            if timings[-1].apart > library.FAR:
+                said.print(
+                    Text(
+                        f"{name}: the two loops do not train alike (apart {timings[-1].apart:.2g}), so what is timed is not the same",
+                        "yellow",
+                    )
+                )
         for name in library.RIVALS if library.SHARED in todo else ():
             begin(f"{library.SHARED} in {name}", 1)
             rivals.append(library.rival(name, rounds, device))
