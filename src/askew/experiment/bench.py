@@ -273,10 +273,14 @@ class Hand:
         return mean
 
     def apart(self, mean: dict[str, Tensor], x: Tensor) -> float:
-        """How far x is from the mean, relative to how far that went: of all layers' weights and biases the worst."""
-        ours, start = self.house.space.split(x), self.house.space.split(self.house.space.start)
-        ratios = [(ours[n] - mean[n]).abs().max() / (mean[n] - start[n]).abs().max() for n in start]
-        return float(torch.stack(ratios).nan_to_num(0).max())  # 0/0: neither moved
+        """How far x is from the mean, relative to how far that went: of all layers' weights and biases the worst.
+
+        Those that hardly move at all, as an LSTM's first layer does, differ by rounding alone, which must not count.
+        """
+        space = self.house.space
+        ours, start, noise = space.split(x), space.split(space.start), 100 * torch.finfo(space.dtype).eps
+        ratios = [(ours[n] - mean[n]).abs().max() / ((mean[n] - w).abs().max() + noise * w.abs().max()) for n, w in start.items()]
+        return float(torch.stack(ratios).nan_to_num(0).max())  # 0/0: at zero, and neither moved
 
 
 def timed(device: torch.device, go: Callable[[], object]) -> float:
