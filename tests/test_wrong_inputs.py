@@ -390,6 +390,7 @@ CASES = [
         "leave head out",
         more="--set model.name=own --set model.head=4",
     ),
+    setting("engine.compile=true engine.device=cpu", "engine: compile = true", "needs a CUDA device", "leave compile out"),
     setting("engine.compile=true engine.name=vmapped", "engine: compile", 'is for engine.name = "sequential"', "leave one of the two out"),
     setting("engine.dtype=fp16", "engine: unknown dtype 'fp16'", "Known: bf16,", "did you mean 'bf16'?"),
     setting("engine.name=slot", "unknown name 'slot'", "Known: auto, sequential, slots,", "did you mean 'slots'?"),

@@ -29,7 +29,7 @@ from ..engine.slots import Slots
 from ..engine.vmapped import Vmapped
 from ..errors import EngineError, ModelError
 from ..models import fused
-from ..models.network import fuse
+from ..models.network import Chain, fuse
 from ..version import __version__
 from .config import Config
 
@@ -112,6 +112,8 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE) ->
     device, dtype, half = device_of(config.engine.device), config.engine.storage, config.engine.dtype == "bf16"
     if group.size > 1 and device.type == "cuda":
         device = own_device(device, group)
+    if config.engine.compile and device.type == "cpu":  # torch 2.13 compiles some convolutions' gradients to zero there
+        raise EngineError("engine: compile = true needs a CUDA device, and this run is on the CPU; leave compile out.")
     alg = config.algorithm
     partition = Iid(clients=1, public=config.partition.public) if alg.pooled else config.partition
     source = shop.samples(config.data, partition, config.partition.clients, config.seed, device, dtype)
@@ -157,7 +159,7 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE) ->
 
 def matrix_units(module: nn.Module, device: torch.device, engine: EngineSettings) -> bool:
     """Will convolutions run faster channels-last? In bfloat16, with channels enough; group norm wants it only if compiled."""
-    deep = any(isinstance(layer, nn.Conv2d) and layer.in_channels >= 16 for layer in module.modules())
+    deep = isinstance(module, Chain) and any(isinstance(layer, nn.Conv2d) and layer.in_channels >= 16 for layer in module.modules())
     grouped = any(isinstance(layer, nn.GroupNorm) for layer in module.modules())
     return deep and device.type == "cuda" and engine.dtype == "bf16" and (engine.compile or not grouped)
 
