@@ -25,6 +25,7 @@ from askew.data.partition import Natural
 from askew.engine.base import Ask, Engine, Inbox, Outbox
 from askew.engine.choose import has_batch_norm
 from askew.engine.evaluate import Exam
+from askew.engine.rows import Rows
 from askew.engine.sequential import Sequential
 from askew.engine.server import Server
 from askew.engine.slots import Slots
@@ -177,11 +178,13 @@ class Pairs(Vmapped):
 
 
 def engine_of(name: str, task: Task, even: bool) -> Engine:
-    """By name: sequential, slots (two of them, without graphs), vmapped, or vmapped in chunks of one and of two."""
+    """By name: sequential, two slots or three rows without graphs, vmapped, or vmapped in chunks of one and of two."""
     if name == "sequential":
         return Sequential(task, 0, False)
     if name == "slots":
         return Slots(lambda: Bound(task.module, task.space, task.criterion), even, most=2)
+    if name == "rows":
+        return Rows(task, most=3)
     return Pairs(task, even) if name == "pairs" else Vmapped(task, even, **({"budget": 1} if name == "single" else {}))
 
 

@@ -152,7 +152,7 @@ def test_inputs_of_two_types_are_refused() -> None:
 def hub() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
-        yield pytest.importorskip("datasets")
+        yield pytest.importorskip("datasets", reason="needs the Hugging Face datasets library: pip install -e '.[hub]'")
 
 
 def pictured(hub: Any, images: Any) -> Any:
@@ -323,7 +323,7 @@ def test_a_run_on_images_is_the_run_on_their_numbers(hub: Any) -> None:
 def flower(hub: Any) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-        yield pytest.importorskip("flwr_datasets")
+        yield pytest.importorskip("flwr_datasets", reason="needs Flower Datasets: pip install -e '.[hub]'")
 
 
 def numbered(hub: Any, count: int = 60) -> Any:

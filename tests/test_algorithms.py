@@ -224,7 +224,7 @@ def test_engines_agree(alg: Algorithm, norm: str) -> None:
         return
     one, told = rounds(alg, problem(norm), "sequential")
     near = within(alg)
-    for engine in ("vmapped", "slots"):
+    for engine in ("vmapped", "slots", *(["rows"] if norm != "batch" else [])):
         other, heard = rounds(alg, problem(norm), engine)
         assert apart(other, one) < near, engine
         for a, b in zip(told, heard, strict=True):
@@ -246,7 +246,7 @@ def test_engines_agree_in_single_precision(alg: Algorithm) -> None:
     assert apart(other, one) < 4e-5
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vmapped"])
+@pytest.mark.parametrize("engine", ["sequential", "vmapped", "rows"])
 @pytest.mark.parametrize("whole", [False, True], ids=["floats", "tokens"])
 def test_a_look_in_chunks_is_the_whole_gradient(whole: bool, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of unequal length, of clients with unequal sizes, on real inputs and on tokens."""

@@ -29,7 +29,7 @@ from askew.engine.server import Server
 from askew.errors import ConfigError
 from askew.experiment.build import House
 from askew.experiment.config import Config
-from askew.experiment.run import measure
+from askew.experiment.run import examined, measured
 from problems import (
     Listening,
     Problem,
@@ -961,7 +961,8 @@ def evaluated(server: Server, on: Problem) -> Record:
     """What a run would record of this server."""
     task = Functional(on.module, server.space, on.fed.criterion)
     exam = Exam(task, on.fed, on.fed.test)
-    return measure(House(Config(), on.fed, on.module, server.space, task, exam, server, {}))
+    house = House(Config(), on.fed, on.module, server.space, task, exam, server, {})
+    return measured(house, examined(house))
 
 
 def loss_of(on: Problem, server: Server, x: Tensor, buffers: Tensor) -> float:

@@ -38,7 +38,7 @@ from askew.experiment import checkpoint
 from askew.experiment.config import CHOICES, Config, read_back
 from askew.experiment.run import play, play_all
 from askew.experiment.store import locked
-from askew.experiment.workers import Crew
+from askew.experiment.workers import Crew, play_pages
 from problems import Problem, Record, Spoiled, apart, everything, labelled, same, serve, tastes
 from problems import play as play_rounds
 
@@ -412,7 +412,7 @@ def test_ranks_started_as_torchrun_does_are_one_run_and_one_speaks(tmp_path: Pat
 
 def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
     page = read_back(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
-    with Crew(2, {"pages": [page], "out": str(tmp_path), "fresh": False, "save_every": 5.0}) as crew:
+    with Crew(2, play_pages, {"pages": [page], "out": str(tmp_path), "fresh": False, "save_every": 5.0}) as crew:
         wait_for_a_round(tmp_path)
         for line in crew.lines:
             line.close()

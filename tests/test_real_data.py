@@ -82,7 +82,7 @@ def test_letters() -> None:
 
 def test_tiny_imagenet() -> None:
     there("tiny_imagenet")
-    pytest.importorskip("PIL")
+    pytest.importorskip("PIL", reason="needs Pillow, which reads JPEG files: pip install -e '.[images]'")
     held = decoded(TinyImageNet())
     assert counts(held["y_train"]) == [500] * 200 and counts(held["y_test"]) == [50] * 200
 

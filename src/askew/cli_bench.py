@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Annotated
 
 import typer
@@ -13,12 +14,15 @@ from rich.text import Text
 from .cli_data import AsJson, examples
 from .engine.choose import EngineSettings
 from .experiment import bench as library
+from .experiment.byhand import FRAMEWORKS
 from .experiment.store import to_json
+from .experiment.works import SHARED, WORKS, Work
 from .report import terminal
 
 EPILOG = examples(
     "askew bench",
     "askew bench --work lenet-10x10x50 --rounds 20",
+    "askew bench --work mlp-mnist-100 --workers 2",
     "askew bench --dtype tf32 --skewed --json",
     "askew bench --list",
 )
@@ -38,6 +42,7 @@ def bench(
     dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, tf32, bf16 or float64.")] = "float32",
     engine: Annotated[str, typer.Option(metavar="ENGINE", help="auto, sequential, vmapped or slots.")] = "auto",
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    workers: Annotated[int, typer.Option(metavar="N", help="Processes that share a round, on the CPU with one thread each.")] = 1,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the networks.")] = False,
     skewed: Annotated[bool, typer.Option("--skewed", help="Clients of unequal size (Dirichlet 0.2), as many samples in all.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the works and time nothing.")] = False,
@@ -45,13 +50,14 @@ def bench(
 ) -> None:
     """Time full rounds on random data, beside a bare PyTorch loop that does the same steps.
 
-    Where pfl, fedlab or flwr (with its simulation) is installed, it is given one of the works too.
+    Where pfl, fedlab or flwr (with its simulation) is installed, it is given the first, the MLP's and the softmax works too: with one
+    thread, and with as many as there are workers.
     """
     if listed:
-        told = [{"work": name, **facts(work)} for name, work in library.WORKS.items()]
+        told = [{"work": name, **facts(work)} for name, work in WORKS.items()]
         print(to_json(told, indent=1)) if as_json else Console().print(works())
         return
-    settings = EngineSettings(name=engine, dtype=dtype, device=device, compile=compiled)
+    settings = EngineSettings(name=engine, dtype=dtype, device=device, workers=workers, compile=compiled)
     todo = library.chosen(names or (), device)
     said = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.completed} of {task.total}"), TimeElapsedColumn())
@@ -74,16 +80,17 @@ def bench(
                         "yellow",
                     )
                 )
-        for name in library.RIVALS if library.SHARED in todo else ():
-            begin(f"{library.SHARED} in {name}", 1)
-            rivals.append(library.rival(name, rounds, device))
+        for work, name in product((w for w in SHARED if w in todo), FRAMEWORKS):
+            for threads in sorted({1, workers}) if library.installed(name) else [1]:
+                begin(f"{work} in {name}", 1)
+                rivals.append(library.rival(name, work, rounds, device, threads))
     if as_json:
         print(to_json({"works": [t._asdict() for t in timings], "rivals": [r._asdict() for r in rivals]}, indent=1))
     else:
         Console().print(shown(timings, rivals))
 
 
-def facts(work: library.Work) -> dict[str, object]:
+def facts(work: Work) -> dict[str, object]:
     return {
         "network": work.network.called().lower(),
         "clients": work.clients,
@@ -98,7 +105,7 @@ def works() -> Table:
     table.add_column("")
     for column in table.columns[:2]:
         column.justify = "left"
-    for name, work in library.WORKS.items():
+    for name, work in WORKS.items():
         *values, heavy = facts(work).values()
         table.add_row(name, *map(str, values), Text("minutes a round on a CPU; there only if named" if heavy else "", terminal.QUIET))
     return table
@@ -130,6 +137,7 @@ def remarks(timings: list[library.Timing]) -> str:
     first = timings[0]
     speed = f"{first.matmul_flops_per_s / 1e9:,.0f} GFLOP/s"
     kind = f"{first.dtype}{', compiled' if first.compile else ''}{', clients of unequal size' if first.skewed else ''}"
+    kind += f", {first.workers} processes" if first.workers > 1 else ""
     return (
         f"{first.device}, {kind}; medians of {first.rounds} rounds. bare: the same steps in a loop by hand, its rounds between ours; "
         f"times as fast: than that. over floor: ours over the arithmetic at {speed}, what one large matrix product reaches here. "
@@ -138,10 +146,11 @@ def remarks(timings: list[library.Timing]) -> str:
 
 
 def others(rivals: list[library.Rival]) -> Table:
-    table = terminal.plain_table(f"other frameworks, {library.SHARED}", "ms a\nround", "bare\nms", "times\nas fast")
+    table = terminal.plain_table("work", "framework", "threads", "ms a\nround", "bare\nms", "times\nas fast")
     table.add_column("", overflow="fold")
-    table.columns[0].justify = "left"
+    for column in table.columns[:2]:
+        column.justify = "left"
     for r in rivals:
         row = ["–" if v is None else form.format(v) for v, form in ((r.round_ms, MS), (r.bare_ms, MS), (r.speedup, RATIO))]
-        table.add_row(f"{r.name} {r.version}".strip(), *row, Text(r.note, terminal.QUIET))
+        table.add_row(r.work, f"{r.name} {r.version}".strip(), str(r.threads), *row, Text(r.note, terminal.QUIET))
     return table

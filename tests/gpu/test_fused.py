@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call, vmap
 
+from askew.core import entropy
 from askew.models import fused
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -65,3 +67,53 @@ def test_nothing_passes_where_the_relu_is_off() -> None:
     y = fused.conv_relu_pool(x, conv)
     gx, gw = torch.autograd.grad(y.sum(), (x, conv.weight))
     assert not y.any() and not gx.any() and not gw.any()
+
+
+@pytest.mark.parametrize(("groups", "batch", "classes"), [(3, 50, 10), (2, 7, 3), (5, 256, 100), (1, 5, 600)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_of_many_batches(groups: int, batch: int, classes: int, weighted: bool) -> None:
+    torch.manual_seed(0)
+    x = (5 * torch.randn(groups, batch, classes, device="cuda")).requires_grad_()
+    y = torch.randint(classes, (groups, batch), device="cuda")
+    weight = (torch.rand(groups, batch, device="cuda") > 0.3).float() if weighted else torch.ones(groups, batch, device="cuda")
+    weight[:, 0] = 1
+    assert entropy.fits(x[0], y[0])
+    ours = vmap(lambda x, y, w: entropy.cross_entropy(x, y, w if weighted else None))(x, y, weight)
+    each = F.cross_entropy(x.double().flatten(0, 1), y.flatten(), reduction="none").view(groups, batch)
+    theirs = (each * weight).sum(1) / weight.sum(1)
+    scale = torch.arange(1, groups + 1, device="cuda")
+    mine, true = (torch.autograd.grad((loss * scale).sum(), x)[0] for loss in (ours, theirs))
+    assert (ours - theirs).abs().max() < 1e-5 and (mine - true).abs().max() < 1e-6
+    alone = entropy.cross_entropy(x[0], y[0], weight[0] if weighted else None)
+    assert torch.equal(alone, ours[0])
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_many_networks_at_once(pad: int) -> None:
+    """Under vmap, with weights that are rows of a longer vector."""
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(3, 6, 5, padding=pad).cuda() for _ in range(4)]
+    flat = torch.stack([torch.cat([torch.zeros(3, device="cuda"), *(p.detach().flatten() for p in c.parameters())]) for c in convs])
+    flat, x = flat.requires_grad_(), torch.randn(4, 20, 3, 32, 32, device="cuda")
+
+    def one(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state = {"weight": w[3:453].view(6, 3, 5, 5), "bias": w[453:]}
+        return functional_call(Fused(convs[0]), {f"conv.{n}": v for n, v in state.items()}, (x,))
+
+    ours = vmap(one)(flat, x)
+    for n, conv in enumerate(convs):
+        assert torch.equal(ours[n], fused.conv_relu_pool(x[n], conv))
+    weight = torch.randn_like(ours)
+    (mine,) = torch.autograd.grad((ours * weight).sum(), flat)
+    for n, conv in enumerate(convs):
+        grads = torch.autograd.grad((fused.conv_relu_pool(x[n], conv) * weight[n]).sum(), tuple(conv.parameters()))
+        assert torch.allclose(mine[n, 3:], torch.cat([g.flatten() for g in grads]), rtol=1e-4, atol=1e-4)
+
+
+class Fused(nn.Module):
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return fused.conv_relu_pool(x, self.conv)

@@ -7,6 +7,8 @@ import torch
 
 import askew
 from askew.algorithms import algorithms
+from askew.experiment.config import Config
+from askew.experiment.run import play_together
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -23,16 +25,20 @@ def apart(a: askew.Run, b: askew.Run) -> float:
     return max(float((a.model[n].double() - v.double()).abs().max()) for n, v in b.model.items())
 
 
+@pytest.mark.parametrize("engine", ["slots", "vmapped"])
 @pytest.mark.parametrize("method", list(algorithms))
-def test_every_method_equals_the_sequential_reference(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ragged batches, momentum, weight decay, clipping, a decaying rate; convolutions with batch or group norm."""
-    model = {"name": "cnn", "width": 4, "norm": "group" if method in STILL else "batch"}
+def test_every_method_equals_the_sequential_reference(method: str, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ragged batches, momentum, weight decay, clipping, a decaying rate; convolutions, in slots with batch norm."""
+    norm = "none" if engine == "vmapped" else "group" if method in STILL else "batch"
+    if method == "fedbn" and engine == "vmapped":
+        norm = "batch"
+    model = {"name": "cnn", "width": 4, "norm": norm}
     one = run(method, "sequential", model)
-    other = run(method, "slots", model)
-    double = apart(run(method, "slots", model, dtype="float64", rounds=2), run(method, "sequential", model, dtype="float64", rounds=2))
+    other = run(method, engine, model)
+    double = apart(run(method, engine, model, dtype="float64", rounds=2), run(method, "sequential", model, dtype="float64", rounds=2))
     with capsys.disabled():
-        print(f"\n{method:12s} float32 {apart(other, one):.1e}  float64 {double:.1e}", end="")
-    assert other.facts["engine"] == "slots"
+        print(f"\n{method:12s} {engine:8s} float32 {apart(other, one):.1e}  float64 {double:.1e}", end="")
+    assert other.facts["engine"] == engine
     if method == "fedalign":  # divides by a loss that may be tiny: the CPU and the GPU, both sequential, are as far apart
         assert double < 1e-4
         return
@@ -40,6 +46,26 @@ def test_every_method_equals_the_sequential_reference(method: str, capsys: pytes
     if method != "fedamd":  # which magnifies roundings here: float32 and float64 on the CPU, both sequential, are 0.8 apart
         assert apart(other, one) < 2e-3
     assert [r["bytes_up"] for r in other.rounds] == [r["bytes_up"] for r in one.rounds]
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fedcm", "fedavg"])
+def test_runs_of_a_sweep_share_the_rows(method: str) -> None:
+    """Rates, seeds and a method's own settings differ; every run is what it is alone."""
+    own = {"fedprox": "mu", "fedcm": "alpha"}.get(method)
+    engine = {"name": "vmapped", "device": "cuda", "dtype": "float64"}  # in float32, products round by the number of rows
+    tables = [
+        {
+            "algorithm": {"name": method} | ({own: value} if own else {}),
+            "seed": seed,
+            "local": LOCAL | {"lr": lr},
+            "model": {"name": "lenet"},
+        }
+        for value, lr, seed in ((0.1, 0.1, 0), (0.5, 0.05, 0), (0.9, 0.1, 1))
+    ]
+    configs = [Config.build(table | {"rounds": 3, "partition": {"clients": 12}, "engine": engine}) for table in tables]
+    for config, run in zip(configs, play_together(configs), strict=True):
+        (alone,) = play_together([config])
+        assert apart(run, alone) < 1e-11
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "lossbias", "fedpdc"])

@@ -87,9 +87,14 @@ class Settings:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(typing.cast(Any, self))}
 
 
-def types_of(cls: type) -> dict[str, Any]:
+resolved: dict[type, Mapping[str, Any]] = {}  # by class: it takes longer than all else in building settings
+
+
+def types_of(cls: type) -> Mapping[str, Any]:
     """The resolved annotations of a class's fields."""
-    return typing.get_type_hints(cls)
+    if cls not in resolved:
+        resolved[cls] = typing.get_type_hints(cls)
+    return resolved[cls]
 
 
 def off(value: object) -> bool:

@@ -7,7 +7,8 @@ the sequential engine's way. `Functional` calls the module with the parameters s
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..errors import ConfigError, did_you_mean
+from . import entropy
 from .space import Space
 from .types import Batch
 
 Output = tuple[Tensor, ...]  # output and features, in this order
+Call = tuple[nn.Linear, Tensor, Tensor]  # a linear layer, what went in and what came out
 Criterion = Callable[[Tensor, Tensor], Tensor]  # (output, y) → loss of each sample [B]
 
 CRITERIA: dict[str, Criterion] = {
@@ -92,6 +95,8 @@ class Task:
 
     def judge(self, output: Tensor, batch: Batch) -> Tensor:
         """The mean loss of an output."""
+        if self.fused and entropy.fits(output, batch.y):
+            return entropy.cross_entropy(output, batch.y, batch.weight)
         if self.fused and batch.weight is None:
             return F.cross_entropy(output, batch.y)
         return self.mean(self.criterion(output, batch.y), batch)
@@ -118,23 +123,65 @@ class Bound(Task):
         super().__init__(module, space, criterion, half)
         self.flat, self.flat_buffers = space.start.clone(), space.buffers.clone()
         owned = dict(self.module.named_parameters())
-        self.parameters = [owned[n] for n in space.shapes]
-        for parameter, view in zip(self.parameters, space.split(self.flat).values(), strict=True):
+        self.parameters, self.views = [owned[n] for n in space.shapes], list(space.split(self.flat).values())
+        for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.data = view
         held = dict(self.module.named_buffers())
         for name, view in space.split_buffers(self.flat_buffers).items():
             held[name].data = view
         self.leaf = self.flat
+        self.calls: list[Call] | None = None
         if compiled:
             self.module.compile()
+            return
+        for layer in self.module.modules():
+            if type(layer) is nn.Linear:
+                layer.forward = partial(self.linear, layer)  # type: ignore[method-assign]
 
     def load(self, w: Tensor, buffers: Tensor) -> Tensor:
         """Move the module to w; the returned leaf collects what a loss says about w itself."""
-        self.flat.copy_(w)
+        if w is not self.flat:
+            self.flat.copy_(w)
         if buffers.numel():
             self.flat_buffers.copy_(buffers)
         self.leaf = self.flat.detach().requires_grad_()
         return self.leaf
+
+    def unload(self, buffers: Tensor) -> Tensor:
+        """The statistics after the forward pass."""
+        return self.flat_buffers.clone() if buffers.numel() else buffers
+
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """A linear layer's forward pass. While calls are noted, its output is where the gradient ends."""
+        if self.calls is None or x.dim() != 2:
+            return F.linear(x, layer.weight, layer.bias)
+        output = F.linear(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+        self.calls.append((layer, x.detach(), output if output.requires_grad else output.requires_grad_()))
+        return output
+
+    def noting_calls(self, objective: Callable[[Tensor], Tensor], w: Tensor) -> tuple[Tensor, list[Call]]:
+        """The objective at w, and the calls of linear layers."""
+        self.calls = calls = list[Call]()
+        try:
+            return objective(w), calls
+        finally:
+            self.calls = None
+
+    def follow(self, grads: Sequence[Tensor | None], calls: Sequence[Call], rate: float) -> Tensor:
+        """Go down the gradients of w itself, of the parameters and of linear layers' outputs, in place.
+
+        Returns where the module is, until it is moved again.
+        """
+        own, *rest = grads
+        pairs = [(view, g) for view, g in zip(self.views, rest, strict=False) if g is not None]
+        if pairs:
+            torch._foreach_add_([view for view, _ in pairs], [g for _, g in pairs], alpha=-rate)
+        for (layer, x, _), g in zip(calls, rest[len(self.views) :], strict=True):
+            if g is not None:
+                layer.weight.data.addmm_(g.t(), x, alpha=-rate)
+                if layer.bias is not None:
+                    layer.bias.data.sub_(g.sum(0), alpha=rate)
+        return self.flat if own is None else self.flat.sub_(own, alpha=rate)
 
     def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
         more = {"call": call} if call else {}

@@ -25,6 +25,7 @@ from .shift import shifted
 from .view import View, marks
 
 CHUNK = 1024  # samples in one chunk of a look
+KEPT = 8  # plans
 SHOWN = 500  # clients whose labels are kept for pictures
 
 
@@ -114,8 +115,8 @@ class Plan(NamedTuple):
 
     def batch(self, pick: Pick, weight: Tensor | None = None) -> Batch:
         """Gather samples and see them as the network does."""
-        x = self.pool.x[pick.places]
-        return Batch(self.view(x, self.dtype, pick.marks) if self.view else x, self.pool.y[pick.places], weight)
+        x, y = (t.index_select(0, pick.places.flatten()).view(*pick.places.shape, *t.shape[1:]) for t in (self.pool.x, self.pool.y))
+        return Batch(self.view(x, self.dtype, pick.marks) if self.view else x, y, weight)
 
 
 class Federation:
@@ -178,6 +179,7 @@ class Federation:
         if not len(self.eligible):
             raise DataError("no client holds a sample; use more data, or fewer clients (partition.clients).")
         self.mean_size = float(self.sizes[self.eligible].mean())
+        self.made: dict[Any, Plan] = {}  # the latest plans, which runs that share a federation share
 
     def _shifted_pool(self, shares: Shares) -> Tensor:
         """All samples, those of each client shifted by its own measure."""
@@ -245,6 +247,14 @@ class Federation:
         """The round's batches. `least` 2 skips batches of one sample, which batch norm cannot take; `share` is how much of
         its work each client does, everything if left out.
         """
+        key = (tuple(ids), round, local.epochs, local.steps, local.batch, local.drop_last, tuple(looks), least, tuple(share))
+        if key not in self.made:
+            while len(self.made) >= KEPT:
+                self.made.pop(next(iter(self.made)))
+            self.made[key] = self._plan(ids, round, local, looks, least, share)
+        return self.made[key]
+
+    def _plan(self, ids: Sequence[int], round: int, local: Local, looks: Sequence[str], least: int, share: Sequence[float]) -> Plan:
         pool, places = self.gather(ids)
         parts = [self._parts(own, client) for client, own in zip(ids, places, strict=True)]
         train = [self._train(own, round, client, local, least) for client, (own, _) in zip(ids, parts, strict=True)]

@@ -1,7 +1,15 @@
-"""Which engine a run gets, and why. A rule, not a stopwatch: engines agree only to rounding, and the same configuration
-must give the same numbers on a busy machine as on an idle one."""
+"""Which engine a run gets, and why: by a rule, and by a stopwatch where more than one applies and there is much to do.
+
+Engines agree only to rounding, so the choice is part of a run's record, and a run that is resumed keeps it. Small works go by
+the rule alone: their numbers then are the same on a busy machine as on an idle one.
+"""
 
 from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -9,10 +17,20 @@ from torch import nn
 from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS, Space
 from ..errors import EngineError
+from .base import Ask, Engine
+from .ranks import part
 
+MUCH = 10**11  # parameters times samples of all rounds; below, a trial costs more than it can win
+MOMENT = 0.03  # seconds that one trial may take on a CPU, one client after another
+STEPS = 2  # of each client in a trial
+TRIALS = 3  # of each engine, after one that does not count
+TICK = 1e-6  # seconds
+HOPELESS = 2.0  # times as long as the first engine: not tried again
+CLEARLY = 0.9  # of the first engine's time: what another must stay below
 SMALL = 100_000  # parameters; above, one client's step keeps a core busy by itself
 WIDE = 8.0  # clients at work side by side, on average; below, a vmapped step costs more than the steps it replaces
 DENSE = (nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Flatten, nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Sequential)
+VMAPPED = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # layers besides that are known to work so, and slow on a CPU
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 
@@ -51,23 +69,81 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
 
-def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool = False) -> tuple[str, str]:
-    """The engine's name and the reason for it; `width` is a cohort's work divided by its longest client's."""
+class Choice(NamedTuple):
+    """An engine and why it; `others` apply as well."""
+
+    name: str
+    reason: str
+    others: tuple[str, ...] = ()
+
+
+def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool = False) -> Choice:
+    """The engine by the rule; `width` is a cohort's work divided by its longest client's."""
     if name in ("vmapped", "slots") and stochastic(module):
         raise EngineError(f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".')
     if name != "auto":
-        return name, "as configured"
+        return Choice(name, "as configured")
     if stochastic(module):
-        return "sequential", "the network draws random numbers while training"
-    if space.device.type == "cuda":
-        return "slots", "a GPU is kept busy by many clients at a time"
+        return Choice("sequential", "the network draws random numbers while training")
     foreign = [type(m).__name__ for m in module.modules() if not isinstance(m, DENSE) and not type(m).__module__.startswith("askew.")]
+    if space.device.type == "cuda":
+        others = () if plain or {*foreign} - VMAPPED or has_batch_norm(module) else ("vmapped",)
+        return Choice("slots", "a GPU is kept busy by many clients at a time", others)
     if foreign:
-        return "sequential", f"{foreign[0]} is faster, or only known to work, one client at a time"
+        return Choice("sequential", f"{foreign[0]} is faster, or only known to work, one client at a time")
     if plain:
-        return "sequential", "compiled and bfloat16 networks are trained one client at a time"
+        return Choice("sequential", "compiled and bfloat16 networks are trained one client at a time")
+    if width < 2:
+        return Choice("sequential", f"only about {width:.1f} clients would be at work side by side")
     if space.P > SMALL:
-        return "sequential", f"with {space.P:,} parameters one client's step keeps the machine busy"
+        return Choice("sequential", f"with {space.P:,} parameters one client's step keeps the machine busy", ("vmapped",))
     if width < WIDE:
-        return "sequential", f"only about {width:.1f} clients would be at work side by side"
-    return "vmapped", f"a small dense network ({space.P:,} parameters), about {width:.0f} clients at work side by side"
+        return Choice("sequential", f"only about {width:.1f} clients would be at work side by side", ("vmapped",))
+    few = f"a small dense network ({space.P:,} parameters), about {width:.0f} clients at work side by side"
+    return Choice("vmapped", few, ("sequential",))
+
+
+def worth(ask: Ask, rounds: int) -> bool:
+    """Is there so much to do, if all rounds are like this one, that a trial pays?"""
+    return rounds * ask.inbox.x.shape[-1] * sum(len(work.places) for work in ask.plan.train) >= MUCH
+
+
+def tried(rule: Choice, ask: Ask, width: float, make: Callable[[str], Engine], clock: Callable[[], float] = time.perf_counter) -> Choice:
+    """The fastest of a rule's engines at some of a round's work, whose results are thrown away."""
+    device, times = ask.inbox.x.device, dict[str, float]()
+
+    def seconds(engine: Engine, ask: Ask) -> float:
+        began = clock()
+        engine.map([ask])
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return clock() - began
+
+    engines = {name: make(name) for name in (rule.name, *rule.others)}
+    if device.type == "cpu":  # on CUDA all of it, for whose shapes graphs are captured that are of use later
+        one = beginning(ask, 1, 1)
+        seconds(engines["sequential"], one)
+        count = min(round(width), int(MOMENT / STEPS / max(seconds(engines["sequential"], one), TICK)))
+        if count < 2:
+            return rule
+        ask = beginning(ask, count, STEPS)
+    for name in (rule.name, *rule.others):
+        try:
+            seconds(engines[name], ask)
+        except RuntimeError:  # not with this network, or not in this memory
+            del engines[name]
+    for _ in range(TRIALS):
+        for name, engine in engines.items():
+            if times.get(name, 0.0) <= HOPELESS * times.get(rule.name, math.inf):
+                times[name] = min(times.get(name, math.inf), seconds(engine, ask))
+    best = min(times, key=lambda name: times[name] if name == rule.name else times[name] / CLEARLY)
+    told = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in times.items())
+    return Choice(best, f"measured on some steps of the first round: {told}")
+
+
+def beginning(ask: Ask, clients: int, steps: int) -> Ask:
+    """The first steps of the clients that have most of them."""
+    rows = sorted(range(len(ask.plan.train)), key=lambda i: -ask.plan.train[i].batches)[:clients]
+    plan = ask.plan.only(rows)
+    looks = {name: [work.first(1) for work in works] for name, works in plan.looks.items()}
+    return ask._replace(inbox=part(ask.inbox, rows), plan=plan._replace(train=[work.first(steps) for work in plan.train], looks=looks))

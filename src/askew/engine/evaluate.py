@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import Bank
+from ..core.rng import generator
 from ..core.task import Task
 from ..core.types import Batch, Part
 from ..data.dataset import Samples
@@ -26,15 +27,21 @@ def per_sample(task: Task, w: Tensor, buffers: Tensor, samples: Samples, fed: Fe
     return torch.cat(right), torch.cat(loss)
 
 
+def first_half(count: int) -> Tensor:
+    """Which of so many samples choose between settings, the same for ever; the others, as many or one more, report."""
+    return torch.from_numpy(np.sort(generator(0, "halves").permutation(count)[: count // 2]))
+
+
 class Exam:
     """Accuracy and loss of models on one set of samples.
 
     The score [2] (float64, the accuracy nan without classes) stays on the device until somebody asks; on CUDA the whole
-    exam is one captured graph.
+    exam is one captured graph. With `halves` the score is [3]: last comes the accuracy on a fixed half of the samples.
     """
 
-    def __init__(self, task: Task, fed: Federation, samples: Samples) -> None:
+    def __init__(self, task: Task, fed: Federation, samples: Samples, halves: bool = False) -> None:
         self.task, self.fed, self.samples = task, fed, samples
+        self.half = first_half(len(samples.y)).to(samples.y.device) if halves else None
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, w: Tensor, buffers: Tensor) -> Tensor:
@@ -50,7 +57,12 @@ class Exam:
 
     def _score(self, w: Tensor, buffers: Tensor) -> Tensor:
         right, loss = per_sample(self.task, w, buffers, self.samples, self.fed)
-        return torch.stack([right.double().mean(), loss.double().mean()])
+        return self.told(right.double(), loss.double())
+
+    def told(self, right: Tensor, loss: Tensor) -> Tensor:
+        """The score from what became of every sample."""
+        score = [right.mean(), loss.mean()]
+        return torch.stack(score if self.half is None else [*score, right[self.half].mean()])
 
     def _capture(self, w: Tensor, buffers: Tensor) -> None:
         self.w, self.buffers = w.clone(), buffers.clone()
@@ -86,18 +98,24 @@ def mean_private(bank: Bank, clients: int) -> dict[str, Tensor]:
     return {n: ((written[n] + rest * start.double()) / clients).to(start.dtype) for n, start in bank.start.items()}
 
 
-def spread(task: Task, w: Tensor, buffers: Tensor, fed: Federation) -> dict[str, float]:
-    """How evenly a model serves the clients, on their own samples: mean, worst tenth and standard deviation."""
-    if fed.shares is not None:
-        right = per_sample(task, w, buffers, fed.pool, fed)[0].cpu().numpy()
-        accuracy = np.array([right[fed.shares.client(i)].mean() for i in fed.eligible.tolist()])
-    else:
-        pool, places = fed.gather(fed.eligible[:SHOWN].tolist())
+def spread(task: Task, w: Tensor, buffers: Tensor, fed: Federation, part: Part, bank: Bank | None) -> dict[str, float]:
+    """How evenly the clients are served, on their own samples: mean, worst and best tenth, standard deviation.
+
+    With a bank of private parts it is each client's own model that serves it.
+    """
+    ids = fed.eligible.tolist() if fed.shares is not None else fed.eligible[:SHOWN].tolist()
+    pool, places = fed.gather(ids)
+    if bank is None:
         right = per_sample(task, w, buffers, pool, fed)[0].cpu().numpy()
-        accuracy = np.array([right[own].mean() for own in places])
-    worst = np.sort(accuracy)[: max(1, round(0.1 * len(accuracy)))]
+        accuracy = np.sort([right[own].mean() for own in places])
+    else:
+        models = (dressed(w, buffers, part, {n: v[0] for n, v in bank.read([i]).items()}) for i in ids)
+        held = (Samples(pool.x[own], pool.y[own]) for own in places)
+        accuracy = np.sort([float(per_sample(task, *model, own, fed)[0].mean()) for model, own in zip(models, held, strict=True)])
+    tenth = max(1, round(0.1 * len(accuracy)))
     return {
         "client_accuracy_mean": float(accuracy.mean()),
-        "client_accuracy_worst10": float(worst.mean()),
+        "client_accuracy_worst10": float(accuracy[:tenth].mean()),
+        "client_accuracy_best10": float(accuracy[-tenth:].mean()),
         "client_accuracy_std": float(accuracy.std()),
     }

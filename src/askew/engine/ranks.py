@@ -297,8 +297,8 @@ def dealt(works: Sequence[int], ranks: int) -> list[int]:
 class SharedExam(Exam):
     """An exam whose chunks of samples are divided among the ranks; on CUDA, where it is one captured graph, each does it all."""
 
-    def __init__(self, task: Task, fed: Federation, samples: Samples, group: Group) -> None:
-        super().__init__(task, fed, samples)
+    def __init__(self, task: Task, fed: Federation, samples: Samples, group: Group, halves: bool = False) -> None:
+        super().__init__(task, fed, samples, halves)
         count, self.group = len(samples.y), group
         chunks = -(-count // CHUNK)
         self.cuts = [min(count, r * chunks // group.size * CHUNK) for r in range(group.size)] + [count]
@@ -312,5 +312,4 @@ class SharedExam(Exam):
             part = Samples(self.samples.x[own], self.samples.y[own])
             told[own] = torch.stack(per_sample(self.task, w, buffers, part, self.fed), 1).double()
         self.group.fill(told, self.cuts)
-        right, loss = told.T.contiguous()
-        return torch.stack([right.mean(), loss.mean()])
+        return self.told(*told.T.contiguous())

@@ -7,15 +7,15 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.local import Moving, Result, client_round
+from ..core.local import Moving, client_round
 from ..core.rng import torch_seed
 from ..core.task import Task
-from ..core.types import Me, State
+from ..core.types import Me
 from ..data.federation import Pick, Plan
 from .base import Ask, Inbox, Outbox
+from .jobs import Room
 
 
 class Alone:
@@ -58,20 +58,10 @@ class Sequential:
         return [self._map(*ask) for ask in asks]
 
     def _map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
-        results: list[Result] = []
+        room = Room(len(plan.train), want)
         for i in range(len(plan.train)):
             if self.stochastic:
                 torch.manual_seed(torch_seed(self.seed, "network", inbox.round, plan.ids[i]))
-            results.append(client_round(phase, inbox.me(i), Alone(self.task, plan, i)))
-        return Outbox(
-            stacked([r.up for r in results]),
-            stacked([r.mine for r in results]),
-            stacked([r.carry for r in results]) if "carry" in want else {},
-            torch.stack([r.carry["buffers"] for r in results]),
-            torch.stack([r.loss for r in results]),
-            torch.stack([r.w for r in results]) if "w" in want else None,
-        )
-
-
-def stacked(rows: list[State]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+            room.put(i, client_round(phase, inbox.me(i), Alone(self.task, plan, i)), None)  # before the next one moves the network
+        assert room.outbox is not None
+        return room.outbox

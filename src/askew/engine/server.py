@@ -17,6 +17,7 @@ from ..core.space import Space
 from ..core.types import Cohort, State, nova_length, taken
 from ..data.federation import Federation, Local, Plan
 from ..errors import AlgorithmError, ConfigError
+from . import drift as drifting
 from .base import Ask, Engine, Inbox, Outbox
 
 Examine = Callable[[Tensor, Tensor], Tensor]
@@ -47,14 +48,17 @@ class Server:
         rounds: int = 0,
         examine: Examine | None = None,
         owns: Callable[[int], bool] | None = None,
+        drift: bool = False,
     ) -> None:
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
         self.rounds = rounds  # T, which some schedules need
         self.ready: tuple[Any, Plan] | None = None
+        self.worked: tuple[Any, tuple[Tensor, Tensor, Tensor]] | None = None  # of the plan played last
         self.examine = examine  # accuracy and loss of a model on the public set
         self.least = least  # 2: batches of one sample are skipped, which batch norm cannot take
         self.phases = alg.phases()
         self.x, self.buffers = space.start.clone(), space.buffers.clone()
+        self.moved = space.precise() if drift else None  # the last global update; None: drift is not recorded
         self.state = alg.server_state(space)
         self.parts, self.private = alg.parts(space), alg.private(space)
         self.clients = Bank(alg.client_state(space), owns=owns)  # which clients' state lives in this process; None: all
@@ -112,6 +116,7 @@ class Server:
         rows = {"mine": self.clients, "memory": self.memory, "private": self.privates}
         kept = {name: bank.read(plan.ids) for name, bank in rows.items()}
         traffic, losses, carry = Traffic(), list[float](), State()
+        updates, drifted = (x.new_zeros(0, self.space.P), x.new_zeros(0)), drifting.Record()
         if not plan.ids:  # the absent were sent what they need to begin
             sent = [self.x, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
             traffic.down = absent * sum(v.numel() for v in sent) * self.space.start.element_size()
@@ -134,6 +139,8 @@ class Server:
                     break
             cohort = self._cohort(round, plan, out, x, phase)
             x, state, kept["memory"] = self._aggregate(phase, x, out.up, cohort, state, kept["memory"])
+            if self.moved is not None and "delta" in out.up:
+                updates = out.up["delta"], self._weights(phase, out.up, cohort)
             if phase.trains and buffers.numel():
                 shared = self._weights(phase, out.up, cohort) @ out.buffers
                 buffers = shared if self.private.empty else shared.index_copy(0, self.private.b, buffers[self.private.b])
@@ -141,8 +148,14 @@ class Server:
             if out.w is not None:
                 kept["private"] = {"w": out.w[:, self.private.w], "b": out.buffers[:, self.private.b]}
             carry = out.carry
-        healthy = bool(plan.ids) and bool(torch.stack([torch.isfinite(t).all() for t in (x, buffers, *state.values())]).all())
+        numbers = {n: v for n, v in state.items() if v.dim() == 0}
+        sound = torch.stack([torch.isfinite(t).all() for t in (x, buffers, *state.values())]).all()
+        whole, *logged = torch.stack([sound.double(), *(v.double() for v in numbers.values())]).tolist()  # one wait for all
+        healthy = bool(plan.ids) and bool(whole)
         if healthy:
+            if self.moved is not None:
+                moved = x.double() - self.x.double()
+                drifted, self.moved = drifting.measured(self.space, *updates, moved, self.moved), moved
             self.x, self.buffers, self.state = x, buffers, state
             for name, bank in rows.items():
                 bank.write(plan.ids, kept[name])
@@ -155,7 +168,8 @@ class Server:
             "bytes_down": traffic.down,
             "dropped": len(ids) - (len(plan.ids) if healthy else 0),
             **({"absent": absent} if absent else {}),
-            **{name: float(v) for name, v in self.state.items() if v.dim() == 0},
+            **drifted,
+            **(dict(zip(numbers, logged, strict=True)) if healthy else {n: float(self.state[n]) for n in numbers}),
         }
 
     def _inbox(
@@ -177,9 +191,13 @@ class Server:
 
     def _work(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
         """Steps, their length under momentum, and relative sizes of the participants."""
-        sizes = self.fed.sizes[plan.ids] / self.fed.mean_size
-        steps, size = self._row([[float(work.batches) for work in plan.train], sizes.tolist()])
-        return steps, nova_length(steps, self.local.momentum), size
+        if self.worked is None or self.worked[0] is not plan.train:
+            steps = torch.tensor([work.batches for work in plan.train], dtype=self.space.dtype)
+            size = torch.from_numpy(self.fed.sizes[plan.ids] / self.fed.mean_size).to(self.space.dtype)
+            tau = nova_length(steps, self.local.momentum)
+            told = torch.stack([steps, tau, size]).to(self.space.device)
+            self.worked = (plan.train, (told[0], told[1], told[2]))
+        return self.worked[1]
 
     def _cohort(self, round: int, plan: Plan, out: Outbox, x: Tensor, phase: Algorithm) -> Cohort:
         steps, tau, size = self._work(plan)
@@ -220,7 +238,7 @@ class Server:
         """Rows whose report is all numbers [C]: the others are left out."""
         kept = [] if out.w is None else [out.w]  # private coordinates are in no upload
         reports = [*out.up.values(), *out.mine.values(), *kept, out.buffers, out.loss]
-        return torch.stack([torch.isfinite(t).flatten(1).all(1) if t.dim() > 1 else torch.isfinite(t) for t in reports]).all(0)
+        return torch.stack([finite(t) for t in reports]).all(0)
 
     def _cut(self, out: Outbox) -> Outbox:
         """Private coordinates never go up: every upload of length P arrives with zeros there."""
@@ -248,6 +266,14 @@ class Server:
             up += seen * one
         traffic.down += down * (count + (absent or 0))
         traffic.up += up * count
+
+
+def finite(t: Tensor) -> Tensor:
+    """Which rows are all numbers [C]: in one pass over memory, by half their mean, which cannot overflow."""
+    rows = t[..., None].flatten(1)
+    if not rows.is_floating_point():
+        return torch.ones(len(rows), dtype=torch.bool, device=t.device)
+    return torch.isfinite(rows @ rows.new_full((rows.shape[1],), 0.5 / max(1, rows.shape[1])))
 
 
 def only(out: Outbox, rows: list[int]) -> Outbox:

@@ -14,69 +14,28 @@ without graphs: slowly, and with the same numbers.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.local import Moving, Result, client_moves
 from ..core.task import Bound
 from ..core.types import Batch, Me
-from ..data.federation import Pick, Plan, Work
+from ..data.federation import Work
 from .base import Ask, Inbox, Outbox
+from .graphs import Tape, copy, fresh, moved, renew
+from .jobs import Errand, Feed, Jobs, example, free, lay
 
 MOST = 32  # slots; more gained nothing on an H200, LeNet5 to ResNet18
 PARTS = 4  # a batch is padded to one of so many lengths
-SMALL = 4096  # numbers; so few are copied together with others
-CHUNK = 4096  # samples gathered at a time
 SHARE = 0.2  # of the free memory that the samples of a wave of jobs may take,
 MOST_BYTES = 8 * 2**30  # and at most so many bytes
 
 Making = Callable[[], Bound]
-
-
-class Feed:
-    """The samples of the jobs of a wave in order of use, and for every batch the places of its samples, at fixed addresses."""
-
-    def __init__(self, x: Tensor, y: Tensor, samples: int, batches: int, length: int, dtype: torch.dtype, last: bool) -> None:
-        self.x, self.y = (t.new_empty((samples, *t.shape[1:])) for t in (x, y))
-        if last and x.dim() == 4:
-            self.x = self.x.to(memory_format=torch.channels_last)
-        self.rows = y.new_zeros((batches, length), dtype=torch.long)
-        self.weight = torch.zeros((batches, length), dtype=dtype, device=y.device)
-
-    def take(self, places: Tensor) -> Tensor:
-        """Inputs in the memory format in which they lie."""
-        if self.x.dim() != 4 or self.x.is_contiguous():
-            return self.x[places]
-        return self.x.permute(0, 2, 3, 1)[places].permute(0, 3, 1, 2)
-
-    def holds(self, samples: int, batches: int, length: int) -> bool:
-        return samples <= len(self.x) and batches <= len(self.rows) and length <= self.rows.shape[1]
-
-    def fill(self, jobs: Sequence[tuple[Plan, Work]]) -> None:
-        """Lay the samples out, job after job; neighbours with the same pool are gathered together."""
-        device, at = self.y.device, 0
-        for _, some in groupby(jobs, key=lambda job: (id(job[0].pool.x), id(job[0].view))):
-            part = list(some)
-            plan, marks = part[0][0], [work.marks for _, work in part if work.marks is not None]
-            pick = Pick(torch.cat([work.places for _, work in part]).to(device), torch.cat(marks).to(device) if marks else None)
-            for a in range(0, len(pick.places), CHUNK):
-                now = slice(a, min(a + CHUNK, len(pick.places)))
-                self.x[at + now.start : at + now.stop], self.y[at + now.start : at + now.stop], _ = plan.batch(pick.at(now))
-            at += len(pick.places)
-        ends = np.cumsum([length for _, work in jobs for length in work.lengths()])
-        starts = np.concatenate([[0], ends[:-1]])
-        begin, length = torch.from_numpy(np.stack([starts, ends - starts])).to(device)[:, :, None]
-        column = torch.arange(self.rows.shape[1], device=device)
-        self.rows[: len(ends)] = begin + torch.minimum(column, length - 1)
-        self.weight[: len(ends)] = (column < length).to(self.weight.dtype)
 
 
 class Slot:
@@ -87,8 +46,7 @@ class Slot:
         self.device = task.space.device
         self.cuda = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device) if self.cuda else None  # type: ignore[no-untyped-call]
-        self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
-        self.graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+        self.tape = Tape(self.device, self.stream)
         self.cursor = {name: torch.zeros(1, dtype=torch.long, device=self.device) for name in feeds}
         self.share = torch.zeros((), dtype=task.space.dtype, device=self.device)
         self.me: Me | None = None
@@ -182,31 +140,8 @@ class Slot:
             self.play((name, span, padded), body)
         return moving
 
-    # graphs -----------------------------------------------------------------------------------------------------
-
     def play(self, key: Any, body: Callable[[], None]) -> None:
-        """Replay what was captured under a key, on the current stream; capture it first if need be."""
-        if not self.cuda:
-            body()
-            return
-        if key not in self.graphs:
-            self.graphs[key] = self._capture(body)
-        self.graphs[key].replay()
-
-    def _capture(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Two rehearsals let libraries choose and allocate; then what they changed is put back."""
-        held = [*tensors(self.moving), *self.cursor.values()]
-        before = [t.clone() for t in held]
-        for _ in range(2):
-            body()
-        copy(held, before)
-        torch.cuda.synchronize(self.device)
-        if torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) > 2**30:
-            torch.cuda.empty_cache()  # what the rehearsals left is of no use to the graph, which allocates from a pool of its own
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            body()
-        return graph
+        self.tape.play(key, body, lambda: [*(moved(self.moving) if self.moving else ()), *self.cursor.values()])
 
 
 class Job:
@@ -232,25 +167,6 @@ class Job:
         return self.slot.some(move, name, k, self.first[name], self.lengths[name][k], share)
 
 
-class Errand:
-    """What one ask is made of: a work of every name for each client, its numbers, and room for the results."""
-
-    def __init__(self, ask: Ask) -> None:
-        self.phase, self.inbox, self.plan, want = ask
-        phase, inbox, plan = self.phase, self.inbox, self.plan
-        names = [*(["train"] if phase.trains else []), *sorted({*phase.before, *phase.each, *phase.after})]
-        self.works = [{n: (plan.train if n == "train" else plan.looks[n])[i] for n in names} for i in range(len(plan.ids))]
-        same = torch.tensor([inbox.lr, inbox.lr0, inbox.round], dtype=inbox.x.dtype).to(inbox.x.device).expand(len(plan.ids), -1)
-        self.numbers = torch.cat([same, torch.stack([inbox.steps, inbox.tau, inbox.size, inbox.coin], 1)], 1)
-        self.room = Room(len(plan.ids), want)
-
-    def key(self) -> Any:
-        """Jobs with one key can be done in one another's slots."""
-        inbox = self.inbox
-        names = tuple(tuple(state) for state in (inbox.server, inbox.memory, inbox.mine, inbox.carry))
-        return self.phase, inbox.momentum, inbox.decay, inbox.clip, names
-
-
 class Station:
     """The slots of one kind of job, and the feeds that their graphs read from."""
 
@@ -261,25 +177,12 @@ class Station:
         self.idle: list[Slot] = []
         self.cost = 0.0  # bytes that one slot takes
 
-    def lay(self, jobs: Sequence[tuple[Errand, int]]) -> list[dict[str, int]]:
+    def lay(self, jobs: Jobs) -> list[dict[str, int]]:
         """Put the jobs' samples in place; returns each job's first batches."""
-        first: list[dict[str, int]] = [{} for _ in jobs]
-        for name in jobs[0][0].works[0]:
-            mine = [(errand.plan, errand.works[i][name]) for errand, i in jobs]
-            works = [work for _, work in mine]
-            need = (sum(len(w.places) for w in works), sum(w.batches for w in works), max(max(w.lengths(), default=1) for w in works))
-            if name not in self.feeds or not self.feeds[name].holds(*need):
-                old = self.feeds[name].rows.shape[1] if name in self.feeds else 0
-                x, y, _ = example(*mine[0])
-                dtype = jobs[0][0].numbers.dtype
-                self.feeds[name] = Feed(x, y, 2 * need[0], 2 * need[1], max(old, need[2]), dtype, self.last)
-                self.slots, self.idle = [], []  # their graphs read from the old one
-            self.feeds[name].fill(mine)
-            row = 0
-            for told, work in zip(first, works, strict=True):
-                told[name] = row
-                row += work.batches
-        return first
+        grown, first = lay(self.feeds, jobs, self.last)
+        if grown:
+            self.slots, self.idle = [], []  # their graphs read from the old one
+        return [{name: begins[n] for name, begins in first.items()} for n in range(len(jobs))]
 
     def slot(self, device: torch.device) -> Slot | None:
         """A slot that is free, or a new one if memory has room for it."""
@@ -380,75 +283,3 @@ class Slots:
                 torch.cuda.set_stream(main)
                 for stream in (slot.stream for slot in used if slot.stream is not None):
                     main.wait_stream(stream)
-
-
-def free(device: torch.device) -> float:
-    """Bytes of memory that are left on the device."""
-    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else math.inf
-
-
-def example(plan: Plan, work: Work) -> Batch:
-    """One sample as the network sees it."""
-    return plan.batch(work.to(plan.pool.y.device).pick(0, 1))
-
-
-class Room:
-    """The results of a cohort, row by row."""
-
-    def __init__(self, rows: int, want: Collection[str]) -> None:
-        self.rows, self.want = rows, want
-        self.outbox: Outbox | None = None
-        self.entries: list[Tensor] = []
-
-    def put(self, i: int, result: Result, main: torch.cuda.Stream | None) -> None:
-        carry = result.carry if "carry" in self.want else {"buffers": result.carry["buffers"]}
-        given = [*result.up.values(), *result.mine.values(), *carry.values(), result.loss, *([result.w] if "w" in self.want else [])]
-        if self.outbox is None:
-            with torch.cuda.stream(main):  # whose memory it is; nothing without CUDA
-                self.entries = [t.new_empty((self.rows, *t.shape)) for t in given]
-            rest = iter(self.entries)
-            up, mine, kept = ({n: next(rest) for n in state} for state in (result.up, result.mine, carry))
-            loss, w = next(rest), next(rest, None)
-            self.outbox = Outbox(up, mine, kept if "carry" in self.want else {}, kept["buffers"], loss, w)
-        copy([entry[i] for entry in self.entries], given)
-
-
-# tensors in rows and in nests -------------------------------------------------------------------------------------
-
-
-def tensors(nest: Any) -> list[Tensor]:
-    """All tensors of a nest of tuples and dictionaries, in order; parts of the model, which are the same for ever, left out."""
-    if isinstance(nest, Tensor):
-        return [nest]
-    if isinstance(nest, Me):
-        return [t for part in (nest.x, nest.buffers, nest.server, nest.mine, nest.carry) for t in tensors(part)]
-    inner = nest.values() if isinstance(nest, dict) else nest if isinstance(nest, (tuple, list)) else ()
-    return [t for part in inner for t in tensors(part)]
-
-
-def fresh(t: Tensor) -> Tensor:
-    return torch.empty_like(t, memory_format=torch.contiguous_format).copy_(t)
-
-
-def copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-    """Copy tensors: large ones each by itself, which uses the whole device, small ones together, which saves launches."""
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for a, b in zip(to, source, strict=True):
-        if a is b or not a.numel():
-            continue
-        if a.numel() > SMALL:
-            a.copy_(b)
-        else:
-            both = kinds.setdefault(a.dtype, ([], []))
-            both[0].append(a)
-            both[1].append(b)
-    for into, values in kinds.values():
-        torch._foreach_copy_(into, values)
-
-
-def renew(old: Moving, new: Moving) -> None:
-    """Put new values in the place of old ones; a hook may have returned an old one under another name."""
-    to = [old.w, old.total, *old.carry.values()]
-    source = [new.w, new.total, *(new.carry[n] for n in old.carry)]
-    places = {t.data_ptr(): n for n, t in enumerate(to)}
-    copy(to, [t if t is to[n] or places.get(t.data_ptr(), n) == n else t.clone() for n, t in enumerate(source)])

@@ -6,8 +6,9 @@ import copy
 import ctypes
 import os
 import platform
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ from ..data.dataset import Dataset, NaturalSource, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
 from ..engine.base import Engine
-from ..engine.choose import EngineSettings, choose, has_batch_norm, stochastic
+from ..engine.choose import Choice, EngineSettings, choose, has_batch_norm, stochastic, tried, worth
 from ..engine.evaluate import Exam
 from ..engine.ranks import ALONE, Group, Ranks, SharedExam
+from ..engine.rows import Rows
 from ..engine.sequential import Sequential
 from ..engine.server import Server
 from ..engine.slots import Slots
@@ -32,6 +34,8 @@ from ..models import fused
 from ..models.network import Chain, fuse
 from ..version import __version__
 from .config import Config
+
+GRAPHS = ("cuda",)  # devices on which clients side by side are captured as graphs
 
 
 class House(NamedTuple):
@@ -87,14 +91,15 @@ def steady_heap() -> None:
 class Workshop:
     """What runs that are played together share: samples on the device, engines with their slots, exams."""
 
+    found: ClassVar[dict[Any, Choice]] = {}  # by trial, for all workshops of a process: the runs of a sweep get one engine
+
     def __init__(self) -> None:
         self.data: dict[Any, Dataset] = {}
+        self.federations: dict[Any, Federation] = {}
         self.engines: dict[Any, tuple[Engine, Task]] = {}
         self.exams: dict[Any, Exam] = {}
 
-    def samples(
-        self, source: Source, partition: Partition, clients: int, seed: int, device: torch.device, dtype: torch.dtype
-    ) -> Source | Dataset:
+    def samples(self, source: Source, partition: Partition, clients: int, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
         """The source's samples, on the device once for all runs; a source whose clients are drawn one by one stays itself."""
         if isinstance(source, NaturalSource) and isinstance(partition, Natural):
             return source
@@ -103,9 +108,29 @@ class Workshop:
             self.data[key] = source.load(seed, clients).to(device, dtype)
         return self.data[key]
 
+    def federation(
+        self,
+        source: Source,
+        partition: Partition,
+        clients: int,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        needs: Sequence[str],
+    ) -> Federation:
+        """Who holds what, once for all runs that divide the same samples alike."""
+        key = (source, partition, clients, seed, device, dtype, "public" in needs, "validation" in needs)
+        if key not in self.federations:
+            samples = self.samples(source, partition, clients, seed, device, dtype)
+            self.federations[key] = Federation(samples, partition, seed, device, dtype, needs)
+        return self.federations[key]
 
-def build(config: Config, shop: Workshop | None = None, group: Group = ALONE) -> House:
-    """Data, network, engine and server, as configured; for a rank of a group, its part of them."""
+
+def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, kept: Choice | None = None) -> House:
+    """Data, network, engine and server, as configured; for a rank of a group, its part of them.
+
+    `kept` is the engine that rounds before were played with, which auto then takes again.
+    """
     steady_heap()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA starts: 8 queues would make slots wait for each other
     shop = shop or Workshop()
@@ -116,30 +141,44 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE) ->
         raise EngineError("engine: compile = true needs a CUDA device, and this run is on the CPU; leave compile out.")
     alg = config.algorithm
     partition = Iid(clients=1, public=config.partition.public) if alg.pooled else config.partition
-    source = shop.samples(config.data, partition, config.partition.clients, config.seed, device, dtype)
-    fed = Federation(source, partition, config.seed, device, dtype, alg.needs)
+    fed = shop.federation(config.data, partition, config.partition.clients, config.seed, device, dtype, alg.needs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed, "model"))
         module = config.model.build_module(fed.shape, fed.classes)
     module = checked_module(module, fed, [need for need in alg.needs if need not in ("public", "validation")])
     space = Space(module, dtype, device, last=matrix_units(module, device, config.engine))
     first = fed.sizes[config.participation.sample(config.seed, 1, fed.eligible, fed.clients)]
-    name, reason = choose(
-        config.engine.name, module, space, float(first.sum() / first.max()) if len(first) else 1.0, half or config.engine.compile
-    )
+    width = float(first.sum() / first.max()) if len(first) else 1.0
+    rule = choose(config.engine.name, module, space, width, half or config.engine.compile)
+    make = cache(lambda name: engine_of(name, module, space, fed, config, half))
+    name, reason = elect(rule, kept, config, space, fed, width / group.size, make, group)
     # Slots hold nothing of a run but its network's structure, unless part of the network is never trained.
-    alike = name == "slots" and all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
+    alike = (
+        name != "sequential" and all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
+    )
     key = (name, config.model, fed.shape, fed.classes, fed.criterion, config.engine) if alike else object()
     if key not in shop.engines:
-        shop.engines[key] = engine_of(name, module, space, fed, config, half)
+        shop.engines[key] = make(name)
     engine, task = shop.engines[key]
-    exam = (key, id(fed.test.x))
+    exam, halves = (key, id(fed.test.x), config.evaluation.halves), config.evaluation.halves
     if exam not in shop.exams:
-        shop.exams[exam] = SharedExam(task, fed, fed.test, group) if group.size > 1 else Exam(task, fed, fed.test)
+        shop.exams[exam] = SharedExam(task, fed, fed.test, group, halves) if group.size > 1 else Exam(task, fed, fed.test, halves)
     examine = Exam(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
     least = 2 if has_batch_norm(module) else 1
     engine, owns = (Ranks(engine, group), group.owns) if group.size > 1 else (engine, None)
-    server = Server(alg, space, fed, config.local, engine, config.seed, least, rounds=config.rounds, examine=examine, owns=owns)
+    server = Server(
+        alg,
+        space,
+        fed,
+        config.local,
+        engine,
+        config.seed,
+        least,
+        rounds=config.rounds,
+        examine=examine,
+        owns=owns,
+        drift=config.evaluation.drift,
+    )
     facts = {
         "name": config.name(),
         "state": "running",
@@ -157,6 +196,32 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE) ->
     return House(config, fed, module, space, task, shop.exams[exam], server, facts)
 
 
+def elect(
+    rule: Choice,
+    kept: Choice | None,
+    config: Config,
+    space: Space,
+    fed: Federation,
+    width: float,
+    make: Callable[[str], tuple[Engine, Task]],
+    group: Group,
+) -> tuple[str, str]:
+    """The engine and why: the kept one, else one found before for such runs, else by trial; of several ranks, the first decides."""
+    if rule.others and kept and kept.name in (rule.name, *rule.others):
+        rule = kept
+    elif rule.others and group.leads:
+        came, engine = config.participation.turnout(config.seed, 1, fed.eligible, fed.clients), make(rule.name)[0]
+        server = Server(config.algorithm, space, fed, config.local, engine, config.seed, rounds=config.rounds)
+        ask = next(server.moves(1, came.ids.tolist(), came.share.tolist()), None)
+        if ask and worth(ask, config.rounds):
+            like = (rule, round(width), config.model, config.local, config.engine, fed.shape, fed.classes, fed.criterion)
+            if like not in Workshop.found:
+                Workshop.found[like] = tried(rule, ask, width, lambda name: make(name)[0])
+            rule = Workshop.found[like]
+    name, reason = group.tell([rule.name, rule.reason])
+    return name, reason
+
+
 def matrix_units(module: nn.Module, device: torch.device, engine: EngineSettings) -> bool:
     """Will convolutions run faster channels-last? In bfloat16, with channels enough; group norm wants it only if compiled."""
     deep = isinstance(module, Chain) and any(isinstance(layer, nn.Conv2d) and layer.in_channels >= 16 for layer in module.modules())
@@ -164,14 +229,23 @@ def matrix_units(module: nn.Module, device: torch.device, engine: EngineSettings
     return deep and device.type == "cuda" and engine.dtype == "bf16" and (engine.compile or not grouped)
 
 
+def fused_on(device: torch.device, module: nn.Module) -> nn.Module:
+    """The module with its layers computed as suits the device."""
+    if device.type == "cpu" or fused.available():
+        module = copy.deepcopy(module)
+        fuse(module)
+    return module
+
+
 def engine_of(name: str, module: nn.Module, space: Space, fed: Federation, config: Config, half: bool) -> tuple[Engine, Task]:
     """An engine, and a task to evaluate with."""
     if name == "vmapped":
-        functional = Functional(module, space, fed.criterion, half)
+        functional = Functional(module if space.device.type == "cpu" else fused_on(space.device, module), space, fed.criterion, half)
+        if space.device.type in GRAPHS and not has_batch_norm(module):
+            return Rows(functional), functional
         return Vmapped(functional, has_batch_norm(module)), functional
-    if name == "slots" and space.device.type == "cuda" and fused.available():
-        module = copy.deepcopy(module)
-        fuse(module)
+    if name == "slots" or space.device.type == "cpu":
+        module = fused_on(space.device, module)
     bound = partial(Bound, module, space, fed.criterion, half, config.engine.compile)
     task = bound()
     return Slots(bound, has_batch_norm(module), last=space.last_channels) if name == "slots" else Sequential(

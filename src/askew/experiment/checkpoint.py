@@ -32,6 +32,12 @@ def banks_of(server: Server) -> dict[str, Bank]:
     return {"clients": server.clients, "memory": server.memory, "private": server.privates}
 
 
+def held(server: Server) -> dict[str, Tensor]:
+    """What a server holds beside its banks."""
+    own = {f"server.{n}": v for n, v in server.state.items()}
+    return {"x": server.x, "buffers": server.buffers} | own | ({} if server.moved is None else {"moved": server.moved})
+
+
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
     """Write a safetensors file atomically."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -58,8 +64,7 @@ def gathered(bank: Bank, group: Group) -> tuple[list[int], dict[str, Tensor]]:
 
 def save(folder: Path, server: Server, round: int, digest: str, group: Group = ALONE) -> None:
     """All state after a round, written by rank 0 with the help of all."""
-    own = {f"server.{n}": v.clone() for n, v in server.state.items()}  # a method may keep x itself, and the file shares nothing
-    tensors = {"x": server.x, "buffers": server.buffers} | own
+    tensors = {n: v.clone() for n, v in held(server).items()}  # a method may keep x itself, and the file shares nothing
     owners: dict[str, list[int]] = {}
     for kind, bank in banks_of(server).items():
         owners[kind], rows = gathered(bank, group)
@@ -81,7 +86,7 @@ def restore(folder: Path, server: Server, digest: str) -> int:
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, OSError):
         raise broken from None
-    want = {"x": server.x, "buffers": server.buffers} | {f"server.{n}": v for n, v in server.state.items()}
+    want = held(server)
     if about.get("digest") != marked(digest, server) or any(n not in tensors or tensors[n].shape != v.shape for n, v in want.items()):
         raise broken
 
@@ -90,6 +95,7 @@ def restore(folder: Path, server: Server, digest: str) -> int:
 
     server.x, server.buffers = place("x", server.x), place("buffers", server.buffers)
     server.state = {n: place(f"server.{n}", v) for n, v in server.state.items()}
+    server.moved = None if server.moved is None else place("moved", server.moved)
     owners = json.loads(about["owners"])
     for kind, bank in banks_of(server).items():
         if owners[kind]:

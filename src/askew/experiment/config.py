@@ -10,7 +10,7 @@ import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +38,13 @@ class Evaluation(Settings):
 
     title = "evaluation"
     every: int = setting("rounds between evaluations; the last round is always evaluated", default=1, least=1)
-    spread: bool = setting("also measure the accuracy on each client's own samples: mean, worst tenth, standard deviation", default=False)
+    halves: bool = setting(
+        "also measure the accuracy on two fixed halves of the test set, one to choose settings by, one to report", default=False
+    )
+    spread: bool = setting(
+        "also measure the accuracy on each client's own samples: mean, worst and best tenth, standard deviation", default=False
+    )
+    drift: bool = setting("also record how the participants' updates lie to each other and to the global update", default=False)
 
 
 CHOICES: dict[str, Registry[Any]] = {
@@ -127,7 +133,10 @@ class Config:
     def digest(self) -> str:
         """Eight letters for the configuration, the files it reads and the text of every method that is not askew's own."""
         page = {k: v for k, v in self.tables().items() if k != "plugins"}
-        page["engine"] = page["engine"] | {"workers": 1}  # a run may go on with another number of processes
+        for name in (*CHOICES, *TABLES):  # what is as usual is left out, so that a setting which is new in askew changes no name
+            usual = {f.name: f.default for f in fields(getattr(self, name))}
+            page[name] = {k: v for k, v in page[name].items() if k not in usual or v != usual[k]}
+        page["engine"].pop("workers", None)  # a run may go on with another number of processes
         for name in CHOICES:
             page |= {f"content of {name}": [content(path) for path in getattr(self, name).reads()]}
             cls = type(getattr(self, name))

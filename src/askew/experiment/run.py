@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.task import WithFeatures
 from ..engine.base import Ask, Engine, Outbox
+from ..engine.choose import Choice
 from ..engine.evaluate import dressed, examine_clients, mean_private, spread
 from ..engine.ranks import ALONE, Group, joined
 from ..errors import EngineError, StoreError
@@ -23,7 +24,7 @@ from ..participation import Turnout
 from . import checkpoint
 from .build import House, Workshop, build, device_of
 from .config import Config, read_back
-from .store import Record, Run, append_lines, load, locked, read_rounds, to_json, write_json, write_text
+from .store import Record, Run, append_lines, load, locked, read_json, read_rounds, to_json, write_json, write_text
 from .toml import read_toml
 from .workers import hired
 
@@ -91,8 +92,11 @@ def play_together(
                 shop, players = Workshop(), list[Player]()
                 for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
                     if n not in runs:
-                        players.append(Player(build(config, shop, group), folder, watch if group.leads else None, save_every, group))
+                        house = build(config, shop, group, engine_before(folder))
+                        players.append(Player(house, folder, watch if group.leads else None, save_every, group))
                         runs[n] = players[-1].run
+                for player in players:
+                    player.run.facts["together"] = len(players)  # whose time is told as equal shares
                 loop(players, stopping, group)
     return [runs[n] for n in range(len(configs))]
 
@@ -126,11 +130,15 @@ class Player:
         came = self.coming.pop(self.t + 1)
         return self.server.moves(self.t + 1, came.ids.tolist(), came.share.tolist(), len(came.absent))
 
-    def close(self, record: Record, seconds: float) -> None:
-        """The round is played: how good it is."""
+    def examine(self) -> dict[str, Tensor]:
+        """The round is played: how good it is, if that is to be known; the answer is still on the device."""
         self.t += 1
+        return examined(self.house) if self.t % self.config.evaluation.every == 0 or self.over else {}
+
+    def close(self, record: Record, seconds: float, scores: dict[str, Tensor]) -> None:
+        """The round's record is made and written."""
         record["seconds"] = seconds
-        record |= measure(self.house) if self.t % self.config.evaluation.every == 0 or self.over else {"accuracy": None, "loss": None}
+        record |= measured(self.house, scores) if scores else {"accuracy": None, "loss": None}
         self.run.rounds.append(record)
         if self.run.folder and self.group.leads:
             append_lines(self.run.folder / "rounds.jsonl", [record])
@@ -169,8 +177,9 @@ def loop(players: Sequence[Player], stopping: Callable[[], bool], group: Group =
         if active[0].house.space.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = (time.perf_counter() - began) / len(active)  # a run's share
-        for player, record in zip(active, records, strict=True):
-            player.close(record, seconds)
+        scores = [player.examine() for player in active]
+        for player, record, told in zip(active, records, scores, strict=True):
+            player.close(record, seconds, told)
         clock = time.monotonic()
         for player, due in zip(active, group.gather([clock >= player.due for player in active])[0].tolist(), strict=True):
             player.keep(bool(due))
@@ -211,8 +220,8 @@ def one_round(players: Sequence[Player]) -> list[Record]:
     return [records[n] for n in range(len(players))]
 
 
-def measure(house: House) -> Record:
-    """Accuracy and loss of what the algorithm calls its models; the first is the headline."""
+def examined(house: House) -> dict[str, Tensor]:
+    """Scores of what the algorithm calls its models; the first is the headline."""
     server, fed, exam = house.server, house.fed, house.exam
     how, part = server.alg.evaluates(), server.private
     scores: dict[str, Tensor] = {}
@@ -224,12 +233,22 @@ def measure(house: House) -> Record:
             if how == "mean" and not part.empty:
                 w, buffers = dressed(w, buffers, part, mean_private(server.privates, len(fed.eligible)))
             scores[name] = exam(w, buffers)
+    return scores
+
+
+def measured(house: House, scores: dict[str, Tensor]) -> Record:
+    """Scores as plain numbers, and how evenly the clients are served where that is asked for."""
+    server, fed, part = house.server, house.fed, house.server.private
     record: Record = {}
-    for name, (accuracy, loss) in zip(scores, torch.stack(list(scores.values())).tolist(), strict=True):
+    for name, (accuracy, loss, *half) in zip(scores, torch.stack(list(scores.values())).tolist(), strict=True):
         tail = f"_{name}" if record else ""
         record |= {f"accuracy{tail}": accuracy if fed.classes else None, f"loss{tail}": loss}
+        if half and fed.classes and not tail:
+            count, chosen = len(fed.test.y), len(fed.test.y) // 2
+            record |= {"accuracy_choose": half[0], "accuracy_report": (count * accuracy - chosen * half[0]) / (count - chosen)}
     if house.config.evaluation.spread and fed.classes:
-        record |= spread(house.task, server.x, server.buffers, fed)
+        own = server.alg.evaluates() == "clients" and not part.empty
+        record |= spread(house.task, server.x, server.buffers, fed, part, server.privates if own else None)
     return record
 
 
@@ -256,6 +275,12 @@ def stored(folder: Path | None) -> bool:
     return load(folder).finished
 
 
+def engine_before(folder: Path | None) -> Choice | None:
+    """The engine of a run that goes on: another one's rounds would differ from those before by rounding."""
+    facts = read_json(folder / "run.json") if folder and (folder / checkpoint.FILE).exists() else {}
+    return Choice(str(facts["engine"]), str(facts["reason"])) if {"engine", "reason"} <= facts.keys() else None
+
+
 def fixed(page: dict[str, Any]) -> dict[str, Any]:
     """A page without what changes nothing: where a method's file lies, how many processes there are."""
     engine = page.get("engine")
@@ -271,7 +296,7 @@ def check_same(folder: Path, config: Config) -> None:
 
 def clear(folder: Path) -> None:
     """Remove what a run stored, and nothing else."""
-    for name in ("run.toml", "rounds.jsonl", "run.json", "federation.json", "model.safetensors", checkpoint.FILE):
+    for name in ("run.toml", "rounds.jsonl", "run.json", "federation.json", "model.safetensors", "conformal.json", checkpoint.FILE):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "figures", ignore_errors=True)
 

@@ -5,6 +5,7 @@
     federation.json     who holds what: sizes and labels of the clients (for pictures)
     run.json            facts about the execution: state, engine and why, device, versions
     model.safetensors   the global model, by the network's own parameter names
+    conformal.json      coverage and size of its prediction sets, where `askew conformal` measured them
     checkpoint.*        all that a resume needs (see checkpoint.py)
 
 Everything is written atomically or appended by whole lines; nothing is ever pickled.
@@ -39,6 +40,7 @@ class Run:
     facts: dict[str, Any] = field(default_factory=dict)
     federation: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    conformal: dict[str, Any] = field(default_factory=dict, repr=False)  # what `askew conformal` measured
     model: dict[str, Any] = field(default_factory=dict, repr=False)  # tensors by name, where the run was made in this process
 
     @property
@@ -54,9 +56,11 @@ class Run:
         return len(self.rounds) >= int(self.config["rounds"])
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
-        """Rounds and values of one record key, where it was recorded."""
-        points = [(r["round"], r[key]) for r in self.rounds if r.get(key) is not None]
-        return [p[0] for p in points], [float(p[1]) for p in points]
+        """Rounds and values of one record key, where a number was recorded; "table.name" is an entry of a table."""
+        table, _, name = key.partition(".")
+        values = [(r["round"], r[table].get(name) if name and isinstance(r.get(table), dict) else r.get(key)) for r in self.rounds]
+        points = [(at, float(value)) for at, value in values if isinstance(value, (int, float))]
+        return [at for at, _ in points], [value for _, value in points]
 
     def _best(self) -> tuple[int | None, float | None]:
         at, values = self.curve("accuracy")
@@ -139,6 +143,7 @@ def load(folder: str | Path) -> Run:
         rounds=read_rounds(folder / "rounds.jsonl"),
         facts=read_json(folder / "run.json"),
         federation=read_json(folder / "federation.json"),
+        conformal=read_json(folder / "conformal.json"),
         folder=folder,
     )
 

@@ -38,10 +38,14 @@ if TYPE_CHECKING:
     from .run import Watch
 
 Told = dict[str, Any]
+Say = Callable[[Told], None]
 
 BEAT = 0.2  # seconds between two looks at whether somebody wants to stop
 GRACE = 3.0  # seconds in which a better reason for a failure may arrive, or a rank may end by itself
-BEGIN = "import signal as s; [s.signal(n, s.SIG_IGN) for n in (s.SIGINT, s.SIGTERM)]; from askew.experiment.workers import work; work()"
+BEGIN = (
+    "import signal as s; [s.signal(n, s.SIG_IGN) for n in (s.SIGINT, s.SIGTERM)]; "
+    "from askew.experiment.workers import work; from {} import {} as do; work(do)"
+)
 
 
 # the parent -----------------------------------------------------------------------------------------------------
@@ -55,8 +59,9 @@ def hired(
         check_visible(config)
     with ExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
-        job = {"pages": [read_back(config) for config in configs], "out": str(home), "fresh": fresh}
-        crew = held.enter_context(Crew(configs[0].engine.workers, job | {"save_every": math.inf if out is None else save_every}))
+        job: Told = {"pages": [read_back(config) for config in configs], "out": str(home), "fresh": fresh}
+        job["save_every"] = math.inf if out is None else save_every
+        crew = held.enter_context(Crew(configs[0].engine.workers, play_pages, job))
         todo, run = iter(configs), None
         for told in crew.heard(stopping):
             if "begun" in told:
@@ -91,10 +96,11 @@ def check_visible(config: Config) -> None:
 
 
 class Crew:
-    """The processes that were started, by rank, and a line to each."""
+    """The processes that were started, by rank, and a line to each. All of them do the same job; rank 0 speaks of it."""
 
-    def __init__(self, size: int, job: Told) -> None:
-        self.size, self.processes, self.lines = size, list[subprocess.Popen[bytes]](), dict[Connection, int]()
+    def __init__(self, size: int, do: Callable[[Told, Say], None], job: Told) -> None:
+        self.size, self.code = size, BEGIN.format(do.__module__, do.__name__)
+        self.processes, self.lines = list[subprocess.Popen[bytes]](), dict[Connection, int]()
         self.through, self.reasons = set[int](), dict[int, Told]()
         # where the ranks find each other
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
@@ -114,12 +120,13 @@ class Crew:
         loop = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
         told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port}
         told |= {"TORCHELASTIC_USE_AGENT_STORE": True, "OMP_NUM_THREADS": 1, **({"GLOO_SOCKET_IFNAME": loop[0]} if loop else {})}
+        told |= {"THP_MEM_ALLOC_ENABLE": 1}  # large pages for a round's rows, which otherwise cost a tenth of an MLP's time
         told |= {"ASKEW_DATA": files.folder(), "ASKEW_LINE": there.fileno()}
         told |= {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
         heard = rank == 0 or "ASKEW_DEBUG" in os.environ  # warnings of all ranks are alike
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", BEGIN],
+                [sys.executable, "-P", "-c", self.code],
                 env=os.environ | {name: str(value) for name, value in told.items()},
                 pass_fds=(there.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -195,10 +202,8 @@ class Crew:
 # a rank ---------------------------------------------------------------------------------------------------------
 
 
-def work() -> None:
+def work(do: Callable[[Told, Say], None]) -> None:
     """The life of a process that was started."""
-    from .run import play_all
-
     line, leads = Connection(int(os.environ.pop("ASKEW_LINE"))), place()[0] == 0
     job = json.loads(line.recv_bytes())
     listener = threading.Thread(target=heed, args=(line,), daemon=True)
@@ -207,15 +212,8 @@ def work() -> None:
     def say(told: Told) -> None:
         line.send_bytes(json.dumps(told).encode())
 
-    def watch(run: Run, record: Record | None) -> None:
-        begun = {"rounds": run.rounds, "facts": run.facts, "federation": run.federation}
-        say({"begun": begun} if record is None else {"record": record})
-
     try:
-        configs = [Config.build(page) for page in job["pages"]]
-        for run in play_all(configs, job["out"], fresh=job["fresh"], watch=watch, save_every=job["save_every"]):
-            if leads:
-                say({"ended": run.facts})
+        do(job, say if leads else lambda told: None)
         say({"done": True})
         listener.join()  # until the parent has heard it of all: who left earlier might be missed by the others
     except BaseException as e:
@@ -227,6 +225,19 @@ def work() -> None:
         else:
             say({"failed": EngineError.__name__ if fault else "", "says": fault or f"{type(e).__name__}: {e}"})
         os._exit(1)  # nothing may wait for ranks that are gone
+
+
+def play_pages(job: Told, say: Say) -> None:
+    """Play the runs of a job's pages, and tell of their rounds."""
+    from .run import play_all
+
+    def watch(run: Run, record: Record | None) -> None:
+        begun = {"rounds": run.rounds, "facts": run.facts, "federation": run.federation}
+        say({"begun": begun} if record is None else {"record": record})
+
+    configs = [Config.build(page) for page in job["pages"]]
+    for run in play_all(configs, job["out"], fresh=job["fresh"], watch=watch, save_every=job["save_every"]):
+        say({"ended": run.facts})
 
 
 def heed(line: Connection) -> None:

@@ -15,20 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PIXELS = 32  # pixels of one program, one to a thread: many small programs, since a batch is small
-CHANNELS = 4  # output channels of one program of the forward pass
-DEPTH = 8  # input channels of one program of the backward pass
-MOST_PARTS = 64  # partial sums of the weights' gradient
+from ..core.entropy import available as available
 
-
-@cache
-def available() -> bool:
-    """Can kernels be compiled here?"""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return torch.cuda.is_available()
+WIDTH = 16  # channels at most: above, cuDNN's matrix kernels are better
+TILE = 64  # pixels of patches, of all channels, at a time
+FORWARD = (128, 4, 1)  # pixels of one program, its warps, and the stages of its loop
+WEIGHTS = (64, 4, 1)
+INPUTS = (128, 4, 1)
+PROGRAMS = 2048  # of the weights' gradient, which is summed in parts: enough to fill the device
+MOST_PARTS = 64
 
 
 def fits(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
@@ -45,53 +40,132 @@ def fits(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
         and conv.padding_mode == "zeros"
         and conv.kernel_size[0] == conv.kernel_size[1] <= 7
         and conv.padding in ((0, 0), (1, 1), (2, 2))
-        and max(conv.in_channels, conv.out_channels) <= 16  # above, cuDNN's matrix kernels are better
+        and max(conv.in_channels, conv.out_channels) <= WIDTH
     )
 
 
 def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """max_pool2d(relu(conv(x)), 2)."""
-    y: Tensor = _ConvReluPool.apply(x, conv.weight, conv.bias, conv.padding[0])  # type: ignore[no-untyped-call]
+    y: Tensor = _ConvReluPool.apply(x, conv.weight, conv.bias, conv.padding[0])[0]  # type: ignore[no-untyped-call]
     return y
 
 
-class _ConvReluPool(torch.autograd.Function):
+def rows_first(info: Any, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Each tensor with its vmapped dimension first."""
+    return [t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, dims, strict=True)]
+
+
+def dense(t: Tensor) -> Tensor:
+    """Rows that are contiguous, each in itself: rows of a matrix may be apart."""
+    return t if t[0].is_contiguous() else t.contiguous()
+
+
+def precision() -> str:
+    """Of products: TF32 where that is allowed, else three of them, which is as good as float32."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
+
+
+def padded(channels: int) -> int:
+    """The next power of two, and four at least: what a product of matrices can take."""
+    return max(4, 1 << (channels - 1).bit_length())
+
+
+def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    """Pooled output and which of its four pixels each is; x [G, B, …], weights [G, …]: G networks at once."""
+    half = x.is_cuda and torch.is_autocast_enabled("cuda")
+    x, w, bias = x.contiguous(), dense(w), dense(bias)
+    groups, b, ci, h, wd = x.shape
+    co, k = w.shape[1], w.shape[3]
+    ho, wo = (h + 2 * pad - k + 1) // 2, (wd + 2 * pad - k + 1) // 2
+    y = torch.empty((groups, b, co, ho, wo), dtype=torch.bfloat16 if half else x.dtype, device=x.device)
+    which = torch.empty((groups, b, co, ho, wo), dtype=torch.uint8, device=x.device)
+    total, (block, warps, stages) = b * ho * wo, FORWARD
+    sizes = (total, w.stride(0), bias.stride(0), ci, h, wd, co, k, ho, wo, pad, block, padded(co), TILE, precision())
+    _kernels().forward[(-(-total // block), groups)](x, w, bias, y, which, *sizes, num_warps=warps, num_stages=stages)
+    return y, which
+
+
+def backward(g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, inner: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of weights, bias and, if `inner`, of the input."""
+    kernels, g, x, w, which = _kernels(), g.contiguous(), x.contiguous(), dense(w), which.contiguous()
+    groups, b, ci, h, wd = x.shape
+    co, k = w.shape[1], w.shape[3]
+    ho, wo = g.shape[3:]
+    block, warps, stages = WEIGHTS
+    blocks, tiles = -(-b * ho * wo // block), -(-(ci * (k + 1) ** 2 + 1) // TILE)
+    each = -(-blocks // max(8, min(MOST_PARTS, PROGRAMS // (groups * tiles))))
+    parts = -(-blocks // each)
+    partial = torch.empty((groups, 4 * parts, co * ci * k * k + co), dtype=torch.float32, device=x.device)
+    shape = (b * ho * wo, each, parts, ci, h, wd, co, k, ho, wo, pad, block, padded(co), TILE, precision())
+    kernels.weights[(parts * groups, tiles)](x, g, which, partial, *shape, num_warps=warps, num_stages=stages)
+    sums = partial.sum(1)
+    dx = torch.empty_like(x) if inner else x.new_empty((groups, 0))
+    if inner:
+        rows, columns, (block, warps, stages) = (h + pad) // 2 + 1, (wd + pad) // 2 + 1, INPUTS
+        sizes = (b, w.stride(0), rows, columns, ci, h, wd, co, k, ho, wo, pad, block, WIDTH, WIDTH, precision())
+        kernels.inputs[(-(-b * rows * columns // block), 4, groups)](g, which, w, dx, *sizes, num_warps=warps, num_stages=stages)
+    return sums[:, :-co].view(w.shape), sums[:, -co:], dx
+
+
+class _Grouped(torch.autograd.Function):
+    """Many networks at once."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> Tensor:
-        half = x.is_cuda and torch.is_autocast_enabled("cuda")
-        x, w = x.contiguous(), weight.contiguous()
-        b, ci, h, wd = x.shape
-        co, _, k, _ = w.shape
-        ho, wo = (h + 2 * pad - k + 1) // 2, (wd + 2 * pad - k + 1) // 2
-        y = torch.empty((b, co, ho, wo), dtype=torch.bfloat16 if half else x.dtype, device=x.device)
-        which = torch.empty((b, co, ho, wo), dtype=torch.uint8, device=x.device)
-        total = b * ho * wo
-        grid = (-(-total // PIXELS), -(-co // CHANNELS))
-        _kernels().forward[grid](x, w, bias, y, which, total, ci, h, wd, co, k, ho, wo, pad, PIXELS, CHANNELS, num_warps=1)
-        ctx.save_for_backward(x, w, which)
-        ctx.pad = pad
-        return y
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+        return forward(x, weight, bias, pad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, _, ctx.pad = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, weight, output[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inner = ctx.needs_input_grad[0]
         x, w, which = ctx.saved_tensors
-        kernels, pad, g = _kernels(), ctx.pad, grads[0].contiguous()
-        b, ci, h, wd = x.shape
-        co, _, k, _ = w.shape
-        ho, wo = g.shape[2:]
-        blocks = -(-b * ho * wo // (2 * PIXELS))
-        each = -(-blocks // MOST_PARTS)
-        parts = -(-blocks // each)
-        partial = torch.empty((parts, co * ci * k * k + co), dtype=torch.float32, device=x.device)
-        shape = (b * ho * wo, each, ci, h, wd, co, k, ho, wo, pad, 2 * PIXELS)
-        kernels.weights[(parts, co, ci)](x, g, which, partial, *shape, num_warps=2)
-        sums = partial.sum(0)
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx, pixels = torch.empty_like(x), b * h * wd
-            grid = (-(-pixels // PIXELS), -(-ci // DEPTH))
-            kernels.inputs[grid](g, which, w, dx, pixels, ci, h, wd, co, k, ho, wo, pad, PIXELS, DEPTH, num_warps=1)
-        return dx, sums[:-co].view(w.shape), sums[-co:], None
+        weight, bias, dx = backward(grads[0], x, w, which, ctx.pad, inner)
+        return dx if inner else None, weight, bias, None
+
+
+class _ConvReluPool(_Grouped):
+    """One network, or one of those that are vmapped."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+        y, which = forward(x[None], weight[None], bias[None], pad)
+        return y[0], which[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inner = ctx.needs_input_grad[0]
+        weight, bias, x = _Backward.apply(grads[0], *ctx.saved_tensors, ctx.pad, inner)  # type: ignore[no-untyped-call]
+        return x if inner else None, weight, bias, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> Any:
+        return _Grouped.apply(*rows_first(info, dims[:3], (x, weight, bias)), pad), (0, 0)  # type: ignore[no-untyped-call]
+
+
+class _Backward(torch.autograd.Function):
+    """The backward pass as a function of its own, so that it too can be vmapped."""
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, weight: Tensor, which: Tensor, pad: int, inner: bool) -> tuple[Tensor, ...]:
+        return tuple(t[0] for t in backward(g[None], x[None], weight[None], which[None], pad, inner))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing is kept: there are no second derivatives."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError("a fused convolution has no second derivative")
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], g: Tensor, x: Tensor, weight: Tensor, which: Tensor, pad: int, inner: bool) -> Any:
+        g, x, weight, which = rows_first(info, dims[:4], (g, x, weight, which))
+        return backward(g, x, weight, which, pad, inner), (0, 0, 0)
 
 
 @cache
@@ -100,42 +174,48 @@ def _kernels() -> Any:
     import triton
     import triton.language as tl
 
-    @triton.jit
-    def forward(x, w, bias, y, which, total,
+    # Four convolutions lie below a pooled pixel, and they see a patch of (k+1)² pixels of every channel. So all four of all
+    # channels are one product of patches with the weights in four places (column 4·out + place), and gradients, each put in
+    # the column of the place that was the largest, go back by the same products transposed.
+    loose = triton.jit(do_not_specialize=["total", "apart", "bias_apart", "blocks", "parts", "images"])
+
+    @loose
+    def forward(x, w, bias, y, which, total, apart, bias_apart,
                 ci: tl.constexpr, h: tl.constexpr, wd: tl.constexpr, co: tl.constexpr, k: tl.constexpr, ho: tl.constexpr, wo: tl.constexpr,
-                pad: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-        """A thread has one pooled pixel: the four convolutions below it, for several output channels."""
-        at = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-        out = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-        image, place = at // (ho * wo), at % (ho * wo)
-        top, left, live = (place // wo) * 2 - pad, (place % wo) * 2 - pad, at < total
-        a0 = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
-        a1 = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
-        a2 = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
-        a3 = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
-        for c in range(ci):
-            for ky in tl.static_range(k):
-                row = x + ((image * ci + c) * h + top + ky) * wd + left
-                up, low = live & (top + ky >= 0) & (top + ky < h), live & (top + ky + 1 >= 0) & (top + ky + 1 < h)
-                u = tl.load(row, mask=up & (left >= 0), other=0.0).to(tl.float32)
-                v = tl.load(row + wd, mask=low & (left >= 0), other=0.0).to(tl.float32)
-                for kx in tl.static_range(k):
-                    inside = (left + kx + 1 >= 0) & (left + kx + 1 < wd)
-                    u1 = tl.load(row + kx + 1, mask=up & inside, other=0.0).to(tl.float32)
-                    v1 = tl.load(row + wd + kx + 1, mask=low & inside, other=0.0).to(tl.float32)
-                    wt = tl.load(w + ((out * ci + c) * k + ky) * k + kx, mask=out < co, other=0.0).to(tl.float32)[None, :]
-                    a0 += u[:, None] * wt
-                    a1 += u1[:, None] * wt
-                    a2 += v[:, None] * wt
-                    a3 += v1[:, None] * wt
-                    u, v = u1, v1
-        best, arg = a0, tl.zeros((PIXELS, CHANNELS), dtype=tl.int32)
+                pad: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, exact: tl.constexpr):  # fmt: skip
+        """A program has some pooled pixels of one network."""
+        group = tl.program_id(1).to(tl.int64)
+        x += group * (total // (ho * wo)) * (ci * h * wd)
+        w += group * apart
+        bias += group * bias_apart
+        y += group * total * co
+        which += group * total * co
+        side: tl.constexpr = (k + 1) * (k + 1)
+        at, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, 4 * OUT)
+        image, place, live = at // (ho * wo), at % (ho * wo), at < total
+        top, left = (place // wo) * 2 - pad, (place % wo) * 2 - pad
+        acc = tl.zeros((BLOCK, 4 * OUT), dtype=tl.float32)
+        for start in range(0, ci * side, TILE):
+            q = start + tl.arange(0, TILE)
+            c, qy, qx = q // side, q % side // (k + 1), q % (k + 1)
+            yy, xx = top[:, None] + qy[None, :], left[:, None] + qx[None, :]
+            inside = live[:, None] & (c[None, :] < ci) & (yy >= 0) & (yy < h) & (xx >= 0) & (xx < wd)
+            patch = tl.load(x + (image[:, None] * ci + c[None, :]) * (h * wd) + yy * wd + xx, mask=inside, other=0.0).to(tl.float32)
+            ky, kx = qy[:, None] - column[None, :] % 4 // 2, qx[:, None] - column[None, :] % 2
+            seen = (c[:, None] < ci) & (column[None, :] < 4 * co) & (ky >= 0) & (ky < k) & (kx >= 0) & (kx < k)
+            taps = w + ((column[None, :] // 4) * ci + c[:, None]) * (k * k) + ky * k + kx
+            acc = tl.dot(patch, tl.load(taps, mask=seen, other=0.0).to(tl.float32), acc, input_precision=exact)
+        even, odd = tl.split(tl.reshape(acc, (BLOCK, OUT, 2, 2)))
+        a0, a2 = tl.split(even)
+        a1, a3 = tl.split(odd)
+        out = tl.arange(0, OUT)
+        best, arg = a0, tl.zeros((BLOCK, OUT), dtype=tl.int32)
         arg = tl.where(a1 > best, 1, arg)
-        best = tl.maximum(best, a1)
+        best = tl.maximum(best, a1, tl.PropagateNan.ALL)
         arg = tl.where(a2 > best, 2, arg)
-        best = tl.maximum(best, a2)
+        best = tl.maximum(best, a2, tl.PropagateNan.ALL)
         arg = tl.where(a3 > best, 3, arg)
-        best = tl.maximum(best, a3) + tl.load(bias + out, mask=out < co, other=0.0).to(tl.float32)[None, :]
+        best = tl.maximum(best, a3, tl.PropagateNan.ALL) + tl.load(bias + out, mask=out < co, other=0.0).to(tl.float32)[None, :]
         arg = tl.where(best > 0, arg, 4)  # 4: the ReLU is off, nothing flows back
         best = tl.where(best != best, best, tl.maximum(best, 0.0))
         spot = (image[:, None] * co + out[None, :]) * (ho * wo) + place[:, None]
@@ -143,58 +223,76 @@ def _kernels() -> Any:
         tl.store(y + spot, best, mask=keep)
         tl.store(which + spot, arg.to(tl.uint8), mask=keep)
 
-    @triton.jit
-    def weights(x, g, which, partial, total, blocks,
+    @loose
+    def weights(x, g, which, partial, total, blocks, parts,
                 ci: tl.constexpr, h: tl.constexpr, wd: tl.constexpr, co: tl.constexpr, k: tl.constexpr, ho: tl.constexpr, wo: tl.constexpr,
-                pad: tl.constexpr, PIXELS: tl.constexpr):  # fmt: skip
-        """A program has some pooled pixels, one output channel and one input channel."""
-        out, c = tl.program_id(1), tl.program_id(2)
-        tap = tl.arange(0, 64)  # k·k weights, and the bias in the place after the last one
-        ky, kx = tap // k, tap % k
-        acc = tl.zeros((PIXELS, 64), dtype=tl.float32)
+                pad: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, exact: tl.constexpr):  # fmt: skip
+        """A program has some pooled pixels, and a tile of their patches, of one network. The bias sees a pixel that is one."""
+        side: tl.constexpr = (k + 1) * (k + 1)
+        group, first = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+        x += group * (total // (ho * wo)) * (ci * h * wd)
+        g += group * total * co
+        which += group * total * co
+        row, channel, q = tl.arange(0, 4 * OUT), tl.arange(0, OUT), tl.program_id(1) * TILE + tl.arange(0, TILE)
+        out, c, qy, qx, one = row // 4, q // side, q % side // (k + 1), q % (k + 1), q == ci * side
+        acc = tl.zeros((4 * OUT, TILE), dtype=tl.float32)
         for n in range(blocks):
-            at = (tl.program_id(0) * blocks + n) * PIXELS + tl.arange(0, PIXELS)
+            at = (first * blocks + n) * BLOCK + tl.arange(0, BLOCK)
             image, place, live = at // (ho * wo), at % (ho * wo), at < total
-            spot = (image * co + out) * (ho * wo) + place
-            arg = tl.load(which + spot, mask=live, other=4).to(tl.int32)
-            grad = tl.load(g + spot, mask=live, other=0.0).to(tl.float32)
-            grad = tl.where(arg < 4, grad, 0.0)
-            yy = ((place // wo) * 2 + arg // 2 - pad)[:, None] + ky[None, :]
-            xx = ((place % wo) * 2 + arg % 2 - pad)[:, None] + kx[None, :]
-            inside = (live & (arg < 4))[:, None] & (tap[None, :] < k * k) & (yy >= 0) & (yy < h) & (xx >= 0) & (xx < wd)
-            patch = tl.load(x + ((image * ci + c) * (h * wd))[:, None] + yy * wd + xx, mask=inside, other=0.0).to(tl.float32)
-            acc += grad[:, None] * tl.where(tap[None, :] == k * k, 1.0, patch)
-        base, told = partial + tl.program_id(0) * (co * ci * k * k + co), tl.sum(acc, 0)
-        tl.store(base + (out * ci + c) * (k * k) + tap, told, mask=tap < k * k)
-        tl.store(base + co * ci * k * k + out + tap * 0, told, mask=(tap == k * k) & (tap * 0 + c == 0))
+            spot = (image[None, :] * co + channel[:, None]) * (ho * wo) + place[None, :]
+            keep = live[None, :] & (channel[:, None] < co)
+            arg = tl.load(which + spot, mask=keep, other=4).to(tl.int32)
+            grad = tl.load(g + spot, mask=keep, other=0.0).to(tl.float32)
+            yy, xx = ((place // wo) * 2 - pad)[:, None] + qy[None, :], ((place % wo) * 2 - pad)[:, None] + qx[None, :]
+            inside = live[:, None] & (c[None, :] < ci) & (yy >= 0) & (yy < h) & (xx >= 0) & (xx < wd)
+            patch = tl.load(x + (image[:, None] * ci + c[None, :]) * (h * wd) + yy * wd + xx, mask=inside, other=0.0).to(tl.float32)
+            patch = tl.where(one[None, :], 1.0, patch)
+            placed = tl.where(arg[:, None, :] == tl.arange(0, 4)[None, :, None], grad[:, None, :], 0.0)
+            acc = tl.dot(tl.reshape(placed, (4 * OUT, BLOCK)), patch, acc, input_precision=exact)
+        base = partial + (tl.program_id(0).to(tl.int64) * 4 + row[:, None] % 4) * (co * ci * k * k + co)
+        ky, kx = qy[None, :] - row[:, None] % 4 // 2, qx[None, :] - row[:, None] % 2
+        mine = (row[:, None] < 4 * co) & (c[None, :] < ci) & (ky >= 0) & (ky < k) & (kx >= 0) & (kx < k)
+        tl.store(base + (out[:, None] * ci + c[None, :]) * (k * k) + ky * k + kx, acc, mask=mine)
+        tl.store(base + co * ci * k * k + out[:, None] + q[None, :] * 0, acc, mask=(row[:, None] < 4 * co) & one[None, :])
 
-    @triton.jit
-    def inputs(g, which, w, dx, pixels,
-               ci: tl.constexpr, h: tl.constexpr, wd: tl.constexpr, co: tl.constexpr, k: tl.constexpr, ho: tl.constexpr, wo: tl.constexpr,
-               pad: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-        """A thread has one pixel of some input channels: what the pooled pixels above it send back."""
-        at = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-        into = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-        image, place, live = at // (h * wd), at % (h * wd), at < pixels
-        y, x = place // wd + pad, place % wd + pad
-        acc = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32)
-        for pair in range(0, co, 2):
-            for other in tl.static_range(2):  # two at a time: each waits for memory twice
-                out = pair + other
-                plane = (image * co + out) * (ho * wo)
-                for ny in tl.static_range((k + 2) // 2):
-                    py = y // 2 - ny
-                    for nx in tl.static_range((k + 2) // 2):
-                        px = x // 2 - nx
-                        there = live & (py >= 0) & (px >= 0) & (py < ho) & (px < wo) & (px * 0 + out < co)
-                        arg = tl.load(which + plane + py * wo + px, mask=there, other=4).to(tl.int32)
-                        grad = tl.load(g + plane + py * wo + px, mask=there, other=0.0).to(tl.float32)
-                        ky, kx = y - py * 2 - arg // 2, x - px * 2 - arg % 2
-                        there = there & (arg < 4) & (ky >= 0) & (ky < k) & (kx >= 0) & (kx < k)
-                        tap = w + (out * ci + into)[None, :] * (k * k) + (ky * k + kx)[:, None]
-                        wt = tl.load(tap, mask=there[:, None] & (into[None, :] < ci), other=0.0).to(tl.float32)
-                        acc += grad[:, None] * wt
-        spot = (image[:, None] * ci + into[None, :]) * (h * wd) + place[:, None]
-        tl.store(dx + spot, acc, mask=live[:, None] & (into[None, :] < ci))
+    @loose
+    def inputs(g, which, w, dx, images, apart,
+               rows: tl.constexpr, columns: tl.constexpr, ci: tl.constexpr, h: tl.constexpr, wd: tl.constexpr, co: tl.constexpr,
+               k: tl.constexpr, ho: tl.constexpr, wo: tl.constexpr, pad: tl.constexpr,
+               BLOCK: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr, exact: tl.constexpr):  # fmt: skip
+        """A program has some pixels of all input channels of one network: what the pooled pixels above them send back.
+
+        Its pixels are all even or all odd in both directions, so each sees the same weights of the pooled pixel that is so
+        and so far away.
+        """
+        group = tl.program_id(2).to(tl.int64)
+        g += group * images * (co * ho * wo)
+        which += group * images * (co * ho * wo)
+        w += group * apart
+        dx += group * images * (ci * h * wd)
+        odd_y, odd_x = tl.program_id(1) // 2, tl.program_id(1) % 2
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        channel, into = tl.arange(0, OUT), tl.arange(0, WIDTH)
+        image, live = at // (rows * columns), at < images * rows * columns
+        half_y, half_x = at % (rows * columns) // columns, at % columns
+        acc = tl.zeros((BLOCK, WIDTH), dtype=tl.float32)
+        for near in range(((k + 2) // 2) * ((k + 2) // 2)):
+            ny, nx = near // ((k + 2) // 2), near % ((k + 2) // 2)
+            py, px = half_y - ny, half_x - nx
+            there = live & (py >= 0) & (px >= 0) & (py < ho) & (px < wo)
+            above = (image[:, None] * co + channel[None, :]) * (ho * wo) + (py * wo + px)[:, None]
+            keep = there[:, None] & (channel[None, :] < co)
+            arg = tl.load(which + above, mask=keep, other=4).to(tl.int32)
+            grad = tl.load(g + above, mask=keep, other=0.0).to(tl.float32)
+            for place in tl.static_range(4):
+                ky, kx = channel * 0 + odd_y + 2 * ny - place // 2, channel * 0 + odd_x + 2 * nx - place % 2
+                seen = ((channel < co) & (ky >= 0) & (ky < k) & (kx >= 0) & (kx < k))[:, None] & (into[None, :] < ci)
+                taps = w + (channel[:, None] * ci + into[None, :]) * (k * k) + (ky * k + kx)[:, None]
+                wt = tl.load(taps, mask=seen, other=0.0).to(tl.float32)
+                acc = tl.dot(tl.where(arg == place, grad, 0.0), wt, acc, input_precision=exact)
+        y, x = half_y * 2 + odd_y - pad, half_x * 2 + odd_x - pad
+        inside = live & (y >= 0) & (y < h) & (x >= 0) & (x < wd)
+        spot = (image[:, None] * ci + into[None, :]) * (h * wd) + (y * wd + x)[:, None]
+        tl.store(dx + spot, acc, mask=inside[:, None] & (into[None, :] < ci))
 
     return SimpleNamespace(forward=forward, weights=weights, inputs=inputs)

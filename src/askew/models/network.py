@@ -26,7 +26,7 @@ GROUPS = 2
 class Chain(nn.Sequential):
     """Named layers in a row, a linear one last."""
 
-    fused = False  # convolution, ReLU and pooling by one kernel where that is possible
+    fused = False  # convolution, ReLU and pooling as suits the device: on CUDA by one kernel where that is possible
 
     def forward(self, x: Tensor, call: str = "") -> tuple[Tensor, ...]:
         """Logits and features; `call` names another method to run, since only forward can be run with other weights."""
@@ -67,7 +67,7 @@ class Chain(nn.Sequential):
 
 
 def fuse(module: nn.Module) -> None:
-    """Use fused kernels wherever they fit."""
+    """Compute convolution, ReLU and pooling as suits the device."""
     for layer in module.modules():
         if isinstance(layer, Chain):
             layer.fused = True

@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..core.settings import setting
 from ..errors import ConfigError, ModelError
-from .network import GROUPS, Network, chain, need_image, normed
+from .network import GROUPS, Chain, Network, chain, need_image, normed
 
 NORMS = ("none", "batch", "group")
+FEW = 2**14  # numbers in a batch; fewer are not worth another layout
+ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+class Pooled(Chain):
+    """Convolutions that are pooled. If `fused`, on a CPU, pooling comes before ReLU (the same numbers, a quarter of them to rectify)
+    and images lie in memory as is fast there: in oneDNN's own layout, which changes no number either, or with their channels last."""
+
+    def through(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+        if not self.fused or x.is_cuda or x.numel() < FEW:
+            return super().through(x, layers)
+        layers = list(layers)
+        for k in range(1, len(layers)):
+            if isinstance(layers[k], nn.MaxPool2d):
+                layers[k - 1 : k + 1] = layers[k], layers[k - 1]
+        flat = next(k for k, layer in enumerate(layers) if isinstance(layer, nn.Flatten))
+        plain = all(isinstance(layer, (nn.Conv2d, nn.ReLU, nn.MaxPool2d)) for layer in layers[:flat])
+        if plain and x.dtype == torch.float32 and ONEDNN and not torch.is_autocast_enabled("cpu"):
+            return super().through(super().through(x.to_mkldnn(), layers[:flat]).to_dense(), layers[flat:])
+        # cloned, since one channel counts as last already, wherever its stride says it is
+        return super().through(x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1), layers)
 
 
 def dense(shape: tuple[int, ...], hidden: tuple[int, ...], classes: int, norm: str) -> Iterator[tuple[str, nn.Module]]:
@@ -98,7 +120,7 @@ class CNN(Network):
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         need_image("cnn", shape)
-        return chain(convolved(shape, (self.width, 2 * self.width), 3, (1, 1), (64,), classes, self.norm))
+        return chain(convolved(shape, (self.width, 2 * self.width), 3, (1, 1), (64,), classes, self.norm), Pooled)
 
 
 class LeNet(Network):
@@ -116,7 +138,7 @@ class LeNet(Network):
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         need_image(self.called().lower(), shape)
         needed = 2 if min(shape[1:]) < 16 else 0
-        return chain(convolved(shape, self.channels, 5, (max(self.padding, needed), needed), self.hidden, classes, self.norm))
+        return chain(convolved(shape, self.channels, 5, (max(self.padding, needed), needed), self.hidden, classes, self.norm), Pooled)
 
 
 class CNN64(LeNet):

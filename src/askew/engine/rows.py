@@ -1,0 +1,378 @@
+"""Small networks on CUDA: many clients in one kernel. Where `slots` gives every client kernels and a stream of its own, here
+clients are the rows of stacked buffers, every move is vmapped over the first rows and captured as one graph.
+
+Jobs are sorted by length, so those still at work are the first rows; the graph is that of the next larger number of rows, and
+rows without work in it are left as they are. Which batch a row sees follows from a counter on the device.
+
+Runs of a sweep share the rows. What differs between them must be a tensor: learning rates always are, and so become the
+float settings of a method where they differ, unless a hook of it cannot bear that.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ..core.algorithm import Algorithm
+from ..core.local import Moving, Result, Slope, client_round, differentiate_rows, watched
+from ..core.task import Functional, Task
+from ..core.types import Batch, Me, State
+from .base import Ask, Outbox
+from .graphs import Tape, moved, renew
+from .jobs import Errand, Feed, Jobs, example, free, lay
+
+MOST = 512  # rows
+PARTS = 2  # a batch is padded to one of so many lengths
+DEEP = 16  # an input's size times this is what a row's step takes, roughly
+SHARE = 0.3  # of the free memory
+
+
+def wide(n: int) -> int:
+    """The next number of rows that graphs are captured for: 1, 2, 3, 4, 6, 8, 10, … 16, 20, … 32, 40, …"""
+    step = 1 << max(0, (n - 1).bit_length() - (2 if n <= 8 else 3))
+    return -(-n // step) * step
+
+
+class Block:
+    """Stacked buffers for one kind of job, and the graphs of the moves on their first rows."""
+
+    def __init__(self, task: Task, errand: Errand) -> None:
+        self.task, self.errand = task, errand  # whose settings all others share
+        self.device = errand.numbers.device
+        self.tape = Tape(self.device)
+        self.feeds: dict[str, Feed] = {}
+        self.rows = self.usual = 0
+        self.moving: Moving | None = None
+        self.result: dict[int, Result] = {}
+        self.back: list[tuple[Errand, Tensor, Tensor]] = []  # whose results stand in which rows, and for which clients
+
+    def make(self, rows: int, sources: Sequence[Tensor], floats: int) -> None:
+        """Buffers for so many rows; what was captured over smaller ones is forgotten."""
+        self.rows, self.tape, self.moving, self.result = rows, Tape(self.device), None, {}
+        self.given = [t.new_zeros((rows, *t.shape[1:])) for t in sources]
+        self.numbers = self.errand.numbers.new_zeros((rows, 7 + floats))
+        self.first, self.count = ({name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.feeds} for _ in range(2))
+        self.share = self.numbers.new_zeros(rows)
+        self.at = {name: torch.zeros((), dtype=torch.long, device=self.device) for name in self.feeds}
+
+    # loading ----------------------------------------------------------------------------------------------------
+
+    def load(self, jobs: Jobs, most: int, floats: Sequence[str]) -> None:
+        """Put the jobs' samples, models, states and numbers in place, one job to a row."""
+        errands = list({id(errand): errand for errand, _ in jobs}.values())
+        place = {id(errand): n for n, errand in enumerate(errands)}
+        begins = np.cumsum([0, *(len(errand.works) for errand in errands)])
+        whose = [place[id(errand)] for errand, _ in jobs]
+        rows = [int(begins[n]) + i for n, (_, i) in zip(whose, jobs, strict=True)]
+        works = {name: [errand.works[i][name] for errand, i in jobs] for name in jobs[0][0].works[0]}
+        grown, first = lay(self.feeds, jobs)
+        order = sorted(range(len(jobs)), key=lambda row: (whose[row], jobs[row][1]))  # by errand and client
+        lists = [
+            whose,
+            rows,
+            order,
+            [jobs[row][1] for row in order],
+            *first.values(),
+            *([w.batches for w in works[name]] for name in works),
+        ]
+        of_errand, of_job, back, to, *rest = self.sent(lists, torch.long).unbind()
+        cuts = [whose.count(n) for n in range(len(errands))]
+        self.back = list(zip(errands, torch.split(back, cuts), torch.split(to, cuts), strict=True))
+        sources, picks = self._sources(errands, of_errand, of_job)
+        if grown or len(jobs) > self.rows:
+            self.make(min(most, max(wide(len(jobs)), self.rows)), sources, len(floats))
+        n = len(jobs)
+        for buffer, source, pick in zip(self.given, sources, picks, strict=True):
+            torch.index_select(source, 0, pick, out=buffer[:n])
+        numbers = torch.cat([errand.numbers for errand in errands])
+        self.numbers[:n, :7].copy_(numbers[of_job])
+        if floats:
+            values = self.sent([[float(getattr(errand.phase, name)) for name in floats] for errand in errands], numbers.dtype)
+            self.numbers[:n, 7:].copy_(values[of_errand])
+        for k, name in enumerate(works):
+            self.first[name][:n].copy_(rest[k])
+            self.count[name].zero_()[:n].copy_(rest[len(works) + k])
+
+    def sent(self, values: list[Any], dtype: torch.dtype) -> Tensor:
+        """Numbers from the host, which does not wait for the device."""
+        t = torch.tensor(values, dtype=dtype)
+        return t.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else t
+
+    def _sources(self, errands: Sequence[Errand], of_errand: Tensor, of_job: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """What rows are picked from, and by which index: x, buffers, server, memory, mine, carry."""
+        inboxes = [errand.inbox for errand in errands]
+        sources, picks = list[Tensor](), list[Tensor]()
+        for name in ("x", "buffers"):
+            each = [getattr(inbox, name) for inbox in inboxes]
+            shared = each[0].dim() == 1
+            sources.append(torch.stack(each) if shared else torch.cat(each))
+            picks.append(of_errand if shared else of_job)
+        for n in inboxes[0].server:
+            sources.append(torch.stack([inbox.server[n] for inbox in inboxes]))
+            picks.append(of_errand)
+        for state in ("memory", "mine", "carry"):
+            for n in getattr(inboxes[0], state):
+                each = [getattr(inbox, state)[n] for inbox in inboxes]
+                sources.append(each[0] if len(each) == 1 else torch.cat(each))
+                picks.append(of_job)
+        return sources, picks
+
+    # moves ------------------------------------------------------------------------------------------------------
+
+    def me(self, given: Sequence[Tensor], numbers: Tensor) -> Me:
+        """One client's view, under vmap."""
+        inbox = self.errand.inbox
+        rest = iter(given[2:])
+        server, memory, mine, carry = ({n: next(rest) for n in state} for state in (inbox.server, inbox.memory, inbox.mine, inbox.carry))
+        lr, lr0, round, steps, tau, size, coin = numbers[:7].unbind()
+        fixed = (inbox.part, lr, lr0, inbox.momentum, inbox.decay, inbox.clip, steps, tau, size, round, coin)
+        return Me(given[0], given[1], server | memory, mine, carry, *fixed)
+
+    def held(self) -> list[Tensor]:
+        return [*(moved(self.moving) if self.moving else ()), *self.at.values()]
+
+    def rows_of(self, m: int) -> tuple[list[Tensor], Tensor]:
+        return [t[:m] for t in self.given], self.numbers[:m]
+
+    def moving_of(self, m: int) -> Moving:
+        assert self.moving is not None
+        return Moving(self.moving.w[:m], {n: v[:m] for n, v in self.moving.carry.items()}, self.moving.total[:m])
+
+
+class Lockstep:
+    """The course of the jobs in a block's rows, the longest first."""
+
+    def __init__(self, block: Block, jobs: Jobs, floats: Sequence[str]) -> None:
+        self.block, self.jobs, self.floats = block, jobs, floats
+        self.lengths = {name: [errand.works[i][name].lengths() for errand, i in jobs] for name in jobs[0][0].works[0]}
+        self.step = 0
+
+    def steps(self) -> Iterator[tuple[str, int, int | None]]:
+        for k in range(max(len(lengths) for lengths in self.lengths["train"])):
+            self.step = k
+            yield "train", k, None
+
+    def chunks(self, name: str, step: int | None) -> Iterator[tuple[tuple[str, int, int | None], float]]:
+        most = max(len(lengths) for n, lengths in enumerate(self.lengths[name]) if self._works(n, step))
+        return (((name, j, step), 0.0) for j in range(most))
+
+    def _works(self, row: int, step: int | None) -> bool:
+        return step is None or len(self.lengths["train"][row]) > step
+
+    def lifted(self, alg: Algorithm, numbers: Tensor) -> Algorithm:
+        """The method with the settings of this row."""
+        if not self.floats:
+            return alg
+        other = copy.copy(alg)
+        for name, value in zip(self.floats, numbers[7:].unbind(), strict=True):
+            object.__setattr__(other, name, value)
+        return other
+
+    def bound(self, move: Callable[..., Any], numbers: Tensor) -> Callable[..., Any]:
+        """A move of the local loop is `partial(move, method or name)`."""
+        inner = cast(partial[Any], move)
+        first, *more = inner.args
+        return partial(inner.func, self.lifted(first, numbers) if isinstance(first, Algorithm) else first, *more)
+
+    def all(self, move: Callable[..., Any], me: Any, *moving: Any) -> Any:
+        block, m = self.block, min(wide(len(self.jobs)), self.block.rows)
+        if moving:
+            return self._finish(move, m)
+
+        def begin() -> Moving:
+            given, numbers = block.rows_of(m)
+            new: Moving = vmap(lambda g, n: self.bound(move, n)(block.me(g, n)))(given, numbers)
+            return new
+
+        if block.moving is None:
+            new = begin()
+            block.moving = Moving(*(self._room(part) for part in (new.w, new.carry, new.total)))
+        for counter in block.at.values():
+            counter.zero_()
+        block.tape.play(("begin", m), lambda: renew(block.moving_of(m), begin()), block.held)
+        return block.moving
+
+    def _room(self, part: Any) -> Any:
+        if isinstance(part, dict):
+            return {n: self._room(v) for n, v in part.items()}
+        return part.new_zeros((self.block.rows, *part.shape[1:]))
+
+    def _finish(self, move: Callable[..., Any], m: int) -> Result:
+        block = self.block
+
+        def finish() -> None:
+            given, numbers = block.rows_of(m)
+            block.result[m] = vmap(lambda g, n, at: self.bound(move, n)(block.me(g, n), at))(given, numbers, block.moving_of(m))
+
+        block.tape.play(("finish", m), finish, block.held)
+        return block.result[m]
+
+    def some(self, move: Callable[..., Moving], me: Any, moving: Any, batch: tuple[str, int, int | None], share: float) -> Moving:
+        """One move of the rows that have a k-th batch of this name."""
+        name, k, step = batch
+        block, feed = self.block, self.block.feeds[name]
+        mine = [(n, lengths[k]) for n, lengths in enumerate(self.lengths[name]) if len(lengths) > k and self._works(n, step)]
+        assert block.moving is not None
+        if not mine:
+            return block.moving
+        last = mine[-1][0] + 1
+        whole, part = feed.rows.shape[1], max(1, -(-feed.rows.shape[1] // PARTS))
+        longest, shortest = max(b for _, b in mine), min(b for _, b in mine)
+        span = min(whole, -(-longest // part) * part)
+        padded = shortest < span
+        exact = last == len(self.jobs) == block.usual
+        m = last if exact else min(wide(last), block.rows)
+        every = len(mine) == m
+        if k == 0:
+            block.at[name].zero_()
+        if name != "train":
+            shares = [0.0] * last
+            for n, length in mine:
+                total = sum(self.lengths[name][n])
+                shares[n] = length / total / (1 if step is None else len(self.lengths["train"][n]))
+            block.share[:last].copy_(block.sent(shares, block.share.dtype))
+
+        def body() -> None:
+            at, first, count = block.at[name], block.first[name][:m], block.count[name][:m]
+            row = first + torch.minimum(at, count - 1).clamp_(min=0)
+            places = feed.rows.index_select(0, row)[:, :span]
+            live = None
+            if not every:
+                live = at < count
+                if step is not None:
+                    live = live & (block.at["train"] <= block.count["train"][:m])
+            given, numbers = block.rows_of(m)
+            old = block.moving_of(m)
+            extra = {"weight": feed.weight.index_select(0, row)[:, :span]} if padded else {}
+            if name != "train":
+                extra["share"] = block.share[:m]
+
+            seen = (given, numbers, old, feed.x[places], feed.y[places], extra)
+            renew(old, vmap(partial(self._one, move))(self._slope(move, name, seen), *seen), live)
+            at.add_(1)
+
+        block.tape.play((name, step is None, m, span, padded, every), body, block.held)
+        return block.moving
+
+    def _slope(self, move: Callable[..., Moving], name: str, seen: tuple[Any, ...]) -> Slope | tuple[()]:
+        """Gradients of all rows, for the moves that follow them."""
+        if name not in ("train", "gradient"):
+            return ()
+
+        def valued(
+            w: Tensor, given: list[Tensor], numbers: Tensor, at: Moving, x: Tensor, y: Tensor, extra: State
+        ) -> tuple[Tensor, Tensor]:
+            me, data = self.block.me(given, numbers)._replace(carry=at.carry), Batch(x, y, extra.get("weight"))
+            alg = cast(partial[Any], move).args[0] if name == "train" else None
+            task = cast(Functional, self.block.task)
+            objective = lambda u: self.lifted(alg, numbers).loss(task, u, data, me) if alg else task.loss(u, data)
+            return watched(task, objective, at.carry["buffers"], w)
+
+        return differentiate_rows(valued, seen[2].w, *seen)
+
+    def _one(
+        self,
+        move: Callable[..., Moving],
+        slope: Slope | tuple[()],
+        given: list[Tensor],
+        numbers: Tensor,
+        at: Moving,
+        x: Tensor,
+        y: Tensor,
+        extra: State,
+    ) -> Moving:
+        """One row's move, under vmap."""
+        me, data = self.block.me(given, numbers), Batch(x, y, extra.get("weight"))
+        return cast(Moving, self.bound(move, numbers)(self.block.task, me, at, data, extra.get("share", 1.0), slope))
+
+
+class Rows:
+    """Jobs of one kind side by side as rows, those of several runs too."""
+
+    name = "vmapped"
+
+    def __init__(self, task: Task, most: int = MOST) -> None:
+        self.task, self.most = task, most
+        self.blocks: dict[Any, Block] = {}
+        self.rigid: set[type] = set()  # methods whose hooks cannot bear a setting that is a tensor
+
+    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+        while True:
+            try:
+                errands = [Errand(ask) for ask in asks]
+                self._map(errands)
+                return [errand.room.outbox for errand in errands if errand.room.outbox is not None]
+            except torch.OutOfMemoryError:
+                if self.most == 1:
+                    raise
+            self.most = max(1, min(self.most, max((block.rows for block in self.blocks.values()), default=self.most)) // 2)
+            self.blocks.clear()
+            torch.cuda.empty_cache()
+
+    def _map(self, errands: Sequence[Errand]) -> None:
+        kinds: dict[Any, list[Errand]] = {}
+        for errand in errands:
+            kinds.setdefault(self._kind(errand), []).append(errand)
+        for kind, some in kinds.items():
+            differ = [name for name in liftable(some[0].phase) if len({getattr(errand.phase, name) for errand in some}) > 1]
+            try:
+                self._play((kind, tuple(differ)), some, differ)
+            except (TypeError, ValueError, RuntimeError) as e:
+                if not differ or isinstance(e, torch.OutOfMemoryError):
+                    raise
+                self.rigid.add(type(some[0].phase))
+                self._map(some)
+
+    def _kind(self, errand: Errand) -> Any:
+        """Errands of one kind share rows."""
+        phase, *rest = errand.key()
+        if type(phase) in self.rigid:
+            return phase, *rest
+        floats = liftable(phase)
+        return type(phase), tuple((n, v) for n, v in phase.table().items() if n not in floats), *rest
+
+    def _play(self, kind: Any, errands: Sequence[Errand], differ: Sequence[str]) -> None:
+        """Some jobs at a time, as many as there is room for."""
+        if not differ:
+            kind = (kind, errands[0].phase)
+        if kind not in self.blocks:
+            self.blocks[kind] = Block(self.task, errands[0])
+        block = self.blocks[kind]
+        jobs = sorted(((errand, i) for errand in errands for i in range(len(errand.works))), key=lambda job: -longest(*job))
+        size = self._room(block, jobs)
+        for a in range(0, len(jobs), size):
+            now = jobs[a : a + size]
+            block.load(now, self.most, differ)
+            block.usual = block.usual or len(now)
+            me = cast(Me, None)  # a row's view is made under vmap
+            result = client_round(errands[0].phase, me, Lockstep(block, now, differ))
+            for errand, rows, clients in block.back:
+                errand.room.put_rows(clients, rows, result)
+
+    def _room(self, block: Block, jobs: Jobs) -> int:
+        """Rows at a time."""
+        if len(jobs) <= block.rows:
+            return len(jobs)
+        errand, i = jobs[0]
+        x = example(errand.plan, next(iter(errand.works[i].values()))).x
+        batch = max(max(work.lengths(), default=1) for errand, i in jobs for work in errand.works[i].values())
+        states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in (errand.inbox.x, *errand.inbox.mine.values()))
+        one = (DEEP * batch * x.numel() + 12 * states) * errand.inbox.x.element_size()
+        return max(1, min(self.most, int(free(block.device) * SHARE / one) if block.device.type == "cuda" else self.most))
+
+
+def longest(errand: Errand, i: int) -> int:
+    return errand.plan.train[i].batches
+
+
+def liftable(phase: Algorithm) -> list[str]:
+    """Float settings that are set."""
+    return [f.name for f in dataclasses.fields(cast(Any, phase)) if isinstance(getattr(phase, f.name), float)]

@@ -1,0 +1,111 @@
+"""What is timed: the works, and each as a configuration on random samples.
+
+Nothing is downloaded, and no time depends on the samples' values.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import torch
+
+from ..core.settings import setting
+from ..data.dataset import Dataset, Samples, Source
+from ..engine.choose import EngineSettings
+from ..errors import ConfigError, did_you_mean
+from ..models import CNN64, MLP, CharLSTM, LeNet, Network, ResNet18, Softmax
+from .config import Config, Handed
+
+LR = 0.01
+TEST = 10  # samples of the test set, which no bench looks at
+IMAGE = (3, 32, 32)
+
+
+class Work(NamedTuple):
+    """What one round trains: clients, and of each its steps and batch size."""
+
+    network: Network
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    steps: int
+    batch: int
+    heavy: bool = False  # minutes a round on a CPU
+
+    @property
+    def samples(self) -> int:
+        return self.clients * self.steps * self.batch
+
+
+# network: itself, the shape of an input, classes
+NETWORKS: dict[str, tuple[Network, tuple[int, ...], int]] = {
+    "lenet": (LeNet(), IMAGE, 10),
+    "cnn64": (CNN64(), IMAGE, 10),
+    "resnet18": (ResNet18(), IMAGE, 100),
+    "mlp": (MLP(hidden=(200, 200)), (784,), 10),
+    "softmax": (Softmax(), (60,), 10),
+    "charlstm": (CharLSTM(), (80,), 80),
+}
+SIZES = re.compile(rf"({'|'.join(NETWORKS)})-([1-9]\d*)x([1-9]\d*)x([1-9]\d*)")
+WORKS = {
+    "lenet-10x10x50": Work(*NETWORKS["lenet"], 10, 10, 50),
+    "lenet-10x2x256": Work(*NETWORKS["lenet"], 10, 2, 256),
+    "lenet-100x10x50": Work(*NETWORKS["lenet"], 100, 10, 50),
+    "cnn64-15x50x50": Work(*NETWORKS["cnn64"], 15, 50, 50, heavy=True),
+    "cnn64-100x10x50": Work(*NETWORKS["cnn64"], 100, 10, 50, heavy=True),
+    "resnet18-10x10x50": Work(*NETWORKS["resnet18"], 10, 10, 50, heavy=True),
+    "resnet18-10x2x256": Work(*NETWORKS["resnet18"], 10, 2, 256, heavy=True),
+    "mlp-mnist-100": Work(*NETWORKS["mlp"], 100, 12, 50),
+    "softmax-100": Work(*NETWORKS["softmax"], 100, 10, 10),
+    "charlstm-10x5x10": Work(*NETWORKS["charlstm"], 10, 5, 10),
+    "tiny": Work(Softmax(), (4,), 2, 3, 2, 4),
+}
+SHARED = ("lenet-10x10x50", "mlp-mnist-100", "softmax-100")  # works that other frameworks are given
+
+
+def work_of(name: str) -> Work:
+    """A work by its name: one of the list, or a network with any number of clients, steps and samples in a batch."""
+    if name in WORKS:
+        return WORKS[name]
+    if sizes := SIZES.fullmatch(name):
+        return Work(*NETWORKS[sizes[1]], int(sizes[2]), int(sizes[3]), int(sizes[4]))
+    raise ConfigError(
+        f"bench: unknown work {name!r}; allowed is NETWORK-CLIENTSxSTEPSxBATCH, as lenet-20x5x64, besides: {did_you_mean(name, WORKS)}"
+    )
+
+
+class Noise(Handed, Source):
+    """Random samples; of a text, random tokens."""
+
+    samples: int = setting("training samples", default=1, least=1)
+    shape: tuple[int, ...] = setting("shape of one input", default=())
+    classes: int = setting("classes", default=2, least=2)
+    tokens: bool = setting("inputs are tokens", default=False)
+
+    def load(self, seed: int, clients: int) -> Dataset:
+        g = torch.Generator().manual_seed(seed)
+
+        def some(n: int) -> Samples:
+            size = (n, *self.shape)
+            x = torch.randint(self.classes, size, generator=g) if self.tokens else torch.randn(size, generator=g)
+            return Samples(x, torch.randint(self.classes, (n,), generator=g))
+
+        return Dataset(some(self.samples), some(TEST), self.classes)
+
+
+def configured(name: str, engine: EngineSettings, skewed: bool = False) -> Config:
+    """A work as a configuration; skewed: clients differ in size, and the samples are as many in all."""
+    work = work_of(name)
+    tokens = isinstance(work.network, CharLSTM)
+    partition = {"name": "dirichlet", "alpha": 0.2, "min_size": 0} if skewed else {"name": "iid"}
+    return Config.build(
+        {
+            "data": Noise(samples=work.samples, shape=work.shape, classes=work.classes, tokens=tokens),
+            "partition": partition | {"clients": work.clients},
+            "participation": {"name": "full"},
+            "model": work.network,
+            "local": {"batch": work.batch, "lr": LR},
+            "engine": engine,
+        }
+    )

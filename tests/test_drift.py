@@ -1,0 +1,302 @@
+"""Drift: closed forms of the arithmetic, the server's record against the updates themselves, engines, guards, resumes and readers."""
+
+from __future__ import annotations
+
+import json
+import math
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import askew
+from askew.algorithms.fedavg import FedAvg
+from askew.algorithms.fedbn import FedBN
+from askew.algorithms.feddpc import FedDPC
+from askew.algorithms.fedga import FedGA
+from askew.algorithms.mgda import MGDA
+from askew.algorithms.scaffold import Scaffold
+from askew.core.algorithm import Algorithm
+from askew.core.space import Space
+from askew.core.task import Bound, with_features
+from askew.data.federation import Local
+from askew.engine import drift
+from askew.engine.drift import layers, measured
+from askew.engine.evaluate import spread
+from askew.engine.server import Server
+from askew.experiment import checkpoint
+from askew.experiment.config import Config
+from askew.report import table, terminal
+from askew.report.figures import draw
+from askew.report.tables import group
+from problems import Listening, Problem, Spoiled, draws, labelled, play, serve, tastes
+
+LOCAL = Local(epochs=2, batch=4, lr=0.1)
+TINY: dict[str, Any] = {"rounds": 4, "model": {"name": "mlp"}, "partition": {"clients": 6}, "evaluation": {"drift": True}}
+
+
+class Two(nn.Module):
+    """A layer of six coordinates, one of two, and one of its own at the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.body, self.head = nn.Linear(2, 2), nn.Linear(2, 1, bias=False)
+
+
+SPACE = Space(Two())
+BODY, HEAD = slice(1, 7), slice(7, 9)
+
+
+def vectors(*rows: dict[int, float]) -> Tensor:
+    """Sparse rows of R^9."""
+    dense = torch.zeros(len(rows), SPACE.P)
+    for dense_row, row in zip(dense, rows, strict=True):
+        for at, value in row.items():
+            dense_row[at] = value
+    return dense
+
+
+def told(deltas: Tensor, moved: Tensor | None = None, previous: Tensor | None = None, weights: list[float] | None = None) -> dict[str, Any]:
+    p = torch.tensor(weights or [1 / len(deltas)] * len(deltas))
+    moved = p @ deltas if moved is None else moved
+    return measured(SPACE, deltas, p, moved.double(), SPACE.precise() if previous is None else previous.double())
+
+
+# closed forms ---------------------------------------------------------------------------------------------------
+
+
+def test_layers_are_the_owners_of_parameters() -> None:
+    assert layers(SPACE) == {"network": slice(0, 1), "body": BODY, "head": HEAD}
+    own = with_features(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.zeros(1, 3))
+    assert layers(Space(own)) == {"0": slice(0, 16), "2": slice(16, 26)}
+
+
+def test_equal_updates_have_cosine_one_and_diversity_one_over_their_number() -> None:
+    d = torch.randn(1, SPACE.P, generator=torch.Generator().manual_seed(0))
+    record = told(d.expand(5, -1), previous=-3 * d[0])
+    for key in ("drift_cosine_mean", "drift_cosine_min", "drift_cosine_max"):
+        assert record[key] == pytest.approx(1, abs=1e-7)  # the mean of float32 is rounded
+    assert record["drift_previous_mean"] == pytest.approx(-1, abs=1e-12) == record["drift_previous_max"]
+    assert record["drift_previous_acute"] == 0 and record["drift_turn"] == pytest.approx(-1, abs=1e-7)
+    assert record["drift_diversity"] == pytest.approx(1 / 5, abs=1e-12)
+    assert record["drift_layers"] == {"network": pytest.approx(1 / 5), "body": pytest.approx(1 / 5), "head": pytest.approx(1 / 5)}
+    assert record["drift_norm"] == pytest.approx(float(d.norm())) == pytest.approx(record["drift_norm_global"])
+    assert record["drift_spread"] == pytest.approx(0, abs=1e-6)
+
+
+def test_orthogonal_updates() -> None:
+    """Four of lengths 3, 4, 2 and 0: the last has no angle; the mean of the others is (3, 4, 2)/4, of length √29/4."""
+    record = told(vectors({1: 3}, {2: 4}, {7: 2}, {}))
+    cosines = np.array([3, 4, 2]) / math.sqrt(29)
+    assert [record[f"drift_cosine_{end}"] for end in ("mean", "min", "max")] == pytest.approx([cosines.mean(), min(cosines), max(cosines)])
+    assert record["drift_diversity"] == pytest.approx(1, abs=1e-15)
+    assert record["drift_layers"] == {"network": None, "body": pytest.approx(1), "head": pytest.approx(1)}
+    assert (record["drift_norm"], record["drift_norm_global"]) == pytest.approx((9 / 4, math.sqrt(29) / 4))
+    assert [record[f"drift_previous_{what}"] for what in ("mean", "min", "max", "acute")] == [None] * 4 and record["drift_turn"] is None
+    aside = told(vectors({1: 3}, {2: 4}, {7: 2}, {}), previous=vectors({1: 1})[0])
+    assert aside["drift_previous_acute"] == pytest.approx(1 / 3)  # a right angle is not acute
+
+
+def test_opposed_updates() -> None:
+    """3 and −1 along one axis: 10 / 4; 1 and −1 along another cancel, which has no ratio alone and adds 2 to the whole."""
+    record = told(vectors({1: 3, 7: 1}, {1: -1, 7: -1}), moved=vectors({1: 1})[0], previous=vectors({7: 2})[0])
+    assert record["drift_layers"] == {"network": None, "body": pytest.approx(10 / 4), "head": None}
+    assert record["drift_diversity"] == pytest.approx(12 / 4)
+    assert (record["drift_cosine_max"], record["drift_cosine_min"]) == pytest.approx((3 / math.sqrt(10), -1 / math.sqrt(2)))
+    assert (record["drift_previous_max"], record["drift_previous_min"]) == pytest.approx((1 / math.sqrt(10), -1 / math.sqrt(2)))
+    assert record["drift_previous_acute"] == 0.5 and record["drift_turn"] == 0
+
+
+def test_weights_count_in_the_spread_alone() -> None:
+    """0 and 4 with weights 3/4 and 1/4: their average is 1, from which they are 1 and 3 apart."""
+    deltas, moved = vectors({1: 0.0}, {1: 4.0}), vectors({2: 1})[0]
+    plain, weighed = (told(deltas, moved, weights=p) for p in ([0.5, 0.5], [0.75, 0.25]))
+    assert (plain["drift_spread"], weighed["drift_spread"]) == pytest.approx((2, 0.75 * 1 + 0.25 * 3))
+    assert {k: v for k, v in plain.items() if k != "drift_spread"} == {k: v for k, v in weighed.items() if k != "drift_spread"}
+
+
+def test_numerators_and_denominators_of_the_layers_add_up() -> None:
+    d = torch.randn(7, SPACE.P, generator=torch.Generator().manual_seed(1))
+    record, below = told(d), {name: float(d[:, at].double().sum(0).square().sum()) for name, at in layers(SPACE).items()}
+    whole = sum(record["drift_layers"][name] * size for name, size in below.items()) / sum(below.values())
+    assert record["drift_diversity"] == pytest.approx(whole, rel=1e-12)
+
+
+def test_one_update_is_its_own_and_none_leave_the_global_update_alone() -> None:
+    record = told(vectors({1: 2.0}))
+    assert (record["drift_cosine_mean"], record["drift_diversity"], record["drift_spread"]) == (1, 1, 0)
+    record = measured(SPACE, torch.zeros(0, SPACE.P), torch.zeros(0), vectors({1: 3})[0].double(), vectors({1: 1})[0].double())
+    assert {k for k, v in record.items() if v is not None} == {"drift_norm_global", "drift_turn", "drift_layers"}
+    assert (record["drift_norm_global"], record["drift_turn"]) == (3, 1) and set(record["drift_layers"].values()) == {None}
+
+
+def test_tiny_and_huge_updates_are_measured_alike() -> None:
+    """Squares of 1e-25 vanish in float32, and so does 1 beside 1e8."""
+    d = vectors({1: 1e-25, 7: 1e-25}, {1: 1e-25, 7: -1e-25})
+    assert told(d)["drift_diversity"] == pytest.approx(1) and told(d)["drift_cosine_mean"] == pytest.approx(math.sqrt(0.5))
+    d = vectors({1: 1e8, 2: 1.0}, {1: -1e8, 2: 1.0})
+    assert told(d)["drift_diversity"] == pytest.approx((2e16 + 2) / 4, rel=1e-12)
+
+
+# the server -----------------------------------------------------------------------------------------------------
+
+
+def recording(alg: Algorithm, problem: Problem, engine: str = "sequential") -> Server:
+    server = serve(alg, problem, LOCAL, engine)
+    server.moved = server.space.precise()
+    return server
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return labelled(tastes([20, 7, 12, 9, 16, 5]))
+
+
+@pytest.mark.parametrize("alg", [FedAvg(), Scaffold(), FedDPC(), FedGA(form="exact")], ids=lambda alg: alg.called())
+def test_the_record_follows_from_what_was_sent(alg: Algorithm, problem: Problem) -> None:
+    server = recording(alg, problem)
+    server.engine = heard = Listening(server.engine)
+    x, previous = server.x.clone(), None
+    for t, ids in enumerate(draws(4, 3, 6), 1):
+        record = server.play(t, ids)
+        deltas, moved = heard.heard[-1][2].up["delta"].numpy(), (server.x - x).numpy()
+        lengths = np.linalg.norm(deltas, axis=1)
+        cosines = deltas @ moved / lengths / np.linalg.norm(moved)
+        assert [record[f"drift_cosine_{end}"] for end in ("mean", "min", "max")] == pytest.approx([cosines.mean(), *sorted(cosines)[::2]])
+        assert (record["drift_norm"], record["drift_norm_global"]) == pytest.approx((lengths.mean(), np.linalg.norm(moved)))
+        assert record["drift_diversity"] == pytest.approx((lengths**2).sum() / np.linalg.norm(deltas.sum(0)) ** 2)
+        if previous is None:
+            assert record["drift_turn"] is record["drift_previous_mean"] is None
+        else:
+            length = np.linalg.norm(previous)
+            assert record["drift_previous_mean"] == pytest.approx((deltas @ previous / lengths / length).mean())
+            assert record["drift_turn"] == pytest.approx(moved @ previous / np.linalg.norm(moved) / length, abs=1e-12)
+        x, previous = server.x.clone(), moved
+
+
+def test_each_update_of_feddpc_is_orthogonal_to_the_last_and_those_of_fedavg_are_not(problem: Problem) -> None:
+    turns = {}
+    for alg in (FedDPC(), FedAvg()):
+        turns[alg.called()] = [abs(r["drift_turn"]) for r in play(recording(alg, problem), draws(6, 3, 6))[1:]]
+    assert max(turns["FedDPC"]) < 1e-12 < 1e-3 < min(turns["FedAvg"])
+
+
+@pytest.mark.parametrize("engine", ["vmapped", "slots", "pairs"])
+def test_engines_agree(engine: str, problem: Problem) -> None:
+    one, other = (play(recording(Scaffold(), problem, name), draws(3, 4, 6)) for name in ("sequential", engine))
+    for a, b in zip(one, other, strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            if key.startswith("drift_"):
+                assert b[key] == (a[key] if a[key] is None else pytest.approx(a[key], rel=1e-9, abs=1e-12))
+
+
+def test_off_by_default_it_records_nothing_and_computes_nothing(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*given: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(drift, "measured", never)
+    server = serve(FedAvg(), problem, LOCAL)
+    assert server.moved is None and Config().evaluation.drift is False
+    assert not any(key.startswith("drift") for record in play(server, draws(2, 3, 6)) for key in record)
+    assert "moved" not in checkpoint.held(server)
+    with pytest.raises(AssertionError):
+        recording(FedAvg(), problem).play(1, [0, 1])
+
+
+def test_recording_changes_nothing_else(problem: Problem) -> None:
+    plain, watched = serve(FedDPC(), problem, LOCAL), recording(FedDPC(), problem)
+    one, other = (play(server, draws(3, 3, 6)) for server in (plain, watched))
+    assert torch.equal(plain.x, watched.x)
+    assert one == [{k: v for k, v in r.items() if not k.startswith("drift_")} for r in other]
+
+
+def test_those_who_are_left_out_do_not_count_and_a_round_without_any_leaves_no_record(problem: Problem) -> None:
+    server, fewer = recording(FedAvg(), problem), recording(FedAvg(), problem)
+    server.engine = Spoiled(server.engine, {1})
+    one, other = server.play(1, [0, 1, 2]), fewer.play(1, [0, 2])
+    drifts = [{k: v for k, v in r.items() if k.startswith("drift_")} for r in (one, other)]
+    assert drifts[0] == drifts[1] and one["dropped"] == 1
+    kept = server.moved
+    record = server.play(2, [1])
+    assert not any(key.startswith("drift_") for key in record) and server.moved is kept
+
+
+def test_private_coordinates_are_no_drift() -> None:
+    problem = labelled(tastes([20, 8, 12]), norm="batch")
+    records = play(recording(FedBN(), problem), [[0, 1, 2], [0, 1]])
+    for record in records:
+        assert record["drift_layers"]["fc_norm1"] is None and record["drift_layers"]["fc1"] > 1 / 3
+
+
+def test_a_method_that_sends_no_updates_tells_of_the_global_one(problem: Problem) -> None:
+    first, second = play(recording(MGDA(server_lr=0.1), problem), [[0, 1, 2], [0, 1, 3]])
+    assert second["drift_norm_global"] > 0 and -1 <= second["drift_turn"] <= 1 and first["drift_diversity"] is None
+
+
+# runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_remembers_the_last_update(tmp_path: Path) -> None:
+    whole = askew.run(TINY)
+
+    def kill(run: askew.Run, record: dict[str, object] | None) -> None:
+        if record and record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        askew.run(TINY, out=tmp_path, watch=kill, save_every=0)
+    resumed = askew.run(TINY, out=tmp_path)
+    assert [r["drift_turn"] for r in resumed.rounds] == [r["drift_turn"] for r in whole.rounds]
+    assert resumed.rounds[2]["drift_turn"] is not None
+    assert [r["drift_layers"] for r in askew.load(resumed.folder or "").rounds] == [r["drift_layers"] for r in whole.rounds]
+
+
+def test_readers_bear_the_records(tmp_path: Path) -> None:
+    runs = [askew.run({**TINY, "algorithm": {"name": name}}, out=tmp_path) for name in ("fedavg", "feddpc", "mgda")]
+    run = askew.load(runs[0].folder or "")
+    assert run.curve("drift_turn")[0] == [2, 3, 4] and run.curve("drift_layers")[1] == run.curve("drift_layers.none")[1] == []
+    assert run.curve("drift_layers.fc1")[1] == [r["drift_layers"]["fc1"] for r in run.rounds]
+    Console(width=80, file=(said := StringIO())).print(terminal.shown(run))
+    shown = said.getvalue()
+    assert "drift_previous_acute" in shown and "drift_layers" not in shown
+    assert [row["algorithm"] for row in table(runs)] == ["fedavg", "feddpc", "mgda"]
+    pictures = {picture.name: picture for picture in draw(group(runs))}
+    assert {"drift", "layers"} <= set(pictures) and "fedavg" in pictures["layers"].alt and "mgda" not in pictures["layers"].alt
+    assert len(pictures["drift"].figure.axes) == 3 and b"<svg" in pictures["layers"].render("svg")
+    assert json.loads((run.folder or tmp_path).joinpath("rounds.jsonl").read_text().splitlines()[0])["drift_turn"] is None
+
+
+def test_without_records_there_are_no_pictures_of_drift() -> None:
+    plain, global_only = (askew.run({**TINY, "rounds": 2, **more}) for more in ({"evaluation": {}}, {"algorithm": {"name": "mgda"}}))
+    for run in (plain, global_only):
+        assert not {"drift", "layers", "coverage"} & {picture.name for picture in draw(group([run]))}
+
+
+# fairness across clients ----------------------------------------------------------------------------------------
+
+
+def test_the_spread_over_clients_by_hand() -> None:
+    problem = labelled(tastes([9] * 20, seed=3))
+    server = serve(FedAvg(), problem, LOCAL)
+    play(server, [[0, 1, 2]])
+    task = Bound(problem.module, server.space)
+    predict = lambda x: torch.func.functional_call(task.still, server.space.split(server.x), (x,))[0].argmax(1)
+    accuracy = sorted(float((predict(s.x) == s.y).double().mean()) for s in map(problem.samples, range(20)))
+    told = spread(task, server.x, server.buffers, problem.fed, server.private, None)
+    expected = {"mean": np.mean(accuracy), "worst10": np.mean(accuracy[:2]), "best10": np.mean(accuracy[-2:]), "std": np.std(accuracy)}
+    assert told == {f"client_accuracy_{what}": pytest.approx(value) for what, value in expected.items()} and accuracy[1] < accuracy[-2]
+
+
+def test_clients_with_models_of_their_own_are_measured_with_these() -> None:
+    """Training alone on two labels a client makes a model that serves it well; on the common test set it is poor."""
+    tables = {**TINY, "rounds": 3, "algorithm": {"name": "solo"}, "partition": {"name": "labels", "labels": 2, "clients": 6}}
+    run = askew.run({**tables, "participation": {"name": "full"}, "local": {"epochs": 10}, "evaluation": {"spread": True}})
+    last = run.rounds[-1]
+    assert last["accuracy"] < 0.35 and last["client_accuracy_worst10"] > 0.9

@@ -1,0 +1,147 @@
+"""Clients as rows, played here without graphs: runs that share rows are the runs they are alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from askew.algorithms.fedavg import FedAvg
+from askew.core.algorithm import Gradient
+from askew.core.settings import setting
+from askew.core.types import Me
+from askew.engine import rows
+from askew.engine.jobs import Errand, lay
+from askew.errors import EngineError
+from askew.experiment import build
+from askew.experiment.build import Workshop
+from askew.experiment.config import Config
+from askew.experiment.run import play_together
+from askew.experiment.store import Run
+
+LOCAL = {"epochs": 2, "batch": 16, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3, "clip": 5.0}
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(build, "GRAPHS", ("cpu",))
+    yield
+
+
+def configured(algorithm: object, lr: float = 0.1, seed: int = 0, **more: object) -> Config:
+    tables = {"algorithm": algorithm, "seed": seed, "rounds": 3, "partition": {"clients": 12}, "participation": {"cohort": 5}}
+    engine = {"name": "vmapped", "device": "cpu", "dtype": "float64"}
+    return Config.build(tables | {"local": LOCAL | {"lr": lr}, "engine": engine} | more)
+
+
+def apart(a: Run, b: Run) -> float:
+    return max(float((a.model[n] - v).abs().max()) for n, v in b.model.items())
+
+
+def alone(config: Config) -> Run:
+    (run,) = play_together([dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="sequential"))])
+    return run
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [("fedprox", "mu"), ("fedcm", "alpha"), ("fedga", "beta"), ("feddpc", "lam"), ("moon", "mu"), ("feddc", "alpha"), ("scaffold", None)],
+)
+def test_runs_of_a_sweep_share_the_rows(method: str, own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates, seeds and a method's own settings differ; jobs of several runs stand in the same rows."""
+    most: list[int] = []
+    load = rows.Block.load
+    monkeypatch.setattr(rows.Block, "load", lambda block, jobs, *rest: (most.append(len(jobs)), load(block, jobs, *rest))[1])
+    values = ((0.1, 0.1, 0), (0.5, 0.05, 0), (0.9, 0.1, 1))
+    configs = [configured({"name": method} | ({own: value} if own else {}), lr, seed) for value, lr, seed in values]
+    for config, run in zip(configs, play_together(configs), strict=True):
+        assert apart(run, alone(config)) < 1e-13
+    assert max(most) == 15
+
+
+class Stubborn(FedAvg):
+    """A proximal term that looks at its own strength, which no tensor under vmap can bear."""
+
+    mu: float = setting("strength", default=0.1, least=0)
+
+    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+        return grad(w) + (self.mu if self.mu > 0.3 else 2 * self.mu) * (w - me.x)
+
+
+def test_a_method_that_cannot_bear_tensors_has_rows_of_its_own() -> None:
+    configs = [configured(Stubborn(mu=mu)) for mu in (0.1, 0.5)]
+    for config, run in zip(configs, play_together(configs), strict=True):
+        assert apart(run, alone(config)) < 1e-13
+
+
+def test_an_error_of_a_hook_is_not_hidden() -> None:
+    class Broken(FedAvg):
+        mu: float = setting("strength", default=0.1, least=0)
+
+        def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        play_together([configured(Broken(mu=0.1)), configured(Broken(mu=0.2))])
+
+
+def test_more_jobs_than_rows() -> None:
+    config = configured({"name": "scaffold"})
+    one = alone(config)
+    for most in (1, 2, 3):
+        shop = Workshop()
+        house = build.build(config, shop)
+        engine = house.server.engine
+        assert isinstance(engine, rows.Rows)
+        engine.most = most
+        for t in (1, 2, 3):
+            came = config.participation.turnout(config.seed, t, house.fed.eligible, house.fed.clients)
+            house.server.play(t, came.ids.tolist())
+        assert float((house.server.x - torch.cat([v.flatten() for v in one.model.values()])).abs().max()) < 1e-13
+
+
+def test_running_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, asked = rows.Block.load, list[int]()
+
+    def tight(block: rows.Block, jobs: rows.Jobs, *rest: object) -> None:
+        asked.append(len(jobs))
+        if len(jobs) > 2:
+            raise torch.OutOfMemoryError("too many")
+        load(block, jobs, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rows.Block, "load", tight)
+    config = configured({"name": "fedavg"})
+    (run,) = play_together([config])
+    assert apart(run, alone(config)) < 1e-13 and asked[0] == 5 and max(asked[-3:]) <= 2
+
+    def never(block: rows.Block, jobs: rows.Jobs, *rest: object) -> None:
+        raise torch.OutOfMemoryError("not even one")
+
+    monkeypatch.setattr(rows.Block, "load", never)
+    with pytest.raises(EngineError, match="not enough memory"):
+        play_together([config])
+
+
+def test_numbers_of_rows_are_few_and_near() -> None:
+    sizes = [rows.wide(n) for n in range(1, 513)]
+    assert all(n <= m <= max(n * 1.25, n + 1) for n, m in enumerate(sizes, 1)) and sizes == sorted(sizes)
+    assert len(set(sizes)) < 40
+
+
+def test_runs_with_one_seed_share_plans_and_samples() -> None:
+    shop = Workshop()
+    houses = [build.build(configured({"name": method}), shop) for method in ("fedavg", "fedprox")]
+    assert houses[0].fed is houses[1].fed
+    asks = [next(house.server.moves(1, [0, 1, 2])) for house in houses]
+    works = [ask.plan.train for ask in asks]
+    assert all(a is b for a, b in zip(*works, strict=True))
+    feeds: dict[str, rows.Feed] = {}
+    errands = [Errand(ask) for ask in asks]
+    grown, first = lay(feeds, [(errand, i) for errand in errands for i in range(3)])
+    assert grown and first["train"][:3] == first["train"][3:]
+    assert sum(feeds["train"].laid) == sum(len(work.places) for work in works[0])
+    other = build.build(configured({"name": "fedavg"}, seed=1), shop)
+    assert other.fed is not houses[0].fed
