@@ -14,14 +14,17 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import nn
 
+from askew.algorithms import FedAvg
 from askew.core.algebra import clipped, dot, norm
+from askew.core.algorithm import Algorithm
 from askew.core.bank import Bank
-from askew.core.local import differentiate
+from askew.core.local import Moving, begin, differentiate, step, straight
 from askew.core.rng import generator, key, torch_seed
 from askew.core.settings import Registry, Settings, setting
 from askew.core.space import BATCH_NORMS, Space
-from askew.core.task import Bound, Functional, WithFeatures, with_features
-from askew.core.types import Batch, nova_length
+from askew.core.task import Bound, Functional, Task, WithFeatures, with_features
+from askew.core.types import Batch, Me, State, nova_length
+from askew.engine.server import finite
 from askew.errors import AlgorithmError, ConfigError, ModelError, UnknownName
 from askew.models import networks
 
@@ -344,3 +347,104 @@ def test_channels_last_is_another_order_of_the_same_coordinates() -> None:
         g, _, _ = differentiate(task, lambda u, task=task: task.loss(u, Batch(x, y)), task.space.start, task.space.buffers)
         grads.append(task.space.split(g))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(grads[0].values(), grads[1].values(), strict=True))
+
+
+# steps in place -------------------------------------------------------------------------------------------------
+
+
+class Noting(FedAvg):
+    """FedAvg, but its steps are not known to be straight."""
+
+    def note(self, w: torch.Tensor, g: torch.Tensor, d: torch.Tensor, me: Me) -> State:
+        return {}
+
+
+class Penalised(FedAvg):
+    def loss(self, task: Task, w: torch.Tensor, batch: Batch, me: Me) -> torch.Tensor:
+        return task.loss(w, batch) + 0.1 * (w - me.x + 1).square().sum()
+
+
+class PenalisedNoting(Penalised, Noting):
+    pass
+
+
+class Odd(nn.Module):
+    """Linear layers that are called twice, with a third dimension, without a bias, never, and whose weights are used besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.bare, self.deep = nn.Linear(6, 6), nn.Linear(6, 4, bias=False), nn.Linear(3, 2)
+        self.never, self.out, self.scale = nn.Linear(2, 2), nn.Linear(8, 3), nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = torch.tanh(self.twice(torch.tanh(self.twice(x * self.scale))))
+        h = torch.cat([self.bare(h), self.deep(h.view(-1, 2, 3)).flatten(1)], 1)
+        return self.out(h) + F.linear(x[:, :4], self.bare.weight[:3, :4]), h
+
+
+def me_of(space: Space, momentum: float = 0.0, decay: float = 0.0, clip: float = float("inf")) -> Me:
+    return Me(space.start, space.buffers, {}, {}, {}, {}, 0.1, 0.1, momentum, decay, clip, 3.0, 3.0, 1.0, 1, 0.5)
+
+
+@pytest.mark.parametrize("module", [mlp(), mlp("batch"), Odd(), networks["cnn"].build({}).module((1, 8, 8), 3)])
+@pytest.mark.parametrize("ways", [(FedAvg(), Noting()), (Penalised(), PenalisedNoting())])
+def test_a_step_in_place_is_the_step(module: nn.Module, ways: tuple[Algorithm, Algorithm]) -> None:
+    space = Space(module, torch.float64)
+    shape = (1, 8, 8) if isinstance(next(module.children()), nn.Conv2d) else (6,)
+    batches = [Batch(torch.randn(5, *shape, dtype=torch.float64), torch.randint(0, 3, (5,))) for _ in range(3)]
+    ends = list[Moving]()
+    for alg in ways:
+        task, me = Bound(module, space), me_of(space)
+        moving = begin(alg, me)
+        for batch in batches:
+            moving = step(alg, task, me, moving, batch)
+        assert (moving.w is task.flat) == straight(alg, me) == (alg is ways[0])
+        ends.append(moving)
+    here, there = ends
+    assert not torch.equal(here.w, space.start)
+    torch.testing.assert_close(here.w, there.w, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(here.total, there.total, rtol=1e-12, atol=0)
+    torch.testing.assert_close(here.carry["buffers"], there.carry["buffers"], rtol=1e-12, atol=1e-13)
+
+
+def test_a_step_in_place_leaves_the_received_model_alone() -> None:
+    space = Space(mlp())
+    task, me, start = Bound(mlp(), space), me_of(space), space.start.clone()
+    step(FedAvg(), task, me, begin(FedAvg(), me), Batch(torch.randn(5, 6), torch.randint(0, 3, (5,))))
+    assert torch.equal(me.x, start) and not torch.equal(task.flat, start)
+
+
+def test_only_steps_along_the_gradient_are_straight() -> None:
+    space = Space(mlp())
+    assert straight(FedAvg(), me_of(space))
+    for me in (me_of(space, momentum=0.9), me_of(space, decay=0.1), me_of(space, clip=1.0), me_of(space)._replace(lr=torch.tensor(0.1))):
+        assert not straight(FedAvg(), me)
+    assert not straight(Noting(), me_of(space))
+
+
+# what reaches the server ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [1, 7, 1000])
+def test_rows_with_something_that_is_no_number_are_seen(dtype: torch.dtype, length: int) -> None:
+    rows = torch.randn(5, length, dtype=dtype)
+    rows[1, -1], rows[2, 0] = float("nan"), float("inf")
+    rows[3, 0], rows[3, -1] = float("inf"), float("-inf")
+    assert finite(rows).tolist() == [True, False, False, False, True]
+    assert finite(rows.view(5, length, 1)).tolist() == finite(rows).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [1, 2, 3, 1000, 100_003])
+def test_numbers_however_large_are_numbers(dtype: torch.dtype, length: int) -> None:
+    most = torch.finfo(dtype).max
+    rows = torch.full((3, length), most, dtype=dtype)
+    rows[1] = -most
+    rows[2, ::2] = -most
+    assert finite(rows).all() and finite(rows[:, 0]).all()
+
+
+def test_rows_of_whole_numbers_and_of_nothing_are_numbers() -> None:
+    assert finite(torch.full((3, 2), 2**62)).tolist() == finite(torch.zeros(3, 0)).tolist() == [True] * 3
+    assert finite(torch.tensor([1.0, float("nan")])).tolist() == [True, False]

@@ -18,7 +18,7 @@ from askew.core.task import Bound, Functional
 from askew.core.types import Batch
 from askew.errors import ConfigError, ModelError, UnknownName
 from askew.models import CNN, CNN64, MLP, VGG19, CharLSTM, LeNet, LeNetPMVR, Network, ResNet18, ResNet50, Softmax, networks
-from askew.models.network import normed
+from askew.models.network import fuse, normed
 from askew.models.resnet import Block, quarter
 
 IMAGES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
@@ -483,3 +483,36 @@ def test_every_network_is_built_from_a_table(name: str) -> None:
     network = networks[name].build({})
     assert network.idea and networks[name].build(network.table()) == network
     assert network.reads() == () and networks[name].build({"weights": "x.pt"}).reads() == (Path("x.pt"),)
+
+
+# on a CPU -------------------------------------------------------------------------------------------------------
+
+
+def slope(network: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(F.cross_entropy(network(x)[0], y), list(network.parameters())))
+
+
+@pytest.mark.parametrize("network", [CNN(), LeNet(), LeNet(padding=2), CNN64()])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 19, 21)])
+def test_the_fast_way_of_pooled_convolutions_gives_the_same_numbers(network: Network, shape: tuple[int, ...]) -> None:
+    plain = network.build_module(shape, 5)
+    fast = copy.deepcopy(plain)
+    fuse(fast)
+    x, y = torch.randn(24, *shape), torch.randint(0, 5, (24,))
+    x[:6] = 0  # where all pixels of a window are equal, the same one must be picked
+    for a, b in zip(plain(x), fast(x), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    for a, b in zip(slope(plain, x, y), slope(fast, x, y), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("network", [CNN(norm="batch"), CNN(norm="group"), LeNet(norm="group"), CNN(), LeNet()])
+def test_in_double_precision_and_with_norms_it_is_the_same_to_rounding(network: Network) -> None:
+    plain = network.build_module((1, 28, 28), 5).double()
+    fast = copy.deepcopy(plain)
+    fuse(fast)
+    x, y = torch.randn(24, 1, 28, 28, dtype=torch.float64), torch.randint(0, 5, (24,))
+    for a, b in zip([*plain(x), *plain.buffers()], [*fast(x), *fast.buffers()], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+    for a, b in zip(slope(plain, x, y), slope(fast, x, y), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

@@ -9,14 +9,14 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from . import cli_bench, cli_data
-from .cli_data import AsJson, examples
+from . import cli_bench, cli_conformal, cli_data, cli_ledger, cli_papers
+from .cli_data import AsJson, Folders, examples, stopped
 from .data.skew import heterogeneity
 from .engine.ranks import place
 from .errors import AskewError, ConfigError
@@ -37,7 +37,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cli_data.app)
 
 Plugins = Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")]
-Folders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)]
 
 
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
@@ -145,12 +144,6 @@ def sweep(
         put(terminal.comparison(runs))
 
 
-def stopped(said: Console, what: str, command: str) -> NoReturn:
-    """Say how to go on after a Ctrl-C, and leave."""
-    said.print(Text(f"{what}; to go on:\n  {command}", "yellow"), soft_wrap=True)
-    raise typer.Exit(130)
-
-
 @app.command(
     epilog=examples(
         "askew partition --set data.name=cifar10 --set partition.clients=100",
@@ -184,13 +177,18 @@ def partition(
 
 @app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="One of algorithms, datasets, models, partitions, participations.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="One of algorithms, datasets, experiments, models, partitions, participations.")
+    ],
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what a configuration can name, with its settings."""
+    """List what a configuration can name, with its settings; or the papers' experiments."""
     for path in plugins or ():
         load_plugin(path)
+    if kind == "experiments":
+        cli_papers.listed(as_json)
+        return
     entries = catalogue.entries(kind)
     if as_json:
         put_json(entries)
@@ -263,7 +261,10 @@ def demo(
     put(terminal.pairs([("", ""), ("report", str(page)), ("next", terminal.command("show", runs[0].folder or ""))]))
 
 
+app.command(epilog=cli_conformal.EPILOG)(cli_conformal.conformal)
 app.command(epilog=cli_bench.EPILOG)(cli_bench.bench)
+app.command(epilog=cli_papers.EPILOG)(cli_papers.reproduce)
+app.command(epilog=cli_ledger.EPILOG)(cli_ledger.ledger)
 
 
 # errors ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -36,12 +36,19 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(fi
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=f"Some of {', '.join(files.table)}.", show_default=False)]
 
 
+Folders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
 def examples(*lines: str) -> str:
     """The end of a help page: lines that stay as they are."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def stopped(said: Console, what: str, command: str) -> NoReturn:
+    """Say how to go on after a Ctrl-C, and leave."""
+    said.print(Text(f"{what}; to go on:\n  {command}", "yellow"), soft_wrap=True)
+    raise typer.Exit(130)
 
 
 @app.callback(

@@ -44,7 +44,7 @@ class Costs(NamedTuple):
 def entries(kind: str) -> list[dict[str, Any]]:
     """One entry for each registered member of a kind, such as "algorithms"."""
     if kind not in KINDS:
-        raise UnknownName(f"there is no list of {kind!r}; {did_you_mean(kind, KINDS)}")
+        raise UnknownName(f"there is no list of {kind!r}; {did_you_mean(kind, [*KINDS, 'experiments'])}")
     return [entry(kind, name, member) for name, member in KINDS[kind].members.items()]
 
 

@@ -1,4 +1,4 @@
-"""The pictures: curves over rounds, who holds what, who took part, and the best of each method."""
+"""The pictures: curves over rounds, who holds what, who took part, the best of each method, prediction sets, and drift."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from math import ceil, sqrt
 from pathlib import Path
+from statistics import mean, median
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 MARKERS, DASHES = "osD^v>X<", ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 INK, GRID, BLUE, ORANGE = "#333333", "#E3E6EA", COLOURS[0], COLOURS[1]
+HATCHES = ("", "///", "...", "xxx")
 FEDERATIONS, CLIENTS = 4, 500  # the most that one picture shows
+LEAST = 50  # percent of coverage that anybody would ask for
 STYLE: Any = {
     "font.size": 10.5,
     "font.family": "DejaVu Sans",
@@ -85,7 +88,16 @@ def save(picture: Picture, folder: Path) -> Path:
 
 def draw(groups: Sequence[Group]) -> list[Picture]:
     with style():
-        drawn = (accuracy(groups), bars(groups), losses(groups), partition(groups), participation(groups))
+        drawn = (
+            accuracy(groups),
+            bars(groups),
+            losses(groups),
+            coverage(groups),
+            drift(groups),
+            layers(groups),
+            partition(groups),
+            participation(groups),
+        )
     return [picture for picture in drawn if picture]
 
 
@@ -116,10 +128,8 @@ def seeds_note(groups: Sequence[Group]) -> str:
     return "Line: mean over seeds; band: ± one standard deviation." if any(len(g.runs) > 1 for g in groups) else ""
 
 
-def curves(groups: Sequence[Group], panels: dict[str, str], scale: float = 1) -> tuple[Figure, str]:
+def curves(groups: Sequence[Group], panels: dict[str, str], scale: float = 1, logs: bool = True) -> tuple[Figure, str]:
     """One panel for each key that was recorded; the methods' last values in words, none where there is no curve."""
-    from matplotlib.ticker import LogLocator
-
     recorded = {key: words for key, words in panels.items() if any(g.curve(key).rounds for g in groups)}
     named = {g.label: short(g.label) for g in groups}
     columns = 1 if len(groups) <= 24 else 2
@@ -137,11 +147,8 @@ def curves(groups: Sequence[Group], panels: dict[str, str], scale: float = 1) ->
                 handles[g.label] = line(axes, n, curve.rounds, values, [scale * s for s in curve.std])
                 ends[g.label] = values[-1]
                 seen += values
-        if min(seen) > 0 and max(seen) > 30 * min(seen):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.minorticks_off()
+        if logs:
+            logarithmic(axes, seen)
         axes.locator_params(axis="x", integer=True)
     order = sorted(handles, key=lambda label: -ends[label])
     if len(groups) > 1 and order:  # read down the legend as down the right end of the lines
@@ -150,7 +157,7 @@ def curves(groups: Sequence[Group], panels: dict[str, str], scale: float = 1) ->
     return figure, f"Last values: {', '.join(last)}." if last else ""
 
 
-def line(axes: Axes, n: int, rounds: list[int], values: list[float], std: list[float]) -> Any:
+def line(axes: Axes, n: int, rounds: Sequence[float], values: list[float], std: list[float]) -> Any:
     """The n-th method's line, in a colour, marker and dash of its own; every point is marked where there are few."""
     colour, every = COLOURS[n % len(COLOURS)], max(1, len(rounds) // 9)
     thin = slice(None, None, ceil(len(rounds) / 400))
@@ -193,6 +200,129 @@ def bars(groups: Sequence[Group]) -> Picture | None:
     return Picture(
         "bars", "Methods", f"{what}, of each method: {', '.join(reversed(words))}.", f"{spreads}The axis does not begin at zero.", figure
     )
+
+
+def coverage(groups: Sequence[Group]) -> Picture | None:
+    """Coverage of prediction sets against their mean size, and what the uncalibrated ones cover; means over seeds."""
+    import numpy as np
+
+    told = {n: [run.conformal["curves"] for run in g.runs if run.conformal] for n, g in enumerate(groups)}
+    told = {n: curves for n, curves in told.items() if curves}
+    if not told:
+        return None
+    named = {n: short(groups[n].label) for n in told}
+    figure = canvas(10, max(3.9, 0.21 * sum(text.count("\n") + 1 for text in named.values()) + 0.7))
+    titles = {"raps": "RAPS", "aps": "APS", "naive": "Naive, not calibrated"}
+    panels = dict(zip(titles, figure.subplots(1, 3, sharey=True), strict=True))
+    handles, words = {}, []
+    for n, curves in told.items():
+        asked = 100 * (1 - np.asarray(curves[0]["raps"]["alpha"]))
+        shown = asked >= LEAST
+        for method, axes in panels.items():
+            covered, size = (np.mean([each[method][what] for each in curves], axis=0) for what in ("coverage", "size"))
+            x = asked if method == "naive" else size
+            handles[n] = line(axes, n, x[shown].tolist(), (100 * covered[shown]).tolist(), [])
+            if method == "raps":
+                words.append(f"{groups[n].label} {np.interp(-90, -100 * covered, size):.2f}")
+    for method, axes in panels.items():
+        axes.set(title=titles[method], xlabel="Coverage asked for, %" if method == "naive" else "Mean set size")
+    panels["raps"].set_ylabel("Coverage, %")
+    panels["aps"].sharex(panels["raps"])
+    panels["naive"].plot([LEAST, 100], [LEAST, 100], color=INK, linewidth=1, linestyle=":", zorder=1)
+    if len(told) > 1:
+        figure.legend(list(handles.values()), list(named.values()), loc="outside right upper", fontsize=9.5)
+    splits = max(run.conformal["settings"]["splits"] for g in groups for run in g.runs if run.conformal)
+    note = f"Means over {splits} divisions of the test set into calibration and measurement{' and over seeds' * bool(seeds_note(groups))}. "
+    note += "Further left is better: fewer classes for the same coverage. Dotted: what is covered is what was asked for."
+    alt = f"Coverage of prediction sets by their mean size. RAPS, classes at 90 % coverage: {', '.join(words)}."
+    return Picture("coverage", "Prediction sets", alt, note, figure)
+
+
+def drift(groups: Sequence[Group]) -> Picture | None:
+    """How the participants' updates lie to the global update, to the one before, and to each other."""
+    panels = {
+        "drift_cosine_mean": "Cosine to the global update",
+        "drift_previous_mean": "Cosine to the one before",
+        "drift_diversity": "Drift diversity",
+    }
+    diversities = [v for g in groups for v in g.curve("drift_diversity").mean]
+    if not diversities:
+        return None
+    figure, alt = curves(groups, panels, logs=False)
+    alone = len(groups) == 1 and len(groups[0].runs) == 1
+    for axes, key in zip(figure.axes[:-1], ("drift_cosine", "drift_previous"), strict=False):
+        if alone:
+            least, most = (groups[0].curve(f"{key}_{end}") for end in ("min", "max"))
+            axes.fill_between(least.rounds, least.mean, most.mean, color=BLUE, alpha=0.13, linewidth=0)
+    for axes in figure.axes[:-1]:  # the band of a deviation knows no limits, a cosine does
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -1.03), min(high, 1.03))
+    logarithmic(figure.axes[-1], diversities)
+    marks(figure.axes[-1], groups)
+    note = f"Cosines: mean over those who took part{'; band: from the lowest to the highest' * alone}. "
+    note += diversity_note(groups) + seeds_note(groups)
+    return Picture("drift", "Drift", f"Line charts of cosines of updates and of drift diversity by round. {alt}", note, figure)
+
+
+def layers(groups: Sequence[Group]) -> Picture | None:
+    """Drift diversity of each layer: the median over rounds, mean over seeds."""
+    names = list(dict.fromkeys(name for g in groups for run in g.runs for r in run.rounds for name in r.get("drift_layers") or ()))
+    heights: dict[int, dict[str, float]] = {}
+    for n, g in enumerate(groups):
+        found = {name: [median(v) for run in g.runs if (v := run.curve(f"drift_layers.{name}")[1])] for name in names}
+        if any(found.values()):
+            heights[n] = {name: mean(values) for name, values in found.items() if values}
+    if not heights:
+        return None
+    figure = canvas(10, max(3.9 if len(names) <= 12 else 5.2, 0.21 * len(heights) + 0.9))
+    axes = figure.add_subplot(ylabel="Drift diversity")
+    room = 0.82 / len(heights)
+    for k, (n, each) in enumerate(heights.items()):
+        at = [names.index(name) + (k + 0.5) * room - 0.41 for name in each]
+        look: dict[str, Any] = {"color": COLOURS[n % len(COLOURS)], "hatch": HATCHES[n // len(COLOURS) % len(HATCHES)]}
+        axes.bar(at, list(each.values()), width=0.92 * room, label=short(groups[n].label), edgecolor="white", linewidth=0, **look)
+    every = ceil(len(names) / 32)
+    crowded: dict[str, Any] = {"rotation": 90, "fontsize": 9} if len(names) > 12 else {}
+    axes.set_xticks(range(0, len(names), every), names[::every], **crowded)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.grid(visible=False, axis="x")
+    axes.tick_params(axis="x", length=0)
+    logarithmic(axes, [v for each in heights.values() for v in each.values()])
+    marks(axes, groups)
+    if len(heights) > 1:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=9.5)
+    most = [f"{groups[n].label} {max(each.items(), key=lambda item: item[1])[0]}" for n, each in heights.items()]
+    note = f"Medians over the rounds, layers from input to output. {diversity_note(groups)}"
+    return Picture("layers", "Drift by layer", f"Bars of drift diversity by layer. Most diverse: {', '.join(most)}.", note, figure)
+
+
+def cohort(groups: Sequence[Group]) -> int:
+    """How many took part in most of the rounds with a record of drift."""
+    told = (r for g in groups for run in g.runs for r in run.rounds if r.get("drift_diversity") is not None)
+    return int(Counter(len(r["participants"]) - r["dropped"] for r in told).most_common(1)[0][0])
+
+
+def marks(axes: Axes, groups: Sequence[Group]) -> None:
+    """What drift diversity is where updates are orthogonal, and where they are equal."""
+    for height in (1, 1 / cohort(groups)):
+        axes.axhline(height, color=INK, linewidth=1, linestyle=":", zorder=1)
+
+
+def diversity_note(groups: Sequence[Group]) -> str:
+    equal = f"1/{cohort(groups)} where the updates of {cohort(groups)} clients are equal"
+    return f"Drift diversity is {equal}, 1 where they are orthogonal and more where they cancel (dotted lines). "
+
+
+def logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic axis where the values need one."""
+    from matplotlib.ticker import LogLocator
+
+    if min(values) > 0 and max(values) > 30 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.set_ylim(max(axes.get_ylim()[0], min(values) / 2), min(axes.get_ylim()[1], 2 * max(values)))  # bands may leave the axis
 
 
 def wide(bars: int) -> float:

@@ -246,11 +246,11 @@ def last_rounds(run: Run) -> Table:
 def also(run: Run, keys: Sequence[str]) -> Table:
     """What the method or the evaluation recorded besides."""
     table = plain_table("also recorded", "first", "last", "lowest", "highest")
-    table.columns[0].justify = "left"
+    table.columns[0].justify, table.columns[0].min_width = "left", max(map(len, keys))
     table.add_column("by round", no_wrap=True)
     for key in keys:
         values = run.curve(key)[1]
-        table.add_row(key, *(digits(v) for v in (values[0], values[-1], min(values), max(values))), spark(values, 20))
+        table.add_row(key, *(digits(v) for v in (values[0], values[-1], min(values), max(values))), spark(values, 16))
     return table
 
 

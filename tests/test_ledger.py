@@ -1,0 +1,655 @@
+"""The ledger: statistics against hand-computed and scipy's values, verdicts of every kind of rule, and the page that follows from them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from askew.cli import main
+from askew.errors import ConfigError
+from askew.experiment import claims as law
+from askew.experiment import papers
+from askew.experiment.claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, Claim, Court, Printed
+from askew.experiment.deductions import DEDUCTIONS
+from askew.experiment.evidence import FUNCTIONS, Curve, Evidence, Formula, Term
+from askew.experiment.ledger import Bill, collect, ledger
+from askew.experiment.results import Result, write
+from askew.experiment.statistics import equivalent, flips, holm, interval, paired, welch
+from askew.report.ledger import page
+
+PAPERS = Path(__file__).parent.parent / "papers"
+SAMPLES = [[1.0, 2, 3], [0.3, -0.1, 0.5, 0.2], [-2.0, -1.5, -1.7], [0.1, 4.0, -3.0, 2.0, 0.5, 0.9, 1.1]]
+
+
+# statistics -----------------------------------------------------------------------------------------------------
+
+
+def test_a_paired_test_by_hand() -> None:
+    o = paired([1, 2, 3])  # t = 2 / (1 / √3) = 3.4641 with 2 degrees of freedom
+    assert (o.n, o.mean, o.std) == (3, 2, 1)
+    assert o.p == pytest.approx(0.5 - 0.5 * 3.4641016 / math.sqrt(2 + 12), abs=1e-7)  # the closed form for 2 degrees
+    assert o.p + o.reverse == pytest.approx(1)
+    assert o.passes and not o.reversed and o.exact is None
+
+
+@pytest.mark.parametrize("d", SAMPLES)
+def test_tests_and_intervals_agree_with_scipy(d: list[float]) -> None:
+    o = paired(d)
+    assert o.p == pytest.approx(stats.ttest_1samp(d, 0, alternative="greater").pvalue)
+    assert o.reverse == pytest.approx(stats.ttest_1samp(d, 0, alternative="less").pvalue)
+    assert interval(d) == pytest.approx(stats.ttest_1samp(d, 0).confidence_interval(0.9))
+    other = [v * v - 1 for v in d] + [0.3]
+    w = welch(d, other)
+    assert w.p == pytest.approx(stats.ttest_ind(d, other, equal_var=False, alternative="greater").pvalue)
+    assert w.reverse == pytest.approx(1 - w.p)
+
+
+def test_flips_count_every_assignment_of_signs() -> None:
+    d = np.array([0.7, -0.2, 1.1, 0.4, 0.05])
+    sums = [sum(s * v for s, v in zip(signs, np.abs(d), strict=True)) for signs in itertools.product((1, -1), repeat=5)]
+    assert flips(d) == pytest.approx(np.mean([s >= d.sum() - 1e-12 for s in sums]))
+    assert flips(np.arange(1.0, 6)) == 1 / 32  # the smallest p that five seeds can have
+    assert flips(np.ones(4)) == 1 / 16  # below five, 5% is out of reach
+
+
+def test_the_exact_test_decides_where_the_two_disagree() -> None:
+    o = paired([1, 1.1, 0.9, 1, -0.05])
+    assert o.p < 0.05 and o.exact == pytest.approx(2 / 32)
+    assert not o.passes
+    assert paired([1, 1.1, 0.9, 1, 0.05]).passes
+
+
+def test_without_variance_the_sign_decides_and_zeros_are_a_tie() -> None:
+    up, down, tie = paired([0.1 + 0.2] * 2 + [0.3]), paired([-1, -1, -1]), paired([0, 0, 0])
+    assert up.std == 0 and up.passes and up.p == 0
+    assert down.reversed and not down.passes
+    assert tie.zero and not tie.passes and not tie.reversed
+    assert not paired([1, 1]).passes and not paired([0, 0]).zero  # too few
+    assert paired([]).n == 0 and paired([5]).p == 1
+
+
+def test_holm_steps_down_and_never_back() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1, 1]
+    assert holm([]) == []
+
+
+def test_equivalence_is_an_interval_inside_outside_or_across() -> None:
+    d = [0.1, -0.1, 0.0]  # 90% interval: ± 2.92 · 0.1 / √3 = ± 0.1686
+    assert interval(d) == pytest.approx((-0.16859, 0.16859), abs=1e-4)
+    assert equivalent(d, -0.2, 0.2) is True
+    assert equivalent(d, -0.1, 0.1) is None
+    assert equivalent([5, 5.1, 4.9], -1, 1) is False
+    assert equivalent([1, 1, 1], -1, 1) is True and equivalent([0, 0], -1, 1) is None
+
+
+# expressions ----------------------------------------------------------------------------------------------------
+
+
+def line(*values: float, every: int = 1) -> Curve:
+    return Curve(np.arange(1, len(values) + 1) * every, np.array(values, dtype=float))
+
+
+def call(name: str, *given: Any) -> float:
+    return float(FUNCTIONS[name](*given))
+
+
+def test_functions_of_curves() -> None:
+    c = line(10, 30, 20, 40, every=50)
+    assert call("rounds", c, 20) == 100 and call("rounds", c, 41) == 201 and call("capped", c, 41) == 200
+    assert call("missed", c, 41) == 1 and call("missed", c, 40) == 0
+    assert call("mean", c) == 25 and call("mean", c, 60, 150) == 25 and call("mean", c, 200) == 40
+    assert call("early", c, 0.5) == 20 and call("late", c, 0.5) == 30
+    assert call("best", c) == 40 and call("last", c) == 40 and call("at", c, 150) == 20 and math.isnan(call("at", c, 60))
+    assert call("lowest", c) == 50 and call("rise", line(3, 1, 2)) == 1
+    assert call("jitter", c) == pytest.approx(np.std([20, -10, 20], ddof=1))
+    assert FUNCTIONS["smooth"](line(1, 2, 3, 4), 2).values.tolist() == [1.5, 2.5, 3.5]
+    assert FUNCTIONS["smooth"](c, 2).rounds.tolist() == [100, 150, 200]
+    assert call("leads", 1, line(9, 2, 3, 5), line(1, 3, 2, 4), line(1, 1, 1, 1)) == pytest.approx(2 / 3)
+    assert call("gap", line(1, 2), line(1, 2.5)) == 0.5 and call("gap", line(1), line(1, 2)) == math.inf
+    assert call("slope", 1, 3, 5) == pytest.approx(2) and call("spread", 3, 1, 2) == 2 and call("median", 3, 1, 2) == 2
+    assert call("where", line(0.9, 0.7, 0.5), line(4, 2, 1), 0.8) == pytest.approx(3)
+    assert math.isnan(call("where", line(0.9, 0.7), line(4, 2), 0.95))
+
+
+def test_terms_are_read_as_written() -> None:
+    f = Formula("[a | M] - 2 * [x/y: b | N @ local.lr=0.1 | -loss] + [a | M]", "best_accuracy")
+    assert list(f.terms.values()) == [
+        Term("", "a", "M", "", "best_accuracy", 1),
+        Term("x/y", "b", "N", "local.lr=0.1", "loss", -1),
+    ]
+    assert f({"term0": 5.0, "term1": 1.0}) == 8
+    assert math.isnan(Formula("1 / [a | M]", "m")({"term0": 0.0}))
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "[a | M].real", "[a]", "open([a | M])", "1 +", "(lambda: 1)()"])
+def test_nothing_else_can_be_said(text: str) -> None:
+    with pytest.raises(ConfigError, match="claims: "):
+        Formula(text, "m")
+
+
+# rules ----------------------------------------------------------------------------------------------------------
+
+
+class Given:
+    """Evidence as a test has it: {(case, method, metric): values by seed}."""
+
+    scale, seeds = "full", [0]
+
+    def __init__(self, table: dict[tuple[str, str, str], Any]) -> None:
+        self.table = {key: v if isinstance(v, dict) else dict(enumerate(v)) for key, v in table.items()}
+        self.known = {"toy/table": experiment({c for c, _, _ in table}, {m for _, m, _ in table})}
+
+    def series(self, experiment: str, t: Term, blind: bool = True) -> dict[int, Any]:
+        return {s: v if isinstance(v, Curve) else t.sign * v for s, v in self.table.get((t.case, t.method, t.metric), {}).items()}
+
+    def at(self, experiment: str, case: str, method: str, hyper: str = "") -> list[Any]:
+        return []
+
+
+def experiment(cases: set[str], methods: set[str]) -> Any:
+    own = [papers.Case(c, {}, {}) for c in sorted(cases)], [papers.Method(m, {}, {}, ()) for m in sorted(methods)]
+    return type("Toy", (), {"runs": (), "cases": own[0], "methods": own[1]})
+
+
+def decided(given: dict[tuple[str, str, str], Any], book: Any = None, **rule: Any) -> Any:
+    made = law.rule(rule, {}, "toy-01")
+    return Court(Given(given), ["toy/table"], book or {}).decide(made)  # type: ignore[arg-type]
+
+
+ACC = "best_accuracy"
+UP, DOWN, MIXED = [3.0, 3.1, 2.9], [-3.0, -3.1, -2.9], [3.0, -2.0, 0.5]
+
+
+def two(first: Any, second: Any = (0.0, 0.0, 0.0)) -> dict[tuple[str, str, str], Any]:
+    return {("a", "M", ACC): first, ("b", "M", ACC): second}
+
+
+def test_above_needs_every_cell() -> None:
+    rule = {"test": "above", "each": {"case": ["a", "b"]}, "d": "[{case} | M]"}
+    assert decided(two(UP, UP), **rule).verdict == HOLDS
+    found = decided(two(UP, MIXED), **rule)
+    assert found.verdict == UNDECIDED and found.evidence.startswith("2 of 2 cells by sign; weakest b: +0.5")
+    assert decided(two(UP, DOWN), **rule).verdict == FAILS
+    assert decided(two(UP, [0, 0, 0]), **rule).verdict == FAILS  # a tie refutes a strict claim …
+    assert decided(two(UP, [0, 0, 0]), strict=False, **rule).verdict == HOLDS  # … and not "at least as"
+    assert decided(two(UP[:2], UP[:2]), **rule).verdict == UNDECIDED
+    assert decided(two(DOWN[:2], DOWN[:2]), **rule).verdict == UNDECIDED
+
+
+def test_above_with_cells_that_were_not_run() -> None:
+    rule = {"test": "above", "each": {"case": ["a", "b"]}, "d": "[{case} | M]"}
+    found = decided(two(UP, {}), **rule)
+    assert found.verdict == UNDECIDED and "1 of 1 cell by sign, 1 not run" in found.evidence
+    assert decided(two(DOWN, {}), **rule).verdict == FAILS  # another cell refutes it already
+    assert decided(two({}, {}), **rule).verdict == NOT_RUN
+
+
+def test_a_reversal_must_survive_holm_over_all_cells() -> None:
+    weak = [-1.0, -1.2, -0.6]  # p = 0.018 on its own side
+    assert 0.01 < paired(weak).reverse < 0.025
+    assert decided({("a", "M", ACC): weak}, test="above", d="[a | M]").verdict == FAILS
+    many = {(c, "M", ACC): weak if c == "a" else UP for c in "abc"}
+    assert decided(many, test="above", each={"case": ["a", "b", "c"]}, d="[{case} | M]").verdict == UNDECIDED
+    unrun = {(c, "M", ACC): weak if c == "a" else {} for c in "abc"}
+    assert decided(unrun, test="above", each={"case": ["a", "b", "c"]}, d="[{case} | M]").verdict == UNDECIDED
+
+
+def test_above_with_a_bound_and_with_ties_allowed() -> None:
+    assert decided(two([7.0, 7.2, 6.9]), test="above", bound=5, d="[a | M]").verdict == HOLDS
+    assert decided(two(UP), test="above", bound=5, d="[a | M]").verdict == FAILS
+    near = {"test": "above", "tie": 0.05, "d": "[a | M]"}
+    assert decided(two([0.01, -0.02, 0.0]), **near).verdict == HOLDS
+    assert decided(two([0.0, 0.0, 0.0]), **near).verdict == HOLDS
+    assert decided(two([-0.2, -0.21, -0.19]), **near).verdict == FAILS
+
+
+def test_only_seeds_that_all_terms_have_are_paired() -> None:
+    given = two({0: 10.0, 1: 11.0, 2: 12.0, 7: 99.0}, {0: 9.0, 1: 9.5, 2: 11.5, 3: 50.0})
+    assert decided(given, test="above", d="[a | M] - [b | M]").cells[0].values == [1.0, 1.5, 0.5]
+
+
+def test_rounds_to_targets_misses_and_two_misses() -> None:
+    def run(*curves: Curve) -> dict[int, Curve]:
+        return dict(enumerate(curves))
+
+    fast, slow, never = line(10, 60, 70), line(10, 20, 60), line(10, 20, 30)
+    d = "log(rounds([a | A | accuracy], 60) / rounds([a | B | accuracy], 60))"
+    given = {("a", "A", "accuracy"): run(slow, never, never), ("a", "B", "accuracy"): run(fast, fast, never)}
+    values = decided(given, test="above", d=d).cells[0].values
+    assert values == pytest.approx([math.log(3 / 2), math.log(4 / 2), 0])  # a miss is limit + 1, two misses tie
+    own = "log(rounds([a | A | accuracy], best([a | B | accuracy])) / rounds([a | B | accuracy], best([a | B | accuracy])))"
+    assert decided(given, test="above", d=own).cells[0].values == pytest.approx([math.log(4 / 3), math.log(4 / 3), 0])
+
+
+def test_similar() -> None:
+    rule = {"test": "similar", "low": -1, "high": 1, "each": {"case": ["a", "b"]}, "d": "[{case} | M]"}
+    assert decided(two([0.1, 0.2, 0.0], [0, 0, 0]), **rule).verdict == HOLDS
+    assert decided(two([0.1, 0.2, 0.0], UP), **rule).verdict == FAILS
+    assert decided(two([0.1, 0.2, 0.0], [0.9, 1.2, 1.0]), **rule).verdict == UNDECIDED
+    assert decided(two([0.1, 0.2], [0.1, 0.2]), **rule).verdict == UNDECIDED
+
+
+def steps(*rows: list[float]) -> dict[tuple[str, str, str], Any]:
+    return {(c, "M", ACC): row for c, row in zip("xyz", rows, strict=True)}
+
+
+def test_trend() -> None:
+    rule = {"test": "trend", "along": "x y z", "d": "[{step} | M]"}
+    falling = steps([9.0, 9.1, 9.2], [8.0, 8.1, 8.3], [7.0, 7.2, 7.1])
+    assert decided(falling, sign=-1, **rule).verdict == HOLDS
+    assert decided(falling, sign=1, **rule).verdict == FAILS
+    bump = steps([9.0, 9.1, 9.2], [5.0, 5.1, 5.3], [7.0, 7.2, 7.1])  # the slope falls, the last pair rises
+    found = decided(bump, sign=-1, **rule)
+    assert found.verdict == FAILS and "1 of 2 neighbours reversed" in found.evidence
+    dent = steps([9.0, 9.1, 9.2], [5.0, 5.1, 5.2], [5.1, 5.22, 5.26])  # reversed at 2% by itself, not after Holm over three
+    assert decided(dent, sign=-1, **rule).verdict == UNDECIDED
+    noisy = steps([9.0, 3.0, 5.0], [8.0, 6.0, 2.0], [7.0, 8.0, 4.0])
+    assert decided(noisy, sign=-1, **rule).verdict == UNDECIDED
+    assert decided(steps([1.0] * 3, [1.0] * 3, [1.0] * 3), **rule).verdict == FAILS  # nothing happens at all
+    assert decided(steps([1.0], [2.0], [3.0]), **rule).verdict == UNDECIDED
+
+
+def test_printed() -> None:
+    book = {("toy/table", "a", "M", ACC): Printed("toy/table", "a", "M", ACC, "50.0", "", "")}
+    assert decided(two([50.4, 49.6, 50.3]), book, test="printed", d="[a | M]").verdict == HOLDS
+    assert decided(two([50.4, 50.4, 50.4]), book, test="printed", d="[a | M]").verdict == HOLDS  # half a point is always allowed
+    assert decided(two([52.0, 52.1, 52.2]), book, test="printed", d="[a | M]").verdict == FAILS
+    wide = {key: row._replace(spread="1.0") for key, row in book.items()}
+    assert decided(two([52.0, 52.1, 52.2]), wide, test="printed", d="[a | M]").verdict == FAILS  # 2.1 > 2 √(0.1² + 1²) = 2.01
+    assert decided(two([51.9, 52.0, 51.8]), wide, test="printed", d="[a | M]").verdict == HOLDS
+    assert decided(two([50.0, 50.0]), book, test="printed", d="[a | M]").verdict == UNDECIDED
+    assert decided(two([1.1, 1.2, 1.0]), test="printed", value=1.0, d="[a | M]").verdict == HOLDS
+    with pytest.raises(ConfigError, match="prints no"):
+        decided(two(UP), test="printed", d="[a | M]")
+
+
+def test_between_counts_standard_errors() -> None:
+    rule = {"test": "between", "low": 1, "high": 2, "d": "[a | M]"}
+    assert decided(two([1.5, 1.6, 1.4]), **rule).verdict == HOLDS
+    assert decided(two([0.1, 0.2, 0.3]), **rule).verdict == FAILS
+    by = lambda errors: [1 - 0.1 * errors + 0.1 * 3**0.5 * v for v in (-1, 0, 1)]  # means out by so many standard errors of 0.1
+    assert [decided(two(by(n)), **rule).verdict for n in (0.9, 1.5, 2.1)] == [HOLDS, UNDECIDED, FAILS]
+    first = {"test": "between", "low": 0, "errors": [0, 1], "d": "[a | M]"}  # first place
+    assert decided(two([0.1, -0.05, 0.2]), **first).verdict == HOLDS
+    assert decided(two([-0.1, 0.05, -0.02]), **first).verdict == UNDECIDED
+    assert decided(two(DOWN), **first).verdict == FAILS
+
+
+def test_share_and_count() -> None:
+    most = {"test": "share", "each": {"case": ["a", "b"]}, "d": "[{case} | M] > 1"}
+    assert decided(two([2, 2, 0], [2, 2, 2]), **most).verdict == HOLDS
+    assert decided(two([2, 0, 0], [2, 2, 2]), **most).verdict == FAILS
+    assert decided(two([2, 2, 0, 0], [2, 2, 2, 2]), **most).verdict == UNDECIDED  # a tie is no majority
+    assert decided(two([2, 2, 0], [2, 2, 2]), more=0.99, **most).verdict == UNDECIDED
+    some = {"test": "count", "bound": 5, "each": {"case": ["a", "b"], "m": ["M"]}, "d": "[{case} | {m}]"}
+    assert decided(two([6, 6, 7], [1, 1, 1]), least=1, **some).verdict == HOLDS
+    assert decided(two([6, 6, 7], [1, 1, 1]), least=2, **some).verdict == FAILS
+    assert decided(two([6, 6, 7], {}), least=2, **some).verdict == UNDECIDED
+    assert decided(two([6, 6, 7], [8, 8, 9]), least=2, of="m", **some).verdict == FAILS  # one method, twice
+
+
+def test_welch_facts_deductions_and_what_is_not_recorded() -> None:
+    pair = {"test": "welch", "d": "[a | M]", "b": "[b | M]"}
+    assert decided(two([9, 9.5, 8.8], [1, 1.2, 0.9, 1.4]), **pair).verdict == HOLDS
+    assert decided(two([1, 1.2, 0.9], [9, 9.5, 8.8]), **pair).verdict == FAILS
+    assert decided(two([1, 9, 4], [2, 8, 3]), **pair).verdict == UNDECIDED
+    assert decided(two([1, 9, 4], {}), **pair).verdict == NOT_RUN
+    same = {"test": "fact", "d": "[a | M] == [b | M]"}
+    assert decided(two([4.0], [4.0]), **same).verdict == HOLDS  # one seed suffices
+    assert decided(two([4.0, 4.0], [4.0, 5.0]), **same).verdict == FAILS
+    assert decided({}, test="custom", function="sigmoid_average").verdict == HOLDS
+    assert decided({}, test="needs", what="more").evidence == "needs more"
+    assert law.together([*map(found, (HOLDS, NOT_RUN))]) == UNDECIDED
+    assert law.together([*map(found, (UNDECIDED, FAILS, NOT_RUN))]) == FAILS
+    assert law.together([*map(found, (HOLDS, HOLDS))]) == HOLDS
+
+
+def found(verdict: str) -> law.Finding:
+    return law.Finding(verdict, "", "")
+
+
+def test_differences_of_differences_metrics_with_signs_and_names_in_names() -> None:
+    given = {("a", "M", "loss"): [3.0], ("a", "N", "loss"): [1.0], ("b", "M", "loss"): [9.0], ("b", "N", "loss"): [2.0]}
+    rule = {"test": "report", "metric": "-loss", "let": {"x": "[{c} | M] - [{c} | N]"}, "each": {"c": ["b"]}}
+    assert decided(given, d="({x}) - ([a | M] - [a | N])", **rule).cells[0].values == [-7 + 2]
+    assert decided(given, d="{x}", **rule).cells[0].name == "b"
+
+
+def test_a_diverged_run_counts_as_far_behind() -> None:
+    assert law.tame([1.0, math.inf, math.nan]) == [1.0, 10.0]
+    assert law.tame([-math.inf, 2.0]) == [-20.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('test = "more"\nd = "1"', "unknown test 'more'"),
+        ('test = "above"\nd = "1"\nbond = 2', "did you mean 'bound'"),
+        ('test = "custom"\nfunction = "x"', "unknown function 'x'"),
+    ],
+)
+def test_a_wrong_rule_is_refused_with_its_claim(text: str, said: str, tmp_path: Path) -> None:
+    head = '[[claim]]\nid = "toy-01"\nwhere = "1"\ntext = "t"\nexperiments = []\nkind = "trend"\nprinted = "yes"\n'
+    (tmp_path / "claims.toml").write_text(f"{head}[[claim.rule]]\n{text}\n")
+    with pytest.raises(ConfigError, match=r"claims\.toml: toy-01: ") as e:
+        law.read_claims(tmp_path)
+    assert said in str(e.value)
+    (tmp_path / "claims.toml").write_text(f'{head}rule = "needs"\n')
+    with pytest.raises(ConfigError, match="what it would take"):
+        law.read_claims(tmp_path)
+
+
+# the papers' files ----------------------------------------------------------------------------------------------
+
+REAL = [c for folder in sorted(PAPERS.iterdir()) for c in law.read_claims(folder)]
+
+
+def test_all_claims_are_there_once() -> None:
+    counts = {"feddpc": 25, "feddc": 31, "mldl24": 36, "fedpmvr": 36, "fedpdc": 27}
+    assert sorted(c.id for c in REAL) == sorted(f"{p}-{n:02}" for p, most in counts.items() for n in range(1, most + 1))
+    assert len(REAL) == 155
+
+
+@pytest.mark.parametrize("claim", REAL, ids=lambda c: c.id)
+def test_claims_name_cases_and_methods_that_exist(claim: Claim) -> None:
+    known = papers.experiments()
+    court = Court(Evidence(known, [], "full"), claim.experiments, {})
+    assert claim.text and claim.where and set(claim.experiments) <= set(known)
+    for rule in (*claim.rules, *claim.beside):
+        for t in law.terms(rule):
+            owner = known[court.owner(t)]
+            assert law.has(known, owner, t.case, t.method), t
+            if t.hyper:
+                keys = {key for e in (owner, *(known[o] for o in owner.runs)) for key in (*e.grid, *(k for m in e.methods for k in m.grid))}
+                assert {word.partition("=")[0] for word in t.hyper.split()} <= keys, t
+
+
+@pytest.mark.parametrize("folder", [f for f in sorted(PAPERS.iterdir()) if (f / "printed.csv").exists()], ids=lambda f: f.name)
+def test_printed_numbers_name_cases_and_methods_that_exist(folder: Path) -> None:
+    known, rows = papers.experiments(), law.read_printed(folder)
+    assert len({row[:4] for row in rows}) == len(rows)
+    for row in rows:
+        assert row.experiment.startswith(f"{folder.name}/")
+        assert law.has(known, known[row.experiment], row.case, row.method.partition(" @ ")[0]), row
+
+
+@pytest.mark.parametrize("name", DEDUCTIONS)
+def test_deductions(name: str) -> None:
+    refuted = {"dpc_server_slope", "dpc_state", "pmvr_quadratics", "pdc_penalty", "fedavg_is_fedsgd"}
+    true, words = DEDUCTIONS[name]()
+    assert true is (name not in refuted), words
+    assert words
+
+
+# the page -------------------------------------------------------------------------------------------------------
+
+TABLE = """
+title = "A table"
+where = "Table 9"
+shows = "table"
+seeds = [0, 1, 2]
+{more}
+[base]
+rounds = 4
+data = {{ name = "digits" }}
+partition = {{ clients = 4 }}
+[[case]]
+name = "easy"
+[[case]]
+name = "hard"
+set = {{ partition = {{ alpha = 0.1 }} }}
+[[method]]
+name = "FedAvg"
+[[method]]
+name = "FedProx"
+set = {{ algorithm = {{ name = "fedprox" }} }}
+{grid}
+[scale.reduced]
+set = {{ rounds = 2 }}
+"""
+CLAIMS = """
+[[claim]]
+id = "toy-01"
+where = "Table 9"
+text = "FedProx wins."
+experiments = ["toy/table"]
+kind = "ordering"
+printed = "yes"
+control = "another one"
+[[claim.rule]]
+test = "above"
+each = { case = ["easy", "hard"] }
+d = "[{case} | FedProx] - [{case} | FedAvg]"
+[[claim.beside]]
+what = "easy alone"
+d = "[easy | FedProx] - [easy | FedAvg]"
+
+[[claim]]
+id = "toy-02"
+where = "3"
+text = "It is fair."
+experiments = ["toy/table"]
+kind = "theory-not-testable"
+printed = "n/a"
+rule = "needs"
+needs = "a proof"
+
+[[claim]]
+id = "toy-03"
+where = "3"
+text = "It has 50%."
+experiments = ["toy/table"]
+kind = "value"
+printed = "yes"
+[[claim.rule]]
+test = "printed"
+d = "[easy | FedProx]"
+"""
+PRINTED = """experiment,case,method,metric,value,spread,note
+toy/table,easy,FedAvg,best_accuracy,48.00,0.20,
+toy/table,easy,FedProx,best_accuracy,50.00,,bold
+toy/table,easy,FedProx,rounds_to,3,,
+toy/table,easy,FedProx,speedup,1.33,,
+toy/table,hard,FedProx,rounds_to,>4,,
+toy/table,hard,FedProx,client work,O(d),,
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one small paper, and an empty one for results."""
+    folder = tmp_path / "papers"
+    (folder / "toy").mkdir(parents=True)
+    (folder / "toy" / "table.toml").write_text(TABLE.format(more='target = "FedAvg"', grid=""))
+    (folder / "toy" / "claims.toml").write_text(CLAIMS)
+    (folder / "toy" / "printed.csv").write_text(PRINTED)
+    monkeypatch.setattr("askew.cli_ledger.papers_folder", lambda: folder)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def measure(
+    desk: Path, accuracy: Any, scale: str = "full", seeds: Any = (0, 1, 2), only: Any = lambda run: True, id: str = "toy/table"
+) -> None:
+    """Store results as runs would: `accuracy` is the last of four, from the case, method, seed and grid point."""
+    rows = []
+    for run in papers.plan(papers.experiments(desk / "papers")[id], scale, list(seeds)):
+        if only(run):
+            best = accuracy(run)
+            told = {"best_accuracy": f"{best:.6g}", "last_accuracy": f"{best:.6g}", "accuracy": f"0.1 0.2 {best - 0.001:.4g} {best:.4g}"}
+            told |= {"chosen_accuracy": f"{1 - best:.6g}", "reported_accuracy": f"{best - 0.01:.6g}"}
+            where = run.digest, run.experiment, scale, run.case, run.method, papers.words(run.hyper), run.seed
+            rows += [Result(*where, metric, value, "cpu", "0", "askew …") for metric, value in told.items()]
+    write(desk / "results", rows)
+
+
+def plain(run: Any) -> float:
+    """FedProx is ahead by two points everywhere, by a little more or less in each seed."""
+    return 0.48 + 0.001 * run.seed + (0.02 + 0.001 * (run.seed == 1)) * (run.method == "FedProx") - 0.1 * (run.case == "hard")
+
+
+def made(desk: Path) -> str:
+    return ledger(desk / "papers", desk / "results")
+
+
+def cells(text: str, start: str) -> list[str]:
+    """The first table row that begins so."""
+    return [cell.strip() for cell in next(row for row in text.splitlines() if row.startswith(f"| {start}")).split("|")[1:-1]]
+
+
+def test_without_results_everything_is_not_run_and_has_a_cost(desk: Path) -> None:
+    text = made(desk)
+    assert cells(text, "toy") == ["toy", "6", "0", "0", "0", "0", "2", "1"]
+    row = cells(text, "easy | FedProx | best_accuracy")
+    assert row[3:7] == ["50.00 (bold)", "not run: 3 runs, 4.31 k samples", "–", "–"]
+    assert row[8] == "`askew reproduce toy/table --scale full --only case=easy --only method=FedProx`"
+    assert cells(text, "**toy-01**")[1:] == [
+        "**not run**",
+        "needs 12 runs, 17.2 k samples at full scale",
+        "yes",
+        "another one<br>easy alone: not run",
+    ]
+    assert cells(text, "**toy-02**")[1:3] == ["**not testable**", "needs a proof"]
+    assert cells(text, "easy | FedProx | rounds_to")[4] == "not run: 6 runs, 8.62 k samples"  # FedAvg sets the target
+    assert cells(text, "hard | FedProx | client work")[4] == "–"  # a formula is nothing that a run measures
+
+
+def test_numbers_and_verdicts_follow_from_results(desk: Path) -> None:
+    measure(desk, plain)
+    text = made(desk)
+    assert cells(text, "toy") == ["toy", "6", "5", "2", "0", "0", "0", "1"]
+    row = cells(text, "easy | FedAvg | best_accuracy")
+    assert row[3:7] == ["48.00 ± 0.20", "48.10 ± 0.10 (3 seeds)", "47.10 ± 0.10", "+0.10"]
+    assert cells(text, "easy | FedProx | rounds_to")[3:7] == ["3", "3.0 ± 0.0 (3 seeds)", "–", "+0.0"]
+    assert cells(text, "easy | FedProx | speedup")[4] == "1.33 ± 0.00 (3 seeds)"
+    verdict = cells(text, "**toy-01**")
+    assert (
+        verdict[1] == "**holds**" and verdict[2].startswith("2 of 2 cells by sign; weakest") and "paired t, one-sided, Holm" in verdict[2]
+    )
+    assert verdict[4] == "another one<br>easy alone: +2.03 ± 0.058 (3), p < 0.001"
+    assert cells(text, "**toy-03**")[1] == "**holds**"
+    assert "Measured on cpu, askew 0." in text
+
+
+def test_a_changed_number_changes_the_page(desk: Path) -> None:
+    measure(desk, plain)
+    before = made(desk)
+    assert made(desk) == before
+    path = desk / "results" / "toy-table-full.csv"
+    path.write_text(
+        path.read_text().replace("best_accuracy,0.501,", "best_accuracy,0.499,", 1).replace("best_accuracy,0.5,", "best_accuracy,0.4,", 1)
+    )
+    after = made(desk)
+    assert after != before and cells(after, "**toy-01**")[1] == "**undecided at 3 seeds**"
+
+
+def test_missing_seeds_cells_and_misses_are_told(desk: Path) -> None:
+    measure(desk, lambda run: 0.3 if (run.method, run.seed) == ("FedProx", 2) else plain(run), only=lambda run: run.case == "easy")
+    text = made(desk)
+    assert cells(text, "easy | FedProx | rounds_to")[4:7] == ["3.7 ± 1.2 (3 seeds, 1 missed)", "–", "–"]
+    assert cells(text, "hard | FedProx | rounds_to")[4].startswith("not run")
+    row = cells(text, "**toy-01**")
+    assert row[1] == "**undecided at 3 seeds**" and "1 not run" in row[2] and "needs 6 runs" in row[2]
+    assert cells(text, "easy | FedProx | best_accuracy")[4] == "43.40 ± 11.61 (3 seeds)"
+
+
+def test_targets_nobody_reaches_are_shown_as_such(desk: Path) -> None:
+    measure(desk, lambda run: plain(run) - 0.1 * (run.method == "FedProx"), seeds=[0])
+    text = made(desk)
+    assert cells(text, "hard | FedProx | rounds_to")[3:7] == [">4", "> 4 (1 seed)", "–", "–"]
+    assert cells(text, "**toy-01**")[1] == "**undecided at 1 seed**"
+
+
+def test_reduced_runs_decide_as_such_and_stand_beside_no_printed_number(desk: Path) -> None:
+    measure(desk, plain, "reduced")
+    text = made(desk)
+    assert cells(text, "**toy-01**")[1] == "**holds (reduced)**"
+    assert cells(text, "**toy-03**")[1] == "**not run**"  # a value is decided at full scale only
+    assert cells(text, "easy | FedAvg | best_accuracy")[4].startswith("not run")
+    measure(desk, lambda run: 1 - plain(run))
+    verdict = cells(made(desk), "**toy-01**")
+    assert verdict[1] == "**does not hold**" and verdict[2].endswith("<br>holds (reduced)")
+
+
+def test_results_of_other_settings_are_not_taken(desk: Path) -> None:
+    measure(desk, plain)
+    path = desk / "papers" / "toy" / "table.toml"
+    path.write_text(path.read_text().replace("rounds = 4", "rounds = 5"))
+    papers.experiments.cache_clear()
+    assert cells(made(desk), "easy | FedAvg | best_accuracy")[4].startswith("not run")
+
+
+def tuned(desk: Path) -> None:
+    path = desk / "papers" / "toy" / "table.toml"
+    path.write_text(TABLE.format(more="", grid='[grid]\n"local.lr" = [0.1, 0.2]'))
+    papers.experiments.cache_clear()
+
+
+def test_tuning_is_as_published_for_numbers_and_on_other_seeds_for_claims(desk: Path) -> None:
+    tuned(desk)
+    better = {0: 0.2, 1: 0.1, 2: 0.1, 3: 0.1}  # the rate that is better at each seed
+    lift = lambda run: plain(run) + 0.05 * (run.hyper["local.lr"] == better[run.seed])
+    measure(desk, lift, seeds=[0])
+    text = made(desk)
+    row = cells(text, "easy | FedAvg | best_accuracy")
+    assert row[4] == "53.00 (1 seed)" and row[7] == "local.lr=0.2"
+    assert row[5] == "47.00"  # the other half of the test set chooses the other rate here
+    measure(desk, lift, seeds=[1, 2, 3], only=lambda run: run.hyper["local.lr"] == 0.2)  # further seeds at the chosen point
+    books = collect(desk / "papers", desk / "results")
+    first = books[0].claims[0]
+    assert {c.n for f in first.findings["full"] for c in f.cells} == {3} and first.words == HOLDS  # seed 0 tuned, so it tests nothing
+    row = cells(made(desk), "easy | FedAvg | best_accuracy")
+    assert row[4] == "49.40 ± 2.40 (4 seeds)" and row[8].endswith("--seeds 4`")
+
+
+def test_an_unfinished_grid_gives_no_number(desk: Path) -> None:
+    tuned(desk)
+    measure(desk, plain, seeds=[0], only=lambda run: run.hyper["local.lr"] == 0.1)
+    text = made(desk)
+    assert cells(text, "easy | FedAvg | best_accuracy")[4] == "not run: 1 run, 1.44 k samples"
+    assert cells(text, "**toy-01**")[1] == "**not run**"
+
+
+def test_bills_are_readable() -> None:
+    assert str(Bill(1, 30_000_000)) == "1 run, 30 M samples" and str(Bill(540, 3_020_000_000)) == "540 runs, 3.02 G samples"
+    assert str(Bill(2, 12)) == "2 runs, 12 samples"
+
+
+def test_the_command_writes_checks_and_refuses_a_stale_page(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "--results", "resluts"]) == 2
+    assert "there is no folder 'resluts'" in capsys.readouterr().err
+    measure(desk, plain)
+    assert main(["ledger", "--check"]) == 2
+    assert "does not follow from results; write it again: askew ledger" in " ".join(capsys.readouterr().err.split())
+    assert main(["ledger", "--html", "page.html"]) == 0
+    assert (desk / "docs" / "reproduction.md").read_text() == made(desk)
+    assert main(["ledger", "--check"]) == 0
+    measure(desk, lambda run: plain(run) / 2)
+    assert main(["ledger", "--check"]) == 2
+    assert main(["ledger", "--check", "--json"]) == 2
+    assert main(["ledger", "--json"]) == 0
+    assert '"verdict": "holds"' in capsys.readouterr().out
+
+
+def test_the_page_in_a_browser_holds_everything_and_loads_nothing(desk: Path) -> None:
+    measure(desk, plain)
+    text = page(collect(desk / "papers", desk / "results"))
+    for word in ("toy-01", "FedProx wins.", "48.10 ± 0.10 (3 seeds)", "not testable", "askew reproduce toy/table", "another one"):
+        assert word in text
+    assert "http" not in text.replace("http-equiv", "") and text.count("<tr") == text.count("</tr>")
+
+
+def test_every_printed_number_and_claim_of_the_papers_is_on_the_page(tmp_path: Path) -> None:
+    text = ledger(PAPERS, tmp_path)
+    for claim in REAL:
+        assert f"| **{claim.id}** " in text
+    for folder in PAPERS.iterdir():
+        for row in law.read_printed(folder):
+            assert f"| {row.case} | {row.method} | {row.metric} | {row.value}" in text, row

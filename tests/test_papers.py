@@ -1,0 +1,654 @@
+"""The papers' experiments: every one is there, plans the runs that it should, and plays at its smallest scale."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from askew.cli import main
+from askew.core.task import Functional
+from askew.data.federation import Federation
+from askew.engine.choose import EngineSettings
+from askew.engine.evaluate import Exam, first_half
+from askew.errors import ConfigError, ModelError, StoreError, UnknownName
+from askew.experiment import cost, papers
+from askew.experiment import results as stored
+from askew.experiment.build import build
+from askew.experiment.config import Config
+from askew.experiment.papers import Planned, digest, find, merged, plan, spanned, words
+from askew.experiment.reproduce import Cell, Printed, Reproduction, batches, best, choices, play, printed_numbers, reproduce, start, table
+from askew.experiment.run import play as play_one
+from askew.experiment.store import Record, Run
+from askew.experiment.toys import least_squares, toy, walked
+from askew.report import paper_figures
+
+# Every table and figure of the papers, and what was added to them, by the names under which they are known.
+NAMED = {
+    "feddpc": "table1 table2 fig3 fig4 fig5 fig6 fig7 fair-scale",
+    "feddc": "table1/mnist table1/fmnist table1/emnist table1/cifar10 table1/cifar100 table2 table3/setting1 table3/setting2 "
+    "table3/setting3 fig1 fig3",
+    "mldl24": "central-cifar100 central-shakespeare fedavg-baseline fedavg-shakespeare-C table1-cifar100 table1-shakespeare table2 fig1 "
+    "skew-shakespeare-iid mgda-batch fig16 fig17 table3 table4 fig21",
+    "fedpmvr": "table1 table2 table3 fig1 fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 readings",
+    "fedpdc": "table2 table3 table4 table5 fig3 fig4 fig5 fig6 fig7 solo adaptive variants",
+}
+ALL = sorted(papers.experiments())
+
+
+def run_of(config: Config, rounds: list[Record], **facts: Any) -> Run:
+    return Run(config.tables(), rounds, {"device": "cpu", "version": "1", **facts})
+
+
+def rounds_of(accuracy: list[float | None], loss: float | None = 1.0) -> list[Record]:
+    return [
+        {"round": n, "participants": [0], "accuracy": a, "loss": 2.0, "train_loss": loss, "seconds": 0.5, "bytes_up": 8, "bytes_down": 8}
+        for n, a in enumerate(accuracy, 1)
+    ]
+
+
+# the files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [f"{paper}/{e}" for paper, names in NAMED.items() for e in names.split()])
+def test_every_experiment_has_a_file(name: str) -> None:
+    assert find(name).title and find(name).where
+
+
+def test_our_own_are_there_too() -> None:
+    assert [find(name).id for name in ("cross", "skew × method", "identities", "quadratics")] == [
+        "ours/cross",
+        "ours/skew-x-method",
+        "ours/identities",
+        "ours/quadratics",
+    ]
+
+
+@pytest.mark.parametrize("id", ALL)
+@pytest.mark.parametrize("scale", papers.SCALES)
+def test_every_scale_can_be_planned(id: str, scale: str) -> None:
+    e = find(id)
+    planned = papers.scenes(e, scale)
+    assert planned and all(p.config.rounds for p in planned)
+    if scale == "smoke" and e.trains:
+        assert all(p.config.rounds <= 2 and p.config.partition.clients <= 4 for p in planned) and len(planned) <= 30
+
+
+@pytest.mark.parametrize(
+    ("id", "runs"),
+    [
+        ("feddpc/table2", 540),  # 90 for each dataset and α
+        ("feddpc/fig7", 14),
+        ("feddc/table1-mnist", 30),
+        ("feddc/table3-setting1", 120),
+        ("feddc/table3-setting2", 20),
+        ("feddc/table3-setting3", 30),
+        ("mldl24/central-cifar100", 27),
+        ("mldl24/central-shakespeare-grid", 4 * 3 * 2 * 2 * 3),
+        ("mldl24/fedavg-shakespeare-C", 72),
+        ("mldl24/table3", 15),
+        ("fedpmvr/table1", 3 * (4 * 2 * 9 + 1)),
+        ("fedpmvr/fig11", 3 * 5 * 9),
+        ("fedpdc/table2", 3 * (1 + 4 + 1 + 4 + 1) + 1),
+    ],
+)
+def test_as_many_runs_as_the_grids_have(id: str, runs: int) -> None:
+    assert len(plan(find(id))) == runs == sum(1 for _ in spanned(find(id)))
+
+
+FULL: dict[tuple[str, str, str], dict[str, Any]] = {
+    ("feddpc/table2", "cifar10-0.6", "FedDPC"): {
+        "rounds": 400,
+        "data.name": "cifar10",
+        "partition.name": "dirichlet",
+        "partition.clients": 100,
+        "partition.alpha": 0.6,
+        "participation.cohort": 10,
+        "model.name": "lenet",
+        "algorithm.lam": 1.0,
+        "algorithm.weighting": "uniform",
+        "local.epochs": 1,
+        "local.batch": 256,
+        "local.momentum": 0.0,
+        "evaluation.every": 1,
+    },
+    ("feddpc/table2", "tiny_imagenet-0.2", "FedGA"): {
+        "rounds": 800,
+        "model.name": "resnet18",
+        "model.norm": "group",
+        "model.groups": 2,
+        "model.stem": "small",
+        "algorithm.form": "memory",
+        "partition.alpha": 0.2,
+    },
+    ("feddc/table3-setting1", "mnist-D2-15", "FedDC"): {
+        "rounds": 600,
+        "partition.name": "dirichlet_prior",
+        "partition.alpha": 0.3,
+        "partition.clients": 100,
+        "participation.name": "bernoulli",
+        "participation.fraction": 0.15,
+        "data.flip": False,
+        "data.pad": 0,
+        "model.hidden": (200, 200),
+        "algorithm.alpha": 0.1,
+        "algorithm.variate_lr": "initial",
+        "local.epochs": 5,
+        "local.batch": 50,
+        "local.lr": 0.1,
+        "local.decay": 0.998,
+        "local.weight_decay": 1e-3,
+        "local.clip": 10.0,
+    },
+    ("feddc/table3-setting1", "cifar100-iid-full", "FedProx"): {
+        "rounds": 1000,
+        "partition.balanced": True,
+        "participation.name": "full",
+        "data.chance": 0.5,
+        "data.pad": 4,
+        "data.fill": "mean",
+        "algorithm.mu": 2e-4,
+        "algorithm.weighting": "samples",
+    },
+    ("feddc/table3-setting1", "cifar10-unbalance-full", "FedDC"): {
+        "partition.name": "lognormal",
+        "partition.sigma": 0.3,
+        "algorithm.alpha": 0.01,
+    },
+    ("feddc/table3-setting3", "synthetic-0-1-15", "FedDC"): {
+        "rounds": 300,
+        "data.beta": 1.0,
+        "partition.clients": 20,
+        "algorithm.alpha": 0.005,
+        "local.epochs": 10,
+        "local.batch": 10,
+        "local.decay": 1.0,
+        "local.weight_decay": 1e-5,
+    },
+    ("mldl24/table2", "Nc5-J16", "FedAvg"): {
+        "rounds": 500,
+        "local.steps": 16,
+        "local.batch": 64,
+        "local.lr": 0.1,
+        "local.weight_decay": 4e-4,
+        "partition.name": "labels",
+        "partition.labels": 5,
+        "partition.clients": 100,
+        "participation.fraction": 0.1,
+        "data.crop": 28,
+        "data.frozen": True,
+        "model.name": "cnn64",
+        "evaluation.every": 50,
+    },
+    ("mldl24/table2", "Nc5-J16", "FedAvg, 72 steps"): {"local.steps": 72, "data.frozen": True},
+    ("mldl24/table2", "Nc5-J8", "FedAvg, fresh augmentation"): {"rounds": 1000, "data.frozen": False},
+    ("mldl24/table3", "gamma-10", "Loss-biased"): {
+        "data.samples": 2250,
+        "data.reserve": 250,
+        "participation.gamma": 10.0,
+        "participation.fraction": 0.1,
+        "local.steps": 5,
+        "local.batch": 10,
+        "local.lr": 1.5,
+        "algorithm.measure": "final",
+    },
+    ("mldl24/table4", "iid-J4", "MGDA"): {"algorithm.server_lr": 1.0, "algorithm.server_decay": 4e-4, "local.weight_decay": 4e-4},
+    ("fedpmvr/table1", "fashion_mnist-lenet-0.3", "MOON"): {
+        "rounds": 300,
+        "data.normalise": "unit",
+        "partition.alpha": 0.3,
+        "partition.clients": 10,
+        "participation.name": "full",
+        "local.epochs": 2,
+        "local.batch": 32,
+        "local.lr": 0.01,
+        "local.momentum": 0.9,
+        "local.weight_decay": 1e-6,
+        "algorithm.mu": 5.0,
+        "algorithm.temperature": 0.5,
+        "algorithm.weighting": "uniform",
+    },
+    ("fedpmvr/table3", "cifar10-vgg19-0.1-20of100", "FedPMVR"): {
+        "model.name": "vgg19",
+        "model.norm": "batch",
+        "partition.clients": 100,
+        "participation.cohort": 20,
+        "algorithm.alpha": 0.1,
+        "algorithm.head": 2,
+    },
+    ("fedpdc/table3", "cifar100-cnn-0.5", "MOON"): {
+        "rounds": 100,
+        "data.turn": 15.0,
+        "partition.public": 1000,
+        "partition.alpha": 0.5,
+        "model.head": 256,
+        "local.epochs": 10,
+        "local.batch": 64,
+        "local.drop_last": True,
+        "local.momentum": 0.9,
+        "local.weight_decay": 1e-5,
+        "algorithm.weighting": "samples",
+    },
+    ("fedpdc/table2", "cifar10-cnn-0.1", "SOLO"): {"rounds": 300, "local.epochs": 1, "partition.public": 1000},
+    ("fedpdc/table4", "tiny_imagenet-resnet18-0.3", "FedPDC"): {"rounds": 20, "partition.public": 2000, "algorithm.lam": 10.0},
+}
+
+
+@pytest.mark.parametrize("key", FULL, ids=" ".join)
+def test_full_settings_are_the_published_ones(key: tuple[str, str, str]) -> None:
+    id, case, method = key
+    page = plan(find(id), only=[f"case={case}", f"method={method}"])[0].config.tables()
+    for name, value in FULL[key].items():
+        table, _, setting = name.partition(".")
+        found = page[table][setting] if setting else page[table]
+        assert found == value, name
+
+
+def test_loss_biased_clients_on_text_train_2000_and_validate_250() -> None:
+    config = plan(find("mldl24/table3"), only=["gamma-0", "Loss-biased"])[0].config
+    samples, share = int(str(config.data.table()["samples"])), config.partition.validation
+    assert share is not None and samples - math.floor(share * samples) == 2000 and math.floor(share * samples) == 250
+
+
+def test_printed_numbers_belong_to_planned_runs() -> None:
+    for paper in NAMED:
+        for id, case, method, _ in printed_numbers(paper):
+            name, _, at = method.partition(" @ ")
+            known = {(p.case.name, p.method.name, words(p.hyper) if at else "") for p in spanned(find(id))}
+            assert (case, name, at) in known, (id, case, method)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    text = 'title = "t"\nwhere = "here"\nshows = "table"\n[base]\nrounds = 2\n[[method]]\nname = "A"\nset = { local = { lr = 0.5 } }\n'
+    file.write_text(text)
+    [p] = plan(find(str(file)))
+    assert (p.case, p.method, p.config.rounds, p.config.local.lr) == ("all", "A", 2, 0.5)
+    for wrong, says in (
+        (text.replace("shows", "show"), "unknown key 'show'; did you mean 'shows'"),
+        (text.replace('"table"', '"tabel"'), "shows must be one of"),
+        (text.replace('name = "A"', "lr = 1"), "needs a name"),
+        (text + 'cases = ["B"]\n', "there is no 'B' here"),
+        (text + '[[method]]\nname = "A"\n', "two cases or two methods"),
+        (text + "[scale.tiny]\n", "unknown scale 'tiny'"),
+        (text.replace("title", "notes"), "is not an experiment"),
+        (text.replace("lr =", "rate ="), "unknown setting local.rate"),
+    ):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError, match=says):
+            plan(find(str(file)))
+
+
+# planning -------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_names_another_choice_keeps_what_it_knows() -> None:
+    below = {
+        "partition": {"name": "dirichlet", "clients": 7, "alpha": 0.2, "cap": True},
+        "rounds": 3,
+        "algorithm": {"weighting": "uniform"},
+    }
+    above = {"partition": {"name": "iid"}, "algorithm": {"name": "fedprox", "mu": 1.0}}
+    assert merged(below, above) == {
+        "partition": {"name": "iid", "clients": 7},
+        "rounds": 3,
+        "algorithm": {"name": "fedprox", "weighting": "uniform", "mu": 1.0},
+    }
+    assert merged(below, {"partition": {"alpha": 0.5}})["partition"] == below["partition"] | {"alpha": 0.5}  # type: ignore[operator]
+
+
+def test_only_names_of_a_kind_widen_and_kinds_narrow() -> None:
+    e = find("feddpc/table2")
+    picked = plan(e, only=["cifar10-0.2", "case=cifar10-0.6", "FedProx", "local.lr=0.1"])
+    assert Counter((p.case, p.method) for p in picked) == {("cifar10-0.2", "FedProx"): 4, ("cifar10-0.6", "FedProx"): 4}
+    assert {p.seed for p in plan(e, "smoke", 3, ["seed=2"])} == {2}
+    for wrong in ("case=cifar", "method=Fed", "momentum=0.9", "nothing"):
+        with pytest.raises(UnknownName):
+            plan(e, only=[wrong])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("feddpc/fig6", "cifar10-0.2", "FedDPC"), ("feddpc/table2", "cifar10-0.2", "FedDPC", "local.lr=0.1")),
+        (("feddpc/fig7", "cifar10-0.2", "FedAvg factor 2"), ("feddpc/fair-scale", "cifar10-0.2", "FedAvg factor 2", "local.lr=0.1")),
+        (("feddc/table1-cifar10", "D1-full", "FedDC"), ("feddc/table3-setting1", "cifar10-D1-full", "FedDC")),
+        (("feddc/table1-mnist", "iid-15", "SCAFFOLD"), ("feddc/table3-setting1", "mnist-iid-15", "SCAFFOLD")),
+        (("mldl24/fedavg-baseline", "iid-J4", "FedAvg"), ("mldl24/table1-cifar100", "gamma-0", "FedAvg")),
+        (("mldl24/table2", "Nc10-J4", "FedAvg"), ("mldl24/table4", "Nc10-J4", "FedAvg")),
+        (("mldl24/table1-shakespeare", "gamma-5", "FedAvg"), ("mldl24/table3", "gamma-5", "FedAvg")),
+        (("fedpmvr/fig10", "cifar10-cnn-0.1", "α 0.1"), ("fedpmvr/table1", "cifar10-cnn-0.1", "FedPMVR")),
+        (("fedpmvr/fig11", "clients-10", "MOON"), ("fedpmvr/table1", "cifar10-cnn-0.1", "MOON")),
+        (("fedpdc/variants", "cifar10-cnn-0.1", "literal λ 10"), ("fedpdc/table2", "cifar10-cnn-0.1", "FedPDC")),
+        (("fedpdc/solo", "cifar100-cnn-0.1", "SOLO"), ("fedpdc/table3", "cifar100-cnn-0.1", "SOLO")),
+    ],
+)
+def test_experiments_share_equal_runs(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    digests = [{p.digest for p in plan(find(id), seeds=1, only=only)} for id, *only in (one, other)]
+    assert digests[0] == digests[1] and len(digests[0]) == 1
+
+
+def test_the_digest_tells_what_is_computed_and_not_where() -> None:
+    config = plan(find("feddpc/fig6"))[0].config
+    assert digest(replace(config, engine=EngineSettings(dtype="tf32", workers=2))) == digest(config)
+    for other in (replace(config, seed=1), replace(config, rounds=9), replace(config, local=replace(config.local, lr=0.2))):
+        assert digest(other) != digest(config)
+    spelled = Config.build({**config.tables(), "evaluation": {"every": 1, "halves": True, "drift": True, "spread": False}})
+    assert digest(spelled) == digest(config)  # a default that is written down changes nothing
+
+
+# playing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that experiments share are played once."""
+    return tmp_path_factory.mktemp("papers")
+
+
+@pytest.mark.parametrize("id", ALL)
+def test_every_experiment_plays_at_smoke_scale(id: str, desk: Path) -> None:
+    e = find(id)
+    cells = reproduce(id, "smoke", out=desk / "runs", results=desk / "results")
+    begun = start(id, "smoke", results=desk / "results")
+    assert not begun.missing
+    drawn = paper_figures.write(begun, desk / "figures", toy(e.id, "smoke") if e.shows == "toy" else None)
+    assert bool(drawn) == (bool(e.axis) or e.shows in ("heatmap", "histogram", "coverage") or id in ("fedpmvr/fig1", "ours/quadratics"))
+    if e.trains:
+        wanted = {(p.case, p.method) for p in begun.planned}
+        assert wanted == {(cell.case, cell.method) for cell in cells if cell.metric == e.metric}
+        assert all(len(cell.values) == len(cell.seeds) for cell in cells)
+    else:
+        assert not cells and (e.shows == "toy" or len(paper_figures.told(begun)[1]) == len(papers.scenes(e, "smoke")))
+
+
+def test_what_is_stored_is_not_played_again(tmp_path: Path) -> None:
+    seen: list[str] = []
+    first = reproduce("feddpc/fig7", "smoke", out=tmp_path / "runs", results=tmp_path / "results")
+    again = reproduce("feddpc/fig7", "smoke", out="nowhere", results=tmp_path / "results", watch=lambda run, record: seen.append(run.name))
+    assert again == first and not seen and not Path("nowhere").exists()
+
+
+def test_a_run_cut_off_loses_nothing(tmp_path: Path) -> None:
+    """Stopped in the moment in which the second of three runs ends: it is kept, though nobody got it back."""
+    ends, played = list[str](), list[str]()
+
+    def watch(run: Run, record: Record | None) -> None:
+        ends.extend([run.name] * (record is not None and run.finished))
+        if len(ends) == 2:
+            raise KeyboardInterrupt
+
+    begun = start("feddpc/fig7", "smoke", results=tmp_path / "results")
+    with pytest.raises(KeyboardInterrupt):
+        list(play(begun, tmp_path / "runs", tmp_path / "results", watch))
+    begun = start("feddpc/fig7", "smoke", results=tmp_path / "results")
+    assert [p.method for p in begun.missing] == ["FedAvg factor 2"]
+    list(play(begun, tmp_path / "runs", tmp_path / "results", lambda run, record: played.append(run.algorithm)))
+    assert set(played) == {"fedavg"} and not begun.missing
+
+
+def test_further_seeds_are_run_at_the_chosen_points_alone(tmp_path: Path) -> None:
+    cells = reproduce("feddpc/table2", "smoke", ["FedProx"], seeds=3, out=tmp_path / "runs", results=tmp_path / "results")
+    rows = [r for r in stored.read(tmp_path / "results") if r.metric == "best_accuracy"]
+    assert Counter(r.seed for r in rows)[0] == 2
+    [cell] = [c for c in cells if c.metric == "best_accuracy"]
+    tried = {r.hyper: float(r.value) for r in rows if r.seed == 0}
+    assert cell.seeds == [0, 1, 2] and tried[cell.hyper] == max(tried.values())
+    assert {r.hyper for r in rows if r.seed} <= {cell.hyper, cell.held_hyper}
+
+
+def test_data_and_weights_that_are_not_there_are_missed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASKEW_DATA", str(tmp_path))
+    monkeypatch.setattr("askew.data.files.chosen", None)
+    with pytest.raises(Exception, match="askew data get mnist"):
+        reproduce("feddc/table1-mnist", "reduced", out=tmp_path / "runs", results=tmp_path / "results")
+    monkeypatch.setattr("askew.experiment.reproduce.files.table", {})
+    with pytest.raises(ModelError, match="no file of weights"):
+        reproduce("feddc/table2", out=tmp_path / "runs", results=tmp_path / "results")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_full_device_takes_runs_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan(find("feddpc/fig7"), "smoke")
+    assert [len(b) for b in batches(planned)] == [3] and [len(b) for b in batches(planned, alone=True)] == [1, 1, 1]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100))
+    monkeypatch.setattr("askew.experiment.reproduce.memory", lambda config: 20)
+    assert [len(b) for b in batches(planned)] == [2, 1]
+
+
+# choosing -------------------------------------------------------------------------------------------------------
+
+
+def test_ties_are_broken_by_the_next_metric_and_what_diverged_loses_them() -> None:
+    points = [
+        ({"a": n}, {"best_accuracy": acc, "mean_train_loss_100": loss})
+        for n, (acc, loss) in enumerate((("0.5", "inf"), ("0.5", "2"), ("0.5", "1"), ("0.4", "0")))
+    ]
+    rule = ("best_accuracy", "-mean_train_loss_100")
+    assert best(points, rule) == {"a": 2} and best(points[:2], rule) == {"a": 1}
+    assert best(points, ("chosen_accuracy",)) is None and best([], rule) is None
+
+
+def measured_run(planned: Planned, **metrics: float) -> dict[tuple[str, int], dict[str, str]]:
+    return {(planned.digest, planned.seed): {name: str(value) for name, value in metrics.items()}}
+
+
+def test_the_half_that_chooses_does_not_report() -> None:
+    """The test set prefers μ 0.1, its choosing half μ 0.01: what the other half says of that is shown beside."""
+    e = find("feddpc/table2")
+    planned = plan(e, "smoke", 1, ["FedProx"])
+    runs = measured_run(planned[0], best_accuracy=0.60, chosen_accuracy=0.61, reported_accuracy=0.59, mean_train_loss_100=1)
+    runs |= measured_run(planned[1], best_accuracy=0.59, chosen_accuracy=0.63, reported_accuracy=0.55, mean_train_loss_100=1)
+    begun = Reproduction(e, "smoke", ("FedProx",), 1, None, runs, planned)
+    assert choices(begun, planned) == {("feddpc/table2", "cifar10-0.2", "FedProx"): [planned[0].hyper, planned[1].hyper]}
+    [cell] = [c for c in table(begun) if c.metric == "best_accuracy"]
+    assert (cell.values, cell.hyper) == ([60.0], words(planned[0].hyper)) and cell.held == [pytest.approx(55.0)]
+    assert cell.held_hyper == words(planned[1].hyper)
+    begun.runs.pop((planned[1].digest, 0))
+    assert choices(begun, planned) == {("feddpc/table2", "cifar10-0.2", "FedProx"): []} and not table(begun)
+
+
+def test_halves_of_the_test_set_are_fixed_disjoint_and_make_up_the_whole() -> None:
+    config = Config.build({"rounds": 2, "partition": {"clients": 3}, "evaluation": {"halves": True}})
+    house = build(config)
+    functional = Functional(house.module, house.space, house.fed.criterion)
+    w, buffers, test = house.server.x, house.server.buffers, house.fed.test
+    accuracy, _, choosing = Exam(functional, house.fed, test, halves=True)(w, buffers).tolist()
+    right = (functional.frozen(w, buffers, test)[0].argmax(-1) == test.y).double()  # type: ignore[arg-type]
+    half = first_half(len(test.y))
+    assert len(half) == len(test.y) // 2 == len(set(half.tolist())) and torch.equal(half, first_half(len(test.y)))
+    assert choosing == pytest.approx(float(right[half].mean())) and accuracy == pytest.approx(float(right.mean()))
+    for record in play_one(config).rounds:
+        rest = np.setdiff1d(np.arange(len(test.y)), half)
+        told = (len(half) * record["accuracy_choose"] + len(rest) * record["accuracy_report"]) / len(test.y)
+        assert told == pytest.approx(record["accuracy"], abs=1e-12)
+    assert "accuracy_choose" not in play_one(Config.build({"rounds": 1, "partition": {"clients": 3}})).rounds[-1]
+
+
+# results --------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_of_a_run() -> None:
+    config = Config.build({"rounds": 4, "evaluation": {"every": 2}})
+    told = stored.metrics(run_of(config, rounds_of([None, 0.5, None, 0.4]), parameters=7))
+    assert told["best_accuracy"] == "0.5" and told["best_round"] == "2" and told["last_accuracy"] == "0.4" and told["last_loss"] == "2"
+    assert told["mean_accuracy_50"] == "0.5" and told["mean_accuracy_100"] == "0.45" and "mean_accuracy_10" not in told
+    assert told["accuracy"] == "2:0.5 4:0.4" and told["train_loss"] == "1 1 1 1" and told["parameters"] == "7"
+    assert told["seconds_per_round"] == "0.5" and "seconds_shared" not in told
+    shared = stored.metrics(run_of(config, rounds_of([None, 0.5, None, 0.4]), together=8))
+    assert shared["seconds_shared"] == "0.5" and "seconds_per_round" not in shared
+    assert stored.metrics(run_of(config, rounds_of([0.1], loss=None)))["mean_train_loss_100"] == "inf"
+
+
+def test_curves_survive_being_stored() -> None:
+    config = Config.build({"rounds": 3})
+    told = stored.metrics(run_of(config, rounds_of([0.1, 0.98765, 0.3])))["accuracy"]
+    assert stored.curve(told) == ([1, 2, 3], [0.1, 0.9877, 0.3]) and stored.curve("50:0.2 100:0.4") == ([50, 100], [0.2, 0.4])
+    assert stored.rounds_to("50:0.2 100:0.4", 0.3) == 100 and stored.rounds_to("50:0.2 100:0.4", 0.5) is None
+
+
+def test_results_are_merged_by_run_and_metric(tmp_path: Path) -> None:
+    p = plan(find("feddpc/fig6"), "smoke")[0]
+    rows = stored.results_of(p, run_of(p.config, rounds_of([0.1, 0.2])))
+    stored.write(tmp_path, rows)
+    [path] = stored.write(tmp_path, [rows[0]._replace(value="9")])
+    read = stored.read(tmp_path)
+    assert path.name == "feddpc-fig6-smoke.csv" and len(read) == len(rows) and {r.key for r in read} == {r.key for r in rows}
+    assert stored.by_run(read)[p.digest, 0][rows[0].metric] == "9"
+    assert stored.found(stored.by_run(read), p) and not stored.found(stored.by_run(read), p._replace(seed=1))
+    assert rows[0].command.startswith("askew reproduce feddpc/fig6 --scale smoke")
+    path.write_text(path.read_text() + "a,b\n")
+    with pytest.raises(StoreError, match=r"line \d+ is not a result"):
+        stored.read(tmp_path)
+    path.write_text("nonsense\n")
+    with pytest.raises(StoreError, match="does not begin with digest,experiment"):
+        stored.read(tmp_path)
+
+
+def test_a_stored_command_plans_that_run_alone() -> None:
+    for p in plan(find("feddpc/table2"), "smoke", 2)[-3:]:
+        words = stored.command(p).replace("'", "").split()
+        only = [word for flag, word in pairwise(words) if flag == "--only"]
+        [found] = plan(find(words[2]), words[words.index("--scale") + 1], int(words[words.index("--seeds") + 1]), only)
+        assert found.digest == p.digest
+
+
+def test_rounds_to_a_target_and_speed_ups() -> None:
+    e = find("fedpmvr/table2")
+    planned = plan(e, "smoke", 1, ["FedAvg", "FedProx", "FedBN"])
+    curves = {"FedAvg": "0.1 0.2 0.5 0.4", "FedProx": "0.1 0.5 0.5 0.5", "FedBN": "0.1 0.2 0.3 0.4"}
+    runs = {(p.digest, p.seed): {"accuracy": curves[p.method]} for p in planned}
+    cells = table(Reproduction(e, "smoke", (), 1, None, runs, planned))
+    assert {c.method: c.values for c in cells if c.metric == "rounds_to"} == {"FedAvg": [3.0], "FedProx": [2.0], "FedBN": [math.inf]}
+    assert {c.method: c.values for c in cells if c.metric == "speedup"}["FedProx"] == [
+        2 / 2
+    ]  # a smoke run has 2 rounds, FedAvg's 3 are cut
+    last = Reproduction(replace(e, target="FedAvg last"), "smoke", (), 1, None, runs, planned)
+    assert {c.method: c.values for c in table(last) if c.metric == "rounds_to"} == {"FedAvg": [3.0], "FedProx": [2.0], "FedBN": [4.0]}
+
+
+def test_a_cell_beside_the_papers_number() -> None:
+    cell = Cell("c", "m", "", "best_accuracy", [0, 1, 2], [50.0, 51.0, 52.0], 10, Printed("50.5"), [], "")
+    assert (cell.mean, cell.std, cell.difference) == (51.0, 1.0, 0.5)
+    assert cell._replace(printed=Printed(">600")).difference is None and cell._replace(values=[math.inf, 1.0]).difference is None
+    assert cell._replace(values=[50.0]).std is None
+
+
+# costs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", ["feddpc/fig6", "mldl24/table4", "fedpdc/table2", "feddc/table3-setting3", "mldl24/central-cifar100"])
+def test_samples_are_counted_as_they_are_trained(id: str) -> None:
+    """The formula beside the plans of batches that a run makes, summed over many rounds."""
+    for p in plan(find(id), "smoke")[:3]:
+        config = replace(p.config, rounds=30)
+        house = build(config)
+        fed: Federation = house.fed
+        trained = 0
+        for t in range(1, config.rounds + 1):
+            ids = config.participation.sample(config.seed, t, fed.eligible, fed.clients).tolist()
+            trained += sum(len(work.places) for work in fed.plan(ids, t, config.local).train)
+        assert cost.work(config).trained == pytest.approx(trained, rel=0.12), p.method
+
+
+def test_what_a_run_at_full_scale_costs() -> None:
+    assert cost.work(plan(find("fedpmvr/table1"), only=["cifar10-cnn-0.1", "FedAvg"])[0].config) == (30_000_000, 3_000_000, 300)
+    assert cost.work(plan(find("feddpc/table2"), only=["cifar10-0.2", "FedDPC"])[0].config) == (2_000_000, 4_000_000, 400)
+    config = plan(find("feddc/table3-setting1"), only=["cifar10-D1-full", "FedDC"])[0].config
+    assert cost.memory(config) == pytest.approx(4 * 797_962 * (100 * 2 + 100 * 2 + 2 + 1), rel=0.02)  # uploads, states, server
+    assert cost.seconds([config], "an abacus", cost.speeds()) is None
+
+
+def test_measured_speeds_come_before_rough_ones(desk: Path) -> None:
+    reproduce("feddpc/fig6", "smoke", out=desk / "runs", results=desk / "results")
+    rates = cost.speeds(r for r in stored.read(desk / "results") if r.experiment == "feddpc/fig6")
+    assert rates["cpu", "lenet"] > 0 and rates["NVIDIA H200", "cnn64"] == cost.SPEEDS["NVIDIA H200"]["cnn64"]
+
+
+# small examples -------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_two_quadratics_as_printed_and_corrected() -> None:
+    rows = {row[0]: row for row in toy("fedpmvr/fig1", "full").rows}
+    assert [row[1] for row in rows.values()] == ["17 η", "4.75 η", "6.5 η"]
+    assert float(rows["optima 15 and 2"][2]) == pytest.approx(8.5, abs=1e-3)
+    assert float(rows["optima 3 and 3.5, corrected"][2]) == pytest.approx(3.25, abs=1e-3)
+    assert float(rows["optima 3 and 3.5, as printed"][2]) == pytest.approx(9.5 / 3, abs=1e-3)
+
+
+def test_the_mean_of_two_sigmoids() -> None:
+    told = {tuple(row[:3]): float(row[-1]) for row in toy("feddc/fig1", "full").rows}
+    assert told["1", "5", "1"] > 0.05 and told["-3", "3", "1"] == 0 == told["1", "5", "0"]
+
+
+def test_where_methods_rest_on_quadratics() -> None:
+    data, plain, weighted = least_squares((8, 16, 24, 32))
+    away = lambda name, settings, to: float((walked(name, settings, data, 60)[-1] - to).norm() / to.norm())
+    assert away("scaffold", {}, plain) < 1e-3 < 0.1 < away("scaffold", {}, weighted)
+    assert away("feddc", {"alpha": 1.0}, weighted) < 1e-3 < 0.1 < away("fedavg", {}, weighted)
+
+
+# the command line -----------------------------------------------------------------------------------------------
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main([str(word) for word in words])
+    return code, *capsys.readouterr()
+
+
+def test_the_list_of_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = told(capsys, "list", "experiments", "--json")
+    entries = {entry["id"]: entry for entry in json.loads(out)}
+    assert code == 0 and sorted(entries) == ALL and entries["feddpc/table2"]["runs"] == 540 and not entries["mldl24/fig1"]["runs"]
+    assert entries["feddpc/fig3"]["samples"] == 180 * 2_000_000 and entries["mldl24/table3"]["seconds"] is None
+    code, out, _ = told(capsys, "list", "experiments")
+    assert code == 0 and "feddpc/table2" in out and "540" in out
+
+
+def test_plan_run_and_table_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("reproduce", "feddpc/fig6", "--scale", "smoke", "--out", tmp_path / "runs", "--results", tmp_path / "results")
+    code, out, _ = told(capsys, *words, "--plan", "--json")
+    assert code == 0 and json.loads(out)["missing"] == 5 and not (tmp_path / "runs").exists()
+    code, out, err = told(capsys, *words)
+    assert code == 0 and "FedAvg two-sided" in out and "not comparable" in out and "5/5 runs" in err and "round" not in err
+    assert (tmp_path / "runs" / "figures" / "feddpc-fig6-smoke.png").is_file()
+    code, out, _ = told(capsys, *words, "--json")
+    page = json.loads(out)
+    assert code == 0 and not page["comparable"] and all(cell["printed"] is None for cell in page["cells"]) and len(page["cells"]) == 5
+    code, out, _ = told(capsys, *words, "--plan")
+    assert code == 0 and "5, of which 5 are finished" in out and "left open" in out
+    with (tmp_path / "results" / "feddpc-fig6-smoke.csv").open() as file:
+        assert {row["scale"] for row in csv.DictReader(file)} == {"smoke"}
+
+
+@pytest.mark.parametrize("id", ["fedpmvr/fig9", "mldl24/fig1", "feddc/fig1", "fedpmvr/fig5"])
+def test_what_is_not_a_table_of_runs(id: str, capsys: pytest.CaptureFixture[str], desk: Path) -> None:
+    code, out, _ = told(capsys, "reproduce", id, "--scale", "smoke", "--out", desk / "runs", "--results", desk / "results")
+    assert code == 0 and out.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("feddpc/tabel2",), "did you mean 'feddpc/table2'?"),
+        (("feddpc/table2", "--scale", "tiny"), "unknown scale 'tiny'"),
+        (("feddpc/table2", "--only", "case=cifar"), "there is no 'cifar' here"),
+        (("feddpc/table2", "--seeds", "0"), "invalid value for '--seeds'"),
+        (("nothing.toml",), "there is no file"),
+        (("feddpc/fig6", "--dtype", "float8", "--plan"), "unknown dtype 'float8'"),
+    ],
+)
+def test_misuse_is_one_sentence(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = told(capsys, "reproduce", *words, "--results", tmp_path)
+    assert code == 2 and not out and says in err and err.count("\n") == 1
