@@ -20,7 +20,7 @@ from askew.experiment import build as building
 from askew.experiment.build import Workshop, build
 from askew.experiment.config import Config
 from askew.experiment.run import play
-from askew.models import CNN, MLP, Softmax
+from askew.models import CNN, CNN64, MLP, CharLSTM, LeNet, Softmax
 
 PAGE: dict[str, Any] = {
     "rounds": 4,
@@ -95,6 +95,25 @@ def test_the_rule_for_a_cpu(network: Any, shape: tuple[int, ...], width: float, 
     choice = choose("auto", module, Space(module), width)
     assert (choice.name, choice.others) == (name, others) and choice.reason
     assert choose("slots", module, Space(module), width) == Choice("slots", "as configured")
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "name", "others"),
+    [
+        (LeNet(), (3, 32, 32), "vmapped", ()),
+        (MLP(hidden=(200, 200)), (784,), "vmapped", ("slots",)),
+        (CNN64(), (3, 32, 32), "slots", ("vmapped",)),
+        (CNN(norm="batch"), (1, 8, 8), "slots", ()),
+        (CharLSTM(), (80,), "slots", ()),
+    ],
+)
+def test_the_rule_for_a_gpu(network: Any, shape: tuple[int, ...], name: str, others: tuple[str, ...]) -> None:
+    module = network.build_module(shape, 80)
+    space = Space(module)
+    space.device = torch.device("cuda")
+    choice = choose("auto", module, space, 10.0)
+    assert (choice.name, choice.others) == (name, others) and choice.reason
+    assert choose("auto", module, space, 10.0, plain=True) == Choice("slots", choose("auto", module, space, 10.0, plain=True).reason)
 
 
 def test_what_draws_random_numbers_or_is_unknown_goes_one_client_at_a_time() -> None:

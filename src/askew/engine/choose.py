@@ -87,8 +87,14 @@ def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool
         return Choice("sequential", "the network draws random numbers while training")
     foreign = [type(m).__name__ for m in module.modules() if not isinstance(m, DENSE) and not type(m).__module__.startswith("askew.")]
     if space.device.type == "cuda":
-        others = () if plain or {*foreign} - VMAPPED or has_batch_norm(module) else ("vmapped",)
-        return Choice("slots", "a GPU is kept busy by many clients at a time", others)
+        slots = "a GPU is kept busy by many clients at a time"
+        if plain or {*foreign} - VMAPPED or has_batch_norm(module):
+            return Choice("slots", slots)
+        if space.P <= SMALL:
+            return Choice("vmapped", f"a small network ({space.P:,} parameters): one kernel serves many clients")
+        return (
+            Choice("slots", slots, ("vmapped",)) if foreign else Choice("vmapped", "dense: one product serves many", ("slots",))
+        )
     if foreign:
         return Choice("sequential", f"{foreign[0]} is faster, or only known to work, one client at a time")
     if plain:

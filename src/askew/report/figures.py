@@ -27,6 +27,7 @@ MARKERS, DASHES = "osD^v>X<", ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5
 INK, GRID, BLUE, ORANGE = "#333333", "#E3E6EA", COLOURS[0], COLOURS[1]
 HATCHES = ("", "///", "...", "xxx")
 FEDERATIONS, CLIENTS = 4, 500  # the most that one picture shows
+LONG = 100  # rounds
 LEAST = 50  # percent of coverage that anybody would ask for
 STYLE: Any = {
     "font.size": 10.5,
@@ -167,7 +168,15 @@ def line(axes: Axes, n: int, rounds: Sequence[float], values: list[float], std: 
     dash, marker = DASHES[n // len(COLOURS) % len(DASHES)], MARKERS[n % len(MARKERS)]
     look: dict[str, Any] = {"marker": marker, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
     first = (n * every // 4) % every if len(rounds) > 20 else 0  # so that markers of near lines do not hide each other
+    if len(values) > LONG:  # what jumps from round to round is drawn thin, and its running mean over it
+        axes.plot(rounds, values, color=colour, linewidth=0.6, alpha=0.3)
+        values = running_mean(values, len(values) // 40)
     return axes.plot(rounds, values, color=colour, linestyle=dash, linewidth=1.8, markevery=(first, every), **look)[0]
+
+
+def running_mean(values: Sequence[float], reach: int) -> list[float]:
+    """The mean of each value and its neighbours, `reach` on either side where there are as many."""
+    return [mean(values[max(0, n - reach) : n + reach + 1]) for n in range(len(values))]
 
 
 def bars(groups: Sequence[Group]) -> Picture | None:
