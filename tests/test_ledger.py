@@ -653,3 +653,9 @@ def test_every_printed_number_and_claim_of_the_papers_is_on_the_page(tmp_path: P
     for folder in PAPERS.iterdir():
         for row in law.read_printed(folder):
             assert f"| {row.case} | {row.method} | {row.metric} | {row.value}" in text, row
+
+
+def test_the_page_in_the_documentation_is_that_of_the_stored_results() -> None:
+    root = Path(__file__).parents[1]
+    found = main(["ledger", "--check", "--results", str(root / "results"), "--out", str(root / "docs" / "reproduction.md")])
+    assert found == 0, "run `askew ledger`"
