@@ -34,6 +34,9 @@ PARTS = 2  # a batch is padded to one of so many lengths
 DEEP = 16  # an input's size times this is what a row's step takes, roughly
 SHARE = 0.3  # of the free memory
 
+Table = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
 
 def wide(n: int) -> int:
     """The next number of rows that graphs are captured for: 1, 2, 3, 4, 6, 8, 10, … 16, 20, … 32, 40, …"""
@@ -152,20 +155,27 @@ class Lockstep:
 
     def __init__(self, block: Block, jobs: Jobs, floats: Sequence[str]) -> None:
         self.block, self.jobs, self.floats = block, jobs, floats
-        self.lengths = {name: [errand.works[i][name].lengths() for errand, i in jobs] for name in jobs[0][0].works[0]}
-        self.step = 0
+        self.lengths = {name: self._table(name) for name in jobs[0][0].works[0]}  # rows × batches, 0: none
+        self.count = {name: (table > 0).sum(1) for name, table in self.lengths.items()}
+
+    def _table(self, name: str) -> Table:
+        works = [errand.works[i][name] for errand, i in self.jobs]
+        lengths = {id(work): work.lengths() for work in works}  # runs may share them
+        table = np.zeros((len(works), max(map(len, lengths.values()))), dtype=np.int64)
+        for row, work in enumerate(works):
+            mine = lengths[id(work)]
+            table[row, : len(mine)] = mine
+        return table
 
     def steps(self) -> Iterator[tuple[str, int, int | None]]:
-        for k in range(max(len(lengths) for lengths in self.lengths["train"])):
-            self.step = k
-            yield "train", k, None
+        return (("train", k, None) for k in range(self.lengths["train"].shape[1]))
 
     def chunks(self, name: str, step: int | None) -> Iterator[tuple[tuple[str, int, int | None], float]]:
-        most = max(len(lengths) for n, lengths in enumerate(self.lengths[name]) if self._works(n, step))
-        return (((name, j, step), 0.0) for j in range(most))
+        return (((name, j, step), 0.0) for j in range(self.count[name][self._works(step)].max()))
 
-    def _works(self, row: int, step: int | None) -> bool:
-        return step is None or len(self.lengths["train"][row]) > step
+    def _works(self, step: int | None) -> Mask:
+        """Which rows take this step."""
+        return np.ones(len(self.jobs), dtype=bool) if step is None else self.count["train"] > step
 
     def lifted(self, alg: Algorithm, numbers: Tensor) -> Algorithm:
         """The method with the settings of this row."""
@@ -219,26 +229,24 @@ class Lockstep:
         """One move of the rows that have a k-th batch of this name."""
         name, k, step = batch
         block, feed = self.block, self.block.feeds[name]
-        mine = [(n, lengths[k]) for n, lengths in enumerate(self.lengths[name]) if len(lengths) > k and self._works(n, step)]
+        table = self.lengths[name]
+        mine = (self.count[name] > k) & self._works(step)
         assert block.moving is not None
-        if not mine:
+        if not mine.any():
             return block.moving
-        last = mine[-1][0] + 1
+        last = int(np.flatnonzero(mine)[-1]) + 1
         whole, part = feed.rows.shape[1], max(1, -(-feed.rows.shape[1] // PARTS))
-        longest, shortest = max(b for _, b in mine), min(b for _, b in mine)
+        longest, shortest = int(table[mine, k].max()), int(table[mine, k].min())
         span = min(whole, -(-longest // part) * part)
         padded = shortest < span
         exact = last == len(self.jobs) == block.usual
         m = last if exact else min(wide(last), block.rows)
-        every = len(mine) == m
+        every = int(mine.sum()) == m
         if k == 0:
             block.at[name].zero_()
         if name != "train":
-            shares = [0.0] * last
-            for n, length in mine:
-                total = sum(self.lengths[name][n])
-                shares[n] = length / total / (1 if step is None else len(self.lengths["train"][n]))
-            block.share[:last].copy_(block.sent(shares, block.share.dtype))
+            shares = mine[:last] * table[:last, k] / table[:last].sum(1) / (1 if step is None else self.count["train"][:last])
+            block.share[:last].copy_(block.sent(shares.tolist(), block.share.dtype))
 
         def body() -> None:
             at, first, count = block.at[name], block.first[name][:m], block.count[name][:m]
