@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor
 from askew.algorithms.fedavg import FedAvg
 from askew.core.algorithm import Gradient
 from askew.core.settings import setting
+from askew.core.task import Bound
 from askew.core.types import Me
 from askew.engine import rows
-from askew.engine.jobs import Errand, lay
+from askew.engine.jobs import Errand, Feed, Jobs, lay
+from askew.engine.sequential import Sequential
 from askew.errors import EngineError
 from askew.experiment import build
 from askew.experiment.build import Workshop
@@ -54,7 +57,12 @@ def test_runs_of_a_sweep_share_the_rows(method: str, own: str | None, monkeypatc
     """Rates, seeds and a method's own settings differ; jobs of several runs stand in the same rows."""
     most: list[int] = []
     load = rows.Block.load
-    monkeypatch.setattr(rows.Block, "load", lambda block, jobs, *rest: (most.append(len(jobs)), load(block, jobs, *rest))[1])
+
+    def counted(block: rows.Block, jobs: Jobs, *rest: Any) -> None:
+        most.append(len(jobs))
+        load(block, jobs, *rest)
+
+    monkeypatch.setattr(rows.Block, "load", counted)
     values = ((0.1, 0.1, 0), (0.5, 0.05, 0), (0.9, 0.1, 1))
     configs = [configured({"name": method} | ({own: value} if own else {}), lr, seed) for value, lr, seed in values]
     for config, run in zip(configs, play_together(configs), strict=True):
@@ -75,6 +83,31 @@ def test_a_method_that_cannot_bear_tensors_has_rows_of_its_own() -> None:
     configs = [configured(Stubborn(mu=mu)) for mu in (0.1, 0.5)]
     for config, run in zip(configs, play_together(configs), strict=True):
         assert apart(run, alone(config)) < 1e-13
+
+
+def test_settings_that_are_alike_in_one_call_may_be_others_in_the_next() -> None:
+    """Graphs hold the settings that no two runs of a call differ in."""
+    shop, moved = Workshop(), list[list[Tensor]]()
+    engine: rows.Rows | None = None
+    for factor in (1.0, 3.0):
+        houses = [build.build(configured(Scaled(mu=mu, factor=factor)), shop) for mu in (0.1, 0.2)]
+        engine = engine or cast(rows.Rows, houses[0].server.engine)
+        asks = [next(house.server.moves(1, [0, 1, 2])) for house in houses]
+        moved.append([out.up["delta"] for out in engine.map(asks)])
+        for ask, out in zip(asks, moved[-1], strict=True):
+            one = Sequential(Bound(houses[0].module, houses[0].space), 0, False).map([ask])[0].up["delta"]
+            assert float((one - out).abs().max()) < 1e-13
+    assert engine is not None and float((moved[0][0] - moved[1][0]).abs().max()) > 1e-3 and len(engine.blocks) == 2
+
+
+class Scaled(FedAvg):
+    """A proximal term of two factors."""
+
+    mu: float = setting("strength", default=0.1, least=0)
+    factor: float = setting("factor", default=1.0, least=0)
+
+    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+        return self.factor * grad(w) + self.mu * (w - me.x)
 
 
 def test_an_error_of_a_hook_is_not_hidden() -> None:
@@ -106,18 +139,18 @@ def test_more_jobs_than_rows() -> None:
 def test_running_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     load, asked = rows.Block.load, list[int]()
 
-    def tight(block: rows.Block, jobs: rows.Jobs, *rest: object) -> None:
+    def tight(block: rows.Block, jobs: Jobs, *rest: Any) -> None:
         asked.append(len(jobs))
         if len(jobs) > 2:
             raise torch.OutOfMemoryError("too many")
-        load(block, jobs, *rest)  # type: ignore[arg-type]
+        load(block, jobs, *rest)
 
     monkeypatch.setattr(rows.Block, "load", tight)
     config = configured({"name": "fedavg"})
     (run,) = play_together([config])
     assert apart(run, alone(config)) < 1e-13 and asked[0] == 5 and max(asked[-3:]) <= 2
 
-    def never(block: rows.Block, jobs: rows.Jobs, *rest: object) -> None:
+    def never(block: rows.Block, jobs: Jobs, *rest: Any) -> None:
         raise torch.OutOfMemoryError("not even one")
 
     monkeypatch.setattr(rows.Block, "load", never)
@@ -138,7 +171,7 @@ def test_runs_with_one_seed_share_plans_and_samples() -> None:
     asks = [next(house.server.moves(1, [0, 1, 2])) for house in houses]
     works = [ask.plan.train for ask in asks]
     assert all(a is b for a, b in zip(*works, strict=True))
-    feeds: dict[str, rows.Feed] = {}
+    feeds: dict[str, Feed] = {}
     errands = [Errand(ask) for ask in asks]
     grown, first = lay(feeds, [(errand, i) for errand in errands for i in range(3)])
     assert grown and first["train"][:3] == first["train"][3:]

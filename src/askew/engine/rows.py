@@ -48,8 +48,10 @@ class Block:
     """Stacked buffers for one kind of job, and the graphs of the moves on their first rows."""
 
     def __init__(self, task: Task, errand: Errand) -> None:
-        self.task, self.errand = task, errand  # whose settings all others share
-        self.device = errand.numbers.device
+        self.task, inbox = task, errand.inbox
+        self.names = [list(state) for state in (inbox.server, inbox.memory, inbox.mine, inbox.carry)]
+        self.part, self.fixed = inbox.part, (inbox.momentum, inbox.decay, inbox.clip)  # the same for all jobs of this kind
+        self.device, self.dtype = errand.numbers.device, errand.numbers.dtype
         self.tape = Tape(self.device)
         self.feeds: dict[str, Feed] = {}
         self.rows = self.usual = 0
@@ -61,7 +63,7 @@ class Block:
         """Buffers for so many rows; what was captured over smaller ones is forgotten."""
         self.rows, self.tape, self.moving, self.result = rows, Tape(self.device), None, {}
         self.given = [t.new_zeros((rows, *t.shape[1:])) for t in sources]
-        self.numbers = self.errand.numbers.new_zeros((rows, 7 + floats))
+        self.numbers = torch.zeros((rows, 7 + floats), dtype=self.dtype, device=self.device)
         self.first, self.count = ({name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.feeds} for _ in range(2))
         self.share = self.numbers.new_zeros(rows)
         self.at = {name: torch.zeros((), dtype=torch.long, device=self.device) for name in self.feeds}
@@ -75,17 +77,10 @@ class Block:
         begins = np.cumsum([0, *(len(errand.works) for errand in errands)])
         whose = [place[id(errand)] for errand, _ in jobs]
         rows = [int(begins[n]) + i for n, (_, i) in zip(whose, jobs, strict=True)]
-        works = {name: [errand.works[i][name] for errand, i in jobs] for name in jobs[0][0].works[0]}
         grown, first = lay(self.feeds, jobs)
+        counts = [[errand.works[i][name].batches for errand, i in jobs] for name in first]
         order = sorted(range(len(jobs)), key=lambda row: (whose[row], jobs[row][1]))  # by errand and client
-        lists = [
-            whose,
-            rows,
-            order,
-            [jobs[row][1] for row in order],
-            *first.values(),
-            *([w.batches for w in works[name]] for name in works),
-        ]
+        lists = [whose, rows, order, [jobs[row][1] for row in order], *first.values(), *counts]
         of_errand, of_job, back, to, *rest = self.sent(lists, torch.long).unbind()
         cuts = [whose.count(n) for n in range(len(errands))]
         self.back = list(zip(errands, torch.split(back, cuts), torch.split(to, cuts), strict=True))
@@ -100,9 +95,9 @@ class Block:
         if floats:
             values = self.sent([[float(getattr(errand.phase, name)) for name in floats] for errand in errands], numbers.dtype)
             self.numbers[:n, 7:].copy_(values[of_errand])
-        for k, name in enumerate(works):
-            self.first[name][:n].copy_(rest[k])
-            self.count[name].zero_()[:n].copy_(rest[len(works) + k])
+        for name, begin, count in zip(first, rest[: len(first)], rest[len(first) :], strict=True):
+            self.first[name][:n].copy_(begin)
+            self.count[name].zero_()[:n].copy_(count)
 
     def sent(self, values: list[Any], dtype: torch.dtype) -> Tensor:
         """Numbers from the host, which does not wait for the device."""
@@ -132,12 +127,10 @@ class Block:
 
     def me(self, given: Sequence[Tensor], numbers: Tensor) -> Me:
         """One client's view, under vmap."""
-        inbox = self.errand.inbox
         rest = iter(given[2:])
-        server, memory, mine, carry = ({n: next(rest) for n in state} for state in (inbox.server, inbox.memory, inbox.mine, inbox.carry))
+        server, memory, mine, carry = ({n: next(rest) for n in names} for names in self.names)
         lr, lr0, round, steps, tau, size, coin = numbers[:7].unbind()
-        fixed = (inbox.part, lr, lr0, inbox.momentum, inbox.decay, inbox.clip, steps, tau, size, round, coin)
-        return Me(given[0], given[1], server | memory, mine, carry, *fixed)
+        return Me(given[0], given[1], server | memory, mine, carry, self.part, lr, lr0, *self.fixed, steps, tau, size, round, coin)
 
     def held(self) -> list[Tensor]:
         return [*(moved(self.moving) if self.moving else ()), *self.at.values()]
@@ -330,9 +323,11 @@ class Rows:
         for errand in errands:
             kinds.setdefault(self._kind(errand), []).append(errand)
         for kind, some in kinds.items():
-            differ = [name for name in liftable(some[0].phase) if len({getattr(errand.phase, name) for errand in some}) > 1]
+            values = {name: {getattr(errand.phase, name) for errand in some} for name in liftable(some[0].phase)}
+            differ = [name for name, found in values.items() if len(found) > 1]
+            same = tuple((name, *found) for name, found in values.items() if name not in differ)  # which the graphs have in them
             try:
-                self._play((kind, tuple(differ)), some, differ)
+                self._play((kind, tuple(differ), same), some, differ)
             except (TypeError, ValueError, RuntimeError) as e:
                 if not differ or isinstance(e, torch.OutOfMemoryError):
                     raise
@@ -349,8 +344,6 @@ class Rows:
 
     def _play(self, kind: Any, errands: Sequence[Errand], differ: Sequence[str]) -> None:
         """Some jobs at a time, as many as there is room for."""
-        if not differ:
-            kind = (kind, errands[0].phase)
         if kind not in self.blocks:
             self.blocks[kind] = Block(self.task, errands[0])
         block = self.blocks[kind]
