@@ -173,7 +173,7 @@ def softmax_optimum(problem: Problem, decay: float) -> Tensor:
 class Pairs(Vmapped):
     """Two clients at a time, whatever the memory."""
 
-    def _chunk(self, inbox: Inbox, plan: Plan) -> int:
+    def _chunk(self, phase: Algorithm, inbox: Inbox, plan: Plan) -> int:
         return 2
 
 

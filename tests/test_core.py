@@ -18,11 +18,11 @@ from askew.algorithms import FedAvg
 from askew.core.algebra import clipped, dot, norm
 from askew.core.algorithm import Algorithm
 from askew.core.bank import Bank
-from askew.core.local import Moving, begin, differentiate, step, straight
+from askew.core.local import Moving, begin, differentiate, slide_rows, step, straight
 from askew.core.rng import generator, key, torch_seed
 from askew.core.settings import Registry, Settings, setting
 from askew.core.space import BATCH_NORMS, Space
-from askew.core.task import Bound, Functional, Task, WithFeatures, with_features
+from askew.core.task import Bound, Functional, Task, WithFeatures, dense_layers, with_features
 from askew.core.types import Batch, Me, State, nova_length
 from askew.engine.server import finite
 from askew.errors import AlgorithmError, ConfigError, ModelError, UnknownName
@@ -407,6 +407,12 @@ def test_a_step_in_place_is_the_step(module: nn.Module, ways: tuple[Algorithm, A
     torch.testing.assert_close(here.carry["buffers"], there.carry["buffers"], rtol=1e-12, atol=1e-13)
 
 
+def test_a_step_in_place_of_half_precision_passes_is_the_step() -> None:
+    space, batch = Space(mlp()), Batch(torch.randn(5, 6), torch.randint(0, 3, (5,)))
+    ends = [step(alg, Bound(mlp(), space, half=True), me_of(space), begin(alg, me_of(space)), batch).w for alg in (FedAvg(), Noting())]
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+
+
 def test_a_step_in_place_leaves_the_received_model_alone() -> None:
     space = Space(mlp())
     task, me, start = Bound(mlp(), space), me_of(space), space.start.clone()
@@ -420,6 +426,49 @@ def test_only_steps_along_the_gradient_are_straight() -> None:
     for me in (me_of(space, momentum=0.9), me_of(space, decay=0.1), me_of(space, clip=1.0), me_of(space)._replace(lr=torch.tensor(0.1))):
         assert not straight(FedAvg(), me)
     assert not straight(Noting(), me_of(space))
+
+
+class Backwards(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(self):
+            x = layer(x)
+        return x
+
+
+def linears(*layers: nn.Module) -> nn.Module:
+    return WithFeatures(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), *layers, nn.Linear(5, 3, bias=False)))
+
+
+@pytest.mark.parametrize("module", [mlp(), linears(nn.Tanh()), linears(nn.GELU(), nn.Identity())])
+@pytest.mark.parametrize("criterion", ["cross_entropy", "squared_error"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_that_step_in_place_take_their_own_steps(module: nn.Module, criterion: str, padded: bool) -> None:
+    space, rate = Space(module, torch.float64), 0.1
+    task, bound = Functional(module, space, criterion), Bound(module, space, criterion)
+    w = space.start + 0.1 * torch.randn(4, space.P, dtype=torch.float64)
+    x = torch.randn(4, 5, 2, 3, dtype=torch.float64)
+    y = torch.randint(0, 3, (4, 5)) if criterion == "cross_entropy" else torch.randn(4, 5, 3, dtype=torch.float64)
+    weight = (torch.arange(5) < torch.tensor([[5], [3], [1], [4]])).double() if padded else None
+    new = w.clone()
+    values = slide_rows(task, new[:3], Batch(x[:3], y[:3], None if weight is None else weight[:3]), rate)
+    for i in range(3):
+        batch = Batch(x[i], y[i], None if weight is None else weight[i])
+        g, value, _ = differentiate(bound, lambda u, batch=batch: bound.loss(u, batch), w[i], space.buffers)
+        torch.testing.assert_close(new[i], w[i] - rate * g, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(values[i], value, rtol=1e-12, atol=0)
+    assert torch.equal(new[3], w[3])  # a row that has no work
+
+
+def test_what_is_not_a_row_of_linear_layers_is_not_taken_for_one() -> None:
+    assert [name for name, _ in dense_layers(mlp())] == ["flat", "fc1", "fc_relu1", "out"]
+    assert [name for name, _ in dense_layers(linears(nn.ReLU()))] == ["module.0", "module.1", "module.2", "module.3"]
+    frozen = linears(nn.ReLU())
+    frozen.get_submodule("module.1").requires_grad_(False)
+    others = [frozen, mlp("batch"), Odd(), linears(nn.LayerNorm(5)), linears(nn.Sequential(nn.Linear(5, 5)))]
+    others += [WithFeatures(Backwards(nn.Linear(5, 3), nn.Linear(6, 5))), WithFeatures(nn.Sequential(nn.Flatten(2), nn.Linear(3, 3)))]
+    for module in (*others, networks["cnn"].build({}).module((1, 8, 8), 3)):
+        assert not dense_layers(module)
+    assert not Functional(mlp(), Space(mlp()), half=True).layers
 
 
 # what reaches the server ----------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from .space import Space
 from .types import Batch
 
 Output = tuple[Tensor, ...]  # output and features, in this order
-Call = tuple[nn.Linear, Tensor, Tensor]  # a linear layer, what went in and what came out
+ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Identity)
 Criterion = Callable[[Tensor, Tensor], Tensor]  # (output, y) → loss of each sample [B]
 
 CRITERIA: dict[str, Criterion] = {
@@ -57,6 +56,27 @@ def with_features(module: nn.Module, example: Tensor) -> nn.Module:
     with torch.no_grad():
         output = probe(example)
     return WithFeatures(module) if isinstance(output, Tensor) else module
+
+
+class Row(nn.Sequential):
+    """Layers one after the other, a linear one last, whose forward pass gives (output, features)."""
+
+
+def dense_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The layers of a row of linear ones and elementwise functions; of anything else none."""
+    plain = isinstance(module, WithFeatures) and type(module.module) is nn.Sequential
+    row = module.module if isinstance(module, WithFeatures) and plain else module
+    layers = [(f"module.{name}" if plain else name, layer) for name, layer in row.named_children()]
+    known = all(type(layer) in ELEMENTWISE or simple(layer) for _, layer in layers)
+    return layers if known and (plain or isinstance(row, Row)) else []
+
+
+def simple(layer: nn.Module) -> bool:
+    """Is it all of an input made flat, or a linear layer with weights that are trained and nothing put in their place?"""
+    if type(layer) is nn.Flatten:
+        return (layer.start_dim, layer.end_dim) == (1, -1)
+    own = dict(layer.named_parameters())
+    return type(layer) is nn.Linear and own.keys() <= {"weight", "bias"} and all(p.requires_grad for p in own.values())
 
 
 class Task:
@@ -130,13 +150,8 @@ class Bound(Task):
         for name, view in space.split_buffers(self.flat_buffers).items():
             held[name].data = view
         self.leaf = self.flat
-        self.calls: list[Call] | None = None
         if compiled:
             self.module.compile()
-            return
-        for layer in self.module.modules():
-            if type(layer) is nn.Linear:
-                layer.forward = partial(self.linear, layer)  # type: ignore[method-assign]
 
     def load(self, w: Tensor, buffers: Tensor) -> Tensor:
         """Move the module to w; the returned leaf collects what a loss says about w itself."""
@@ -151,36 +166,11 @@ class Bound(Task):
         """The statistics after the forward pass."""
         return self.flat_buffers.clone() if buffers.numel() else buffers
 
-    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """A linear layer's forward pass. While calls are noted, its output is where the gradient ends."""
-        if self.calls is None or x.dim() != 2:
-            return F.linear(x, layer.weight, layer.bias)
-        output = F.linear(x, layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
-        self.calls.append((layer, x.detach(), output if output.requires_grad else output.requires_grad_()))
-        return output
-
-    def noting_calls(self, objective: Callable[[Tensor], Tensor], w: Tensor) -> tuple[Tensor, list[Call]]:
-        """The objective at w, and the calls of linear layers."""
-        self.calls = calls = list[Call]()
-        try:
-            return objective(w), calls
-        finally:
-            self.calls = None
-
-    def follow(self, grads: Sequence[Tensor | None], calls: Sequence[Call], rate: float) -> Tensor:
-        """Go down the gradients of w itself, of the parameters and of linear layers' outputs, in place.
-
-        Returns where the module is, until it is moved again.
-        """
-        own, *rest = grads
-        pairs = [(view, g) for view, g in zip(self.views, rest, strict=False) if g is not None]
-        if pairs:
-            torch._foreach_add_([view for view, _ in pairs], [g for _, g in pairs], alpha=-rate)
-        for (layer, x, _), g in zip(calls, rest[len(self.views) :], strict=True):
-            if g is not None:
-                layer.weight.data.addmm_(g.t(), x, alpha=-rate)
-                if layer.bias is not None:
-                    layer.bias.data.sub_(g.sum(0), alpha=rate)
+    def follow(self, slope: Sequence[Tensor | None], rate: float) -> Tensor:
+        """Go down a slope, of w itself and of every parameter, in place; returns where the module is, until it is moved again."""
+        own, *grads = slope
+        pairs = [(view, g) for view, g in zip(self.views, grads, strict=True) if g is not None]
+        torch._foreach_add_([view for view, _ in pairs], [g for _, g in pairs], alpha=-rate)
         return self.flat if own is None else self.flat.sub_(own, alpha=rate)
 
     def __call__(self, w: Tensor, batch: Batch, call: str = "") -> Output:
@@ -190,12 +180,37 @@ class Bound(Task):
         return self.passed(lambda x: functional_call(self.module, self.space.split(w), (x,), more), batch.x)
 
 
+class Call(NamedTuple):
+    """What went through the linear layers of many networks: weights [C, out, in], biases [C, out], x [C, B, in], output [C, B, out]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    x: Tensor
+    output: Tensor
+
+
 class Functional(Task):
     """The module called with parameters split from w and with buffers that live for one step."""
 
     def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False) -> None:
         super().__init__(module, space, criterion, half)
         self.live: dict[str, Tensor] = {}
+        self.layers = [] if half else dense_layers(self.module)  # of a dense network, which can be computed for many clients as it is
+
+    def rows(self, w: Tensor, batch: Batch) -> tuple[Tensor, list[Call]]:
+        """The loss of many dense networks [C], at w [C, P] on batches [C, B, …], and their calls, at whose outputs its gradient ends."""
+        views = {n: t.view(-1, *s) for (n, s), t in zip(self.space.shapes.items(), torch.split(w, self.space.sizes, 1), strict=True)}
+        x, calls = batch.x, list[Call]()
+        for name, layer in self.layers:
+            if not isinstance(layer, nn.Linear):
+                x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
+                continue
+            weight, bias = views[f"{name}.weight"], views.get(f"{name}.bias")
+            output = x @ weight.mT if bias is None else torch.baddbmm(bias[:, None], x, weight.mT)
+            calls.append(Call(weight, bias, x.detach(), output if output.requires_grad else output.requires_grad_()))
+            x = output
+        values = self.criterion(x.flatten(0, 1), batch.y.flatten(0, 1)).view(x.shape[:2])
+        return values.mean(1) if batch.weight is None else (values * batch.weight).sum(1) / batch.weight.sum(1), calls
 
     def load(self, buffers: Tensor) -> None:
         """Contiguous clones: as views of a flat row, vmapped batch norm would update a copy and lose the statistics."""

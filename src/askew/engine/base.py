@@ -64,6 +64,7 @@ class Outbox(NamedTuple):
     buffers: Tensor  # [C, Q]
     loss: Tensor  # [C]
     w: Tensor | None  # [C, P]
+    came: list[int] | None = None  # the rows of the cohort that these are, where some did not answer; None: all
 
 
 class Ask(NamedTuple):

@@ -92,9 +92,7 @@ def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool
             return Choice("slots", slots)
         if space.P <= SMALL:
             return Choice("vmapped", f"a small network ({space.P:,} parameters): one kernel serves many clients")
-        return (
-            Choice("slots", slots, ("vmapped",)) if foreign else Choice("vmapped", "dense: one product serves many", ("slots",))
-        )
+        return Choice("slots", slots, ("vmapped",)) if foreign else Choice("vmapped", "dense: one product serves many", ("slots",))
     if foreign:
         return Choice("sequential", f"{foreign[0]} is faster, or only known to work, one client at a time")
     if plain:

@@ -116,6 +116,7 @@ class Server:
         rows = {"mine": self.clients, "memory": self.memory, "private": self.privates}
         kept = {name: bank.read(plan.ids) for name, bank in rows.items()}
         traffic, losses, carry = Traffic(), list[float](), State()
+        gone: set[int] = set()  # asked, without an answer
         updates, drifted = (x.new_zeros(0, self.space.P), x.new_zeros(0)), drifting.Record()
         if not plan.ids:  # the absent were sent what they need to begin
             sent = [self.x, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
@@ -130,9 +131,11 @@ class Server:
             told, fine = torch.stack([out.loss.double(), self._finite(out).double()]).tolist()
             if phase.trains or not losses:
                 losses = told
-            if not all(fine):
-                rows_left = [i for i, ok in enumerate(fine) if ok]
-                out = only(out, rows_left)
+            came = list(range(len(plan.ids))) if out.came is None else out.came
+            gone |= {*plan.ids} - {plan.ids[i] for i in came}
+            if not all(fine) or len(came) < len(plan.ids):
+                sound_rows = [i for i, ok in enumerate(fine) if ok]
+                out, rows_left = only(out, sound_rows), [came[i] for i in sound_rows]
                 plan = plan.only(rows_left)
                 kept = {name: taken(row, rows_left) for name, row in kept.items()}
                 if not plan.ids:
@@ -162,12 +165,12 @@ class Server:
         finite = [v for v in losses if np.isfinite(v)]
         return {
             "round": round,
-            "participants": [int(i) for i in ids],
+            "participants": [int(i) for i in ids if i not in gone],
             "train_loss": float(np.mean(finite)) if finite else None,
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
-            "dropped": len(ids) - (len(plan.ids) if healthy else 0),
-            **({"absent": absent} if absent else {}),
+            "dropped": len(ids) - len(gone) - (len(plan.ids) if healthy else 0),
+            **({"absent": absent + len(gone)} if absent or gone else {}),
             **drifted,
             **(dict(zip(numbers, logged, strict=True)) if healthy else {n: float(self.state[n]) for n in numbers}),
         }
@@ -250,22 +253,22 @@ class Server:
 
     def _count(self, traffic: Traffic, phase: Algorithm, inbox: Inbox, out: Outbox, absent: int | None) -> None:
         """Bytes of what is declared to travel, for every client that was asked; a number of absent ones marks the first phase."""
-        hidden, count = self.private.w.numel(), len(out.loss)
+        hidden, asked, answers = self.private.w.numel(), len(inbox.steps), len(out.loss)
         one = torch.empty((), dtype=self.space.dtype).element_size()
         seen = self.space.Q - self.private.b.numel()
 
-        def size(t: Tensor, rows: bool) -> int:
-            numbers = t.numel() // (count if rows else 1)
+        def size(t: Tensor, rows: int) -> int:
+            numbers = t.numel() // max(rows, 1)
             return (numbers - (hidden if numbers == self.space.P else 0)) * t.element_size()
 
-        down = sum(size(t, False) for t in inbox.server.values()) + sum(size(t, True) for t in inbox.memory.values())
-        up = sum(size(t, True) for t in out.up.values())
+        down = sum(size(t, 1) for t in inbox.server.values()) + sum(size(t, asked) for t in inbox.memory.values())
+        up = sum(size(t, answers) for t in out.up.values())
         if absent is not None:
             down += (self.space.P - hidden + seen) * one
         if phase.trains:
             up += seen * one
-        traffic.down += down * (count + (absent or 0))
-        traffic.up += up * count
+        traffic.down += down * (asked + (absent or 0))
+        traffic.up += up * answers
 
 
 def finite(t: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ rows are grouped by their real batch size instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +17,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core.algorithm import Algorithm
-from ..core.local import Moving, Result, client_round
-from ..core.task import Task
+from ..core.local import Moving, Result, client_round, slide_rows, step, straight
+from ..core.task import Functional
 from ..core.types import Batch, Me, State, taken
 from ..data.federation import Pick, Plan, Work
 from .base import Ask, Inbox, Outbox
+from .jobs import Room
 
 BUDGET = 2**30  # bytes that one chunk of clients may take
+WEIGHTS = 2**24  # bytes of weights that straight steps go over at a time; of more they wait for memory, with fewer for Python
 
 Rows = slice | Tensor
 Flat = tuple[Tensor, ...]
@@ -56,12 +59,13 @@ class Group(NamedTuple):
 class Lockstep:
     """The course of a chunk of clients, sorted by steps: moves are vmapped over the rows that take part in them."""
 
-    def __init__(self, task: Task, plan: Plan, order: list[int], me: Me, shared: State, even: bool) -> None:
+    def __init__(self, task: Functional, plan: Plan, order: list[int], me: Me, shared: State, even: bool) -> None:
         self.task, self.plan, self.order, self.even, self.dtype = task, plan, order, even, me.x.dtype
         self.device = plan.pool.x.device
         self.tables: dict[str, Table] = {}
         self.same = set(shared)  # broadcast: the same to all rows, so never batched
         self.rows = len(order)
+        self.own: Tensor | None = None  # rows that may be moved in place
 
     def table(self, name: str) -> Table:
         if name not in self.tables:
@@ -116,6 +120,8 @@ class Lockstep:
         return vmap(lambda flat, *moving: move(self._me(me, flat), *moving))(self._flat(me), *moving)
 
     def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: list[Group], share: Tensor | float) -> Moving:
+        if isinstance(move, partial) and move.func is step and slides(self.task, move.args[0], me):
+            return self._slide(me, moving, batch)
         names, mine = list(moving.carry), self._flat(me)
         now: Flat = (moving.w, moving.total, *moving.carry.values())
 
@@ -136,6 +142,20 @@ class Lockstep:
                 now = tuple(put(old, rows, t) for old, t in zip(now, new, strict=True))
         return Moving(now[0], dict(zip(names, now[2:], strict=True)), now[1])
 
+    def _slide(self, me: Me, moving: Moving, batch: list[Group]) -> Moving:
+        """Straight steps in place: the first one makes the rows this course's own."""
+        if self.own is None or moving.w is not self.own:
+            self.own = moving.w.clone(memory_format=torch.contiguous_format)
+        total = moving.total.clone()
+        for rows, pick, weights in batch:  # one group: the first rows
+            total[rows] += slide_rows(self.task, self.own[rows], self.plan.batch(pick)._replace(weight=weights), float(me.lr))
+        return Moving(self.own, moving.carry, total)
+
+
+def slides(task: Functional, alg: Algorithm, me: Me) -> bool:
+    """Are steps straight, and the network one that is computed for many clients as it is?"""
+    return bool(task.layers) and type(alg).loss is Algorithm.loss and straight(alg, me)
+
 
 def put(old: Tensor, rows: Rows, new: Tensor) -> Tensor:
     """A new tensor: an old one may still be somebody's, and hooks may return their arguments."""
@@ -147,7 +167,7 @@ class Vmapped:
 
     name = "vmapped"
 
-    def __init__(self, task: Task, even: bool, budget: int = BUDGET) -> None:
+    def __init__(self, task: Functional, even: bool, budget: int = BUDGET) -> None:
         self.task, self.even, self.budget = task, even, budget
 
     def map(self, asks: Sequence[Ask]) -> list[Outbox]:
@@ -155,30 +175,21 @@ class Vmapped:
 
     def _map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
         order = sorted(range(len(plan.train)), key=lambda i: -plan.train[i].batches)
-        size = self._chunk(inbox, plan)
-        parts = [self._chunk_round(phase, inbox, plan, order[a : a + size]) for a in range(0, len(order), size)]
-        back = torch.tensor(np.argsort(order), device=inbox.x.device)
+        size, room = self._chunk(phase, inbox, plan), Room(len(order), want)
+        for a in range(0, len(order), size):
+            clients = torch.tensor(order[a : a + size], device=inbox.x.device)
+            rows = clients.argsort() if len(clients) == len(order) else torch.arange(len(clients), device=inbox.x.device)
+            room.put_rows(clients, rows, self._chunk_round(phase, inbox, plan, order[a : a + size]))
+        assert room.outbox is not None
+        return room.outbox
 
-        def rows(pieces: list[Tensor]) -> Tensor:
-            return torch.cat(pieces)[back]
-
-        def state(pieces: list[State]) -> State:
-            return {n: rows([piece[n] for piece in pieces]) for n in pieces[0]}
-
-        return Outbox(
-            state([r.up for r in parts]),
-            state([r.mine for r in parts]),
-            state([r.carry for r in parts]) if "carry" in want else {},
-            rows([r.carry["buffers"] for r in parts]),
-            rows([r.loss for r in parts]),
-            rows([r.w for r in parts]) if "w" in want else None,
-        )
-
-    def _chunk(self, inbox: Inbox, plan: Plan) -> int:
+    def _chunk(self, phase: Algorithm, inbox: Inbox, plan: Plan) -> int:
         """Clients at once: a dozen vectors of length P and a rough multiple of one batch's input for activations."""
         longest = max(b for work in plan.train for b in work.lengths())
         one = 12 * inbox.x.shape[-1] + 40 * longest * plan.batch(Pick(plan.train[0].places[:1].to(inbox.x.device))).x.numel()
-        return max(1, int(self.budget // (one * inbox.x.element_size())))
+        size = max(1, int(self.budget // (one * inbox.x.element_size())))
+        few = max(1, WEIGHTS // (inbox.x.shape[-1] * inbox.x.element_size()))
+        return min(size, few) if slides(self.task, phase, inbox.me(0)) else size
 
     def _chunk_round(self, phase: Algorithm, inbox: Inbox, plan: Plan, order: list[int]) -> Result:
         pick = torch.tensor(order, device=inbox.x.device)

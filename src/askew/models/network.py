@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS
+from ..core.task import Row
 from ..errors import ConfigError, ModelError
 from . import fused
 from .weights import HEAD, start_from
@@ -23,7 +24,7 @@ from .weights import HEAD, start_from
 GROUPS = 2
 
 
-class Chain(nn.Sequential):
+class Chain(Row):
     """Named layers in a row, a linear one last."""
 
     fused = False  # convolution, ReLU and pooling as suits the device: on CUDA by one kernel where that is possible
