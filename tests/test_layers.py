@@ -20,6 +20,7 @@ STOREY = {
     "engine": 3,
     "experiment": 4,
     "report": 5,
+    "flower": 5,
     "cli_data": 6,
     "cli_bench": 7,
     "cli_conformal": 7,

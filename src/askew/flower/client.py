@@ -1,0 +1,133 @@
+"""A client of a deployment: it answers the server's letters with the simulator's own local training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.types import State
+from ..data.federation import Plan
+from ..engine.base import Ask, Inbox
+from ..engine.evaluate import dressed
+from ..errors import DataError
+from ..experiment.checkpoint import marked
+from ..version import __version__
+from .keep import Kept, Place
+from .site import Home
+from .wire import Letter, Refused, Sealed, Shared, expect, opened, over, told, under
+
+SERVER = "the server"
+RATES = ("lr", "lr0", "momentum", "decay", "clip")
+OWN = ("steps", "tau", "size", "coin")
+
+
+def hello(home: Home) -> Letter:
+    """Who this is and what it has; no sample and no label is told."""
+    fed = home.fed
+    own = fed.inputs(fed.test.x[:1])
+    numbers = {
+        "client": home.client,
+        "samples": int(fed.sizes[home.client]),
+        "classes": fed.classes,
+        "shape": [int(n) for n in fed.shape],
+        "real": own.is_floating_point(),
+        "digest": home.config.digest(),
+        "version": __version__,
+    }
+    return Letter(numbers, {})
+
+
+class Client:
+    """Answers training and evaluation letters."""
+
+    def __init__(self, home: Home, place: Place) -> None:
+        self.home, self.house, self.client = home, home.house, home.client
+        self.server, self.space = self.house.server, self.house.space  # of the server only what it declares
+        self.shared = Shared(self.space, self.server.private)
+        private = {"w": self.space.start[self.server.private.w], "b": self.space.buffers[self.server.private.b]}
+        start = over("mine.", self.server.alg.client_state(self.space)) | ({} if self.server.private.empty else over("private.", private))
+        self.kept = Kept(place, start, self.client)
+
+    def answer(self, kind: str, letter: Sealed) -> Letter:
+        """The answer to a letter of training ("train") or evaluation ("evaluate")."""
+        expect(letter, SERVER, mark=marked(self.house.config.digest(), self.server), client=self.client)
+        return self.train(letter) if kind == "train" else self.evaluate(letter)
+
+    def train(self, letter: Sealed) -> Letter:
+        """One phase of one round."""
+        round, n, used = (told(letter, name, int, SERVER) for name in ("round", "phase", "used"))
+        if n >= len(self.server.phases):
+            raise Refused(f"{SERVER}: this is of phase {n}, expected one of {len(self.server.phases)} from 0; start the run over.")
+        phase, last = self.server.phases[n], n + 1 == len(self.server.phases)
+        names = phase.broadcast
+        state = {k: v.to(self.space.dtype) if v.is_floating_point() else v for k, v in self.server.state.items() if k in names}
+        memory = {k: v for k, v in self.server.memory.start.items() if k in names}
+        sent = self.shared.forms(state, "server.") | self.shared.forms(memory, "memory.")
+        if "x" in letter.parcels or n == 0:
+            sent |= self.shared.forms({"x": self.space.start} | self.shared.buffers(self.space.buffers))
+        tensors = self._here(opened(letter, sent, SERVER))
+        before = self._here(self.kept.after(used) if n == 0 else self.kept.between(round, n))
+        x, buffers = self._model(tensors, before)
+        plan = self._plan(letter, round)
+        lr, lr0, momentum, decay, clip = (told(letter, name, float, SERVER) for name in RATES)
+        own = [[told(letter, name, float, SERVER)] for name in OWN]
+        steps, tau, size, coin = torch.tensor(own, dtype=self.space.dtype, device=self.space.device)
+        server = self.shared.whole(under("server.", tensors), state)
+        rest = rows(self.shared.whole(under("memory.", tensors), memory)), rows(under("mine.", before)), rows(under("carry.", before))
+        parts = self.server.parts
+        inbox = Inbox(x, buffers, server, *rest, parts, lr, lr0, momentum, decay, clip, round, steps, tau, size, coin)
+        (out,) = self.server.engine.map([Ask(phase, inbox, plan, ("w", "carry"))])
+        up, mine, carry = ({k: v[0] for k, v in part.items()} for part in (out.up, out.mine, out.carry))
+        assert out.w is not None
+        after = over("mine.", mine)
+        if not self.server.private.empty:
+            after |= {"private.w": out.w[0][self.server.private.w], "private.b": out.buffers[0][self.server.private.b]}
+        if last:
+            self.kept.keep(used, round, after)
+        else:
+            self.kept.keep_between(used, round, n + 1, after | over("carry.", carry) | {"x": x, "buffers": buffers})
+        numbers = {"client": self.client, "round": round, "phase": n, "loss": float(out.loss[0])}
+        trained = self.shared.buffers(out.buffers[0]) if phase.trains else {}
+        return Letter(numbers | {"samples": int(self.home.fed.sizes[self.client])}, over("up.", self.shared.cut(up)) | trained)
+
+    def _here(self, state: State) -> State:
+        return {name: t.to(self.space.device) for name, t in state.items()}
+
+    def _model(self, tensors: State, before: State) -> tuple[Tensor, Tensor]:
+        """The model as received, in a later phase the one of the phase before unless another came; private parts in place."""
+        if "x" in tensors:
+            x = self.shared.whole({"x": tensors["x"]}, {"x": self.space.start})["x"]
+            buffers = self.shared.whole_buffers(tensors, self.space.buffers)
+        else:
+            x, buffers = before["x"], before["buffers"]
+        return (x, buffers) if self.server.private.empty else dressed(x, buffers, self.server.private, under("private.", before))
+
+    def _plan(self, letter: Sealed, round: int) -> Plan:
+        """This round's batches; as many as the server counts on."""
+        plan, steps = self.server.prepare(round, [self.client]), told(letter, "steps", float, SERVER)
+        if not 1 <= steps <= plan.train[0].batches:
+            raise DataError(
+                f"client {self.client} has {plan.train[0].batches} batches, and the server counts on {steps:g}; its data have changed: "
+                "start the run over."
+            )
+        return plan._replace(train=[plan.train[0].first(int(steps))])
+
+    def evaluate(self, letter: Sealed) -> Letter:
+        """The scores of the server's models, private parts in place, on this client's test set."""
+        round, used = (told(letter, name, int, SERVER) for name in ("round", "used"))
+        names = told(letter, "models", str, SERVER).split(",")
+        forms = self.shared.forms({f"model.{name}": self.space.start for name in names} | self.shared.buffers(self.space.buffers))
+        tensors = self._here(opened(letter, forms, SERVER))
+        numbers: dict[str, int | list[float]] = {"client": self.client, "round": round, "samples": 0}
+        if self.home.tested:
+            numbers["samples"] = len(self.home.fed.test.y)
+            before = self._here(self.kept.after(used))
+            for name in names:
+                model = {"x": tensors[f"model.{name}"]} | {n: t for n, t in tensors.items() if n == "buffers"}
+                numbers[f"scores.{name}"] = self.house.exam(*self._model(model, before)).tolist()
+        return Letter(numbers, {})
+
+
+def rows(state: State) -> State:
+    """A cohort of one."""
+    return {name: t[None] for name, t in state.items()}

@@ -1,0 +1,397 @@
+"""The server of a deployment: the simulator's rounds, with clients that are reached by post.
+
+`Field` is an engine: it sends each client its part of what the server hands out and gathers the rows that come back, so that phases,
+guards, aggregation, buffers, private parts and byte counts are the simulator's own. `Season` is a run played on it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import local
+from ..core.algorithm import Algorithm
+from ..core.bank import Bank
+from ..core.rng import generator
+from ..core.settings import Settings, setting
+from ..core.types import Me, State
+from ..data.federation import Federation, Plan
+from ..engine.base import Ask, Inbox, Outbox
+from ..engine.server import Server
+from ..errors import EngineError
+from ..experiment.build import House, Workshop, device_of
+from ..experiment.checkpoint import marked
+from ..experiment.run import Player, Watch, check_same, clear, enough_memory, folder_of, loop, stored, torch_state
+from ..experiment.store import Record, Run, load, locked, read_json, write_json
+from ..version import __version__
+from .client import OWN, RATES
+from .site import DataModule, Deployed, Remote, Site, house_of, server_data
+from .wire import ALIKE, Letter, Refused, Sealed, Shared, expect, opened, over, told, under
+
+Say = Callable[[str], None]
+Answer = Sealed | str  # a letter, or a sentence why there is none
+Row = tuple[State, Tensor, float]  # upload, buffers, loss
+
+FEDERATION = "federation.json"
+TRIES = 3  # how often a node that does not say who it is, is asked
+LARGEST, DIMENSIONS = 10**8, 8  # of one input
+PAUSE, POLL = 0.5, 0.2  # seconds between looks for nodes, and for answers
+
+
+class Rules(Settings):
+    """How a deployment waits for its clients."""
+
+    title = "deployment"
+    out: str = setting("folder of the run's folder, on the server's machine", default="runs")
+    fresh: bool = setting("start over where the run's folder exists already", default=False)
+    nodes: int = setting("clients to wait for before the first round; 0: all of them", default=0, least=0)
+    wait: float = setting("seconds to wait for them", default=600.0, above=0)
+    hello: float = setting("seconds in which a new node must say which client it is", default=60.0, above=0)
+    timeout: float = setting("seconds in which a client must answer, each phase of a round", default=600.0, above=0)
+    answers: int = setting("least number of answers; a round with fewer is thrown away", default=1, least=1)
+    spare: float = setting(
+        "share of the participants that is asked besides, as many as were wanted are waited for; 0.5: three for every two",
+        default=0.0,
+        least=0,
+        most=10,
+    )
+
+
+class Post(Protocol):
+    """Carries letters to nodes and answers back; counts the bytes of both."""
+
+    sent: int
+    received: int
+
+    def nodes(self) -> list[int]:
+        """The nodes that are there."""
+
+    def send(self, kind: str, letters: Mapping[int, Letter], group: str, timeout: float) -> dict[str, int]:
+        """Send letters by node; they are good for so many seconds. Returns the nodes by the names of the letters."""
+
+    def collect(self, names: Collection[str]) -> dict[str, Answer]:
+        """The answers that came so far to letters of these names; each is handed out once."""
+
+
+def exchange(post: Post, kind: str, letters: Mapping[int, Letter], group: str, enough: int, timeout: float) -> dict[int, Answer]:
+    """Letters and answers by node, once enough answers have come or the time is over."""
+    waiting, end = post.send(kind, letters, group, timeout), time.monotonic() + timeout
+    answers: dict[int, Answer] = {}
+    while True:
+        answers |= {waiting.pop(name): answer for name, answer in post.collect(list(waiting)).items()}
+        good = sum(not isinstance(answer, str) for answer in answers.values())
+        if not waiting or good >= enough or time.monotonic() > end:
+            return answers
+        time.sleep(POLL)
+
+
+class Hello(NamedTuple):
+    """What a client says when it comes."""
+
+    samples: int
+    classes: int  # that it has seen
+    shape: list[int]
+    real: bool
+
+    def kind(self) -> str:
+        return f"{'real' if self.real else 'whole'} inputs of shape {self.shape} and {'class labels' if self.classes else 'real targets'}"
+
+
+class Roll:
+    """Which node is which client: learnt by asking, as node numbers mean nothing."""
+
+    def __init__(self, post: Post, rules: Rules, config: Deployed, say: Say) -> None:
+        self.post, self.rules, self.config, self.say = post, rules, config, say
+        self.clients = 1 if config.algorithm.pooled else config.partition.clients
+        self.node_of: dict[int, int] = {}
+        self.met: dict[int, Hello] = {}
+        self.tries: dict[int, int] = {}  # of every node that is there, known or not
+        self.asked: dict[str, tuple[int, float]] = {}  # letters that are on their way, to whom and how long they are good
+        self.fed: Federation | None = None
+
+    def call(self) -> set[int]:
+        """The clients that are there, as far as they have said so: new nodes are asked, and nobody is waited for."""
+        there, now = self.post.nodes(), time.monotonic()
+        self.tries = {node: self.tries.get(node, 0) for node in there}
+        self.asked = {name: (node, end) for name, (node, end) in self.asked.items() if node in self.tries}
+        self.node_of = {client: node for client, node in self.node_of.items() if node in self.tries}
+        known = {*self.node_of.values(), *(node for node, _ in self.asked.values())}
+        letters = {n: Letter({"digest": self.config.digest()}, {}) for n in there if n not in known and self.tries[n] < TRIES}
+        sent = self.post.send("query", letters, "0", self.rules.hello) if letters else {}
+        self.asked |= {name: (node, now + self.rules.hello) for name, node in sent.items()}
+        answers = self.post.collect(list(self.asked)) if self.asked else {}
+        late = {
+            name: f"it did not say which client it is within {self.rules.hello:g} s" for name, (_, end) in self.asked.items() if end < now
+        }
+        for name, answer in (late | answers).items():
+            node, _ = self.asked.pop(name)
+            self.tries[node] += 1
+            try:
+                self._meet(node, answer)
+            except Refused as e:
+                self.say(f"node {node} is left out: {e}")
+        return set(self.node_of)
+
+    def _meet(self, node: int, answer: Answer) -> None:
+        if isinstance(answer, str):
+            raise Refused(answer)
+        self.tries[node] = TRIES  # it has said all it has to say
+        client = told(answer, "client", int, f"node {node}")
+        who = f"client {client}"
+        if client >= self.clients:
+            raise Refused(
+                f"it says it is {who}, and clients are numbered from 0 to {self.clients - 1}; start it with another partition-id."
+            )
+        expect(answer, who, digest=self.config.digest(), version=__version__)
+        if not isinstance(self.fed, Remote) and self.fed is not None:
+            expect(answer, who, samples=int(self.fed.sizes[client]))
+        samples, classes = told(answer, "samples", int, who), told(answer, "classes", int, who)
+        new = Hello(samples, classes, told(answer, "shape", list, who), told(answer, "real", bool, who))
+        if len(new.shape) > DIMENSIONS or not all(type(n) is int and n > 0 for n in new.shape) or math.prod(new.shape) > LARGEST:
+            raise Refused(f"{who}: inputs of shape {new.shape!r:.60} came, at most {LARGEST:,} numbers are allowed; {ALIKE}.")
+        if (kind := new.kind()) != (others := next(iter(self.met.values()), new).kind()):
+            raise Refused(f"{who} has {kind}, the others have {others}; prepare the data alike on every node.")
+        if isinstance(self.fed, Remote) and new.classes > self.fed.classes:
+            few = f"{who} has {new.classes} classes, and the run was begun with {self.fed.classes}"
+            raise Refused(f"{few}; let client(node) return an askew.Dataset that names all of them on every node.")
+        if client in self.node_of:
+            self.say(f"{who} is now node {node} and no longer node {self.node_of[client]}.")
+        self.node_of[client], self.met[client] = node, new
+        if isinstance(self.fed, Remote):
+            self.fed.learn(client, new.samples)
+
+    def wait(self, needed: int) -> set[int]:
+        """The clients that are there, once there are so many."""
+        end = time.monotonic() + self.rules.wait
+        while len(there := self.call()) < min(needed, self.clients):
+            if time.monotonic() > end:
+                raise EngineError(
+                    f"{len(there)} of {min(needed, self.clients)} clients came within {self.rules.wait:g} s; start the others, "
+                    "or wait for fewer (nodes, answers); the run goes on from its last round."
+                )
+            time.sleep(PAUSE)
+        return there
+
+
+def uploads(server: Server) -> list[State]:
+    """What a client sends up in each phase, all zeros: found out by one that does nothing."""
+    alg, space, found = server.alg, server.space, list[State]()
+    mine, carry = alg.client_state(space), State()
+    rates = (server.local.lr, server.local.lr, server.local.momentum, server.local.weight_decay, server.local.clip_limit)
+    for phase in server.phases:
+        sent = {n: v for n, v in (server.state | server.memory.start).items() if n in phase.broadcast}
+        sent = {n: v.to(space.dtype) if v.is_floating_point() else v for n, v in sent.items()}
+        me = Me(space.start, space.buffers, sent, mine, carry, server.parts, *rates, 1.0, 1.0, 1.0, 1, 0.5)
+        result = local.finish(phase, me, local.begin(phase, me))
+        mine, carry = result.mine, result.carry
+        found.append({n: torch.zeros_like(v) for n, v in result.up.items()})
+    return found
+
+
+class Field:
+    """The engine of a deployment: clients are trained where they are."""
+
+    name = "flower"
+
+    def __init__(self, server: Server, roll: Roll, rules: Rules, classes: int, digest: str) -> None:
+        self.server, self.roll, self.rules, self.post, self.say = server, roll, rules, roll.post, roll.say
+        self.shared, self.blank = Shared(server.space, server.private), uploads(server)
+        self.about: dict[str, int | str] = {"mark": marked(digest, server), "classes": classes}
+        self.enough = 0  # answers to wait for; 0: all
+        self.sent: tuple[Tensor, Tensor] | None = None  # the model that the clients of this round have
+
+    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+        return [self._map(*ask) for ask in asks]
+
+    def _map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
+        n = next(n for n, known in enumerate(self.server.phases) if known is phase)
+        down = over("server.", self.shared.cut(inbox.server))
+        if n == 0 or self.sent is None or not all(map(torch.equal, self.sent, (inbox.x, inbox.buffers))):
+            down |= self.shared.cut({"x": inbox.x}) | self.shared.buffers(inbox.buffers)
+            self.sent = (inbox.x, inbox.buffers)
+        letters = {client: self._letter(n, inbox, i, down) for i, client in enumerate(plan.ids)}
+        answers = self._exchange("train", letters, inbox.round, min(self.enough or len(letters), len(letters)) if n == 0 else len(letters))
+        rows: dict[int, Row] = {}
+        for i, client in enumerate(plan.ids):
+            try:
+                rows[i] = self._row(n, client, inbox, answers[client])
+            except Refused as e:
+                self.say(f"round {inbox.round}: {e}")
+        return self._outbox(n, inbox, rows)
+
+    def _letter(self, n: int, inbox: Inbox, i: int, down: State) -> Letter:
+        rates = {name: float(getattr(inbox, name)) for name in RATES} | {name: float(getattr(inbox, name)[i]) for name in OWN}
+        place = {"round": inbox.round, "phase": n, "used": int(inbox.mine["round"][i])}
+        own = over("memory.", self.shared.cut({name: t[i] for name, t in inbox.memory.items()}))
+        return Letter({**self.about, **place, **rates}, down | own)
+
+    def _exchange(self, kind: str, letters: Mapping[int, Letter], round: int, enough: int) -> dict[int, Answer]:
+        """Letters and answers by client."""
+        nodes = {self.roll.node_of[i]: i for i in letters if i in self.roll.node_of}
+        addressed = {node: letters[i]._replace(numbers={**letters[i].numbers, "client": i}) for node, i in nodes.items()}
+        came = exchange(self.post, kind, addressed, str(round), min(enough, len(nodes)), self.rules.timeout) if nodes else {}
+        silent = f"no answer within {self.rules.timeout:g} s, or enough others came before"
+        return {i: came.get(self.roll.node_of.get(i, -1), silent) for i in letters}
+
+    def _row(self, n: int, client: int, inbox: Inbox, answer: Answer) -> Row:
+        who = f"client {client}"
+        if isinstance(answer, str):
+            raise Refused(f"{who}: {answer}")
+        expect(answer, who, client=client, round=inbox.round, phase=n, samples=int(self.server.fed.sizes[client]))
+        buffers = self.shared.buffers(inbox.buffers) if self.server.phases[n].trains else {}
+        forms = self.shared.forms(self.blank[n], "up.") | self.shared.forms(buffers)
+        tensors = {name: t.to(inbox.x.device) for name, t in opened(answer, forms, who, finite=False).items()}
+        loss = told(answer, "loss", float, who)
+        if not all(bool(torch.isfinite(t).all()) for t in (*tensors.values(), torch.tensor(loss))):
+            self.say(f"round {inbox.round}: {who} sent numbers that are not finite, which the server leaves out; lower the learning rate.")
+        return self.shared.whole(under("up.", tensors), self.blank[n]), self.shared.whole_buffers(tensors, inbox.buffers), loss
+
+    def _outbox(self, n: int, inbox: Inbox, rows: dict[int, Row]) -> Outbox:
+        """The rows that came. With too few of them none is used: their losses are no numbers."""
+        came, last = sorted(rows), n + 1 == len(self.server.phases)
+        up = {name: torch.stack([rows[i][0][name] for i in came]) for name in self.blank[n]} if came else {}
+        buffers = torch.stack([rows[i][1] for i in came]) if came else inbox.buffers.new_zeros(0, len(inbox.buffers))
+        loss = torch.tensor([rows[i][2] for i in came], dtype=inbox.x.dtype, device=inbox.x.device)
+        used = torch.full_like(inbox.mine["round"][came], inbox.round) if last else inbox.mine["round"][came]
+        if len(came) < self.rules.answers:
+            self.say(f"round {inbox.round} is thrown away: {len(came)} answers came, at least {self.rules.answers} are needed.")
+            loss = torch.full_like(loss, torch.nan)
+        return Outbox(up, {"round": used}, {}, buffers, loss, None, came)
+
+    @property
+    def asks_clients(self) -> bool:
+        """Are models measured by the clients? So it is where they have parts of their own, and where the server has no test set."""
+        own = self.server.alg.evaluates() == "clients" and not self.server.private.empty
+        return own or (isinstance(self.server.fed, Remote) and not self.server.fed.tested)
+
+    def examine(self, round: int) -> dict[str, Tensor]:
+        """Scores of the models on the clients' test sets: of their own models the mean over clients, of a common one over samples."""
+        server, present = self.server, sorted(self.roll.call())
+        models = server.alg.models(server.x, server.state)
+        tensors = over("model.", self.shared.cut(models)) | self.shared.buffers(server.buffers)
+        used = server.clients.read(present)["round"].tolist()
+        numbers = {**self.about, "round": round, "models": ",".join(models)}
+        letters = {i: Letter({**numbers, "used": u}, tensors) for i, u in zip(present, used, strict=True)}
+        found, weights = list[list[list[float]]](), list[float]()
+        for client, answer in self._exchange("evaluate", letters, round, len(letters)).items():
+            try:
+                count, scores = self._scores(client, answer, round, list(models))
+            except Refused as e:
+                self.say(f"evaluation after round {round}: {e}")
+                continue
+            if count:
+                found.append(scores)
+                weights.append(float(count) if server.private.empty else 1.0)
+        if not found:
+            return {}
+        p = torch.tensor(weights, dtype=torch.float64)
+        mean = torch.einsum("c,cmk->mk", p / p.sum(), torch.tensor(found, dtype=torch.float64))
+        return dict(zip(models, mean, strict=True))
+
+    def _scores(self, client: int, answer: Answer, round: int, models: list[str]) -> tuple[int, list[list[float]]]:
+        who = f"client {client}"
+        if isinstance(answer, str):
+            raise Refused(f"{who}: {answer}")
+        expect(answer, who, client=client, round=round)
+        opened(answer, {}, who)
+        count = told(answer, "samples", int, who)
+        scores = [told(answer, f"scores.{name}", list, who) for name in models] if count else []
+        if any(len(row) != len(scores[0]) or not all(type(v) is float for v in row) for row in scores):
+            raise Refused(f"{who}: scores must be lists of numbers of one length, got {scores!r:.60}; {ALIKE}.")
+        return count, scores
+
+
+class Season(Player):
+    """A run on the field; a checkpoint follows every round, as clients remember one round back and no more."""
+
+    def __init__(self, house: House, field: Field, folder: Path, watch: Watch | None) -> None:
+        self.field, self.folder, self.wire = field, folder, (0, 0)
+        super().__init__(house, folder, watch, save_every=0.0)
+
+    def look_ahead(self, t: int) -> None:
+        """Who is there is known when the round begins."""
+
+    def moves(self) -> Generator[Ask, Outbox, Record]:
+        """The next round: participants are drawn from the clients that are there."""
+        t, fed, field = self.t + 1, self.house.fed, self.field
+        there = field.roll.wait(field.rules.answers)
+        present = np.array([i for i in fed.eligible.tolist() if i in there], dtype=np.int64)
+        came = self.config.participation.turnout(self.config.seed, t, present, fed.clients)
+        share = dict(zip(came.ids.tolist(), came.share.tolist(), strict=True))
+        others = np.setdiff1d(present, [*came.ids, *came.absent])
+        spare = generator(self.config.seed, "spare", t).permutation(others)[: round(field.rules.spare * len(share))].tolist()
+        asked = sorted([*share, *spare])
+        field.enough = len(share)
+        field.post.sent = field.post.received = 0
+        return self.server.moves(t, asked, [share.get(i, 1.0) for i in asked], len(came.absent))
+
+    def examine(self) -> dict[str, Tensor]:
+        self.wire = self.field.post.sent, self.field.post.received
+        if not self.field.asks_clients:
+            return super().examine()
+        self.t += 1
+        return self.field.examine(self.t) if self.t % self.config.evaluation.every == 0 or self.over else {}
+
+    def close(self, record: Record, seconds: float, scores: dict[str, Tensor]) -> None:
+        record |= dict(zip(("wire_down", "wire_up"), self.wire, strict=True))
+        super().close(record, seconds, scores)
+        if isinstance(self.house.fed, Remote) and self.run.federation != (known := self.house.fed.labels()):  # somebody joined
+            self.run.federation = known
+            write_json(self.folder / FEDERATION, known)
+
+
+def serve(config: Deployed, post: Post, rules: Rules, data: DataModule | None = None, say: Say = print, watch: Watch | None = None) -> Run:
+    """Play a run on the clients that the post reaches. Its folder is that of a simulated one; it goes on from its last round."""
+    folder = folder_of(config, rules.out)
+    assert folder is not None
+    with locked(folder):
+        if rules.fresh:
+            clear(folder)
+        check_same(folder, config)
+        if stored(folder):
+            say(f"{folder} holds this run already, finished; set fresh = true to play it again.")
+            return load(folder)
+        with torch_state(config), enough_memory():
+            season = Season(*housed(config, Roll(post, rules, config, say), rules, data, read_json(folder / FEDERATION)), folder, watch)
+            try:
+                loop([season], lambda: False)
+            except BaseException:
+                season.run.facts["state"] = "interrupted"
+                write_json(folder / "run.json", season.run.facts)
+                raise
+    return season.run
+
+
+def housed(config: Deployed, roll: Roll, rules: Rules, data: DataModule | None, known: Record) -> tuple[House, Field]:
+    """All that the run is made of. Client state and private parts are with the clients; the server keeps which round of each it used.
+
+    `known` is what a run that goes on knew of its clients before.
+    """
+    if data is None:
+        house = house_of(config, Workshop())
+        roll.fed = house.fed
+        roll.wait(rules.nodes or roll.clients)
+    else:
+        kept = server_data(config, data)
+        roll.wait(rules.nodes or roll.clients)
+        first = next(iter(roll.met.values()))
+        classes = max([known.get("classes", 0), *(hello.classes for hello in roll.met.values())])
+        fed = Remote(config, first.shape, first.real, classes, kept, device_of(config.engine.device))
+        before = {client: count for client, count in enumerate(known.get("sizes", ())) if count}
+        for client, count in (before | {client: hello.samples for client, hello in roll.met.items()}).items():
+            fed.learn(client, count)
+        roll.fed = fed
+        house = house_of(config, Site(fed))
+    server = house.server
+    server.clients = Bank({"round": torch.zeros((), dtype=torch.int64, device=house.space.device)})
+    server.privates = Bank({})
+    field = server.engine = Field(server, roll, rules, house.fed.classes, config.digest())
+    house.facts.update(engine=Field.name, reason=f"{len(roll.node_of)} clients, each with its own data")
+    return house, field
