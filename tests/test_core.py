@@ -439,7 +439,13 @@ def linears(*layers: nn.Module) -> nn.Module:
     return WithFeatures(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), *layers, nn.Linear(5, 3, bias=False)))
 
 
-@pytest.mark.parametrize("module", [mlp(), linears(nn.Tanh()), linears(nn.GELU(), nn.Identity())])
+TWICE = nn.ReLU()  # one module in two places
+
+
+@pytest.mark.parametrize(
+    "module",
+    [mlp(), linears(nn.Tanh(), nn.Sigmoid()), linears(nn.GELU(), nn.Identity()), linears(nn.GELU("tanh"), TWICE, nn.Linear(5, 5), TWICE)],
+)
 @pytest.mark.parametrize("criterion", ["cross_entropy", "squared_error"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_rows_that_step_in_place_take_their_own_steps(module: nn.Module, criterion: str, padded: bool) -> None:
@@ -450,7 +456,7 @@ def test_rows_that_step_in_place_take_their_own_steps(module: nn.Module, criteri
     y = torch.randint(0, 3, (4, 5)) if criterion == "cross_entropy" else torch.randn(4, 5, 3, dtype=torch.float64)
     weight = (torch.arange(5) < torch.tensor([[5], [3], [1], [4]])).double() if padded else None
     new = w.clone()
-    values = slide_rows(task, new[:3], Batch(x[:3], y[:3], None if weight is None else weight[:3]), rate)
+    values = slide_rows(task, task.rows(new[:3]), Batch(x[:3], y[:3], None if weight is None else weight[:3]), rate)
     for i in range(3):
         batch = Batch(x[i], y[i], None if weight is None else weight[i])
         g, value, _ = differentiate(bound, lambda u, batch=batch: bound.loss(u, batch), w[i], space.buffers)
@@ -466,9 +472,13 @@ def test_what_is_not_a_row_of_linear_layers_is_not_taken_for_one() -> None:
     frozen.get_submodule("module.1").requires_grad_(False)
     others = [frozen, mlp("batch"), Odd(), linears(nn.LayerNorm(5)), linears(nn.Sequential(nn.Linear(5, 5)))]
     others += [WithFeatures(Backwards(nn.Linear(5, 3), nn.Linear(6, 5))), WithFeatures(nn.Sequential(nn.Flatten(2), nn.Linear(3, 3)))]
+    again, tied = nn.Linear(5, 5), linears(nn.Linear(5, 5), nn.Linear(5, 5))
+    tied.get_submodule("module.2").weight = tied.get_submodule("module.3").weight
+    others += [linears(again, again), tied, linears(nn.Tanh(), nn.ReLU(inplace=True))]  # weights that are two layers', outputs that change
+    others += [WithFeatures(nn.Sequential(nn.Linear(3, 2), nn.Flatten(), nn.Linear(4, 3)))]  # the first one has more dimensions
     for module in (*others, networks["cnn"].build({}).module((1, 8, 8), 3)):
         assert not dense_layers(module)
-    assert not Functional(mlp(), Space(mlp()), half=True).layers
+    assert not Functional(mlp(), Space(mlp()), half=True).layers and not Bound(mlp(), Space(mlp()), half=True).layers
 
 
 # what reaches the server ----------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from askew.core.bank import Bank
 from askew.core.types import State
 from askew.data.dataset import Samples
 from askew.data.federation import Local
+from askew.engine import ranks
 from askew.engine.evaluate import CHUNK, Exam
 from askew.engine.ranks import Group, Ranks, SharedExam, dealt
 from askew.engine.server import Server
@@ -173,6 +174,35 @@ def test_a_client_without_numbers_is_left_out_by_all(key: str, where: str) -> No
     assert same(other, state) and told == records
 
 
+@pytest.mark.parametrize("key", ["scaffold", "fedvarp", "fedamd"])
+def test_without_common_memory_rows_are_sent_and_the_bits_are_the_same(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, records = alone(algorithms[key]())
+    monkeypatch.setattr(ranks, "shared_file", lambda count: "")
+    other, told = shared(algorithms[key](), 2)
+    assert same(other, state) and told == records
+
+
+def test_common_memory_grows_and_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(group: Threads) -> tuple[list[int], list[int]]:
+        seen = []
+        for count in (4, 2, 6):
+            area = group.common(count)
+            assert area is not None and len(area) == count
+            area[group.rank] = 10 * count + group.rank
+            group.gather([0])
+            seen.append(area[:2].tolist())
+            group.gather([0])
+        return seen[0], seen[2]
+
+    before = {*Path("/dev/shm").glob("askew-*")}
+    for _, seen in on_ranks(2, lambda group: group, fill):
+        assert seen == ([40, 41], [60, 61])
+    assert {*Path("/dev/shm").glob("askew-*")} == before
+    monkeypatch.setattr(ranks, "shared_file", lambda count: str(tmp_path / "elsewhere"))  # as another machine would see it
+    assert [area for _, area in on_ranks(2, lambda group: group, lambda group: group.common(4))] == [None, None]
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_work_is_dealt_out_longest_first() -> None:
     assert dealt([1, 9, 2, 8, 3], 2) == [0, 0, 0, 1, 1]  # 9 + 2 + 1 and 8 + 3
     assert dealt([5], 3) == [0] and dealt([1, 1, 1], 3) == [0, 1, 2]
@@ -224,7 +254,7 @@ def test_a_checkpoint_does_not_know_how_many_wrote_it(before: int, after: int, t
     assert same(whole([server for server, _ in done]), state) and done[0][1] == records[3:]
 
 
-@pytest.mark.parametrize("count", [10, CHUNK, 2 * CHUNK + 1, 5 * CHUNK - 3])
+@pytest.mark.parametrize("count", [10, CHUNK, CHUNK + 1, 2 * CHUNK + 1, 5 * CHUNK - 3])
 def test_an_exam_taken_together_gives_the_same_bits(count: int) -> None:
     server = serve(FedAvg(), problem(FedAvg()), LOCAL)
     task, fed, rng = server.engine.task, server.fed, torch.Generator().manual_seed(0)
@@ -237,6 +267,34 @@ def test_an_exam_taken_together_gives_the_same_bits(count: int) -> None:
             lambda pair: SharedExam(pair[0].engine.task, pair[0].fed, samples, pair[1])(pair[0].x, pair[0].buffers),
         )
         assert all(torch.equal(score, expected) for _, score in exams)
+
+
+@pytest.mark.parametrize(
+    ("count", "parts"),
+    [
+        (CHUNK, [[], [], []]),  # everybody does it alone, and says nothing
+        (CHUNK + 1, [[], [CHUNK], [1]]),
+        (5 * CHUNK - 3, [[CHUNK], [2 * CHUNK], [2 * CHUNK - 3]]),
+    ],
+)
+def test_an_exam_is_divided_by_whole_chunks(count: int, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = dict[int, list[int]](), ranks.per_sample
+
+    def counted(task: Any, w: Tensor, buffers: Tensor, part: Samples, *rest: Any) -> Any:
+        seen.setdefault(threading.get_ident(), []).append(len(part.y))
+        return real(task, w, buffers, part, *rest)
+
+    monkeypatch.setattr(ranks, "per_sample", counted)
+    samples = Samples(torch.randn(count, 4, dtype=torch.float64), torch.arange(count) % 3)
+
+    def take(pair: tuple[Server, Threads]) -> list[int]:
+        server, group = pair
+        SharedExam(server.engine.task, server.fed, samples, group)(server.x, server.buffers)
+        return seen.pop(threading.get_ident(), [])
+
+    done = on_ranks(3, lambda group: (serve(FedAvg(), problem(FedAvg()), LOCAL), group), take)
+    assert [told for _, told in done] == parts
+    assert all(bool(group.board) == (count > CHUNK) for (_, group), _ in done)
 
 
 # processes ------------------------------------------------------------------------------------------------------

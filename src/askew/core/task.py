@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,13 @@ from .space import Space
 from .types import Batch
 
 Output = tuple[Tensor, ...]  # output and features, in this order
-ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Identity)
+SLOPES: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {  # (layer, slope behind it, its input, its output)
+    nn.ReLU: lambda layer, g, x, y: torch.ops.aten.threshold_backward(g, y, 0),
+    nn.Tanh: lambda layer, g, x, y: torch.ops.aten.tanh_backward(g, y),
+    nn.Sigmoid: lambda layer, g, x, y: torch.ops.aten.sigmoid_backward(g, y),
+    nn.GELU: lambda layer, g, x, y: torch.ops.aten.gelu_backward(g, x, approximate=layer.approximate),
+    nn.Identity: lambda layer, g, x, y: g,
+}
 Criterion = Callable[[Tensor, Tensor], Tensor]  # (output, y) → loss of each sample [B]
 
 CRITERIA: dict[str, Criterion] = {
@@ -63,18 +69,26 @@ class Row(nn.Sequential):
 
 
 def dense_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers of a row of linear ones and elementwise functions; of anything else none."""
+    """The layers of a row that makes an input flat and goes on with linear ones and elementwise functions; of anything else none."""
     plain = isinstance(module, WithFeatures) and type(module.module) is nn.Sequential
     row = module.module if isinstance(module, WithFeatures) and plain else module
-    layers = [(f"module.{name}" if plain else name, layer) for name, layer in row.named_children()]
-    known = all(type(layer) in ELEMENTWISE or simple(layer) for _, layer in layers)
-    return layers if known and (plain or isinstance(row, Row)) else []
+    layers = [(f"module.{name}" if plain else name, layer) for name, layer in row._modules.items() if layer is not None]
+    shared = len(dict(row.named_parameters())) < len(dict(row.named_parameters(remove_duplicate=False)))
+    known = bool(layers) and flat(layers[0][1]) and all(elementwise(layer) or linear(layer) for _, layer in layers[1:])
+    return layers if known and not shared and (plain or isinstance(row, Row)) else []
 
 
-def simple(layer: nn.Module) -> bool:
-    """Is it all of an input made flat, or a linear layer with weights that are trained and nothing put in their place?"""
-    if type(layer) is nn.Flatten:
-        return (layer.start_dim, layer.end_dim) == (1, -1)
+def flat(layer: nn.Module) -> bool:
+    return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+
+
+def elementwise(layer: nn.Module) -> bool:
+    """Is its slope known, and its input left as it was?"""
+    return type(layer) in SLOPES and not getattr(layer, "inplace", False)
+
+
+def linear(layer: nn.Module) -> bool:
+    """Is it a linear layer with weights that are trained and nothing put in their place?"""
     own = dict(layer.named_parameters())
     return type(layer) is nn.Linear and own.keys() <= {"weight", "bias"} and all(p.requires_grad for p in own.values())
 
@@ -94,6 +108,12 @@ class Task:
         self.fused = criterion == "cross_entropy"  # torch has the mean of it in one kernel
         self.criterion: Criterion = CRITERIA[criterion] if isinstance(criterion, str) else criterion
         self.half = half
+        self.layers = [] if half else dense_layers(self.module)  # of a dense network, whose straight steps need no autograd
+
+    def rows(self, w: Tensor) -> dict[str, Tensor]:
+        """The parameters of many networks as views of w [C, P]."""
+        parts = torch.split(w, self.space.sizes, 1)
+        return {n: t.view(-1, *shape) for (n, shape), t in zip(self.space.shapes.items(), parts, strict=True)}
 
     def passed(self, forward: Callable[[Tensor], Any], x: Tensor) -> Output:
         """A forward pass in the task's memory format and precision."""
@@ -149,7 +169,7 @@ class Bound(Task):
         held = dict(self.module.named_buffers())
         for name, view in space.split_buffers(self.flat_buffers).items():
             held[name].data = view
-        self.leaf = self.flat
+        self.leaf, self.row = self.flat, self.rows(self.flat[None])
         if compiled:
             self.module.compile()
 
@@ -180,37 +200,12 @@ class Bound(Task):
         return self.passed(lambda x: functional_call(self.module, self.space.split(w), (x,), more), batch.x)
 
 
-class Call(NamedTuple):
-    """What went through the linear layers of many networks: weights [C, out, in], biases [C, out], x [C, B, in], output [C, B, out]."""
-
-    weight: Tensor
-    bias: Tensor | None
-    x: Tensor
-    output: Tensor
-
-
 class Functional(Task):
     """The module called with parameters split from w and with buffers that live for one step."""
 
     def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False) -> None:
         super().__init__(module, space, criterion, half)
         self.live: dict[str, Tensor] = {}
-        self.layers = [] if half else dense_layers(self.module)  # of a dense network, which can be computed for many clients as it is
-
-    def rows(self, w: Tensor, batch: Batch) -> tuple[Tensor, list[Call]]:
-        """The loss of many dense networks [C], at w [C, P] on batches [C, B, …], and their calls, at whose outputs its gradient ends."""
-        views = {n: t.view(-1, *s) for (n, s), t in zip(self.space.shapes.items(), torch.split(w, self.space.sizes, 1), strict=True)}
-        x, calls = batch.x, list[Call]()
-        for name, layer in self.layers:
-            if not isinstance(layer, nn.Linear):
-                x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
-                continue
-            weight, bias = views[f"{name}.weight"], views.get(f"{name}.bias")
-            output = x @ weight.mT if bias is None else torch.baddbmm(bias[:, None], x, weight.mT)
-            calls.append(Call(weight, bias, x.detach(), output if output.requires_grad else output.requires_grad_()))
-            x = output
-        values = self.criterion(x.flatten(0, 1), batch.y.flatten(0, 1)).view(x.shape[:2])
-        return values.mean(1) if batch.weight is None else (values * batch.weight).sum(1) / batch.weight.sum(1), calls
 
     def load(self, buffers: Tensor) -> None:
         """Contiguous clones: as views of a flat row, vmapped batch norm would update a copy and lose the statistics."""

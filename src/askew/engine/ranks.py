@@ -15,11 +15,13 @@ import heapq
 import json
 import math
 import os
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +62,7 @@ class Group:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
+        self.area: Tensor | None = torch.empty(0, dtype=torch.uint8)  # memory that all ranks see; None: there is none
 
     @property
     def leads(self) -> bool:
@@ -101,6 +104,17 @@ class Group:
         self.fill(told, range(self.size + 1))
         return told
 
+    def common(self, count: int) -> Tensor | None:
+        """So many bytes that all ranks see, if they are on one machine and it has room for that; nobody else finds them."""
+        if self.area is not None and len(self.area) < count:
+            path = Path(self.tell(shared_file(count) if self.leads else ""))
+            here = path.is_file() and path.stat().st_size == count
+            area = torch.from_file(str(path), shared=True, size=count, dtype=torch.uint8) if here else None
+            self.area = area if bool(self.gather([here]).all()) else None
+            if self.leads and here:
+                path.unlink()  # the memory stays for those who have it
+        return None if self.area is None else self.area[:count]
+
     def tell(self, value: Any, source: int = 0) -> Any:
         """What rank `source` says, anything that JSON holds, at all ranks."""
         if self.size == 1:
@@ -110,6 +124,22 @@ class Group:
         words = words if self.rank == source else words.new_empty(length)
         self.fill(words, [0] * (source + 1) + [length] * (self.size - source))
         return json.loads(words.numpy().tobytes())
+
+
+def shared_file(count: int) -> str:
+    """A new file of so many bytes in memory, or nothing where that cannot be."""
+    try:
+        number, path = tempfile.mkstemp(dir="/dev/shm", prefix="askew-")
+    except OSError:
+        return ""
+    try:
+        os.posix_fallocate(number, 0, count)  # room is taken now: later, too little of it would kill the process
+    except OSError:
+        Path(path).unlink()
+        return ""
+    finally:
+        os.close(number)
+    return path
 
 
 ALONE = Group()
@@ -236,7 +266,8 @@ class Ranks:
             )
         lengths = [[-(-len(rows) * form.bytes // ALIGNED) * ALIGNED for form in known.values()] for rows in shares]
         cuts = [0, *accumulate(sum(each) for each in lengths)]
-        message = torch.empty(cuts[-1], dtype=torch.uint8, device=device)
+        shared = self.group.common(cuts[-1]) if device.type == "cpu" else None
+        message = torch.empty(cuts[-1], dtype=torch.uint8, device=device) if shared is None else shared
 
         def entries(rank: int) -> Iterator[tuple[str, Tensor]]:
             """A rank's rows of every entry, as views of the message."""
@@ -249,7 +280,10 @@ class Ranks:
         if own:
             for name, room in entries(self.group.rank):
                 room.copy_(sent[name])
-        self.group.fill(message, cuts)
+        if shared is None:
+            self.group.fill(message, cuts)
+        else:
+            self.group.gather([0])  # all have written; nobody writes again before all have come to the next phase's check
         whole = {n: torch.empty(sum(map(len, shares)), *form.shape, dtype=form.dtype, device=device) for n, form in known.items()}
         for rank, rows in enumerate(shares):
             if rows:
@@ -301,7 +335,7 @@ class SharedExam(Exam):
         super().__init__(task, fed, samples, halves)
         count, self.group = len(samples.y), group
         chunks = -(-count // CHUNK)
-        self.cuts = [min(count, r * chunks // group.size * CHUNK) for r in range(group.size)] + [count]
+        self.cuts = [*(r * chunks // group.size * CHUNK for r in range(group.size)), count]
 
     def _score(self, w: Tensor, buffers: Tensor) -> Tensor:
         if w.is_cuda or len(self.samples.y) <= CHUNK:

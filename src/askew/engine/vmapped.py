@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core.algorithm import Algorithm
-from ..core.local import Moving, Result, client_round, slide_rows, step, straight
+from ..core.local import Moving, Result, client_round, dense, slide_rows, step, straight
 from ..core.task import Functional
 from ..core.types import Batch, Me, State, taken
 from ..data.federation import Pick, Plan, Work
@@ -148,13 +148,13 @@ class Lockstep:
             self.own = moving.w.clone(memory_format=torch.contiguous_format)
         total = moving.total.clone()
         for rows, pick, weights in batch:  # one group: the first rows
-            total[rows] += slide_rows(self.task, self.own[rows], self.plan.batch(pick)._replace(weight=weights), float(me.lr))
+            total[rows] += slide_rows(self.task, self.task.rows(self.own[rows]), self.plan.batch(pick, weights), float(me.lr))
         return Moving(self.own, moving.carry, total)
 
 
 def slides(task: Functional, alg: Algorithm, me: Me) -> bool:
     """Are steps straight, and the network one that is computed for many clients as it is?"""
-    return bool(task.layers) and type(alg).loss is Algorithm.loss and straight(alg, me)
+    return dense(alg, task) and straight(alg, me)
 
 
 def put(old: Tensor, rows: Rows, new: Tensor) -> Tensor:

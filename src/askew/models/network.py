@@ -114,6 +114,8 @@ class Network(Settings):
         default=False,
     )
 
+    seed: int | None = setting("seed of the weights that are drawn; left out: the run's", default=None, least=0)
+
     def check(self) -> None:
         if self.new_head and not self.weights:
             raise ConfigError(f"{self.called()}: new_head = true is about model.weights, which is not set; set it, or leave new_head out.")
