@@ -321,9 +321,9 @@ def test_curves_in_blocks() -> None:
 def test_help_is_what_askew_alone_shows_and_each_verb_has_examples(tell: Any) -> None:
     alone = tell()
     assert alone.code == 0 and alone.out == tell("--help").out
-    for verb in ("run", "list", "show", "compare", "report", "demo"):
+    for verb in ("run", "list", "show", "compare", "report", "demo", "deploy"):
         told = tell(verb, "--help")
-        assert told.code == 0 and f"Usage: askew {verb}" in told.out and f"  askew {verb}" in told.out.split("Examples:")[1]
+        assert told.code == 0 and f"Usage: askew {verb}" in told.out and f"\n $ askew {verb}" in told.out.split("Examples:")[1]
         assert verb in alone.out
 
 

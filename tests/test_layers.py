@@ -24,6 +24,7 @@ STOREY = {
     "cli_data": 6,
     "cli_bench": 7,
     "cli_conformal": 7,
+    "cli_deploy": 7,
     "cli_ledger": 7,
     "cli_papers": 7,
     "cli": 8,

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from . import cli_bench, cli_conformal, cli_data, cli_ledger, cli_papers
+from . import cli_bench, cli_conformal, cli_data, cli_deploy, cli_ledger, cli_papers
 from .cli_data import AsJson, Folders, examples, stopped
 from .data.skew import heterogeneity
 from .engine.ranks import place
@@ -35,6 +35,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has move
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cli_data.app)
+app.add_typer(cli_deploy.app)
 
 Plugins = Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")]
 

@@ -41,8 +41,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 
 
 def examples(*lines: str) -> str:
-    """The end of a help page: lines that stay as they are."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+    """The end of a help page. Each line is a paragraph: older versions of typer join the lines of one."""
+    return "\n\n".join(["Examples:", *(f"$ {line}" for line in lines)])
 
 
 def stopped(said: Console, what: str, command: str) -> NoReturn:

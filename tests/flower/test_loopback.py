@@ -10,9 +10,7 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 import pytest
 from hands import page, simulated, written
+from processes import assert_none_left, with_home
 from safetensors.torch import load_file
 
 from askew.experiment.store import Run, load
@@ -140,28 +139,13 @@ def test_flowers_own_simulation_plays_the_same_app(tmp_path: Path) -> None:
 
 def end_all(home: str) -> None:
     """End what `flwr run` leaves behind: the processes with this home."""
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for process in with_home(Path(home)):
         with suppress(OSError):
-            if f"FLWR_HOME={home}".encode() in path.read_bytes().split(b"\0"):
-                os.kill(int(path.parent.name), signal.SIGTERM)
+            os.kill(process, signal.SIGTERM)
 
 
 def test_nothing_is_left_running(tmp_path: Path) -> None:
     """All processes end, those that they started included, even where one is killed."""
     with Loopback(tmp_path, 1) as link:
-        home = f"FLWR_HOME={link.env['FLWR_HOME']}".encode()
         link.stop("node-0", kill=True)
-    end = time.monotonic() + 20
-    while time.monotonic() < end and (left := [p for p in living() if home in environment(p)]):
-        time.sleep(0.2)
-    assert not left, subprocess.run(["ps", "-fp", ",".join(map(str, left))], capture_output=True, text=True, check=False).stdout
-
-
-def living() -> list[int]:
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-
-
-def environment(process: int) -> list[bytes]:
-    with suppress(OSError):
-        return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    return []
+    assert_none_left(Path(link.env["FLWR_HOME"]))

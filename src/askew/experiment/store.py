@@ -77,14 +77,20 @@ class Run:
     def best_round(self) -> int | None:
         return self._best()[0]
 
+    def last(self, key: str) -> float | None:
+        """The last value of a record key, where a number was recorded."""
+        return next((float(r[key]) for r in reversed(self.rounds) if isinstance(r.get(key), (int, float))), None)
+
     @property
     def final_accuracy(self) -> float | None:
-        values = self.curve("accuracy")[1]
-        return values[-1] if values else None
+        return self.last("accuracy")
 
     @property
     def seconds_per_round(self) -> float | None:
-        """Mean wall time of a round, evaluation excluded; the first, which warms up, is left out where there are more."""
+        """Mean wall time of a round, the first, which warms up, left out where there are more.
+
+        Evaluation is excluded, but for short rounds on a GPU, where it passes beside the next round.
+        """
         seconds = [float(r["seconds"]) for r in self.rounds]
         rest = seconds[1:] or seconds
         return sum(rest) / len(rest) if rest else None
@@ -138,10 +144,13 @@ def load(folder: str | Path) -> Run:
     config = read_toml(folder / "run.toml")
     if not isinstance(config.get("rounds"), int) or not all(isinstance(config.get(t), dict) and "name" in config[t] for t in NAMED):
         raise StoreError(f"{folder / 'run.toml'} does not tell a whole run (truncated?); restore it, or remove the folder and run again.")
+    facts = read_json(folder / "run.json")
+    if facts.get("state") == "running" and not held(folder):
+        facts["state"] = "interrupted"  # its process was killed and could not say so
     return Run(
         config=config,
         rounds=read_rounds(folder / "rounds.jsonl"),
-        facts=read_json(folder / "run.json"),
+        facts=facts,
         federation=read_json(folder / "federation.json"),
         conformal=read_json(folder / "conformal.json"),
         folder=folder,
@@ -279,3 +288,15 @@ def locked(folder: Path) -> Iterator[None]:
             (folder / ".lock").unlink()
             folder.rmdir()
         file.close()
+
+
+def held(folder: Path) -> bool:
+    """Is a process writing this run folder?"""
+    try:
+        with open(folder / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,10 +16,12 @@ from ..errors import DataError
 from ..experiment.checkpoint import marked
 from ..version import __version__
 from .keep import Kept, Place
+from .privacy import clipped, noisy
 from .site import Home
 from .wire import Letter, Refused, Sealed, Shared, expect, opened, over, told, under
 
 SERVER = "the server"
+STAGES = ("keys", "shares", "unmask")  # of secure aggregation, beside the training itself
 RATES = ("lr", "lr0", "momentum", "decay", "clip")
 OWN = ("steps", "tau", "size", "coin")
 
@@ -40,7 +45,8 @@ def hello(home: Home) -> Letter:
 class Client:
     """Answers training and evaluation letters."""
 
-    def __init__(self, home: Home, place: Place) -> None:
+    def __init__(self, home: Home, place: Place, vault: MutableMapping[str, Any] | None = None) -> None:
+        self.vault, self.privacy = {} if vault is None else vault, home.config.privacy
         self.home, self.house, self.client = home, home.house, home.client
         self.server, self.space = self.house.server, self.house.space  # of the server only what it declares
         self.shared = Shared(self.space, self.server.private)
@@ -49,8 +55,10 @@ class Client:
         self.kept = Kept(place, start, self.client)
 
     def answer(self, kind: str, letter: Sealed) -> Letter:
-        """The answer to a letter of training ("train") or evaluation ("evaluate")."""
+        """The answer to a letter of training ("train" and its stages) or evaluation ("evaluate")."""
         expect(letter, SERVER, mark=marked(self.house.config.digest(), self.server), client=self.client)
+        if kind.startswith("train."):
+            return self.stage(kind.removeprefix("train."), letter)
         return self.train(letter) if kind == "train" else self.evaluate(letter)
 
     def train(self, letter: Sealed) -> Letter:
@@ -86,9 +94,43 @@ class Client:
             self.kept.keep(used, round, after)
         else:
             self.kept.keep_between(used, round, n + 1, after | over("carry.", carry) | {"x": x, "buffers": buffers})
-        numbers = {"client": self.client, "round": round, "phase": n, "loss": float(out.loss[0])}
-        trained = self.shared.buffers(out.buffers[0]) if phase.trains else {}
-        return Letter(numbers | {"samples": int(self.home.fed.sizes[self.client])}, over("up.", self.shared.cut(up)) | trained)
+        told_up = self._shown(self.shared.cut(up)) | (self.shared.buffers(out.buffers[0]) if phase.trains else {})
+        loss = 0.0 if self.privacy.clip else float(out.loss[0])  # which is measured on the same samples
+        if self.privacy.secure:
+            weight = float(size) if self.server.alg.by_samples else 1.0
+            told_up, loss = {"hidden": self._hidden(letter, told_up, weight, loss)}, 0.0
+        numbers = {"client": self.client, "round": round, "phase": n, "loss": loss, "samples": int(self.home.fed.sizes[self.client])}
+        return Letter(numbers, told_up)
+
+    def _shown(self, up: State) -> State:
+        """What of an upload the server may see."""
+        if self.privacy.clip:
+            up = clipped(up, self.privacy.clip)
+        if self.privacy.local:
+            up = {name: noisy(t, self.privacy.noise * self.privacy.clip) for name, t in up.items()}
+        return over("up.", up)
+
+    def _hidden(self, letter: Sealed, tensors: State, weight: float, loss: float) -> Tensor:
+        """Tensors by their weight, and the loss, under the masks of secure aggregation."""
+        from .secure import Hidden, pressed
+
+        flat = [weight * tensors[name].flatten().double().cpu() for name in sorted(tensors)]
+        words = pressed(torch.cat([*flat, torch.tensor([loss], dtype=torch.float64)]))
+        hidden = Hidden(self.vault, self.client, self.privacy.fewest, SERVER).hide(stage_of(letter), letter, words)
+        return torch.from_numpy(hidden.view("int64"))
+
+    def stage(self, name: str, letter: Sealed) -> Letter:
+        """One of the stages of secure aggregation in which nobody trains."""
+        from .secure import Hidden
+
+        if not self.privacy.secure or name not in STAGES:
+            raise Refused(f"{SERVER}: a stage {name!r:.20} of secure aggregation was asked for, and this run has none; start the run over.")
+        opened(letter, {}, SERVER)
+        place, hidden = stage_of(letter), Hidden(self.vault, self.client, self.privacy.fewest, SERVER)
+        stages = {"keys": hidden.keys, "shares": hidden.shares, "unmask": hidden.unmask}
+        found = stages[name](place, letter)
+        round, n = (told(letter, part, int, SERVER) for part in ("round", "phase"))
+        return Letter({"client": self.client, "round": round, "phase": n, **found}, {})
 
     def _here(self, state: State) -> State:
         return {name: t.to(self.space.device) for name, t in state.items()}
@@ -126,6 +168,11 @@ class Client:
                 model = {"x": tensors[f"model.{name}"]} | {n: t for n, t in tensors.items() if n == "buffers"}
                 numbers[f"scores.{name}"] = self.house.exam(*self._model(model, before)).tolist()
         return Letter(numbers, {})
+
+
+def stage_of(letter: Sealed) -> str:
+    """Which sum this is about."""
+    return "round {}, phase {}".format(*(told(letter, part, int, SERVER) for part in ("round", "phase")))
 
 
 def rows(state: State) -> State:

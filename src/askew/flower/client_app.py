@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from flwr.app import Context, Error, Message
+from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from ..errors import AskewError
 from ..experiment.run import enough_memory, torch_state
-from .client import SERVER, Client, hello
+from .client import SERVER, STAGES, Client, hello
 from .keep import InContext, InFile, Place
 from .site import DataModule, Home, read_page
 from .wire import Letter, from_records, to_records, told
@@ -33,7 +33,11 @@ def client_app(page: Path, data: DataModule | None = None) -> ClientApp:
                 homes.clear()
                 homes[key] = Home(config, context.node_config, data, classes)
             home = homes[key]
-            return hello(home) if kind == "query" else Client(home, place_of(home, context)).answer(kind, letter)
+            if kind == "query":
+                return hello(home)
+            if config.privacy.secure and "secure" not in context.state:
+                context.state["secure"] = ConfigRecord()
+            return Client(home, place_of(home, context), context.state.config_records.get("secure")).answer(kind, letter)
 
     def handler(kind: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
@@ -47,6 +51,8 @@ def client_app(page: Path, data: DataModule | None = None) -> ClientApp:
     app.query()(handler("query"))
     app.train()(handler("train"))
     app.evaluate()(handler("evaluate"))
+    for stage in STAGES:
+        app.train(stage)(handler(f"train.{stage}"))
     return app
 
 

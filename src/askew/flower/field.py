@@ -10,13 +10,14 @@ import math
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import local
+from ..core.algebra import norm
 from ..core.algorithm import Algorithm
 from ..core.bank import Bank
 from ..core.rng import generator
@@ -24,6 +25,7 @@ from ..core.settings import Settings, setting
 from ..core.types import Me, State
 from ..data.federation import Federation, Plan
 from ..engine.base import Ask, Inbox, Outbox
+from ..engine.ranks import Form
 from ..engine.server import Server
 from ..errors import EngineError
 from ..experiment.build import House, Workshop, device_of
@@ -32,16 +34,18 @@ from ..experiment.run import Player, Watch, check_same, clear, enough_memory, fo
 from ..experiment.store import Record, Run, load, locked, read_json, write_json
 from ..version import __version__
 from .client import OWN, RATES
+from .privacy import check_fit, noisy
 from .site import DataModule, Deployed, Remote, Site, house_of, server_data
 from .wire import ALIKE, Letter, Refused, Sealed, Shared, expect, opened, over, told, under
 
 Say = Callable[[str], None]
 Answer = Sealed | str  # a letter, or a sentence why there is none
-Row = tuple[State, Tensor, float]  # upload, buffers, loss
 
 FEDERATION = "federation.json"
 TRIES = 3  # how often a node that does not say who it is, is asked
+KEYS = ("mask", "letter")  # of a client in secure aggregation
 LARGEST, DIMENSIONS = 10**8, 8  # of one input
+ROUNDING = 1e-5  # by which a clipped update may be too long
 PAUSE, POLL = 0.5, 0.2  # seconds between looks for nodes, and for answers
 
 
@@ -80,16 +84,31 @@ class Post(Protocol):
         """The answers that came so far to letters of these names; each is handed out once."""
 
 
-def exchange(post: Post, kind: str, letters: Mapping[int, Letter], group: str, enough: int, timeout: float) -> dict[int, Answer]:
-    """Letters and answers by node, once enough answers have come or the time is over."""
-    waiting, end = post.send(kind, letters, group, timeout), time.monotonic() + timeout
-    answers: dict[int, Answer] = {}
-    while True:
-        answers |= {waiting.pop(name): answer for name, answer in post.collect(list(waiting)).items()}
-        good = sum(not isinstance(answer, str) for answer in answers.values())
-        if not waiting or good >= enough or time.monotonic() > end:
-            return answers
-        time.sleep(POLL)
+class Row(NamedTuple):
+    """What a client's training brings."""
+
+    up: State
+    buffers: Tensor
+    loss: float
+    sound: bool  # are all of it numbers?
+
+
+class Scores(NamedTuple):
+    """What a client's evaluation brings: lists by model."""
+
+    samples: int
+    values: list[list[float]]
+    sound: bool = True
+
+
+class Told(NamedTuple):
+    """What a stage of secure aggregation brings."""
+
+    letter: Sealed
+    sound: bool = True
+
+
+T = TypeVar("T", Row, Scores, Told)
 
 
 class Hello(NamedTuple):
@@ -149,6 +168,7 @@ class Roll:
             raise Refused(
                 f"it says it is {who}, and clients are numbered from 0 to {self.clients - 1}; start it with another partition-id."
             )
+        opened(answer, {}, who)
         expect(answer, who, digest=self.config.digest(), version=__version__)
         if not isinstance(self.fed, Remote) and self.fed is not None:
             expect(answer, who, samples=int(self.fed.sizes[client]))
@@ -204,6 +224,8 @@ class Field:
         self.server, self.roll, self.rules, self.post, self.say = server, roll, rules, roll.post, roll.say
         self.shared, self.blank = Shared(server.space, server.private), uploads(server)
         self.about: dict[str, int | str] = {"mark": marked(digest, server), "classes": classes}
+        self.privacy = roll.config.privacy
+        check_fit(self.privacy, server, self.blank)
         self.enough = 0  # answers to wait for; 0: all
         self.sent: tuple[Tensor, Tensor] | None = None  # the model that the clients of this round have
 
@@ -217,14 +239,14 @@ class Field:
             down |= self.shared.cut({"x": inbox.x}) | self.shared.buffers(inbox.buffers)
             self.sent = (inbox.x, inbox.buffers)
         letters = {client: self._letter(n, inbox, i, down) for i, client in enumerate(plan.ids)}
-        answers = self._exchange("train", letters, inbox.round, min(self.enough or len(letters), len(letters)) if n == 0 else len(letters))
-        rows: dict[int, Row] = {}
-        for i, client in enumerate(plan.ids):
-            try:
-                rows[i] = self._row(n, client, inbox, answers[client])
-            except Refused as e:
-                self.say(f"round {inbox.round}: {e}")
-        return self._outbox(n, inbox, rows)
+        enough = min(self.enough or len(letters), len(letters)) if n == 0 else len(letters)
+        if self.privacy.secure:
+            found = self._summed(n, inbox, letters, enough)
+        else:
+            found = self._exchange("train", letters, inbox.round, enough, lambda client, answer: self._row(n, client, inbox, answer))
+        if self.privacy.central and found:
+            found = self._noised(found)
+        return self._outbox(n, inbox, {i: found[client] for i, client in enumerate(plan.ids) if client in found})
 
     def _letter(self, n: int, inbox: Inbox, i: int, down: State) -> Letter:
         rates = {name: float(getattr(inbox, name)) for name in RATES} | {name: float(getattr(inbox, name)[i]) for name in OWN}
@@ -232,33 +254,131 @@ class Field:
         own = over("memory.", self.shared.cut({name: t[i] for name, t in inbox.memory.items()}))
         return Letter({**self.about, **place, **rates}, down | own)
 
-    def _exchange(self, kind: str, letters: Mapping[int, Letter], round: int, enough: int) -> dict[int, Answer]:
-        """Letters and answers by client."""
-        nodes = {self.roll.node_of[i]: i for i in letters if i in self.roll.node_of}
-        addressed = {node: letters[i]._replace(numbers={**letters[i].numbers, "client": i}) for node, i in nodes.items()}
-        came = exchange(self.post, kind, addressed, str(round), min(enough, len(nodes)), self.rules.timeout) if nodes else {}
-        silent = f"no answer within {self.rules.timeout:g} s, or enough others came before"
-        return {i: came.get(self.roll.node_of.get(i, -1), silent) for i in letters}
+    def _exchange(
+        self, kind: str, letters: Mapping[int, Letter], round: int, enough: int, read: Callable[[int, Sealed], T]
+    ) -> dict[int, T]:
+        """What the clients' answers bring, once enough of them are sound or the time is over; why others are left out is said.
 
-    def _row(self, n: int, client: int, inbox: Inbox, answer: Answer) -> Row:
+        Answers are read as they come, so that one that is no good keeps nobody from standing in for its sender.
+        """
+        nodes = {node: i for i, node in self.roll.node_of.items() if i in letters}
+        addressed = {node: letters[i]._replace(numbers={**letters[i].numbers, "client": i}) for node, i in nodes.items()}
+        waiting = self.post.send(kind, addressed, str(round), self.rules.timeout) if nodes else {}
+        end, found, refused = time.monotonic() + self.rules.timeout, dict[int, T](), dict[int, str]()
+        while waiting and sum(one.sound for one in found.values()) < enough and time.monotonic() <= end:
+            for name, answer in self.post.collect(list(waiting)).items():
+                client = nodes[waiting.pop(name)]
+                try:
+                    if isinstance(answer, str):
+                        raise Refused(f"client {client}: {answer}")
+                    found[client] = read(client, answer)
+                except Refused as e:
+                    refused[client] = str(e)
+            time.sleep(POLL if waiting else 0)
+        when = f"round {round}" if kind.startswith("train") else f"evaluation after round {round}"
+        silent = f"no answer within {self.rules.timeout:g} s, or enough others came before"
+        for client in [i for i in letters if i not in found]:
+            if client not in refused and kind == "train.unmask":
+                continue  # the others are enough
+            self.say(f"{when}: {refused.get(client, f'client {client}: {silent}')}")
+        return found
+
+    def _row(self, n: int, client: int, inbox: Inbox, answer: Sealed) -> Row:
         who = f"client {client}"
-        if isinstance(answer, str):
-            raise Refused(f"{who}: {answer}")
         expect(answer, who, client=client, round=inbox.round, phase=n, samples=int(self.server.fed.sizes[client]))
-        buffers = self.shared.buffers(inbox.buffers) if self.server.phases[n].trains else {}
-        forms = self.shared.forms(self.blank[n], "up.") | self.shared.forms(buffers)
-        tensors = {name: t.to(inbox.x.device) for name, t in opened(answer, forms, who, finite=False).items()}
-        loss = told(answer, "loss", float, who)
-        if not all(bool(torch.isfinite(t).all()) for t in (*tensors.values(), torch.tensor(loss))):
+        tensors = {name: t.to(inbox.x.device) for name, t in opened(answer, self._forms(n, inbox), who, finite=self.privacy.on).items()}
+        most = self.privacy.clip
+        loss = 0.0 if most else told(answer, "loss", float, who)
+        sound = all(bool(torch.isfinite(t).all()) for t in (*tensors.values(), torch.tensor(loss)))
+        if not sound:
             self.say(f"round {inbox.round}: {who} sent numbers that are not finite, which the server leaves out; lower the learning rate.")
-        return self.shared.whole(under("up.", tensors), self.blank[n]), self.shared.whole_buffers(tensors, inbox.buffers), loss
+        if most and not self.privacy.local and (length := float(norm(tensors["up.delta"]))) > most * (1 + ROUNDING):
+            raise Refused(f"{who}: an update of length {length:g} came, at most {most:g} is allowed; {ALIKE}.")
+        return self._made(n, inbox, tensors, loss, sound)
+
+    def _forms(self, n: int, inbox: Inbox) -> dict[str, Form]:
+        """The tensors of an upload."""
+        buffers = self.shared.buffers(inbox.buffers) if self.server.phases[n].trains else {}
+        return self.shared.forms(self.blank[n], "up.") | self.shared.forms(buffers)
+
+    def _made(self, n: int, inbox: Inbox, tensors: State, loss: float, sound: bool = True) -> Row:
+        up = self.shared.whole(under("up.", tensors), self.blank[n])
+        return Row(up, self.shared.whole_buffers(tensors, inbox.buffers), loss, sound)
+
+    def _noised(self, rows: dict[int, Row]) -> dict[int, Row]:
+        """Everybody's upload is the mean, with the noise that hides one of them."""
+        std = self.privacy.noise * self.privacy.clip / len(rows)
+        up = {n: noisy(torch.stack([row.up[n] for row in rows.values()]).mean(0), std) for n in next(iter(rows.values())).up}
+        return {client: row._replace(up=up) for client, row in rows.items()}
+
+    def _summed(self, n: int, inbox: Inbox, letters: Mapping[int, Letter], enough: int) -> dict[int, Row]:
+        """Everybody's upload is the mean, which is all that secure aggregation tells; nothing if too few are left."""
+        from . import secure
+
+        round, place = inbox.round, {**self.about, "round": inbox.round, "phase": n}
+
+        def ask(stage: str, asked: Mapping[int, Letter], enough: int, check: Callable[[Sealed, str], object]) -> dict[int, Told]:
+            def read(client: int, answer: Sealed) -> Told:
+                expect(answer, f"client {client}", client=client, round=round, phase=n)
+                check(answer, f"client {client}")
+                return Told(answer)
+
+            return self._exchange(f"train{stage}", asked, round, enough, read)
+
+        def listed(name: str, count: int) -> Callable[[Sealed, str], object]:
+            def check(letter: Sealed, who: str) -> None:
+                if len(came := secure.texts(letter, name, bytes, who)) != count:
+                    raise Refused(f"{who}: {len(came)} {name} came, expected {count}; {ALIKE}.")
+
+            return check
+
+        try:
+            keys = ask(".keys", {i: Letter(place, {}) for i in letters}, enough, lambda t, who: secure.check_keys(t, KEYS, who))
+            clients = sorted(keys)
+            public = {name: [keys[i].letter.numbers[name] for i in clients] for name in KEYS}
+            least = max(self.privacy.fewest, secure.majority(len(clients)))
+            self._left(keys, least)
+            told_keys = {i: Letter({**place, "clients": clients, **public}, {}) for i in clients}
+            shares = ask(".shares", told_keys, len(clients), listed("sealed", len(clients)))
+            self._left(shares, least)
+            present = sorted(shares)
+            sealed = {i: [shares[j].letter.numbers["sealed"][k] for j in present] for k, i in enumerate(clients)}
+            given = {i: {**letters[i].numbers, "present": present, "sealed": sealed[i]} for i in present}
+            forms = self._forms(n, inbox)
+            count = sum(math.prod(form.shape) for form in forms.values()) + 1
+            form = {"hidden": Form((count,), torch.int64)}
+            trained = ask(
+                "", {i: letters[i]._replace(numbers=given[i]) for i in present}, len(present), lambda t, who: opened(t, form, who)
+            )
+            self._left(trained, least)
+            hidden = {i: opened(t.letter, form, f"client {i}")["hidden"].numpy().view("uint64") for i, t in trained.items()}
+            asked = {i: Letter({**place, "answered": sorted(hidden)}, {}) for i in hidden}
+            parts = ask(".unmask", asked, secure.majority(len(clients)), listed("shares", len(present)))
+            self._left(parts, secure.majority(len(clients)))
+            of = {j: [part.letter.numbers["shares"][k] for part in parts.values()] for k, j in enumerate(present)}
+            values = secure.unpressed(secure.unmasked(hidden, dict(zip(clients, public["mask"], strict=True)), of, count))
+            if bool((values.abs() > len(hidden) * secure.LARGEST).any()):
+                raise Refused("a client gave false shares or false numbers to secure aggregation; the round is thrown away.")
+        except Refused as e:
+            self.say(f"round {round}: {e}")
+            return {}
+        weights = inbox.size.tolist() if self.server.alg.by_samples else [1.0] * len(letters)
+        weight = sum(w for client, w in zip(letters, weights, strict=True) if client in hidden)
+        pieces = (values[:-1].to(inbox.x.device) / weight).split([math.prod(forms[name].shape) for name in sorted(forms)])
+        tensors = {name: piece.view(forms[name].shape).to(forms[name].dtype) for name, piece in zip(sorted(forms), pieces, strict=True)}
+        row = self._made(n, inbox, tensors, float(values[-1]) / len(hidden))
+        return dict.fromkeys(hidden, row)
+
+    def _left(self, clients: Collection[int], least: int) -> None:
+        if len(clients) < least:
+            raise Refused(f"secure aggregation has {len(clients)} clients left, at least {least} are needed; the round is thrown away.")
 
     def _outbox(self, n: int, inbox: Inbox, rows: dict[int, Row]) -> Outbox:
         """The rows that came. With too few of them none is used: their losses are no numbers."""
         came, last = sorted(rows), n + 1 == len(self.server.phases)
-        up = {name: torch.stack([rows[i][0][name] for i in came]) for name in self.blank[n]} if came else {}
-        buffers = torch.stack([rows[i][1] for i in came]) if came else inbox.buffers.new_zeros(0, len(inbox.buffers))
-        loss = torch.tensor([rows[i][2] for i in came], dtype=inbox.x.dtype, device=inbox.x.device)
+        up = {name: torch.stack([rows[i].up[name] for i in came]) for name in self.blank[n]} if came else {}
+        buffers = torch.stack([rows[i].buffers for i in came]) if came else inbox.buffers.new_zeros(0, len(inbox.buffers))
+        loss = torch.tensor([rows[i].loss for i in came], dtype=inbox.x.dtype, device=inbox.x.device)
         used = torch.full_like(inbox.mine["round"][came], inbox.round) if last else inbox.mine["round"][came]
         if len(came) < self.rules.answers:
             self.say(f"round {inbox.round} is thrown away: {len(came)} answers came, at least {self.rules.answers} are needed.")
@@ -279,33 +399,25 @@ class Field:
         used = server.clients.read(present)["round"].tolist()
         numbers = {**self.about, "round": round, "models": ",".join(models)}
         letters = {i: Letter({**numbers, "used": u}, tensors) for i, u in zip(present, used, strict=True)}
-        found, weights = list[list[list[float]]](), list[float]()
-        for client, answer in self._exchange("evaluate", letters, round, len(letters)).items():
-            try:
-                count, scores = self._scores(client, answer, round, list(models))
-            except Refused as e:
-                self.say(f"evaluation after round {round}: {e}")
-                continue
-            if count:
-                found.append(scores)
-                weights.append(float(count) if server.private.empty else 1.0)
-        if not found:
+        read = lambda client, answer: self._scores(client, answer, round, list(models))
+        came = [one for one in self._exchange("evaluate", letters, round, len(letters), read).values() if one.samples]
+        if not came:
             return {}
-        p = torch.tensor(weights, dtype=torch.float64)
-        mean = torch.einsum("c,cmk->mk", p / p.sum(), torch.tensor(found, dtype=torch.float64))
+        p = torch.tensor([one.samples if server.private.empty else 1 for one in came], dtype=torch.float64)
+        mean = torch.einsum("c,cmk->mk", p / p.sum(), torch.tensor([one.values for one in came], dtype=torch.float64))
         return dict(zip(models, mean, strict=True))
 
-    def _scores(self, client: int, answer: Answer, round: int, models: list[str]) -> tuple[int, list[list[float]]]:
+    def _scores(self, client: int, answer: Sealed, round: int, models: list[str]) -> Scores:
         who = f"client {client}"
-        if isinstance(answer, str):
-            raise Refused(f"{who}: {answer}")
         expect(answer, who, client=client, round=round)
         opened(answer, {}, who)
         count = told(answer, "samples", int, who)
         scores = [told(answer, f"scores.{name}", list, who) for name in models] if count else []
-        if any(len(row) != len(scores[0]) or not all(type(v) is float for v in row) for row in scores):
-            raise Refused(f"{who}: scores must be lists of numbers of one length, got {scores!r:.60}; {ALIKE}.")
-        return count, scores
+        numbers = 3 if self.roll.config.evaluation.halves else 2
+        real = lambda v: type(v) is float and (math.isfinite(v) or not self.about["classes"])  # without classes there is no accuracy
+        if not all(len(row) == numbers and all(map(real, row)) for row in scores):
+            raise Refused(f"{who}: scores must be lists of {numbers} finite numbers, got {scores!r:.60}; {ALIKE}.")
+        return Scores(count, scores)
 
 
 class Season(Player):
@@ -329,6 +441,7 @@ class Season(Player):
         spare = generator(self.config.seed, "spare", t).permutation(others)[: round(field.rules.spare * len(share))].tolist()
         asked = sorted([*share, *spare])
         field.enough = len(share)
+        self.before = (self.server.x, self.server.buffers)
         field.post.sent = field.post.received = 0
         return self.server.moves(t, asked, [share.get(i, 1.0) for i in asked], len(came.absent))
 
@@ -341,6 +454,8 @@ class Season(Player):
 
     def close(self, record: Record, seconds: float, scores: dict[str, Tensor]) -> None:
         record |= dict(zip(("wire_down", "wire_up"), self.wire, strict=True))
+        if self.field.privacy.clip:
+            record["train_loss"] = None  # no client tells
         super().close(record, seconds, scores)
         if isinstance(self.house.fed, Remote) and self.run.federation != (known := self.house.fed.labels()):  # somebody joined
             self.run.federation = known
@@ -394,4 +509,6 @@ def housed(config: Deployed, roll: Roll, rules: Rules, data: DataModule | None, 
     server.privates = Bank({})
     field = server.engine = Field(server, roll, rules, house.fed.classes, config.digest())
     house.facts.update(engine=Field.name, reason=f"{len(roll.node_of)} clients, each with its own data")
+    if config.privacy.on:
+        house.facts["privacy"] = config.privacy.remark(config.rounds)
     return house, field

@@ -9,11 +9,12 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
+from httpx import HTTPError
 
 from ..experiment.store import Record, Run
 from .field import Answer, Rules, serve
 from .site import DataModule, read_page
-from .wire import Letter, Refused, from_records, to_records
+from .wire import ALIKE, Letter, Refused, from_records, line, to_records
 
 
 class GridPost:
@@ -31,13 +32,19 @@ class GridPost:
         return {name: node for name, node in zip(self.grid.push_messages(messages), letters, strict=False) if name}
 
     def collect(self, names: Collection[str]) -> dict[str, Answer]:
-        replies = list(self.grid.pull_messages(list(names)))
-        self.received += sum(weight(reply) for reply in replies)
-        return {reply.metadata.reply_to_message_id: self._read(reply) for reply in replies}
+        try:
+            replies = {reply.metadata.reply_to_message_id: reply for reply in self.grid.pull_messages(list(names))}
+        except HTTPError:
+            raise
+        except Exception as e:  # whatever a false message makes Flower stumble over; those that came with it are lost
+            log(WARNING, "a message came that Flower cannot read (%s), and its sender is waited for in vain; %s.", line(str(e)), ALIKE)
+            return {}
+        self.received += sum(weight(reply) for reply in replies.values())
+        return {name: self._read(reply) for name, reply in replies.items() if name in names}
 
     def _read(self, reply: Message) -> Answer:
         if reply.has_error():
-            return reply.error.reason or f"Flower's error {reply.error.code}"
+            return line(reply.error.reason) or f"Flower's error {reply.error.code}"
         try:
             return from_records(reply.content, f"node {reply.metadata.src_node_id}")
         except Refused as e:
@@ -67,6 +74,8 @@ def watch(run: Run, record: Record | None) -> None:
     """One line a round."""
     if record is None:
         log(INFO, "%s: rounds are written to %s", run.name, run.folder)
+        if "privacy" in run.facts:
+            log(INFO, "privacy: %s", run.facts["privacy"])
         return
     told = {name: record.get(name) for name in ("accuracy", "loss", "train_loss", "dropped", "absent") if record.get(name) is not None}
     log(INFO, "round %s of %s: %s", record["round"], run.config["rounds"], ", ".join(f"{k} {v:.4g}" for k, v in told.items()))

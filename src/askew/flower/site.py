@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -27,9 +27,12 @@ from ..experiment.api import fingerprint, spelled
 from ..experiment.build import House, Workshop, build, device_of
 from ..experiment.config import Config, Handed
 from ..experiment.toml import read_toml
+from .privacy import Privacy
 
 Node = Mapping[str, bool | int | float | str]  # a node's configuration, as --node-config gives it
 Held = Dataset | tuple[Given, Given | None, Given | None]  # training, validation and test data; or a ready Dataset
+SAMPLES = {"spread", "fit", "weights", "rare", "descent"}  # measurements that need the clients' samples,
+UPLOADS = {"drift", "fit", "weights"}  # and those that need each client's upload
 Kept = tuple[Samples | None, Samples | None]  # the server's public and test data
 
 
@@ -58,8 +61,14 @@ class NodeData(Handed, Source):
     module: str = setting("hash of the data module", default="")
 
 
+@dataclass(frozen=True)
 class Deployed(Config):
     """A configuration that is played on real clients; its folder and its checkpoint are none of a simulation's."""
+
+    privacy: Privacy = field(default_factory=Privacy)
+
+    def tables(self) -> dict[str, Any]:
+        return super().tables() | ({} if self.privacy == Privacy() else {"privacy": self.privacy.table()})
 
     def digest(self) -> str:
         return f"{super().digest()}-flower"
@@ -74,8 +83,12 @@ def read_page(page: Path, data: DataModule | None = None) -> Deployed:
         table = tables.get("partition", {})
         kept = {k: v for k, v in table.items() if k in ("clients", "validation")} if isinstance(table, dict) else {}
         tables |= {"data": NodeData(module=data.mark()), "partition": {"name": "natural", **kept}}
+    privacy = tables.pop("privacy", {})
+    if not isinstance(privacy, dict):
+        raise ConfigError(f"privacy is a table of settings, got {privacy!r}; write [privacy] and below it secure = true.")
     config = Deployed.build(tables)
     assert isinstance(config, Deployed)
+    config = replace(config, privacy=Privacy.build(privacy, "privacy"))
     check(config, own=data is not None)
     return config
 
@@ -91,8 +104,11 @@ def check(config: Deployed, own: bool) -> None:
         raise ConfigError(
             f"{config.algorithm.called()} needs all data in one place, and a data module's stay with their nodes; use another method."
         )
-    if config.evaluation.spread and (own or config.algorithm.evaluates() == "clients"):
-        raise ConfigError("evaluation.spread needs the clients' samples at the server, where they are not; leave it out.")
+    asked = [name for name, value in config.evaluation.table().items() if value is True]
+    if (near := [*{*asked} & SAMPLES]) and (own or config.algorithm.evaluates() == "clients"):
+        raise ConfigError(f"evaluation.{near[0]} needs the clients' samples at the server, where they are not; leave it out.")
+    if (each := [*{*asked} & UPLOADS]) and (config.privacy.secure or config.privacy.noise):
+        raise ConfigError(f"evaluation.{each[0]} measures the clients' uploads one by one, which privacy hides; leave one of them out.")
 
 
 # samples --------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ T = TypeVar("T", bool, int, float, str, list[Any])
 ALIKE = "give server and clients the same configuration, files and version of askew"
 MAGIC, HEADER = b"\x93NUMPY\x01\x00", 1_000  # how an array begins; most bytes before its numbers
 LONGEST = 1_000  # characters of a text
+BESIDE = 2**20  # bytes that a letter may hold beside its tensors: the keys of a thousand clients
 
 
 class Refused(EngineError):
@@ -52,8 +53,9 @@ class Sealed(NamedTuple):
     @property
     def bytes(self) -> int:
         """What it takes up, names included."""
-        values = (len(v) if isinstance(v, str) else 8 * len(v) if isinstance(v, list) else 8 for v in self.numbers.values())
-        return sum(map(len, [*self.numbers, *self.parcels])) + sum(values) + sum(map(len, self.parcels.values()))
+        values = (e for v in self.numbers.values() for e in (v if isinstance(v, list) else [v]))
+        beside = sum(len(e) if isinstance(e, (str, bytes)) else 8 for e in values)
+        return sum(map(len, [*self.numbers, *self.parcels, *self.parcels.values()])) + beside
 
 
 def sealed(letter: Letter) -> Sealed:
@@ -61,7 +63,10 @@ def sealed(letter: Letter) -> Sealed:
 
 
 def opened(letter: Sealed, forms: Mapping[str, Form], sender: str, finite: bool = True) -> State:
-    """The tensors of a letter, which must be these."""
+    """The tensors of a letter, which must be these; no other letter may be larger."""
+    allowed = BESIDE + sum(form.bytes + HEADER for form in forms.values())
+    if letter.bytes > allowed:
+        raise Refused(f"{sender}: a message of {letter.bytes:,} bytes came, at most {allowed:,} are allowed; {ALIKE}.")
     if letter.parcels.keys() != forms.keys():
         raise Refused(f"{sender} sent tensors named {named(letter.parcels)}, expected {named(forms)}; {ALIKE}.")
     tensors = {name: unpacked(letter.parcels[name], form, f"{sender}, tensor {name!r}") for name, form in forms.items()}
@@ -73,6 +78,11 @@ def opened(letter: Sealed, forms: Mapping[str, Form], sender: str, finite: bool 
 
 def named(names: Mapping[str, object]) -> str:
     return ", ".join(repr(name[:60]) for name in sorted(names)[:20]) or "none at all"
+
+
+def line(text: str) -> str:
+    """What somebody else wrote, fit for a line of the log."""
+    return "".join(c if c.isprintable() else " " for c in text[:LONGEST])
 
 
 def kind(dtype: torch.dtype) -> str:
@@ -122,7 +132,7 @@ def expect(letter: Sealed, sender: str, **values: int | str) -> None:
     for name, wanted in values.items():
         came = told(letter, name, int, sender) if isinstance(wanted, int) else told(letter, name, str, sender)
         if came != wanted:
-            raise Refused(f"{sender}: this is of {name} {came}, expected {name} {wanted}; it is left out, {ALIKE}.")
+            raise Refused(f"{sender}: this is of {name} {line(str(came))}, expected {name} {wanted}; it is left out, {ALIKE}.")
 
 
 # private parts --------------------------------------------------------------------------------------------------

@@ -99,8 +99,12 @@ def state(run: Run) -> str:
     return f"finished, {rounds} rounds" if run.finished else f"{run.facts.get('state', 'begun')}, {done} of {rounds} rounds"
 
 
-def go_on(folder: Path) -> str:
+def go_on(folder: Path, engine: str = "") -> str:
     """The command that takes an unfinished run up again."""
+    if engine == "flower":
+        work = folder / "flower"  # where `askew deploy up` keeps its app
+        secure = ["--secure"] * (work / "keys").is_dir()
+        return command("deploy", "up", work / "app", "--out", folder.parent, *secure) if work.is_dir() else "flwr run APP"
     return command("run", folder / "run.toml", "--out", folder.parent)
 
 
@@ -132,10 +136,9 @@ class Ticker:
         else:
             self.played += 1
         done, rounds = len(run.rounds), int(run.config["rounds"])
-        last = run.final_accuracy
+        last, loss = run.last("accuracy"), run.last("train_loss")
         words = f"round {done}/{rounds}" + (f" · accuracy {percent(last)}" if last is not None else "")
-        losses = run.curve("train_loss")[1]
-        words += f" · loss {losses[-1]:.2f}" if losses else ""
+        words += f" · loss {loss:.2f}" if loss is not None else ""
         self.bars.update(self.bar, completed=done, words=words)
         self.parts[run.name] = done / rounds
         if self.whole is not None:
@@ -230,7 +233,7 @@ def shown(run: Run) -> RenderableType:
     if logged:
         parts += [Text(), also(run, logged)]
     if not run.finished and run.folder:
-        parts += [Text(), pairs([("go on", Text(go_on(run.folder)))])]
+        parts += [Text(), pairs([("go on", Text(go_on(run.folder, str(run.facts.get("engine")))))])]
     return Group(*parts)
 
 

@@ -1,0 +1,295 @@
+"""`askew deploy`: apps, keys, and whole federations on this machine that leave nothing running behind them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+import pytest
+from hands import page, simulated, written
+from processes import assert_none_left, with_home
+from safetensors.torch import load_file
+
+from askew import flower
+from askew.cli import main
+from askew.experiment import checkpoint
+from askew.experiment.store import held, load, locked, write_json
+from askew.flower import app
+from askew.flower.loopback import Loopback
+from askew.report import terminal
+
+needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs the extra flower")
+everything = pytest.mark.skipif(os.environ.get("ASKEW_LOOPBACK") != "all", reason="takes long; set ASKEW_LOOPBACK=all")
+PATIENCE = 300.0  # seconds for a run
+TABLES = page({"name": "scaffold"}, rounds=2, partition={"name": "natural", "clients": 1}, participation={"name": "full"})
+OWN = "import torch\n\ndef client(node):\n    return (torch.randn(9, 8), torch.arange(9) % 3), None, None\n"
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with a page and a data module."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    written(TABLES | {"partition": {"name": "natural", "clients": 5}}, tmp_path)
+    (tmp_path / "data.py").write_text(OWN)
+    return tmp_path
+
+
+@pytest.fixture
+def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower, "find_spec", lambda name: None)
+
+
+# apps -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_app_is_written_without_flower(desk: Path, no_flower: None, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "deploy app run.toml app --data data.py --clients 3 --set rounds=7 --rule timeout=60 --rule out=/srv/runs"
+    assert main(words.split()) == 0
+    told = capsys.readouterr().out
+    assert "3, with data of their own" in told and "askew deploy up app" in told and "flwr run app" in told
+    tables, data, rules = app.read_app(Path("app"))
+    assert (tables["rounds"], tables["partition"]["clients"]) == (7, 3)
+    assert data is not None and data.read_text() == OWN
+    assert (rules["timeout"], rules["out"], rules["wait"]) == (60.0, "/srv/runs", 600.0)
+    assert main(["deploy", "app", "run.toml", "app", "--json"]) == 0  # again, without data of their own
+    assert json.loads(capsys.readouterr().out) | {"rules": None} == {"app": "app", "clients": 5, "data": None, "rules": None}
+    assert app.read_app(Path("app"))[1] is None
+
+
+def test_an_apps_plugins_go_from_app_to_app(desk: Path) -> None:
+    """An app can be written from an app: its parts are the same, under the same names."""
+    Path("mine.py").write_text(
+        "import askew\nfrom askew.algorithms import FedAvg\n\n@askew.register('mine', replace=True)\nclass Mine(FedAvg):\n    pass\n"
+    )
+    assert main(["deploy", "app", "run.toml", "run", "--plugin", "mine.py", "--set", 'algorithm={name = "mine"}', "--data", "data.py"]) == 0
+    assert main(["deploy", "app", "run", "two"]) == 0
+    names = {path.relative_to("run") for path in Path("run").rglob("*.*")}
+    assert Path("askew_app/plugin_0_mine.py") in names
+    assert {path.relative_to("two"): path.read_text() for path in Path("two").rglob("*.*")} == {
+        n: (Path("run") / n).read_text() for n in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("app none.toml app", "there is no file 'none.toml'"),
+        ("app run.toml app --set algorithm.mu=1", "unknown setting algorithm.mu"),
+        ("app run.toml app --clients 0", "'--clients'"),
+        ("app run.toml app --rule patience=3", "deployment: unknown setting patience"),
+        ("app run.toml app --rule timeout", "--rule takes name=value, got 'timeout'"),
+        ("app run.toml app --rule timeout=-1", "deployment: timeout must be > 0"),
+        ("app run.toml app --data none.py", "there is no file 'none.py'; name a Python file that defines client(node)"),
+        ("app run.toml app --data bad.py", "the data module 'bad.py' is no Python: invalid syntax"),
+        ("app run.toml .", "'.' holds other files; name a new folder"),
+        ("app run.toml run.toml", "'run.toml' holds other files; name a new folder"),
+        ("app run.toml app --set evaluation.spread=true --data data.py", "evaluation.spread needs the clients' samples"),
+        ("app run.toml app --set sweep.seed=[1,2]", "a [sweep] table"),
+        ("up folder", "'folder' is no app folder: it has no askew_app/run.toml"),
+        ("up run.toml --rule out=elsewhere", "--rule out has an option of its own here; use --out"),
+        ("up run.toml --data failing.py", "the data module 'failing.py' failed: ZeroDivisionError"),
+        ("up run.toml --data empty.py", "must define client(node)"),
+        ("keys keys", "missing option '--clients'"),
+        ("keys keys --clients 2 --host a/b", "--host must be a name or an address without a port, got 'a/b'"),
+        ("keys full --clients 2", "'full' holds node-1 already, and keys are never overwritten; name a new folder"),
+        ("down", "no such command 'down'"),
+    ],
+)
+def test_one_sentence(words: str, says: str, desk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if words.startswith(("up", "keys")) and find_spec("cryptography") is None and "missing" not in says:
+        pytest.skip("needs the extra flower")
+    Path("folder").mkdir()
+    Path("full").mkdir()
+    Path("full/node-1").write_text("secret")
+    Path("failing.py").write_text("1 / 0\n")
+    Path("empty.py").write_text("")
+    Path("bad.py").write_text("client of node\n")
+    assert main(["deploy", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and says in err, err
+    assert not Path("app").exists() and not Path("runs").exists() and not Path("keys").exists()
+    assert [path.name for path in Path("full").iterdir()] == ["node-1"] and Path("full/node-1").read_text() == "secret"
+
+
+@pytest.mark.parametrize("words", ["up run.toml", "keys keys --clients 2"])
+def test_without_flower_one_sentence_says_how_to_get_it(
+    words: str, desk: Path, no_flower: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == f"error: deployments need Flower, which is not installed; run pip install '{flower.FLOWER}'.\n"
+
+
+# keys -----------------------------------------------------------------------------------------------------------
+
+
+@needs_flower
+def test_keys_are_whole_private_and_good_for_the_hosts(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
+
+    os.umask(0o022)
+    assert main(["deploy", "keys", "keys", "--clients", "2", "--host", "fl.example.org", "--host", "10.0.0.5", "--days", "30"]) == 0
+    told = capsys.readouterr().out
+    assert "--superlink fl.example.org:8000" in told and "flwr supernode register keys/node-0.pub" in told
+    secret = {"ca.key", "server.key", "node-0", "node-0.key", "node-1", "node-1.key"}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in Path("keys").iterdir()}
+    assert modes == dict.fromkeys(secret, 0o600) | dict.fromkeys(modes.keys() - secret, 0o644) and len(modes) == 12
+    read = lambda name: x509.load_pem_x509_certificate((Path("keys") / name).read_bytes())
+    root = read("ca.crt")
+    root.verify_directly_issued_by(root)
+    for name in ("server", "node-0", "node-1"):
+        found = read(f"{name}.pem")
+        found.verify_directly_issued_by(root)
+        key = load_pem_private_key(Path(f"keys/{name}.key").read_bytes(), None)
+        assert found.public_key() == key.public_key()
+        assert not found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca  # it signs nothing
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+        assert hosts == (["fl.example.org", "localhost", "10.0.0.5", "127.0.0.1"] if name == "server" else ["localhost", "127.0.0.1"])
+        assert 30 <= (found.not_valid_after_utc - found.not_valid_before_utc).total_seconds() / 86400 < 31
+    publics = []
+    for client in range(2):
+        own = load_ssh_private_key(Path(f"keys/node-{client}").read_bytes(), None)
+        assert isinstance(own, ec.EllipticCurvePrivateKey) and own.curve.name == "secp384r1"
+        publics.append(load_ssh_public_key(Path(f"keys/node-{client}.pub").read_bytes()))
+        assert own.public_key() == publics[-1]
+    assert publics[0] != publics[1]
+    before = {path: path.read_bytes() for path in Path("keys").iterdir()}
+    assert main(["deploy", "keys", "keys", "--clients", "3"]) == 2
+    assert before == {path: path.read_bytes() for path in Path("keys").iterdir()}
+
+
+# a run whose process was killed ---------------------------------------------------------------------------------
+
+
+def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
+    folder = tmp_path / "scaffold-flower"
+    with locked(folder):
+        written(TABLES, folder)
+        write_json(folder / "run.json", {"state": "running", "engine": "flower"})
+        assert held(folder) and load(folder).facts["state"] == "running"
+    found = load(folder)
+    assert not held(folder) and found.facts["state"] == "interrupted" and terminal.state(found) == "interrupted, 0 of 2 rounds"
+    assert terminal.go_on(folder, "flower") == "flwr run APP"
+    (folder / "flower" / "keys").mkdir(parents=True)
+    assert terminal.go_on(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path} --secure"
+
+
+@needs_flower
+def test_of_a_log_the_last_thing_worth_reading_is_told(tmp_path: Path) -> None:
+    link = Loopback(tmp_path, 0)
+    log = "\x1b[92mINFO \x1b[0m:      Start\n\x1b[91mERROR \x1b[0m:     ServerApp raised an exception\nTraceback (most recent call last):\n"
+    log += '  File "a.py", line 2, in serve\naskew.errors.EngineError: 0 of 2 clients came; start the others.\n'
+    log += "\x1b[91mERROR \x1b[0m:     Exit Code: 201\n\nAn unhandled exception occurred in the ServerApp.\n\nFor more information\n"
+    (tmp_path / "run.log").write_text(log)
+    assert link.told("run") == f"0 of 2 clients came; start the others; its log is {tmp_path / 'run.log'}."
+    (tmp_path / "node-0.log").write_text("╭─ Error ───╮\n│ No such   key. │\n╰───────────╯\nINFO:     Shutting down\n")
+    assert link.told("node-0").startswith("No such key; ")
+    (tmp_path / "x.log").write_bytes(b"")
+    assert link.told("x").startswith("it said nothing; ")
+
+
+# whole federations ----------------------------------------------------------------------------------------------
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "askew", "deploy", "up", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def read_until(stream: IO[str], words: str) -> str:
+    """What a stream says up to the line that begins so."""
+    said = ""
+    for line in stream:
+        said += line
+        if line.startswith(words):
+            return said
+    raise AssertionError(f"no line begins with {words!r}: {said}")
+
+
+def until(there: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def only_run() -> Path:
+    [folder] = Path("runs").iterdir()
+    return folder.resolve()
+
+
+@needs_flower
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=everything)])
+def test_an_interrupted_federation_leaves_nothing_running_and_goes_on(number: int, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("run.toml", "--clients", "1", "--rule", "timeout=120")
+    first = start(*words)
+    assert first.stderr is not None
+    told = read_until(first.stderr, "round 1/2")
+    until(lambda: any(Path("runs").glob(f"*/{checkpoint.FILE}")))
+    home = only_run() / "flower" / "flwr"
+    assert first.poll() is None and len(with_home(home)) >= 3
+    first.send_signal(number)
+    first.send_signal(number)  # and nothing hurries it
+    out, err = first.communicate(timeout=60)
+    assert first.returncode == 130 and out == "" and "stopped, and all processes are ended" in err, told + err
+    assert_none_left(home, patience=0)
+    again = err.splitlines()[-1].split()
+    assert again[:3] == ["askew", "deploy", "up"]
+    assert load(only_run()).facts["state"] == "interrupted" and main(["show", str(only_run())]) == 0
+    assert f"askew deploy up {only_run()}/flower/app" in capsys.readouterr().out
+    second = start(*again[3:], "--json")
+    out, err = second.communicate(timeout=PATIENCE)
+    assert second.returncode == 0 and "going on after round 1 of 2" in err and "round 2/2" in err, err
+    assert_none_left(home, patience=0)
+    ours, theirs = load(only_run()), simulated(TABLES)
+    assert json.loads(out) | {"run": None} == ours.summary() | {"run": None} and ours.finished
+    model = load_file(only_run() / "model.safetensors")
+    assert max((model[n] - v).abs().max().item() for n, v in theirs.model.items()) <= 1e-6
+    third = start(*words, "--quiet")  # finished: nothing is started
+    assert third.communicate(timeout=60) == ("", "") and third.returncode == 0
+
+
+@needs_flower
+@everything
+def test_a_server_that_fails_is_told_in_a_sentence(desk: Path) -> None:
+    """A client whose data are wrong is named while it is waited for; then the run fails."""
+    Path("data.py").write_text("def client(node):\n    return 5\n")
+    run = start("run.toml", "--clients", "1", "--data", "data.py", "--rule", "wait=30", "--secure")
+    out, err = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 2 and out == ""
+    assert "note: node " in err and "the data module's client(node) must return (train, validation, test)" in err
+    last = err.splitlines()[-1]
+    log = only_run() / "flower" / "run.log"
+    assert last.startswith("error: the run failed; 0 of 1 clients came within 30 s;") and last.endswith(f"its log is {log}.")
+    assert "EngineError" in log.read_text()
+    assert_none_left(only_run() / "flower" / "flwr", patience=0)
+
+
+@needs_flower
+@everything
+@pytest.mark.parametrize("name", ["superlink", "flwr-serverapp"])
+def test_a_part_that_is_killed_ends_all(name: str, desk: Path) -> None:
+    run = start("run.toml", "--clients", "1")
+    assert run.stderr is not None
+    read_until(run.stderr, "round 1/2")
+    home = only_run() / "flower" / "flwr"
+    for process in with_home(home):
+        if name in Path(f"/proc/{process}/cmdline").read_text():
+            os.kill(process, signal.SIGKILL)
+    _, err = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 2 and err.splitlines()[-1].startswith("error: "), err
+    assert_none_left(home, patience=0)
+    assert load(only_run()).facts["state"] == "interrupted"
