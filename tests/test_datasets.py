@@ -595,15 +595,17 @@ def windows(said: str, width: int) -> list[tuple[str, str]]:
 
 def test_every_window_of_every_role_trains_or_tests_or_is_skipped(play: Path) -> None:
     data = Shakespeare(window=5, share=0.6).load(0, 4)
-    train, test, owners = [], [], []
+    train, test, owners, testers = [], [], [], []
     for k, said in enumerate(SAID):
         all_of_it = windows(said, 5)
         cut = int(0.6 * len(all_of_it))
         train += all_of_it[:cut]
         test += all_of_it[cut + 4 :]
         owners += [k] * cut
+        testers += [k] * len(all_of_it[cut + 4 :])
     assert told(data, shakespeare.ALPHABET) == [train, test]
     assert data.owner is not None and data.owner.tolist() == owners and data.classes == 80
+    assert data.test_owner is not None and data.test_owner.tolist() == testers
     assert data.train.x.dtype == data.train.y.dtype == torch.int64
 
 

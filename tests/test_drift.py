@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from askew.algorithms.scaffold import Scaffold
 from askew.core.algorithm import Algorithm
 from askew.core.space import Space
 from askew.core.task import Bound, with_features
+from askew.core.types import Batch
 from askew.data.federation import Local
 from askew.engine import drift
 from askew.engine.drift import layers, measured
 from askew.engine.evaluate import spread
 from askew.engine.server import Server
 from askew.experiment import checkpoint
+from askew.experiment.build import build
 from askew.experiment.config import Config
+from askew.experiment.run import play as play_config
 from askew.report import table, terminal
 from askew.report.figures import draw
 from askew.report.tables import group
@@ -118,7 +122,45 @@ def test_weights_count_in_the_spread_alone() -> None:
     deltas, moved = vectors({1: 0.0}, {1: 4.0}), vectors({2: 1})[0]
     plain, weighed = (told(deltas, moved, weights=p) for p in ([0.5, 0.5], [0.75, 0.25]))
     assert (plain["drift_spread"], weighed["drift_spread"]) == pytest.approx((2, 0.75 * 1 + 0.25 * 3))
-    assert {k: v for k, v in plain.items() if k != "drift_spread"} == {k: v for k, v in weighed.items() if k != "drift_spread"}
+    assert (plain["drift_relative"], weighed["drift_relative"]) == pytest.approx((2 / 2, 1.5 / 1))
+    one, other = ({k: v for k, v in r.items() if not k.startswith(("drift_spread", "drift_relative"))} for r in (plain, weighed))
+    assert one == other
+
+
+def test_the_spread_of_a_layer_is_relative_to_its_mean_and_the_last_two_count_together() -> None:
+    """Body: 3 and 1, mean 2, 1 apart. Head: (4, 0) and (0, 2), mean (2, 1) of length √5, from which both are √5 apart.
+    Together: mean of length √(4 + 5), both √(1 + 5) apart; without the first layer, which moves by 7, for it is not of the last two."""
+    record = told(vectors({0: 7, 1: 3, 7: 4}, {0: 7, 1: 1, 8: 2}))
+    assert record["drift_relative_layers"] == {"network": 0, "body": pytest.approx(1 / 2), "head": pytest.approx(1)}
+    assert record["drift_relative_head"] == pytest.approx(math.sqrt(6) / 3)
+    assert record["drift_relative"] == pytest.approx(math.sqrt(6) / math.sqrt(9 + 49))
+
+
+def test_projection_takes_out_what_the_updates_share_or_what_they_differ_in() -> None:
+    """(1, ±1): without the first coordinate the mean vanishes, so there is no ratio; without the second the variance does."""
+    d = vectors({1: 1, 2: 1}, {1: 1, 2: -1})
+    for axis in (1, 2):
+        record = told(d, previous=vectors({axis: 5})[0])
+        assert record["drift_projected"] is record["drift_projected_absolute"] is None
+    d = vectors({1: 2, 2: 1, 3: 1}, {1: 2, 2: 1, 3: -1}, {1: 2, 2: -2})  # along 1 all are 2; apart: 1 + 1 + 4 along 2, 2 along 3
+    shared = told(d, previous=vectors({1: -3})[0])
+    assert shared["drift_projected_absolute"] is None  # what is left has no mean
+    own = told(d, previous=vectors({2: 0.1})[0])
+    assert own["drift_projected_absolute"] == pytest.approx(math.log(8 / 2)) == pytest.approx(own["drift_projected"])
+    tilted = told(vectors({1: 3, 2: 1}, {1: 1, 2: 1}), previous=vectors({1: 1, 2: 1})[0])  # (3,1) → (1,−1), (1,1) → 0
+    assert tilted["drift_projected_absolute"] == pytest.approx(math.log(2 / 1))
+    assert tilted["drift_projected"] == pytest.approx(math.log((2 / 5) / (1 / 0.5)))
+
+
+def test_ranks_of_cosines_and_of_their_sizes() -> None:
+    along = vectors({1: 1})[0]
+    acute = told(vectors({1: 1}, {1: 1, 2: 1}, {1: 1, 2: 3}), previous=along)
+    assert acute["drift_previous_rank"] == pytest.approx(1)
+    obtuse = told(vectors({1: -1}, {1: -1, 2: 1}, {1: -1, 2: 3}), previous=along)
+    assert obtuse["drift_previous_rank"] == pytest.approx(-1)
+    mixed = told(vectors({1: -1}, {1: 1, 2: 1}, {1: 1, 2: 3}), previous=along)  # sizes 1, 0.7, 0.3 rank 3 2 1; cosines 1 3 2
+    assert mixed["drift_previous_rank"] == pytest.approx(-0.5)
+    assert told(vectors({1: 1}), previous=along)["drift_previous_rank"] is None
 
 
 def test_numerators_and_denominators_of_the_layers_add_up() -> None:
@@ -132,8 +174,10 @@ def test_one_update_is_its_own_and_none_leave_the_global_update_alone() -> None:
     record = told(vectors({1: 2.0}))
     assert (record["drift_cosine_mean"], record["drift_diversity"], record["drift_spread"]) == (1, 1, 0)
     record = measured(SPACE, torch.zeros(0, SPACE.P), torch.zeros(0), vectors({1: 3})[0].double(), vectors({1: 1})[0].double())
-    assert {k for k, v in record.items() if v is not None} == {"drift_norm_global", "drift_turn", "drift_layers"}
-    assert (record["drift_norm_global"], record["drift_turn"]) == (3, 1) and set(record["drift_layers"].values()) == {None}
+    tables = {"drift_layers", "drift_relative_layers"}
+    assert {k for k, v in record.items() if v is not None} == {"drift_norm_global", "drift_turn"} | tables
+    assert (record["drift_norm_global"], record["drift_turn"]) == (3, 1)
+    assert {value for name in tables for value in record[name].values()} == {None}
 
 
 def test_tiny_and_huge_updates_are_measured_alike() -> None:
@@ -149,7 +193,7 @@ def test_tiny_and_huge_updates_are_measured_alike() -> None:
 
 def recording(alg: Algorithm, problem: Problem, engine: str = "sequential") -> Server:
     server = serve(alg, problem, LOCAL, engine)
-    server.moved = server.space.precise()
+    server.trail = drift.trail(server.space)
     return server
 
 
@@ -177,7 +221,34 @@ def test_the_record_follows_from_what_was_sent(alg: Algorithm, problem: Problem)
             length = np.linalg.norm(previous)
             assert record["drift_previous_mean"] == pytest.approx((deltas @ previous / lengths / length).mean())
             assert record["drift_turn"] == pytest.approx(moved @ previous / np.linalg.norm(moved) / length, abs=1e-12)
+            residuals = deltas - np.outer(deltas @ previous, previous) / length**2
+            (raw, part), (raw_mean, part_mean) = (
+                [float(((d - d.mean(0)) ** 2).sum()) for d in (deltas, residuals)],
+                [float((d.mean(0) ** 2).sum()) for d in (deltas, residuals)],
+            )
+            assert record["drift_projected_absolute"] == pytest.approx(math.log(raw / part))
+            assert record["drift_projected"] == pytest.approx(math.log(raw / raw_mean / (part / part_mean)))
+            cosines, factors = deltas @ previous, lengths / np.linalg.norm(residuals, axis=1)
+            ranks = [np.argsort(np.argsort(v)) for v in (cosines / lengths, factors)]
+            assert record["drift_previous_rank"] == pytest.approx(np.corrcoef(ranks)[0, 1])
         x, previous = server.x.clone(), moved
+
+
+@pytest.mark.parametrize("alg", [FedAvg(), MGDA(server_lr=0.1)], ids=lambda alg: alg.called())
+def test_the_variance_of_global_updates_in_a_window(alg: Algorithm, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of windows of three rounds; a round without anybody counts for none."""
+    monkeypatch.setattr(drift, "WINDOW", 3)
+    server = recording(alg, problem)
+    server.engine = Spoiled(server.engine, {5})
+    x, records = [server.x.clone()], list[dict[str, Any]]()
+    for t, ids in enumerate([[0, 1], [1, 2], [2, 3], [0, 4], [5], [3, 1], [0, 2]], 1):
+        records.append(server.play(t, ids))
+        x.append(server.x.clone())
+    for end, window in ((3, x[:4]), (6, [x[3], x[4], x[6]])):
+        steps = torch.stack([b - a for a, b in pairwise(window)])
+        relative = (steps - steps.mean(0)).square().sum() / len(steps) / steps.mean(0).square().sum()
+        assert records[end - 1]["drift_window"] == pytest.approx(float(relative))
+    assert [t for t, r in enumerate(records, 1) if "drift_window" in r] == [3, 6]
 
 
 def test_each_update_of_feddpc_is_orthogonal_to_the_last_and_those_of_fedavg_are_not(problem: Problem) -> None:
@@ -187,14 +258,25 @@ def test_each_update_of_feddpc_is_orthogonal_to_the_last_and_those_of_fedavg_are
     assert max(turns["FedDPC"]) < 1e-12 < 1e-3 < min(turns["FedAvg"])
 
 
-@pytest.mark.parametrize("engine", ["vmapped", "slots", "pairs"])
-def test_engines_agree(engine: str, problem: Problem) -> None:
+@pytest.mark.parametrize("projection", [True, False])
+def test_feddpc_tells_the_angle_of_its_updates_before_the_model_rounds_them(projection: bool, problem: Problem) -> None:
+    """Without projection it is how the model turned; with it nothing, for ever."""
+    records = play(recording(FedDPC(projection=projection, scaling=projection), problem), draws(4, 3, 6))
+    assert records[0]["turn"] == 0
+    for record in records[1:]:
+        assert record["turn"] == pytest.approx(record["drift_turn"], abs=1e-12) and (abs(record["turn"]) < 1e-12) == projection
+
+
+@pytest.mark.parametrize("engine", ["vmapped", "slots", "rows", "pairs"])
+def test_engines_agree(engine: str, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift, "WINDOW", 2)
     one, other = (play(recording(Scaffold(), problem, name), draws(3, 4, 6)) for name in ("sequential", engine))
     for a, b in zip(one, other, strict=True):
         assert a.keys() == b.keys()
         for key in a:
             if key.startswith("drift_"):
                 assert b[key] == (a[key] if a[key] is None else pytest.approx(a[key], rel=1e-9, abs=1e-12))
+    assert one[1]["drift_window"] > 0 and one[1]["drift_projected"] is not None and one[2]["drift_relative_head"] > 0
 
 
 def test_off_by_default_it_records_nothing_and_computes_nothing(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +285,9 @@ def test_off_by_default_it_records_nothing_and_computes_nothing(problem: Problem
 
     monkeypatch.setattr(drift, "measured", never)
     server = serve(FedAvg(), problem, LOCAL)
-    assert server.moved is None and Config().evaluation.drift is False
+    assert server.trail is None and Config().evaluation.drift is False
     assert not any(key.startswith("drift") for record in play(server, draws(2, 3, 6)) for key in record)
-    assert "moved" not in checkpoint.held(server)
+    assert not any(name.startswith("trail") for name in checkpoint.held(server))
     with pytest.raises(AssertionError):
         recording(FedAvg(), problem).play(1, [0, 1])
 
@@ -223,9 +305,9 @@ def test_those_who_are_left_out_do_not_count_and_a_round_without_any_leaves_no_r
     one, other = server.play(1, [0, 1, 2]), fewer.play(1, [0, 2])
     drifts = [{k: v for k, v in r.items() if k.startswith("drift_")} for r in (one, other)]
     assert drifts[0] == drifts[1] and one["dropped"] == 1
-    kept = server.moved
+    kept = server.trail
     record = server.play(2, [1])
-    assert not any(key.startswith("drift_") for key in record) and server.moved is kept
+    assert not any(key.startswith("drift_") for key in record) and server.trail is kept
 
 
 def test_private_coordinates_are_no_drift() -> None:
@@ -300,3 +382,24 @@ def test_clients_with_models_of_their_own_are_measured_with_these() -> None:
     run = askew.run({**tables, "participation": {"name": "full"}, "local": {"epochs": 10}, "evaluation": {"spread": True}})
     last = run.rounds[-1]
     assert last["accuracy"] < 0.35 and last["client_accuracy_worst10"] > 0.9
+
+
+def test_for_whom_a_step_raised_the_loss() -> None:
+    """A server that goes too far: the share of participants whose mean loss on their own samples grew, by hand."""
+    tables = {**TINY, "partition": {"name": "labels", "labels": 2, "clients": 6}, "participation": {"cohort": 4}}
+    config = Config.build(
+        tables | {"algorithm": {"server_scale": 3.0}, "engine": {"dtype": "float64"}, "evaluation": {"every": 2, "descent": True}}
+    )
+    run, house = play_config(config), build(config)
+    shares = []
+    for t, record in enumerate(run.rounds, 1):
+        models = [(house.server.x, house.server.buffers)]
+        house.server.play(t, record["participants"])
+        models.append((house.server.x, house.server.buffers))
+        grew = []
+        for own in house.fed.gather(record["participants"])[1]:
+            x, y = house.fed.inputs(house.fed.pool.x[own]), house.fed.pool.y[own]
+            before, after = (float(nn.functional.cross_entropy(house.task.frozen(*m, Batch(x, y))[0], y)) for m in models)
+            grew.append(after - before > 1e-4)
+        shares.append(np.mean(grew) if t % 2 == 0 else None)
+    assert [r.get("raised") for r in run.rounds] == shares and 0 < shares[1] < 1

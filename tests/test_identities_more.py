@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,14 +51,15 @@ from askew.algorithms._simplex import min_norm_point, slsqp
 from askew.algorithms.fedalign import top_singular_value
 from askew.algorithms.fedpmvr import READINGS
 from askew.core.rng import coin
+from askew.core.space import Space
 from askew.core.types import Batch, Cohort, State
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation, Local
 from askew.data.partition import Iid
 from askew.engine.evaluate import Exam, examine_clients
 from askew.engine.server import Server
-from askew.errors import ConfigError
-from askew.models.small import MLP, chain
+from askew.errors import ConfigError, ModelError
+from askew.models.small import CNN, MLP, chain
 from problems import (
     Halves,
     Problem,
@@ -1333,3 +1336,22 @@ def test_the_tests_own_training() -> None:
     on = scalars((2.0, 3.0))
     assert close(trained(on, TWICE, 0, 1, zeros(on))[0], 3 * (1 - 0.64))
     assert not close(quadratics().optimum(), quadratics(seed=1).optimum(), 1e-3)
+
+
+# FedPMVR on convolutions ----------------------------------------------------------------------------------------
+
+
+def test_fedpmvr_may_correct_the_convolutions_and_nothing_else() -> None:
+    """What goes up is (1 − α) of the displacement there, and all of it elsewhere."""
+    space = Space(CNN(width=2).module((1, 8, 8), 3), torch.float64)
+    method = FedPMVR(alpha=0.25, corrected="convolutions")
+    part = method.parts(space)["head"]
+    convolutions = [name for name, shape in space.shapes.items() if len(shape) == 4 or name.startswith("conv")]
+    assert len(part.w) == sum(space.shapes[name].numel() for name in convolutions) > 0
+    w = torch.randn(space.P, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    me: Any = SimpleNamespace(x=space.start, part={"head": part}, mine={})
+    sent, whole = space.split(method.finish(w, me)[0]["delta"]), space.split(w - space.start)
+    for name in space.shapes:
+        assert torch.allclose(sent[name], (0.75 if name in convolutions else 1.0) * whole[name], rtol=1e-14, atol=1e-14)
+    with pytest.raises(ModelError, match="no convolutions"):
+        method.parts(Space(MLP().module((8,), 3)))

@@ -34,13 +34,13 @@ from askew.report import paper_figures
 
 # Every table and figure of the papers, and what was added to them, by the names under which they are known.
 NAMED = {
-    "feddpc": "table1 table2 fig3 fig4 fig5 fig6 fig7 fair-scale",
+    "feddpc": "table1 table2 fig3 fig4 fig5 fig6 fig7 fair-scale lambda",
     "feddc": "table1/mnist table1/fmnist table1/emnist table1/cifar10 table1/cifar100 table2 table3/setting1 table3/setting2 "
-    "table3/setting3 fig1 fig3",
+    "table3/setting3 fig1 fig3 local-models cost",
     "mldl24": "central-cifar100 central-shakespeare fedavg-baseline fedavg-shakespeare-C table1-cifar100 table1-shakespeare table2 fig1 "
-    "skew-shakespeare-iid mgda-batch fig16 fig17 table3 table4 fig21",
-    "fedpmvr": "table1 table2 table3 fig1 fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 readings",
-    "fedpdc": "table2 table3 table4 table5 fig3 fig4 fig5 fig6 fig7 solo adaptive variants",
+    "skew-shakespeare-iid mgda-batch fig16 fig17 table3 table4 fig21 cost",
+    "fedpmvr": "table1 table2 table3 fig1 fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 readings cost",
+    "fedpdc": "table2 table3 table4 table5 fig3 fig4 fig5 fig6 fig7 solo adaptive variants partial",
 }
 ALL = sorted(papers.experiments())
 

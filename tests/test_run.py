@@ -17,11 +17,13 @@ import askew
 from askew.algorithms import FedAvg, FedProx, algorithms
 from askew.data import Natural, Synthetic
 from askew.data.federation import Federation, Local
-from askew.errors import ConfigError, ModelError, StoreError
+from askew.engine.server import Server
+from askew.errors import ConfigError, EngineError, ModelError, StoreError
 from askew.experiment import checkpoint
 from askew.experiment.build import build
 from askew.experiment.config import Config, load_config, put_into
-from askew.experiment.store import append_lines, locked, read_rounds, write_text
+from askew.experiment.run import play_together
+from askew.experiment.store import append_lines, load, locked, read_rounds, write_text
 
 TINY = {"rounds": 3, "model": {"name": "softmax"}, "partition": {"clients": 10}, "participation": {"cohort": 3}, "local": {"lr": 0.1}}
 
@@ -418,3 +420,39 @@ def test_a_changed_file_is_another_run(tmp_path: Path) -> None:
     before = Config.build(config).name()
     file.write_text(json.dumps([list(range(600)), list(range(600, 1437))]))
     assert Config.build(config).name() != before
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that follow one another without a pause, as short ones do on a GPU."""
+    monkeypatch.setattr("askew.experiment.run.Player.patient", property(lambda player: True))
+    monkeypatch.setattr("askew.experiment.run.Player.aside", lambda player: None)
+    monkeypatch.setattr("askew.experiment.run.BRIEF", 60.0)
+
+
+def test_records_that_wait_are_the_same(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Also with two phases a round, evaluation now and then, and several runs at a time."""
+    given = {"rounds": 5, "partition": {"clients": 6}, "evaluation": {"every": 2, "spread": True, "drift": True}}
+    configs = [Config.build(given | {"algorithm": {"name": name}, "seed": seed}) for name, seed in (("fedga", 0), ("scaffold", 1))]
+    before = [records(run) for run in play_together(configs)]
+    request.getfixturevalue("patient")
+    seen: list[tuple[str, int]] = []
+    runs = play_together(configs, tmp_path, watch=lambda run, record: seen.append((run.algorithm, record["round"])) if record else None)
+    assert [records(run) for run in runs] == before
+    assert seen == [(name, t) for t in range(1, 6) for name in ("fedga", "scaffold")]
+    assert [len(load(run.folder).rounds) for run in runs if run.folder] == [5, 5]
+
+
+def test_a_record_that_waits_is_written_when_the_next_round_fails(patient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = Config.build({"rounds": 5, "partition": {"clients": 6}})
+    moves = Server.moves
+
+    def failing(server: Server, round: int, *given: object) -> object:
+        if round == 4:
+            raise EngineError("the device is gone")
+        return moves(server, round, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Server, "moves", failing)
+    with pytest.raises(EngineError):
+        play_together([config], tmp_path)
+    assert [record["round"] for record in read_rounds(next(tmp_path.glob("*/rounds.jsonl")))] == [1, 2, 3]

@@ -33,8 +33,14 @@ class Participation(Settings):
     stragglers: float = setting("chance that an answering client does only part of its local steps", default=0.0, least=0, most=1)
     least_work: float = setting("least share of its steps that a straggler does; any up to 1 is as likely", default=0.1, above=0, below=1)
 
+    seed: int | None = setting("seed of who comes; left out: the run's", default=None, least=0)
+
     def fit(self, clients: int) -> None:
         """Refuse, when the configuration loads, what cannot be with so many clients."""
+
+    def drawn_by(self, seed: int) -> int:
+        """The seed that draws in a run with this one."""
+        return seed if self.seed is None else self.seed
 
     def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
         """Sorted int64 ids of the participants; `eligible` are the ids of the clients that have samples, of N = `clients`."""
@@ -45,6 +51,7 @@ class Participation(Settings):
 
         Client i's fate is the i-th draw of the round, whoever else was chosen.
         """
+        seed = self.drawn_by(seed)
         ids = self.sample(seed, round, eligible, clients)
         absent, share = ids[:0], np.ones(len(ids))
         if self.dropout:

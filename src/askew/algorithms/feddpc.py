@@ -44,14 +44,17 @@ class FedDPC(FedAvg):
             )
 
     def server_state(self, space: Space) -> State:
-        return {"prev": space.zeros(), "ratio": space.scalar(), "undefined": space.scalar()}
+        return {"prev": space.zeros(), "ratio": space.scalar(), "undefined": space.scalar(), "turn": space.scalar()}
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         delta, d = up["delta"], server["prev"]
         r = delta
-        if self.projection and 0 < float(dot(d, d)) < torch.inf:
+        if self.projection:
+            length = dot(d, d)
+            there = (length > 0) & (length < torch.inf)
+            way, length = torch.where(there, d, 0.0), torch.where(there, length, 1.0)
             for _ in range(2):  # the second time removes what rounding left of the first
-                r = r - torch.outer((dot(r, d) / dot(d, d)).to(r.dtype), d)
+                r = r - torch.outer((dot(r, way) / length).to(r.dtype), way)
         length, left = norm(delta), norm(r)
         defined = left > PARALLEL * length
         ratio = torch.where(defined, length / left, 0.0)
@@ -59,5 +62,6 @@ class FedDPC(FedAvg):
             ratio = ratio.clamp(max=self.max_ratio)
         factor = torch.where(defined, self.lam + ratio if self.scaling else 1.0, 0.0).to(r.dtype)
         z = self.weights(up, cohort) @ (factor[:, None] * r)
-        told = {"ratio": ratio.max().to(x.dtype), "undefined": (~defined).sum().to(x.dtype)}
-        return x + self.scale(cohort) * z, told | {"prev": z if bool(norm(z) > 0) else d}
+        angle = dot(z, d) / (norm(z) * norm(d)).clamp(min=torch.finfo(torch.float64).tiny)  # 0 where there is none
+        told = {"ratio": ratio.max().to(x.dtype), "undefined": (~defined).sum().to(x.dtype), "turn": angle.to(x.dtype)}
+        return x + self.scale(cohort) * z, told | {"prev": torch.where(norm(z) > 0, z, d)}

@@ -21,7 +21,7 @@ optimum and `_sum` diverges. Equal weights; Eq. 7's sample weights are `weightin
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm, Gradient
 from ..core.settings import setting
@@ -42,13 +42,20 @@ class FedPMVR(FedAvg):
     reading: str = setting("which of the paper's readings", default="displacement", choices=READINGS)
     head: int = setting("number of last layers that are corrected", default=2, least=1)
     head_unit: str = setting("what `head` counts: layers with parameters, or tensors", default="layers", choices=("layers", "tensors"))
+    corrected: str = setting(
+        "correct the last layers, as `head` says, or all convolutions", default="head", choices=("head", "convolutions")
+    )
 
     def part(self, space: Space) -> Part:
+        if self.corrected == "convolutions":
+            return space.kind(nn.Conv1d, nn.Conv2d, nn.Conv3d)
         return space.last(self.head) if self.head_unit == "layers" else space.last_tensors(self.head)
 
     def parts(self, space: Space) -> dict[str, Part]:
         part = self.part(space)
         if part.w.numel() == 0:
+            if self.corrected == "convolutions":
+                raise ModelError('FedPMVR: this network has no convolutions to correct; set corrected = "head", or take another network.')
             raise ModelError("FedPMVR: the head is empty; choose head ≥ 1 on a network with parameters.")
         return {"head": part}
 

@@ -40,6 +40,7 @@ class Dataset:
     owner: np.ndarray | None = None  # [n] the natural client of every training sample
     criterion: Criterion = "cross_entropy"  # or "squared_error", or (output [B, ..], y) -> loss of each sample [B]
     view: View | None = None  # how stored samples become inputs; None: they are inputs
+    test_owner: np.ndarray | None = None  # [m] the natural client of every test sample, where each has some of its own
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Dataset:
         """The same with its samples on a device, real inputs and targets in a precision."""

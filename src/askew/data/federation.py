@@ -132,13 +132,15 @@ class Federation:
         needs: Sequence[str] = (),
     ) -> None:
         self.seed, self.device, self.dtype = seed, torch.device(device), dtype
+        own = seed if partition.seed is None else partition.seed
         share = partition.validation
         self.validation = (0.2 if "validation" in needs else 0.0) if share is None else share
         self.public: Samples | None = None
         self.source: NaturalSource | None = None
         self.shares: Shares | None = None
         self.view: View | None = None
-        self.shift = (partition.clients, partition.noise, partition.rotation, seed) if partition.noise or partition.rotation else None
+        self.test_owner: np.ndarray[Any, Any] | None = None  # whose each test sample is, where clients are natural
+        self.shift = (partition.clients, partition.noise, partition.rotation, own) if partition.noise or partition.rotation else None
         if isinstance(source, NaturalSource) and isinstance(partition, Natural):
             self.source = source
             self.sizes = source.sizes(seed, partition.clients)
@@ -153,6 +155,7 @@ class Federation:
             self.pool, self.test = dataset.train, dataset.test
             self.classes, self.criterion = dataset.classes, dataset.criterion
             self.view = dataset.view
+            self.test_owner = dataset.test_owner if isinstance(partition, Natural) else None
             labels, owner = dataset.train.y.cpu().numpy(), dataset.owner
             count = self._public_count(partition, needs, len(labels))
             if count and not dataset.classes:
@@ -160,15 +163,15 @@ class Federation:
                     "public data are taken class by class, and a regression has no classes; use a method without public data."
                 )
             if count:
-                taken, rest = balanced(labels, count, seed)
+                taken, rest = balanced(labels, count, own)
                 self.public = Samples(self.pool.x[taken], self.pool.y[taken])
                 if isinstance(partition, FromFile):  # whose indices are those of all samples
-                    self.shares = partition.split(labels, seed, owner).without(taken)
+                    self.shares = partition.split(labels, own, owner).without(taken)
                 else:
-                    shares = partition.split(labels[rest], seed, None if owner is None else owner[rest])
+                    shares = partition.split(labels[rest], own, None if owner is None else owner[rest])
                     self.shares = Shares(rest[shares.order], shares.offsets)
             else:
-                self.shares = partition.split(labels, seed, owner)
+                self.shares = partition.split(labels, own, owner)
             self.sizes = self.shares.sizes
             if self.shift:
                 self.pool = Samples(self._shifted_pool(self.shares), self.pool.y)

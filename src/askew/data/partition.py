@@ -131,6 +131,8 @@ class Partition(Settings):
         "degrees by which the last client's images are turned counterclockwise; client i of 0…N−1 has i/(N−1) of it", default=0.0
     )
 
+    seed: int | None = setting("seed of who holds what, and of what the server takes; left out: the run's", default=None, least=0)
+
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
         raise NotImplementedError
 

@@ -118,9 +118,11 @@ class Shakespeare(Source):
         coded = codes[text]
         counts = run - self.reserve
         starts = ranges(begin, counts)
-        tests = ranges(bounds[roles] + train[roles] + self.window - 1, np.minimum(test[roles], self.test or test[roles]))
+        tried = np.minimum(test[roles], self.test or test[roles])
+        tests = ranges(bounds[roles] + train[roles] + self.window - 1, tried)
         pooled, held_out = (Samples(torch.from_numpy(at), torch.from_numpy(coded[at + self.window]).long()) for at in (starts, tests))
-        return Dataset(pooled, held_out, classes, np.repeat(np.arange(clients), counts), view=Windows(torch.from_numpy(coded), self.window))
+        owner, test_owner = (np.repeat(np.arange(clients), n) for n in (counts, tried))
+        return Dataset(pooled, held_out, classes, owner, view=Windows(torch.from_numpy(coded), self.window), test_owner=test_owner)
 
     def codes(self, text: np.ndarray, begin: np.ndarray, run: np.ndarray) -> tuple[np.ndarray, int]:
         """The number of every byte, and how many numbers there are."""

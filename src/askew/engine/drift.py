@@ -2,6 +2,7 @@
 
     δ_i an update, Δ the global update x_new − x_old, Δ' that of the round before
     diversity  Σ ‖δ_i‖² / ‖Σ δ_i‖²:  1/C where all are equal, 1 where they are orthogonal, more where they cancel
+    r_i = δ_i − (⟨δ_i, Δ'⟩ / ‖Δ'‖²) Δ':  what projection off the last global update leaves, whether the method does that or not
 
 Diversity as in Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data,
 CVPR 2023 (arXiv 2212.02191), there by layer. Sums are taken layer by layer in float64 on the device; numbers leave it once.
@@ -16,11 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.algebra import norm
 from ..core.space import Space
 from ..core.task import WithFeatures
+from ..core.types import State
 
 Record = dict[str, Any]
 Array = np.ndarray[Any, np.dtype[np.float64]]
+
+WINDOW = 20  # rounds over which the variance of global updates is taken
+HEAD = 2  # last layers that are told together
 
 
 def layers(space: Space) -> dict[str, slice]:
@@ -33,11 +39,37 @@ def layers(space: Space) -> dict[str, slice]:
     return found
 
 
-def sums(deltas: Tensor, weights: Tensor, moved: Tensor, previous: Tensor) -> Tensor:
-    """Of one layer, [4C + 4]: ‖δ_i‖², ⟨δ_i, Δ⟩, ⟨δ_i, Δ'⟩, ‖δ_i − Σ p_j δ_j‖² of each, then ‖Σ δ_i‖², ‖Δ‖², ‖Δ'‖², ⟨Δ, Δ'⟩."""
-    d, p = deltas.double(), weights.double()
-    each = [d.square().sum(1), d @ moved, d @ previous, (d - p @ d).square().sum(1)]
-    return torch.cat([*each, torch.stack([d.sum(0).square().sum(), moved @ moved, previous @ previous, moved @ previous])])
+def trail(space: Space) -> State:
+    """What is remembered from round to round: the last update, the model a window began with, its squared lengths and its rounds."""
+    return {"moved": space.precise(), "start": space.start, "tally": torch.zeros(2, dtype=torch.float64, device=space.device)}
+
+
+def recorded(
+    space: Space, trail: State, round: int, old: Tensor, new: Tensor, deltas: Tensor, weights: Tensor, learned: Tensor | None = None
+) -> tuple[Record, State]:
+    """The record of a round that led from one model to another, and the trail after it; `learned` [C, P] are drifts clients keep."""
+    moved = new.double() - old.double()
+    record = measured(space, deltas, weights, moved, trail["moved"])
+    if learned is not None and learned.shape == deltas.shape and len(deltas):
+        apart = deltas - moved.to(deltas.dtype)  # from the new model
+        plain, corrected = torch.stack([norm(apart).mean(), norm(apart + learned).mean()]).tolist()
+        record |= {"drift_apart": plain, "drift_apart_corrected": corrected}
+    tally = trail["tally"] + torch.stack([moved @ moved, torch.ones_like(moved[0])])
+    if round % WINDOW:
+        return record, {"moved": moved, "start": trail["start"], "tally": tally}
+    squares, rounds, way = torch.stack([*tally, (new.double() - trail["start"].double()).square().sum()]).tolist()
+    record["drift_window"] = rounds * squares / way - 1 if way > 0 else None
+    return record, {"moved": moved, "start": new, "tally": torch.zeros_like(tally)}
+
+
+def sums(products: Array, count: int) -> Array:
+    """Of one layer [4C + 5], from the products of δ_i, δ_i − δ̄ (C of each), δ̄ = Σ p_j δ_j, Σ δ_i, Δ and Δ' with one another.
+
+    ‖δ_i‖², ⟨δ_i, Δ⟩, ⟨δ_i, Δ'⟩, ‖δ_i − δ̄‖² of each, then ‖δ̄‖², ‖Σ δ_i‖², ‖Δ‖², ‖Δ'‖², ⟨Δ, Δ'⟩.
+    """
+    squares = products.diagonal()
+    each = [squares[:count], *products[-2:, :count], squares[count : 2 * count]]
+    return np.concatenate([*each, squares[2 * count :], products[-1, -2:-1]])
 
 
 def measured(space: Space, deltas: Tensor, weights: Tensor, moved: Tensor, previous: Tensor) -> Record:
@@ -46,9 +78,13 @@ def measured(space: Space, deltas: Tensor, weights: Tensor, moved: Tensor, previ
     None stands where a length is 0, so that there is no angle or ratio.
     """
     parts, count = layers(space), len(deltas)
-    rows = [sums(deltas[:, at], weights, moved[at], previous[at]) for at in parts.values()]
-    told = torch.cat([*rows, weights.double()]).cpu().numpy()
-    by_layer, p = told[: len(told) - count].reshape(len(parts), -1), told[len(told) - count :]
+    d = deltas.double()
+    mean = weights.double() @ d
+    rows = torch.cat([d, d - mean, torch.stack([mean, d.sum(0), moved, previous])])
+    products = [(rows[:, at] @ rows[:, at].T).flatten() for at in parts.values()]
+    told = torch.cat([weights.double(), *products]).cpu().numpy()
+    p = told[:count]
+    by_layer = np.stack([sums(each, count) for each in told[count:].reshape(len(parts), len(rows), len(rows))])
     whole = by_layer.sum(0)
     squares, to_new, to_previous, apart = whole[: 4 * count].reshape(4, count)
     length, new, last = np.sqrt(squares), float(np.sqrt(whole[-3])), float(np.sqrt(whole[-2]))
@@ -57,12 +93,17 @@ def measured(space: Space, deltas: Tensor, weights: Tensor, moved: Tensor, previ
         **{f"drift_cosine_{what}": value for what, value in extent(near).items()},
         **{f"drift_previous_{what}": value for what, value in extent(far).items()},
         "drift_previous_acute": float(np.mean(far > 0)) if len(far) else None,
+        "drift_previous_rank": alike(np.abs(far), far),
         "drift_turn": next(iter(cosine(whole[-1:], np.array([new * last])).tolist()), None),
         "drift_norm": float(length.mean()) if count else None,
         "drift_norm_global": new,
         "drift_spread": float(p @ np.sqrt(apart)) if count else None,
+        "drift_relative": relative(whole, p),
+        "drift_relative_head": relative(by_layer[-HEAD:].sum(0), p),
+        "drift_relative_layers": {name: relative(row, p) for name, row in zip(parts, by_layer, strict=True)},
         "drift_diversity": diversity(whole, count),
         "drift_layers": {name: diversity(row, count) for name, row in zip(parts, by_layer, strict=True)},
+        **projected(squares, to_previous, whole[-4], whole[-2]),
     }
 
 
@@ -77,6 +118,45 @@ def extent(values: Array) -> dict[str, float | None]:
     return dict(zip(("mean", "min", "max"), of, strict=True))
 
 
+def ranked(values: Array) -> Array:
+    """Ranks, equal values sharing theirs."""
+    _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[at])
+
+
+def alike(a: Array, b: Array) -> float | None:
+    """The rank correlation of two rows; none where one is constant."""
+    constant = len(a) < 2 or bool(np.ptp(a) == 0 or np.ptp(b) == 0)
+    if constant:
+        return None
+    x, y = (ranks - ranks.mean() for ranks in (ranked(a), ranked(b)))
+    return float(x @ y / np.sqrt((x @ x) * (y @ y)))
+
+
 def diversity(row: Array, count: int) -> float | None:
     """Σ ‖δ_i‖² / ‖Σ δ_i‖², from sums; none where the updates cancel altogether."""
     return float(row[:count].sum() / row[-4]) if row[-4] > 0 else None
+
+
+def relative(row: Array, p: Array) -> float | None:
+    """Σ p_i ‖δ_i − δ̄‖ / ‖δ̄‖, from sums: how far local models are from their average, beside how far that went."""
+    count = len(p)
+    return float(p @ np.sqrt(row[3 * count : 4 * count] / row[-5])) if count and row[-5] > 0 else None
+
+
+def projected(squares: Array, products: Array, total: float, last: float) -> Record:
+    """What taking Δ' out of every update does to their variance: log ratios of before to after, above 0 where it falls.
+
+    From ‖δ_i‖², ⟨δ_i, Δ'⟩, ‖Σ δ_i‖² and ‖Δ'‖². Once relative to the mean update's squared length, once as it is.
+    """
+    none: Record = {"drift_projected": None, "drift_projected_absolute": None}
+    count = len(squares)
+    if count < 2 or last <= 0:
+        return none
+    before = squares.sum(), total
+    after = squares.sum() - (products**2).sum() / last, total - products.sum() ** 2 / last
+    apart = [inside - whole / count for inside, whole in (before, after)]
+    if min(*apart, before[1], after[1]) <= 0:
+        return none
+    absolute = float(np.log(apart[0] / apart[1]))
+    return {"drift_projected": absolute - float(np.log(before[1] / after[1])), "drift_projected_absolute": absolute}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +17,8 @@ from ..data.dataset import Samples
 from ..data.federation import SHOWN, Federation
 
 CHUNK = 2048
+RAISED = 1e-4  # by more than this a loss must grow to count
+RARE = 3  # classes
 
 
 def per_sample(task: Task, w: Tensor, buffers: Tensor, samples: Samples, fed: Federation) -> tuple[Tensor, Tensor]:
@@ -119,3 +124,43 @@ def spread(task: Task, w: Tensor, buffers: Tensor, fed: Federation, part: Part, 
         "client_accuracy_best10": float(accuracy[-tenth:].mean()),
         "client_accuracy_std": float(accuracy.std()),
     }
+
+
+def raised(task: Task, models: Sequence[tuple[Tensor, Tensor]], fed: Federation, ids: Sequence[int]) -> dict[str, float | None]:
+    """The share of these clients on whose own samples the second of two models has a higher mean loss than the first."""
+    pool, places = fed.gather(ids)
+    every = torch.from_numpy(np.concatenate([*places, np.zeros(0, dtype=np.int64)])).to(pool.y.device)
+    first, second = (per_sample(task, *model, Samples(pool.x[every], pool.y[every]), fed)[1].double() for model in models)
+    ends = np.cumsum([0, *map(len, places)])
+    changes = [change.mean() for change in np.split((second - first).cpu().numpy(), ends[1:-1])] if places else []
+    return {"raised": float(np.mean(np.array(changes) > RAISED)) if changes else None}
+
+
+def rarest(fed: Federation) -> np.ndarray[Any, Any]:
+    """The classes that the fewest clients hold; of equals the first."""
+    assert fed.shares is not None
+    holders = (fed.shares.histogram(fed.pool.y.cpu().numpy(), fed.classes) > 0).sum(0)
+    return np.argsort(holders, kind="stable")[:RARE]
+
+
+def by_rarity(task: Task, w: Tensor, buffers: Tensor, fed: Federation) -> dict[str, float]:
+    """Test accuracy on the rarest classes and on the others."""
+    right, rare = per_sample(task, w, buffers, fed.test, fed)[0].double(), torch.from_numpy(rarest(fed)).to(fed.test.y.device)
+    among = torch.isin(fed.test.y, rare)
+    few, rest = torch.stack([right[among].mean(), right[~among].mean()]).tolist()
+    return {"accuracy_rare": few, "accuracy_common": rest}
+
+
+def by_owner(task: Task, w: Tensor, buffers: Tensor, fed: Federation, came: Sequence[int]) -> dict[str, float]:
+    """How clients with test samples of their own are served: the standard deviation of their test accuracy, and by how much the
+    mean loss on test samples is above that on training samples for the tenth that took part most often (`came`: how often each).
+    """
+    assert fed.test_owner is not None
+    right, tested = (t.double().cpu().numpy() for t in per_sample(task, w, buffers, fed.test, fed))
+    accuracy = [right[fed.test_owner == i].mean() for i in fed.eligible if (fed.test_owner == i).any()]
+    often = np.argsort(-np.asarray(came), kind="stable")[: max(1, round(0.1 * len(came)))]
+    pool, places = fed.gather(often.tolist())
+    own = torch.from_numpy(np.concatenate(places)).to(pool.y.device)
+    trained = per_sample(task, w, buffers, Samples(pool.x[own], pool.y[own]), fed)[1].double().mean()
+    gap = tested[np.isin(fed.test_owner, often)].mean() - float(trained)
+    return {"client_test_accuracy_std": float(np.std(accuracy)), "often_gap": float(gap)}

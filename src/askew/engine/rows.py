@@ -314,6 +314,8 @@ class Rows:
             except torch.OutOfMemoryError:
                 if self.most == 1:
                     raise
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # what is on its way still uses the memory that is given back here
             self.most = max(1, min(self.most, max((block.rows for block in self.blocks.values()), default=self.most)) // 2)
             self.blocks.clear()
             torch.cuda.empty_cache()

@@ -19,8 +19,8 @@ from ..data.federation import Federation, Local, Plan
 from ..errors import AlgorithmError, ConfigError
 from . import drift as drifting
 from .base import Ask, Engine, Inbox, Outbox
+from .witness import Examine, Seen, Witness
 
-Examine = Callable[[Tensor, Tensor], Tensor]
 RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
 
 
@@ -49,6 +49,7 @@ class Server:
         examine: Examine | None = None,
         owns: Callable[[int], bool] | None = None,
         drift: bool = False,
+        witnesses: Sequence[Witness] = (),
     ) -> None:
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
         self.rounds = rounds  # T, which some schedules need
@@ -58,7 +59,8 @@ class Server:
         self.least = least  # 2: batches of one sample are skipped, which batch norm cannot take
         self.phases = alg.phases()
         self.x, self.buffers = space.start.clone(), space.buffers.clone()
-        self.moved = space.precise() if drift else None  # the last global update; None: drift is not recorded
+        self.trail = drifting.trail(space) if drift else None  # None: drift is not recorded
+        self.witnesses = witnesses
         self.state = alg.server_state(space)
         self.parts, self.private = alg.parts(space), alg.private(space)
         self.clients = Bank(alg.client_state(space), owns=owns)  # which clients' state lives in this process; None: all
@@ -117,7 +119,7 @@ class Server:
         kept = {name: bank.read(plan.ids) for name, bank in rows.items()}
         traffic, losses, carry = Traffic(), list[float](), State()
         gone: set[int] = set()  # asked, without an answer
-        updates, drifted = (x.new_zeros(0, self.space.P), x.new_zeros(0)), drifting.Record()
+        seen, recorded = Seen.nothing(round, x, buffers), drifting.Record()
         if not plan.ids:  # the absent were sent what they need to begin
             sent = [self.x, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
             traffic.down = absent * sum(v.numel() for v in sent) * self.space.start.element_size()
@@ -142,8 +144,9 @@ class Server:
                     break
             cohort = self._cohort(round, plan, out, x, phase)
             x, state, kept["memory"] = self._aggregate(phase, x, out.up, cohort, state, kept["memory"])
-            if self.moved is not None and "delta" in out.up:
-                updates = out.up["delta"], self._weights(phase, out.up, cohort)
+            if "delta" in out.up and (self.trail is not None or self.witnesses):
+                weights = self._weights(phase, out.up, cohort)
+                seen = seen._replace(ids=plan.ids, deltas=out.up["delta"], locals=out.buffers, weights=weights, public=cohort.public)
             if phase.trains and buffers.numel():
                 shared = self._weights(phase, out.up, cohort) @ out.buffers
                 buffers = shared if self.private.empty else shared.index_copy(0, self.private.b, buffers[self.private.b])
@@ -156,9 +159,11 @@ class Server:
         whole, *logged = torch.stack([sound.double(), *(v.double() for v in numbers.values())]).tolist()  # one wait for all
         healthy = bool(plan.ids) and bool(whole)
         if healthy:
-            if self.moved is not None:
-                moved = x.double() - self.x.double()
-                drifted, self.moved = drifting.measured(self.space, *updates, moved, self.moved), moved
+            if self.trail is not None:
+                learned = kept["mine"].get("h") if self.clients.owns is None else None
+                recorded, self.trail = drifting.recorded(self.space, self.trail, round, self.x, x, seen.deltas, seen.weights, learned)
+            for witness in self.witnesses if len(seen.deltas) else ():
+                recorded |= witness(seen._replace(new=x, buffers=buffers))
             self.x, self.buffers, self.state = x, buffers, state
             for name, bank in rows.items():
                 bank.write(plan.ids, kept[name])
@@ -171,7 +176,7 @@ class Server:
             "bytes_down": traffic.down,
             "dropped": len(ids) - len(gone) - (len(plan.ids) if healthy else 0),
             **({"absent": absent + len(gone)} if absent or gone else {}),
-            **drifted,
+            **recorded,
             **(dict(zip(numbers, logged, strict=True)) if healthy else {n: float(self.state[n]) for n in numbers}),
         }
 
@@ -206,7 +211,7 @@ class Server:
         steps, tau, size = self._work(plan)
         p = size / size.sum() if self.alg.by_samples else torch.full_like(size, 1 / len(size))
         public: State | None = None
-        if self.examine is not None and phase.trains:
+        if self.examine is not None and phase.trains and "delta" in out.up:
             scores = [self.examine(x + delta, buffers) for delta, buffers in zip(out.up["delta"], out.buffers, strict=True)]
             accuracy, loss = torch.stack(scores, 1).to(self.space.dtype)
             public = {"accuracy": accuracy, "loss": loss}

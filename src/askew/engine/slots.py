@@ -211,6 +211,8 @@ class Slots:
             except torch.OutOfMemoryError:
                 if self.most == 1:
                     raise
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # what is on its way still uses the memory that is given back here
             busy = sum(len(station.slots) for station in self.stations.values())
             self.most = max(1, min(self.most, busy or self.most) // 2)
             self.stations.clear()

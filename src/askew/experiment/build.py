@@ -29,6 +29,7 @@ from ..engine.sequential import Sequential
 from ..engine.server import Server
 from ..engine.slots import Slots
 from ..engine.vmapped import Vmapped
+from ..engine.witness import Fit, Weighing
 from ..errors import EngineError, ModelError
 from ..models import fused
 from ..models.network import Chain, fuse
@@ -143,11 +144,12 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, ke
     partition = Iid(clients=1, public=config.partition.public) if alg.pooled else config.partition
     fed = shop.federation(config.data, partition, config.partition.clients, config.seed, device, dtype, alg.needs)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(config.seed, "model"))
+        torch.manual_seed(torch_seed(config.seed if config.model.seed is None else config.model.seed, "model"))
         module = config.model.build_module(fed.shape, fed.classes)
     module = checked_module(module, fed, [need for need in alg.needs if need not in ("public", "validation")])
     space = Space(module, dtype, device, last=matrix_units(module, device, config.engine))
-    first = fed.sizes[config.participation.sample(config.seed, 1, fed.eligible, fed.clients)]
+    draw = config.participation.drawn_by(config.seed)
+    first = fed.sizes[config.participation.sample(draw, 1, fed.eligible, fed.clients)]
     width = float(first.sum() / first.max()) if len(first) else 1.0
     rule = choose(config.engine.name, module, space, width, half or config.engine.compile)
     make = cache(lambda name: engine_of(name, module, space, fed, config, half))
@@ -163,7 +165,8 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, ke
     exam, halves = (key, id(fed.test.x), config.evaluation.halves), config.evaluation.halves
     if exam not in shop.exams:
         shop.exams[exam] = SharedExam(task, fed, fed.test, group, halves) if group.size > 1 else Exam(task, fed, fed.test, halves)
-    examine = Exam(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
+    judged = "public" in alg.needs or config.evaluation.weights
+    examine = Exam(task, fed, fed.public) if fed.public is not None and judged else None
     least = 2 if has_batch_norm(module) else 1
     engine, owns = (Ranks(engine, group), group.owns) if group.size > 1 else (engine, None)
     server = Server(
@@ -178,6 +181,7 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, ke
         examine=examine,
         owns=owns,
         drift=config.evaluation.drift,
+        witnesses=[*([Fit(task, fed)] * config.evaluation.fit), *([Weighing(fed, examine)] if config.evaluation.weights else [])],
     )
     facts = {
         "name": config.name(),

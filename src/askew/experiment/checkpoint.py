@@ -34,8 +34,8 @@ def banks_of(server: Server) -> dict[str, Bank]:
 
 def held(server: Server) -> dict[str, Tensor]:
     """What a server holds beside its banks."""
-    own = {f"server.{n}": v for n, v in server.state.items()}
-    return {"x": server.x, "buffers": server.buffers} | own | ({} if server.moved is None else {"moved": server.moved})
+    own = {f"server.{n}": v for n, v in server.state.items()} | {f"trail.{n}": v for n, v in (server.trail or {}).items()}
+    return {"x": server.x, "buffers": server.buffers} | own
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
@@ -95,7 +95,7 @@ def restore(folder: Path, server: Server, digest: str) -> int:
 
     server.x, server.buffers = place("x", server.x), place("buffers", server.buffers)
     server.state = {n: place(f"server.{n}", v) for n, v in server.state.items()}
-    server.moved = None if server.moved is None else place("moved", server.moved)
+    server.trail = server.trail and {n: place(f"trail.{n}", v) for n, v in server.trail.items()}
     owners = json.loads(about["owners"])
     for kind, bank in banks_of(server).items():
         if owners[kind]:

@@ -247,6 +247,13 @@ def told(o: Outcome, bound: float = 0.0) -> str:
     return f"{o.mean + bound:+.3g}" + (f" ± {o.std:.2g}" if o.n > 1 else "")
 
 
+def sign(court: Court, rule: Rule) -> Finding:
+    """A condition beside a test: every cell's mean is above the bound. Where it is not, nothing is decided."""
+    cells = court.cells(rule)
+    found = verdict([c.n >= FEWEST and c.mean > rule.bound for c in cells], [])
+    return Finding(found, "by sign", "; ".join(([rule.what] if rule.what else []) + [signs(cells, rule.bound)]), tuple(cells))
+
+
 def similar(court: Court, rule: Rule) -> Finding:
     """In every cell the 90% interval lies inside the range; one wholly outside refutes it."""
     cells = court.cells(rule)
@@ -371,6 +378,7 @@ def wanting(court: Court, rule: Rule) -> Finding:
 
 TESTS: dict[str, Callable[[Court, Rule], Finding]] = {
     "above": above,
+    "sign": sign,
     "similar": similar,
     "trend": trend,
     "printed": printed,

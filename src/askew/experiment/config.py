@@ -45,6 +45,12 @@ class Evaluation(Settings):
         "also measure the accuracy on each client's own samples: mean, worst and best tenth, standard deviation", default=False
     )
     drift: bool = setting("also record how the participants' updates lie to each other and to the global update", default=False)
+    fit: bool = setting("also measure, in the first 100 rounds, the participants' models on their own samples", default=False)
+    weights: bool = setting(
+        "also record how the participants' weights go with their labels and sizes, and how their models do on public data", default=False
+    )
+    rare: bool = setting("also measure the accuracy on the three classes that the fewest clients hold, and on the others", default=False)
+    descent: bool = setting("also measure for how many participants the server's step raised the loss on their own samples", default=False)
 
 
 CHOICES: dict[str, Registry[Any]] = {

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -176,16 +176,22 @@ def pmvr_quadratics() -> Deduction:
 
 
 def pmvr_damping() -> Deduction:
-    """Does the default reading shrink the spread of the head's updates by exactly 1 − α?"""
-    alpha, method = 0.1, algorithms["fedpmvr"].build({"alpha": 0.1}, "algorithm")
+    """Does the default reading shrink the spread of the head's updates by exactly 1 − α? What do those that remember do in later rounds?"""
+    alpha, ratios = 0.1, dict[str, list[float]]()
     house = small(algorithms["fedavg"](), Local(steps=1))
-    part = method.parts(house.space)["head"]
-    x, models = house.space.start, random(4, house.space.P)
-    me: Any = _Me(x, {"head": part}, {})
-    sent = torch.stack([method.finish(w, me)[0]["delta"] for w in models])[:, part.w]
-    raw = (models - x)[:, part.w]
-    ratio = float((sent - sent.mean(0)).norm() / (raw - raw.mean(0)).norm())
-    return abs(ratio - (1 - alpha)) < 1e-4, f"ratio {ratio:.6f} at α = {alpha} for the displacement reading"
+    x = house.space.start
+    for reading in ("displacement", "displacement_ema", "displacement_sum", "as_published"):
+        method = algorithms["fedpmvr"].build({"alpha": alpha, "reading": reading}, "algorithm")
+        part, mine = method.parts(house.space)["head"], [method.client_state(house.space)] * 4
+        for t in range(3):
+            models = random(4, house.space.P, address=10 * t)
+            done: list[Any] = [method.finish(w, cast(Any, _Me(x, {"head": part}, own))) for w, own in zip(models, mine, strict=True)]
+            mine = [kept for _, kept in done]
+            sent, raw = torch.stack([up["delta"] for up, _ in done])[:, part.w], (models - x)[:, part.w]
+            ratios.setdefault(reading, []).append(float((sent - sent.mean(0)).norm() / (raw - raw.mean(0)).norm()))
+    exact = all(abs(ratio - (1 - alpha)) < 1e-4 for ratio in ratios["displacement"])
+    words = "; ".join(f"{reading} {', '.join(f'{r:.3f}' for r in told)}" for reading, told in ratios.items())
+    return exact, f"ratios at α = {alpha} in three rounds of random models: {words}; the other readings change the steps themselves"
 
 
 class _Me:

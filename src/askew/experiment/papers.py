@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.settings import types_of
 from ..errors import ConfigError, UnknownName, did_you_mean
 from .config import CHOICES, NAMES, Config, put_into
 from .toml import literal, read_toml, value_of
@@ -301,7 +300,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             name = value.get("name", old.get("name", NAMES.get(key)))
             if key in CHOICES and name != old.get("name", NAMES[key]):
-                known = types_of(CHOICES[key][name])
+                known = {f.name for f in fields(CHOICES[key][name])}
                 old = {k: v for k, v in old.items() if k in known}
             out[key] = merged(old, value)
         else:

@@ -20,7 +20,11 @@ WARM_UP = 10  # rounds that tell nothing about the time of the others
 SHARES = (10, 50, 100)  # percent of the rounds over which means are taken
 COMMON = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
 HALVES = ("accuracy_choose", "accuracy_report")
-CURVES = ("accuracy", "train_loss", "loss")
+CURVES = ("accuracy", "train_loss", "loss", "public_share", "public_ratio")
+SPARSE = "drift_relative"  # a curve too, of every so many rounds
+EVERY = 20
+EARLY = range(10, 101)  # rounds over which claims about local models speak of the mean
+LOCAL = ("drift_relative", "drift_apart", "fit_loss")  # of such records, and tables of them by layer
 
 
 class Result(NamedTuple):
@@ -81,21 +85,32 @@ def metrics(run: Run) -> dict[str, str]:
     told |= {key: median(int(r[key]) for r in run.rounds) for key in ("bytes_up", "bytes_down") if run.rounds}
     told["parameters"] = run.facts.get("parameters")
     figures = {name: f"{value:.6g}" for name, value in (told | others(run) | prediction_sets(run)).items() if value is not None}
-    return figures | {key: text for key in CURVES if (text := curve_text(run, key))} | set_curves(run)
+    curves = {key: curve_text(run, key) for key in CURVES} | {SPARSE: curve_text(run, SPARSE, EVERY)}
+    return figures | {key: text for key, text in curves.items() if text} | set_curves(run)
 
 
 def others(run: Run) -> dict[str, float | None]:
-    """Means over the rounds of all else that was recorded, by layer where it was; of what is measured now and then the last too."""
+    """Means over the rounds of all else that was recorded; of what is measured now and then the last too.
+
+    Of cosines of consecutive updates also the largest, by size; of what tells about local models the mean over early rounds.
+    """
     values: dict[str, list[float]] = {}
+    early: dict[str, list[float]] = {}
     for record in run.rounds:
         for key, value in record.items():
             if key in COMMON or key in HALVES:
                 continue
-            for name, one in value.items() if isinstance(value, dict) else [("", value)]:
-                if isinstance(one, (int, float)):
-                    values.setdefault(f"{key}.{name}" if name else key, []).append(float(one))
-    told: dict[str, float | None] = {f"mean_{key}": sum(found) / len(found) for key, found in values.items()}
-    return told | {f"last_{key}": found[-1] for key, found in values.items() if not key.startswith("drift_")}
+            if isinstance(value, (int, float)):
+                values.setdefault(key, []).append(float(value))
+            if record["round"] in EARLY and key.startswith(LOCAL):
+                told = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
+                for name, one in told.items():
+                    if one is not None:
+                        early.setdefault(name, []).append(float(one))
+    found: dict[str, float | None] = {f"mean_{key}": sum(all) / len(all) for key, all in values.items()}
+    found |= {f"last_{key}": all[-1] for key, all in values.items() if not key.startswith("drift_")}
+    found |= {f"max_{key}": max(map(abs, values[key])) for key in ("turn", "drift_turn") if key in values}
+    return found | {f"early_{key}": sum(all) / len(all) for key, all in early.items()}
 
 
 def prediction_sets(run: Run) -> dict[str, float | None]:
@@ -145,11 +160,12 @@ def halves(run: Run) -> dict[str, float | None]:
 # curves ---------------------------------------------------------------------------------------------------------
 
 
-def curve_text(run: Run, key: str) -> str:
-    """Values with four digits; "round:value" unless there is one in every round."""
+def curve_text(run: Run, key: str, every: int = 1) -> str:
+    """Values with four digits, of every so many rounds and the last; "round:value" unless there is one in every round."""
     at, values = run.curve(key)
-    whole = at == list(range(1, len(at) + 1))
-    return " ".join(f"{v:.4g}" if whole else f"{r}:{v:.4g}" for r, v in zip(at, values, strict=True))
+    whole = every == 1 and at == list(range(1, len(at) + 1))
+    points = [(r, v) for r, v in zip(at, values, strict=True) if r % every == 0 or r == at[-1]]
+    return " ".join(f"{v:.4g}" if whole else f"{r}:{v:.4g}" for r, v in points)
 
 
 def curve(text: str) -> tuple[list[int], list[float]]:

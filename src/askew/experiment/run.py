@@ -8,16 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.task import WithFeatures
 from ..engine.base import Ask, Engine, Outbox
 from ..engine.choose import Choice
-from ..engine.evaluate import dressed, examine_clients, mean_private, spread
+from ..engine.evaluate import by_owner, by_rarity, dressed, examine_clients, mean_private, raised, spread
 from ..engine.ranks import ALONE, Group, joined
 from ..errors import EngineError, StoreError
 from ..participation import Turnout
@@ -31,6 +33,7 @@ from .workers import hired
 Watch = Callable[[Run, Record | None], None]  # called once before the first round and after every round
 
 TOGETHER = 32  # runs that share a device
+BRIEF = 0.1  # seconds; shorter rounds follow one another without a pause
 
 
 def play(config: Config, out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0) -> Run:
@@ -110,12 +113,22 @@ class Player:
         self.run = Run(read_back(house.config), facts=house.facts, federation=house.fed.labels(), folder=folder)
         self.t = resume(self.run, house, group) if folder else 0  # the last round played
         self.coming: dict[int, Turnout] = {}
+        self.scores: dict[str, Tensor] = {}  # of the last round's model, still on the device
         if watch:
             watch(self.run, None)
 
     @property
     def over(self) -> bool:
         return self.t >= self.config.rounds
+
+    @property
+    def patient(self) -> bool:
+        """May the round's record wait for the next round, so that the device goes on without a pause?"""
+        return self.house.space.device.type == "cuda" and self.group.size == 1
+
+    def aside(self) -> torch.cuda.Stream | None:
+        """Where a model is measured while the next round is on its way; None: in between."""
+        return evaluation_stream(self.house.space.device) if self.patient else None
 
     def look_ahead(self, t: int) -> None:
         """Who comes and with which batches does not depend on the rounds before: found out while the device is busy."""
@@ -127,18 +140,29 @@ class Player:
     def moves(self) -> Generator[Ask, Outbox, Record]:
         """The next round."""
         self.look_ahead(self.t + 1)
-        came = self.coming.pop(self.t + 1)
+        came, self.before = self.coming.pop(self.t + 1), (self.server.x, self.server.buffers)
         return self.server.moves(self.t + 1, came.ids.tolist(), came.share.tolist(), len(came.absent))
 
     def examine(self) -> dict[str, Tensor]:
         """The round is played: how good it is, if that is to be known; the answer is still on the device."""
-        self.t += 1
-        return examined(self.house) if self.t % self.config.evaluation.every == 0 or self.over else {}
+        self.t, self.models = self.t + 1, (self.before, (self.server.x, self.server.buffers))
+        if self.t % self.config.evaluation.every and not self.over:
+            return {}
+        if aside := self.aside():
+            aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            return examined(self.house)
 
     def close(self, record: Record, seconds: float, scores: dict[str, Tensor]) -> None:
         """The round's record is made and written."""
         record["seconds"] = seconds
-        record |= measured(self.house, scores) if scores else {"accuracy": None, "loss": None}
+        with torch.cuda.stream(self.aside()):
+            record |= measured(self.house, scores) if scores else {"accuracy": None, "loss": None}
+            if scores and self.config.evaluation.descent:
+                record |= raised(self.house.task, self.models, self.house.fed, record["participants"])
+            if record["round"] == self.config.rounds and self.config.evaluation.spread and self.house.fed.test_owner is not None:
+                came = np.bincount([i for r in (*self.run.rounds, record) for i in r["participants"]], minlength=self.house.fed.clients)
+                record |= by_owner(self.house.task, self.server.x, self.server.buffers, self.house.fed, came.tolist())
         self.run.rounds.append(record)
         if self.run.folder and self.group.leads:
             append_lines(self.run.folder / "rounds.jsonl", [record])
@@ -171,29 +195,52 @@ class Player:
 def loop(players: Sequence[Player], stopping: Callable[[], bool], group: Group = ALONE) -> None:
     """Round after round of every run: who comes, one round, how good it is, what is written."""
     active = [player for player in players if not player.over]
+    untold: list[tuple[Player, Record, float, bool]] = []
+    brief = False  # then models are measured and records written while the device is busy with other runs, or with the next round
+
+    def tell() -> None:
+        """Write what the last round gave."""
+        rounds, untold[:] = list(untold), ()
+        for player, record, seconds, _ in rounds:
+            player.close(record, seconds, player.scores)
+        for player, *_, due in rounds:
+            player.keep(due)
+
     while active:
         began = time.perf_counter()
-        records = one_round(active)
+        try:
+            records = one_round(active, tell, brief)
+        finally:
+            tell()
         if active[0].house.space.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = (time.perf_counter() - began) / len(active)  # a run's share
-        scores = [player.examine() for player in active]
-        for player, record, told in zip(active, records, scores, strict=True):
-            player.close(record, seconds, told)
+        if not brief:
+            for player in active:
+                player.scores = player.examine()
+        brief = seconds < BRIEF and all(player.patient for player in active)
         clock = time.monotonic()
-        for player, due in zip(active, group.gather([clock >= player.due for player in active])[0].tolist(), strict=True):
-            player.keep(bool(due))
+        due = [bool(now) for now in group.gather([clock >= player.due for player in active])[0].tolist()]
+        untold += zip(active, records, [seconds] * len(active), due, strict=True)
+        if not brief or any(due) or any(player.over for player in active):
+            tell()
+        stop = group.gather([stopping()]).any()
+        if stop:
+            tell()
         for player in [player for player in active if player.over]:
             player.end()
         active = [player for player in active if not player.over]
-        if group.gather([stopping()]).any():
+        if stop:
             break
     for player in active:
         player.end()
 
 
-def one_round(players: Sequence[Player]) -> list[Record]:
-    """The next round of every run, phase by phase; runs that share an engine are handed to it together."""
+def one_round(players: Sequence[Player], meanwhile: Callable[[], None], examine: bool) -> list[Record]:
+    """The next round of every run, phase by phase; runs that share an engine are handed to it together.
+
+    `meanwhile` is called when a phase is on its way; `examine` measures a run's model as soon as its round is over.
+    """
     rounds = [player.moves() for player in players]
     records: dict[int, Record] = {}
     asks: dict[int, Ask] = {}
@@ -203,6 +250,8 @@ def one_round(players: Sequence[Player]) -> list[Record]:
             asks[n] = next(rounds[n]) if out is None else rounds[n].send(out)
         except StopIteration as end:
             records[n] = end.value
+            if examine:
+                players[n].scores = players[n].examine()
 
     for n in range(len(players)):
         go_on(n, None)
@@ -213,11 +262,17 @@ def one_round(players: Sequence[Player]) -> list[Record]:
         for key, engine in engines.items():
             mine = [n for n in now if id(players[n].server.engine) == key]
             outs |= dict(zip(mine, engine.map([now[n] for n in mine]), strict=True))
-        for player in players:
-            player.look_ahead(player.t + 2)
+        for n in now:
+            players[n].look_ahead(players[n].t + 2)
+        meanwhile()
         for n, out in outs.items():
             go_on(n, out)
     return [records[n] for n in range(len(players))]
+
+
+@cache
+def evaluation_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def examined(house: House) -> dict[str, Tensor]:
@@ -249,6 +304,8 @@ def measured(house: House, scores: dict[str, Tensor]) -> Record:
     if house.config.evaluation.spread and fed.classes:
         own = server.alg.evaluates() == "clients" and not part.empty
         record |= spread(house.task, server.x, server.buffers, fed, part, server.privates if own else None)
+    if house.config.evaluation.rare and fed.classes and fed.shares is not None and part.empty:
+        record |= by_rarity(house.task, server.x, server.buffers, fed)
     return record
 
 

@@ -195,7 +195,9 @@ def turns(p: Planned) -> np.ndarray[Any, np.dtype[np.int64]]:
     """How often each client takes part."""
     clients = p.config.partition.clients
     everybody = np.arange(clients)
-    drawn = [p.config.participation.sample(p.seed, t, everybody, clients) for t in range(1, p.config.rounds + 1)]
+    drawn = [
+        p.config.participation.sample(p.config.participation.drawn_by(p.seed), t, everybody, clients) for t in range(1, p.config.rounds + 1)
+    ]
     return np.bincount(np.concatenate(drawn), minlength=clients)
 
 

@@ -1,0 +1,176 @@
+"""Rules of the papers' claims that rest on special records, on made-up evidence that speaks for them and against them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from askew.experiment import claims as law
+from askew.experiment import papers
+from askew.experiment.claims import FAILS, HOLDS, UNDECIDED, Court
+from askew.experiment.evidence import Curve, Term
+
+CLAIMS = {c.id: c for folder in sorted((Path(__file__).parent.parent / "papers").iterdir()) for c in law.read_claims(folder)}
+Value = Callable[[Term], Any]
+
+
+class Made:
+    """Evidence of three seeds that differ a little: what a function says of every term."""
+
+    scale, seeds = "full", [0, 1, 2]
+
+    def __init__(self, value: Value) -> None:
+        self.value, self.known = value, papers.experiments()
+
+    def series(self, experiment: str, t: Term, blind: bool = True) -> dict[int, Any]:
+        one = self.value(t)
+        more = lambda v, seed: t.sign * (v + 1e-3 * seed * abs(v))
+        return {s: Curve(one.rounds, more(one.values, s)) if isinstance(one, Curve) else more(one, s) for s in self.seeds}
+
+    def at(self, experiment: str, case: str, method: str, hyper: str = "") -> list[Any]:
+        return []
+
+
+def verdict(id: str, value: Value) -> str:
+    claim = CLAIMS[id]
+    court = Court(Made(value), claim.experiments, {})  # type: ignore[arg-type]
+    return law.together([court.decide(rule) for rule in claim.rules])
+
+
+def by(**values: Any) -> Value:
+    """A number a metric."""
+    return lambda t: values[t.metric.replace(".", "__")]
+
+
+def of(name: str, ours: float, others: float) -> Value:
+    """A number for one method, and one for all others."""
+    return lambda t: ours if t.method == name else others
+
+
+def curve(*values: float, every: int = 100) -> Curve:
+    return Curve(np.arange(1, len(values) + 1) * every, np.array(values))
+
+
+def accurate(t: Term, value: float) -> Any:
+    """One accuracy, as a number or as a flat curve."""
+    return curve(*[value] * 4) if t.metric == "accuracy" else value
+
+
+def angles(acute: float, rank: float) -> Value:
+    return by(mean_drift_previous_acute=acute, mean_drift_previous_rank=rank)
+
+
+def noisy(size: float) -> Curve:
+    return Curve(np.arange(1, 41), 50 + size * np.cos(np.arange(40) * np.pi))
+
+
+def split(t: Term) -> tuple[int, int]:
+    """Rank of heterogeneity and number of local steps in a case of MLDL24's Table 2."""
+    name, J = t.case.split("-")
+    return ("iid", "Nc50", "Nc10", "Nc5").index(name), int(J[1:])
+
+
+def diverging(by_split: float, by_steps: float, together: float) -> Value:
+    def value(t: Term) -> Curve:
+        rank, steps = split(t)
+        return curve(*[5 + by_split * rank + by_steps * steps + together * rank * steps] * 6)
+
+    return value
+
+
+def steady(ours: float, window: float) -> Value:
+    return lambda t: (
+        noisy(ours if t.method.startswith("FedDPC") else 1) if t.metric == "accuracy" else window if t.method.startswith("FedDPC") else 2.0
+    )
+
+
+def faster(early: float) -> Value:
+    """FedDPC reaches any accuracy sooner; its mean over the first half is as given."""
+
+    def value(t: Term) -> Any:
+        ours = t.method == "FedDPC"
+        climb = np.minimum(np.arange(1, 61) * (3.0 if ours else 1.0), 60)
+        return (early if ours else 40.0) if t.metric == "mean_accuracy_50" else Curve(np.arange(1, 61), climb)
+
+    return value
+
+
+def public(share: float, ratio_01: float) -> Value:
+    def value(t: Term) -> Curve:
+        beta = float(t.case.rpartition("-")[2])
+        return curve(*[share if t.metric == "public_share" else 1 + (ratio_01 - 1) * 0.1 / beta] * 20, every=1)
+
+    return value
+
+
+CASES: list[tuple[str, Value, Value]] = [
+    ("feddpc-05", of("FedDPC", 1.0, 1.0), of("FedDPC", 1.3, 1.0)),
+    ("feddpc-16", lambda t: 50.0, lambda t: 45.0 if t.method.endswith("λ 1") and "tiny" in t.case else 50.0),
+    ("feddpc-18", by(max_turn=1e-7), lambda t: 1e-4 if t.hyper == "local.lr=0.01" and t.case == "cifar100-0.2" else 1e-7),
+    ("feddpc-20", by(mean_drift_projected=0.2), by(mean_drift_projected=-0.2)),
+    ("feddpc-21", steady(0.5, 1.0), steady(0.5, 3.0)),
+    ("feddpc-22", angles(0.99, 0.97), angles(0.4, 0.97)),
+    (
+        "feddpc-24",
+        lambda t: 60.0 if t.case.startswith("100") else 58.0 if t.method == "FedDPC" else 50.0,
+        lambda t: 60.0 if t.case.startswith("100") else 40.0 if t.method == "FedDPC" and "0.6" in t.case else 50.0,
+    ),
+    ("feddc-26", lambda t: 1.0, of("FedDC", 2.0, 1.0)),
+    ("feddc-28", of("FedDC", 0.1, 0.5), of("FedDC", 0.5, 0.1)),
+    ("feddc-29", by(early_drift_apart=2.0, early_drift_apart_corrected=1.0), by(early_drift_apart=1.0, early_drift_apart_corrected=2.0)),
+    ("mldl24-11", lambda t: 3.0 if "C0.3" in t.case else 1.0, lambda t: 1.2 if "C0.3" in t.case else 1.0),
+    ("mldl24-21", diverging(0.5, 0.2, 0.1), diverging(0.5, 0.2, -0.05)),
+    ("mldl24-31", of("MGDA", 0.1, 0.2), lambda t: 0.3 if t.method == "MGDA" and t.metric == "last_often_gap" else 0.2),
+    ("mldl24-35", by(mean_raised=0.01), by(mean_raised=0.2)),
+    ("fedpmvr-05", lambda t: curve(10.0, 20.0 + (t.method == "FedBN")), lambda t: curve(10.0, 20.0)),
+    ("fedpmvr-13", lambda t: 1.0, of("FedPMVR", 1.5, 1.0)),
+    (
+        "fedpmvr-30",
+        lambda t: accurate(t, 60.0 if t.method in ("last 2 layers", "no correction") else 50.0),
+        lambda t: accurate(t, 70.0 if t.method == "convolutions" else 60.0),
+    ),
+    (
+        "fedpmvr-31",
+        lambda t: 3.0 if t.metric == "early_drift_relative_head" else 1.0,
+        lambda t: 3.0 if t.metric.endswith("conv13") else 2.0 if t.metric == "early_drift_relative_head" else 1.0,
+    ),
+    ("fedpdc-13", lambda t: 61.0 if t.method in ("FedPDC", "literal λ 10") else 60.0, lambda t: 62.0 if "equal" in t.method else 61.0),
+    ("fedpdc-14", by(mean_weights_entropy=0.7, mean_weights_size=0.1), by(mean_weights_entropy=-0.3, mean_weights_size=0.1)),
+    ("fedpdc-15", of("FedPDC", 40.0, 30.0), of("FedPDC", 30.0, 40.0)),
+    ("fedpdc-22", of("FedPDC", 40.0, 30.0), lambda t: 30.0 if t.method == "FedPDC" and t.case == "10 of 100" else 35.0),
+    ("fedpdc-25", public(0.99, 1.5), public(0.5, 1.5)),
+]
+
+
+@pytest.mark.parametrize(("id", "right", "wrong"), CASES, ids=[id for id, _, _ in CASES])
+def test_a_claim_holds_or_does_not(id: str, right: Value, wrong: Value) -> None:
+    assert verdict(id, right) == HOLDS
+    assert verdict(id, wrong) == FAILS
+
+
+def test_what_stands_beside_a_test_decides_nothing_against_it() -> None:
+    """FedDPC's angles are acute but its factors do not follow them; it is ahead in rounds but not in the mean; weights go with size."""
+    assert verdict("feddpc-22", angles(0.99, 0.1)) == UNDECIDED
+    assert (verdict("feddpc-03", faster(50.0)), verdict("feddpc-03", faster(30.0))) == (HOLDS, UNDECIDED)
+    assert verdict("fedpdc-14", by(mean_weights_entropy=0.7, mean_weights_size=0.6)) == UNDECIDED
+
+
+def test_more_skewed_data_must_not_bring_models_closer() -> None:
+    assert verdict("fedpdc-25", public(0.99, 0.5)) == FAILS  # the ratio rises with β
+    assert verdict("mldl24-21", diverging(-0.5, 0.2, 0.1)) == FAILS
+    assert verdict("mldl24-21", diverging(0.5, -2.0, 0.1)) == FAILS
+
+
+def test_the_round_that_is_compared_is_the_one_that_is_named() -> None:
+    """Only at round 500 do more heterogeneous clients lie closer together."""
+
+    def value(t: Term) -> Curve:
+        rank, steps = split(t)
+        there = 5 + 0.5 * rank + 0.2 * steps + 0.1 * rank * steps
+        return curve(there, there, there, there, 50 - there, there)
+
+    assert verdict("mldl24-21", value) == FAILS

@@ -1,0 +1,70 @@
+"""Seeds of the partition, the weights and the participants on their own: each holds its part, and no name changes without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import askew
+from askew.errors import ConfigError
+from askew.experiment.build import House, build
+from askew.experiment.config import Config
+from askew.experiment.papers import digest
+
+TABLES: dict[str, Any] = {
+    "rounds": 3,
+    "model": {"name": "mlp", "hidden": [4]},
+    "partition": {"clients": 6, "public": 30},
+    "participation": {"cohort": 3},
+}
+PARTS = ("partition", "model", "participation")
+
+
+def config(seed: int, **held: int) -> Config:
+    return Config.build({**TABLES, "seed": seed} | {name: TABLES[name] | {"seed": own} for name, own in held.items()})
+
+
+def came(house: House) -> list[list[int]]:
+    c, fed = house.config, house.fed
+    return [c.participation.turnout(c.seed, t, fed.eligible, fed.clients).ids.tolist() for t in range(1, 5)]
+
+
+def alike(one: House, other: House) -> dict[str, bool]:
+    """Which of the three parts agree; the public set goes with the partition."""
+    assert one.fed.shares is not None and other.fed.shares is not None and one.fed.public is not None and other.fed.public is not None
+    split = all(np.array_equal(a, b) for a, b in zip(one.fed.shares, other.fed.shares, strict=True))
+    assert split == torch.equal(one.fed.public.x, other.fed.public.x)
+    weights = torch.equal(one.space.start, other.space.start)
+    return {"partition": split, "model": weights, "participation": came(one) == came(other)}
+
+
+@pytest.mark.parametrize("held", PARTS)
+def test_a_seed_of_its_own_holds_one_part(held: str) -> None:
+    first, other, kept = (build(c) for c in (config(0), config(5), config(5, **{held: 0})))
+    assert alike(first, other) == dict.fromkeys(PARTS, False)
+    assert alike(first, kept) == {part: part == held for part in PARTS}
+    assert alike(other, kept) == {part: part != held for part in PARTS}
+
+
+def test_batches_go_with_the_run_and_all_three_make_no_copy_of_it() -> None:
+    runs = [askew.run(config(seed, partition=0, model=0, participation=0)) for seed in (0, 5)]
+    one, other = ([r["participants"] for r in run.rounds] for run in runs)
+    assert one == other
+    assert runs[0].rounds[0]["train_loss"] != runs[1].rounds[0]["train_loss"]
+    whole = askew.run(config(0))
+    assert [r["train_loss"] for r in whole.rounds] == [r["train_loss"] for r in runs[0].rounds]
+
+
+def test_names_change_only_where_one_is_set() -> None:
+    """The names that this configuration has had before there were such settings."""
+    plain, set_ = config(0), config(0, partition=0)
+    assert (plain.digest(), digest(plain)) == ("59196753", "000e49b4da")
+    assert set_.digest() != plain.digest() and digest(set_) != digest(plain)
+
+
+def test_a_wrong_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"seed .*0"):
+        config(0, model=-1)

@@ -1,0 +1,221 @@
+"""What may be recorded of a round's participants beside the drift of their updates, each against a computation by hand."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import askew
+from askew.algorithms.fedavg import FedAvg
+from askew.algorithms.feddc import FedDC
+from askew.algorithms.feddyn import FedDyn
+from askew.algorithms.fedpdc import FedPDC
+from askew.algorithms.mgda import MGDA
+from askew.algorithms.solo import Solo
+from askew.core.algorithm import Algorithm
+from askew.core.task import Bound
+from askew.core.types import Batch
+from askew.data.dataset import Dataset, Samples
+from askew.data.federation import Federation, Local
+from askew.data.partition import Iid, Natural
+from askew.engine import drift, witness
+from askew.engine.drift import alike
+from askew.engine.evaluate import Exam, by_owner, by_rarity, rarest
+from askew.engine.server import Server
+from askew.engine.witness import Fit, Weighing, partial
+from askew.experiment.build import build
+from askew.experiment.config import Config
+from askew.experiment.results import metrics
+from askew.experiment.store import Run
+from problems import Listening, Problem, draws, labelled, play, row, serve, tastes
+
+LOCAL = Local(epochs=2, batch=4, lr=0.1)
+ENGINES = ["sequential", "vmapped", "slots", "rows", "pairs"]
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return labelled(tastes([20, 7, 12, 9, 16, 5]))
+
+
+def watched(alg: Algorithm, problem: Problem, engine: str = "sequential") -> tuple[Server, Bound]:
+    """A server with all witnesses, and a network to check them with."""
+    server = serve(alg, problem, LOCAL, engine)
+    task = Bound(copy.deepcopy(problem.module), server.space)
+    if server.fed.public is not None:
+        server.examine = Exam(task, server.fed, server.fed.public)
+    server.witnesses, server.trail = [Fit(task, server.fed), Weighing(server.fed, server.examine)], drift.trail(server.space)
+    return server, task
+
+
+def loss_of(task: Bound, w: Tensor, samples: Samples) -> float:
+    output = task.frozen(w, torch.zeros(0, dtype=w.dtype), Batch(samples.x, samples.y))[0]
+    return float(nn.functional.cross_entropy(output, samples.y))
+
+
+# the participants' models on their own samples --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_how_well_local_models_fit(engine: str, problem: Problem) -> None:
+    server, task = watched(FedAvg(), problem, engine)
+    server.engine = heard = Listening(server.engine)
+    for t, ids in enumerate(draws(3, 3, 6), 1):
+        x = server.x.clone()
+        record = server.play(t, ids)
+        models = x + heard.heard[-1][2].up["delta"]
+        losses = [loss_of(task, w, problem.samples(i)) for w, i in zip(models, ids, strict=True)]
+        assert record["fit_loss"] == pytest.approx(np.mean(losses))
+        assert record["fit_loss"] < np.mean([loss_of(task, x, problem.samples(i)) for i in ids])
+
+
+def test_only_early_rounds_are_measured_so(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witness, "EARLY", 2)
+    records = play(watched(FedAvg(), problem)[0], draws(3, 3, 6))
+    assert ["fit_loss" in r for r in records] == [True, True, False]
+
+
+def test_witnesses_change_nothing_and_are_not_called_where_no_update_is_sent(problem: Problem) -> None:
+    plain, seen = serve(FedPDC(), problem, LOCAL), watched(FedPDC(), problem)[0]
+    one, other = (play(server, draws(3, 3, 6)) for server in (plain, seen))
+    assert torch.equal(plain.x, seen.x)
+    assert [{k: r[k] for k in one[0]} for r in other] == one
+    for alg in (MGDA(server_lr=0.1), Solo()):
+        assert not any(key.startswith(("fit_", "weights_", "public_")) for r in play(watched(alg, problem)[0], draws(2, 3, 6)) for key in r)
+
+
+# learned drifts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alg", [FedDC(alpha=0.1), FedDyn(alpha=0.1)], ids=lambda alg: alg.called())
+@pytest.mark.parametrize("engine", ENGINES)
+def test_distances_to_the_next_model_with_and_without_the_drift(alg: Algorithm, engine: str, problem: Problem) -> None:
+    server, _ = watched(alg, problem, engine)
+    server.engine = heard = Listening(server.engine)
+    for t, ids in enumerate(draws(3, 3, 6), 1):
+        x = server.x.clone()
+        record = server.play(t, ids)
+        models = x + heard.heard[-1][2].up["delta"]
+        plain = [float((w - server.x).norm()) for w in models]
+        corrected = [float((w + row(server.clients, i)["h"] - server.x).norm()) for w, i in zip(models, ids, strict=True)]
+        assert (record["drift_apart"], record["drift_apart_corrected"]) == pytest.approx((np.mean(plain), np.mean(corrected)))
+
+
+def test_methods_that_learn_none_record_none(problem: Problem) -> None:
+    assert not any("apart" in key for record in play(watched(FedAvg(), problem)[0], draws(2, 3, 6)) for key in record)
+
+
+# weights and public data ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_the_weights_go_with(engine: str, problem: Problem) -> None:
+    server, task = watched(FedPDC(), problem, engine)
+    server.engine = heard = Listening(server.engine)
+    fed = server.fed
+    assert fed.public is not None and fed.shares is not None
+    labels = [fed.pool.y[fed.shares.client(i)].numpy() for i in range(6)]
+    entropies = np.array([stats.entropy(np.bincount(y, minlength=3)) for y in labels])
+    right = lambda w: float((task.frozen(w, server.buffers, Batch(*fed.public))[0].argmax(1) == fed.public.y).double().mean())  # type: ignore[union-attr]
+    for t, ids in enumerate(draws(4, 5, 6), 1):
+        x = server.x.clone()
+        record = server.play(t, ids)
+        own = np.array([right(w) for w in x + heard.heard[-1][2].up["delta"]])
+        by_labels = stats.spearmanr(own, entropies[ids]).statistic
+        if math.isnan(by_labels):
+            assert record["weights_entropy"] is None
+            continue
+        by_size, both = (stats.spearmanr(a, fed.sizes[ids]).statistic for a in (own, entropies[ids]))
+        assert record["weights_entropy"] == pytest.approx(by_labels)
+        assert record["weights_size"] == pytest.approx((by_size - by_labels * both) / math.sqrt((1 - by_labels**2) * (1 - both**2)))
+        whole = right(server.x)
+        assert record["public_share"] == np.mean(whole >= own) and record["public_ratio"] == pytest.approx(np.mean(whole / own[own > 0]))
+
+
+def test_rank_correlations_share_ranks_as_scipy_does() -> None:
+    a, b = np.array([1.0, 2, 2, 5, 3]), np.array([4.0, 4, 1, 9, 9])
+    assert alike(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
+    assert alike(a, np.ones(5)) is None and alike(a[:1], b[:1]) is None
+    assert partial(0.5, 0.0, 0.0) == 0.5 and partial(0.5, 1.0, 0.3) is None and partial(None, 0.1, 0.1) is None
+    assert partial(0.6, 0.5, 0.4) == pytest.approx((0.6 - 0.2) / math.sqrt(0.75 * 0.84))
+
+
+def test_a_run_records_what_its_evaluation_asks_for() -> None:
+    """FedAvg is judged on public data only if told to, and trains the same."""
+    tables: dict[str, Any] = {"rounds": 3, "model": {"name": "mlp", "hidden": [8]}, "partition": {"clients": 6, "public": 60}}
+    tables |= {"participation": {"name": "full"}}
+    told = askew.run({**tables, "evaluation": {"weights": True, "rare": True, "fit": True}})
+    plain = askew.run(tables)
+    assert [r["train_loss"] for r in told.rounds] == [r["train_loss"] for r in plain.rounds]
+    names = {"weights_entropy", "weights_size", "public_share", "public_ratio", "accuracy_rare", "accuracy_common", "fit_loss"}
+    assert set(told.rounds[-1]) - set(plain.rounds[-1]) == names
+    assert {"last_accuracy_rare", "mean_weights_entropy", "public_share", "public_ratio"} <= set(metrics(told))
+
+
+# classes and clients ----------------------------------------------------------------------------------------------
+
+
+def test_the_classes_that_the_fewest_clients_hold() -> None:
+    tables = {"rounds": 1, "model": {"name": "mlp", "hidden": [8]}, "partition": {"alpha": 0.1, "clients": 6}}
+    house = build(Config.build(tables))
+    counts = [len({i for i in range(6) if (house.fed.pool.y[house.fed.shares.client(i)] == k).any()}) for k in range(10)]  # type: ignore[union-attr]
+    rare = sorted(range(10), key=lambda k: (counts[k], k))[:3]
+    assert rarest(house.fed).tolist() == rare and len(set(counts)) > 1
+    told = by_rarity(house.task, house.space.start, house.space.buffers, house.fed)
+    test = house.fed.test
+    right = (
+        house.task.frozen(house.space.start, house.space.buffers, Batch(house.fed.inputs(test.x), test.y))[0].argmax(1) == test.y
+    ).numpy()
+    among = np.isin(test.y.numpy(), rare)
+    assert told == {"accuracy_rare": pytest.approx(right[among].mean()), "accuracy_common": pytest.approx(right[~among].mean())}
+
+
+def owned() -> Dataset:
+    """Twenty clients with three training and two test samples each."""
+    rng = np.random.default_rng(0)
+    train, test = (Samples(torch.from_numpy(rng.standard_normal((n, 4))), torch.from_numpy(rng.integers(0, 3, n))) for n in (60, 40))
+    return Dataset(train, test, 3, np.repeat(np.arange(20), 3), test_owner=np.repeat(np.arange(20), 2))
+
+
+def test_clients_with_test_samples_of_their_own() -> None:
+    fed = Federation(owned(), Natural(clients=20), 0, dtype=torch.float64)
+    problem = labelled(tastes([9, 9]))
+    task = Bound(problem.module, serve(FedAvg(), problem, LOCAL).space)
+    w, none = task.space.start, torch.zeros(0, dtype=torch.float64)
+    came = [0] * 20
+    came[7], came[3] = 5, 9
+    told = by_owner(task, w, none, fed, came)
+    output = task.frozen(w, none, Batch(fed.test.x, fed.test.y))[0]
+    accuracy = (output.argmax(1) == fed.test.y).double().view(20, 2).mean(1)
+    assert told["client_test_accuracy_std"] == pytest.approx(float(accuracy.std(correction=0)))
+    losses = nn.functional.cross_entropy(output, fed.test.y, reduction="none").view(20, 2)
+    train = [loss_of(task, w, Samples(fed.pool.x[3 * i : 3 * i + 3], fed.pool.y[3 * i : 3 * i + 3])) for i in (3, 7)]
+    assert told["often_gap"] == pytest.approx(float(losses[[3, 7]].mean()) - np.mean(train))
+    assert Federation(owned(), Iid(clients=4), 0).test_owner is None
+
+
+# what is kept of it -----------------------------------------------------------------------------------------------
+
+
+def test_what_results_keep_of_records() -> None:
+    """Means over rounds 10 to 100, the largest angle by size, a curve of every twentieth round and the last."""
+    rounds: list[dict[str, Any]] = [
+        {"round": t, "participants": [0], "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "train_loss": 1.0, "accuracy": None, "loss": None}
+        | {"turn": -0.5 if t == 30 else 0.1, "drift_turn": None if t == 1 else 0.2, "drift_relative": float(t), "fit_loss": float(t)}
+        | {"drift_relative_layers": {"conv1": float(t), "dead": None}, "drift_apart": 2.0 * t, "drift_layers": {"conv1": 1.0}}
+        | ({"drift_window": float(t)} if t % 20 == 0 else {})
+        for t in range(1, 111)
+    ]
+    told = metrics(Run({"rounds": 110}, rounds, {}))
+    assert (told["max_turn"], told["max_drift_turn"], told["mean_drift_window"]) == ("0.5", "0.2", "60")
+    assert told["early_drift_relative_layers.conv1"] == told["early_drift_relative"] == told["early_fit_loss"] == "55"
+    assert told["early_drift_apart"] == "110" and "early_drift_relative_layers.dead" not in told
+    assert told["drift_relative"] == "20:20 40:40 60:60 80:80 100:100 110:110"
+    assert not any("drift_layers" in name for name in told)
