@@ -44,7 +44,7 @@ class GridPost:
 
     def _read(self, reply: Message) -> Answer:
         if reply.has_error():
-            return line(reply.error.reason) or f"Flower's error {reply.error.code}"
+            return line(reply.error.reason or "") or f"Flower's error {reply.error.code}"
         try:
             return from_records(reply.content, f"node {reply.metadata.src_node_id}")
         except Refused as e:
