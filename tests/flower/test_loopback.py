@@ -29,8 +29,8 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 
 from askew.flower.loopback import HOST, Loopback
 
-FEW = ("scaffold", "fedbn", "fedpdc")
-REST = ("fedavg", "feddyn", "feddc", "feddpc", "fedcm", "fedvarp", "moon", "mgda", "lossbias", "fedga", "solo")
+FEW = ("scaffold", "fedbn")
+REST = ("fedavg", "fedpdc", "feddyn", "feddc", "feddpc", "fedcm", "fedvarp", "moon", "mgda", "lossbias", "fedga", "solo")
 BYTES = ("bytes_up", "bytes_down")
 TOLERANCE = 1e-6
 OVERHEAD = 64 * 1024  # bytes a message, besides a twentieth
