@@ -174,6 +174,9 @@ def test_labels_tell_groups_apart(make: Make) -> None:
     assert labels(worlds) == ["fedavg partition.alpha=0.2", "fedcm partition.alpha=5"]
     near = [make("fedprox", settings={"mu": mu}) for mu in (0.1, 0.1000000001)] + [make("fedprox")]
     assert len(set(labels(near))) == 3
+    simulated, deployed = make("fedavg"), make("fedavg")
+    deployed.facts["engine"] = "flower"
+    assert len(labels([simulated, deployed])) == 2 and "flower" in labels([simulated, deployed])[1]
 
 
 def test_figures_are_written(make: Make, tmp_path: Path) -> None:

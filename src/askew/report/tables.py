@@ -76,16 +76,21 @@ def flatten(config: Mapping[str, Any], above: str = "") -> Flat:
     return flat
 
 
+def described(run: Run) -> Flat:
+    """What tells a run apart from others; a deployed one is not its simulation."""
+    return flatten(run.config) | ({"engine.name": "flower"} if run.facts.get("engine") == "flower" else {})
+
+
 def group(runs: Iterable[Run]) -> list[Group]:
     """Groups in order of appearance; of two runs with one configuration and seed the longer one counts."""
     families: dict[str, dict[Any, Run]] = {}
     for run in runs:
-        seeds = families.setdefault(repr(sorted(flatten(run.config).items())), {})
+        seeds = families.setdefault(repr(sorted(described(run).items())), {})
         seed = run.config.get("seed")
         if seed not in seeds or len(run.rounds) > len(seeds[seed].rounds):
             seeds[seed] = run
     members = [tuple(seeds.values()) for seeds in families.values()]
-    return [Group(label, each) for label, each in zip(name([flatten(m[0].config) for m in members]), members, strict=True)]
+    return [Group(label, each) for label, each in zip(name([described(m[0]) for m in members]), members, strict=True)]
 
 
 def name(flats: Sequence[Flat]) -> list[str]:
