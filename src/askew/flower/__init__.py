@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from ..errors import EngineError
 from .site import DataModule
 
-FLOWER = "flwr>=1.41,<1.43"  # what was tested; the extra `flower` says the same
+FLOWER = "flwr>=1.41,<1.42"  # what was tested; the extra `flower` says the same
 
 
 def require_flower() -> None:
