@@ -1,6 +1,6 @@
 """Clients and servers that are killed, late, false or new, as real processes; what they send is bounded and never unpickled.
 
-All runs share one federation on this machine. What came out is compared with a simulation in which those take part who did: weights
+Most runs share one federation on this machine. What came out is compared with a simulation in which those take part who did: weights
 agree up to 1e-6, the same numbers where processes round alike. `ASKEW_LOOPBACK=all` plays the longer ones too.
 """
 
@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -139,11 +139,10 @@ class Case(NamedTuple):
         return load(next((folder / "runs").iterdir()))
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+@contextmanager
+def federation(folder: Path) -> Iterator[Case]:
     """Two nodes that reach the link through meters; a third one comes when it is started."""
-    folder = tmp_path_factory.mktemp("faults")
-    (folder / "desk").mkdir()
+    (folder / "desk").mkdir(parents=True)
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")])
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "ASKEW_DESK": str(folder / "desk")}
     with Loopback(folder / "flower", 0, env=env) as link:
@@ -154,6 +153,13 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
         yield case
         for meter in case.meters:
             meter.door.close()
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    """One that several runs share."""
+    with federation(tmp_path_factory.mktemp("faults")) as shared:
+        yield shared
 
 
 def tables(key: str, **more: Any) -> dict[str, Any]:
@@ -170,8 +176,16 @@ def assert_simulated(ours: Run, whole: dict[str, Any], rounds: Sequence[Sequence
     assert max((model[n] - v).abs().max().item() for n, v in theirs.items()) <= TOLERANCE
 
 
-def test_clients_join_late_answer_late_are_killed_and_come_again(case: Case, tmp_path: Path) -> None:
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Case]:
+    """One in which no client was before."""
+    with federation(tmp_path / "federation") as own:
+        yield own
+
+
+def test_clients_join_late_answer_late_are_killed_and_come_again(alone: Case, tmp_path: Path) -> None:
     """Everybody who is there is asked, and two answers are waited for; SCAFFOLD's variates show who went on from which round."""
+    case = alone
     whole = tables("scaffold", rounds=6, participation={"name": "uniform", "cohort": 2}, evaluation={"every": 6})
     orders = {"1-0": "hold", "2-0": "hold", "3-1": "late", "4-0": "hold", "4-2": "hold", "5-0": "hold", "6-1": "late"}
     case.start(tmp_path, whole, orders, nodes=2, spare=1.0)
