@@ -215,6 +215,22 @@ def test_clients_join_late_answer_late_are_killed_and_come_again(alone: Case, tm
     assert_simulated(ours, whole, came, tmp_path)
 
 
+@longer
+@pytest.mark.parametrize("answers", [1, 2])
+def test_an_answer_that_does_not_come_in_time_is_not_waited_for(alone: Case, tmp_path: Path, answers: int) -> None:
+    """One of two clients is silent in round 1 until the time is over; where two answers are needed, the round changes nothing."""
+    whole = tables("scaffold", rounds=2, evaluation={"every": 2})
+    alone.start(tmp_path, whole, {"1-1": "late"}, nodes=2, answers=answers, timeout=30.0)
+    alone.came("1-1")
+    alone.recorded(tmp_path, 1)
+    alone.go("1-1")
+    ours = alone.end(tmp_path)
+    assert ours.rounds[0]["absent"] == 1 and ours.rounds[1]["participants"] == [0, 1]
+    assert "round 1: client 1: no answer within 30 s" in alone.log("run")
+    assert ("round 1 is thrown away: 1 answers came, at least 2 are needed." in alone.log("run")) == (answers == 2)
+    assert_simulated(ours, whole, [[0] if answers == 1 else [], [0, 1]], tmp_path)
+
+
 def samples(folder: Path) -> list[dict[str, np.ndarray]]:
     """What the simulator gives to the clients, and test data of their own."""
     config = Config.build(tables("fedavg"))

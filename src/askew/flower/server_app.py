@@ -16,6 +16,8 @@ from .field import Answer, Rules, serve
 from .site import DataModule, read_page
 from .wire import ALIKE, Letter, Refused, from_records, line, to_records
 
+LONGER = 5.0  # seconds that Flower keeps a message beyond its time, so that it is the server who says that nobody answered
+
 
 class GridPost:
     """Letters as Flower's messages. One that is not answered in time is thrown away by Flower, wherever it is."""
@@ -27,7 +29,7 @@ class GridPost:
         return sorted(self.grid.get_node_ids())
 
     def send(self, kind: str, letters: Mapping[int, Letter], group: str, timeout: float) -> dict[str, int]:
-        messages = [Message(to_records(letter), node, kind, ttl=timeout, group_id=group) for node, letter in letters.items()]
+        messages = [Message(to_records(letter), node, kind, ttl=timeout + LONGER, group_id=group) for node, letter in letters.items()]
         self.sent += sum(weight(message) for message in messages)
         return {name: node for name, node in zip(self.grid.push_messages(messages), letters, strict=False) if name}
 
