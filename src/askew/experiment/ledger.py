@@ -345,6 +345,7 @@ def markdown(chapters: Sequence[Chapter]) -> str:
         lines += table(("claim", "verdict", "evidence", "paper", "controls"), [claim_cells(j) for j in chapter.claims])
         for t in chapter.tables:
             lines += ["", f"### {t.experiment.id}: {t.experiment.title}", "", f"{t.experiment.where}.{measured_on(t)}", ""]
+            lines += [line for note in t.experiment.notes for line in (note, "")]
             heads = ("case", "method", "metric", "paper", "ours", "validated", "difference", "chosen", "command")
             lines += table(heads, [row_cells(row) for row in t.rows])
     return "\n".join(lines) + "\n"

@@ -74,7 +74,7 @@ def paragraphs(lines: Sequence[str]) -> str:
 def numbers(t: Table) -> str:
     seen = sum(bool(r.values) for r in t.rows)
     rows = "\n".join(map(number, t.rows))
-    on = f"<p>{escape('; '.join(t.machines))}</p>" if t.machines else ""
+    on = "".join(f"<p>{escape(text)}</p>" for text in ("; ".join(t.machines), *t.experiment.notes) if text)
     heads = "".join(f"<th>{h}</th>" for h in ("Case", "Method", "Metric", "Paper", "Ours", "Validated", "Difference", "Command"))
     return (
         f"<details><summary>{escape(t.experiment.id)}: {escape(t.experiment.title)} <em>{escape(t.experiment.where)} · {seen} of"
