@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections import Counter
@@ -628,8 +627,7 @@ def test_plan_run_and_table_on_the_command_line(capsys: pytest.CaptureFixture[st
     assert code == 0 and not page["comparable"] and all(cell["printed"] is None for cell in page["cells"]) and len(page["cells"]) == 5
     code, out, _ = told(capsys, *words, "--plan")
     assert code == 0 and "5, of which 5 are finished" in out and "left open" in out
-    with (tmp_path / "results" / "feddpc-fig6-smoke.csv").open() as file:
-        assert {row["scale"] for row in csv.DictReader(file)} == {"smoke"}
+    assert {row.scale for row in stored.read_csv(tmp_path / "results" / "feddpc-fig6-smoke.csv")} == {"smoke"}
 
 
 @pytest.mark.parametrize("id", ["fedpmvr/fig9", "mldl24/fig1", "feddc/fig1", "fedpmvr/fig5"])

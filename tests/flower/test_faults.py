@@ -253,7 +253,6 @@ REFUSED = {
 }
 
 
-@longer
 def test_garbage_is_refused_and_the_clients_measure_the_model(case: Case, tmp_path: Path) -> None:
     """Two of three send something else in every round; nobody but the clients has test data."""
     whole = tables("fedavg", rounds=3, model={"name": "softmax"}, evaluation={"every": 3})
@@ -295,8 +294,7 @@ def family(process: int) -> list[int]:
     return found
 
 
-@longer
-@pytest.mark.parametrize("kept", [False, True], ids=["memory", "database"])
+@pytest.mark.parametrize("kept", [pytest.param(False, id="memory", marks=longer), pytest.param(True, id="database")])
 def test_a_killed_server_goes_on_where_it_was(kept: bool, case: Case, tmp_path: Path) -> None:
     """SIGKILL to the SuperLink and all it started, in the second round.
 

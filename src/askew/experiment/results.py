@@ -26,6 +26,8 @@ EVERY = 20
 EARLY = range(10, 101)  # rounds over which claims about local models speak of the mean
 LOCAL = ("drift_relative", "drift_apart", "fit_loss")  # of such records, and tables of them by layer
 
+ONCE = ("experiment", "scale", "case", "method", "hyper", "device", "version", "command")  # a run's first row has them for all
+
 
 class Result(NamedTuple):
     """One number, or one curve, of one run."""
@@ -44,8 +46,12 @@ class Result(NamedTuple):
     command: str
 
     @property
+    def run(self) -> tuple[str, int]:
+        return self.digest, self.seed
+
+    @property
     def key(self) -> tuple[str, int, str]:
-        return self.digest, self.seed, self.metric
+        return *self.run, self.metric
 
 
 def results_of(planned: Planned, run: Run) -> list[Result]:
@@ -202,7 +208,8 @@ def read_csv(path: Path) -> list[Result]:
             result = Result._make([*row[:6], int(row[6]), *row[7:]])
         except (ValueError, TypeError, IndexError):
             raise StoreError(f"{path}, line {number} is not a result; restore the file, or remove it and run again.") from None
-        results.append(result if result.command or not results else result._replace(command=results[-1].command))
+        last = results[-1] if results and results[-1].run == result.run else None
+        results.append(result._replace(**{name: getattr(result, name) or getattr(last, name) for name in ONCE}) if last else result)
     return results
 
 
@@ -217,9 +224,10 @@ def write(folder: str | Path, results: Iterable[Result]) -> list[Path]:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(Result._fields)
-        for last, row in pairwise([None, *rows]):  # a run's command stands in its first row alone: it would be half of the file
+        for last, row in pairwise([None, *rows]):
             assert row is not None
-            writer.writerow(row._replace(command="") if last is not None and last.command == row.command else row)
+            known = last is not None and last.run == row.run
+            writer.writerow(row._replace(**{name: "" for name in ONCE if known and getattr(last, name) == getattr(row, name)}))
         write_text(path, text.getvalue())
     return list(files)
 
