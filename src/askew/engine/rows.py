@@ -2,7 +2,8 @@
 clients are the rows of stacked buffers, every move is vmapped over the first rows and captured as one graph.
 
 Jobs are sorted by length, so those still at work are the first rows; the graph is that of the next larger number of rows, and
-rows without work in it are left as they are. Which batch a row sees follows from a counter on the device.
+rows without work in it are left as they are. Which batch a row sees follows from a counter on the device. The longest jobs of many
+go ahead on a stream of their own, before all others: alone at the end, they would leave the device idle.
 
 Runs of a sweep share the rows. What differs between them must be a tensor: learning rates always are, and so become the
 float settings of a method where they differ, unless a hook of it cannot bear that.
@@ -33,6 +34,7 @@ MOST = 512  # rows
 PARTS = 2  # a batch is padded to one of so many lengths
 DEEP = 16  # an input's size times this is what a row's step takes, roughly
 SHARE = 0.3  # of the free memory
+MANY = 32  # rows that fill the device while longer jobs go ahead
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -47,12 +49,11 @@ def wide(n: int) -> int:
 class Block:
     """Stacked buffers for one kind of job, and the graphs of the moves on their first rows."""
 
-    def __init__(self, task: Task, errand: Errand) -> None:
-        self.task, inbox = task, errand.inbox
+    def __init__(self, task: Task, errand: Errand, stream: torch.cuda.Stream | None = None) -> None:
+        self.task, self.stream, inbox = task, stream, errand.inbox
         self.names = [list(state) for state in (inbox.server, inbox.memory, inbox.mine, inbox.carry)]
         self.part, self.fixed = inbox.part, (inbox.momentum, inbox.decay, inbox.clip)  # the same for all jobs of this kind
         self.device, self.dtype = errand.numbers.device, errand.numbers.dtype
-        self.tape = Tape(self.device)
         self.feeds: dict[str, Feed] = {}
         self.rows = self.usual = 0
         self.moving: Moving | None = None
@@ -61,10 +62,12 @@ class Block:
 
     def make(self, rows: int, sources: Sequence[Tensor], floats: int) -> None:
         """Buffers for so many rows; what was captured over smaller ones is forgotten."""
-        self.rows, self.tape, self.moving, self.result = rows, Tape(self.device), None, {}
+        self.rows, self.tape, self.moving, self.result = rows, Tape(self.device, self.stream), None, {}
         self.given = [t.new_zeros((rows, *t.shape[1:])) for t in sources]
         self.numbers = torch.zeros((rows, 7 + floats), dtype=self.dtype, device=self.device)
-        self.first, self.count = ({name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.feeds} for _ in range(2))
+        self.first, self.last, self.count = (
+            {name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.feeds} for _ in range(3)
+        )
         self.share = self.numbers.new_zeros(rows)
         self.at = {name: torch.zeros((), dtype=torch.long, device=self.device) for name in self.feeds}
 
@@ -97,6 +100,7 @@ class Block:
             self.numbers[:n, 7:].copy_(values[of_errand])
         for name, begin, count in zip(first, rest[: len(first)], rest[len(first) :], strict=True):
             self.first[name][:n].copy_(begin)
+            torch.add(begin, (count - 1).clamp_(min=0), out=self.last[name][:n])
             self.count[name].zero_()[:n].copy_(count)
 
     def sent(self, values: list[Any], dtype: torch.dtype) -> Tensor:
@@ -242,8 +246,8 @@ class Lockstep:
             block.share[:last].copy_(block.sent(shares.tolist(), block.share.dtype))
 
         def body() -> None:
-            at, first, count = block.at[name], block.first[name][:m], block.count[name][:m]
-            row = first + torch.minimum(at, count - 1).clamp_(min=0)
+            at, count = block.at[name], block.count[name][:m]
+            row = torch.minimum(block.first[name][:m] + at, block.last[name][:m])
             places = feed.rows.index_select(0, row)[:, :span]
             live = None
             if not every:
@@ -346,19 +350,36 @@ class Rows:
 
     def _play(self, kind: Any, errands: Sequence[Errand], differ: Sequence[str]) -> None:
         """Some jobs at a time, as many as there is room for."""
-        if kind not in self.blocks:
-            self.blocks[kind] = Block(self.task, errands[0])
-        block = self.blocks[kind]
         jobs = sorted(((errand, i) for errand in errands for i in range(len(errand.works))), key=lambda job: -longest(*job))
-        size = self._room(block, jobs)
+        size = self._room(self._block(kind, errands[0]), jobs)
         for a in range(0, len(jobs), size):
-            now = jobs[a : a + size]
-            block.load(now, self.most, differ)
-            block.usual = block.usual or len(now)
-            me = cast(Me, None)  # a row's view is made under vmap
-            result = client_round(errands[0].phase, me, Lockstep(block, now, differ))
-            for errand, rows, clients in block.back:
-                errand.room.put_rows(clients, rows, result)
+            self._some(kind, jobs[a : a + size], differ)
+
+    def _block(self, kind: Any, errand: Errand, ahead: bool = False) -> Block:
+        if (kind, ahead) not in self.blocks:
+            first = torch.cuda.Stream(errand.numbers.device, priority=-1) if ahead else None  # type: ignore[no-untyped-call]
+            self.blocks[kind, ahead] = Block(self.task, errand, first)
+        return self.blocks[kind, ahead]
+
+    def _some(self, kind: Any, jobs: Jobs, differ: Sequence[str]) -> None:
+        """Jobs that have room side by side."""
+        errand, cut = jobs[0][0], leaders(jobs)
+        tracks = [(self._block(kind, errand, ahead), some) for ahead, some in ((True, jobs[:cut]), (False, jobs[cut:])) if some]
+        for block, mine in tracks:
+            block.load(mine, self.most, differ)
+            block.usual = block.usual or len(mine)
+        results = list[Result]()
+        for block, mine in tracks:
+            if block.stream:
+                block.stream.wait_stream(torch.cuda.current_stream(block.device))
+            with torch.cuda.stream(block.stream):
+                me = cast(Me, None)  # a row's view is made under vmap
+                results.append(client_round(errand.phase, me, Lockstep(block, mine, differ)))
+        for (block, _), result in zip(tracks, results, strict=True):
+            if block.stream:
+                torch.cuda.current_stream(block.device).wait_stream(block.stream)
+            for owner, rows, clients in block.back:
+                owner.room.put_rows(clients, rows, result)
 
     def _room(self, block: Block, jobs: Jobs) -> int:
         """Rows at a time."""
@@ -370,6 +391,13 @@ class Rows:
         states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in (errand.inbox.x, *errand.inbox.mine.values()))
         one = (DEEP * batch * x.numel() + 12 * states) * errand.inbox.x.element_size()
         return max(1, min(self.most, int(free(block.device) * SHARE / one) if block.device.type == "cuda" else self.most))
+
+
+def leaders(jobs: Jobs) -> int:
+    """How many jobs, sorted by length, go ahead: those longer than half the longest, where many others fill the device."""
+    lengths = [longest(*job) for job in jobs]
+    ahead = sum(2 * length > lengths[0] for length in lengths)
+    return ahead if jobs[0][0].numbers.is_cuda and len(jobs) - ahead >= max(MANY, ahead) else 0
 
 
 def longest(errand: Errand, i: int) -> int:

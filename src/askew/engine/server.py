@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,19 @@ class Traffic:
 
     down: int = 0
     up: int = 0
+
+
+class Made(NamedTuple):
+    """What a round makes, phase by phase; it takes the place of the old only if all of it is sound."""
+
+    x: Tensor
+    buffers: Tensor
+    state: State
+    kept: dict[str, State]  # rows of the banks: "mine", "memory", "private"
+    seen: Seen
+
+    def only(self, rows: list[int]) -> Made:
+        return self._replace(kept={name: taken(state, rows) for name, state in self.kept.items()})
 
 
 class Server:
@@ -114,59 +127,51 @@ class Server:
         plan = self.prepare(round, ids, share)
         able = [i for i, work in enumerate(plan.train) if work.batches]
         plan = plan if len(able) == len(ids) else plan.only(able)
-        x, buffers, state = self.x, self.buffers, self.state
         rows = {"mine": self.clients, "memory": self.memory, "private": self.privates}
         kept = {name: bank.read(plan.ids) for name, bank in rows.items()}
+        at = Made(self.x, self.buffers, self.state, kept, Seen.nothing(round, self.x, self.buffers))
         traffic, losses, carry = Traffic(), list[float](), State()
         gone: set[int] = set()  # asked, without an answer
-        seen, recorded = Seen.nothing(round, x, buffers), drifting.Record()
+        recorded, whole, numbers = drifting.Record(), False, dict[str, float]()
         if not plan.ids:  # the absent were sent what they need to begin
             sent = [self.x, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
             traffic.down = absent * sum(v.numel() for v in sent) * self.space.start.element_size()
         for n, phase in enumerate(self.phases):
             if not plan.ids:
                 break
-            inbox = self._inbox(phase, round, plan, x, buffers, state, kept, carry)
-            want = [*(["w"] if kept["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
+            inbox = self._inbox(phase, round, plan, at, carry)
+            want = [*(["w"] if at.kept["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
             out = self._cut((yield Ask(phase, inbox, plan, want)))
             self._count(traffic, phase, inbox, out, absent if n == 0 else None)
-            told, fine = torch.stack([out.loss.double(), self._finite(out).double()]).tolist()
-            if phase.trains or not losses:
-                losses = told
-            came = list(range(len(plan.ids))) if out.came is None else out.came
-            gone |= {*plan.ids} - {plan.ids[i] for i in came}
-            if not all(fine) or len(came) < len(plan.ids):
-                sound_rows = [i for i, ok in enumerate(fine) if ok]
-                out, rows_left = only(out, sound_rows), [came[i] for i in sound_rows]
-                plan = plan.only(rows_left)
-                kept = {name: taken(row, rows_left) for name, row in kept.items()}
+            if out.came is not None:
+                gone |= {*plan.ids} - {plan.ids[i] for i in out.came}
+                plan, at = plan.only(out.came), at.only(out.came)
                 if not plan.ids:
                     break
-            cohort = self._cohort(round, plan, out, x, phase)
-            x, state, kept["memory"] = self._aggregate(phase, x, out.up, cohort, state, kept["memory"])
-            if "delta" in out.up and (self.trail is not None or self.witnesses):
-                weights = self._weights(phase, out.up, cohort)
-                seen = seen._replace(ids=plan.ids, deltas=out.up["delta"], locals=out.buffers, weights=weights, public=cohort.public)
-            if phase.trains and buffers.numel():
-                shared = self._weights(phase, out.up, cohort) @ out.buffers
-                buffers = shared if self.private.empty else shared.index_copy(0, self.private.b, buffers[self.private.b])
-            kept["mine"] = self._same(phase, "finish", "client state", kept["mine"], out.mine)
-            if out.w is not None:
-                kept["private"] = {"w": out.w[:, self.private.w], "b": out.buffers[:, self.private.b]}
-            carry = out.carry
-        numbers = {n: v for n, v in state.items() if v.dim() == 0}
-        sound = torch.stack([torch.isfinite(t).all() for t in (x, buffers, *state.values())]).all()
-        whole, *logged = torch.stack([sound.double(), *(v.double() for v in numbers.values())]).tolist()  # one wait for all
-        healthy = bool(plan.ids) and bool(whole)
+            fine = self._finite(out)
+            guess = self._guess(phase, round, plan, out, at, fine)
+            (told, sound), (whole, numbers) = self._told(out.loss, fine, guess)
+            if phase.trains or not losses:
+                losses = told
+            if not all(sound):
+                left = [i for i, ok in enumerate(sound) if ok]
+                out, plan, at = only(out, left), plan.only(left), at.only(left)
+                if not plan.ids:
+                    break
+                guess = self._made(phase, round, plan, out, at)
+                _, (whole, numbers) = self._told(out.loss, out.loss, guess)
+            at, carry = guess, out.carry
+        healthy = bool(plan.ids) and whole
         if healthy:
+            x, seen = at.x, at.seen
             if self.trail is not None:
-                learned = kept["mine"].get("h") if self.clients.owns is None else None
+                learned = at.kept["mine"].get("h") if self.clients.owns is None else None
                 recorded, self.trail = drifting.recorded(self.space, self.trail, round, self.x, x, seen.deltas, seen.weights, learned)
             for witness in self.witnesses if len(seen.deltas) else ():
-                recorded |= witness(seen._replace(new=x, buffers=buffers))
-            self.x, self.buffers, self.state = x, buffers, state
+                recorded |= witness(seen._replace(new=x, buffers=at.buffers))
+            self.x, self.buffers, self.state = x, at.buffers, at.state
             for name, bank in rows.items():
-                bank.write(plan.ids, kept[name])
+                bank.write(plan.ids, at.kept[name])
         finite = [v for v in losses if np.isfinite(v)]
         return {
             "round": round,
@@ -177,12 +182,45 @@ class Server:
             "dropped": len(ids) - len(gone) - (len(plan.ids) if healthy else 0),
             **({"absent": absent + len(gone)} if absent or gone else {}),
             **recorded,
-            **(dict(zip(numbers, logged, strict=True)) if healthy else {n: float(self.state[n]) for n in numbers}),
+            **(numbers if healthy else {n: float(v) for n, v in self.state.items() if v.dim() == 0}),
         }
 
-    def _inbox(
-        self, phase: Algorithm, round: int, plan: Plan, x: Tensor, buffers: Tensor, state: State, kept: dict[str, State], carry: State
-    ) -> Inbox:
+    def _made(self, phase: Algorithm, round: int, plan: Plan, out: Outbox, at: Made) -> Made:
+        """What a phase's reports make of model, buffers, state and rows."""
+        cohort, seen, buffers = self._cohort(round, plan, out, at.x, phase), at.seen, at.buffers
+        x, state, memory = self._aggregate(phase, at.x, out.up, cohort, at.state, at.kept["memory"])
+        if "delta" in out.up and (self.trail is not None or self.witnesses):
+            weights = self._weights(phase, out.up, cohort)
+            seen = seen._replace(ids=plan.ids, deltas=out.up["delta"], locals=out.buffers, weights=weights, public=cohort.public)
+        if phase.trains and buffers.numel():
+            shared = self._weights(phase, out.up, cohort) @ out.buffers
+            buffers = shared if self.private.empty else shared.index_copy(0, self.private.b, buffers[self.private.b])
+        private = at.kept["private"]
+        if out.w is not None:
+            private = {"w": out.w[:, self.private.w], "b": out.buffers[:, self.private.b]}
+        mine = self._same(phase, "finish", "client state", at.kept["mine"], out.mine)
+        return Made(x, buffers, state, {"mine": mine, "memory": memory, "private": private}, seen)
+
+    def _guess(self, phase: Algorithm, round: int, plan: Plan, out: Outbox, at: Made, fine: Tensor) -> Made:
+        """The same before it is known whether all reports are sound, so that the host need not wait for the device in between."""
+        try:
+            return self._made(phase, round, plan, out, at)
+        except (RuntimeError, ValueError, ArithmeticError):  # which a report that is no number may cause
+            if bool(fine.all()):
+                raise
+            return at
+
+    def _told(self, loss: Tensor, fine: Tensor, made: Made) -> tuple[tuple[list[float], list[float]], tuple[bool, dict[str, float]]]:
+        """All that the host wants to know at once: losses, whose reports are sound, whether what was made is, and logged numbers."""
+        logged = {n: v for n, v in made.state.items() if v.dim() == 0}
+        sound = torch.stack([torch.isfinite(t).all() for t in (made.x, made.buffers, *made.state.values())]).all()
+        whole = torch.stack([sound.double(), *(v.double() for v in logged.values())])
+        each = len(loss)
+        values = torch.cat([loss.double(), fine.double(), whole]).tolist()
+        return (values[:each], values[each : 2 * each]), (bool(values[2 * each]), dict(zip(logged, values[2 * each + 1 :], strict=True)))
+
+    def _inbox(self, phase: Algorithm, round: int, plan: Plan, at: Made, carry: State) -> Inbox:
+        x, buffers, state, kept, _ = at
         down = {n: v.to(self.space.dtype) if v.is_floating_point() else v for n, v in state.items() if n in phase.broadcast}
         memory = {n: v for n, v in kept["memory"].items() if n in phase.broadcast}
         if kept["private"]:

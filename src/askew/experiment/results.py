@@ -227,7 +227,8 @@ def write(folder: str | Path, results: Iterable[Result]) -> list[Path]:
         for last, row in pairwise([None, *rows]):
             assert row is not None
             known = last is not None and last.run == row.run
-            writer.writerow(row._replace(**{name: "" for name in ONCE if known and getattr(last, name) == getattr(row, name)}))
+            said = {name for name in ONCE if known and getattr(last, name) == getattr(row, name)}
+            writer.writerow(["" if name in said else value for name, value in row._asdict().items()])
         write_text(path, text.getvalue())
     return list(files)
 

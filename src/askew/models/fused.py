@@ -1,4 +1,4 @@
-"""Convolution, ReLU and 2×2 max-pooling in one kernel, for CUDA.
+"""Convolution, ReLU and 2×2 max-pooling in one kernel, for CUDA; and linear layers of many networks at once.
 
 Small networks spend a GPU's time on many short kernels and on convolutions that cuDNN has no good kernel for (3 → 6
 channels). Here the forward pass is one kernel that never writes what is pooled away, and the backward pass reads only the
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,15 @@ def fits(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
 def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """max_pool2d(relu(conv(x)), 2)."""
     y: Tensor = _ConvReluPool.apply(x, conv.weight, conv.bias, conv.padding[0])[0]  # type: ignore[no-untyped-call]
+    return y
+
+
+def linear(x: Tensor, layer: nn.Module) -> Tensor:
+    """A linear layer; those of many networks as one product, of which vmap would make four kernels and autograd five."""
+    many = type(layer) is nn.Linear and x.dim() == 2 and torch._C._functorch.is_batchedtensor(x)
+    if not many or layer.bias is None or torch.is_autocast_enabled(x.device.type):
+        return cast(Tensor, layer(x))
+    y: Tensor = _Linear.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -118,6 +127,7 @@ class _Grouped(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         x, weight, _, ctx.pad = inputs
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # no zeros for what has no gradient
         ctx.save_for_backward(x, weight, output[1])
 
     @staticmethod
@@ -166,6 +176,35 @@ class _Backward(torch.autograd.Function):
     def vmap(info: Any, dims: tuple[int | None, ...], g: Tensor, x: Tensor, weight: Tensor, which: Tensor, pad: int, inner: bool) -> Any:
         g, x, weight, which = rows_first(info, dims[:4], (g, x, weight, which))
         return backward(g, x, weight, which, pad, inner), (0, 0, 0)
+
+
+class _Linears(torch.autograd.Function):
+    """The linear layers of many networks: x [G, B, in], weights [G, out, in], biases [G, out]."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.baddbmm(bias[..., None, :], x, weight.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (x, weight) = grads, ctx.saved_tensors
+        return g @ weight if ctx.needs_input_grad[0] else None, g.mT @ x, g.sum(-2)
+
+
+class _Linear(_Linears):
+    """One network's, or that of one of those that are vmapped."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.addmm(bias, x, weight.mT)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        return _Linears.apply(*rows_first(info, dims, (x, weight, bias))), 0  # type: ignore[no-untyped-call]
 
 
 @cache

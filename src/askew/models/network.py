@@ -35,7 +35,7 @@ class Chain(Row):
             return self.transfer(x)
         *body, out = self
         x = self.through(x, body)
-        return out(x), x
+        return fused.linear(x, out), x
 
     def through(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
         """One layer after the other, or three at once."""
@@ -45,7 +45,7 @@ class Chain(Row):
                 x = fused.conv_relu_pool(x, cast(nn.Conv2d, layers[k]))
                 k += 3
             else:
-                x = layers[k](x)
+                x = fused.linear(x, layers[k])
                 k += 1
         return x
 
