@@ -24,6 +24,7 @@ from askew.algorithms import MOON, FedAvg, FedBN, Scaffold, Solo, algorithms
 from askew.algorithms.fedpmvr import READINGS
 from askew.core.algorithm import Algorithm
 from askew.core.rng import coin, generator
+from askew.core.types import Cohort, State
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Local
 from askew.engine.evaluate import dressed
@@ -447,6 +448,29 @@ def test_a_client_that_reports_no_numbers_is_left_out(alg: Algorithm, engine: st
     for name in (n for n in before if n.startswith(("clients.", "memory.", "private."))):
         assert torch.equal(after[name][2], before[name][2])
         assert not bool(torch.isnan(after[name]).any())
+
+
+class Strict(FedAvg):
+    """Cannot go on with what is no number."""
+
+    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        if not bool(up["delta"].isfinite().all()):
+            raise ValueError("no number")
+        if len(up["delta"]) == 4:
+            raise ValueError("four")
+        return super().aggregate(x, up, cohort, server)
+
+
+def test_an_aggregation_that_a_bad_report_breaks_is_made_without_it() -> None:
+    """And one that breaks by itself does so."""
+    one, other = serve(Strict(), problem(), SHORT), serve(FedAvg(), problem(), SHORT)
+    one.engine = Spoiled(one.engine, {2}, "up")
+    assert one.play(1, [1, 2, 3])["dropped"] == 1
+    other.play(1, [1, 3])
+    assert same(everything(one), everything(other))
+    with pytest.raises(ValueError, match="four"):
+        one.play(2, [0, 1, 3, 4])
+    assert same(everything(one), everything(other))
 
 
 @pytest.mark.parametrize(

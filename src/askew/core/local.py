@@ -140,7 +140,7 @@ def differentiate_rows(valued: Callable[..., tuple[Tensor, Tensor]], w: Tensor, 
     """
     leaf = w.detach().requires_grad_()
     values, buffers = vmap(valued)(leaf, *rows)
-    (g,) = torch.autograd.grad(values, leaf, torch.ones_like(values))
+    (g,) = torch.autograd.grad(values.sum(), leaf)  # of a vector, torch would first import sympy, for seconds
     return g, values.detach(), buffers.detach()
 
 

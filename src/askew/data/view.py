@@ -8,6 +8,7 @@ every engine and after a resume, and costs the host nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, Self
 
 import torch
@@ -71,6 +72,11 @@ class Pixels:
     def random(self) -> bool:
         return self.flip or self.pad > 0 or self.crop > 0 or self.turn > 0
 
+    @cached_property
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """What bytes are multiplied by, and what is taken off then."""
+        return 1 / (255 * self.std), self.mean / self.std
+
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         channels, height, width = stored
         return channels, self.crop or height, self.crop or width
@@ -98,8 +104,8 @@ class Pixels:
         return self.looked_up(x, index, inside).view(len(x), *self.shape(tuple(x.shape[1:])))
 
     def normalised(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        scale = 1 / (255 * self.std)
-        return x.to(dtype) * scale.to(dtype) - (self.mean / self.std).to(dtype)
+        scale, shift = self.affine
+        return (x.to(dtype) * scale.to(dtype)).sub_(shift.to(dtype))
 
     def looked_up(self, x: Tensor, index: Tensor, inside: Tensor | None) -> Tensor:
         seen = x.flatten(2).gather(2, index[:, None].expand(-1, x.shape[1], -1))

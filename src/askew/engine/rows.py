@@ -2,8 +2,7 @@
 clients are the rows of stacked buffers, every move is vmapped over the first rows and captured as one graph.
 
 Jobs are sorted by length, so those still at work are the first rows; the graph is that of the next larger number of rows, and
-rows without work in it are left as they are. Which batch a row sees follows from a counter on the device. The longest jobs of many
-go ahead on a stream of their own, before all others: alone at the end, they would leave the device idle.
+rows without work in it are left as they are. Which batch a row sees follows from a counter on the device.
 
 Runs of a sweep share the rows. What differs between them must be a tensor: learning rates always are, and so become the
 float settings of a method where they differ, unless a hook of it cannot bear that.
@@ -34,23 +33,22 @@ MOST = 512  # rows
 PARTS = 2  # a batch is padded to one of so many lengths
 DEEP = 16  # an input's size times this is what a row's step takes, roughly
 SHARE = 0.3  # of the free memory
-MANY = 32  # rows that fill the device while longer jobs go ahead
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def wide(n: int) -> int:
-    """The next number of rows that graphs are captured for: 1, 2, 3, 4, 6, 8, 10, … 16, 20, … 32, 40, …"""
-    step = 1 << max(0, (n - 1).bit_length() - (2 if n <= 8 else 3))
+    """The next number of rows that graphs are captured for: 1, 2, 3, 4, 6, 8, 10, … 32, 36, … 64, 72, …; few rows cost little."""
+    step = 1 << max(0, (n - 1).bit_length() - (2 if n <= 8 else 3 if n <= 16 else 4))
     return -(-n // step) * step
 
 
 class Block:
     """Stacked buffers for one kind of job, and the graphs of the moves on their first rows."""
 
-    def __init__(self, task: Task, errand: Errand, stream: torch.cuda.Stream | None = None) -> None:
-        self.task, self.stream, inbox = task, stream, errand.inbox
+    def __init__(self, task: Task, errand: Errand) -> None:
+        self.task, inbox = task, errand.inbox
         self.names = [list(state) for state in (inbox.server, inbox.memory, inbox.mine, inbox.carry)]
         self.part, self.fixed = inbox.part, (inbox.momentum, inbox.decay, inbox.clip)  # the same for all jobs of this kind
         self.device, self.dtype = errand.numbers.device, errand.numbers.dtype
@@ -62,7 +60,7 @@ class Block:
 
     def make(self, rows: int, sources: Sequence[Tensor], floats: int) -> None:
         """Buffers for so many rows; what was captured over smaller ones is forgotten."""
-        self.rows, self.tape, self.moving, self.result = rows, Tape(self.device, self.stream), None, {}
+        self.rows, self.tape, self.moving, self.result = rows, Tape(self.device), None, {}
         self.given = [t.new_zeros((rows, *t.shape[1:])) for t in sources]
         self.numbers = torch.zeros((rows, 7 + floats), dtype=self.dtype, device=self.device)
         self.first, self.last, self.count = (
@@ -350,36 +348,19 @@ class Rows:
 
     def _play(self, kind: Any, errands: Sequence[Errand], differ: Sequence[str]) -> None:
         """Some jobs at a time, as many as there is room for."""
+        if kind not in self.blocks:
+            self.blocks[kind] = Block(self.task, errands[0])
+        block = self.blocks[kind]
         jobs = sorted(((errand, i) for errand in errands for i in range(len(errand.works))), key=lambda job: -longest(*job))
-        size = self._room(self._block(kind, errands[0]), jobs)
+        size = self._room(block, jobs)
         for a in range(0, len(jobs), size):
-            self._some(kind, jobs[a : a + size], differ)
-
-    def _block(self, kind: Any, errand: Errand, ahead: bool = False) -> Block:
-        if (kind, ahead) not in self.blocks:
-            first = torch.cuda.Stream(errand.numbers.device, priority=-1) if ahead else None  # type: ignore[no-untyped-call]
-            self.blocks[kind, ahead] = Block(self.task, errand, first)
-        return self.blocks[kind, ahead]
-
-    def _some(self, kind: Any, jobs: Jobs, differ: Sequence[str]) -> None:
-        """Jobs that have room side by side."""
-        errand, cut = jobs[0][0], leaders(jobs)
-        tracks = [(self._block(kind, errand, ahead), some) for ahead, some in ((True, jobs[:cut]), (False, jobs[cut:])) if some]
-        for block, mine in tracks:
-            block.load(mine, self.most, differ)
-            block.usual = block.usual or len(mine)
-        results = list[Result]()
-        for block, mine in tracks:
-            if block.stream:
-                block.stream.wait_stream(torch.cuda.current_stream(block.device))
-            with torch.cuda.stream(block.stream):
-                me = cast(Me, None)  # a row's view is made under vmap
-                results.append(client_round(errand.phase, me, Lockstep(block, mine, differ)))
-        for (block, _), result in zip(tracks, results, strict=True):
-            if block.stream:
-                torch.cuda.current_stream(block.device).wait_stream(block.stream)
-            for owner, rows, clients in block.back:
-                owner.room.put_rows(clients, rows, result)
+            now = jobs[a : a + size]
+            block.load(now, self.most, differ)
+            block.usual = block.usual or len(now)
+            me = cast(Me, None)  # a row's view is made under vmap
+            result = client_round(errands[0].phase, me, Lockstep(block, now, differ))
+            for errand, rows, clients in block.back:
+                errand.room.put_rows(clients, rows, result)
 
     def _room(self, block: Block, jobs: Jobs) -> int:
         """Rows at a time."""
@@ -391,13 +372,6 @@ class Rows:
         states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in (errand.inbox.x, *errand.inbox.mine.values()))
         one = (DEEP * batch * x.numel() + 12 * states) * errand.inbox.x.element_size()
         return max(1, min(self.most, int(free(block.device) * SHARE / one) if block.device.type == "cuda" else self.most))
-
-
-def leaders(jobs: Jobs) -> int:
-    """How many jobs, sorted by length, go ahead: those longer than half the longest, where many others fill the device."""
-    lengths = [longest(*job) for job in jobs]
-    ahead = sum(2 * length > lengths[0] for length in lengths)
-    return ahead if jobs[0][0].numbers.is_cuda and len(jobs) - ahead >= max(MANY, ahead) else 0
 
 
 def longest(errand: Errand, i: int) -> int:

@@ -45,6 +45,15 @@ class Made(NamedTuple):
         return self._replace(kept={name: taken(state, rows) for name, state in self.kept.items()})
 
 
+class Told(NamedTuple):
+    """What the host learns of a phase."""
+
+    losses: list[float]
+    sound: list[bool]  # whose reports are all numbers: others are left out
+    whole: bool  # is what was made of them?
+    numbers: dict[str, float]  # of the server's state, for the record
+
+
 class Server:
     """The global model, the algorithm's state, and three banks: client state, server memory, private parts."""
 
@@ -148,19 +157,18 @@ class Server:
                 plan, at = plan.only(out.came), at.only(out.came)
                 if not plan.ids:
                     break
-            fine = self._finite(out)
-            guess = self._guess(phase, round, plan, out, at, fine)
-            (told, sound), (whole, numbers) = self._told(out.loss, fine, guess)
+            guess = self._guess(phase, round, plan, out, at)
+            told = self._told(out, guess)
             if phase.trains or not losses:
-                losses = told
-            if not all(sound):
-                left = [i for i, ok in enumerate(sound) if ok]
+                losses = told.losses
+            if not all(told.sound):
+                left = [i for i, ok in enumerate(told.sound) if ok]
                 out, plan, at = only(out, left), plan.only(left), at.only(left)
                 if not plan.ids:
                     break
                 guess = self._made(phase, round, plan, out, at)
-                _, (whole, numbers) = self._told(out.loss, out.loss, guess)
-            at, carry = guess, out.carry
+                told = self._told(out, guess)
+            at, carry, whole, numbers = guess, out.carry, told.whole, told.numbers
         healthy = bool(plan.ids) and whole
         if healthy:
             x, seen = at.x, at.seen
@@ -201,23 +209,28 @@ class Server:
         mine = self._same(phase, "finish", "client state", at.kept["mine"], out.mine)
         return Made(x, buffers, state, {"mine": mine, "memory": memory, "private": private}, seen)
 
-    def _guess(self, phase: Algorithm, round: int, plan: Plan, out: Outbox, at: Made, fine: Tensor) -> Made:
+    def _guess(self, phase: Algorithm, round: int, plan: Plan, out: Outbox, at: Made) -> Made:
         """The same before it is known whether all reports are sound, so that the host need not wait for the device in between."""
         try:
             return self._made(phase, round, plan, out, at)
         except (RuntimeError, ValueError, ArithmeticError):  # which a report that is no number may cause
-            if bool(fine.all()):
+            if all(self._told(out, at).sound):
                 raise
             return at
 
-    def _told(self, loss: Tensor, fine: Tensor, made: Made) -> tuple[tuple[list[float], list[float]], tuple[bool, dict[str, float]]]:
-        """All that the host wants to know at once: losses, whose reports are sound, whether what was made is, and logged numbers."""
+    def _told(self, out: Outbox, made: Made) -> Told:
+        """All that the host must know of a phase, from the device at once."""
+        kept = [] if out.w is None else [out.w]  # private coordinates are in no upload
+        reports = [t for t in (*out.up.values(), *out.mine.values(), *kept, out.buffers) if t.numel()]
         logged = {n: v for n, v in made.state.items() if v.dim() == 0}
-        sound = torch.stack([torch.isfinite(t).all() for t in (made.x, made.buffers, *made.state.values())]).all()
-        whole = torch.stack([sound.double(), *(v.double() for v in logged.values())])
-        each = len(loss)
-        values = torch.cat([loss.double(), fine.double(), whole]).tolist()
-        return (values[:each], values[each : 2 * each]), (bool(values[2 * each]), dict(zip(logged, values[2 * each + 1 :], strict=True)))
+        parts = [t for t in (made.x, made.buffers, *made.state.values()) if t.dim() and t.numel()]
+        each = torch.stack([out.loss.double(), *map(halved, reports)])
+        rest = [*(halved(t[None]) for t in parts), *(v.double()[None] for v in logged.values())]
+        values = torch.cat([each.flatten(), *rest]).cpu().numpy()
+        rows, whole = np.split(values, [each.numel()])
+        numbers = dict(zip(logged, whole[len(parts) :].tolist(), strict=True))
+        sound = np.isfinite(rows.reshape(each.shape)).all(0)
+        return Told(rows[: len(sound)].tolist(), sound.tolist(), bool(np.isfinite(whole).all()), numbers)
 
     def _inbox(self, phase: Algorithm, round: int, plan: Plan, at: Made, carry: State) -> Inbox:
         x, buffers, state, kept, _ = at
@@ -280,12 +293,6 @@ class Server:
 
     # guards and accounts ----------------------------------------------------------------------------------------
 
-    def _finite(self, out: Outbox) -> Tensor:
-        """Rows whose report is all numbers [C]: the others are left out."""
-        kept = [] if out.w is None else [out.w]  # private coordinates are in no upload
-        reports = [*out.up.values(), *out.mine.values(), *kept, out.buffers, out.loss]
-        return torch.stack([finite(t) for t in reports]).all(0)
-
     def _cut(self, out: Outbox) -> Outbox:
         """Private coordinates never go up: every upload of length P arrives with zeros there."""
         if not self.private.w.numel():
@@ -314,12 +321,12 @@ class Server:
         traffic.up += up * answers
 
 
-def finite(t: Tensor) -> Tensor:
-    """Which rows are all numbers [C]: in one pass over memory, by half their mean, which cannot overflow."""
+def halved(t: Tensor) -> Tensor:
+    """Half the mean of each row [C]: a number where all of the row are, however large, and only there. One pass over memory."""
     rows = t[..., None].flatten(1)
     if not rows.is_floating_point():
-        return torch.ones(len(rows), dtype=torch.bool, device=t.device)
-    return torch.isfinite(rows @ rows.new_full((rows.shape[1],), 0.5 / max(1, rows.shape[1])))
+        return torch.zeros(len(rows), dtype=torch.float64, device=t.device)
+    return (rows @ rows.new_full((rows.shape[1],), 0.5 / max(1, rows.shape[1]))).double()
 
 
 def only(out: Outbox, rows: list[int]) -> Outbox:
