@@ -1,0 +1,450 @@
+"""askew beside other frameworks: the same rounds in each of them, with two cores, taking turns round by round.
+
+    python benchmarks/rivals.py --rival pfl=PYTHON --rival fedlab=PYTHON --rival flgo=PYTHON --rival flwr=PYTHON
+
+PYTHON is the interpreter of an environment that has the framework, the torch of this one, and safetensors for askew's
+networks. A round trains 10 of 100 clients: the same networks, as many samples, batches and steps, the same SGD; evaluation
+is left out. Every contender is tried in all its ways to use two cores, and shown in its fastest. All of them are alive at
+once, so that a busy machine disturbs them alike, each with its own samples: with four rivals LeNet5 takes 16 GB.
+
+*Products alone* is no framework: a dense network's products of matrices and nothing else, which nobody can leave out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import askew
+from askew.engine.ranks import joined
+from askew.errors import did_you_mean
+from askew.experiment.build import build
+from askew.experiment.byhand import Plain, share
+from askew.experiment.config import Config
+from askew.experiment.run import torch_state
+from askew.experiment.works import LR, Noise, work_of
+
+OF = 100  # clients, of which a work's take part in a round
+FOREVER = 10**6  # rounds; whoever asks for them ends it
+WORKS = {
+    "lenet": ("LeNet5, 10 steps of 50", "lenet-10x10x50"),
+    "softmax": ("softmax regression, 10 steps of 10", "softmax-10x10x10"),
+    "mlp": ("MLP 784-200-200-10, 12 steps of 50", "mlp-10x12x50"),
+}
+
+Turn = Callable[[], None]  # called after every round; returns when the next one may begin
+
+
+class Way(NamedTuple):
+    """A way to use two cores."""
+
+    title: str
+    processes: int = 1
+    threads: int = 1  # of each process
+    clients: int = 1  # that the framework itself trains side by side
+
+
+ONE, THREADS, PROCESSES = Way("one thread"), Way("two threads", threads=2), Way("two processes", processes=2)
+
+
+# what a contender's process does --------------------------------------------------------------------------------
+
+
+@cache
+def shares(name: str, first: int = 0, count: int = OF) -> list[tuple[Tensor, Tensor]]:
+    """The samples of each client, all drawn before the first round ends."""
+    return [share(name, client, "cpu") for client in range(first, first + count)]
+
+
+def train(net: Plain, x: Tensor, y: Tensor, batch: int) -> None:
+    optimiser = torch.optim.SGD(net.parameters(), lr=LR)
+    for index in torch.split(torch.randperm(len(y)), batch):
+        optimiser.zero_grad()
+        net.loss(x[index], y[index]).backward()
+        optimiser.step()
+
+
+def with_askew(name: str, way: Way, turn: Turn) -> None:
+    work, group = work_of(name), joined()
+    tables = {
+        "data": Noise(samples=OF * work.steps * work.batch, shape=work.shape, classes=work.classes),
+        "partition": {"name": "iid", "clients": OF},
+        "participation": {"cohort": work.clients},
+        "model": work.network,
+        "local": {"batch": work.batch, "lr": LR},
+        "engine": {"device": "cpu", "workers": way.processes},
+        "rounds": FOREVER,
+    }
+    config = Config.build(tables)
+    with torch_state(config, group):
+        house = build(config, group=group)
+        who = lambda t: config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist()
+        for t in range(1, FOREVER):
+            house.server.play(t, who(t), meanwhile=lambda t=t: house.server.prepare(t + 1, who(t + 1)))
+            turn()
+
+
+def by_hand(name: str, way: Way, turn: Turn) -> None:
+    work, net = work_of(name), Plain(name)
+    start = {n: p.clone() for n, p in net.state_dict().items()}
+    while True:
+        mean = {n: torch.zeros_like(p) for n, p in start.items()}
+        for client in random.sample(range(OF), work.clients):
+            net.load_state_dict(start)
+            train(net, *shares(name)[client], work.batch)
+            for n, p in net.state_dict().items():
+                mean[n] += p / work.clients
+        start = mean
+        turn()
+
+
+def with_pfl(name: str, way: Way, turn: Turn) -> None:
+    from pfl.aggregate import simulate, weighting
+    from pfl.algorithm import base, federated_averaging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data import dataset, federated_dataset, sampling
+    from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.internal.ops import pytorch_ops, selector
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+
+    class Clock(TrainingProcessCallback):
+        def after_central_iteration(self, aggregate: Any, model: Any, *, central_iteration: int) -> tuple[bool, Metrics]:
+            turn()
+            return False, Metrics()
+
+    selector.set_framework_module(pytorch_ops)
+    work, net, sgd = work_of(name), Plain(name), torch.optim.SGD
+    one = lambda user: dataset.Dataset(raw_data=list(shares(name)[user]), user_id=str(user))
+    data = federated_dataset.FederatedDataset(one, sampling.get_user_sampler("minimize_reuse", list(range(OF))))
+    rounds = {"central_num_iterations": FOREVER, "evaluation_frequency": 2 * FOREVER}
+    federated_averaging.FederatedAveraging().run(
+        algorithm_params=base.NNAlgorithmParams(**rounds, train_cohort_size=work.clients, val_cohort_size=0),
+        backend=simulate.SimulatedBackend(training_data=data, val_data=data, postprocessors=[weighting.WeightByUser()]),
+        model=PyTorchModel(model=net, local_optimizer_create=sgd, central_optimizer=sgd(net.parameters(), lr=1.0)),
+        model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=work.batch),
+        model_eval_params=NNEvalHyperParams(local_batch_size=work.batch),
+        callbacks=[Clock()],
+    )
+
+
+def with_fedlab(name: str, way: Way, turn: Turn) -> None:
+    """Its pipeline in one process; in three, a server and two that hold half of the clients each."""
+    from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+    from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+    from fedlab.core.client.manager import PassiveClientManager
+    from fedlab.core.network import DistNetwork
+    from fedlab.core.server.manager import SynchronousServerManager
+    from fedlab.core.standalone import StandalonePipeline
+
+    work, rank, holders = work_of(name), int(os.environ["RANK"]), max(way.processes - 1, 1)
+    held = OF // holders
+
+    class Data:
+        def get_dataloader(self, client: int, batch_size: int) -> DataLoader[Any]:
+            own = shares(name, max(rank - 1, 0) * held, held)
+            return DataLoader(TensorDataset(*own[int(client)]), batch_size=batch_size, shuffle=True)
+
+    class Server(SyncServerHandler):
+        def sample_clients(self) -> list[int]:  # as many of each holder, so that none waits for the other
+            return [held * h + i for h in range(holders) for i in random.sample(range(held), work.clients // holders)]
+
+        def global_update(self, buffer: Any) -> None:
+            super().global_update(buffer)
+            turn()
+
+    server, trainer = Server(Plain(name), FOREVER, work.clients / OF), SGDSerialClientTrainer(Plain(name), held)
+    trainer.setup_dataset(Data())
+    trainer.setup_optim(1, work.batch, LR)
+    if way.processes == 1:
+        pipeline = StandalonePipeline(server, trainer)
+        pipeline.evaluate = lambda: None
+        pipeline.main()
+    else:
+        network = DistNetwork((os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]), way.processes, rank)
+        (PassiveClientManager(network, trainer) if rank else SynchronousServerManager(network, server)).run()
+
+
+def with_flgo(name: str, way: Way, turn: Turn) -> None:
+    import flgo
+    from flgo.algorithm import fedavg
+    from flgo.benchmark.partition import IIDPartitioner
+    from flgo.benchmark.toolkits.cv.classification import FromDatasetPipe
+
+    class Timed:
+        Client = fedavg.Client
+
+        class Server(fedavg.Server):
+            def iterate(self) -> Any:
+                done = super().iterate()
+                turn()
+                return done
+
+    # torch refuses its subsets of samples without this
+    FromDatasetPipe.TaskDataset.__getitems__ = lambda self, places: [self[place] for place in places]
+    work, samples, net = work_of(name), f"rivals.pairs({name!r})", f"rivals.Plain({name!r})"
+    Path("made.py").write_text(f"import rivals\ntrain_data = test_data = {samples}\nget_model = lambda: {net}\n")
+    benchmark = flgo.gen_benchmark_from_file("noise", "made.py", data_type="cv", task_type="classification")
+    flgo.gen_task_by_(importlib.import_module(benchmark), IIDPartitioner(num_clients=OF), "task")
+    option = {"num_rounds": FOREVER, "eval_interval": 2 * FOREVER, "proportion": work.clients / OF, "num_epochs": 1, "train_holdout": 0.0}
+    option |= {"batch_size": work.batch, "learning_rate": LR, "learning_rate_decay": 1.0, "torch_num_threads": way.threads}
+    option |= {"num_parallels": way.clients, "parallel_type": "t", "no_tqdm": True, "no_log_console": True}
+    flgo.init("task", Timed, option).run()
+
+
+def pairs(name: str) -> list[tuple[Tensor, int]]:
+    """All clients' samples, one by one."""
+    work = work_of(name)
+    x, y = share(f"{name.split('-')[0]}-1x{OF * work.steps}x{work.batch}", 0, "cpu")
+    return list(zip(x, y.tolist(), strict=True))
+
+
+def with_flwr(name: str, way: Way, turn: Turn) -> None:
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    work, client, server = work_of(name), ClientApp(), ServerApp()
+
+    @client.train()
+    def answer(message: Any, context: Any) -> Any:
+        torch.set_num_threads(1)
+        net, (x, y) = Plain(name), shares(name)[int(context.node_config["partition-id"])]
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        train(net, x, y, work.batch)
+        told = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+        return Message(content=RecordDict(told), reply_to=message)
+
+    class Timed(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            done = super().aggregate_train(server_round, replies)
+            turn()
+            return done
+
+    @server.main()
+    def main(grid: Any, context: Any) -> None:
+        strategy = Timed(fraction_train=work.clients / OF, fraction_evaluate=0.0, min_available_nodes=OF)
+        strategy.start(grid=grid, initial_arrays=ArrayRecord(Plain(name).state_dict()), num_rounds=FOREVER)
+
+    ray = {"num_cpus": way.clients, "include_dashboard": False, "log_to_driver": False}
+    given = {"client_resources": {"num_cpus": 1.0, "num_gpus": 0.0}, "init_args": ray}
+    run_simulation(server_app=server, client_app=client, num_supernodes=OF, backend_config=given)
+
+
+def products(name: str, way: Way, turn: Turn) -> None:
+    """Of every layer and step: its output, its weights' gradient and, but for the first, its input's. Clients are divided."""
+    if way.processes > 1:
+        dist.init_process_group("gloo")
+    work, layers = work_of(name), list[tuple[Tensor, ...]]()
+    for w in (layer.weight.detach() for layer in Plain(name).modules() if isinstance(layer, nn.Linear)):
+        x, y = torch.randn(work.batch, w.shape[1]), torch.randn(work.batch, w.shape[0])
+        layers.append((w, x, y, torch.empty_like(w), torch.empty_like(x), torch.empty_like(y)))
+    while True:
+        for _ in range(work.clients // way.processes * work.steps):
+            for i, (w, x, y, dw, dx, out) in enumerate(layers):
+                torch.mm(x, w.T, out=out)
+                torch.mm(y.T, x, out=dw)
+                if i:
+                    torch.mm(y, w, out=dx)
+        if way.processes > 1:
+            dist.barrier()
+        turn()
+
+
+class Contender(NamedTuple):
+    title: str
+    play: Callable[[str, Way, Turn], None]
+    ways: tuple[Way, ...]
+    packages: tuple[str, ...] = ()  # of a rival, itself first
+
+
+CONTENDERS = {
+    "askew": Contender("askew", with_askew, (ONE, PROCESSES)),
+    "loop": Contender("plain loop", by_hand, (ONE, THREADS)),
+    "pfl": Contender("pfl", with_pfl, (ONE, THREADS, PROCESSES), ("pfl",)),
+    "fedlab": Contender("FedLab", with_fedlab, (ONE, THREADS, Way("two processes and a server", processes=3)), ("fedlab",)),
+    "flgo": Contender("FLGo", with_flgo, (ONE, THREADS, Way("two clients at once", clients=2)), ("flgo",)),
+    "flwr": Contender("Flower", with_flwr, (Way("two actors", clients=2),), ("flwr", "ray")),
+    "products": Contender("products alone", products, (ONE, THREADS, PROCESSES)),
+}
+RIVALS = [key for key, contender in CONTENDERS.items() if contender.packages]
+
+
+def contend(key: str, name: str, way: Way) -> None:
+    """The life of a contender's process: it tells the seconds of every round and waits to be asked for the next."""
+    answers, began = os.fdopen(os.dup(1), "w"), time.perf_counter()
+    os.dup2(2, 1)  # what a framework prints is no answer
+
+    def turn() -> None:
+        nonlocal began
+        if os.environ["RANK"] == "0":
+            print(time.perf_counter() - began, file=answers, flush=True)
+        if not sys.stdin.readline():
+            os._exit(0)  # nobody asks any more; a framework's threads would go on
+        began = time.perf_counter()
+
+    torch.set_num_threads(way.threads)
+    CONTENDERS[key].play(name, way, turn)
+
+
+# who starts them and asks them for rounds -----------------------------------------------------------------------
+
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent.resolve(), Path(askew.__file__).parent.parent))),
+    "GLOO_SOCKET_IFNAME": next(name for _, name in socket.if_nameindex() if name.startswith("lo")),
+    "THP_MEM_ALLOC_ENABLE": "1",  # which askew gives its own processes: nobody shall be slower for the lack of it
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def last(text: str) -> str:
+    return (text.strip().splitlines() or ["without a word"])[-1]
+
+
+class Player:
+    """A contender in one of its ways: its processes, which wait between rounds, and the milliseconds of its rounds."""
+
+    def __init__(self, key: str, name: str, way: Way, python: str, folder: Path) -> None:
+        self.key, self.way, self.log, self.laps = key, way, folder / "log", list[float]()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(way.processes)}
+        group |= {"TORCHELASTIC_RUN_ID": "rivals"} if way.processes > 1 else {}  # pfl looks for it
+        command = [python, "-W", "ignore", "-c", f"import rivals; rivals.contend({key!r}, {name!r}, rivals.{way!r})"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        folder.mkdir()
+        self.processes = list[subprocess.Popen[str]]()
+        for rank in map(str, range(way.processes)):
+            env = ENVIRONMENT | group | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": str(way.threads)}
+            with self.log.open("a") as log:
+                self.processes.append(subprocess.Popen(command, env=env, cwd=folder, stderr=log, start_new_session=True, **pipes))
+
+    def answer(self) -> float:
+        """Milliseconds of the round that is being played."""
+        told = self.processes[0].stdout
+        while not select.select([told], [], [], 1.0)[0] and all(process.poll() is None for process in self.processes):
+            pass
+        if any(process.poll() is not None for process in self.processes):
+            raise ChildProcessError(f"{self.key} with {self.way.title} ended early: {last(self.log.read_text())}")
+        return 1e3 * float(told.readline())
+
+    def play(self) -> None:
+        for process in self.processes:
+            with suppress(BrokenPipeError):  # it ended, of which the answer tells
+                process.stdin.write("go\n")
+                process.stdin.flush()
+        self.laps.append(self.answer())
+
+    def end(self) -> None:
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def measure(name: str, pythons: dict[str, str], rounds: int) -> dict[str, tuple[float, str]]:
+    """Of each contender the median of its fastest way, in milliseconds a round, and that way."""
+    players = list[Player]()
+    with tempfile.TemporaryDirectory(prefix="rivals-", ignore_cleanup_errors=True) as folder:
+        try:
+            for key, python in pythons.items():
+                for way in CONTENDERS[key].ways:
+                    print(f"{name}: {key} with {way.title}", file=sys.stderr)
+                    players.append(Player(key, name, way, python, Path(folder, f"{len(players)}")))
+                    players[-1].answer()  # the first round, which is not counted
+            for t in range(rounds):
+                for player in players[t % len(players) :] + players[: t % len(players)]:
+                    player.play()
+        finally:
+            for player in players:
+                player.end()
+    return {key: min((statistics.median(p.laps), p.way.title) for p in players if p.key == key) for key in pythons}
+
+
+def version(key: str, python: str) -> str:
+    """A rival's, if its environment will do."""
+    code = "import sys, importlib.metadata as m, askew.experiment.byhand; print(*map(m.version, sys.argv[1:]))"
+    command, ours = [python, "-W", "ignore", "-c", code, "torch", *CONTENDERS[key].packages], metadata.version("torch")
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    except OSError as e:
+        raise ValueError(f"{key}: cannot start {python} ({e.strerror}); give a Python interpreter.") from None
+    if told.returncode or not told.stdout:
+        raise ValueError(f"{key}: {python} will not do ({last(told.stderr)}); install there what is missing.")
+    torchs, found, *_ = told.stdout.split()
+    if torchs != ours:
+        raise ValueError(f"{key}: {python} has torch {torchs}, and askew's is {ours}; install the same one.")
+    return found
+
+
+def row(title: str, figures: dict[str, tuple[float, str]], columns: dict[str, str]) -> str:
+    cells = ["{:.3g} ({})".format(*figures[key]) if key in figures else "–" for key in columns]
+    others = min(ms for key, (ms, _) in figures.items() if key not in ("askew", "products"))
+    return f"| {title} | {' | '.join(cells)} | {others / figures['askew'][0]:.2f} |"
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"rivals: {message}\n")
+
+
+def main() -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rival", action="append", default=[], metavar="NAME=PYTHON", help=f"one of {', '.join(RIVALS)}; repeatable")
+    parser.add_argument("--work", action="append", choices=WORKS, help="repeatable; all three if none is given")
+    parser.add_argument("--rounds", type=int, default=10, help="that each contender plays after a first one")
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds must be ≥ 1, got {options.rounds}; 10 is the default.")
+    pythons = {key: sys.executable for key in CONTENDERS if key not in RIVALS}
+    titles = {key: contender.title for key, contender in CONTENDERS.items()}
+    for rival in options.rival:
+        key, _, python = rival.partition("=")
+        if key not in RIVALS or not python:
+            parser.error(f"--rival must be NAME=PYTHON, got {rival!r}; {did_you_mean(key, RIVALS)}")
+        python = str(Path(shutil.which(python) or python).absolute())  # contenders work in a folder of their own
+        try:
+            pythons[key], titles[key] = python, f"{CONTENDERS[key].title} {version(key, python)}"
+        except ValueError as e:
+            parser.error(str(e))
+    pythons = {key: pythons[key] for key in CONTENDERS if key in pythons}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the contenders are ended too
+    lines = [f"| ms a round | {' | '.join(titles[key] for key in pythons)} | times as fast as the fastest of the others |"]
+    lines.append(f"| --- |{' ---: |' * (len(pythons) + 1)}")
+    for title, name in (WORKS[work] for work in options.work or WORKS):
+        dense = not name.startswith("lenet")  # whose convolutions are not products of matrices
+        try:
+            figures = measure(name, {key: python for key, python in pythons.items() if dense or key != "products"}, options.rounds)
+        except ChildProcessError as e:
+            parser.exit(1, f"rivals: {e}\n")
+        lines.append(row(title, figures, pythons))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
