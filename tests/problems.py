@@ -311,24 +311,39 @@ def nothing(theta: Tensor) -> Tensor:
     return torch.zeros_like(theta)
 
 
-def walk(
-    problem: Problem,
+def here(theta: Tensor, gradient_at: Term) -> Tensor:
+    return gradient_at(theta)
+
+
+def trained(
+    on: Problem,
     local: Local,
     client: int,
     round: int,
-    x: Tensor,
-    inside: Term = nothing,
+    start: Tensor,
+    direction: Callable[[Tensor, Term], Tensor] = here,
     beside: Term = nothing,
-    share: float = 1.0,
-) -> Walk:
-    """Least squares, written out: share·gradient + `inside` → clip → weight decay and `beside` → momentum → step."""
-    theta, v, raw = x.clone(), torch.zeros_like(x), []
-    for X, y in batches(problem.fed.plan([client], round, local)):
-        y = y[:, 0]
-        raw.append(X.T @ (X @ theta - y) / len(y))
-        d = share * raw[-1] + inside(theta)
+    v: Tensor | None = None,
+    rho: Tensor | float | None = None,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Least squares: direction → clip → weight decay and `beside` → momentum ρ on v → step. The end, v and all raw gradients."""
+    theta, raw = start.clone(), []
+    v = torch.zeros_like(theta) if v is None else v
+    rho = local.momentum if rho is None else rho
+    for X, y in batches(on.fed.plan([client], round, local)):
+        at = lambda u, X=X, y=y: X.T @ (X @ u - y[:, 0]) / len(y)
+        raw.append(at(theta))
+        d = direction(theta, at)
         if local.clip and d.norm() > local.clip:
             d = d * (local.clip / (d.norm() + 1e-6))
-        v = local.momentum * v + d + local.weight_decay * theta + beside(theta)
+        v = rho * v + d + local.weight_decay * theta + beside(theta)
         theta = theta - local.rate(round) * v
-    return Walk(theta, torch.stack(raw))
+    return theta, v, raw
+
+
+def walk(
+    on: Problem, local: Local, client: int, round: int, x: Tensor, inside: Term = nothing, beside: Term = nothing, share: float = 1.0
+) -> Walk:
+    """The same in the direction share·gradient + `inside`."""
+    end, _, raw = trained(on, local, client, round, x, lambda theta, at: share * at(theta) + inside(theta), beside)
+    return Walk(end, torch.stack(raw))

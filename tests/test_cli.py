@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,6 +184,13 @@ def test_lists_tell_all_members_and_their_settings(tell: Any, kind: str) -> None
     assert max(map(len, told.out.splitlines())) <= 80
 
 
+def test_settings_of_all_models_are_told_once_below_the_list(tell: Any) -> None:
+    rows, below = tell("list", "models").out.split("every model has these settings too")
+    assert "hidden = 256" in rows and "hidden" not in below
+    for name in ("head = 0", 'weights = ""', "new_head = false", "seed = –"):
+        assert name not in rows and below.count(f"\n{name} ") == 1
+
+
 def test_costs_of_methods_are_those_of_their_definitions(tell: Any) -> None:
     told = {entry["name"]: entry for entry in tell("list", "algorithms", "--json").json}
     costs = lambda name: [round(told[name][key], 1) for key in ("down", "up", "server_state", "client_state", "memory")]
@@ -264,6 +272,7 @@ def test_the_demo_compares_seven_methods_and_the_second_time_trains_nothing(tell
     assert first.code == 0 and "7/7 runs" in first.err
     rows = [line.split("  ")[0] for line in first.out.splitlines() if line.startswith(("fed", "scaffold"))]
     assert rows == ["fedavg server_scale=1", "fedavg server_scale=2", "fedprox", "scaffold", "feddyn", "feddc", "feddpc"]
+    assert re.findall(r"runs: (.*), seed 0: best accuracy", first.err) == rows
     assert "shown/report/index.html" in first.out and Path("shown/report/index.html").exists()
     logs = {log: log.stat().st_mtime_ns for log in Path("shown/runs").glob("*/rounds.jsonl")}
     assert len(logs) == 7
@@ -307,6 +316,17 @@ def test_on_a_terminal_bars_show_the_round_and_the_accuracy() -> None:
         ticker.bars.refresh()
     assert isinstance(console.file, StringIO)
     assert "round 2/2 · accuracy" in console.file.getvalue()
+
+
+def test_on_a_terminal_the_bar_names_a_run_as_the_table_does() -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=80, force_interactive=True, color_system=None)
+    configs = [askew.Config.build(TINY | {"algorithm": {"name": "fedavg", "server_scale": scale}}) for scale in (1.0, 2.0)]
+    with terminal.Ticker(console, configs) as ticker:
+        ticker.bars.auto_refresh = False
+        askew.run(configs[1], watch=ticker)
+        ticker.bars.refresh()
+    assert isinstance(console.file, StringIO)
+    assert "fedavg server_scale=2, seed 0" in console.file.getvalue()
 
 
 def test_curves_in_blocks() -> None:

@@ -20,7 +20,7 @@ from askew.algorithms import MOON, FedAvg, FedBN, FedCM, FedDC, FedDPC, FedDyn, 
 from askew.core.algorithm import Algorithm
 from askew.core.space import Space
 from askew.core.task import Functional
-from askew.core.types import Batch, Cohort, Me, State
+from askew.core.types import Batch, Me, State
 from askew.data.dataset import Samples
 from askew.data.federation import Local
 from askew.engine.base import Outbox
@@ -55,19 +55,23 @@ from problems import (
     tastes,
     walk,
 )
-
-SIZES = [5, 8, 3, 6]
-COHORTS = [[0, 1, 3], [1, 2], [0, 2, 3], [2]]
-EVERYBODY = [[0, 1, 2, 3]]
-PLAIN = Local(epochs=2, batch=3, lr=0.1)
-SLOWING = Local(epochs=2, batch=3, lr=0.1, decay=0.7)
-RICH = Local(epochs=2, batch=3, lr=0.1, momentum=0.6, weight_decay=0.03, clip=0.9, decay=0.9)
-
-
-@pytest.fixture
-def noisy() -> Problem:
-    """Four clients of unequal sizes whose batches differ."""
-    return regression(SIZES)
+from textbook import (
+    CLIENTS,
+    COHORTS,
+    EVERYBODY,
+    PLAIN,
+    RICH,
+    SIZES,
+    SLOWING,
+    TWICE,
+    by_pencil,
+    cohort,
+    exactly,
+    gradient,
+    nova,
+    shares,
+    zeros,
+)
 
 
 @pytest.fixture
@@ -85,25 +89,9 @@ def heard(server: Server, round: int, ids: Sequence[int]) -> Outbox:
     return listening.heard[-1][2]
 
 
-def shares(on: Problem, ids: Sequence[int]) -> Tensor:
-    """n_i / Σ n_j"""
-    n = torch.tensor(on.fed.sizes[list(ids)], dtype=torch.float64)
-    return n / n.sum()
-
-
 def relative(on: Problem, client: int) -> float:
     """n_i / n̄"""
     return float(on.fed.sizes[client] / on.fed.sizes.mean())
-
-
-def gradient(on: Problem, client: int, w: Tensor) -> Tensor:
-    """∇L_i(w) over all of a client's samples."""
-    x, y = on.samples(client)
-    return x.T @ (x @ w - y[:, 0]) / len(y)
-
-
-def zeros(on: Problem) -> Tensor:
-    return torch.zeros(on.fed.shape[0], dtype=torch.float64)
 
 
 # the round of every method, by the book -------------------------------------------------------------------------
@@ -165,11 +153,6 @@ def test_scaffold_by_the_book(noisy: Problem, norm: str, rate: str) -> None:
         x, c = x + 0.8 * step, c + change
         assert close(server.x, x) and close(server.state["c"], c)
         assert all(close(row(server.clients, i)["c"], own[i]) for i in own)
-
-
-def nova(K: int, rho: float) -> float:
-    """The length of K heavy-ball steps, in closed form."""
-    return (K - rho * (1 - rho**K) / (1 - rho)) / (1 - rho)
 
 
 def test_feddyn_by_the_book(noisy: Problem) -> None:
@@ -705,17 +688,12 @@ def test_fedcm_takes_a_share_above_0_and_at_most_1() -> None:
 # FedDPC ---------------------------------------------------------------------------------------------------------
 
 
-def cohort(count: int, lr: float = 0.1) -> Cohort:
-    ones = torch.ones(count, dtype=torch.float64)
-    return Cohort(ones / count, ones, ones, ones, ones, None, lr, lr, 2, 10)
-
-
 def projected(alg: FedDPC, delta: Tensor, prev: Tensor, x: Tensor | None = None) -> tuple[Tensor, State]:
     """One server step; without `x`, from the origin."""
     number = torch.zeros((), dtype=delta.dtype)
     state = {"prev": prev, "ratio": number, "undefined": number}
-    rows = cohort(len(delta))._replace(p=torch.full((len(delta),), 1 / len(delta), dtype=delta.dtype))
-    return alg.aggregate(torch.zeros_like(prev) if x is None else x, {"delta": delta}, rows, state)
+    rows = cohort([1 / len(delta)] * len(delta), round=2)
+    return alg.aggregate(torch.zeros_like(prev) if x is None else x, {"delta": delta}, rows._replace(p=rows.p.to(delta.dtype)), state)
 
 
 @pytest.fixture
@@ -1007,25 +985,7 @@ def test_means_that_are_never_recomputed_are_kept_in_double_precision(alg: Algor
 
 
 # two rounds by pencil -------------------------------------------------------------------------------------------
-# On the line: L_i(θ) = ½ A_i (θ − a_i)², w starts at 0, two full steps of rate 0.1. Clients 0 and 1 come to the first
-# round, clients 0 and 2 to the second; client 3 never comes but is one of N = 4.
-
-CLIENTS = (1.0, 1.0), (4.0, -2.0), (2.0, 3.0), (1.0, 0.0)
-TWICE = Local(batch=0, steps=2, lr=0.1)
-VISITS = [[0, 1], [0, 2]]
-
-
-def by_pencil(alg: Algorithm, local: Local = TWICE, copies: Sequence[int] | None = None) -> tuple[list[float], Server]:
-    """x after the first and after the second round."""
-    server, xs = serve(alg, scalars(*CLIENTS, copies=copies), local), []
-    for t, ids in enumerate(VISITS, 1):
-        server.play(t, ids)
-        xs.append(float(server.x))
-    return xs, server
-
-
-def exactly(*values: float) -> object:
-    return pytest.approx(list(values), rel=1e-12, abs=1e-13)
+# On the line, as textbook.py says.
 
 
 def test_fedavg_by_pencil() -> None:

@@ -1,7 +1,7 @@
 """Identities and guards of the references, server optimisers, memories and multi-objective methods, each a test of its own.
 
-Beside them two rounds of each by pencil. `trained` writes local training out for least squares, independently of the
-code under test.
+Beside them two rounds of each by pencil. `trained` (problems.py) writes local training out for least squares,
+independently of the code under test.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from askew.algorithms.fedalign import top_singular_value
 from askew.algorithms.fedpmvr import READINGS
 from askew.core.rng import coin
 from askew.core.space import Space
-from askew.core.types import Batch, Cohort, State
+from askew.core.types import Batch, State
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation, Local
 from askew.data.partition import Iid
@@ -64,14 +64,12 @@ from problems import (
     Halves,
     Problem,
     apart,
-    batches,
     close,
     everything,
     federation,
     labelled,
     least_squares,
     linear,
-    nothing,
     play,
     played,
     quadratics,
@@ -82,8 +80,9 @@ from problems import (
     serve,
     softmax,
     tastes,
+    trained,
 )
-from test_identities import (
+from textbook import (
     CLIENTS,
     COHORTS,
     EVERYBODY,
@@ -93,6 +92,7 @@ from test_identities import (
     SLOWING,
     TWICE,
     by_pencil,
+    cohort,
     exactly,
     gradient,
     nova,
@@ -106,12 +106,6 @@ ONE = Local(batch=0, steps=1, lr=0.3)
 
 
 @pytest.fixture
-def noisy() -> Problem:
-    """Four clients of unequal sizes whose batches differ."""
-    return regression(SIZES)
-
-
-@pytest.fixture
 def layered() -> Problem:
     """The same with four weights in two layers of two."""
     return Problem(regression(SIZES, d=4).fed, Halves())
@@ -120,46 +114,9 @@ def layered() -> Problem:
 HEAD = torch.tensor([2, 3])  # the last layer's places in `layered`
 
 
-def here(theta: Tensor, gradient_at: Gradient) -> Tensor:
-    return gradient_at(theta)
-
-
-def trained(
-    on: Problem,
-    local: Local,
-    client: int,
-    round: int,
-    start: Tensor,
-    direction: Callable[[Tensor, Gradient], Tensor] = here,
-    beside: Gradient = nothing,
-    v: Tensor | None = None,
-    rho: Tensor | float | None = None,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Least squares: direction → clip → weight decay and `beside` → momentum ρ on v → step. The end, v and all raw gradients."""
-    theta, raw = start.clone(), []
-    v = torch.zeros_like(theta) if v is None else v
-    rho = local.momentum if rho is None else rho
-    for X, y in batches(on.fed.plan([client], round, local)):
-        at = lambda u, X=X, y=y: X.T @ (X @ u - y[:, 0]) / len(y)
-        raw.append(at(theta))
-        d = direction(theta, at)
-        if local.clip and d.norm() > local.clip:
-            d = d * (local.clip / (d.norm() + 1e-6))
-        v = rho * v + d + local.weight_decay * theta + beside(theta)
-        theta = theta - local.rate(round) * v
-    return theta, v, raw
-
-
 def displacements(on: Problem, local: Local, ids: Sequence[int], round: int, x: Tensor) -> Tensor:
     """FedAvg's, [C, P]."""
     return torch.stack([trained(on, local, i, round, x)[0] - x for i in ids])
-
-
-def cohort(p: Sequence[float], lr: float = 0.1, lr0: float = 0.1, round: int = 1, clients: int = 10) -> Cohort:
-    """What a server knows, where only the weights and the rate matter."""
-    row = torch.tensor(p, dtype=torch.float64)
-    ones = torch.ones_like(row)
-    return Cohort(row, ones, ones, ones, ones, None, lr, lr0, round, clients)
 
 
 def rows(*vectors: Sequence[float]) -> Tensor:

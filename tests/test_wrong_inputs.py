@@ -43,8 +43,7 @@ def case(id: str, line: str, wrong: str, allowed: str, advice: str, setup: Setup
 
 def setting(change: str, *says: str) -> Case:
     """`askew run` with these settings."""
-    wrong, allowed, advice = says
-    return case(change, "run --quiet " + " ".join(f"--set {each}" for each in change.split()), wrong, allowed, advice)
+    return case(change, "run --quiet " + " ".join(f"--set {each}" for each in change.split()), *says)
 
 
 def file(name: str, content: str | bytes) -> Setup:
@@ -59,9 +58,8 @@ def file(name: str, content: str | bytes) -> Setup:
 
 def reading(key: str, name: str, content: object, *says: str, more: str = "") -> Case:
     """`askew run` with a setting that names a file of this content: bytes, an array, tensors by name, else JSON."""
-    wrong, allowed, advice = says
     sets = " ".join(f"--set {each}" for each in (f"{key}={name}", *more.split()))
-    return case(f"{key} {content!s:.30}", f"run --quiet {sets}", wrong, allowed, advice, file(name, saved(content)))
+    return case(f"{key} {content!s:.30}", f"run --quiet {sets}", *says, setup=file(name, saved(content)))
 
 
 def saved(content: object) -> bytes:
@@ -77,14 +75,12 @@ def saved(content: object) -> bytes:
 
 def page(id: str, content: str | bytes, *says: str) -> Case:
     """`askew run` with this file."""
-    wrong, allowed, advice = says
-    return case(f"file: {id}", "run wrong.toml", wrong, allowed, advice, file("wrong.toml", content))
+    return case(f"file: {id}", "run wrong.toml", *says, setup=file("wrong.toml", content))
 
 
 def plugin(id: str, content: str, *says: str, more: str = "") -> Case:
     """`askew run` with this plugin."""
-    wrong, allowed, advice = says
-    return case(f"plugin: {id}", f"run --quiet --plugin own.py {more}", wrong, allowed, advice, file("own.py", content))
+    return case(f"plugin: {id}", f"run --quiet --plugin own.py {more}", *says, setup=file("own.py", content))
 
 
 def damage(name: str, change: Callable[[str], str | bytes]) -> Setup:
@@ -269,21 +265,16 @@ CASES = [
     setting("data.name=shakespeare data.share=1", "Shakespeare: share", "must be > 0 and < 1, got 1", "the default is 0.9"),
     setting("data.name=shakespeare data.window=0", "Shakespeare: window", "≥ 1 and ≤ 10000, got 0", "the default is 80"),
     setting("data.name=shakespeare data.vocabulary=all", "unknown vocabulary 'all'", "known: leaf, seen", "choose one of them"),
-    case(
-        "data: tampered",
-        "run --quiet --set data.name=shakespeare --set model.name=charlstm",
-        "pg100.txt has the MD5",
-        "and the published one",
-        "remove it and run `askew data get shakespeare`",
-        file("data/shakespeare/pg100.txt", "Enter GHOST."),
-    ),
-    case(
-        "data: not the file it should be",
-        "data get shakespeare",
-        "pg100.txt has the MD5",
-        "and the published one",
-        "remove it and run `askew data get shakespeare`",
-        file("data/shakespeare/pg100.txt", "Enter GHOST."),
+    *(
+        case(
+            f"data: tampered, {line:.8}",
+            line,
+            "pg100.txt has the MD5",
+            "and the published one",
+            "remove it and run `askew data get shakespeare`",
+            file("data/shakespeare/pg100.txt", "Enter GHOST."),
+        )
+        for line in ("run --quiet --set data.name=shakespeare --set model.name=charlstm", "data get shakespeare")
     ),
     # partitions
     setting("partition.name=dirichlet_prior partition.alpha=0", "DirichletPrior: alpha", "must be > 0, got 0", "the default is 0.6"),
@@ -374,13 +365,16 @@ CASES = [
     plugin("a network for images on text", TEXT, "cnn64", "got inputs of shape [4]", "use mlp", more=f"{OWN_TEXT} --set model.name=cnn64"),
     plugin("noise on text", TEXT, "noise", "need real inputs or bytes", "to 0", more=f"{OWN_TEXT} --set partition.noise=0.1"),
     # engines
-    plugin(
-        "dropout in slots",
-        NETWORK.format(layers="nn.Dropout(0.5), nn.Linear(64, classes)"),
-        '"slots"',
-        "a network with dropout",
-        'use engine.name = "sequential"',
-        more="--set model.name=own --set engine.name=slots",
+    *(
+        plugin(
+            f"dropout {engine}",
+            NETWORK.format(layers="nn.Dropout(0.5), nn.Linear(64, classes)"),
+            f'"{engine}"',
+            "a network with dropout",
+            'use engine.name = "sequential"',
+            more=f"--set model.name=own --set engine.name={engine}",
+        )
+        for engine in ("slots", "vmapped")
     ),
     plugin(
         "no row of layers for a head",
@@ -414,6 +408,14 @@ CASES = [
     Case("set over two lines", ("run", "--set", "a\nb=1"), ("unknown setting 'a\\nb'", "known: algorithm,", "choose one of them")),
     # files
     case("file: missing", "run none.toml", "there is no file 'none.toml'", "name a TOML file", "leave it out to run the defaults"),
+    case(
+        "deploy: missing",
+        "deploy up none.toml",
+        "there is no file 'none.toml'",
+        "name a TOML file",
+        "or a folder that `askew deploy app` wrote.",
+        lambda here, patch: patch.setattr("askew.cli_deploy.require_flower", lambda: None),
+    ),
     case("file: a folder", "run .", "cannot read .", "Is a directory", "check that it is a file"),
     page("binary", b"\x80\x81\xff\x00", "wrong.toml", "is not a text file in UTF-8", "name a TOML file"),
     page("truncated", '[algorithm]\nname = "fedav', "wrong.toml is not valid TOML", "at end of document", "correct that line"),
@@ -458,14 +460,6 @@ CASES = [
         "shapes cannot be multiplied",
         "change the network or the data",
         more="--set model.name=own",
-    ),
-    plugin(
-        "dropout vmapped",
-        NETWORK.format(layers="nn.Dropout(0.5), nn.Linear(64, classes)"),
-        '"vmapped"',
-        "a network with dropout",
-        'use engine.name = "sequential"',
-        more="--set model.name=own --set engine.name=vmapped",
     ),
     # run folders
     case("show: missing", "show runs/none", "no run folder 'runs/none'", "name a folder that `askew run` made", "such as runs/NAME"),

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.text import Text
 
 from . import cli_bench, cli_conformal, cli_data, cli_deploy, cli_ledger, cli_papers
-from .cli_data import AsJson, Folders, examples, stopped
+from .cli_options import AsJson, Folder, Folders, Fresh, Out, Overrides, Plugins, Quiet, examples, put, put_json, stopped
 from .data.skew import heterogeneity
 from .engine.ranks import place
 from .errors import AskewError, ConfigError
@@ -25,7 +25,7 @@ from .experiment import demo as demonstration
 from .experiment.build import divided
 from .experiment.config import load_config, load_plugin, plugin_fault
 from .experiment.run import play, play_all
-from .experiment.store import Run, load, load_all, to_json
+from .experiment.store import Run, load, load_all
 from .experiment.sweep import load_sweep
 from .report import skew, table, terminal, write_report
 from .report.tables import partition_name
@@ -37,20 +37,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(cli_data.app)
 app.add_typer(cli_deploy.app)
 
-Plugins = Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")]
-
-
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
 Configuration = Annotated[Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")]
-
-
-def put(what: RenderableType) -> None:
-    """Show something on standard output."""
-    Console().print(what)
-
-
-def put_json(value: Any) -> None:
-    print(to_json(value, indent=1))
 
 
 def version(wanted: bool) -> None:
@@ -79,12 +66,12 @@ def run(
     file: Configuration = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
-    folder: cli_data.Folder = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, even if the run is stored already.")] = False,
+    out: Out = Path("runs"),
+    folder: Folder = None,
+    fresh: Fresh = False,
     workers: Annotated[int | None, typer.Option(metavar="N", help="Processes that share the work.", show_default="engine.workers")] = None,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train one federation.
 
@@ -120,8 +107,8 @@ def sweep(
     over: Annotated[list[str] | None, typer.Option("--over", metavar="KEY=A,B,…", help="Values to try; repeatable.")] = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
-    folder: cli_data.Folder = None,
+    out: Out = Path("runs"),
+    folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
     """Train every combination of some settings' values; on a GPU many runs at a time.
@@ -130,7 +117,7 @@ def sweep(
     """
     configs, said = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
     runs: list[Run] = []
-    with terminal.Ticker(said, len(configs), "sweep") as ticker:
+    with terminal.Ticker(said, configs, "sweep") as ticker:
         for done in play_all(configs, out, watch=ticker):
             if not done.finished:
                 ticker.bars.stop()
@@ -157,7 +144,7 @@ def partition(
     overrides: Overrides = None,
     plugins: Plugins = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The picture: png, svg or pdf.")] = Path("partition.png"),
-    folder: cli_data.Folder = None,
+    folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how a configuration divides its data among clients: figures, and a heat map of classes by clients."""
@@ -247,7 +234,7 @@ def demo(
     """Compare seven methods on thirty clients with skewed digits, in a minute, and write a report."""
     configs, said = demonstration.configs(rounds, seeds), Console(stderr=True)
     runs: list[Run] = []
-    with terminal.Ticker(said, len(configs), "demo") as ticker:
+    with terminal.Ticker(said, configs, "demo") as ticker:
         for done in demonstration.demo(configs, out / "runs", ticker):
             if not done.finished:
                 ticker.bars.stop()

@@ -11,11 +11,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from .cli_data import AsJson, examples
+from .cli_options import AsJson, Compiled, Dtype, examples, put, put_json
 from .engine.choose import EngineSettings
 from .experiment import bench as library
 from .experiment.byhand import FRAMEWORKS
-from .experiment.store import to_json
 from .experiment.works import SHARED, WORKS, Work
 from .report import terminal
 
@@ -39,11 +38,11 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds that are timed, after a first one.")] = library.ROUNDS,
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, tf32, bf16 or float64.")] = "float32",
+    dtype: Dtype = "float32",
     engine: Annotated[str, typer.Option(metavar="ENGINE", help="auto, sequential, vmapped or slots.")] = "auto",
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
     workers: Annotated[int, typer.Option(metavar="N", help="Processes that share a round, on the CPU with one thread each.")] = 1,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the networks.")] = False,
+    compiled: Compiled = False,
     skewed: Annotated[bool, typer.Option("--skewed", help="Clients of unequal size (Dirichlet 0.2), as many samples in all.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the works and time nothing.")] = False,
     as_json: AsJson = False,
@@ -55,7 +54,7 @@ def bench(
     """
     if listed:
         told = [{"work": name, **facts(work)} for name, work in WORKS.items()]
-        print(to_json(told, indent=1)) if as_json else Console().print(works())
+        put_json(told) if as_json else put(works())
         return
     settings = EngineSettings(name=engine, dtype=dtype, device=device, workers=workers, compile=compiled)
     todo = library.chosen(names or (), device)
@@ -85,9 +84,9 @@ def bench(
                 begin(f"{work} in {name}", 1)
                 rivals.append(library.rival(name, work, rounds, device, threads))
     if as_json:
-        print(to_json({"works": [t._asdict() for t in timings], "rivals": [r._asdict() for r in rivals]}, indent=1))
+        put_json({"works": [t._asdict() for t in timings], "rivals": [r._asdict() for r in rivals]})
     else:
-        Console().print(shown(timings, rivals))
+        put(shown(timings, rivals))
 
 
 def facts(work: Work) -> dict[str, object]:

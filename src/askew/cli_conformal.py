@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .cli_data import AsJson, Folder, Folders, examples
+from .cli_options import AsJson, Folder, Folders, examples, put
 from .errors import ConfigError
 from .experiment import conformal as library
 from .experiment.conformal import METHODS, Conformal
@@ -61,7 +61,7 @@ def conformal(
     if as_json:
         print(to_json([{"run": str(run.folder), "algorithm": run.algorithm, "seed": run.config["seed"], **run.conformal} for run in runs]))
     else:
-        Console().print(shown(groups, how, plot))
+        put(shown(groups, how, plot))
 
 
 def shown(groups: Sequence[tables.Group], how: Conformal, plot: Path | None) -> RenderableType:

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from .cli_options import AsJson, Folder, examples, put, put_json
 from .data import fetch, files, sources
-from .experiment.store import to_json
 from .report import terminal
 
 app = typer.Typer(name="data", add_completion=False)
 
-
-def use(path: Path | None) -> None:
-    if path is not None:
-        files.use(path)
-
-
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="DIR",
-        callback=use,
-        help="Folder of the datasets.",
-        show_default="ASKEW_DATA, or a folder in the user's cache",
-    ),
-]
 Name = Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(files.table)}.", show_default=False)]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=f"Some of {', '.join(files.table)}.", show_default=False)]
-
-
-Folders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
-
-
-def examples(*lines: str) -> str:
-    """The end of a help page. Each line is a paragraph: older versions of typer join the lines of one."""
-    return "\n\n".join(["Examples:", *(f"$ {line}" for line in lines)])
-
-
-def stopped(said: Console, what: str, command: str) -> NoReturn:
-    """Say how to go on after a Ctrl-C, and leave."""
-    said.print(Text(f"{what}; to go on:\n  {command}", "yellow"), soft_wrap=True)
-    raise typer.Exit(130)
 
 
 @app.callback(
@@ -68,7 +36,7 @@ def list_(
     """List the datasets, their sizes and where they lie."""
     rows = [row(name) for name in dict.fromkeys([*files.table, *sources])]
     if as_json:
-        print(to_json(rows, indent=1))
+        put_json(rows)
         return
     shown = terminal.plain_table()
     shown.add_column("dataset", style="bold", no_wrap=True)
@@ -79,7 +47,7 @@ def list_(
         counts = ("–" if each[key] is None else f"{each[key]:,}" for key in ("classes", "train", "test"))
         about = Text.assemble(each["what"], "\n", (each["where"] or "not here", "green" if each["where"] else terminal.QUIET))
         shown.add_row(each["name"], *counts, terminal.size(each["bytes"]) if each["bytes"] else "–", about)
-    Console().print(shown)
+    put(shown)
 
 
 def row(name: str) -> dict[str, Any]:
@@ -102,7 +70,7 @@ def get(names: Names, folder: Folder = None) -> None:
         with Progress(*columns, console=said, transient=True, disable=not said.is_terminal, expand=True) as bars:
             bar = bars.add_task(name, total=None)
             found = fetch.get(name, lambda done, total, what: bars.update(bar, completed=done, total=total, description=what))  # noqa: B023
-        Console().print(Text(f"{name}: {found.path}"), soft_wrap=True)
+        put(Text(f"{name}: {found.path}"))
 
 
 @app.command(epilog=examples("askew data check cifar10"))
@@ -118,7 +86,7 @@ def check(name: Name, folder: Folder = None) -> None:
         else:
             verdict = Text("OK", "green") if each.agrees else Text(f"should be {each.published}", "red")
         shown.add_row(each.name, each.found, verdict)
-    Console().print(shown)
+    put(shown)
     if wrong := ", ".join(each.name for each in sums if not each.agrees):
         advice = f"remove what is wrong and run `askew data get {name}`."
         told = Text.assemble(("error:", "bold red"), f" {name}: not as published: {wrong}; {advice}")

@@ -16,14 +16,14 @@ from types import ModuleType
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
-from .cli_data import AsJson, Folder, examples, stopped
+from .cli_options import AsJson, Folder, Fresh, Out, Overrides, Plugins, Quiet, examples, put, put_json, stopped
 from .errors import ConfigError
 from .experiment.config import Config, tables_of
 from .experiment.run import stored
-from .experiment.store import load, locked, to_json
+from .experiment.store import load, locked
 from .experiment.toml import to_toml, value_of
 from .flower import DataModule, require_flower
 from .flower.app import PACKAGE, lay_out, read_app
@@ -38,8 +38,6 @@ app = typer.Typer(name="deploy", add_completion=False)
 LINK = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
 
 Page = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The configuration.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
-Plugins = Annotated[list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")]
 Data = Annotated[Path | None, typer.Option("--data", metavar="FILE.py", help="A module whose client(node) gives a client's data.")]
 Clients = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of clients.", show_default="partition.clients")]
 Waits = Annotated[
@@ -87,7 +85,7 @@ def app_(
     lay_out(wanted.tables, folder, wanted.data, wanted.rules, file.stem)
     if as_json:
         told = {"app": str(folder), "clients": clients_of(config), "data": wanted.data and str(wanted.data), "rules": wanted.rules.table()}
-        print(to_json(told, indent=1))
+        put_json(told)
         return
     whose = "data of their own" if wanted.data else f"parts of {config.tables()['data']['name']}"
     here, there = terminal.command("deploy", "up", folder), shlex.join(["flwr", "run", str(folder)])
@@ -113,11 +111,11 @@ def up(
     waits: Waits = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")] = Path("runs"),
+    out: Out = Path("runs"),
     folder: Folder = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, even if the run is stored already.")] = False,
+    fresh: Fresh = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a whole federation on this machine: a SuperLink, a SuperNode for every client, and the run.
 
@@ -146,7 +144,7 @@ def up(
                 ticker.bars.stop()
                 stopped(said, "stopped, and all processes are ended; the round at play will be played again", again)
     if as_json:
-        print(to_json(done.summary(), indent=1))
+        put_json(done.summary())
     elif not quiet:
         put(terminal.summary(done))
 
@@ -170,7 +168,7 @@ def keys(
     """
     made = make_keys(folder, clients, hosts or (), days)
     if as_json:
-        print(to_json([{"file": str(path), "secret": secret} for path, secret in made.files().items()], indent=1))
+        put_json([{"file": str(path), "secret": secret} for path, secret in made.files().items()])
         return
     last = clients - 1
     each = "node-0, node-0.pem, node-0.key" + (f" … node-{last}, node-{last}.pem, node-{last}.key" if last else "")
@@ -215,7 +213,8 @@ def asked(
     """A page, or what an app was written from, with what the command line changes; `fixed` are rules with options of their own."""
     before, kept, rules = read_app(source) if source.is_dir() else ({}, None, {})
     more = [*(overrides or ()), *([] if clients is None else [f"partition.clients={clients}"])]
-    tables = tables_of(source / PACKAGE / "run.toml" if source.is_dir() else source, more, plugins or ())
+    page = source / PACKAGE / "run.toml" if source.is_dir() else source
+    tables = tables_of(page, more, plugins or (), "name a TOML file, or a folder that `askew deploy app` wrote")
     if "sweep" in tables:
         raise ConfigError("this file has a [sweep] table, which spans several runs, and a deployment is one; remove the table.")
     if isinstance(tables.get("plugins"), list):
@@ -300,8 +299,3 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-
-
-def put(what: RenderableType) -> None:
-    """Tables fit the terminal; command lines are not broken."""
-    Console().print(what, soft_wrap=isinstance(what, Text))

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
-from .cli_data import AsJson, examples
+from .cli_options import AsJson, examples, put, put_json
 from .errors import StoreError
 from .experiment import ledger as library
 from .experiment.papers import papers_folder
-from .experiment.store import read_text, to_json, write_text
+from .experiment.store import read_text, write_text
 from .report import terminal
 from .report.ledger import write_ledger
 
@@ -46,9 +46,9 @@ def ledger(
         if html:
             write_ledger(chapters, html)
     if as_json:
-        print(to_json([{"id": j.claim.id, "verdict": j.words, "paper": j.claim.printed} for c in chapters for j in c.claims], indent=1))
+        put_json([{"id": j.claim.id, "verdict": j.words, "paper": j.claim.printed} for c in chapters for j in c.claims])
     else:
-        Console().print(shown(chapters, [] if check else [out, *([html] if html else [])]))
+        put(shown(chapters, [] if check else [out, *([html] if html else [])]))
 
 
 def shown(chapters: list[library.Chapter], written: list[Path]) -> Group:

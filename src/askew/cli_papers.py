@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from .cli_data import AsJson, Folder, examples, stopped
+from .cli_options import AsJson, Compiled, Dtype, Folder, examples, put, put_json, stopped
 from .engine.choose import EngineSettings
 from .experiment import cost
 from .experiment.build import device_of
@@ -19,7 +19,7 @@ from .experiment.papers import experiments
 from .experiment.reproduce import Cell, Reproduction, play, start, table
 from .experiment.results import read
 from .experiment.run import TOGETHER
-from .experiment.store import Record, Run, to_json
+from .experiment.store import Record, Run
 from .experiment.toys import toy
 from .report import paper_figures, papers, terminal
 
@@ -53,8 +53,8 @@ def reproduce(
     results: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the results' CSV files.")] = Path("results"),
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be run and what it costs, and run nothing.")] = False,
     alone: Annotated[bool, typer.Option("--alone", help="One run at a time, as needed to time rounds on a GPU.")] = False,
-    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, tf32, bf16 or float64.")] = "float32",
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the networks.")] = False,
+    dtype: Dtype = "float32",
+    compiled: Compiled = False,
     workers: Annotated[int, typer.Option(metavar="N", help="Processes that share the work.")] = 1,
     folder: Folder = None,
     as_json: AsJson = False,
@@ -67,11 +67,11 @@ def reproduce(
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
     begun = start(id, scale, only or (), seeds, results, engine if engine != EngineSettings() else None, alone)
     if plan:
-        print(to_json(planned(begun, results), indent=1)) if as_json else Console().print(papers.planned(begun, *costs(begun, results)))
+        put_json(planned(begun, results)) if as_json else put(papers.planned(begun, *costs(begun, results)))
         return
     for title in (id, f"{id}, further seeds"):
         if missing := begun.missing:
-            with Bar(said, len(missing), title) if len(missing) > 1 else terminal.Ticker(said) as ticker:
+            with Bar(said, [p.config for p in missing], title) if len(missing) > 1 else terminal.Ticker(said) as ticker:
                 for done in play(begun, out, results, ticker):
                     ticker.end(done)
             if begun.unfinished:
@@ -83,19 +83,18 @@ def reproduce(
     example = toy(begun.experiment.id, scale) if begun.experiment.shows == "toy" else None
     cells, pictures = table(begun), paper_figures.write(begun, out / "figures", example)
     if as_json:
-        print(to_json(told(begun, cells, pictures), indent=1))
+        put_json(told(begun, cells, pictures))
         return
-    show = Console()
     if example:
-        show.print(papers.figures(example.headings, example.rows))
+        put(papers.figures(example.headings, example.rows))
     elif begun.experiment.trains:
-        show.print(papers.compared(begun, cells))
+        put(papers.compared(begun, cells))
     else:
-        show.print(papers.figures(*paper_figures.told(begun)))
+        put(papers.figures(*paper_figures.told(begun)))
     for note in begun.experiment.notes:
-        show.print(Text(f"note: {note}", "yellow"))
+        Console().print(Text(f"note: {note}", "yellow"))  # prose, which fits the terminal
     for path in pictures:
-        show.print(Text(f"figure: {path}"), soft_wrap=True)
+        put(Text(f"figure: {path}"))
 
 
 def costs(begun: Reproduction, results: Path) -> tuple[int, dict[str, float | None], int | None, int]:
@@ -146,6 +145,6 @@ def listed(as_json: bool) -> None:
     rates = cost.speeds()
     entries = [papers.Listed(e.id, e.where, e.title, *cost.total(e, "full", H200, rates)) for e in experiments().values()]
     if as_json:
-        print(to_json([entry._asdict() for entry in entries], indent=1))
+        put_json([entry._asdict() for entry in entries])
     else:
-        Console().print(papers.listing(entries, H200))
+        put(papers.listing(entries, H200))

@@ -83,7 +83,7 @@ def test_an_apps_plugins_go_from_app_to_app(desk: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("app none.toml app", "there is no file 'none.toml'"),
+        ("app none.toml app", "there is no file 'none.toml'; name a TOML file, or a folder that `askew deploy app` wrote."),
         ("app run.toml app --set algorithm.mu=1", "unknown setting algorithm.mu"),
         ("app run.toml app --clients 0", "'--clients'"),
         ("app run.toml app --rule patience=3", "deployment: unknown setting patience"),

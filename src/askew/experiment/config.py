@@ -197,9 +197,14 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), p
     return Config.build(tables)
 
 
-def tables_of(path: str | Path | None, overrides: Iterable[str], plugins: Iterable[str]) -> dict[str, Any]:
+def tables_of(
+    path: str | Path | None,
+    overrides: Iterable[str],
+    plugins: Iterable[str],
+    advice: str = "name a TOML file, or leave it out to run the defaults",
+) -> dict[str, Any]:
     """A file's nested tables with overrides and plugins put in."""
-    tables = read_toml(path) if path is not None else {}
+    tables = read_toml(path, advice) if path is not None else {}
     for override in overrides:
         key, found, text = override.partition("=")
         if not found or not key.strip():

@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import ConfigError, StoreError
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """A TOML file as nested dicts, or a sentence with the line that is wrong."""
+def read_toml(path: str | Path, advice: str = "name a TOML file") -> dict[str, Any]:
+    """A TOML file as nested dicts, or a sentence with the line that is wrong; `advice` is for what is no such file."""
     path = Path(path)
     try:
         with open(path, "rb") as file:
@@ -20,9 +20,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{path} is not valid TOML: {e}; correct that line and try again.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text file in UTF-8; name a TOML file, or leave it out to run the defaults.") from None
+        raise ConfigError(f"{path} is not a text file in UTF-8; {advice}.") from None
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {str(path)!r}; name a TOML file, or leave it out to run the defaults.") from None
+        raise ConfigError(f"there is no file {str(path)!r}; {advice}.") from None
     except OSError as e:
         raise StoreError(f"cannot read {path}: {e.strerror}; check that it is a file and that you may read it.") from None
 

@@ -96,11 +96,14 @@ def group(runs: Iterable[Run]) -> list[Group]:
 def name(flats: Sequence[Flat]) -> list[str]:
     """Each algorithm's key and what tells its group apart, written as `--set` takes it: "fedprox mu=0.1", "fedavg local.lr=0.05"."""
     task = {key for key in differing(flats) if key.split(".")[0] in TASK}
+    rivals: dict[str, list[Flat]] = {}
+    for flat in flats:
+        rivals.setdefault(flat["algorithm.name"], []).append(flat)
+    apart = {method: (differing(its) | task) - {"algorithm.name"} for method, its in rivals.items()}
     names = []
     for flat in flats:
-        rivals = [other for other in flats if other["algorithm.name"] == flat["algorithm.name"]]
-        apart = (differing(rivals) | task) - {"algorithm.name"}
-        words = [flat[k] if k.endswith(".name") else f"{k.removeprefix('algorithm.')}={flat[k]}" for k in flat if k in apart]
+        telling = [k for k in flat if k in apart[flat["algorithm.name"]]]
+        words = [flat[k] if k.endswith(".name") else f"{k.removeprefix('algorithm.')}={flat[k]}" for k in telling]
         names.append(" ".join([flat["algorithm.name"], *words]))
     return names
 

@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.settings import plain
+from ..experiment.config import Config, read_back
 from ..experiment.store import Record, Run
-from .tables import clients, group, participation_name, partition_name, table
+from .tables import brief, clients, group, participation_name, partition_name, table
 
 LINES = 20  # the most that a run says where there is no terminal
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -76,7 +77,9 @@ def settings(table: dict[str, Any], without: Sequence[str] = ()) -> str:
 def short(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else plain(value)
+    if isinstance(value, str):
+        return value or '""'
+    return f"{value:g}" if isinstance(value, float) else plain(value)
 
 
 def scene(run: Run) -> str:
@@ -114,12 +117,14 @@ def go_on(folder: Path, engine: str = "") -> str:
 class Ticker:
     """Watches runs: live bars on a terminal, elsewhere a line now and then (for one run) or a line a run (for several)."""
 
-    def __init__(self, console: Console, runs: int = 1, title: str = "") -> None:
-        self.console, self.runs, self.done, self.played, self.training = console, runs, 0, 0, False
+    def __init__(self, console: Console, configs: Sequence[Config] = (), title: str = "") -> None:
+        self.console, self.runs, self.done, self.played, self.training = console, max(1, len(configs)), 0, 0, False
+        begun = [Run(read_back(config), facts={"name": config.name()}) for config in configs]
+        self.labels = {run.name: g.label for g in group(begun) for run in g.runs}  # as the table of all will name them
         self.parts: dict[str, float] = {}  # of runs at play
         columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[words]}"), TimeRemainingColumn(compact=True))
         self.bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True)
-        self.whole = self.bars.add_task(title, total=runs, words=self.count()) if runs > 1 else None
+        self.whole = self.bars.add_task(title, total=self.runs, words=self.count()) if self.runs > 1 else None
         self.bar = self.bars.add_task("", total=None, visible=False, words="")
 
     def __enter__(self) -> Self:
@@ -158,8 +163,8 @@ class Ticker:
                 self.say(f"note: {run.facts['remark']}", "yellow")
             if run.rounds:
                 self.say(f"going on after round {len(run.rounds)} of {run.config['rounds']}", "yellow")
-        seed = f", seed {run.config['seed']}" if self.runs > 1 else ""
-        self.bars.reset(self.bar, total=run.config["rounds"], completed=len(run.rounds), visible=True, description=f"{run.algorithm}{seed}")
+        called = self.called(run) if self.runs > 1 else run.algorithm
+        self.bars.reset(self.bar, total=run.config["rounds"], completed=len(run.rounds), visible=True, description=called)
 
     def end(self, run: Run) -> None:
         """One of several runs is through."""
@@ -168,8 +173,11 @@ class Ticker:
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done, words=self.count())
         if not self.console.is_terminal and self.training:
-            self.say(f"{self.count()}: {run.algorithm}, seed {run.config['seed']}: best accuracy {percent(run.best_accuracy)}")
+            self.say(f"{self.count()}: {self.called(run)}: best accuracy {percent(run.best_accuracy)}")
         self.training = False
+
+    def called(self, run: Run) -> str:
+        return f"{brief(self.labels.get(run.name, run.algorithm))}, seed {run.config['seed']}"
 
     def count(self) -> str:
         return f"{self.done}/{self.runs} runs"
@@ -368,12 +376,17 @@ def remarks(rows: Sequence[dict[str, Any]], given: float | None) -> str:
 def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
     """Everything of one kind that a configuration can name, with its settings."""
     if kind != "algorithms":
-        shown = plain_table()
-        shown.add_column(kind.removesuffix("s"), style="bold", no_wrap=True)
+        shown, one = plain_table(), kind.removesuffix("s")
+        shown.add_column(one, style="bold", no_wrap=True)
         shown.add_column("what it is, and its settings with their defaults (–: left out)")
+        first, *others = [entry["parameters"] for entry in entries]
+        common = [p for p in first if others and all(p in other for other in others)]
         for entry in entries:
-            shown.add_row(entry["name"], Group(Text(entry["idea"]), explained(entry["parameters"])), end_section=True)
-        return shown
+            own = [p for p in entry["parameters"] if p not in common]
+            shown.add_row(entry["name"], Group(Text(entry["idea"]), *([explained(own)] if own else [])), end_section=True)
+        if not common:
+            return shown
+        return Group(shown, Text(f"\nevery {one} has these settings too\n", "cyan"), explained(common))
     shown, settled = plain_table(), plain_table()
     for each in (shown, settled):
         each.add_column("algorithm", style="bold", no_wrap=True)
