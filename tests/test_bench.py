@@ -193,19 +193,19 @@ def test_wrong_wishes_are_refused_in_one_sentence() -> None:
 
 
 def test_a_framework_that_is_not_there_is_said_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
     assert bench.rival("pfl", "tiny") == bench.Rival("tiny", "pfl", "", 1, None, None, None, "not installed")
 
 
 def test_flower_needs_ray_besides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None if name == "ray" else object())
+    monkeypatch.setattr(bench, "find_spec", lambda name: None if name == "ray" else object())
     assert bench.installed("fedlab") and not bench.installed("flwr")
 
 
 def test_a_frameworks_first_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     laps = [[9.0, 1.0], [0.4, 0.2], [0.2, 0.2], [0.6, 0.2]]
     done = subprocess.CompletedProcess([], 0, stdout=f"a word\n{json.dumps(laps)}\n", stderr="")
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(bench, "find_spec", lambda name: object())
     monkeypatch.setattr(subprocess, "run", lambda *given, **more: done)
     told = bench.rival("fedlab", "tiny", device="cpu")
     assert (told.round_ms, told.bare_ms, told.speedup) == pytest.approx((400, 200, 0.5))
@@ -215,7 +215,7 @@ def test_a_framework_that_fails_does_not_end_the_bench(monkeypatch: pytest.Monke
     def fail(*given: Any, **more: Any) -> None:
         raise subprocess.CalledProcessError(1, "x", stderr="Traceback\nImportError: no such thing\n")
 
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(bench, "find_spec", lambda name: object())
     monkeypatch.setattr(subprocess, "run", fail)
     told = bench.rival("fedlab", "tiny", device="cpu")
     assert told.round_ms is None and told.note == "failed: ImportError: no such thing"
@@ -232,7 +232,7 @@ def test_what_frameworks_are_given_is_the_work(name: str) -> None:
 def test_a_framework_is_timed_between_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, which the command names: one lap for each round, and one for the first."""
     told = list[list[str]]()
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(bench, "find_spec", lambda name: object())
     laps = subprocess.CompletedProcess([], 0, stdout="[[1, 1], [1, 1]]", stderr="")
     monkeypatch.setattr(subprocess, "run", lambda command, **more: told.append(command) or laps)
     bench.rival("pfl", "tiny", 4, "cpu", threads=2)
@@ -267,7 +267,7 @@ def test_the_table_shows_the_figures() -> None:
 
 def test_other_frameworks_are_asked_where_their_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_bench, "SHARED", ("tiny", "softmax-100"))
-    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
     told = tell("--work", "tiny", "--rounds", "1", "--device", "cpu")
     assert all(name in told.stdout for name in byhand.FRAMEWORKS) and "not installed" in told.stdout
     assert "softmax-100" not in told.stdout

@@ -36,6 +36,7 @@ from askew.engine.ranks import Group, Ranks, SharedExam, dealt
 from askew.engine.server import Server
 from askew.errors import AlgorithmError, ConfigError, EngineError
 from askew.experiment import checkpoint
+from askew.experiment import run as runs
 from askew.experiment.config import CHOICES, Config, read_back
 from askew.experiment.run import play, play_all
 from askew.experiment.store import locked
@@ -468,6 +469,38 @@ def test_ranks_started_as_torchrun_does_are_one_run_and_one_speaks(tmp_path: Pat
     assert run.facts["workers"] == 2 and records(run) == records(play(config))
 
 
+def test_a_long_run_goes_on_with_more_processes_where_cores_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same bits; not where rounds are short, little is left, the machine is busy, one process is asked for, or nothing is stored."""
+    config = configured(0, algorithm={"name": "scaffold"}, rounds=5)
+    alone = play(configured(1, algorithm={"name": "scaffold"}, rounds=5))
+    limits = {"free_cores": lambda: 2, "LONG": 0.0, "WORTH": 0.0}
+    for name, value in {"free_cores": lambda: 1, "LONG": 60.0, "WORTH": 3600.0}.items():
+        with monkeypatch.context() as patch:
+            for key, limit in (limits | {name: value}).items():
+                patch.setattr(runs, key, limit)
+            assert play(config, tmp_path / name).facts["workers"] == 1
+    for key, limit in limits.items():
+        monkeypatch.setattr(runs, key, limit)
+    assert play(config).facts["workers"] == play(configured(1, rounds=5), tmp_path / "one").facts["workers"] == 1
+    seen: list[int] = []
+    run = play(config, tmp_path, watch=lambda run, record: seen.append(len(run.rounds)))
+    assert run.finished and run.facts["workers"] == 2 and seen == [0, 1, 2, 2, 3, 4, 5] and not started()
+    assert records(run) == records(alone) and all(torch.equal(run.model[n], t) for n, t in alone.model.items())
+    assert records(play(config, tmp_path)) == records(alone)  # read back
+
+
+def test_a_wish_to_stop_is_heard_after_more_processes_took_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, limit in {"free_cores": lambda: 2, "LONG": 0.0, "WORTH": 0.0}.items():
+        monkeypatch.setattr(runs, key, limit)
+
+    def stop(run: askew.Run, record: Record | None) -> None:
+        if record and record["round"] == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run = play(configured(0, rounds=100_000), tmp_path, watch=stop)
+    assert not run.finished and run.facts["state"] == "interrupted" and len(run.rounds) >= 4 and not started()
+
+
 def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
     page = read_back(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
     with Crew(2, play_pages, {"pages": [page], "out": str(tmp_path), "fresh": False, "save_every": 5.0}) as crew:
@@ -498,6 +531,6 @@ def test_what_new_processes_cannot_see_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_workers_are_a_number_within_limits() -> None:
-    for wrong in (0, -1, 129, 1.5, "two"):
+    for wrong in (-1, 129, 1.5, "two"):
         with pytest.raises(ConfigError, match=r"engine: workers must be"):
             Config.build({"engine": {"workers": wrong}})

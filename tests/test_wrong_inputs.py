@@ -215,8 +215,8 @@ CASES = [
     setting("algorithm.name=feddyn algorithm.alpha=-1", "FedDyn: alpha", "must be ≥ 0, got -1", "try 0.01"),
     setting("algorithm.server_lr=0", "FedAvg: server_lr", "must be a number > 0, or left out, got 0", "leave it out for the default"),
     setting("engine.dtype=float16", "engine: unknown dtype 'float16'", "Known: bf16, float32, float64", "did you mean"),
-    setting("engine.workers=0", "engine: workers", "must be ≥ 1 and ≤ 128, got 0", "the default is 1"),
-    case("too many workers", "run --workers 200", "engine: workers", "must be ≥ 1 and ≤ 128, got 200", "the default is 1"),
+    setting("engine.workers=-1", "engine: workers", "must be ≥ 0 and ≤ 128, got -1", "the default is 0"),
+    case("too many workers", "run --workers 200", "engine: workers", "must be ≥ 0 and ≤ 128, got 200", "the default is 0"),
     setting("engine.device=gpu", "unknown device 'gpu'", "allowed are auto, cpu, cuda and cuda:N", "Try auto"),
     setting("engine.device=cuda:99", "there is no device 'cuda:99' here", "CUDA devices", "use auto or cpu"),
     case(

@@ -69,7 +69,9 @@ def run(
     out: Out = Path("runs"),
     folder: Folder = None,
     fresh: Fresh = False,
-    workers: Annotated[int | None, typer.Option(metavar="N", help="Processes that share the work.", show_default="engine.workers")] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes that share the work; 0: as many as pay.", show_default="engine.workers")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

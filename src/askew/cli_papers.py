@@ -55,7 +55,7 @@ def reproduce(
     alone: Annotated[bool, typer.Option("--alone", help="One run at a time, as needed to time rounds on a GPU.")] = False,
     dtype: Dtype = "float32",
     compiled: Compiled = False,
-    workers: Annotated[int, typer.Option(metavar="N", help="Processes that share the work.")] = 1,
+    workers: Annotated[int, typer.Option(metavar="N", help="Processes that share the work; 0: as many as pay.")] = 0,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:

@@ -40,7 +40,12 @@ class EngineSettings(Settings):
     title = "engine"
     name: str = setting("engine; auto chooses and says why", default="auto", choices=("auto", "sequential", "slots", "vmapped"))
     device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
-    workers: int = setting("processes on this machine that share the work; the results stay the same", default=1, least=1, most=128)
+    workers: int = setting(
+        "processes on this machine that share the work, with the same results; 0: one, and on a CPU more once long rounds make it worth it",
+        default=0,
+        least=0,
+        most=128,
+    )
     dtype: str = setting(
         "precision; tf32: float32 with products of TF32 on CUDA; bf16: float32 with forward passes in bfloat16",
         default="float32",

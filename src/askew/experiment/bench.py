@@ -9,7 +9,6 @@ once from the same model, so that what is timed is known to be the same work (`a
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import statistics
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ def measure(name: str, engine: EngineSettings, rounds: int = ROUNDS, skewed: boo
     """Play rounds of a work, and time them; with engine.workers > 1, in as many processes."""
     if rounds < 1:
         raise ConfigError(f"bench: rounds must be ≥ 1, got {rounds}; the default is {ROUNDS}.")
-    if engine.workers == 1:
+    if engine.workers < 2:
         return time_rounds(name, engine, rounds, skewed, tick)
     told = list[Told]()
     with Crew(engine.workers, time_job, {"work": name, "engine": engine.table(), "rounds": rounds, "skewed": skewed}) as crew:
@@ -260,7 +260,7 @@ class Rival(NamedTuple):
 
 
 def installed(name: str) -> bool:
-    return all(importlib.util.find_spec(package) is not None for package in FRAMEWORKS[name].needs)
+    return all(find_spec(package) is not None for package in FRAMEWORKS[name].needs)
 
 
 def rival(name: str, work: str, rounds: int = ROUNDS, device: str = "auto", threads: int = 1) -> Rival:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,15 @@ from .build import House, Workshop, build, device_of
 from .config import Config, read_back
 from .store import Record, Run, append_lines, load, locked, read_json, read_rounds, to_json, write_json, write_text
 from .toml import read_toml
-from .workers import hired
+from .workers import free_cores, hired, visible
 
 Watch = Callable[[Run, Record | None], None]  # called once before the first round and after every round
 
 TOGETHER = 32  # runs that share a device
 BRIEF = 0.1  # seconds; shorter rounds follow one another without a pause
+LONG = 0.05  # seconds; of shorter rounds on a CPU several processes would wait for each other more than they save
+WORTH = 20.0  # seconds that processes nobody asked for must save
+CREW = 16  # of them at most
 
 
 def play(config: Config, out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0) -> Run:
@@ -50,7 +54,8 @@ def play_all(
 ) -> Iterator[Run]:
     """Run several configurations: on a GPU many at a time, which fill it better than one, elsewhere one after the other.
 
-    With engine.workers > 1 processes are started that share each run's work. It ends with the first run that was stopped.
+    With engine.workers > 1 processes are started that share each run's work; with 0, once a run proves long enough to be worth it.
+    It ends with the first run that was stopped.
     """
     todo, alone = list(configs), joined().size == 1
     while todo:
@@ -68,6 +73,10 @@ def play_all(
             else:
                 runs = play_together(now, out, fresh=fresh, watch=watch, save_every=save_every)
             for run in runs:
+                if run.crew > 1:
+                    asked = replace(first, engine=replace(first.engine, workers=run.crew))
+                    stopping = held.enter_context(stop_requests())
+                    (run,) = held.enter_context(closing(hired([asked], out, False, watch, save_every, stopping)))
                 yield run
                 if not run.finished:
                     return
@@ -100,7 +109,7 @@ def play_together(
                         runs[n] = players[-1].run
                 for player in players:
                     player.run.facts["together"] = len(players)  # whose time is told as equal shares
-                loop(players, stopping, group)
+                loop(players, lambda: stopping() or (len(players) == 1 and players[0].gives_up()), group)
     return [runs[n] for n in range(len(configs))]
 
 
@@ -129,6 +138,17 @@ class Player:
     def aside(self) -> torch.cuda.Stream | None:
         """Where a model is measured while the next round is on its way; None: in between."""
         return evaluation_stream(self.house.space.device) if self.patient else None
+
+    def gives_up(self) -> bool:
+        """Would several processes end the run so much sooner that they should go on with it?"""
+        run, engine, took = self.run, self.config.engine, self.run.seconds_per_round or 0.0
+        free = engine.workers == 0 and self.group.size == 1 and self.house.space.device.type == "cpu"
+        if not free or not run.folder or len(run.rounds) < 2 or took < LONG or not visible(self.config):
+            return False
+        crew = min(free_cores(), CREW, len(run.rounds[-1]["participants"]))
+        if crew > 1 and took * (self.config.rounds - self.t) * (1 - 1 / crew) > WORTH:
+            run.crew = crew
+        return run.crew > 1
 
     def look_ahead(self, t: int) -> None:
         """Who comes and with which batches does not depend on the rounds before: found out while the device is busy."""

@@ -42,6 +42,7 @@ class Run:
     folder: Path | None = None
     conformal: dict[str, Any] = field(default_factory=dict, repr=False)  # what `askew conformal` measured
     model: dict[str, Any] = field(default_factory=dict, repr=False)  # tensors by name, where the run was made in this process
+    crew: int = field(default=1, repr=False)  # processes that would end it sooner, where it was stopped for them
 
     @property
     def name(self) -> str:

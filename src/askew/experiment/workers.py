@@ -82,6 +82,20 @@ def hired(
                 yield load(home / next(todo).name())
 
 
+def free_cores() -> int:
+    """Cores that this process may use and nobody is using now, its own among them."""
+    have = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, round(have - max(0.0, os.getloadavg()[0] - 1)))
+
+
+def visible(config: Config) -> bool:
+    try:
+        check_visible(config)
+    except ConfigError:
+        return False
+    return True
+
+
 def check_visible(config: Config) -> None:
     """Refuse what a new process could not build from the page alone."""
     known = {plugin_module(path) for path in config.plugins}
