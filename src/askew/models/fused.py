@@ -233,13 +233,17 @@ def _kernels() -> Any:
         at, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, 4 * OUT)
         image, place, live = at // (ho * wo), at % (ho * wo), at < total
         top, left = (place // wo) * 2 - pad, (place % wo) * 2 - pad
+        corner = image * (ci * h * wd) + top * wd + left
         acc = tl.zeros((BLOCK, 4 * OUT), dtype=tl.float32)
         for start in range(0, ci * side, TILE):
             q = start + tl.arange(0, TILE)
             c, qy, qx = q // side, q % side // (k + 1), q % (k + 1)
-            yy, xx = top[:, None] + qy[None, :], left[:, None] + qx[None, :]
-            inside = live[:, None] & (c[None, :] < ci) & (yy >= 0) & (yy < h) & (xx >= 0) & (xx < wd)
-            patch = tl.load(x + (image[:, None] * ci + c[None, :]) * (h * wd) + yy * wd + xx, mask=inside, other=0.0).to(tl.float32)
+            inside = live[:, None] & (c < ci)[None, :]
+            if pad > 0:
+                yy, xx = top[:, None] + qy[None, :], left[:, None] + qx[None, :]
+                inside = inside & (yy >= 0) & (yy < h) & (xx >= 0) & (xx < wd)
+            spots = corner[:, None] + (c * (h * wd) + qy * wd + qx)[None, :]
+            patch = tl.load(x + spots, mask=inside, other=0.0).to(tl.float32)
             ky, kx = qy[:, None] - column[None, :] % 4 // 2, qx[:, None] - column[None, :] % 2
             seen = (c[:, None] < ci) & (column[None, :] < 4 * co) & (ky >= 0) & (ky < k) & (kx >= 0) & (kx < k)
             taps = w + ((column[None, :] // 4) * ci + c[:, None]) * (k * k) + ky * k + kx
@@ -278,13 +282,17 @@ def _kernels() -> Any:
         for n in range(blocks):
             at = (first * blocks + n) * BLOCK + tl.arange(0, BLOCK)
             image, place, live = at // (ho * wo), at % (ho * wo), at < total
-            spot = (image[None, :] * co + channel[:, None]) * (ho * wo) + place[None, :]
+            spot = (image * (co * ho * wo) + place)[None, :] + (channel * (ho * wo))[:, None]
             keep = live[None, :] & (channel[:, None] < co)
             arg = tl.load(which + spot, mask=keep, other=4).to(tl.int32)
             grad = tl.load(g + spot, mask=keep, other=0.0).to(tl.float32)
-            yy, xx = ((place // wo) * 2 - pad)[:, None] + qy[None, :], ((place % wo) * 2 - pad)[:, None] + qx[None, :]
-            inside = live[:, None] & (c[None, :] < ci) & (yy >= 0) & (yy < h) & (xx >= 0) & (xx < wd)
-            patch = tl.load(x + (image[:, None] * ci + c[None, :]) * (h * wd) + yy * wd + xx, mask=inside, other=0.0).to(tl.float32)
+            top, left = (place // wo) * 2 - pad, (place % wo) * 2 - pad
+            inside = live[:, None] & (c < ci)[None, :]
+            if pad > 0:
+                yy, xx = top[:, None] + qy[None, :], left[:, None] + qx[None, :]
+                inside = inside & (yy >= 0) & (yy < h) & (xx >= 0) & (xx < wd)
+            spots = (image * (ci * h * wd) + top * wd + left)[:, None] + (c * (h * wd) + qy * wd + qx)[None, :]
+            patch = tl.load(x + spots, mask=inside, other=0.0).to(tl.float32)
             patch = tl.where(one[None, :], 1.0, patch)
             placed = tl.where(arg[:, None, :] == tl.arange(0, 4)[None, :, None], grad[:, None, :], 0.0)
             acc = tl.dot(tl.reshape(placed, (4 * OUT, BLOCK)), patch, acc, input_precision=exact)
@@ -319,7 +327,7 @@ def _kernels() -> Any:
             ny, nx = near // ((k + 2) // 2), near % ((k + 2) // 2)
             py, px = half_y - ny, half_x - nx
             there = live & (py >= 0) & (px >= 0) & (py < ho) & (px < wo)
-            above = (image[:, None] * co + channel[None, :]) * (ho * wo) + (py * wo + px)[:, None]
+            above = (image * (co * ho * wo) + py * wo + px)[:, None] + (channel * (ho * wo))[None, :]
             keep = there[:, None] & (channel[None, :] < co)
             arg = tl.load(which + above, mask=keep, other=4).to(tl.int32)
             grad = tl.load(g + above, mask=keep, other=0.0).to(tl.float32)
