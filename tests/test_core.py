@@ -18,7 +18,7 @@ from askew.algorithms import FedAvg
 from askew.core.algebra import clipped, dot, norm
 from askew.core.algorithm import Algorithm
 from askew.core.bank import Bank
-from askew.core.local import Moving, begin, differentiate, slide_rows, step, straight
+from askew.core.local import Moving, begin, differentiate, slide_rows, slope_rows, step, straight
 from askew.core.rng import generator, key, torch_seed
 from askew.core.settings import Registry, Settings, setting
 from askew.core.space import BATCH_NORMS, Space
@@ -456,10 +456,14 @@ def test_rows_that_step_in_place_take_their_own_steps(module: nn.Module, criteri
     y = torch.randint(0, 3, (4, 5)) if criterion == "cross_entropy" else torch.randn(4, 5, 3, dtype=torch.float64)
     weight = (torch.arange(5) < torch.tensor([[5], [3], [1], [4]])).double() if padded else None
     new = w.clone()
-    values = slide_rows(task, task.rows(new[:3]), Batch(x[:3], y[:3], None if weight is None else weight[:3]), rate)
+    some = Batch(x[:3], y[:3], None if weight is None else weight[:3])
+    slopes, same = slope_rows(task, w[:3], some)
+    values = slide_rows(task, task.rows(new[:3]), some, rate)
+    torch.testing.assert_close(same, values, rtol=1e-12, atol=0)
     for i in range(3):
         batch = Batch(x[i], y[i], None if weight is None else weight[i])
         g, value, _ = differentiate(bound, lambda u, batch=batch: bound.loss(u, batch), w[i], space.buffers)
+        torch.testing.assert_close(slopes[i], g, rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(new[i], w[i] - rate * g, rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(values[i], value, rtol=1e-12, atol=0)
     assert torch.equal(new[3], w[3])  # a row that has no work

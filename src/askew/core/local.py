@@ -94,6 +94,30 @@ def slide_rows(task: Task, rows: dict[str, Tensor], batch: Batch, rate: float) -
 
     Gradients of linear layers are products, and never formed: weights are as long as all else together, and read once less.
     """
+
+    def slid(name: str, behind: Tensor, before: Tensor) -> None:
+        rows[f"{name}.weight"].baddbmm_(behind.mT, before, alpha=-rate)
+        if f"{name}.bias" in rows:
+            rows[f"{name}.bias"].sub_(behind.sum(1), alpha=rate)
+
+    return traced_rows(task, rows, batch, slid)
+
+
+def slope_rows(task: Task, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Gradients [C, P] and values [C] of many dense networks w [C, P] on batches [C, B, …]."""
+    g = torch.empty_like(w, memory_format=torch.contiguous_format)
+    into = task.rows(g)
+
+    def kept(name: str, behind: Tensor, before: Tensor) -> None:
+        into[f"{name}.weight"].baddbmm_(behind.mT, before, beta=0)
+        if f"{name}.bias" in into:
+            torch.sum(behind, 1, out=into[f"{name}.bias"])
+
+    return g, traced_rows(task, task.rows(w), batch, kept)
+
+
+def traced_rows(task: Task, rows: dict[str, Tensor], batch: Batch, each: Callable[[str, Tensor, Tensor], None]) -> Tensor:
+    """Through the layers of many dense networks and back. `each` sees a linear layer's name, the slopes behind it and its input."""
     x, passed = batch.x, list[tuple[nn.Module, str, Tensor, Tensor]]()
     for name, layer in task.layers:
         before = x
@@ -110,11 +134,8 @@ def slide_rows(task: Task, rows: dict[str, Tensor], batch: Batch, rate: float) -
         if not isinstance(layer, nn.Linear):
             g = SLOPES[type(layer)](layer, g, before, after)
             continue
-        weight, bias, behind = rows[f"{name}.weight"], rows.get(f"{name}.bias"), g
-        g = behind @ weight if k > first else behind
-        weight.baddbmm_(behind.mT, before, alpha=-rate)
-        if bias is not None:
-            bias.sub_(behind.sum(1), alpha=rate)
+        behind, g = g, g @ rows[f"{name}.weight"] if k > first else g
+        each(name, behind, before)
     return values
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core.algorithm import Algorithm
-from ..core.local import Moving, Result, client_round, dense, slide_rows, step, straight
+from ..core.local import Moving, Result, client_round, dense, slide_rows, slope_rows, step, straight
 from ..core.task import Functional
 from ..core.types import Batch, Me, State, taken
 from ..data.federation import Pick, Plan, Work
@@ -120,25 +120,29 @@ class Lockstep:
         return vmap(lambda flat, *moving: move(self._me(me, flat), *moving))(self._flat(me), *moving)
 
     def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: list[Group], share: Tensor | float) -> Moving:
-        if isinstance(move, partial) and move.func is step and slides(self.task, move.args[0], me):
+        alg = move.args[0] if isinstance(move, partial) and move.func is step else None
+        if alg is not None and slides(self.task, alg, me):
             return self._slide(me, moving, batch)
+        products = alg is not None and dense(alg, self.task)
         names, mine = list(moving.carry), self._flat(me)
         now: Flat = (moving.w, moving.total, *moving.carry.values())
 
-        def one(mine: Flat, now: Flat, x: Tensor, y: Tensor, extra: Flat) -> Flat:
+        def one(mine: Flat, now: Flat, x: Tensor, y: Tensor, extra: Flat, slope: Flat) -> Flat:
             weight = extra[0] if padded else None
             part = extra[-1] if isinstance(share, Tensor) else share
             at = Moving(now[0], dict(zip(names, now[2:], strict=True)), now[1])
-            new = move(self.task, self._me(me, mine), at, Batch(x, y, weight), part)
+            known = (*slope, at.carry["buffers"]) if slope else ()
+            new = move(self.task, self._me(me, mine), at, Batch(x, y, weight), part, known)
             return (new.w, new.total, *(new.carry[n] for n in names))
 
         for rows, pick, weights in batch:
             data, padded = self.plan.batch(pick), weights is not None
             extra = (*(() if weights is None else (weights,)), *((share[rows],) if isinstance(share, Tensor) else ()))
+            slope = slope_rows(self.task, now[0][rows], data._replace(weight=weights)) if products else ()
             if isinstance(rows, slice) and rows.stop == self.rows:
-                now = vmap(one)(mine, now, data.x, data.y, extra)
+                now = vmap(one)(mine, now, data.x, data.y, extra, slope)
             else:
-                new = vmap(one)(tuple(t[rows] for t in mine), tuple(t[rows] for t in now), data.x, data.y, extra)
+                new = vmap(one)(tuple(t[rows] for t in mine), tuple(t[rows] for t in now), data.x, data.y, extra, slope)
                 now = tuple(put(old, rows, t) for old, t in zip(now, new, strict=True))
         return Moving(now[0], dict(zip(names, now[2:], strict=True)), now[1])
 
