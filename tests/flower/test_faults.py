@@ -253,7 +253,6 @@ REFUSED = {
 }
 
 
-@longer
 def test_garbage_is_refused_and_the_clients_measure_the_model(case: Case, tmp_path: Path) -> None:
     """Two of three send something else in every round; nobody but the clients has test data."""
     whole = tables("fedavg", rounds=3, model={"name": "softmax"}, evaluation={"every": 3})
