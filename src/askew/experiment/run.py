@@ -141,12 +141,12 @@ class Player:
 
     def gives_up(self) -> bool:
         """Would several processes end the run so much sooner that they should go on with it?"""
-        run, engine, took = self.run, self.config.engine, self.run.seconds_per_round or 0.0
-        free = engine.workers == 0 and self.group.size == 1 and self.house.space.device.type == "cpu"
-        if not free or not run.folder or len(run.rounds) < 2 or took < LONG or not visible(self.config):
+        run, free = self.run, self.config.engine.workers == 0 and self.group.size == 1 and self.house.space.device.type == "cpu"
+        if not free or not run.folder or len(run.rounds) < 2:
             return False
+        took = min(float(r["seconds"]) for r in run.rounds[-2:])  # the first round warms up
         crew = min(free_cores(), CREW, len(run.rounds[-1]["participants"]))
-        if crew > 1 and took * (self.config.rounds - self.t) * (1 - 1 / crew) > WORTH:
+        if crew > 1 and took >= LONG and took * (self.config.rounds - self.t) * (1 - 1 / crew) > WORTH and visible(self.config):
             run.crew = crew
         return run.crew > 1
 
