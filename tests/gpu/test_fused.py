@@ -9,7 +9,9 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from askew.core import entropy
-from askew.models import fused
+from askew.engine import gather
+from askew.engine.jobs import Feed
+from askew.models import fused, linears
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -117,3 +119,91 @@ class Fused(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return fused.conv_relu_pool(x, self.conv)
+
+
+@pytest.mark.parametrize(("inner", "out", "kernel", "pad"), [(3, 6, 5, 0), (6, 16, 5, 2)])
+def test_padding_is_of_no_account(inner: int, out: int, kernel: int, pad: int) -> None:
+    """Where samples do not count, outputs are finite; gradients are those of the samples that do, bit for bit."""
+    torch.manual_seed(0)
+    conv, real = nn.Conv2d(inner, out, kernel, padding=pad).cuda(), torch.tensor([50, 17, 0, 1], dtype=torch.int32, device="cuda")
+    x = torch.randn(4, 50, inner, 14, 14, device="cuda", requires_grad=True)
+    flat = torch.randn(4, sum(p.numel() for p in conv.parameters()), device="cuda", requires_grad=True)
+    counts = (torch.arange(50, device="cuda") < real[:, None])[:, :, None, None, None]
+
+    def one(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state = {"conv.weight": w[:-out].view(conv.weight.shape), "conv.bias": w[-out:]}
+        return functional_call(Fused(conv), state, (x,))
+
+    whole = vmap(one)(flat, x)
+    with fused.counted(real, 50):
+        some = vmap(one)(flat, x)
+    weight = torch.randn_like(whole) * counts
+    assert torch.equal(whole * counts, some * counts) and bool(some.isfinite().all())
+    for a, b in zip(*(torch.autograd.grad((y * weight).sum(), (flat, x)) for y in (whole, some)), strict=True):
+        assert torch.equal(a, b) and bool(a.any())
+
+
+class Line(nn.Module):
+    def __init__(self, layer: nn.Linear, relu: bool) -> None:
+        super().__init__()
+        self.layer, self.relu = layer, relu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linears.linear(x, self.layer, self.relu)
+
+
+@pytest.mark.parametrize(("groups", "batch", "inner", "out"), [(3, 50, 400, 120), (10, 256, 120, 84), (2, 7, 84, 10), (1, 100, 33, 70)])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_linear_layers_of_many_networks(groups: int, batch: int, inner: int, out: int, relu: bool, padded: bool) -> None:
+    """Against products in float64, with weights that are rows of a longer vector; the same bits again."""
+    torch.manual_seed(0)
+    layer, size = nn.Linear(inner, out).cuda(), inner * out
+    flat = torch.randn(groups, 3 + size + out, device="cuda").requires_grad_()
+    x = torch.randn(groups, batch, inner, device="cuda", requires_grad=True)
+    assert linears.fits(x, flat[:, 3 : 3 + size].view(groups, out, inner))
+    real = torch.randint(batch + 1, (groups,), dtype=torch.int32, device="cuda")
+    counts = (torch.arange(batch, device="cuda") < real[:, None])[..., None] if padded else torch.ones(1, 1, 1, device="cuda")
+
+    def one(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return functional_call(Line(layer, relu), {"layer.weight": w[3 : 3 + size].view(out, inner), "layer.bias": w[3 + size :]}, (x,))
+
+    def ours() -> torch.Tensor:
+        with fused.counted(real if padded else None, batch):
+            return vmap(one)(flat, x)
+
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    exact = [t.detach().double().requires_grad_() for t in (flat, x)]
+    theirs = exact[1] @ exact[0][:, 3 : 3 + size].view(groups, out, inner).mT + exact[0][:, None, 3 + size :]
+    theirs = theirs.relu() if relu else theirs
+    weight, y = torch.randn(groups, batch, out, device="cuda") * counts, ours()
+    apart = ((y - theirs) * counts).detach().abs().max()
+    assert bool(y.isfinite().all()) and apart < 1e-5 * theirs.detach().abs().max()
+    mine, again = (torch.autograd.grad((t * weight).sum(), (flat, x)) for t in (y, ours()))
+    for a, b, true in zip(mine, again, torch.autograd.grad((theirs * weight).sum(), exact), strict=True):
+        assert torch.equal(a, b) and (a - true).abs().max() <= 1e-5 * true.abs().max()
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize(("shape", "label"), [((3, 5, 4), ()), ((700,), (2,)), ((), (3000,))])
+def test_batches_are_taken_as_torch_takes_them(shape: tuple[int, ...], label: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = torch.tensor([8, 8, 3, 8, 1, 8, 8, 8, 2, 5])
+    feed = Feed(torch.randn(60, *shape).cuda(), torch.randint(9, (60, *label)).cuda(), 60, 10, 8, torch.float32, False)
+    feed.x.copy_(torch.randn(feed.x.shape))
+    feed.y.copy_(torch.randint(9, feed.y.shape))
+    column, begin = torch.arange(8), (lengths.cumsum(0) - lengths)[:, None]
+    feed.rows.copy_(begin + torch.minimum(column, lengths[:, None] - 1))
+    feed.weight.copy_((column < lengths[:, None]).float())
+    feed.lengths.copy_(lengths)
+    on = lambda *values: torch.tensor(values).cuda()
+    first, last = on(0, 3, 5), on(2, 4, 9)
+    for k in range(5):
+        reach = gather.Reach(first, last, on(3, 2, 5), torch.tensor(k).cuda())
+        limit = gather.Reach(first, last, on(5, 1, 3), torch.tensor(2).cuda())
+        for span in (8, 4):
+            ours = gather.take(feed, reach, limit, span)
+            with monkeypatch.context() as patch:
+                patch.setattr(gather, "available", lambda: False)
+                theirs = gather.take(feed, reach, limit, span)
+            assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True))
+            assert ours.real.tolist() == [[8, 8, 3][k] if k < 3 else 0, 0, [8, 8, 8, 2, 5][k]]

@@ -58,6 +58,7 @@ class _Many(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # no zeros for what has no gradient
         ctx.save_for_backward(output[1])
 
     @staticmethod

@@ -161,8 +161,21 @@ def differentiate_rows(valued: Callable[..., tuple[Tensor, Tensor]], w: Tensor, 
     """
     leaf = w.detach().requires_grad_()
     values, buffers = vmap(valued)(leaf, *rows)
-    (g,) = torch.autograd.grad(values.sum(), leaf)  # of a vector, torch would first import sympy, for seconds
+    (g,) = torch.autograd.grad(_Sum.apply(values), leaf)  # type: ignore[no-untyped-call]
     return g, values.detach(), buffers.detach()
+
+
+class _Sum(torch.autograd.Function):
+    """A sum that is never needed, only its slope: of a vector, torch would first import sympy, for seconds."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        ctx.shape = values.shape
+        return values.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].expand(ctx.shape)
 
 
 def straight(alg: Algorithm, me: Me) -> bool:

@@ -30,6 +30,7 @@ class Feed:
             self.x = self.x.to(memory_format=torch.channels_last)
         self.rows = y.new_zeros((batches, length), dtype=torch.long)
         self.weight = torch.zeros((batches, length), dtype=dtype, device=y.device)
+        self.lengths = y.new_zeros(batches, dtype=torch.long)
         self.laid: list[int] = []  # lengths of the batches that rows and weight are made for
 
     def take(self, places: Tensor) -> Tensor:
@@ -61,6 +62,7 @@ class Feed:
         column = torch.arange(self.rows.shape[1], device=device)
         self.rows[: len(ends)] = begin + torch.minimum(column, length - 1)
         self.weight[: len(ends)] = (column < length).to(self.weight.dtype)
+        self.lengths[: len(ends)] = length[:, 0]
 
 
 class Room:

@@ -25,7 +25,9 @@ from ..core.algorithm import Algorithm
 from ..core.local import Moving, Result, Slope, client_round, differentiate_rows, watched
 from ..core.task import Functional, Task
 from ..core.types import Batch, Me, State
+from ..models.fused import counted
 from .base import Ask, Outbox
+from .gather import Reach, take
 from .graphs import Tape, moved, renew
 from .jobs import Errand, Feed, Jobs, example, free, lay
 
@@ -140,6 +142,9 @@ class Block:
     def rows_of(self, m: int) -> tuple[list[Tensor], Tensor]:
         return [t[:m] for t in self.given], self.numbers[:m]
 
+    def reach(self, name: str, m: int) -> Reach:
+        return Reach(self.first[name][:m], self.last[name][:m], self.count[name][:m], self.at[name])
+
     def moving_of(self, m: int) -> Moving:
         assert self.moving is not None
         return Moving(self.moving.w[:m], {n: v[:m] for n, v in self.moving.carry.items()}, self.moving.total[:m])
@@ -244,23 +249,17 @@ class Lockstep:
             block.share[:last].copy_(block.sent(shares.tolist(), block.share.dtype))
 
         def body() -> None:
-            at, count = block.at[name], block.count[name][:m]
-            row = torch.minimum(block.first[name][:m] + at, block.last[name][:m])
-            places = feed.rows.index_select(0, row)[:, :span]
-            live = None
-            if not every:
-                live = at < count
-                if step is not None:
-                    live = live & (block.at["train"] <= block.count["train"][:m])
+            taken = take(feed, block.reach(name, m), block.reach(name if step is None else "train", m), span)
             given, numbers = block.rows_of(m)
             old = block.moving_of(m)
-            extra = {"weight": feed.weight.index_select(0, row)[:, :span]} if padded else {}
+            extra = {"weight": taken.weight} if padded else {}
             if name != "train":
                 extra["share"] = block.share[:m]
-
-            seen = (given, numbers, old, feed.x[places], feed.y[places], extra)
-            renew(old, vmap(partial(self._one, move))(self._slope(move, name, seen), *seen), live)
-            at.add_(1)
+            seen = (given, numbers, old, taken.x, taken.y, extra)
+            with counted(taken.real if padded or not every else None, span):
+                new = vmap(partial(self._one, move))(self._slope(move, name, seen), *seen)
+            renew(old, new, None if every else taken.live)
+            block.at[name].add_(1)
 
         block.tape.play((name, step is None, m, span, padded, every), body, block.held)
         return block.moving

@@ -1,16 +1,19 @@
-"""Convolution, ReLU and 2×2 max-pooling in one kernel, for CUDA; and linear layers of many networks at once.
+"""Convolution, ReLU and 2×2 max-pooling in one kernel, for CUDA.
 
 Small networks spend a GPU's time on many short kernels and on convolutions that cuDNN has no good kernel for (3 → 6
 channels). Here the forward pass is one kernel that never writes what is pooled away, and the backward pass reads only the
 pixel that was the largest of its four. The weights' gradient is summed in a fixed order, so results repeat bit for bit.
+Where `counted` says how many samples of a batch are real, padding costs next to nothing.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +23,10 @@ from ..core.entropy import available as available
 WIDTH = 16  # channels at most: above, cuDNN's matrix kernels are better
 TILE = 64  # pixels of patches, of all channels, at a time
 FORWARD = (128, 4, 1)  # pixels of one program, its warps, and the stages of its loop
-WEIGHTS = (64, 4, 1)
-INPUTS = (128, 4, 1)
-PROGRAMS = 2048  # of the weights' gradient, which is summed in parts: enough to fill the device
-MOST_PARTS = 64
+WEIGHTS = (128, 4, 1)
+INPUTS = (64, 4, 1)
+PROGRAMS = 512  # of the weights' gradient, which is summed in parts: enough to fill the device
+MOST_PARTS = 32
 
 
 def fits(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
@@ -50,13 +53,30 @@ def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
     return y
 
 
-def linear(x: Tensor, layer: nn.Module) -> Tensor:
-    """A linear layer; those of many networks as one product, of which vmap would make four kernels and autograd five."""
-    many = type(layer) is nn.Linear and x.dim() == 2 and torch._C._functorch.is_batchedtensor(x)
-    if not many or layer.bias is None or torch.is_autocast_enabled(x.device.type):
-        return cast(Tensor, layer(x))
-    y: Tensor = _Linear.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
-    return y
+class _Counted:
+    """How many samples are real in each network's batch of so many, where an engine knows."""
+
+    real: Tensor | None = None
+    batch = 0
+
+
+@contextmanager
+def counted(real: Tensor | None, batch: int) -> Iterator[None]:
+    """Networks that are vmapped in here have batches of `batch` samples, of which only the first `real` [G] (int32) count.
+
+    What the others are given as outputs is finite, and else of no account.
+    """
+    before = _Counted.real, _Counted.batch
+    _Counted.real, _Counted.batch = real, batch
+    try:
+        yield
+    finally:
+        _Counted.real, _Counted.batch = before
+
+
+def real_of(x: Tensor) -> Tensor | None:
+    """The number of real samples in each batch of x [G, B, …]."""
+    return _Counted.real if _Counted.real is not None and x.shape[:2] == (len(_Counted.real), _Counted.batch) else None
 
 
 def rows_first(info: Any, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
@@ -79,7 +99,7 @@ def padded(channels: int) -> int:
     return max(4, 1 << (channels - 1).bit_length())
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Pooled output and which of its four pixels each is; x [G, B, …], weights [G, …]: G networks at once."""
     half = x.is_cuda and torch.is_autocast_enabled("cuda")
     x, w, bias = x.contiguous(), dense(w), dense(bias)
@@ -89,12 +109,16 @@ def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int) -> tuple[Tensor, Tenso
     y = torch.empty((groups, b, co, ho, wo), dtype=torch.bfloat16 if half else x.dtype, device=x.device)
     which = torch.empty((groups, b, co, ho, wo), dtype=torch.uint8, device=x.device)
     total, (block, warps, stages) = b * ho * wo, FORWARD
-    sizes = (total, w.stride(0), bias.stride(0), ci, h, wd, co, k, ho, wo, pad, block, padded(co), TILE, precision())
-    _kernels().forward[(-(-total // block), groups)](x, w, bias, y, which, *sizes, num_warps=warps, num_stages=stages)
+    sizes = (total, w.stride(0), bias.stride(0), ci, h, wd, co, k, ho, wo, pad, block, padded(co), TILE, precision(), real is not None)
+    _kernels().forward[(-(-total // block), groups)](
+        x, w, bias, y, which, x if real is None else real, *sizes, num_warps=warps, num_stages=stages
+    )
     return y, which
 
 
-def backward(g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, inner: bool) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, inner: bool, real: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of weights, bias and, if `inner`, of the input."""
     kernels, g, x, w, which = _kernels(), g.contiguous(), x.contiguous(), dense(w), which.contiguous()
     groups, b, ci, h, wd = x.shape
@@ -105,14 +129,15 @@ def backward(g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, inner: bo
     each = -(-blocks // max(8, min(MOST_PARTS, PROGRAMS // (groups * tiles))))
     parts = -(-blocks // each)
     partial = torch.empty((groups, 4 * parts, co * ci * k * k + co), dtype=torch.float32, device=x.device)
-    shape = (b * ho * wo, each, parts, ci, h, wd, co, k, ho, wo, pad, block, padded(co), TILE, precision())
-    kernels.weights[(parts * groups, tiles)](x, g, which, partial, *shape, num_warps=warps, num_stages=stages)
+    shape = (b * ho * wo, each, parts, ci, h, wd, co, k, ho, wo, pad, block, padded(co), TILE, precision(), real is not None)
+    counts = x if real is None else real
+    kernels.weights[(parts * groups, tiles)](x, g, which, partial, counts, *shape, num_warps=warps, num_stages=stages)
     sums = partial.sum(1)
     dx = torch.empty_like(x) if inner else x.new_empty((groups, 0))
     if inner:
         rows, columns, (block, warps, stages) = (h + pad) // 2 + 1, (wd + pad) // 2 + 1, INPUTS
-        sizes = (b, w.stride(0), rows, columns, ci, h, wd, co, k, ho, wo, pad, block, WIDTH, WIDTH, precision())
-        kernels.inputs[(-(-b * rows * columns // block), 4, groups)](g, which, w, dx, *sizes, num_warps=warps, num_stages=stages)
+        sizes = (b, w.stride(0), rows, columns, ci, h, wd, co, k, ho, wo, pad, block, padded(co), padded(ci), precision(), real is not None)
+        kernels.inputs[(-(-b * rows * columns // block), groups)](g, which, w, dx, counts, *sizes, num_warps=warps, num_stages=stages)
     return sums[:, :-co].view(w.shape), sums[:, -co:], dx
 
 
@@ -120,29 +145,29 @@ class _Grouped(torch.autograd.Function):
     """Many networks at once."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-        return forward(x, weight, bias, pad)
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, pad: int, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return forward(x, weight, bias, pad, real)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, weight, _, ctx.pad = inputs
+        x, weight, _, ctx.pad, *rest = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)  # no zeros for what has no gradient
-        ctx.save_for_backward(x, weight, output[1])
+        ctx.save_for_backward(x, weight, output[1], *rest)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inner = ctx.needs_input_grad[0]
-        x, w, which = ctx.saved_tensors
-        weight, bias, dx = backward(grads[0], x, w, which, ctx.pad, inner)
-        return dx if inner else None, weight, bias, None
+        x, w, which, real = ctx.saved_tensors
+        weight, bias, dx = backward(grads[0], x, w, which, ctx.pad, inner, real)
+        return dx if inner else None, weight, bias, None, None
 
 
 class _ConvReluPool(_Grouped):
     """One network, or one of those that are vmapped."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         y, which = forward(x[None], weight[None], bias[None], pad)
         return y[0], which[0]
 
@@ -154,7 +179,8 @@ class _ConvReluPool(_Grouped):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> Any:
-        return _Grouped.apply(*rows_first(info, dims[:3], (x, weight, bias)), pad), (0, 0)  # type: ignore[no-untyped-call]
+        x, weight, bias = rows_first(info, dims[:3], (x, weight, bias))
+        return _Grouped.apply(x, weight, bias, pad, real_of(x)), (0, 0)  # type: ignore[no-untyped-call]
 
 
 class _Backward(torch.autograd.Function):
@@ -178,35 +204,6 @@ class _Backward(torch.autograd.Function):
         return backward(g, x, weight, which, pad, inner), (0, 0, 0)
 
 
-class _Linears(torch.autograd.Function):
-    """The linear layers of many networks: x [G, B, in], weights [G, out, in], biases [G, out]."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return torch.baddbmm(bias[..., None, :], x, weight.mT)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (x, weight) = grads, ctx.saved_tensors
-        return g @ weight if ctx.needs_input_grad[0] else None, g.mT @ x, g.sum(-2)
-
-
-class _Linear(_Linears):
-    """One network's, or that of one of those that are vmapped."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return torch.addmm(bias, x, weight.mT)
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-        return _Linears.apply(*rows_first(info, dims, (x, weight, bias))), 0  # type: ignore[no-untyped-call]
-
-
 @cache
 def _kernels() -> Any:
     """The kernels, compiled at first use."""
@@ -219,9 +216,10 @@ def _kernels() -> Any:
     loose = triton.jit(do_not_specialize=["total", "apart", "bias_apart", "blocks", "parts", "images"])
 
     @loose
-    def forward(x, w, bias, y, which, total, apart, bias_apart,
+    def forward(x, w, bias, y, which, real, total, apart, bias_apart,
                 ci: tl.constexpr, h: tl.constexpr, wd: tl.constexpr, co: tl.constexpr, k: tl.constexpr, ho: tl.constexpr, wo: tl.constexpr,
-                pad: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, exact: tl.constexpr):  # fmt: skip
+                pad: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr,
+                exact: tl.constexpr, COUNTED: tl.constexpr):  # fmt: skip
         """A program has some pooled pixels of one network."""
         group = tl.program_id(1).to(tl.int64)
         x += group * (total // (ho * wo)) * (ci * h * wd)
@@ -234,8 +232,10 @@ def _kernels() -> Any:
         image, place, live = at // (ho * wo), at % (ho * wo), at < total
         top, left = (place // wo) * 2 - pad, (place % wo) * 2 - pad
         corner = image * (ci * h * wd) + top * wd + left
-        acc = tl.zeros((BLOCK, 4 * OUT), dtype=tl.float32)
-        for start in range(0, ci * side, TILE):
+        acc, stop = tl.zeros((BLOCK, 4 * OUT), dtype=tl.float32), ci * side
+        if COUNTED:
+            stop = tl.where(tl.program_id(0) * BLOCK < tl.load(real + group) * (ho * wo), ci * side, 0)
+        for start in range(0, stop, TILE):
             q = start + tl.arange(0, TILE)
             c, qy, qx = q // side, q % side // (k + 1), q % (k + 1)
             inside = live[:, None] & (c < ci)[None, :]
@@ -267,9 +267,10 @@ def _kernels() -> Any:
         tl.store(which + spot, arg.to(tl.uint8), mask=keep)
 
     @loose
-    def weights(x, g, which, partial, total, blocks, parts,
+    def weights(x, g, which, partial, real, total, blocks, parts,
                 ci: tl.constexpr, h: tl.constexpr, wd: tl.constexpr, co: tl.constexpr, k: tl.constexpr, ho: tl.constexpr, wo: tl.constexpr,
-                pad: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr, exact: tl.constexpr):  # fmt: skip
+                pad: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr,
+                exact: tl.constexpr, COUNTED: tl.constexpr):  # fmt: skip
         """A program has some pooled pixels, and a tile of their patches, of one network. The bias sees a pixel that is one."""
         side: tl.constexpr = (k + 1) * (k + 1)
         group, first = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
@@ -278,8 +279,10 @@ def _kernels() -> Any:
         which += group * total * co
         row, channel, q = tl.arange(0, 4 * OUT), tl.arange(0, OUT), tl.program_id(1) * TILE + tl.arange(0, TILE)
         out, c, qy, qx, one = row // 4, q // side, q % side // (k + 1), q % (k + 1), q == ci * side
-        acc = tl.zeros((4 * OUT, TILE), dtype=tl.float32)
-        for n in range(blocks):
+        acc, stop = tl.zeros((4 * OUT, TILE), dtype=tl.float32), blocks
+        if COUNTED:
+            stop = tl.minimum(blocks, (tl.load(real + group) * (ho * wo) + BLOCK - 1) // BLOCK - first * blocks)
+        for n in range(stop):
             at = (first * blocks + n) * BLOCK + tl.arange(0, BLOCK)
             image, place, live = at // (ho * wo), at % (ho * wo), at < total
             spot = (image * (co * ho * wo) + place)[None, :] + (channel * (ho * wo))[:, None]
@@ -303,27 +306,28 @@ def _kernels() -> Any:
         tl.store(base + co * ci * k * k + out[:, None] + q[None, :] * 0, acc, mask=(row[:, None] < 4 * co) & one[None, :])
 
     @loose
-    def inputs(g, which, w, dx, images, apart,
+    def inputs(g, which, w, dx, real, images, apart,
                rows: tl.constexpr, columns: tl.constexpr, ci: tl.constexpr, h: tl.constexpr, wd: tl.constexpr, co: tl.constexpr,
                k: tl.constexpr, ho: tl.constexpr, wo: tl.constexpr, pad: tl.constexpr,
-               BLOCK: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr, exact: tl.constexpr):  # fmt: skip
-        """A program has some pixels of all input channels of one network: what the pooled pixels above them send back.
+               BLOCK: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, exact: tl.constexpr, COUNTED: tl.constexpr):  # fmt: skip
+        """A program has some squares of 2×2 pixels, of all input channels of one network: what the pooled pixels above send back.
 
-        Its pixels are all even or all odd in both directions, so each sees the same weights of the pooled pixel that is so
-        and so far away.
+        Of the pooled pixel that is so and so far away, all squares see the same weights: one product of what it sends back,
+        in the four places (row 4·out + place), with the weights of the square's four pixels (column 4·in + pixel).
         """
-        group = tl.program_id(2).to(tl.int64)
+        group = tl.program_id(1).to(tl.int64)
         g += group * images * (co * ho * wo)
         which += group * images * (co * ho * wo)
         w += group * apart
         dx += group * images * (ci * h * wd)
-        odd_y, odd_x = tl.program_id(1) // 2, tl.program_id(1) % 2
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        channel, into = tl.arange(0, OUT), tl.arange(0, WIDTH)
+        at, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, OUT)
+        row, column = tl.arange(0, 4 * OUT), tl.arange(0, 4 * IN)
         image, live = at // (rows * columns), at < images * rows * columns
         half_y, half_x = at % (rows * columns) // columns, at % columns
-        acc = tl.zeros((BLOCK, WIDTH), dtype=tl.float32)
-        for near in range(((k + 2) // 2) * ((k + 2) // 2)):
+        acc, stop = tl.zeros((BLOCK, 4 * IN), dtype=tl.float32), ((k + 2) // 2) * ((k + 2) // 2)
+        if COUNTED:
+            stop = tl.where(tl.program_id(0) * BLOCK < tl.load(real + group) * (rows * columns), stop, 0)
+        for near in range(stop):
             ny, nx = near // ((k + 2) // 2), near % ((k + 2) // 2)
             py, px = half_y - ny, half_x - nx
             there = live & (py >= 0) & (px >= 0) & (py < ho) & (px < wo)
@@ -331,15 +335,15 @@ def _kernels() -> Any:
             keep = there[:, None] & (channel[None, :] < co)
             arg = tl.load(which + above, mask=keep, other=4).to(tl.int32)
             grad = tl.load(g + above, mask=keep, other=0.0).to(tl.float32)
-            for place in tl.static_range(4):
-                ky, kx = channel * 0 + odd_y + 2 * ny - place // 2, channel * 0 + odd_x + 2 * nx - place % 2
-                seen = ((channel < co) & (ky >= 0) & (ky < k) & (kx >= 0) & (kx < k))[:, None] & (into[None, :] < ci)
-                taps = w + (channel[:, None] * ci + into[None, :]) * (k * k) + (ky * k + kx)[:, None]
-                wt = tl.load(taps, mask=seen, other=0.0).to(tl.float32)
-                acc = tl.dot(tl.where(arg == place, grad, 0.0), wt, acc, input_precision=exact)
-        y, x = half_y * 2 + odd_y - pad, half_x * 2 + odd_x - pad
-        inside = live & (y >= 0) & (y < h) & (x >= 0) & (x < wd)
-        spot = (image[:, None] * ci + into[None, :]) * (h * wd) + (y * wd + x)[:, None]
-        tl.store(dx + spot, acc, mask=inside[:, None] & (into[None, :] < ci))
+            placed = tl.where(arg[:, :, None] == tl.arange(0, 4)[None, None, :], grad[:, :, None], 0.0)
+            ky = (column % 4 // 2)[None, :] + 2 * ny - (row % 4 // 2)[:, None]
+            kx = (column % 2)[None, :] + 2 * nx - (row % 2)[:, None]
+            seen = (row < 4 * co)[:, None] & (column < 4 * ci)[None, :] & (ky >= 0) & (ky < k) & (kx >= 0) & (kx < k)
+            taps = w + ((row // 4)[:, None] * ci + (column // 4)[None, :]) * (k * k) + ky * k + kx
+            weight = tl.load(taps, mask=seen, other=0.0).to(tl.float32)
+            acc = tl.dot(tl.reshape(placed, (BLOCK, 4 * OUT)), weight, acc, input_precision=exact)
+        y, x = (half_y * 2 - pad)[:, None] + (column % 4 // 2)[None, :], (half_x * 2 - pad)[:, None] + (column % 2)[None, :]
+        inside = live[:, None] & (column < 4 * ci)[None, :] & (y >= 0) & (y < h) & (x >= 0) & (x < wd)
+        tl.store(dx + (image[:, None] * ci + (column // 4)[None, :]) * (h * wd) + y * wd + x, acc, mask=inside)
 
     return SimpleNamespace(forward=forward, weights=weights, inputs=inputs)

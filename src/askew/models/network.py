@@ -18,7 +18,7 @@ from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS
 from ..core.task import Row
 from ..errors import ConfigError, ModelError
-from . import fused
+from . import fused, linears
 from .weights import HEAD, start_from
 
 GROUPS = 2
@@ -35,17 +35,21 @@ class Chain(Row):
             return self.transfer(x)
         *body, out = self
         x = self.through(x, body)
-        return fused.linear(x, out), x
+        return linears.linear(x, out) if linears.many(out, x) else out(x), x
 
     def through(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
-        """One layer after the other, or three at once."""
+        """One layer after the other, or two or three at once."""
         k = 0
         while k < len(layers):
             if self.fused and x.is_cuda and x.dtype != torch.float64 and k + 2 < len(layers) and fused.fits(*layers[k : k + 3]):
                 x = fused.conv_relu_pool(x, cast(nn.Conv2d, layers[k]))
                 k += 3
+            elif linears.many(layers[k], x):
+                relu = k + 1 < len(layers) and type(layers[k + 1]) is nn.ReLU
+                x = linears.linear(x, layers[k], relu)
+                k += 1 + relu
             else:
-                x = fused.linear(x, layers[k])
+                x = layers[k](x)
                 k += 1
         return x
 
