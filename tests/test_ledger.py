@@ -19,8 +19,9 @@ from askew.experiment.claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, Claim, Cou
 from askew.experiment.deductions import DEDUCTIONS
 from askew.experiment.evidence import FUNCTIONS, Curve, Evidence, Formula, Term
 from askew.experiment.ledger import Bill, collect, ledger
-from askew.experiment.results import Result, write
+from askew.experiment.results import CURVES, Result, read, write
 from askew.experiment.statistics import equivalent, flips, holm, interval, paired, welch
+from askew.experiment.thin import thin
 from askew.report.ledger import page
 
 PAPERS = Path(__file__).parent.parent / "papers"
@@ -360,7 +361,7 @@ def test_all_claims_are_there_once() -> None:
 @pytest.mark.parametrize("claim", REAL, ids=lambda c: c.id)
 def test_claims_name_cases_and_methods_that_exist(claim: Claim) -> None:
     known = papers.experiments()
-    court = Court(Evidence(known, [], "full"), claim.experiments, {})
+    court = Court(Evidence(known, {}, "full"), claim.experiments, {})
     assert claim.text and claim.where and set(claim.experiments) <= set(known)
     for rule in (*claim.rules, *claim.beside):
         for t in law.terms(rule):
@@ -586,9 +587,9 @@ def test_results_of_other_settings_are_not_taken(desk: Path) -> None:
     assert cells(made(desk), "easy | FedAvg | best_accuracy")[4].startswith("not run")
 
 
-def tuned(desk: Path) -> None:
+def tuned(desk: Path, rates: str = "[0.1, 0.2]", more: str = "") -> None:
     path = desk / "papers" / "toy" / "table.toml"
-    path.write_text(TABLE.format(more="", grid='[grid]\n"local.lr" = [0.1, 0.2]'))
+    path.write_text(TABLE.format(more=more, grid=f'[grid]\n"local.lr" = {rates}'))
     papers.experiments.cache_clear()
 
 
@@ -615,6 +616,96 @@ def test_an_unfinished_grid_gives_no_number(desk: Path) -> None:
     text = made(desk)
     assert cells(text, "easy | FedAvg | best_accuracy")[4] == "not run: 1 run, 1.44 k samples"
     assert cells(text, "**toy-01**")[1] == "**not run**"
+
+
+# which curves are kept ------------------------------------------------------------------------------------------
+
+
+def thinly(desk: Path) -> None:
+    thin(desk / "results", papers.experiments(desk / "papers")["toy/table"], "full")
+
+
+def drawn(desk: Path) -> dict[int, set[str]]:
+    """The grid points that have a curve, by seed; of one case and method, as all are alike."""
+    found: dict[int, set[str]] = {}
+    for r in read(desk / "results"):
+        if (r.metric, r.case, r.method) == ("accuracy", "easy", "FedProx"):
+            found.setdefault(r.seed, set()).add(r.hyper.removeprefix("local.lr="))
+    return found
+
+
+def lifted(run: Any) -> float:
+    """0.2 is the best rate on the test set, and 0.1 on the half of it that chooses; 0.3 is nobody's choice."""
+    return plain(run) + {0.1: -0.05, 0.2: 0.05, 0.3: 0.0}[run.hyper["local.lr"]]
+
+
+def test_curves_of_points_that_no_rule_chose_are_dropped_and_nothing_else(desk: Path) -> None:
+    tuned(desk, "[0.1, 0.2, 0.3]", 'target = "FedAvg"')
+    measure(desk, lifted, seeds=[0])
+    measure(desk, lifted, seeds=[1, 2], only=lambda run: run.hyper["local.lr"] < 0.3)
+    before, rows = made(desk), {r.key: r for r in read(desk / "results")}
+    assert cells(before, "easy | FedProx | rounds_to")[4] == "3.0 ± 0.0 (3 seeds)"  # which is read off curves
+    thinly(desk)
+    kept = {r.key: r for r in read(desk / "results")}
+    assert drawn(desk) == {0: {"0.1", "0.2"}, 1: {"0.1", "0.2"}, 2: {"0.1", "0.2"}} and made(desk) == before
+    assert all(kept[key] == rows[key] for key in kept)
+    assert all(r.metric in CURVES and r.hyper == "local.lr=0.3" for key, r in rows.items() if key not in kept) and len(kept) < len(rows)
+    path = desk / "results" / "toy-table-full.csv"
+    text = path.read_bytes()
+    thinly(desk)
+    assert path.read_bytes() == text
+
+
+@pytest.mark.parametrize("whole", [[], [0]], ids=["first", "another"])
+def test_an_unfinished_grid_keeps_all_curves(desk: Path, whole: list[int]) -> None:
+    """Also that of another seed, which will have a say once it is finished."""
+    tuned(desk, "[0.1, 0.2, 0.3]")
+    for seed in whole:
+        measure(desk, lifted, seeds=[seed])
+    measure(desk, lifted, seeds=[len(whole)], only=lambda run: run.hyper["local.lr"] > 0.1)
+    before = (desk / "results" / "toy-table-full.csv").read_bytes()
+    thinly(desk)
+    assert (desk / "results" / "toy-table-full.csv").read_bytes() == before
+
+
+def test_every_seed_that_may_tune_keeps_its_choice(desk: Path) -> None:
+    tuned(desk, "[0.1, 0.2, 0.3, 0.4]")
+    lifts = {0: (0, 3, 2, 1), 1: (0, 1, 2, 3), 2: (0, 1, 2, 2.5)}  # a claim is tested at one seed and tuned on the others
+    measure(desk, lambda run: plain(run) + 0.01 * lifts[run.seed][round(10 * run.hyper["local.lr"]) - 1])
+    before = made(desk)
+    thinly(desk)
+    assert drawn(desk)[0] == {"0.1", "0.2", "0.4"} and made(desk) == before
+
+
+def test_a_grid_that_is_the_result_keeps_all_curves(desk: Path) -> None:
+    tuned(desk, "[0.1, 0.2, 0.3]", "choose = []")
+    measure(desk, lifted)
+    thinly(desk)
+    assert drawn(desk)[0] == {"0.1", "0.2", "0.3"}
+
+
+def test_a_curve_that_another_experiment_shows_is_kept(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned(desk, "[0.1, 0.2, 0.3]")
+    single = TABLE.format(more="", grid="").replace("rounds = 4", "rounds = 4\nlocal = { lr = 0.3 }")
+    (desk / "papers" / "toy" / "single.toml").write_text(single)
+    papers.experiments.cache_clear()
+    known = papers.experiments(desk / "papers")
+    monkeypatch.setattr("askew.experiment.thin.experiments", lambda: known)
+    measure(desk, lifted)
+    thinly(desk)
+    assert drawn(desk)[0] == {"0.1", "0.2", "0.3"}
+
+
+def test_no_claim_and_no_number_reads_the_curve_of_a_point_that_a_rule_may_drop() -> None:
+    known = papers.experiments(PAPERS)
+    for claim in REAL:
+        for t in (t for rule in (*claim.rules, *claim.beside) for t in law.terms(rule) if t.hyper and t.metric in CURVES):
+            assert not any(known[id].choose for id in ([t.experiment] if t.experiment else claim.experiments)), (claim.id, t)
+    for row in (row for folder in PAPERS.iterdir() for row in law.read_printed(folder) if " @ " in row.method):
+        assert not (row.metric in ("rounds_to", "speedup") or row.metric.startswith("accuracy at ")) or not known[row.experiment].choose
+
+
+# the command ----------------------------------------------------------------------------------------------------
 
 
 def test_bills_are_readable() -> None:

@@ -405,6 +405,28 @@ def test_further_seeds_are_run_at_the_chosen_points_alone(tmp_path: Path) -> Non
     assert {r.hyper for r in rows if r.seed} <= {cell.hyper, cell.held_hyper}
 
 
+def test_curves_that_nobody_shows_are_dropped_and_made_again_once_they_are_wanted(tmp_path: Path) -> None:
+    file, where = tmp_path / "mine.toml", {"out": tmp_path / "runs", "results": tmp_path / "results"}
+    base = '[base]\nrounds = 2\nevaluation = { halves = true }\n[grid]\n"local.lr" = [1e-6, 0.5, 0.01, 0.1]\n'
+    page = 'title = "t"\nwhere = "here"\nshows = "table"\naxis = { y = ["accuracy"] }\nchoose = ["best_accuracy"]\n' + base
+    file.write_text(page)
+    cells = reproduce(str(file), seeds=2, **where)
+    rows = stored.read(tmp_path / "results")
+    curves = {(r.hyper, r.seed) for r in rows if r.metric == "accuracy"}
+    [cell] = [c for c in cells if c.metric == "best_accuracy"]
+    assert curves == {(hyper, seed) for hyper in (cell.hyper, cell.held_hyper) for seed in (0, 1)}
+    assert len({r.hyper for r in rows if r.metric == "best_accuracy"}) == 4
+    assert not start(str(file), seeds=2, results=tmp_path / "results").missing  # what lost its curve is finished nevertheless
+    assert not start(str(file), only=["local.lr=1e-6"], results=tmp_path / "results").missing
+    file.write_text(page.replace("best_accuracy", "-best_accuracy"))  # the worst is wanted now
+    begun, seen = start(str(file), results=tmp_path / "results"), list[str]()
+    [p] = begun.missing
+    assert (words(p.hyper), 0) not in curves and words(p.hyper) == words(next(iter(choices(begun, begun.planned).values()))[0])
+    reproduce(str(file), **where, watch=lambda run, record: seen.append(run.name))
+    assert "accuracy" in stored.by_run(stored.read(tmp_path / "results"))[p.digest, 0] and not seen  # it was read off its folder
+    assert not start(str(file), results=tmp_path / "results").missing
+
+
 def test_data_and_weights_that_are_not_there_are_missed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASKEW_DATA", str(tmp_path))
     monkeypatch.setattr("askew.data.files.chosen", None)

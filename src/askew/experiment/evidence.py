@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import ConfigError, did_you_mean
 from .papers import Experiment, Hyper, digest, plan, words
-from .results import Result, by_run, curve
+from .results import Runs, curve
 
 TERM = re.compile(r"\[([^\[\]]+)\]")
 
@@ -218,14 +218,14 @@ class Point(NamedTuple):
 
     hyper: Hyper
     runs: dict[int, dict[str, str]]
+    digests: dict[int, str]  # of these runs
 
 
 class Evidence:
     """Results at one scale, looked up as the experiments plan their runs: experiments that plan the same run share it."""
 
-    def __init__(self, known: Mapping[str, Experiment], results: Sequence[Result], scale: str) -> None:
-        mine = [r for r in results if r.scale == scale]
-        self.known, self.scale, self.runs, self.seeds = known, scale, by_run(mine), sorted({r.seed for r in mine})
+    def __init__(self, known: Mapping[str, Experiment], runs: Runs, scale: str) -> None:
+        self.known, self.scale, self.runs, self.seeds = known, scale, runs, sorted({seed for _, seed in runs})
         self.planned: dict[str, dict[tuple[str, str], list[Point]]] = {}
 
     def points(self, experiment: str) -> dict[tuple[str, str], list[Point]]:
@@ -239,9 +239,10 @@ class Evidence:
             return {key: points for owner in e.runs for key, points in self.points(owner).items() if shows(e, *key)}
         found: dict[tuple[str, str], list[Point]] = {}
         for run in plan(e, self.scale, self.seeds[:1]):
-            keys = [(digest(replace(run.config, seed=seed)), seed) for seed in self.seeds]
-            made = {seed: self.runs[key, seed] for key, seed in keys if (key, seed) in self.runs}
-            found.setdefault((run.case, run.method), []).append(Point(run.hyper, made))
+            keys = {seed: digest(replace(run.config, seed=seed)) for seed in self.seeds}
+            made = {seed: key for seed, key in keys.items() if (key, seed) in self.runs}
+            runs = {seed: self.runs[key, seed] for seed, key in made.items()}
+            found.setdefault((run.case, run.method), []).append(Point(run.hyper, runs, made))
         return found
 
     def at(self, experiment: str, case: str, method: str, hyper: str = "") -> list[Point]:
@@ -258,10 +259,11 @@ class Evidence:
         rule = by or self.known[experiment].choose
         if not rule:
             return None  # the whole grid is the result
-        tuning = [s for s in self.seeds if s != without and points and all(s in p.runs for p in points)]
-        if not tuning or any(m.removeprefix("-") not in p.runs[s] for p in points for s in tuning for m in rule[:1]):
-            return None
-        return max(points, key=lambda p: [score(p, metric, tuning) for metric in rule])
+        return pick(points, rule, [s for s in self.tuning(points) if s != without])
+
+    def tuning(self, points: Sequence[Point]) -> list[int]:
+        """The seeds at which a whole grid was run."""
+        return [s for s in self.seeds if points and all(s in p.runs for p in points)]
 
     def series(self, experiment: str, t: Term, blind: bool = True) -> dict[int, Value]:
         """A term by seed. Blind, a tuned point is chosen on other seeds than the one it is tested at; otherwise on all, as papers do."""
@@ -276,6 +278,13 @@ class Evidence:
 def shows(e: Experiment, case: str, method: str) -> bool:
     """Does an experiment that shows the runs of others show these?"""
     return (not e.only_cases or case in e.only_cases) and (not e.only_methods or method in e.only_methods)
+
+
+def pick(points: Sequence[Point], rule: Sequence[str], seeds: Sequence[int]) -> Point | None:
+    """The point with the best mean over some seeds; None without a seed, and where it was not measured."""
+    if not seeds or any(rule[0].removeprefix("-") not in p.runs[s] for p in points for s in seeds):
+        return None
+    return max(points, key=lambda p: [score(p, metric, seeds) for metric in rule])
 
 
 def score(p: Point, metric: str, seeds: Sequence[int]) -> float:

@@ -17,8 +17,7 @@ from .claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, UNTESTABLE, Claim, Court, 
 from .cost import work
 from .evidence import Evidence, Term, number
 from .papers import Experiment, configure, experiments, spanned, words
-from .reproduce import HELD
-from .results import read
+from .results import HELD, by_run, read
 from .statistics import FEWEST
 
 VERDICTS = (HOLDS, FAILS, UNDECIDED, NOT_RUN, UNTESTABLE)
@@ -183,7 +182,7 @@ class Books:
 
     def __init__(self, papers: Path, results: Path) -> None:
         self.papers, self.known, self.results = papers, experiments(papers), read(results)
-        self.evidence = {scale: Evidence(self.known, self.results, scale) for scale in law.SCALES}
+        self.evidence = {scale: Evidence(self.known, by_run(r for r in self.results if r.scale == scale), scale) for scale in law.SCALES}
         self.costs: dict[str, dict[tuple[str, str], list[tuple[str, int]]]] = {}
 
     def prices(self, experiment: str) -> dict[tuple[str, str], list[tuple[str, int]]]:

@@ -23,17 +23,16 @@ from .config import Config
 from .conformal import conformal
 from .cost import memory
 from .papers import Experiment, Hyper, Planned, find, papers_folder, plan, words
+from .results import HELD, Metrics
 from .run import Watch, play_all
 from .store import Record, Run, read_text
+from .thin import drawn, rules, thin, thinned
 
-# What is chosen by and reported where the choice is made on one half of the test set and the report on the other.
-HELD = {"best_accuracy": ("chosen_accuracy", "reported_accuracy"), "last_accuracy": ("last_accuracy_choose", "last_accuracy_report")}
 TIME = "seconds_per_round"
 COSTS = (TIME, "bytes_up", "bytes_down")
 PAUSE = 2.0  # seconds between two writings of the results
 SHARE = 0.4  # of a GPU's memory that uploads and states may take; activations need the rest
 
-Metrics = Mapping[str, str]
 Key = tuple[str, str, str]  # experiment, case and method
 
 
@@ -50,6 +49,7 @@ class Reproduction:
     planned: list[Planned]
     alone: bool = False  # one run at a time: those that share a device share its time
     unfinished: Run | None = None  # the run that was stopped
+    bare: frozenset[tuple[str, int]] = frozenset()  # runs that lost a curve which is to be shown after all
 
     def found(self, p: Planned) -> Metrics | None:
         """What was measured of a run, if it was made and has what is wanted of it."""
@@ -60,7 +60,11 @@ class Reproduction:
     @property
     def missing(self) -> list[Planned]:
         """Runs still to make, each once."""
-        return list({(p.digest, p.seed): p for p in self.planned if not self.found(p)}.values())
+        return list({(p.digest, p.seed): p for p in self.planned if not self.done(p)}.values())
+
+    def done(self, p: Planned) -> bool:
+        told = self.found(p)
+        return told is not None and not ((p.digest, p.seed) in self.bare and thinned(told))
 
     def plan(self) -> None:
         """All runs as far as they are known: further seeds of what is tuned only at the points that the first one chose."""
@@ -71,6 +75,8 @@ class Reproduction:
             points = chosen.get((p.experiment, p.case, p.method))
             if points is None or p.seed == whole[0].seed or p.hyper in points:
                 self.planned.append(p._replace(config=replace(p.config, engine=self.engine)) if self.engine else p)
+        bare = {(p.digest, p.seed) for p in self.planned if thinned(self.found(p) or {})}
+        self.bare = frozenset(bare and bare & drawn(self.experiment, self.runs, self.scale))
 
 
 def start(
@@ -154,6 +160,7 @@ def play(begun: Reproduction, out: str | Path, results: str | Path, watch: Watch
                 yield run
     finally:
         put_down()
+    thin(results, begun.experiment, begun.scale)
 
 
 def batches(planned: Sequence[Planned], alone: bool = False) -> Iterator[list[Planned]]:
@@ -202,8 +209,7 @@ def choices(begun: Reproduction, planned: Sequence[Planned]) -> dict[Key, list[H
             continue
         told = [(p.hyper, begun.found(p)) for p in points if p.seed == planned[0].seed]
         done = [(hyper, metrics) for hyper, metrics in told if metrics]
-        rules = [rule, *([(HELD[rule[0]][0], *rule[1:])] if rule[0] in HELD else [])]
-        tuned[key] = [hyper for r in rules if (hyper := best(done, r)) is not None] if len(done) == len(told) else []
+        tuned[key] = [hyper for r in rules(rule) if (hyper := best(done, r)) is not None] if len(done) == len(told) else []
     return tuned
 
 
@@ -292,8 +298,10 @@ def measured(begun: Reproduction, groups: Mapping[Key, Sequence[Planned]], p: Pl
         return None
     if metric == "rounds_to":
         goal = target(begun, groups, p)
-        reached = stored.rounds_to(metrics["accuracy"], goal) if goal is not None and "accuracy" in metrics else None
-        return None if goal is None else math.inf if reached is None else float(reached)
+        if goal is None or "accuracy" not in metrics:
+            return None
+        reached = stored.rounds_to(metrics["accuracy"], goal)
+        return math.inf if reached is None else float(reached)
     if metric == "speedup":
         base = [measured(begun, groups, b, "rounds_to") for b in groups.get((*key, "FedAvg"), ()) if b.seed == p.seed]
         own = measured(begun, groups, p, "rounds_to")

@@ -20,11 +20,16 @@ WARM_UP = 10  # rounds that tell nothing about the time of the others
 SHARES = (10, 50, 100)  # percent of the rounds over which means are taken
 COMMON = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
 HALVES = ("accuracy_choose", "accuracy_report")
+# What is chosen by and reported where the choice is made on one half of the test set and the report on the other.
+HELD = {"best_accuracy": ("chosen_accuracy", "reported_accuracy"), "last_accuracy": ("last_accuracy_choose", "last_accuracy_report")}
 CURVES = ("accuracy", "train_loss", "loss", "public_share", "public_ratio")
 SPARSE = "drift_relative"  # a curve too, of every so many rounds
 EVERY = 20
 EARLY = range(10, 101)  # rounds over which claims about local models speak of the mean
 LOCAL = ("drift_relative", "drift_apart", "fit_loss")  # of such records, and tables of them by layer
+
+Metrics = Mapping[str, str]
+Runs = Mapping[tuple[str, int], dict[str, str]]  # metrics by digest and seed
 
 ONCE = ("experiment", "scale", "case", "method", "hyper", "device", "version", "command")  # a run's first row has them for all
 
@@ -220,17 +225,21 @@ def write(folder: str | Path, results: Iterable[Result]) -> list[Path]:
         files.setdefault(file_of(Path(folder), result.experiment, result.scale), {})[result.key] = result
     for path, new in files.items():
         merged = ({r.key: r for r in read_csv(path)} if path.exists() else {}) | new
-        rows = sorted(merged.values(), key=lambda r: (r.case, r.method, r.hyper, r.seed, r.digest, r.metric))
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(Result._fields)
-        for last, row in pairwise([None, *rows]):
-            assert row is not None
-            known = last is not None and last.run == row.run
-            said = {name for name in ONCE if known and getattr(last, name) == getattr(row, name)}
-            writer.writerow(["" if name in said else value for name, value in row._asdict().items()])
-        write_text(path, text.getvalue())
+        write_csv(path, merged.values())
     return list(files)
+
+
+def write_csv(path: Path, results: Iterable[Result]) -> None:
+    rows = sorted(results, key=lambda r: (r.case, r.method, r.hyper, r.seed, r.digest, r.metric))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Result._fields)
+    for last, row in pairwise([None, *rows]):
+        assert row is not None
+        known = last is not None and last.run == row.run
+        said = {name for name in ONCE if known and getattr(last, name) == getattr(row, name)}
+        writer.writerow(["" if name in said else value for name, value in row._asdict().items()])
+    write_text(path, text.getvalue())
 
 
 def by_run(results: Iterable[Result]) -> dict[tuple[str, int], dict[str, str]]:
@@ -241,6 +250,6 @@ def by_run(results: Iterable[Result]) -> dict[tuple[str, int], dict[str, str]]:
     return runs
 
 
-def found(runs: Mapping[tuple[str, int], dict[str, str]], planned: Planned) -> dict[str, str] | None:
+def found(runs: Runs, planned: Planned) -> dict[str, str] | None:
     """The metrics of a planned run, if it was made."""
     return runs.get((planned.digest, planned.seed))
