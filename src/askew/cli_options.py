@@ -53,7 +53,7 @@ def put_json(value: Any) -> None:
     print(to_json(value, indent=1))
 
 
-def stopped(said: Console, what: str, command: str) -> NoReturn:
-    """Say how to go on after a Ctrl-C, and leave."""
+def stopped(said: Console, what: str, command: str, code: int = 130) -> NoReturn:
+    """Say how to go on, after a Ctrl-C unless the code says otherwise, and leave."""
     said.print(Text(f"{what}; to go on:\n  {command}", "yellow"), soft_wrap=True)
-    raise typer.Exit(130)
+    raise typer.Exit(code)

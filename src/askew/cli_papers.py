@@ -13,6 +13,7 @@ from rich.text import Text
 
 from .cli_options import AsJson, Compiled, Dtype, Folder, examples, put, put_json, stopped
 from .engine.choose import EngineSettings
+from .errors import ConfigError
 from .experiment import cost
 from .experiment.build import device_of
 from .experiment.papers import experiments
@@ -28,6 +29,7 @@ EPILOG = examples(
     "askew reproduce feddpc/table2 --plan",
     "askew reproduce feddpc/table2 --only case=cifar10-0.2 --only method=FedDPC --seeds 3",
     "askew reproduce mldl24/table2 --scale reduced --json",
+    "askew reproduce fedpmvr/table1 --processes 4",
 )
 H200 = "NVIDIA H200"
 
@@ -55,7 +57,10 @@ def reproduce(
     alone: Annotated[bool, typer.Option("--alone", help="One run at a time, as needed to time rounds on a GPU.")] = False,
     dtype: Dtype = "float32",
     compiled: Compiled = False,
-    workers: Annotated[int, typer.Option(metavar="N", help="Processes that share the work; 0: as many as pay.")] = 0,
+    workers: Annotated[int, typer.Option(metavar="N", help="Processes that share the work of each run; 0: as many as pay.")] = 0,
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Processes that play different runs at a time, on one GPU or several cores.")
+    ] = 1,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,6 +69,8 @@ def reproduce(
     Runs whose results are stored are not played again, interrupted ones go on. Ctrl-C keeps all that was done.
     """
     said = Console(stderr=True)
+    if processes > 1 and workers > 1:
+        raise ConfigError(f"reproduce: --processes {processes} and --workers {workers} both divide the machine; give one of them.")
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
     begun = start(id, scale, only or (), seeds, results, engine if engine != EngineSettings() else None, alone)
     if plan:
@@ -72,13 +79,17 @@ def reproduce(
     for title in (id, f"{id}, further seeds"):
         if missing := begun.missing:
             with Bar(said, [p.config for p in missing], title) if len(missing) > 1 else terminal.Ticker(said) as ticker:
-                for done in play(begun, out, results, ticker):
+                for done in play(begun, out, results, ticker, processes, lambda words: ticker.say(words, "yellow")):
                     ticker.end(done)
+            words = [*(w for o in only or () for w in ("--only", o)), *(["--seeds", str(seeds)] if seeds else [])]
+            words += ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
+            words += ["--processes", str(processes)] * (processes > 1)
+            again = terminal.command("reproduce", id, "--scale", scale, *words, "--out", out, "--results", results)
             if begun.unfinished:
-                words = [*(w for o in only or () for w in ("--only", o)), *(["--seeds", str(seeds)] if seeds else [])]
-                words += ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
-                again = terminal.command("reproduce", id, "--scale", scale, *words, "--out", out, "--results", results)
                 stopped(said, f"stopped with {len(begun.missing)} of {len(missing)} runs to go, all of it stored", again)
+            if begun.lost:
+                what = f"{len(begun.lost)} of {len(missing)} runs were not made, as their processes were lost, all others are stored"
+                stopped(said, f"{what}: {papers.called(begun.lost)}", again, 1)
             begun.plan()
     example = toy(begun.experiment.id, scale) if begun.experiment.shows == "toy" else None
     cells, pictures = table(begun), paper_figures.write(begun, out / "figures", example)

@@ -7,24 +7,26 @@ import io
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..data import files
 from ..engine.choose import EngineSettings
-from ..errors import ModelError
+from ..errors import ConfigError, ModelError
 from . import results as stored
+from .build import device_of
 from .config import Config
 from .conformal import conformal
-from .cost import memory
+from .cost import memory, work
 from .papers import Experiment, Hyper, Planned, find, papers_folder, plan, words
 from .results import HELD, Metrics
 from .run import Watch, play_all
+from .share import Speak, shared
 from .store import Record, Run, read_text
 from .thin import drawn, rules, thin, thinned
 
@@ -49,6 +51,7 @@ class Reproduction:
     planned: list[Planned]
     alone: bool = False  # one run at a time: those that share a device share its time
     unfinished: Run | None = None  # the run that was stopped
+    lost: Sequence[Planned] = ()  # runs that were given up with the processes that played them
     bare: frozenset[tuple[str, int]] = frozenset()  # runs that lost a curve which is to be shown after all
 
     def found(self, p: Planned) -> Metrics | None:
@@ -104,13 +107,14 @@ def reproduce(
     out: str | Path = "runs",
     results: str | Path = "results",
     watch: Watch | None = None,
+    processes: int = 1,
 ) -> list[Cell]:
     """An experiment from its plan to its table; what is stored already is not played again."""
     begun = start(id, scale, only, seeds, results)
     for _ in ("tune", "repeat"):
-        for _ in play(begun, out, results, watch):
+        for _ in play(begun, out, results, watch, processes):
             pass
-        if begun.unfinished:
+        if begun.unfinished or begun.lost:
             break
         begun.plan()
     return table(begun)
@@ -119,36 +123,51 @@ def reproduce(
 # playing --------------------------------------------------------------------------------------------------------
 
 
-def play(begun: Reproduction, out: str | Path, results: str | Path, watch: Watch | None = None) -> Iterator[Run]:
+def play(
+    begun: Reproduction,
+    out: str | Path,
+    results: str | Path,
+    watch: Watch | None = None,
+    processes: int = 1,
+    speak: Speak = lambda words: None,
+) -> Iterator[Run]:
     """Play what is missing; results are written as runs end. It ends with the first run that was stopped."""
+    if begun.alone and processes > 1:
+        raise ConfigError(f"--processes {processes}: rounds are timed here, one run at a time; leave --processes out.")
     missing, shows = begun.missing, begun.experiment.shows
     at_hand([p.config for p in missing])
     by_name = {p.config.name(): p for p in missing}
     ended, kept, due = set[str](), list[stored.Result](), 0.0  # kept is not yet written: many runs of a GPU end in one moment
 
     def keep(run: Run) -> None:
-        nonlocal due
         ended.add(run.name)
         kept.extend(stored.results_of(by_name[run.name], run))
-        if time.monotonic() >= due:
-            put_down()
-            due = time.monotonic() + PAUSE
 
     def put_down() -> None:
+        nonlocal due
         stored.write(results, kept)
         begun.runs |= stored.by_run(kept)
         kept.clear()
+        due = time.monotonic() + PAUSE
 
     def seen(run: Run, record: Record | None) -> None:
         if record is not None and run.finished:
             keep(run)
+        if kept and time.monotonic() >= due:
+            put_down()
         if watch:
             watch(run, record)
 
     folder = Path(out) / "alone" if begun.alone else out  # where no run lies that was played among others
+    if processes > 1 and len(missing) > 1:
+        parts = [[p.config for p in part] for part in shares(missing, processes)]
+        runs = shared(parts, folder, processes, seen, speak)
+    else:
+        runs = (run for batch in batches(missing, begun.alone) for run in play_all([p.config for p in batch], folder, watch=seen))
+    came = set[str]()
     try:
-        for batch in batches(missing, begun.alone):
-            for run in play_all([p.config for p in batch], folder, watch=seen):
+        with closing(runs):
+            for run in runs:
                 if not run.finished:
                     begun.unfinished = run
                     return
@@ -157,15 +176,26 @@ def play(begun: Reproduction, out: str | Path, results: str | Path, watch: Watch
                         conformal([run])
                 if run.name not in ended or run.conformal:
                     keep(run)
+                came.add(run.name)
                 yield run
     finally:
         put_down()
+    begun.lost = [p for name, p in by_name.items() if name not in came | ended]
     thin(results, begun.experiment, begun.scale)
 
 
-def batches(planned: Sequence[Planned], alone: bool = False) -> Iterator[list[Planned]]:
-    """Runs that may share a device: as many as its memory has room for."""
-    room = SHARE * torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else math.inf
+def shares(planned: Sequence[Planned], processes: int) -> list[list[Planned]]:
+    """Parts for several processes, the longest first: on a GPU the runs of one method, which are played side by side; else each run."""
+    cuda, kinds = device_of(planned[0].config.engine.device).type == "cuda", dict[Any, list[Planned]]()
+    for n, p in enumerate(planned):
+        kinds.setdefault((type(p.config.algorithm), p.config.model) if cuda else n, []).append(p)
+    parts = [part for kind in kinds.values() for part in batches(kind, processes=processes)]
+    return sorted(parts, key=lambda part: -sum(work(p.config).weight for p in part))
+
+
+def batches(planned: Sequence[Planned], alone: bool = False, processes: int = 1) -> Iterator[list[Planned]]:
+    """Runs that may share a device with as many of other processes: as many as its memory has room for."""
+    room = SHARE * torch.cuda.mem_get_info()[1] / processes if torch.cuda.is_available() else math.inf
     batch, held = list[Planned](), 0.0
     for p in planned:
         more = memory(p.config) if math.isfinite(room) else 0

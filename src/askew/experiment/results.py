@@ -91,8 +91,10 @@ def metrics(run: Run) -> dict[str, str]:
         told[f"mean_train_loss_{share}"] = math.inf if lost(run) else mean_over(run, "train_loss", share)
     told |= halves(run)
     seconds = [float(r["seconds"]) for r in run.rounds]
-    timed = "seconds_per_round" if run.facts.get("together", 1) == 1 else "seconds_shared"  # alone, or its share of several runs' time
-    told[timed] = median(seconds[WARM_UP:] or seconds) if seconds else None
+    processes = int(run.facts.get("processes", 1))
+    alone = run.facts.get("together", 1) * processes == 1
+    timed = "seconds_per_round" if alone else "seconds_shared"  # alone, or its share of several runs' time
+    told[timed] = median(seconds[WARM_UP:] or seconds) / processes if seconds else None
     told |= {key: median(int(r[key]) for r in run.rounds) for key in ("bytes_up", "bytes_down") if run.rounds}
     told["parameters"] = run.facts.get("parameters")
     figures = {name: f"{value:.6g}" for name, value in (told | others(run) | prediction_sets(run)).items() if value is not None}

@@ -24,7 +24,7 @@ from ..engine.evaluate import by_owner, by_rarity, dressed, examine_clients, mea
 from ..engine.ranks import ALONE, Group, joined
 from ..errors import EngineError, StoreError
 from ..participation import Turnout
-from . import checkpoint
+from . import checkpoint, workers
 from .build import House, Workshop, build, device_of
 from .config import Config, read_back
 from .store import Record, Run, append_lines, load, locked, read_json, read_rounds, to_json, write_json, write_text
@@ -100,7 +100,7 @@ def play_together(
         done = group.tell([n for n, folder in enumerate(folders) if group.leads and stored(folder)])
         runs = {n: load(folder) for n, folder in enumerate(folders) if folder and n in done}
         if len(runs) < len(configs):
-            with torch_state(configs[0], group), enough_memory(), stop_requests(patient=group.size > 1) as stopping:
+            with torch_state(configs[0], group), enough_memory(), stop_requests(patient=group.size > 1 or workers.employed) as stopping:
                 shop, players = Workshop(), list[Player]()
                 for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
                     if n not in runs:
@@ -436,7 +436,7 @@ def enough_memory() -> Iterator[None]:
 def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C (or SIGTERM) lets the round end, so that what is stored is whole; the second stops at once.
 
-    A rank of several is patient: it hears of one Ctrl-C more than once, and who started the ranks ends them if need be.
+    A process that another started is patient: it hears of one Ctrl-C more than once, and who started it ends it if need be.
     """
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():

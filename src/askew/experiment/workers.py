@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 Told = dict[str, Any]
 Say = Callable[[Told], None]
 
+employed = False  # was this process started by another?
+
 BEAT = 0.2  # seconds between two looks at whether somebody wants to stop
 GRACE = 3.0  # seconds in which a better reason for a failure may arrive, or a rank may end by itself
 BEGIN = (
@@ -152,11 +154,12 @@ class Crew:
         self.processes.append(process)
         there.close()
 
-    def heard(self, stopping: Callable[[], bool]) -> Iterator[Told]:
-        """What rank 0 tells, until all are through; if one fails, its sentence is raised."""
+    def heard(self, stopping: Callable[[], bool], beat: float = BEAT) -> Iterator[Told]:
+        """What rank 0 tells, until all are through; if one fails, its sentence is raised. With beat 0, {} where nothing is told now."""
         until = math.inf
         while self.lines and len(self.through) < self.size and time.monotonic() < until:
-            for line in wait([*self.lines], BEAT):
+            ready = wait([*self.lines], beat)
+            for line in ready:
                 assert isinstance(line, Connection)
                 rank = self.lines[line]
                 try:
@@ -175,6 +178,8 @@ class Crew:
                 for line in self.lines:
                     with suppress(OSError):
                         line.send_bytes(b"stop")
+            if not ready and not beat:
+                yield {}
         if self.reasons:
             raise self._reason()
 
@@ -185,14 +190,17 @@ class Crew:
         if told["says"]:
             reason: Exception = kind(told["says"])
             return reason
+        return EngineError(
+            f"process {rank} of the {self.size} that shared the work was ended {self.ending(rank)}; if nobody did that, memory ran out: "
+            "lower engine.workers; started again, the run goes on from what is stored."
+        )
+
+    def ending(self, rank: int) -> str:
+        """How a process ended."""
         with suppress(subprocess.TimeoutExpired):
             self.processes[rank].wait(GRACE)
         code = self.processes[rank].poll()
-        how = f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
-        return EngineError(
-            f"process {rank} of the {self.size} that shared the work was ended {how}; if nobody did that, memory ran out: lower "
-            "engine.workers; started again, the run goes on from what is stored."
-        )
+        return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
 
     def end(self) -> None:
         """Cut the lines, which ends whoever can still hear; the others are killed."""
@@ -218,6 +226,8 @@ class Crew:
 
 def work(do: Callable[[Told, Say], None]) -> None:
     """The life of a process that was started."""
+    global employed
+    employed = True
     line, leads = Connection(int(os.environ.pop("ASKEW_LINE"))), place()[0] == 0
     job = json.loads(line.recv_bytes())
     listener = threading.Thread(target=heed, args=(line,), daemon=True)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..experiment.papers import Planned, words
 from ..experiment.reproduce import Cell, Reproduction, choices
 from .terminal import QUIET, duration, pairs, plain_table, size
 
@@ -26,6 +27,7 @@ WORDS = {
     "bytes_down": "bytes down\na round",
 }
 FORMS = {"best_accuracy": ".2f", "last_accuracy": ".2f", "speedup": ".2f", "best_round": ".0f", "rounds_to": ".0f"}
+MANY = 10  # runs that are told one by one
 LATER = 6000  # seconds from which hours read better
 
 
@@ -130,6 +132,12 @@ def spoken(values: Sequence[float], cell: Cell) -> str:
 
 def printed(cell: Cell) -> str:
     return "–" if cell.printed is None else cell.printed.value + (f" ± {cell.printed.spread}" if cell.printed.spread else "")
+
+
+def called(runs: Sequence[Planned]) -> str:
+    """Runs by name, the first of many."""
+    names = [" ".join(word for word in (p.case, p.method, words(p.hyper), f"seed {p.seed}") if word) for p in runs[:MANY]]
+    return ", ".join([*names, *([f"and {len(runs) - MANY} more"] if len(runs) > MANY else [])])
 
 
 def figures(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
