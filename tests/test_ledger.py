@@ -296,7 +296,7 @@ def test_share_and_count() -> None:
     assert decided(two([6, 6, 7], [8, 8, 9]), least=2, of="m", **some).verdict == FAILS  # one method, twice
 
 
-def test_welch_facts_deductions_and_what_is_not_recorded() -> None:
+def test_welch_facts_and_deductions() -> None:
     pair = {"test": "welch", "d": "[a | M]", "b": "[b | M]"}
     assert decided(two([9, 9.5, 8.8], [1, 1.2, 0.9, 1.4]), **pair).verdict == HOLDS
     assert decided(two([1, 1.2, 0.9], [9, 9.5, 8.8]), **pair).verdict == FAILS
@@ -306,7 +306,6 @@ def test_welch_facts_deductions_and_what_is_not_recorded() -> None:
     assert decided(two([4.0], [4.0]), **same).verdict == HOLDS  # one seed suffices
     assert decided(two([4.0, 4.0], [4.0, 5.0]), **same).verdict == FAILS
     assert decided({}, test="custom", function="sigmoid_average").verdict == HOLDS
-    assert decided({}, test="needs", what="more").evidence == "needs more"
     assert law.together([*map(found, (HOLDS, NOT_RUN))]) == UNDECIDED
     assert law.together([*map(found, (UNDECIDED, FAILS, NOT_RUN))]) == FAILS
     assert law.together([*map(found, (HOLDS, HOLDS))]) == HOLDS

@@ -508,6 +508,10 @@ def test_metrics_of_a_run() -> None:
     assert told["seconds_per_round"] == "0.5" and "seconds_shared" not in told
     shared = stored.metrics(run_of(config, rounds_of([None, 0.5, None, 0.4]), together=8))
     assert shared["seconds_shared"] == "0.5" and "seconds_per_round" not in shared
+    timed = [r | {"seconds_clients": 0.25 + n, "seconds_server": 0.125} for n, r in enumerate(rounds_of([None, 0.5, None, 0.4]))]
+    told, shared = (stored.metrics(run_of(config, timed, together=n)) for n in (1, 8))
+    assert told["seconds_clients"] == "1.75" and told["seconds_server"] == "0.125" and "mean_seconds_clients" not in told
+    assert "seconds_clients" not in shared  # which had the device to itself in neither part
     assert stored.metrics(run_of(config, rounds_of([0.1], loss=None)))["mean_train_loss_100"] == "inf"
 
 

@@ -456,3 +456,14 @@ def test_a_record_that_waits_is_written_when_the_next_round_fails(patient: None,
     with pytest.raises(EngineError):
         play_together([config], tmp_path)
     assert [record["round"] for record in read_rounds(next(tmp_path.glob("*/rounds.jsonl")))] == [1, 2, 3]
+
+
+def test_times_of_clients_and_server_are_recorded_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by one at every look: each part of a round is looked at twice."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr("askew.engine.server.clock", lambda device: float(next(ticks)))
+    given = {"clients": 4, "rounds": 2, "model": {"name": "mlp"}}
+    assert not {"seconds_clients", "seconds_server"} & askew.run("fedavg", **given).rounds[0].keys()
+    for method, phases in (("fedavg", 1), ("fedga", len(algorithms["fedga"]().phases()))):
+        run = askew.run(method, evaluation={"times": True}, **given)
+        assert [(r["seconds_clients"], r["seconds_server"]) for r in run.rounds] == [(phases, phases)] * 2

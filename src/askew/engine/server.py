@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from .base import Ask, Engine, Inbox, Outbox
 from .witness import Examine, Seen, Witness
 
 RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
+TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 
 
 @dataclass
@@ -71,6 +74,7 @@ class Server:
         examine: Examine | None = None,
         owns: Callable[[int], bool] | None = None,
         drift: bool = False,
+        times: bool = False,
         witnesses: Sequence[Witness] = (),
     ) -> None:
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
@@ -83,6 +87,7 @@ class Server:
         self.x, self.buffers = space.start.clone(), space.buffers.clone()
         self.trail = drifting.trail(space) if drift else None  # None: drift is not recorded
         self.witnesses = witnesses
+        self.times = dict.fromkeys(TIMES if times else (), 0.0)  # of the round under way
         self.state = alg.server_state(space)
         self.parts, self.private = alg.parts(space), alg.private(space)
         self.clients = Bank(alg.client_state(space), owns=owns)  # which clients' state lives in this process; None: all
@@ -92,7 +97,7 @@ class Server:
         self.looks = sorted({name for phase in self.phases for name in (*phase.before, *phase.each, *phase.after)})
         if "gradient" in self.looks and least > 1:
             raise ConfigError(f"{alg.called()}: full gradients of a batch-norm network are not defined (chunks differ); use another norm.")
-        clash = sorted({*self.state, *self.memory.start} & set(RECORD))
+        clash = sorted({*self.state, *self.memory.start} & {*RECORD, *TIMES})
         if clash:
             raise AlgorithmError(f"{alg.called()}: {clash[0]!r} is a name of the round's record; rename that server state.")
 
@@ -118,7 +123,8 @@ class Server:
         try:
             ask = next(moves)
             while True:
-                (out,) = self.engine.map([ask])
+                with timed([self], "clients"):
+                    (out,) = self.engine.map([ask])
                 if meanwhile is not None:
                     meanwhile()
                     meanwhile = None
@@ -142,6 +148,7 @@ class Server:
         traffic, losses, carry = Traffic(), list[float](), State()
         gone: set[int] = set()  # asked, without an answer
         recorded, whole, numbers = drifting.Record(), False, dict[str, float]()
+        self.times = dict.fromkeys(self.times, 0.0)
         if not plan.ids:  # the absent were sent what they need to begin
             sent = [self.x, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
             traffic.down = absent * sum(v.numel() for v in sent) * self.space.start.element_size()
@@ -157,8 +164,9 @@ class Server:
                 plan, at = plan.only(out.came), at.only(out.came)
                 if not plan.ids:
                     break
-            guess = self._guess(phase, round, plan, out, at)
-            told = self._told(out, guess)
+            with timed([self], "server"):
+                guess = self._guess(phase, round, plan, out, at)
+                told = self._told(out, guess)
             if phase.trains or not losses:
                 losses = told.losses
             if not all(told.sound):
@@ -189,6 +197,7 @@ class Server:
             "bytes_down": traffic.down,
             "dropped": len(ids) - len(gone) - (len(plan.ids) if healthy else 0),
             **({"absent": absent + len(gone)} if absent or gone else {}),
+            **self.times,
             **recorded,
             **(numbers if healthy else {n: float(v) for n, v in self.state.items() if v.dim() == 0}),
         }
@@ -319,6 +328,26 @@ class Server:
             up += seen * one
         traffic.down += down * (asked + (absent or 0))
         traffic.up += up * answers
+
+
+@contextmanager
+def timed(servers: Sequence[Server], part: str) -> Iterator[None]:
+    """The seconds of a part of their round, in equal shares, for those that record times."""
+    some = [server for server in servers if server.times]
+    if not some:
+        yield
+        return
+    began = clock(some[0].space.device)
+    yield
+    for server in some:
+        server.times[f"seconds_{part}"] += (clock(server.space.device) - began) / len(servers)
+
+
+def clock(device: torch.device) -> float:
+    """The time when all work on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def halved(t: Tensor) -> Tensor:

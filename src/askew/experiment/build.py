@@ -181,6 +181,7 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, ke
         examine=examine,
         owns=owns,
         drift=config.evaluation.drift,
+        times=config.evaluation.times,
         witnesses=[*([Fit(task, fed)] * config.evaluation.fit), *([Weighing(fed, examine)] if config.evaluation.weights else [])],
     )
     facts = {

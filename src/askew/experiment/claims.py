@@ -371,11 +371,6 @@ def deduced(court: Court, rule: Rule) -> Finding:
     return Finding(HOLDS if true else FAILS, "deduced", words)
 
 
-def wanting(court: Court, rule: Rule) -> Finding:
-    """A part of a claim that no recorded metric decides."""
-    return Finding(NOT_RUN, "", f"needs {rule.what}")
-
-
 TESTS: dict[str, Callable[[Court, Rule], Finding]] = {
     "above": above,
     "sign": sign,
@@ -388,7 +383,6 @@ TESTS: dict[str, Callable[[Court, Rule], Finding]] = {
     "welch": unpaired,
     "fact": fact,
     "custom": deduced,
-    "needs": wanting,
     "report": report,
 }
 

@@ -26,13 +26,13 @@ from ..data.partition import Natural
 from ..data.synthetic import Synthetic
 from ..engine.choose import EngineSettings
 from ..models import MLP
-from ..participation import Skewed
+from ..participation import Skewed, chances
 from .build import House, build
 from .catalogue import costs
 from .config import Config
 
 Deduction = tuple[bool, str]
-DRAWS, LONG = 20, 200  # seeds and rounds over which participation is counted
+DRAWS, LONG = 20, 2000  # seeds and rounds over which participation is counted
 
 
 def small(method: Algorithm, local: Local, rounds: int = 1) -> House:
@@ -147,20 +147,32 @@ def sigmoid_average() -> Deduction:
 
 
 @cache
+@cache
 def participation_gini() -> Deduction:
     """Are participation counts the more unequal the larger γ is, step by step in every draw?"""
-    gammas, everybody = (0.0, 0.5, 1.0, 5.0, 10.0), np.arange(100)
+    gammas, everybody, many = (0.0, 0.5, 1.0, 5.0, 10.0), np.arange(100), 10
 
-    def gini(seed: int, gamma: float) -> float:
-        rule, counts = Skewed(gamma=gamma, fraction=0.1), np.zeros(100)
-        for t in range(1, LONG + 1):
-            counts[rule.sample(seed, t, everybody, 100)] += 1
-        ranked = np.sort(counts)
-        return float((2 * np.arange(1, 101) - 101) @ ranked / (100 * ranked.sum()))
+    def counts(seed: int, gamma: float) -> np.ndarray:
+        rule = Skewed(gamma=gamma, fraction=many / 100)
+        drawn = [rule.sample(seed, t, everybody, 100) for t in range(1, LONG + 1)]
+        return np.bincount(np.concatenate(drawn), minlength=100)
 
-    table = np.array([[gini(seed, gamma) for gamma in gammas] for seed in range(DRAWS)])
-    words = ", ".join(f"{m:.2f} at γ {g:g}" for g, m in zip(gammas, table.mean(0), strict=True))
-    return bool((np.diff(table) > 0).all()), f"mean Gini coefficient of {DRAWS} draws over {LONG} rounds: {words}"
+    def returned(seed: int, gamma: float) -> np.ndarray:
+        """As many draws, each put back."""
+        p = chances(seed, 100, gamma) if gamma else np.full(100, 0.01)
+        return np.random.default_rng([seed, 1]).multinomial(many * LONG, p / p.sum())
+
+    def gini(counts: np.ndarray) -> float:
+        return float((2 * np.arange(1, 101) - 101) @ np.sort(counts) / (100 * counts.sum()))
+
+    tables = np.array([[[gini(c), np.sum(c == 0), gini(returned(s, g))] for g in gammas for c in [counts(s, g)]] for s in range(DRAWS)])
+    told = zip(gammas, *tables.mean(0).T, strict=True)
+    words = "; ".join(f"γ {g:g}: {one:.2f}, {never:.0f} never drawn, {back:.2f} with replacement" for g, one, never, back in told)
+    rising = bool((np.diff(tables[..., 0]) > 0).all())
+    return (
+        rising,
+        f"mean Gini coefficient of {DRAWS} draws over {LONG} rounds, rising in {'every' if rising else 'not every'} draw: {words}",
+    )
 
 
 def pmvr_quadratics() -> Deduction:

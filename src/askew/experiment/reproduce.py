@@ -17,6 +17,7 @@ import torch
 
 from ..data import files
 from ..engine.choose import EngineSettings
+from ..engine.server import TIMES
 from ..errors import ConfigError, ModelError
 from . import results as stored
 from .build import device_of
@@ -301,7 +302,8 @@ class Cell(NamedTuple):
 def table(begun: Reproduction) -> list[Cell]:
     """A cell for every case, method and figure that was measured; for every grid point where nothing is chosen."""
     e, printed, chosen = begun.experiment, printed_numbers(begun.experiment.paper), choices(begun, begun.planned)
-    figures = dict.fromkeys([e.metric, *(COSTS if e.shows == "cost" else ()), *(m for id, _, _, m in printed if id == e.id)])
+    costs = (*COSTS, *TIMES) if e.shows == "cost" else ()
+    figures = dict.fromkeys([e.metric, *costs, *(m for id, _, _, m in printed if id == e.id)])
     groups, cells = grouped(begun.planned), list[Cell]()
     for key, points in groups.items():
         by_point = {hyper: [p for p in points if words(p.hyper) == hyper] for hyper in dict.fromkeys(words(p.hyper) for p in points)}

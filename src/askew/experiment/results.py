@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from ..engine.server import RECORD, TIMES
 from ..errors import StoreError
 from .papers import Planned, words
 from .store import Run, read_text, write_text
 
 WARM_UP = 10  # rounds that tell nothing about the time of the others
 SHARES = (10, 50, 100)  # percent of the rounds over which means are taken
-COMMON = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
 HALVES = ("accuracy_choose", "accuracy_report")
 # What is chosen by and reported where the choice is made on one half of the test set and the report on the other.
 HELD = {"best_accuracy": ("chosen_accuracy", "reported_accuracy"), "last_accuracy": ("last_accuracy_choose", "last_accuracy_report")}
@@ -95,6 +95,8 @@ def metrics(run: Run) -> dict[str, str]:
     alone = run.facts.get("together", 1) * processes == 1
     timed = "seconds_per_round" if alone else "seconds_shared"  # alone, or its share of several runs' time
     told[timed] = median(seconds[WARM_UP:] or seconds) / processes if seconds else None
+    parts = {key: run.curve(key)[1] for key in TIMES if alone}
+    told |= {key: median(values[WARM_UP:] or values) for key, values in parts.items() if values}
     told |= {key: median(int(r[key]) for r in run.rounds) for key in ("bytes_up", "bytes_down") if run.rounds}
     told["parameters"] = run.facts.get("parameters")
     figures = {name: f"{value:.6g}" for name, value in (told | others(run) | prediction_sets(run)).items() if value is not None}
@@ -111,7 +113,7 @@ def others(run: Run) -> dict[str, float | None]:
     early: dict[str, list[float]] = {}
     for record in run.rounds:
         for key, value in record.items():
-            if key in COMMON or key in HALVES:
+            if key in (*RECORD, *TIMES, *HALVES):
                 continue
             if isinstance(value, (int, float)):
                 values.setdefault(key, []).append(float(value))

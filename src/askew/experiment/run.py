@@ -22,6 +22,7 @@ from ..engine.base import Ask, Engine, Outbox
 from ..engine.choose import Choice
 from ..engine.evaluate import by_owner, by_rarity, dressed, examine_clients, mean_private, raised, spread
 from ..engine.ranks import ALONE, Group, joined
+from ..engine.server import timed
 from ..errors import EngineError, StoreError
 from ..participation import Turnout
 from . import checkpoint, workers
@@ -281,7 +282,8 @@ def one_round(players: Sequence[Player], meanwhile: Callable[[], None], examine:
         engines: dict[int, Engine] = {id(players[n].server.engine): players[n].server.engine for n in now}
         for key, engine in engines.items():
             mine = [n for n in now if id(players[n].server.engine) == key]
-            outs |= dict(zip(mine, engine.map([now[n] for n in mine]), strict=True))
+            with timed([players[n].server for n in mine], "clients"):
+                outs |= dict(zip(mine, engine.map([now[n] for n in mine]), strict=True))
         for n in now:
             players[n].look_ahead(players[n].t + 2)
         meanwhile()

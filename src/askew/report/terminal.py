@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.settings import plain
+from ..engine.server import RECORD
 from ..experiment.config import Config, read_back
 from ..experiment.store import Record, Run
 from .tables import brief, clients, group, participation_name, partition_name, table
@@ -25,7 +26,6 @@ LINES = 20  # the most that a run says where there is no terminal
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, HEIGHT = 60, 6  # of the chart, in characters
 LAST = 5  # rounds that are shown one by one
-COMMON = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
 BEST, QUIET = "bold green", "dim"
 
 
@@ -237,7 +237,7 @@ def shown(run: Run) -> RenderableType:
         parts += [Text(), Text("accuracy by round", "cyan"), chart(at, accuracy)]
     if run.rounds:
         parts += [Text(), last_rounds(run)]
-    logged = [key for key in dict.fromkeys(key for r in run.rounds for key in r) if key not in COMMON and run.curve(key)[1]]
+    logged = [key for key in dict.fromkeys(key for r in run.rounds for key in r) if key not in RECORD and run.curve(key)[1]]
     if logged:
         parts += [Text(), also(run, logged)]
     if not run.finished and run.folder:
