@@ -23,6 +23,8 @@ WORDS = {
     "seconds_per_round": "seconds\na round",
     "last_loss": "last test\nloss",
     "set_size_raps": "classes in a set\n(RAPS, 90%)",
+    "seconds_clients": "seconds of the\nclients' part",
+    "seconds_server": "seconds of the\nserver's part",
     "bytes_up": "bytes up\na round",
     "bytes_down": "bytes down\na round",
 }
