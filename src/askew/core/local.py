@@ -123,7 +123,9 @@ def traced_rows(task: Task, rows: dict[str, Tensor], batch: Batch, each: Callabl
         before = x
         if isinstance(layer, nn.Linear):
             weight, bias = rows[f"{name}.weight"], rows.get(f"{name}.bias")
-            x = x @ weight.mT if bias is None else torch.baddbmm(bias[:, None], x, weight.mT)
+            x = torch.bmm(x, weight.mT)
+            if bias is not None:  # baddbmm would begin with a copy of it for every sample, which takes longer
+                x.add_(bias[:, None])
         else:
             x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
         passed.append((layer, name, before, x))
@@ -134,7 +136,7 @@ def traced_rows(task: Task, rows: dict[str, Tensor], batch: Batch, each: Callabl
         if not isinstance(layer, nn.Linear):
             g = SLOPES[type(layer)](layer, g, before, after)
             continue
-        behind, g = g, g @ rows[f"{name}.weight"] if k > first else g
+        behind, g = g, torch.bmm(g, rows[f"{name}.weight"]) if k > first else g
         each(name, behind, before)
     return values
 
