@@ -128,7 +128,7 @@ def test_what_draws_random_numbers_or_is_unknown_goes_one_client_at_a_time() -> 
 def test_the_faster_engine_is_taken_and_both_times_are_told(ask: Ask) -> None:
     choice, _ = contest(ask, sequential=1e-3, vmapped=5e-4)
     assert choice.name == "vmapped"
-    assert "sequential 16 ms, vmapped 8 ms" in choice.reason  # eight clients, two steps each
+    assert "sequential 56 ms, vmapped 28 ms" in choice.reason  # eight clients, seven steps each
     assert contest(ask, rule="vmapped", vmapped=1e-3, sequential=5e-4)[0].name == "sequential"
 
 
@@ -145,8 +145,9 @@ def test_an_engine_that_fails_is_passed_over(ask: Ask) -> None:
 
 def test_a_trial_takes_a_moment(ask: Ask) -> None:
     """So few clients that one trial stays below the moment; where that is one client, there is nothing to compare."""
-    choice, engines = contest(ask, sequential=4e-3, vmapped=3e-3)
+    choice, engines = contest(ask, sequential=8e-3, vmapped=6e-3)
     assert [len(a.plan.ids) for a in engines["vmapped"].asked] == [3] * (1 + library.TRIALS)
+    assert {work.batches for a in engines["vmapped"].asked for work in a.plan.train} == {library.STEPS}
     assert choice.name == "vmapped"
     slow, engines = contest(ask, sequential=1.0, vmapped=0.1)
     assert slow.reason == "the rule" and not engines["vmapped"].asked

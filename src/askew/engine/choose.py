@@ -21,8 +21,8 @@ from .base import Ask, Engine
 from .ranks import part
 
 MUCH = 10**11  # parameters times samples of all rounds; below, a trial costs more than it can win
-MOMENT = 0.03  # seconds that one trial may take on a CPU, one client after another
-STEPS = 2  # of each client in a trial
+MOMENT = 0.06  # seconds that one trial may take on a CPU, one client after another
+STEPS = 2  # of each client in a trial, or as many as take that moment: a round begins and ends once, however many there are
 TRIALS = 3  # of each engine, after one that does not count
 TICK = 1e-6  # seconds
 HOPELESS = 2.0  # times as long as the first engine: not tried again
@@ -132,10 +132,11 @@ def tried(rule: Choice, ask: Ask, width: float, make: Callable[[str], Engine], c
     if device.type == "cpu":  # on CUDA all of it, for whose shapes graphs are captured that are of use later
         one = beginning(ask, 1, 1)
         seconds(engines["sequential"], one)
-        count = min(round(width), int(MOMENT / STEPS / max(seconds(engines["sequential"], one), TICK)))
+        alone = max(seconds(engines["sequential"], one), TICK)
+        count = min(round(width), int(MOMENT / STEPS / alone))
         if count < 2:
             return rule
-        ask = beginning(ask, count, STEPS)
+        ask = beginning(ask, count, int(MOMENT / count / alone))
     for name in (rule.name, *rule.others):
         try:
             seconds(engines[name], ask)
