@@ -18,7 +18,7 @@ from askew.core.task import Bound, Functional
 from askew.core.types import Batch
 from askew.errors import ConfigError, ModelError, UnknownName
 from askew.models import CNN, CNN64, MLP, VGG19, CharLSTM, LeNet, LeNetPMVR, Network, ResNet18, ResNet50, Softmax, networks
-from askew.models.network import fuse, normed
+from askew.models.network import chain, fuse, normed
 from askew.models.resnet import Block, quarter
 
 IMAGES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
@@ -516,3 +516,25 @@ def test_in_double_precision_and_with_norms_it_is_the_same_to_rounding(network: 
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
     for a, b in zip(slope(plain, x, y), slope(fast, x, y), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2, ceil_mode=True)])
+def test_a_relu_may_come_after_the_pooling(pool: nn.MaxPool2d) -> None:
+    """Bit for bit as in the order that is written, with ties, zeros, squares below zero and what is no number."""
+    torch.manual_seed(0)
+    layers = [("conv", nn.Conv2d(2, 3, 3)), ("relu", nn.ReLU()), ("pool", pool), ("flatten", nn.Flatten()), ("out", nn.LazyLinear(4))]
+    net = chain(iter(layers))
+    x = torch.randint(-1, 2, (5, 2, 9, 9)).float()
+    with torch.no_grad():
+        net.conv.weight.copy_(torch.randint(-1, 2, net.conv.weight.shape))
+        net.conv.bias.copy_(torch.tensor([0.0, -40.0, 1.0]))
+    for spoilt in (False, True):
+        x[0, 0, 4, 4] = torch.nan if spoilt else 0
+        inputs, seen = [x.clone().requires_grad_() for _ in range(2)], list[torch.Tensor]()
+        for given, way in zip(inputs, (net, lambda v: (nn.Sequential(*net)(v),)), strict=True):
+            out = way(given)[0]
+            seen.append(out.detach())
+            seen += torch.autograd.grad((out * torch.arange(4)).sum(), (given, *net.parameters()))
+        half = len(seen) // 2
+        assert all(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)) for a, b in zip(seen[:half], seen[half:], strict=True))
+        assert bool(seen[0].isnan().any()) is spoilt

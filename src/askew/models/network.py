@@ -48,6 +48,9 @@ class Chain(Row):
                 relu = k + 1 < len(layers) and type(layers[k + 1]) is nn.ReLU
                 x = linears.linear(x, layers[k], relu)
                 k += 1 + relu
+            elif type(layers[k]) is nn.ReLU and k + 1 < len(layers) and type(layers[k + 1]) is nn.MaxPool2d:
+                x = layers[k](layers[k + 1](x))  # the same values and slopes in either order, and here of a quarter of the pixels
+                k += 2
             else:
                 x = layers[k](x)
                 k += 1

@@ -19,16 +19,12 @@ ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-c
 
 
 class Pooled(Chain):
-    """Convolutions that are pooled. If `fused`, on a CPU, pooling comes before ReLU (the same numbers, a quarter of them to rectify)
-    and images lie in memory as is fast there: in oneDNN's own layout, which changes no number either, or with their channels last."""
+    """Convolutions that are pooled. If `fused`, on a CPU, images lie in memory as is fast there: in oneDNN's own layout, which changes
+    no number, or with their channels last."""
 
     def through(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
         if not self.fused or x.is_cuda or x.numel() < FEW:
             return super().through(x, layers)
-        layers = list(layers)
-        for k in range(1, len(layers)):
-            if isinstance(layers[k], nn.MaxPool2d):
-                layers[k - 1 : k + 1] = layers[k], layers[k - 1]
         flat = next(k for k, layer in enumerate(layers) if isinstance(layer, nn.Flatten))
         plain = all(isinstance(layer, (nn.Conv2d, nn.ReLU, nn.MaxPool2d)) for layer in layers[:flat])
         if plain and x.dtype == torch.float32 and ONEDNN and not torch.is_autocast_enabled("cpu"):
