@@ -18,12 +18,12 @@ MOST = 1024  # classes
 
 @cache
 def available() -> bool:
-    """Can kernels be compiled here?"""
+    """Can kernels be compiled here, for a device on which they were tried or one like it?"""
     try:
         import triton  # noqa: F401
     except ImportError:
         return False
-    return torch.cuda.is_available()
+    return torch.cuda.is_available() and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def fits(output: Tensor, y: Tensor) -> bool:

@@ -18,6 +18,7 @@ from .fused import available, dense, real_of, rows_first
 SAMPLES = 64  # of one program
 OUTPUTS = 32
 INPUTS = 64
+DEPTH = 32  # inputs at a time of the forward pass, which has several times in shared memory
 MOST = 1024  # inputs or outputs: above, cuBLAS is better,
 FEW = 2**13  # as it is for the gradients of more samples
 
@@ -50,7 +51,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor, relu: bool, real: Tensor | None)
     (groups, batch, inner), outer = x.shape, w.shape[1]
     y = x.new_empty((groups, batch, outer))
     grid = (-(-batch // SAMPLES), -(-outer // OUTPUTS), groups)
-    sizes = (batch, w.stride(0), bias.stride(0), inner, outer, SAMPLES, OUTPUTS, INPUTS, relu, real is not None, precision())
+    sizes = (batch, w.stride(0), bias.stride(0), inner, outer, SAMPLES, OUTPUTS, DEPTH, relu, real is not None, precision())
     _kernels().forward[grid](x, w, bias, y, x if real is None else real, *sizes, num_warps=4, num_stages=3)
     return y
 
