@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
@@ -82,3 +84,10 @@ class Engine(Protocol):
     name: str
 
     def map(self, asks: Sequence[Ask]) -> list[Outbox]: ...
+
+
+def clock(device: torch.device) -> float:
+    """The time when all work on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from ..core.types import Cohort, State, nova_length, taken
 from ..data.federation import Federation, Local, Plan
 from ..errors import AlgorithmError, ConfigError
 from . import drift as drifting
-from .base import Ask, Engine, Inbox, Outbox
+from .base import Ask, Engine, Inbox, Outbox, clock
 from .witness import Examine, Seen, Witness
 
 RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
@@ -341,13 +340,6 @@ def timed(servers: Sequence[Server], part: str) -> Iterator[None]:
     yield
     for server in some:
         server.times[f"seconds_{part}"] += (clock(server.space.device) - began) / len(servers)
-
-
-def clock(device: torch.device) -> float:
-    """The time when all work on the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def halved(t: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..engine.base import clock
 from ..engine.choose import EngineSettings
 from ..engine.ranks import joined
 from ..errors import ConfigError
@@ -166,16 +167,9 @@ def time_rounds(name: str, engine: EngineSettings, rounds: int, skewed: bool, ti
 
 def timed(device: torch.device, go: Callable[[], object]) -> float:
     """Seconds until it is done, on the device too."""
-    settle(device)
-    began = time.perf_counter()
+    began = clock(device)
     go()
-    settle(device)
-    return time.perf_counter() - began
-
-
-def settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return clock(device) - began
 
 
 # memory ---------------------------------------------------------------------------------------------------------
@@ -235,7 +229,7 @@ def empty_kernel(device: torch.device) -> float:
     """Seconds that a kernel with nothing to do takes in a captured graph."""
     count, number = 1000, torch.zeros(1, device=device)
     number.add_(1)
-    settle(device)
+    torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(count):
@@ -296,8 +290,7 @@ class Laps:
         self.last = time.perf_counter()
 
     def __call__(self) -> None:
-        settle(self.device)
-        lap = time.perf_counter() - self.last
+        lap = clock(self.device) - self.last
         self.pairs.append((lap, timed(self.device, lambda: self.hand.round(self.batches))))
         self.last = time.perf_counter()
 

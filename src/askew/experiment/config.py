@@ -50,9 +50,7 @@ class Evaluation(Settings):
         "also record how the participants' weights go with their labels and sizes, and how their models do on public data", default=False
     )
     rare: bool = setting("also measure the accuracy on the three classes that the fewest clients hold, and on the others", default=False)
-    times: bool = setting(
-        "also record the seconds of the clients' part of a round and of the server's; rounds then wait for both", default=False
-    )
+    times: bool = setting("also record the seconds of the clients' part of a round and of the server's, waiting for each", default=False)
     descent: bool = setting("also measure for how many participants the server's step raised the loss on their own samples", default=False)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.task import WithFeatures
-from ..engine.base import Ask, Engine, Outbox
+from ..engine.base import Ask, Engine, Outbox, clock
 from ..engine.choose import Choice
 from ..engine.evaluate import by_owner, by_rarity, dressed, examine_clients, mean_private, raised, spread
 from ..engine.ranks import ALONE, Group, joined
@@ -233,15 +233,13 @@ def loop(players: Sequence[Player], stopping: Callable[[], bool], group: Group =
             records = one_round(active, tell, brief)
         finally:
             tell()
-        if active[0].house.space.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = (time.perf_counter() - began) / len(active)  # a run's share
+        seconds = (clock(active[0].house.space.device) - began) / len(active)  # a run's share
         if not brief:
             for player in active:
                 player.scores = player.examine()
         brief = seconds < BRIEF and all(player.patient for player in active)
-        clock = time.monotonic()
-        due = [bool(now) for now in group.gather([clock >= player.due for player in active])[0].tolist()]
+        here = time.monotonic()
+        due = [bool(now) for now in group.gather([here >= player.due for player in active])[0].tolist()]
         untold += zip(active, records, [seconds] * len(active), due, strict=True)
         if not brief or any(due) or any(player.over for player in active):
             tell()

@@ -136,7 +136,7 @@ class Crew:
         loop = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
         told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port}
         told |= {"TORCHELASTIC_USE_AGENT_STORE": True, "OMP_NUM_THREADS": 1, **({"GLOO_SOCKET_IFNAME": loop[0]} if loop else {})}
-        told |= {"THP_MEM_ALLOC_ENABLE": 1}  # large pages for a round's rows, which otherwise cost a tenth of an MLP's time
+        told |= {"THP_MEM_ALLOC_ENABLE": 1}  # large pages for a round's rows
         told |= {"ASKEW_DATA": files.folder(), "ASKEW_LINE": there.fileno()}
         told |= {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
         heard = rank == 0 or "ASKEW_DEBUG" in os.environ  # warnings of all ranks are alike
