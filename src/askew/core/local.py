@@ -22,6 +22,7 @@ from torch.func import grad_and_value, vmap
 from ..errors import AlgorithmError
 from .algebra import clipped
 from .algorithm import Algorithm
+from .dense import in_a_row
 from .settings import off
 from .task import SLOPES, Bound, Functional, Task
 from .types import Batch, Me, Number, State
@@ -89,11 +90,14 @@ def slide(task: Bound, objective: Objective, w: Tensor, buffers: Tensor, rate: f
     return task.follow(slope, rate), value.detach(), task.unload(buffers)
 
 
-def slide_rows(task: Task, rows: dict[str, Tensor], batch: Batch, rate: float) -> Tensor:
-    """The same of many dense networks, given their parameters [C, …], on batches [C, B, …]; returns the values [C].
+def slide_rows(task: Task, w: Tensor, batch: Batch, rate: float) -> Tensor:
+    """The same of many dense networks w [C, P], on batches [C, B, …]; returns the values [C].
 
     Gradients of linear layers are products, and never formed: weights are as long as all else together, and read once less.
     """
+    if task.walk and whole(batch):
+        return task.walk(w, w, -rate, batch.x, batch.y, spans(batch))
+    rows = task.rows(w)
 
     def slid(name: str, behind: Tensor, before: Tensor) -> None:
         rows[f"{name}.weight"].baddbmm_(behind.mT, before, alpha=-rate)
@@ -106,6 +110,8 @@ def slide_rows(task: Task, rows: dict[str, Tensor], batch: Batch, rate: float) -
 def slope_rows(task: Task, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Gradients [C, P] and values [C] of many dense networks w [C, P] on batches [C, B, …]."""
     g = torch.empty_like(w, memory_format=torch.contiguous_format)
+    if task.walk and whole(batch):
+        return g, task.walk(w.contiguous(), g, 1.0, batch.x, batch.y, spans(batch))
     into = task.rows(g)
 
     def kept(name: str, behind: Tensor, before: Tensor) -> None:
@@ -114,6 +120,18 @@ def slope_rows(task: Task, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
             torch.sum(behind, 1, out=into[f"{name}.bias"])
 
     return g, traced_rows(task, task.rows(w), batch, kept)
+
+
+def whole(batch: Batch) -> bool:
+    """Are labels the numbers of classes? They may be probabilities as well."""
+    return batch.y.dtype is torch.long and batch.y.dim() == 2
+
+
+def spans(batch: Batch) -> Tensor:
+    """Where the real samples of batches [C, B, …] begin and end, [C, 1, 2]; padding comes last."""
+    count, size = batch.y.shape
+    begin = torch.arange(0, count * size, size)
+    return torch.stack((begin, begin + (size if batch.weight is None else batch.weight.sum(1).long())), 1)[:, None].contiguous()
 
 
 def traced_rows(task: Task, rows: dict[str, Tensor], batch: Batch, each: Callable[[str, Tensor, Tensor], None]) -> Tensor:
@@ -157,6 +175,11 @@ def judged_rows(task: Task, output: Tensor, batch: Batch) -> tuple[Tensor, Tenso
     return (right * share).sum((1, 2)).neg_(), slope.mul_(share)
 
 
+def alone(batch: Batch) -> Batch:
+    """The batch of one network, as those of many are."""
+    return Batch(batch.x[None], batch.y[None], None if batch.weight is None else batch.weight[None])
+
+
 def differentiate_rows(valued: Callable[..., tuple[Tensor, Tensor]], w: Tensor, *rows: Any) -> Slope:
     """The same of many clients at once, `valued` giving one's value and buffers at w. No row touches another, so the
     gradient of their sum is each row's own: vmap need not know of gradients.
@@ -192,6 +215,11 @@ def dense(alg: Algorithm, task: Task) -> bool:
     return bool(task.layers) and type(alg).loss is Algorithm.loss and task.space.device.type == "cpu"
 
 
+def together(alg: Algorithm, task: Task, me: Me) -> bool:
+    """May steps be taken many at a time?"""
+    return bool(task.walk) and dense(alg, task) and straight(alg, me) and not alg.each
+
+
 def step(alg: Algorithm, task: Task, me: Me, moving: Moving, batch: Batch, share: Number = 1.0, known: Slope | tuple[()] = ()) -> Moving:
     """One local step on one batch; a straight one of a bound task in place, which spares an MLP a quarter of the time."""
     w, me = moving.w, me._replace(carry=moving.carry)
@@ -199,11 +227,16 @@ def step(alg: Algorithm, task: Task, me: Me, moving: Moving, batch: Batch, share
     if isinstance(task, Bound) and straight(alg, me):
         if dense(alg, task):
             task.load(w, me.carry["buffers"])
-            weight = None if batch.weight is None else batch.weight[None]
-            (value,) = slide_rows(task, task.row, Batch(batch.x[None], batch.y[None], weight), float(me.lr))
+            if batch.cuts and task.walk:
+                (value,) = task.walk(task.flat[None], task.flat[None], -float(me.lr), batch.x, batch.y, in_a_row(batch.cuts))
+            else:
+                (value,) = slide_rows(task, task.flat[None], alone(batch), float(me.lr))
             return Moving(task.flat, me.carry, moving.total + value)
         w, value, buffers = slide(task, objective, w, me.carry["buffers"], float(me.lr))
         return Moving(w, me.carry | {"buffers": buffers}, moving.total + value)
+    if isinstance(task, Bound) and task.walk and dense(alg, task):
+        (g,), (value,) = slope_rows(task, w[None], alone(batch))
+        known = (g, value, me.carry["buffers"])
     g, value, buffers = known or differentiate(task, objective, w, me.carry["buffers"])
     grad = lambda u: g if u is w else differentiate(task, objective, u, me.carry["buffers"])[0]
     d = alg.direction(w, grad, me)

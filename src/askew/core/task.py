@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from ..errors import ConfigError, did_you_mean
 from . import entropy
+from .dense import walk_of
 from .space import Space
 from .types import Batch
 
@@ -109,6 +110,7 @@ class Task:
         self.criterion: Criterion = CRITERIA[criterion] if isinstance(criterion, str) else criterion
         self.half = half
         self.layers = [] if half else dense_layers(self.module)  # of a dense network, whose straight steps need no autograd
+        self.walk = walk_of(self.layers, space) if self.fused else None  # and may be in C
 
     def rows(self, w: Tensor) -> dict[str, Tensor]:
         """The parameters of many networks as views of w [C, P]."""
@@ -169,7 +171,7 @@ class Bound(Task):
         held = dict(self.module.named_buffers())
         for name, view in space.split_buffers(self.flat_buffers).items():
             held[name].data = view
-        self.leaf, self.row = self.flat, self.rows(self.flat[None])
+        self.leaf = self.flat
         if compiled:
             self.module.compile()
 

@@ -31,11 +31,15 @@ class Part(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One mini-batch. `weight` [B] is 0 on padding and 1 elsewhere; None where every sample is real."""
+    """One mini-batch. `weight` [B] is 0 on padding and 1 elsewhere; None where every sample is real.
+
+    An engine may hand over several at once, where a step is w − rate·gradient and nothing else: `cuts` says where they end.
+    """
 
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
+    cuts: tuple[int, ...] = ()
 
 
 class Me(NamedTuple):

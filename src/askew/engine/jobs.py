@@ -51,7 +51,7 @@ class Feed:
             pick = Pick(torch.cat([work.places for _, work in part]).to(device), torch.cat(marks).to(device) if marks else None)
             for a in range(0, len(pick.places), CHUNK):
                 now = slice(a, min(a + CHUNK, len(pick.places)))
-                self.x[at + now.start : at + now.stop], self.y[at + now.start : at + now.stop], _ = plan.batch(pick.at(now))
+                self.x[at + now.start : at + now.stop], self.y[at + now.start : at + now.stop], *_ = plan.batch(pick.at(now))
             at += len(pick.places)
         lengths = [length for _, work in jobs for length in work.lengths()]
         if lengths == self.laid:
@@ -149,7 +149,7 @@ def lay(feeds: dict[str, Feed], jobs: Jobs, last: bool = False) -> tuple[bool, d
         batches, longest = [work.batches for _, work in own], max(max(work.lengths(), default=1) for _, work in own)
         need = (sum(len(work.places) for _, work in own), sum(batches), longest)
         if name not in feeds or not feeds[name].holds(*need):
-            x, y, _ = example(*own[0])
+            x, y, *_ = example(*own[0])
             spare = 4 if need[0] * x.numel() * x.element_size() < SMALL else 2
             longest = max(longest, feeds[name].rows.shape[1] if name in feeds else 0)
             feeds[name] = Feed(x, y, spare * need[0], spare * need[1], longest, jobs[0][0].numbers.dtype, last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from ..core.algorithm import Algorithm
-from ..core.local import Moving, client_round
+from ..core.local import Moving, client_round, together
 from ..core.rng import torch_seed
 from ..core.task import Task
 from ..core.types import Me
@@ -17,33 +18,45 @@ from ..data.federation import Pick, Plan
 from .base import Ask, Inbox, Outbox
 from .jobs import Room
 
+CACHED = 2**20  # bytes of samples that are gathered at a time where steps are taken together: beside a network, half of a usual cache
+
+Many = tuple[Pick, tuple[int, ...]]  # batches that follow each other, and where they end; () if it is one
+
 
 class Alone:
     """The course of one client: moves applied directly to its batches, each gathered when its turn comes.
 
     What travels through the loop are picks, so that a batch is gone before the next one is gathered: two of them alive
-    at a time make the allocator ask the system for fresh pages at every step.
+    at a time make the allocator ask the system for fresh pages at every step. Where `several` steps may be taken at once, a pick
+    is of several batches, as many as stay in a cache.
     """
 
-    def __init__(self, task: Task, plan: Plan, i: int) -> None:
+    def __init__(self, task: Task, plan: Plan, i: int, several: bool = False) -> None:
         self.task, self.plan, self.i = task, plan, i
+        self.most = max(1, CACHED // task.space.dtype.itemsize // self._inputs()) if several else 1
 
-    def steps(self) -> Iterator[Pick]:
-        work = self.plan.train[self.i].to(self.plan.pool.y.device)
-        for a, b in pairwise(work.cuts):
-            yield work.pick(a, b)
+    def _inputs(self) -> int:
+        """Numbers in one sample."""
+        return max(1, self.plan.batch(self.plan.train[self.i].pick(0, 1)).x.numel())
 
-    def chunks(self, name: str, step: int | None) -> Iterator[tuple[Pick, float]]:
+    def steps(self) -> Iterator[Many]:
+        work, k = self.plan.train[self.i].to(self.plan.pool.y.device), 0
+        while k < work.batches:
+            stop = max(k + 1, bisect_right(work.cuts, work.cuts[k] + self.most) - 1)
+            yield work.pick(work.cuts[k], work.cuts[stop]), tuple(cut - work.cuts[k] for cut in work.cuts[k : stop + 1])
+            k = stop
+
+    def chunks(self, name: str, step: int | None) -> Iterator[tuple[Many, float]]:
         work = self.plan.looks[name][self.i].to(self.plan.pool.y.device)
         for a, b in pairwise(work.cuts):
             share = (b - a) / len(work.places)
-            yield work.pick(a, b), share if step is None else share / self.plan.train[self.i].batches
+            yield (work.pick(a, b), ()), share if step is None else share / self.plan.train[self.i].batches
 
     def all(self, move: Callable[..., Any], me: Me, *moving: Any) -> Any:
         return move(me, *moving)
 
-    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Pick, share: float) -> Moving:
-        return move(self.task, me, moving, self.plan.batch(batch), share)
+    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Many, share: float) -> Moving:
+        return move(self.task, me, moving, self.plan.batch(batch[0])._replace(cuts=batch[1]), share)
 
 
 class Sequential:
@@ -62,6 +75,8 @@ class Sequential:
         for i in range(len(plan.train)):
             if self.stochastic:
                 torch.manual_seed(torch_seed(self.seed, "network", inbox.round, plan.ids[i]))
-            room.put(i, client_round(phase, inbox.me(i), Alone(self.task, plan, i)), None)  # before the next one moves the network
+            me = inbox.me(i)
+            course = Alone(self.task, plan, i, together(phase, self.task, me) and plan.pool.y.dtype is torch.long)
+            room.put(i, client_round(phase, me, course), None)  # before the next one moves the network
         assert room.outbox is not None
         return room.outbox

@@ -152,7 +152,7 @@ class Lockstep:
             self.own = moving.w.clone(memory_format=torch.contiguous_format)
         total = moving.total.clone()
         for rows, pick, weights in batch:  # one group: the first rows
-            total[rows] += slide_rows(self.task, self.task.rows(self.own[rows]), self.plan.batch(pick, weights), float(me.lr))
+            total[rows] += slide_rows(self.task, self.own[rows], self.plan.batch(pick, weights), float(me.lr))
         return Moving(self.own, moving.carry, total)
 
 

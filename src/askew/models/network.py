@@ -18,7 +18,7 @@ from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS
 from ..core.task import Row
 from ..errors import ConfigError, ModelError
-from . import fused, linears
+from . import conv, fused, linears
 from .weights import HEAD, start_from
 
 GROUPS = 2
@@ -27,7 +27,7 @@ GROUPS = 2
 class Chain(Row):
     """Named layers in a row, a linear one last."""
 
-    fused = False  # convolution, ReLU and pooling as suits the device: on CUDA by one kernel where that is possible
+    fused = False  # convolution, ReLU and pooling as suits the device: by one kernel where that is possible
 
     def forward(self, x: Tensor, call: str = "") -> tuple[Tensor, ...]:
         """Logits and features; `call` names another method to run, since only forward can be run with other weights."""
@@ -41,7 +41,10 @@ class Chain(Row):
         """One layer after the other, or two or three at once."""
         k = 0
         while k < len(layers):
-            if self.fused and x.is_cuda and x.dtype != torch.float64 and k + 2 < len(layers) and fused.fits(*layers[k : k + 3]):
+            if self.fused and k + 2 < len(layers) and conv.fits(x, *layers[k : k + 3]):
+                x = conv.conv_relu_pool(x, cast(nn.Conv2d, layers[k]))
+                k += 3
+            elif self.fused and x.is_cuda and x.dtype != torch.float64 and k + 2 < len(layers) and fused.fits(*layers[k : k + 3]):
                 x = fused.conv_relu_pool(x, cast(nn.Conv2d, layers[k]))
                 k += 3
             elif linears.many(layers[k], x):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..core.settings import setting
 from ..errors import ConfigError, ModelError
+from . import conv
 from .network import GROUPS, Chain, Network, chain, need_image, normed
 
 NORMS = ("none", "batch", "group")
@@ -19,11 +20,11 @@ ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-c
 
 
 class Pooled(Chain):
-    """Convolutions that are pooled. If `fused`, on a CPU, images lie in memory as is fast there: in oneDNN's own layout, which changes
-    no number, or with their channels last."""
+    """Convolutions that are pooled. If `fused`, on a CPU whose own kernels cannot be had, images lie in memory as is fast there: in
+    oneDNN's own layout, which changes no number, or with their channels last."""
 
     def through(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
-        if not self.fused or x.is_cuda or x.numel() < FEW:
+        if not self.fused or x.is_cuda or x.numel() < FEW or conv.fits(x, *layers[:3]):
             return super().through(x, layers)
         flat = next(k for k, layer in enumerate(layers) if isinstance(layer, nn.Flatten))
         plain = all(isinstance(layer, (nn.Conv2d, nn.ReLU, nn.MaxPool2d)) for layer in layers[:flat])

@@ -1,0 +1,68 @@
+"""Dense networks on a CPU, in C: gradients of many, or plain SGD steps of one or many, as many in a row as there are batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_double, c_float, c_int64, c_void_p
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import native
+from .space import Space
+
+SOURCE = Path(__file__).with_suffix(".c")
+
+
+class Walk:
+    """The steps of networks with these layers."""
+
+    def __init__(self, functions: Any, table: list[list[int]], dtype: torch.dtype) -> None:
+        self.walk, self.dtype = functions.walk, dtype
+        self.depth, self.table = c_int64(len(table)), torch.tensor(table)
+        self.real = c_double if dtype is torch.float64 else c_float
+
+    def __call__(self, w: Tensor, to: Tensor, by: float, x: Tensor, y: Tensor, spans: Tensor) -> Tensor:
+        """Networks w [C, P], each on batches spans[c, s, 0] … spans[c, s, 1] of x and y, in turn; returns the sums [C] of their losses.
+
+        by times the gradient is added to w, if that is `to`; else the gradient, of one batch, is put there.
+        """
+        (count, steps, _), x, values = spans.shape, x.contiguous(), w.new_empty(len(w))
+        given = (c_int64(count), c_int64(w.stride(0)), pointer(w), pointer(to), self.real(by), c_int64(steps))
+        failed = self.walk(self.depth, pointer(self.table), *given, *map(pointer, (spans, x, y, values)))
+        if failed == 2:
+            raise IndexError(f"a label is not one of the {self.table[-1, 1]} classes")
+        if failed:
+            raise MemoryError("there is no memory for a batch; use smaller ones.")
+        return values
+
+
+def pointer(t: Tensor) -> c_void_p:
+    return c_void_p(t.data_ptr())
+
+
+def in_a_row(cuts: Sequence[int]) -> Tensor:
+    """The spans of one network whose batches follow each other."""
+    return torch.tensor([list(pairwise(cuts))])
+
+
+def walk_of(layers: list[tuple[str, nn.Module]], space: Space) -> Walk | None:
+    """The steps of a row of layers that is known to be dense, if they are what is written in C, and that can be had here."""
+    places, at = dict[str, int](), 0
+    for name, size in zip(space.shapes, space.sizes, strict=True):
+        places[name], at = at, at + size
+    table = list[list[int]]()
+    for name, layer in layers:
+        if isinstance(layer, nn.Linear):
+            table.append([layer.in_features, layer.out_features, places[f"{name}.weight"], places.get(f"{name}.bias", -1), 0])
+        elif type(layer) is nn.ReLU and table:
+            table[-1][4] = 1
+        elif type(layer) is not nn.Flatten:
+            return None
+    if not table or table[-1][4] or space.device.type != "cpu" or space.dtype not in (torch.float32, torch.float64):
+        return None
+    functions = native.library(SOURCE, space.dtype)
+    return Walk(functions, table, space.dtype) if functions else None

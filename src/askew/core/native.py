@@ -1,0 +1,87 @@
+"""Kernels in C for the CPU, compiled where they run: at first use, for the sizes asked for, with all instructions of the machine.
+
+They lie in the user's cache, by the hash of all that went into them. Where there is no C compiler, or ASKEW_NATIVE=0 says
+so, there are none, and torch's own functions are used instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+TUNED = (["-march=native"], ["-mcpu=native"])  # as compilers call it; the first that they know
+FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-w"]  # no -ffast-math: a loss that is not a number must be seen
+COMMON = Path(__file__).with_name("vectors.h")
+PATIENCE = 60  # seconds for one compilation
+
+
+@cache
+def compiler() -> list[str]:
+    """The command of a C compiler that can make what is needed, on a machine that has the instructions for it; or nothing."""
+    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if os.environ.get("ASKEW_NATIVE") == "0" or os.name != "posix" or not shutil.which(command[0]):
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        made, probe = Path(folder, "probe.so"), "#define DOUBLE 0\n" + COMMON.read_text()
+        return next((line for tuned in TUNED if _made(line := [*command, *FLAGS, *tuned], probe, made)), [])
+
+
+def _made(command: list[str], code: str, made: Path) -> bool:
+    try:
+        done = subprocess.run(
+            [*command, "-x", "c", "-", "-o", str(made), "-lm"], input=code, text=True, capture_output=True, timeout=PATIENCE
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+@cache
+def machine() -> str:
+    """What a home folder's machines may differ in."""
+    try:
+        told = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        told = platform.processor()
+    return platform.machine() + "".join(line for line in told.splitlines() if line.startswith(("model name", "flags", "Features")))
+
+
+def cached() -> list[Path]:
+    """Folders for what is compiled, the better one first."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "askew" / "native"
+    return [home, Path(tempfile.gettempdir()) / f"askew-{os.getuid()}"]
+
+
+@cache
+def library(source: Path, dtype: torch.dtype, *sizes: tuple[str, int]) -> ctypes.CDLL | None:
+    """The functions of a C file with these constants, for numbers of this type; None where they cannot be had."""
+    if not (command := compiler()):
+        return None
+    given = "".join(f"#define {name} {value}\n" for name, value in (("DOUBLE", int(dtype is torch.float64)), *sizes))
+    code = given + COMMON.read_text() + source.read_text()
+    key = hashlib.sha256("\n".join([code, *command, machine()]).encode()).hexdigest()[:32]
+    for folder in cached():
+        made = folder / f"{source.stem}-{key}.so"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid != os.getuid():  # somebody else's, in a folder for everybody
+                continue
+            if not made.exists():
+                with tempfile.TemporaryDirectory(dir=folder) as place:  # others may compile the same at this moment
+                    if not _made(command, code, new := Path(place, "made.so")):
+                        return None
+                    new.replace(made)
+            return ctypes.CDLL(str(made))
+        except OSError:  # nothing may be written here, or nothing loaded from here
+            continue
+    return None

@@ -1,0 +1,271 @@
+"""Kernels in C: what they compute against torch's, and how they are had, or done without."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import askew
+from askew.core import dense, native
+from askew.core.local import slope_rows
+from askew.core.space import Space
+from askew.core.task import Bound, WithFeatures
+from askew.core.types import Batch
+from askew.engine import sequential
+from askew.models import conv
+from askew.models.network import fuse
+from askew.models.small import CNN, CNN64, LeNet
+
+here = pytest.mark.skipif(not native.compiler(), reason="no C compiler here")
+SOURCE = "int twice(int n) { return n * FACTOR; }\n"
+
+
+# convolution, ReLU and pooling ----------------------------------------------------------------------------------
+
+
+def layers(ci: int, co: int, k: int, pad: int) -> tuple[nn.Conv2d, nn.ReLU, nn.MaxPool2d]:
+    return nn.Conv2d(ci, co, k, padding=pad).double(), nn.ReLU(), nn.MaxPool2d(2)
+
+
+@here
+@pytest.mark.parametrize("pad", [0, 1, 2, 4])
+@pytest.mark.parametrize(("ci", "co", "k"), [(1, 1, 1), (3, 6, 5), (6, 16, 5), (1, 5, 3), (2, 7, 4), (13, 9, 3), (16, 12, 2), (5, 24, 7)])
+@pytest.mark.parametrize("size", [(8, 8), (9, 13), (14, 7), (33, 18)])
+def test_a_convolution_is_torchs(ci: int, co: int, k: int, pad: int, size: tuple[int, int]) -> None:
+    row, x = layers(ci, co, k, pad), torch.randn(5, ci, *size, dtype=torch.float64, requires_grad=True)
+    if min(size) + 2 * pad < k + 1:
+        assert not conv.fits(x, *row)  # there is nothing to pool
+        return
+    assert conv.fits(x, *row)
+    plain, y = nn.Sequential(*row)(x), conv.conv_relu_pool(x, row[0])
+    torch.testing.assert_close(y, plain, rtol=1e-12, atol=1e-13)
+    behind, wanted = torch.randn_like(y), (x, row[0].weight, row[0].bias)
+    for a, b in zip(torch.autograd.grad(y, wanted, behind), torch.autograd.grad(plain, wanted, behind), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+@here
+def test_of_equal_pixels_the_first_has_the_slope_and_what_is_no_number_is_seen() -> None:
+    row, x = layers(2, 3, 3, 1), torch.zeros(4, 2, 10, 10, dtype=torch.float64)
+    x[1, :, 3, 4], x[2, 1, 5, 5] = float("nan"), float("inf")
+    x[3] = 1.0
+    plain, y = nn.Sequential(*row)(x), conv.conv_relu_pool(x, row[0])
+    torch.testing.assert_close(y, plain, equal_nan=True)
+    assert y[1].isnan().any()
+    even = x[[0, 3]]
+    mine, theirs = (torch.autograd.grad(t.sum(), row[0].weight)[0] for t in (conv.conv_relu_pool(even, row[0]), nn.Sequential(*row)(even)))
+    torch.testing.assert_close(mine, theirs)
+
+
+@here
+@pytest.mark.parametrize("network", [CNN(), LeNet(), LeNet(padding=2), CNN64()])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 19, 21)])
+def test_single_precision_is_as_good_as_torchs(network: CNN | LeNet, shape: tuple[int, ...]) -> None:
+    plain = network.build_module(shape, 5)
+    fast, truth = copy.deepcopy(plain), copy.deepcopy(plain).double()
+    fuse(fast)
+    errors = list[float]()
+    for _ in range(3):
+        x, y = torch.randn(24, *shape), torch.randint(0, 5, (24,))
+
+        def told(module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+            logits, features = module(x)
+            slope = torch.autograd.grad(F.cross_entropy(logits, y), list(module.parameters()))
+            return torch.cat([logits, features], 1), [(g / g.norm()).double() for g in slope]
+
+        (right, slope), (theirs, _), (ours, mine) = told(truth, x.double(), y), told(plain, x, y), told(fast, x, y)
+        rounding = torch.finfo(torch.float32).eps * right.abs().max()
+        assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 4 * rounding
+        errors.append(max(float((a - b).norm()) for a, b in zip(mine, slope, strict=True)))
+    assert min(errors) < 1e-5  # of two pixels that are almost equal, rounding decides which has the slope: not in every draw
+
+
+@here
+@pytest.mark.parametrize(
+    "row",
+    [
+        (nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2)),
+        (nn.Conv2d(2, 4, 3, groups=2), nn.ReLU(), nn.MaxPool2d(2)),
+        (nn.Conv2d(2, 3, 3, dilation=2), nn.ReLU(), nn.MaxPool2d(2)),
+        (nn.Conv2d(2, 3, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2)),
+        (nn.Conv2d(2, 3, (3, 5)), nn.ReLU(), nn.MaxPool2d(2)),
+        (nn.Conv2d(2, 3, 3, padding=(1, 0)), nn.ReLU(), nn.MaxPool2d(2)),
+        (nn.Conv2d(2, 3, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2)),
+        (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.MaxPool2d(2)),
+        (nn.Conv2d(2, 3, 3), nn.Tanh(), nn.MaxPool2d(2)),
+        (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.AvgPool2d(2)),
+        (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(3)),
+        (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
+        (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)),
+        (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2, stride=1)),
+        (nn.Conv2d(2, 3, 3).half(), nn.ReLU(), nn.MaxPool2d(2)),
+    ],
+    ids=repr,
+)
+def test_other_layers_are_left_to_torch(row: tuple[nn.Module, ...]) -> None:
+    assert not conv.fits(torch.zeros(2, 2, 9, 9, dtype=row[0].weight.dtype), *row)
+
+
+@here
+def test_what_is_vmapped_or_cast_is_left_to_torch() -> None:
+    row, x = layers(2, 3, 3, 0), torch.zeros(4, 1, 2, 8, 8, dtype=torch.float64)
+    seen = list[bool]()
+    torch.func.vmap(lambda x: seen.append(conv.fits(x, *row)) or x)(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen.append(conv.fits(x[0], *row))
+    assert seen == [False, False] and conv.fits(x[0], *row)
+
+
+# dense networks -------------------------------------------------------------------------------------------------
+
+
+def rows(widths: list[int], biased: bool = True) -> nn.Module:
+    body = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise(widths[:-1]):
+        body += [nn.Linear(inputs, outputs, bias=biased), nn.ReLU()]
+    return WithFeatures(nn.Sequential(*body, nn.Linear(*widths[-2:], bias=biased)))
+
+
+@here
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    "widths", [[30, 5], [3, 7, 2], [17, 33, 16, 3], [784, 200, 200, 10], [64, 64, 10], [5, 1, 9], [129, 40, 4], [1, 1]]
+)
+def test_steps_in_a_row_are_torchs(widths: list[int], biased: bool) -> None:
+    module, rate, sizes = rows(widths, biased).double(), 0.05, [50, 50, 37, 1, 2, 13]
+    task = Bound(module, Space(module, torch.float64))
+    assert task.walk is not None
+    x, y = torch.randn(sum(sizes), widths[0], dtype=torch.float64), torch.randint(0, widths[-1], (sum(sizes),))
+    w, cuts = task.space.start.clone()[None], [0, *torch.tensor(sizes).cumsum(0).tolist()]
+    (value,) = task.walk(w, w, -rate, x, y, dense.in_a_row(cuts))
+    theirs, total = copy.deepcopy(module), 0.0
+    optimiser = torch.optim.SGD(theirs.parameters(), lr=rate)
+    for a, b in itertools.pairwise(cuts):
+        optimiser.zero_grad()
+        loss = F.cross_entropy(theirs(x[a:b])[0], y[a:b])
+        loss.backward()
+        optimiser.step()
+        total += loss.item()
+    right = torch.cat([p.detach().reshape(-1) for p in theirs.parameters()])
+    torch.testing.assert_close(w[0], right, rtol=1e-12, atol=1e-13)
+    assert value.item() == pytest.approx(total, rel=1e-13, abs=1e-13)
+
+
+@here
+def test_gradients_of_many_networks_are_each_ones_own() -> None:
+    module = rows([20, 11, 4]).double()
+    task = Bound(module, Space(module, torch.float64))
+    w, x, y = torch.randn(3, task.space.P, dtype=torch.float64), torch.randn(3, 6, 20, dtype=torch.float64), torch.randint(0, 4, (3, 6))
+    weight = (torch.arange(6) < torch.tensor([[6], [1], [4]])).double()
+    slopes, values = slope_rows(task, w, Batch(x, y, weight))
+    for i, count in enumerate((6, 1, 4)):
+        leaf = task.load(w[i], task.space.buffers)
+        loss = task.loss(leaf, Batch(x[i, :count], y[i, :count]))
+        right = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, task.parameters)])
+        torch.testing.assert_close(slopes[i], right, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(values[i], loss.detach(), rtol=1e-13, atol=0)
+
+
+@here
+def test_a_label_that_is_no_class_is_refused_and_a_loss_that_is_no_number_seen() -> None:
+    module = rows([4, 3]).double()
+    task = Bound(module, Space(module, torch.float64))
+    w, x = task.space.start.clone()[None], torch.randn(2, 4, dtype=torch.float64)
+    for wrong in (3, -1):
+        with pytest.raises(IndexError, match="3 classes"):
+            task.walk(w, w, -1.0, x, torch.tensor([0, wrong]), dense.in_a_row([0, 2]))
+    assert torch.equal(w[0], task.space.start)
+    w[0, 0] = float("nan")
+    assert task.walk(w, w, -1.0, x, torch.tensor([0, 1]), dense.in_a_row([0, 2])).isnan()
+
+
+@pytest.mark.parametrize("cached", [1, 2000, 2**20])
+def test_how_many_steps_are_taken_at_a_time_changes_no_bit(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"data": "digits", "model": {"name": "mlp"}, "rounds": 2, "local": {"epochs": 2, "batch": 7}, "engine": {"name": "sequential"}}
+    usual = askew.run(tables)
+    monkeypatch.setattr(sequential, "CACHED", cached)
+    assert torch.equal(askew.run(tables).model["fc1.weight"], usual.model["fc1.weight"])
+
+
+# how they are had -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine that has compiled nothing yet."""
+    for function in (native.compiler, native.library):
+        monkeypatch.setattr(native, function.__name__, function.__wrapped__)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (tmp_path / "twice.c").write_text(SOURCE)
+    return tmp_path
+
+
+@here
+def test_what_was_compiled_is_found_again(fresh: Path) -> None:
+    assert native.library(fresh / "twice.c", torch.float32, ("FACTOR", 2)).twice(21) == 42
+    assert native.library(fresh / "twice.c", torch.float32, ("FACTOR", 3)).twice(14) == 42
+    made = sorted((fresh / "cache" / "askew" / "native").iterdir())
+    times = [path.stat().st_mtime_ns for path in made]
+    assert native.library(fresh / "twice.c", torch.float32, ("FACTOR", 2)).twice(4) == 8
+    assert len(made) == 2 and [path.stat().st_mtime_ns for path in made] == times
+
+
+@here
+def test_where_the_cache_cannot_be_written_another_folder_will_do(fresh: Path) -> None:
+    (fresh / "cache").write_text("a file in the way")
+    assert native.library(fresh / "twice.c", torch.float32, ("FACTOR", 2)).twice(4) == 8
+    assert list((fresh / f"askew-{os.getuid()}").iterdir())
+
+
+@here
+def test_a_broken_file_in_the_cache_is_no_end(fresh: Path) -> None:
+    native.library(fresh / "twice.c", torch.float32, ("FACTOR", 5))
+    (made,) = (fresh / "cache" / "askew" / "native").iterdir()
+    made.unlink()
+    made.write_bytes(b"no library")
+    assert native.library(fresh / "twice.c", torch.float32, ("FACTOR", 5)).twice(4) == 20
+
+
+@pytest.mark.parametrize(("name", "value"), [("CC", "no-such-compiler"), ("CC", "false"), ("ASKEW_NATIVE", "0")])
+def test_without_a_compiler_there_are_none(name: str, value: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert native.compiler() == [] and native.library(fresh / "twice.c", torch.float32) is None
+
+
+@here
+def test_what_does_not_compile_is_done_without(fresh: Path) -> None:
+    assert native.library(fresh / "twice.c", torch.float32) is None  # FACTOR is not known
+    assert not list((fresh / "cache" / "askew" / "native").iterdir())
+
+
+RUN = """
+import askew, sys
+run = askew.run({"data": "digits", "model": {"name": sys.argv[1]}, "rounds": 2, "engine": {"dtype": "float64", "name": sys.argv[2]}})
+print(*(float(v.double().pow(2).sum()) for v in run.model.values()), run.rounds[-1]["loss"])
+"""
+
+
+@here
+@pytest.mark.parametrize("engine", ["sequential", "vmapped"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "softmax"])
+def test_a_run_is_the_same_with_and_without_them(model: str, engine: str) -> None:
+    told = list[list[float]]()
+    for wanted in ("0", "1"):
+        env = os.environ | {"ASKEW_NATIVE": wanted}
+        done = subprocess.run([sys.executable, "-c", RUN, model, engine], capture_output=True, text=True, env=env, check=True)
+        told.append([float(number) for number in done.stdout.split()])
+    assert told[0] == pytest.approx(told[1], rel=1e-10)
+
+
+def test_the_sources_are_in_the_package() -> None:
+    assert all(source.is_file() for source in (conv.SOURCE, dense.SOURCE, native.COMMON))
