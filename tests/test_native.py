@@ -73,20 +73,17 @@ def test_single_precision_is_as_good_as_torchs(network: CNN | LeNet, shape: tupl
     plain = network.build_module(shape, 5)
     fast, truth = copy.deepcopy(plain), copy.deepcopy(plain).double()
     fuse(fast)
-    errors = list[float]()
-    for _ in range(3):
-        x, y = torch.randn(24, *shape), torch.randint(0, 5, (24,))
+    x, y = torch.randn(24, *shape), torch.randint(0, 5, (24,))
 
-        def told(module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-            logits, features = module(x)
-            slope = torch.autograd.grad(F.cross_entropy(logits, y), list(module.parameters()))
-            return torch.cat([logits, features], 1), [(g / g.norm()).double() for g in slope]
+    def told(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        logits, features = module(x)
+        return torch.cat([logits, features], 1), list(torch.autograd.grad(F.cross_entropy(logits, y), list(module.parameters())))
 
-        (right, slope), (theirs, _), (ours, mine) = told(truth, x.double(), y), told(plain, x, y), told(fast, x, y)
-        rounding = torch.finfo(torch.float32).eps * right.abs().max()
-        assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 4 * rounding
-        errors.append(max(float((a - b).norm()) for a, b in zip(mine, slope, strict=True)))
-    assert min(errors) < 1e-5  # of two pixels that are almost equal, rounding decides which has the slope: not in every draw
+    (right, slope), (theirs, _), (ours, mine) = told(truth, x.double()), told(plain, x), told(fast, x)
+    rounding = torch.finfo(torch.float32).eps * right.abs().max()
+    assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 4 * rounding
+    for a, b in zip(mine, slope, strict=True):  # of two pixels that are almost equal, rounding decides which has the slope
+        assert (a - b).norm() <= 0.1 * b.norm()
 
 
 @here

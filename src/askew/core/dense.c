@@ -96,7 +96,10 @@ INLINE void sums(const int r, const int v, const product p, int64_t i, int64_t j
         for (int q = 0; q < v; q++) {
             int64_t spot = (i + n) * p.width + j + q * LANES;
             vec s = sum[n][q];
-            if (p.keep) s = load(p.to + spot) + (vec)(own & (mask)(s * p.by));
+            if (p.keep) {
+                vec old = load(p.to + spot), new = old + s * p.by; /* rounded once, as a step of torch's is */
+                s = (vec)((own & (mask)new) | (~own & (mask)old));
+            }
             if (p.gate) s = (vec)((load(p.gate + spot) > (vec){}) & (mask)s);
             store(p.to + spot, s);
         }
@@ -148,7 +151,7 @@ static real judge(int64_t rows, int64_t classes, real *out, const int64_t *y) {
 }
 
 /* One batch of one network with weights w: by times its gradient is added to `to`, if that is w itself, else put there.
-   Outputs of all layers go to `after`, slopes to `slopes`, which has room for two layers. */
+   Outputs of all layers go to `after`, slopes to `slopes`, which has room for those of two layers and for a bias. */
 static real batch(int64_t depth, const layer *layers, const real *w, real *to, real by, int64_t rows, const real *x, const int64_t *y,
                   real *after, real *slopes, int64_t wide) {
     const real *before = x;
@@ -171,9 +174,13 @@ static real batch(int64_t depth, const layer *layers, const real *w, real *to, r
         product slope = {rows, at->out, 1, at->in, g, before, 0, by, to + at->weight, to == w};
         if (l) combine(rows, back);
         combine(at->out, slope);
-        if (at->bias >= 0 && to != w) memset(to + at->bias, 0, at->out * SIZE);
-        for (int64_t i = 0; i < rows && at->bias >= 0; i++)
-            for (int64_t o = 0; o < at->out; o++) to[at->bias + o] += (to == w ? by : 1) * g[i * at->out + o];
+        if (at->bias >= 0) {
+            real *sum = slopes + 2 * wide;
+            memset(sum, 0, at->out * SIZE);
+            for (int64_t i = 0; i < rows; i++)
+                for (int64_t o = 0; o < at->out; o++) sum[o] += g[i * at->out + o];
+            for (int64_t o = 0; o < at->out; o++) to[at->bias + o] = to == w ? to[at->bias + o] + by * sum[o] : sum[o];
+        }
         g = next;
     }
     return loss;
@@ -190,7 +197,7 @@ int walk(int64_t depth, const layer *layers, int64_t count, int64_t apart, const
             if (y[i] < 0 || y[i] >= layers[depth - 1].out) return 2;
     }
     for (int64_t l = 0; l < depth; l++) all += layers[l].out, wide = layers[l].out > wide ? layers[l].out : wide;
-    real *after = room(most * all * SIZE), *slopes = room(2 * most * wide * SIZE);
+    real *after = room(most * all * SIZE), *slopes = room((2 * most + 1) * wide * SIZE);
     int full = !after || !slopes;
     for (int64_t c = 0; c < count && !full; c++, w += apart, to += apart) {
         values[c] = 0;

@@ -7,7 +7,7 @@ clients of unequal size waste nothing. A round's samples are gathered, augmented
 which they will be used; a step reads its batch from there by a cursor that advances in the graph, so the host does
 nothing for a step but start it. Nothing waits for the device before the cohort is done.
 
-A short batch is padded to a quarter, half, … of the usual one and weighted, which is exact; batch norm, whose statistics
+A short batch is padded, a large one to a quarter, half, … of the usual one, and weighted, which is exact; batch norm, whose statistics
 padding would pollute, plays such a batch at its own length, outside a graph. Without CUDA the same slots are played
 without graphs: slowly, and with the same numbers.
 """
@@ -31,7 +31,8 @@ from .graphs import Tape, copy, fresh, moved, renew
 from .jobs import Errand, Feed, Jobs, example, free, lay
 
 MOST = 32  # slots; more gained nothing on an H200, LeNet5 to ResNet18
-PARTS = 4  # a batch is padded to one of so many lengths
+PARTS = 4  # a large batch is padded to one of so many lengths,
+LARGE = 2**19  # numbers: of fewer, changing to another graph takes longer than what is padded
 SHARE = 0.2  # of the free memory that the samples of a wave of jobs may take,
 MOST_BYTES = 8 * 2**30  # and at most so many bytes
 
@@ -117,7 +118,7 @@ class Slot:
         assert self.me is not None and self.moving is not None
         me, moving, feed, cursor = self.me, self.moving, self.feeds[name], self.cursor[name]
         whole = feed.rows.shape[1]
-        part = max(1, -(-whole // PARTS))
+        part = max(1, -(-whole // PARTS)) if whole * feed.x[0].numel() >= LARGE else whole
         span = min(whole, -(-length // part) * part)
         exact = self.even and span != length  # no padding in batch norm's statistics
         span, padded = (length, False) if exact else (span, span != length)
