@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,14 +27,12 @@ PATIENCE = 60  # seconds for one compilation
 
 
 @cache
-def compiler() -> list[str]:
-    """The command of a C compiler that can make what is needed, on a machine that has the instructions for it; or nothing."""
-    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
-    if os.environ.get("ASKEW_NATIVE") == "0" or os.name != "posix" or not shutil.which(command[0]):
+def commands() -> list[list[str]]:
+    """Ways to call the C compiler, the better one first; none where there is no compiler, or none is wanted."""
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if os.environ.get("ASKEW_NATIVE") == "0" or os.name != "posix" or not shutil.which(compiler[0]):
         return []
-    with tempfile.TemporaryDirectory() as folder:
-        made, probe = Path(folder, "probe.so"), "#define DOUBLE 0\n" + COMMON.read_text()
-        return next((line for tuned in TUNED if _made(line := [*command, *FLAGS, *tuned], probe, made)), [])
+    return [[*compiler, *FLAGS, *tuned] for tuned in TUNED]
 
 
 def _made(command: list[str], code: str, made: Path) -> bool:
@@ -65,23 +64,30 @@ def cached() -> list[Path]:
 @cache
 def library(source: Path, dtype: torch.dtype, *sizes: tuple[str, int]) -> ctypes.CDLL | None:
     """The functions of a C file with these constants, for numbers of this type; None where they cannot be had."""
-    if not (command := compiler()):
+    if not commands():
         return None
     given = "".join(f"#define {name} {value}\n" for name, value in (("DOUBLE", int(dtype is torch.float64)), *sizes))
     code = given + COMMON.read_text() + source.read_text()
-    key = hashlib.sha256("\n".join([code, *command, machine()]).encode()).hexdigest()[:32]
-    for folder in cached():
-        made = folder / f"{source.stem}-{key}.so"
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.stat().st_uid != os.getuid():  # somebody else's, in a folder for everybody
+    for make in (False, True):  # first all places where it may be already
+        for command, folder in product(commands(), cached()):
+            key = hashlib.sha256("\n".join([code, *command, machine()]).encode()).hexdigest()[:32]
+            try:
+                if made := _found(command, code, folder, folder / f"{source.stem}-{key}.so", make):
+                    return ctypes.CDLL(str(made))
+            except OSError:  # nothing may be written here, or nothing loaded from here
                 continue
-            if not made.exists():
-                with tempfile.TemporaryDirectory(dir=folder) as place:  # others may compile the same at this moment
-                    if not _made(command, code, new := Path(place, "made.so")):
-                        return None
-                    new.replace(made)
-            return ctypes.CDLL(str(made))
-        except OSError:  # nothing may be written here, or nothing loaded from here
-            continue
     return None
+
+
+def _found(command: list[str], code: str, folder: Path, made: Path, make: bool) -> Path | None:
+    """The file, if it is there, or if it is to be made and can be."""
+    if make:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_dir() and folder.stat().st_uid != os.getuid():  # somebody else's, in a folder for everybody
+        return None
+    if make:  # anew if it is there: it could not be loaded
+        with tempfile.TemporaryDirectory(dir=folder) as place:  # others may compile the same at this moment
+            if not _made(command, code, new := Path(place, "made.so")):
+                return None
+            new.replace(made)
+    return made if made.is_file() else None

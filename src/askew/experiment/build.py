@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..core import dense, native
 from ..core.rng import torch_seed
 from ..core.space import Space
 from ..core.task import Bound, Functional, Task, with_features
@@ -190,6 +191,7 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, ke
         "engine": name,
         "reason": reason,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "kernels": kernels_on(device, space.dtype),
         "workers": group.size,
         "parameters": space.P,
         "buffers": space.Q,
@@ -240,6 +242,13 @@ def fused_on(device: torch.device, module: nn.Module) -> nn.Module:
         module = copy.deepcopy(module)
         fuse(module)
     return module
+
+
+def kernels_on(device: torch.device, dtype: torch.dtype) -> str:
+    """Whose kernels a run uses where there is a choice: compiled ones round otherwise than torch's."""
+    if device.type == "cuda":
+        return "Triton" if fused.available() else "torch"
+    return "C" if native.library(dense.SOURCE, dtype) else "torch"
 
 
 def engine_of(name: str, module: nn.Module, space: Space, fed: Federation, config: Config, half: bool) -> tuple[Engine, Task]:
