@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 import os
 import subprocess
@@ -225,13 +226,20 @@ def test_where_the_cache_cannot_be_written_another_folder_will_do(fresh: Path) -
 
 
 @here
-def test_a_broken_file_in_the_cache_is_no_end(fresh: Path) -> None:
+def test_a_broken_file_in_the_cache_is_made_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native.library(fresh / "twice.c", torch.float32, ("FACTOR", 5))
     (made,) = (fresh / "cache" / "askew" / "native").iterdir()
-    made.unlink()
-    made.write_bytes(b"no library")
+    before, tries, loaded = made.stat().st_ino, list[str](), ctypes.CDLL
+
+    def load(path: str) -> ctypes.CDLL:
+        tries.append(path)
+        if len(tries) == 1:
+            raise OSError("not a library")
+        return loaded(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
     assert native.library(fresh / "twice.c", torch.float32, ("FACTOR", 5)).twice(4) == 20
-    assert made.stat().st_size > 100  # it was made again
+    assert tries == [str(made)] * 2 and made.stat().st_ino != before
 
 
 @pytest.mark.parametrize(("name", "value"), [("CC", "no-such-compiler"), ("CC", "false"), ("ASKEW_NATIVE", "0")])
