@@ -51,6 +51,7 @@ FOREVER = 10**6  # rounds; whoever asks for them ends it
 WORKS = {
     "lenet": ("LeNet5, 10 steps of 50", "lenet-10x10x50"),
     "softmax": ("softmax regression, 10 steps of 10", "softmax-10x10x10"),
+    "small": ("MLP 64-64-10, 10 steps of 10", "mlp64-10x10x10"),
     "mlp": ("MLP 784-200-200-10, 12 steps of 50", "mlp-10x12x50"),
 }
 
@@ -416,7 +417,7 @@ class Parser(argparse.ArgumentParser):
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rival", action="append", default=[], metavar="NAME=PYTHON", help=f"one of {', '.join(RIVALS)}; repeatable")
-    parser.add_argument("--work", action="append", choices=WORKS, help="repeatable; all three if none is given")
+    parser.add_argument("--work", action="append", choices=WORKS, help="repeatable; all if none is given")
     parser.add_argument("--rounds", type=int, default=10, help="that each contender plays after a first one")
     options = parser.parse_args()
     if options.rounds < 1:

@@ -44,6 +44,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...], int]] = {
     "cnn64": (CNN64(), IMAGE, 10),
     "resnet18": (ResNet18(), IMAGE, 100),
     "mlp": (MLP(hidden=(200, 200)), (784,), 10),
+    "mlp64": (MLP(), (64,), 10),
     "softmax": (Softmax(), (60,), 10),
     "charlstm": (CharLSTM(), (80,), 80),
 }
