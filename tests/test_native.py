@@ -174,13 +174,16 @@ def test_gradients_of_many_networks_are_each_ones_own() -> None:
 
 
 @here
-def test_a_label_that_is_no_class_is_refused_and_a_loss_that_is_no_number_seen() -> None:
+def test_what_does_not_fit_is_refused_and_a_loss_that_is_no_number_seen() -> None:
     module = rows([4, 3]).double()
     task = Bound(module, Space(module, torch.float64))
     w, x = task.space.start.clone()[None], torch.randn(2, 4, dtype=torch.float64)
     for wrong in (3, -1):
         with pytest.raises(IndexError, match="3 classes"):
             task.walk(w, w, -1.0, x, torch.tensor([0, wrong]), dense.in_a_row([0, 2]))
+    for inputs in (x.float(), x[:, :3]):
+        with pytest.raises(ValueError, match="4 numbers"):
+            task.walk(w, w, -1.0, inputs, torch.tensor([0, 1]), dense.in_a_row([0, 2]))
     assert torch.equal(w[0], task.space.start)
     w[0, 0] = float("nan")
     assert task.walk(w, w, -1.0, x, torch.tensor([0, 1]), dense.in_a_row([0, 2])).isnan()

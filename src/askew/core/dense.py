@@ -22,7 +22,7 @@ class Walk:
 
     def __init__(self, functions: Any, table: list[list[int]], dtype: torch.dtype) -> None:
         self.walk, self.dtype = functions.walk, dtype
-        self.depth, self.table = c_int64(len(table)), torch.tensor(table)
+        self.depth, self.table, self.inputs = c_int64(len(table)), torch.tensor(table), table[0][0]
         self.real = c_double if dtype is torch.float64 else c_float
 
     def __call__(self, w: Tensor, to: Tensor, by: float, x: Tensor, y: Tensor, spans: Tensor) -> Tensor:
@@ -30,6 +30,8 @@ class Walk:
 
         by times the gradient is added to w, if that is `to`; else the gradient, of one batch, is put there.
         """
+        if x.dtype is not self.dtype or x.numel() != self.inputs * y.numel():
+            raise ValueError(f"inputs must be {self.inputs} numbers of type {self.dtype} for every label")
         (count, steps, _), x, values = spans.shape, x.contiguous(), w.new_empty(len(w))
         given = (c_int64(count), c_int64(w.stride(0)), pointer(w), pointer(to), self.real(by), c_int64(steps))
         failed = self.walk(self.depth, pointer(self.table), *given, *map(pointer, (spans, x, y, values)))

@@ -33,11 +33,7 @@ class Alone:
 
     def __init__(self, task: Task, plan: Plan, i: int, several: bool = False) -> None:
         self.task, self.plan, self.i = task, plan, i
-        self.most = max(1, CACHED // task.space.dtype.itemsize // self._inputs()) if several else 1
-
-    def _inputs(self) -> int:
-        """Numbers in one sample."""
-        return max(1, self.plan.batch(self.plan.train[self.i].pick(0, 1)).x.numel())
+        self.most = CACHED // (task.walk.inputs * task.space.dtype.itemsize) if several and task.walk else 0  # samples at a time
 
     def steps(self) -> Iterator[Many]:
         work, k = self.plan.train[self.i].to(self.plan.pool.y.device), 0
