@@ -38,9 +38,9 @@ def layers(ci: int, co: int, k: int, pad: int) -> tuple[nn.Conv2d, nn.ReLU, nn.M
 
 
 @here
-@pytest.mark.parametrize("pad", [0, 1, 2, 4])
+@pytest.mark.parametrize("pad", [0, 2])
 @pytest.mark.parametrize(("ci", "co", "k"), [(1, 1, 1), (3, 6, 5), (6, 16, 5), (1, 5, 3), (2, 7, 4), (13, 9, 3), (16, 12, 2), (5, 24, 7)])
-@pytest.mark.parametrize("size", [(8, 8), (9, 13), (14, 7), (33, 18)])
+@pytest.mark.parametrize("size", [(8, 7), (33, 18)])
 def test_a_convolution_is_torchs(ci: int, co: int, k: int, pad: int, size: tuple[int, int]) -> None:
     row, x = layers(ci, co, k, pad), torch.randn(5, ci, *size, dtype=torch.float64, requires_grad=True)
     if min(size) + 2 * pad < k + 1:
@@ -265,8 +265,7 @@ print(*(float(v.double().pow(2).sum()) for v in run.model.values()), run.rounds[
 
 
 @here
-@pytest.mark.parametrize("engine", ["sequential", "vmapped"])
-@pytest.mark.parametrize("model", ["mlp", "cnn", "softmax"])
+@pytest.mark.parametrize(("model", "engine"), [("mlp", "sequential"), ("softmax", "vmapped"), ("cnn", "sequential")])
 def test_a_run_is_the_same_with_and_without_them(model: str, engine: str) -> None:
     told = list[list[float]]()
     for wanted in ("0", "1"):
