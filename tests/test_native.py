@@ -8,6 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,16 @@ def test_where_the_cache_cannot_be_written_another_folder_will_do(fresh: Path) -
 
 
 @here
+def test_a_user_without_a_home_has_them_too(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert native.library(fresh / "twice.c", torch.float32, ("FACTOR", 2)).twice(4) == 8
+
+
+@here
 def test_a_broken_file_in_the_cache_is_made_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native.library(fresh / "twice.c", torch.float32, ("FACTOR", 5))
     (made,) = (fresh / "cache" / "askew" / "native").iterdir()
@@ -276,4 +287,7 @@ def test_a_run_is_the_same_with_and_without_them(model: str, engine: str) -> Non
 
 
 def test_the_sources_are_in_the_package() -> None:
-    assert all(source.is_file() for source in (conv.SOURCE, dense.SOURCE, native.COMMON))
+    root = Path(askew.__file__).parent
+    patterns = tomllib.loads((root.parent.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["askew"]
+    for source in (conv.SOURCE, dense.SOURCE, native.COMMON):
+        assert any(source.relative_to(root).match(pattern) for pattern in patterns), source

@@ -97,6 +97,7 @@ def slide_rows(task: Task, w: Tensor, batch: Batch, rate: float) -> Tensor:
     """
     if task.walk and whole(batch):
         return task.walk(w, w, -rate, batch.x, batch.y, spans(batch))
+    assert len(batch.cuts) <= 2, "several batches at once are for the walk alone"
     rows = task.rows(w)
 
     def slid(name: str, behind: Tensor, before: Tensor) -> None:
@@ -128,7 +129,9 @@ def whole(batch: Batch) -> bool:
 
 
 def spans(batch: Batch) -> Tensor:
-    """Where the real samples of batches [C, B, …] begin and end, [C, 1, 2]; padding comes last."""
+    """Where the real samples of batches [C, B, …] begin and end, [C, 1, 2], padding coming last; of one network's in a row, [1, S, 2]."""
+    if batch.cuts:
+        return in_a_row(batch.cuts)
     count, size = batch.y.shape
     begin = torch.arange(0, count * size, size)
     return torch.stack((begin, begin + (size if batch.weight is None else batch.weight.sum(1).long())), 1)[:, None].contiguous()
@@ -177,7 +180,7 @@ def judged_rows(task: Task, output: Tensor, batch: Batch) -> tuple[Tensor, Tenso
 
 def alone(batch: Batch) -> Batch:
     """The batch of one network, as those of many are."""
-    return Batch(batch.x[None], batch.y[None], None if batch.weight is None else batch.weight[None])
+    return Batch(batch.x[None], batch.y[None], None if batch.weight is None else batch.weight[None], batch.cuts)
 
 
 def differentiate_rows(valued: Callable[..., tuple[Tensor, Tensor]], w: Tensor, *rows: Any) -> Slope:
@@ -227,10 +230,7 @@ def step(alg: Algorithm, task: Task, me: Me, moving: Moving, batch: Batch, share
     if isinstance(task, Bound) and straight(alg, me):
         if dense(alg, task):
             task.load(w, me.carry["buffers"])
-            if batch.cuts and task.walk:
-                (value,) = task.walk(task.flat[None], task.flat[None], -float(me.lr), batch.x, batch.y, in_a_row(batch.cuts))
-            else:
-                (value,) = slide_rows(task, task.flat[None], alone(batch), float(me.lr))
+            (value,) = slide_rows(task, task.flat[None], alone(batch), float(me.lr))
             return Moving(task.flat, me.carry, moving.total + value)
         w, value, buffers = slide(task, objective, w, me.carry["buffers"], float(me.lr))
         return Moving(w, me.carry | {"buffers": buffers}, moving.total + value)

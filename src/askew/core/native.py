@@ -57,8 +57,12 @@ def machine() -> str:
 
 def cached() -> list[Path]:
     """Folders for what is compiled, the better one first."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "askew" / "native"
-    return [home, Path(tempfile.gettempdir()) / f"askew-{os.getuid()}"]
+    other = Path(tempfile.gettempdir()) / f"askew-{os.getuid()}"
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home, as in some containers
+        return [other]
+    return [home / "askew" / "native", other]
 
 
 @cache

@@ -33,7 +33,6 @@ typedef whole mask __attribute__((vector_size(BYTES)));
 
 #define INLINE static inline __attribute__((always_inline))
 #define UP(a, b) (((a) + (b) - 1) / (b))
-#define AT_MOST(a, b) ((a) < (b) ? (a) : (b))
 
 INLINE vec load(const real *from) { return *(const vec *)from; }
 INLINE void store(real *to, vec v) { *(vec *)to = v; }

@@ -118,7 +118,7 @@ class Slot:
         assert self.me is not None and self.moving is not None
         me, moving, feed, cursor = self.me, self.moving, self.feeds[name], self.cursor[name]
         whole = feed.rows.shape[1]
-        part = max(1, -(-whole // PARTS)) if whole * feed.x[0].numel() >= LARGE else whole
+        part = max(1, -(-whole // PARTS)) if whole * feed.x.stride(0) >= LARGE else whole
         span = min(whole, -(-length // part) * part)
         exact = self.even and span != length  # no padding in batch norm's statistics
         span, padded = (length, False) if exact else (span, span != length)

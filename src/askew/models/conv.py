@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import CDLL, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,24 @@ MOST = 64  # channels of the input: above, torch's products of matrices are bett
 def fits(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
     """Is this what the kernels do, and can they be had here? Nothing is vmapped, compiled or cast."""
     return (
+        x.device.type == "cpu"
+        and plain(conv, relu, pool)
+        and x.dtype == conv.weight.dtype
+        and conv.in_channels <= MOST
+        and x.dim() == 4
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and kernels(*sizes(x, conv.weight, int(conv.padding[0])), x.dtype) is not None
+    )
+
+
+def plain(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Is it a convolution with square filters, as many pixels of zeros on all sides and a bias, a ReLU, and 2×2 max-pooling?"""
+    return (
         type(conv) is nn.Conv2d
         and type(relu) is nn.ReLU
         and type(pool) is nn.MaxPool2d
-        and x.device.type == "cpu"
-        and x.dtype == conv.weight.dtype
         and pool.kernel_size == pool.stride == 2
         and pool.padding == 0
         and pool.dilation == 1
@@ -35,12 +48,6 @@ def fits(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
         and conv.kernel_size[0] == conv.kernel_size[1]
         and isinstance(conv.padding, tuple)
         and conv.padding[0] == conv.padding[1]
-        and conv.in_channels <= MOST
-        and x.dim() == 4
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and kernels(*sizes(x, conv.weight, conv.padding[0]), x.dtype) is not None
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.entropy import available as available
+from .conv import plain
 
 WIDTH = 16  # channels at most: above, cuDNN's matrix kernels are better
 TILE = 64  # pixels of patches, of all channels, at a time
@@ -31,20 +32,9 @@ MOST_PARTS = 32
 
 def fits(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
     """Is this what the kernels do?"""
-    return (
-        type(conv) is nn.Conv2d
-        and type(relu) is nn.ReLU
-        and type(pool) is nn.MaxPool2d
-        and pool.kernel_size == pool.stride == 2
-        and pool.padding == 0
-        and conv.stride == conv.dilation == (1, 1)
-        and conv.groups == 1
-        and conv.bias is not None
-        and conv.padding_mode == "zeros"
-        and conv.kernel_size[0] == conv.kernel_size[1] <= 7
-        and conv.padding in ((0, 0), (1, 1), (2, 2))
-        and max(conv.in_channels, conv.out_channels) <= WIDTH
-    )
+    if not plain(conv, relu, pool):
+        return False
+    return conv.kernel_size[0] <= 7 and int(conv.padding[0]) <= 2 and max(conv.in_channels, conv.out_channels) <= WIDTH
 
 
 def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
