@@ -185,6 +185,14 @@ def test_every_draw_has_an_address() -> None:
     assert torch_seed(0, "model") != torch_seed(1, "model")
 
 
+def test_an_address_is_the_key_of_philox() -> None:
+    for client in range(20):
+        words = np.frombuffer(key(5, "batches", 3, client), dtype=np.uint64)
+        plain = np.random.Generator(np.random.Philox(key=words))
+        mine = generator(5, "batches", 3, client)
+        assert np.array_equal(mine.permutation(300), plain.permutation(300)) and mine.standard_normal() == plain.standard_normal()
+
+
 def test_addressed_draws_look_uniform() -> None:
     coins = np.array([generator(0, "coin", 1, client).random() for client in range(4000)])
     assert abs(coins.mean() - 0.5) < 4 * np.sqrt(1 / 12 / 4000)

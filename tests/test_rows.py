@@ -44,6 +44,19 @@ def apart(a: Run, b: Run) -> float:
     return max(float((a.model[n] - v).abs().max()) for n, v in b.model.items())
 
 
+def played(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """How many jobs are played together from now on: those that go ahead, if there are any, and the others."""
+    seen: list[list[int]] = []
+    play = rows.side_by_side
+
+    def watched(phase: Any, lanes: Any, differ: Any) -> Any:
+        seen.append([len(jobs) for _, jobs in lanes])
+        return play(phase, lanes, differ)
+
+    monkeypatch.setattr(rows, "side_by_side", watched)
+    return seen
+
+
 def alone(config: Config) -> Run:
     (run,) = play_together([dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="sequential"))])
     return run
@@ -55,19 +68,12 @@ def alone(config: Config) -> Run:
 )
 def test_runs_of_a_sweep_share_the_rows(method: str, own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates, seeds and a method's own settings differ; jobs of several runs stand in the same rows."""
-    most: list[int] = []
-    load = rows.Block.load
-
-    def counted(block: rows.Block, jobs: Jobs, *rest: Any) -> None:
-        most.append(len(jobs))
-        load(block, jobs, *rest)
-
-    monkeypatch.setattr(rows.Block, "load", counted)
+    seen = played(monkeypatch)
     values = ((0.1, 0.1, 0), (0.5, 0.05, 0), (0.9, 0.1, 1))
     configs = [configured({"name": method} | ({own: value} if own else {}), lr, seed) for value, lr, seed in values]
     for config, run in zip(configs, play_together(configs), strict=True):
         assert apart(run, alone(config)) < 1e-13
-    assert max(most) == 15
+    assert max(map(sum, seen)) == 15
 
 
 class Stubborn(FedAvg):
@@ -146,7 +152,7 @@ def test_running_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) 
         load(block, jobs, *rest)
 
     monkeypatch.setattr(rows.Block, "load", tight)
-    config = configured({"name": "fedavg"})
+    config = configured({"name": "fedavg"}, partition={"name": "iid", "clients": 12})
     (run,) = play_together([config])
     assert apart(run, alone(config)) < 1e-13 and asked[0] == 5 and max(asked[-3:]) <= 2
 
@@ -156,6 +162,54 @@ def test_running_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(rows.Block, "load", never)
     with pytest.raises(EngineError, match="not enough memory"):
         play_together([config])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddc", "moon"])
+def test_a_few_long_clients_go_ahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rows of their own, and with the same results, whatever round they are in."""
+    seen = played(monkeypatch)
+    skewed = {"name": "dirichlet", "alpha": 0.2, "clients": 24}
+    config = configured({"name": method}, partition=skewed, participation={"cohort": 12}, local=LOCAL | {"batch": 8})
+    (run,) = play_together([config])
+    assert apart(run, alone(config)) < 1e-13
+    assert any(len(lanes) == 2 and lanes[0] < lanes[1] for lanes in seen)
+
+
+def test_who_goes_ahead() -> None:
+    assert rows.ahead_of([10] * 5) == 0 and rows.ahead_of([7]) == 0  # all alike
+    assert rows.ahead_of([18, 8, 8, 6, 2]) == 1 and rows.ahead_of([24, 15, 12, 12, 12, 12]) == 2
+    assert rows.ahead_of([24, 20, 16, 14, 4, 4]) == 0 and rows.ahead_of([24, 16, 16, 14, 4, 4]) == 1  # half of the work at most
+    assert rows.ahead_of([9, 4, 4, 3, 1]) == 0  # too few steps for it to pay
+    assert rows.ahead_of([0, 0]) == 0
+
+
+def test_samples_are_put_in_place_once_and_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the next round while this one is at work; if another round is played in the end, those of that one."""
+    config = configured({"name": "fedavg"})
+    house, other = build.build(config), build.build(config)
+    server, engine = house.server, cast(rows.Rows, house.server.engine)
+    ids, laid, during = [0, 3, 5], list[int](), list[bool]()
+    lay, map = rows.lay, engine.map
+
+    def counted(feeds: Any, jobs: Jobs, **more: Any) -> Any:
+        laid.append(len(jobs))
+        return lay(feeds, jobs, **more)
+
+    def mapped(asks: Any) -> Any:
+        before = len(laid)
+        out = map(asks)
+        during.append(len(laid) > before)
+        return out
+
+    monkeypatch.setattr(rows, "lay", counted)
+    monkeypatch.setattr(engine, "map", mapped)
+    for t, expected in ((1, ids), (2, ids), (3, [1, 2])):
+        server.play(t, ids if t < 3 else [1, 2], meanwhile=lambda t=t, who=expected: server.prepare(t + 1, ids))  # type: ignore[misc]
+    assert during == [True, False, True]  # the first round, whose feed is too small yet, and the one that came otherwise
+    monkeypatch.undo()
+    for t, who in ((1, ids), (2, ids), (3, [1, 2])):
+        other.server.play(t, who)
+    assert torch.equal(server.x, other.server.x)
 
 
 def test_numbers_of_rows_are_few_and_near() -> None:

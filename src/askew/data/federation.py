@@ -81,6 +81,10 @@ class Work(NamedTuple):
     def batches(self) -> int:
         return len(self.cuts) - 1
 
+    @property
+    def samples(self) -> int:
+        return self.cuts[-1]
+
     def lengths(self) -> list[int]:
         return [b - a for a, b in pairwise(self.cuts)]
 
@@ -261,7 +265,8 @@ class Federation:
         pool, places = self.gather(ids)
         parts = [self._parts(own, client) for client, own in zip(ids, places, strict=True)]
         train = [self._train(own, round, client, local, least) for client, (own, _) in zip(ids, parts, strict=True)]
-        train = [work.first(math.ceil(part * work.batches)) for work, part in zip(train, share or [1.0] * len(train), strict=True)]
+        if any(part < 1 for part in share):
+            train = [work.first(math.ceil(part * work.batches)) for work, part in zip(train, share, strict=True)]
         seen = {"gradient": [own for own, _ in parts], "validation": [held if len(held) else own for own, held in parts]}
         glances = {name: [self._work(own, CHUNK, 1) for own in seen[name]] for name in looks}
         return Plan([int(i) for i in ids], pool, train, glances, self.view, self.dtype)
@@ -272,7 +277,8 @@ class Federation:
         least = max(least, min(size, n)) if local.drop_last else least
         per_epoch = sum(1 for a in range(0, n, size) if min(size, n - a) >= least)
         epochs = math.ceil(local.steps / max(per_epoch, 1)) if local.steps else local.epochs
-        work = self._work(np.concatenate([own[rng.permutation(n)] for _ in range(epochs)]), size, least, n)
+        orders = [own[rng.permutation(n)] for _ in range(epochs)]
+        work = self._work(orders[0] if epochs == 1 else np.concatenate(orders), size, least, n)
         work = work.first(local.steps) if local.steps else work
         if self.view and self.view.random:
             work = work._replace(marks=marks(self.seed, len(work.places), round, client))

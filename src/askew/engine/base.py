@@ -86,6 +86,12 @@ class Engine(Protocol):
     def map(self, asks: Sequence[Ask]) -> list[Outbox]: ...
 
 
+def ahead(engine: Engine, asks: Sequence[Ask]) -> None:
+    """Tell an engine that can use it what it will be asked for next. Only the models and states in these asks are not yet those."""
+    if asks and (look := getattr(engine, "ahead", None)):
+        look(asks)
+
+
 def clock(device: torch.device) -> float:
     """The time when all work on the device is done."""
     if device.type == "cuda":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -48,21 +49,39 @@ class Feed:
         for _, some in groupby(jobs, key=lambda job: (id(job[0].pool.x), id(job[0].view))):
             part = list(some)
             plan, marks = part[0][0], [work.marks for _, work in part if work.marks is not None]
-            pick = Pick(torch.cat([work.places for _, work in part]).to(device), torch.cat(marks).to(device) if marks else None)
-            for a in range(0, len(pick.places), CHUNK):
-                now = slice(a, min(a + CHUNK, len(pick.places)))
-                self.x[at + now.start : at + now.stop], self.y[at + now.start : at + now.stop], *_ = plan.batch(pick.at(now))
+            pick = Pick(joined([work.places for _, work in part], device), joined(marks, device) if marks else None)
+            x, y = (t[at : at + len(pick.places)] for t in (self.x, self.y))
             at += len(pick.places)
+            if plan.view is None and x.is_contiguous():  # as they are: straight into place
+                for pool, to in zip(plan.pool, (x, y), strict=True):
+                    torch.index_select(pool, 0, pick.places, out=to)
+                continue
+            for a in range(0, len(pick.places), CHUNK):
+                now = slice(a, a + CHUNK)
+                x[now], y[now], *_ = plan.batch(pick.at(now))
         lengths = [length for _, work in jobs for length in work.lengths()]
         if lengths == self.laid:
             return
         self.laid = lengths
         ends = np.cumsum(lengths)
-        begin, length = torch.from_numpy(np.stack([ends - lengths, lengths])).to(device)[:, :, None]
+        begin, length = sent(torch.from_numpy(np.stack([ends - lengths, lengths])), device)[:, :, None]
         column = torch.arange(self.rows.shape[1], device=device)
         self.rows[: len(ends)] = begin + torch.minimum(column, length - 1)
         self.weight[: len(ends)] = (column < length).to(self.weight.dtype)
         self.lengths[: len(ends)] = length[:, 0]
+
+
+def sent(t: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device, for which the host does not wait."""
+    return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t
+
+
+def joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Tensors of the host one after the other, on the device."""
+    if device.type != "cuda":
+        return torch.cat([*parts])
+    room = torch.empty(sum(map(len, parts)), dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat([*parts], out=room).to(device, non_blocking=True)
 
 
 class Room:
@@ -110,12 +129,17 @@ class Errand:
 
     def __init__(self, ask: Ask) -> None:
         self.phase, self.inbox, self.plan, want = ask
-        phase, inbox, plan = self.phase, self.inbox, self.plan
+        phase, plan = self.phase, self.plan
         names = [*(["train"] if phase.trains else []), *sorted({*phase.before, *phase.each, *phase.after})]
         self.works = [{n: (plan.train if n == "train" else plan.looks[n])[i] for n in names} for i in range(len(plan.ids))]
-        same = torch.tensor([inbox.lr, inbox.lr0, inbox.round], dtype=inbox.x.dtype).to(inbox.x.device).expand(len(plan.ids), -1)
-        self.numbers = torch.cat([same, torch.stack([inbox.steps, inbox.tau, inbox.size, inbox.coin], 1)], 1)
         self.room = Room(len(plan.ids), want)
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """What a client's moves need to know besides tensors: seven numbers of each."""
+        inbox = self.inbox
+        same = [torch.full_like(inbox.steps, value) for value in (inbox.lr, inbox.lr0, inbox.round)]
+        return torch.stack([*same, inbox.steps, inbox.tau, inbox.size, inbox.coin], 1)
 
     def key(self) -> Any:
         """Jobs with one key can be done in one another's slots."""
@@ -137,24 +161,40 @@ def example(plan: Plan, work: Work) -> Batch:
 Jobs = Sequence[tuple[Errand, int]]
 
 
-def lay(feeds: dict[str, Feed], jobs: Jobs, last: bool = False) -> tuple[bool, dict[str, list[int]]]:
-    """Put the jobs' samples in place, those of a work that several runs share once.
+Own = list[tuple[Plan, Work]]
+
+
+def needed(jobs: Jobs) -> dict[str, tuple[Own, tuple[int, int, int]]]:
+    """By name the works of the jobs, one that several runs share once, and what a feed for them must hold."""
+    found: dict[str, tuple[Own, tuple[int, int, int]]] = {}
+    for name in jobs[0][0].works[0]:
+        own = list({id(work): (errand.plan, work) for errand, i in jobs for work in (errand.works[i][name],)}.values())
+        longest = max(max(work.lengths(), default=1) for _, work in own)
+        found[name] = own, (sum(work.samples for _, work in own), sum(work.batches for _, work in own), longest)
+    return found
+
+
+class Full(Exception):
+    """There is no room for the jobs' samples in what there is."""
+
+
+def lay(feeds: dict[str, Feed], jobs: Jobs, last: bool = False, grow: bool = True) -> tuple[bool, dict[str, list[int]]]:
+    """Put the jobs' samples in place.
 
     Returns whether a feed was too small, and is another one now, and for each name where every job's batches begin.
     """
-    grown, first = False, dict[str, list[int]]()
-    for name in jobs[0][0].works[0]:
-        mine = [errand.works[i][name] for errand, i in jobs]
-        own = list({id(work): (errand.plan, work) for (errand, _), work in zip(jobs, mine, strict=True)}.values())
-        batches, longest = [work.batches for _, work in own], max(max(work.lengths(), default=1) for _, work in own)
-        need = (sum(len(work.places) for _, work in own), sum(batches), longest)
+    grown, first, needs = False, dict[str, list[int]](), needed(jobs)
+    if not grow and any(name not in feeds or not feeds[name].holds(*need) for name, (_, need) in needs.items()):
+        raise Full
+    for name, (own, need) in needs.items():
         if name not in feeds or not feeds[name].holds(*need):
             x, y, *_ = example(*own[0])
             spare = 4 if need[0] * x.numel() * x.element_size() < SMALL else 2
-            longest = max(longest, feeds[name].rows.shape[1] if name in feeds else 0)
-            feeds[name] = Feed(x, y, spare * need[0], spare * need[1], longest, jobs[0][0].numbers.dtype, last)
+            longest = max(need[2], feeds[name].rows.shape[1] if name in feeds else 0)
+            feeds[name] = Feed(x, y, spare * need[0], spare * need[1], longest, jobs[0][0].inbox.x.dtype, last)
             grown = True
         feeds[name].fill(own)
-        begins = dict(zip((id(work) for _, work in own), [0, *np.cumsum(batches)[:-1].tolist()], strict=True))
-        first[name] = [begins[id(work)] for work in mine]
+        ends = np.cumsum([work.batches for _, work in own]).tolist()
+        begins = dict(zip((id(work) for _, work in own), [0, *ends[:-1]], strict=True))
+        first[name] = [begins[id(errand.works[i][name])] for errand, i in jobs]
     return grown, first

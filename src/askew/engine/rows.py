@@ -2,7 +2,10 @@
 clients are the rows of stacked buffers, every move is vmapped over the first rows and captured as one graph.
 
 Jobs are sorted by length, so those still at work are the first rows; the graph is that of the next larger number of rows, and
-rows without work in it are left as they are. Which batch a row sees follows from a counter on the device.
+rows without work in it are left as they are. Which batch a row sees follows from a counter on the device. A few jobs that are
+much longer than the others have rows of their own, which go ahead on a stream of their own: steps of few rows leave a GPU idle.
+
+What does not depend on a model, above all the samples, is put in place while the round before is at work.
 
 Runs of a sweep share the rows. What differs between them must be a tensor: learning rates always are, and so become the
 float settings of a method where they differ, unless a hook of it cannot bear that.
@@ -13,6 +16,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -22,19 +26,25 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core.algorithm import Algorithm
-from ..core.local import Moving, Result, Slope, client_round, differentiate_rows, watched
+from ..core.local import Moving, Result, Slope, client_moves, differentiate_rows, watched
 from ..core.task import Functional, Task
 from ..core.types import Batch, Me, State
+from ..data.federation import Work
 from ..models.fused import counted
 from .base import Ask, Outbox
 from .gather import Reach, take
 from .graphs import Tape, moved, renew
-from .jobs import Errand, Feed, Jobs, example, free, lay
+from .jobs import Errand, Feed, Full, Jobs, example, free, lay, sent
 
 MOST = 512  # rows
 PARTS = 2  # a batch is padded to one of so many lengths
 DEEP = 16  # an input's size times this is what a row's step takes, roughly
 SHARE = 0.3  # of the free memory
+LONG = 0.5  # of the longest job's steps: above, a job may be one of the few that go ahead;
+FEW = 0.5  # they have no more than this share of all steps,
+SPARED = 8  # and the others at least so many steps less than the longest: fewer are done before two lots are on their way
+
+AHEAD = "ahead"
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -49,22 +59,24 @@ def wide(n: int) -> int:
 class Block:
     """Stacked buffers for one kind of job, and the graphs of the moves on their first rows."""
 
-    def __init__(self, task: Task, errand: Errand) -> None:
+    def __init__(self, task: Task, errand: Errand, first: bool = False) -> None:
         self.task, inbox = task, errand.inbox
         self.names = [list(state) for state in (inbox.server, inbox.memory, inbox.mine, inbox.carry)]
         self.part, self.fixed = inbox.part, (inbox.momentum, inbox.decay, inbox.clip)  # the same for all jobs of this kind
-        self.device, self.dtype = errand.numbers.device, errand.numbers.dtype
+        self.device, self.dtype = inbox.x.device, inbox.x.dtype
+        urgent = first and self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device, priority=-1) if urgent else None  # type: ignore[no-untyped-call]
         self.feeds: dict[str, Feed] = {}
         self.rows = self.usual = 0
         self.moving: Moving | None = None
         self.result: dict[int, Result] = {}
-        self.back: list[tuple[Errand, Tensor, Tensor]] = []  # whose results stand in which rows, and for which clients
+        self.laid: list[tuple[int, int, list[Work]]] = []  # of every row the errand, the client and its works
 
-    def make(self, rows: int, sources: Sequence[Tensor], floats: int) -> None:
+    def make(self, rows: int) -> None:
         """Buffers for so many rows; what was captured over smaller ones is forgotten."""
-        self.rows, self.tape, self.moving, self.result = rows, Tape(self.device), None, {}
-        self.given = [t.new_zeros((rows, *t.shape[1:])) for t in sources]
-        self.numbers = torch.zeros((rows, 7 + floats), dtype=self.dtype, device=self.device)
+        self.rows, self.tape, self.moving, self.result = rows, Tape(self.device, self.stream), None, {}
+        self.given: list[Tensor] = []
+        self.numbers = torch.zeros((rows, 7), dtype=self.dtype, device=self.device)
         self.first, self.last, self.count = (
             {name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.feeds} for _ in range(3)
         )
@@ -73,43 +85,53 @@ class Block:
 
     # loading ----------------------------------------------------------------------------------------------------
 
-    def load(self, jobs: Jobs, most: int, floats: Sequence[str]) -> None:
-        """Put the jobs' samples, models, states and numbers in place, one job to a row."""
-        errands = list({id(errand): errand for errand, _ in jobs}.values())
+    def lay(self, jobs: Jobs, most: int, grow: bool = True) -> None:
+        """Put the jobs' samples in place, one job to a row, unless they are there already; no model is needed for that."""
+        errands = distinct(jobs)
         place = {id(errand): n for n, errand in enumerate(errands)}
-        begins = np.cumsum([0, *(len(errand.works) for errand in errands)])
-        whose = [place[id(errand)] for errand, _ in jobs]
-        rows = [int(begins[n]) + i for n, (_, i) in zip(whose, jobs, strict=True)]
-        grown, first = lay(self.feeds, jobs)
-        counts = [[errand.works[i][name].batches for errand, i in jobs] for name in first]
-        order = sorted(range(len(jobs)), key=lambda row: (whose[row], jobs[row][1]))  # by errand and client
-        lists = [whose, rows, order, [jobs[row][1] for row in order], *first.values(), *counts]
-        of_errand, of_job, back, to, *rest = self.sent(lists, torch.long).unbind()
-        cuts = [whose.count(n) for n in range(len(errands))]
-        self.back = list(zip(errands, torch.split(back, cuts), torch.split(to, cuts), strict=True))
-        sources, picks = self._sources(errands, of_errand, of_job)
+        laid = [(place[id(errand)], i, list(errand.works[i].values())) for errand, i in jobs]
+        if len(laid) == len(self.laid) and all(a[:2] == b[:2] and same(a[2], b[2]) for a, b in zip(laid, self.laid, strict=True)):
+            return
+        self.laid = []
+        begins = np.cumsum([0, *(len(errand.works) for errand in errands)]).tolist()
+        whose = [n for n, _, _ in laid]
+        order = sorted(range(len(jobs)), key=lambda row: laid[row][:2])  # by errand and client
+        if not grow and len(jobs) > self.rows:
+            raise Full
+        grown, first = lay(self.feeds, jobs, grow=grow)
         if grown or len(jobs) > self.rows:
-            self.make(min(most, max(wide(len(jobs)), self.rows)), sources, len(floats))
-        n = len(jobs)
+            self.make(min(most, max(wide(len(jobs)), self.rows)))
+        counts = [[errand.works[i][name].batches for errand, i in jobs] for name in first]
+        lasts = [[a + max(b - 1, 0) for a, b in zip(*pair, strict=True)] for pair in zip(first.values(), counts, strict=True)]
+        lists = [whose, [begins[n] + i for n, i, _ in laid], order, [jobs[row][1] for row in order], *first.values(), *lasts, *counts]
+        self.of_errand, self.of_job, back, to, *rest = sent(torch.tensor(lists), self.device).unbind()
+        cuts = [whose.count(n) for n in range(len(errands))]
+        self.back = list(zip(torch.split(back, cuts), torch.split(to, cuts), strict=True))
+        for n, name in enumerate(first):
+            for part, row in zip((self.first, self.last, self.count), rest[n :: len(first)], strict=True):
+                part[name][: len(jobs)].copy_(row)
+            self.count[name][len(jobs) :].zero_()
+        self.laid = laid
+
+    def load(self, jobs: Jobs, most: int, floats: Sequence[str]) -> None:
+        """Put all that the jobs begin with in place: samples, models, states and numbers."""
+        self.lay(jobs, most)
+        errands, n = distinct(jobs), len(jobs)
+        sources, picks = self._sources(errands)
+        self.given = self.given or [t.new_zeros((self.rows, *t.shape[1:])) for t in sources]
         for buffer, source, pick in zip(self.given, sources, picks, strict=True):
             torch.index_select(source, 0, pick, out=buffer[:n])
         numbers = torch.cat([errand.numbers for errand in errands])
-        self.numbers[:n, :7].copy_(numbers[of_job])
+        if self.numbers.shape[1] != 7 + len(floats):
+            self.numbers = numbers.new_zeros((self.rows, 7 + len(floats)))
+        self.numbers[:n, :7] = numbers[self.of_job]
         if floats:
-            values = self.sent([[float(getattr(errand.phase, name)) for name in floats] for errand in errands], numbers.dtype)
-            self.numbers[:n, 7:].copy_(values[of_errand])
-        for name, begin, count in zip(first, rest[: len(first)], rest[len(first) :], strict=True):
-            self.first[name][:n].copy_(begin)
-            torch.add(begin, (count - 1).clamp_(min=0), out=self.last[name][:n])
-            self.count[name].zero_()[:n].copy_(count)
+            values = [[float(getattr(errand.phase, name)) for name in floats] for errand in errands]
+            self.numbers[:n, 7:] = sent(torch.tensor(values, dtype=numbers.dtype), self.device)[self.of_errand]
 
-    def sent(self, values: list[Any], dtype: torch.dtype) -> Tensor:
-        """Numbers from the host, which does not wait for the device."""
-        t = torch.tensor(values, dtype=dtype)
-        return t.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else t
-
-    def _sources(self, errands: Sequence[Errand], of_errand: Tensor, of_job: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def _sources(self, errands: Sequence[Errand]) -> tuple[list[Tensor], list[Tensor]]:
         """What rows are picked from, and by which index: x, buffers, server, memory, mine, carry."""
+        of_errand, of_job = self.of_errand, self.of_job
         inboxes = [errand.inbox for errand in errands]
         sources, picks = list[Tensor](), list[Tensor]()
         for name in ("x", "buffers"):
@@ -246,7 +268,7 @@ class Lockstep:
             block.at[name].zero_()
         if name != "train":
             shares = mine[:last] * table[:last, k] / table[:last].sum(1) / (1 if step is None else self.count["train"][:last])
-            block.share[:last].copy_(block.sent(shares.tolist(), block.share.dtype))
+            block.share[:last].copy_(sent(torch.tensor(shares.tolist(), dtype=block.share.dtype), block.device))
 
         def body() -> None:
             taken = take(feed, block.reach(name, m), block.reach(name if step is None else "train", m), span)
@@ -321,21 +343,34 @@ class Rows:
             self.blocks.clear()
             torch.cuda.empty_cache()
 
+    def ahead(self, asks: Sequence[Ask]) -> None:
+        """Put the samples of these asks in place, behind all that the device has to do, where there is room for them already."""
+        for kind, some, _ in self._kinds([Errand(ask) for ask in asks]):
+            for key, jobs in self._lanes(kind, sorted_jobs(some)):
+                with suppress(Full, torch.OutOfMemoryError):
+                    if key in self.blocks:
+                        self.blocks[key].lay(jobs, self.most, grow=False)
+
     def _map(self, errands: Sequence[Errand]) -> None:
+        for kind, some, differ in self._kinds(errands):
+            try:
+                self._play(kind, some, differ)
+            except (TypeError, ValueError, RuntimeError) as e:
+                if not differ or isinstance(e, torch.OutOfMemoryError):
+                    raise
+                self.rigid.add(type(some[0].phase))
+                self._map(some)
+
+    def _kinds(self, errands: Sequence[Errand]) -> Iterator[tuple[Any, list[Errand], list[str]]]:
+        """Errands that share rows, by their kind, and which settings of theirs differ."""
         kinds: dict[Any, list[Errand]] = {}
         for errand in errands:
             kinds.setdefault(self._kind(errand), []).append(errand)
         for kind, some in kinds.items():
             values = {name: {getattr(errand.phase, name) for errand in some} for name in liftable(some[0].phase)}
             differ = [name for name, found in values.items() if len(found) > 1]
-            same = tuple((name, *found) for name, found in values.items() if name not in differ)  # which the graphs have in them
-            try:
-                self._play((kind, tuple(differ), same), some, differ)
-            except (TypeError, ValueError, RuntimeError) as e:
-                if not differ or isinstance(e, torch.OutOfMemoryError):
-                    raise
-                self.rigid.add(type(some[0].phase))
-                self._map(some)
+            alike = tuple((name, *found) for name, found in values.items() if name not in differ)  # which the graphs have in them
+            yield (kind, tuple(differ), alike), some, differ
 
     def _kind(self, errand: Errand) -> Any:
         """Errands of one kind share rows."""
@@ -347,30 +382,82 @@ class Rows:
 
     def _play(self, kind: Any, errands: Sequence[Errand], differ: Sequence[str]) -> None:
         """Some jobs at a time, as many as there is room for."""
-        if kind not in self.blocks:
-            self.blocks[kind] = Block(self.task, errands[0])
-        block = self.blocks[kind]
-        jobs = sorted(((errand, i) for errand in errands for i in range(len(errand.works))), key=lambda job: -longest(*job))
-        size = self._room(block, jobs)
+        jobs = sorted_jobs(errands)
+        size = self._room(kind, jobs)
         for a in range(0, len(jobs), size):
-            now = jobs[a : a + size]
-            block.load(now, self.most, differ)
-            block.usual = block.usual or len(now)
-            me = cast(Me, None)  # a row's view is made under vmap
-            result = client_round(errands[0].phase, me, Lockstep(block, now, differ))
-            for errand, rows, clients in block.back:
-                errand.room.put_rows(clients, rows, result)
+            lanes = [(self._block(key, errands[0]), some) for key, some in self._lanes(kind, jobs[a : a + size])]
+            for block, now in lanes:
+                block.load(now, self.most, differ)
+                block.usual = block.usual or len(now)
+            for (block, now), result in zip(lanes, side_by_side(errands[0].phase, lanes, differ), strict=True):
+                for errand, (rows, clients) in zip(distinct(now), block.back, strict=True):
+                    errand.room.put_rows(clients, rows, result)
 
-    def _room(self, block: Block, jobs: Jobs) -> int:
+    def _block(self, key: Any, errand: Errand) -> Block:
+        if key not in self.blocks:
+            self.blocks[key] = Block(self.task, errand, first=key[-1] is AHEAD)
+        return self.blocks[key]
+
+    def _lanes(self, kind: Any, jobs: Jobs) -> list[tuple[Any, Jobs]]:
+        """Jobs, sorted by length, that go together, by the key of their block: the few that go ahead, if there are any, and the others."""
+        few = ahead_of([longest(*job) for job in jobs])
+        return [((*kind, AHEAD), jobs[:few]), (kind, jobs[few:])] if few else [(kind, jobs)]
+
+    def _room(self, kind: Any, jobs: Jobs) -> int:
         """Rows at a time."""
-        if len(jobs) <= block.rows:
+        if all(key in self.blocks and len(some) <= self.blocks[key].rows for key, some in self._lanes(kind, jobs)):
             return len(jobs)
         errand, i = jobs[0]
         x = example(errand.plan, next(iter(errand.works[i].values()))).x
         batch = max(max(work.lengths(), default=1) for errand, i in jobs for work in errand.works[i].values())
         states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in (errand.inbox.x, *errand.inbox.mine.values()))
         one = (DEEP * batch * x.numel() + 12 * states) * errand.inbox.x.element_size()
-        return max(1, min(self.most, int(free(block.device) * SHARE / one) if block.device.type == "cuda" else self.most))
+        device = errand.inbox.x.device
+        return max(1, min(self.most, int(free(device) * SHARE / one) if device.type == "cuda" else self.most))
+
+
+def side_by_side(phase: Algorithm, lanes: Sequence[tuple[Block, Jobs]], differ: Sequence[str]) -> list[Result]:
+    """The results of jobs in the rows of several blocks, which take turns; one with a stream of its own is side by side with the rest."""
+    main = torch.cuda.current_stream(lanes[0][0].device) if lanes[0][0].device.type == "cuda" else None
+    own = [block.stream for block, _ in lanes if block.stream is not None]
+    me = cast(Me, None)  # a row's view is made under vmap
+    going = {n: client_moves(phase, me, Lockstep(block, jobs, differ)) for n, (block, jobs) in enumerate(lanes)}
+    results: dict[int, Result] = {}
+    for stream in own:
+        stream.wait_stream(cast(torch.cuda.Stream, main))
+    while going:
+        for n in list(going):
+            with torch.cuda.stream(lanes[n][0].stream):  # nothing for None
+                try:
+                    next(going[n])
+                except StopIteration as end:
+                    results[n] = end.value
+                    del going[n]
+    for stream in own:
+        cast(torch.cuda.Stream, main).wait_stream(stream)
+    return [results[n] for n in range(len(lanes))]
+
+
+def ahead_of(steps: Sequence[int]) -> int:
+    """How many of these jobs, the longest first, are so much longer that they go ahead of the others."""
+    few = sum(n > LONG * steps[0] for n in steps)
+    while sum(steps[:few]) > FEW * sum(steps):
+        few -= 1
+    return few if few < len(steps) and steps[few] + SPARED <= steps[0] else 0
+
+
+def sorted_jobs(errands: Sequence[Errand]) -> Jobs:
+    """The longest first."""
+    return sorted(((errand, i) for errand in errands for i in range(len(errand.works))), key=lambda job: -longest(*job))
+
+
+def distinct(jobs: Jobs) -> list[Errand]:
+    """The errands of jobs, in the order of their first ones."""
+    return list({id(errand): errand for errand, _ in jobs}.values())
+
+
+def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 def longest(errand: Errand, i: int) -> int:

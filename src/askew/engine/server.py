@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from ..core.types import Cohort, State, nova_length, taken
 from ..data.federation import Federation, Local, Plan
 from ..errors import AlgorithmError, ConfigError
 from . import drift as drifting
-from .base import Ask, Engine, Inbox, Outbox, clock
+from .base import Ask, Engine, Inbox, Outbox, ahead, clock
+from .jobs import sent
 from .witness import Examine, Seen, Witness
 
 RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
@@ -79,7 +81,7 @@ class Server:
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
         self.rounds = rounds  # T, which some schedules need
         self.ready: tuple[Any, Plan] | None = None
-        self.worked: tuple[Any, tuple[Tensor, Tensor, Tensor]] | None = None  # of the plan played last
+        self.worked: list[tuple[Any, Tensor]] = []  # of the plans made last
         self.examine = examine  # accuracy and loss of a model on the public set
         self.least = least  # 2: batches of one sample are skipped, which batch norm cannot take
         self.phases = alg.phases()
@@ -107,7 +109,15 @@ class Server:
         key = (round, tuple(ids), tuple(share))
         if self.ready is None or self.ready[0] != key:
             self.ready = (key, self.fed.plan(ids, round, self.local, self.looks, self.least, share))
+            self._work(able(self.ready[1]), round)
         return self.ready[1]
+
+    def following(self, ask: Ask) -> Ask | None:
+        """What comes after this ask, but for models and states, if that is prepared; of a round with several phases it is not known."""
+        if self.ready is None or self.ready[0][0] == ask.inbox.round or len(self.phases) > 1:
+            return None
+        plan = able(self.ready[1])
+        return ask._replace(plan=plan) if plan.ids else None
 
     def play(
         self,
@@ -127,6 +137,7 @@ class Server:
                 if meanwhile is not None:
                     meanwhile()
                     meanwhile = None
+                    ahead(self.engine, [coming for coming in (self.following(ask),) if coming])
                 ask = moves.send(out)
         except StopIteration as end:
             record: dict[str, Any] = end.value
@@ -138,9 +149,7 @@ class Server:
         The model, all state and all banks change together or, if nobody is left, not at all. `share` is how much of its
         work each participant does; `absent` are those who were asked and do not answer.
         """
-        plan = self.prepare(round, ids, share)
-        able = [i for i, work in enumerate(plan.train) if work.batches]
-        plan = plan if len(able) == len(ids) else plan.only(able)
+        plan = able(self.prepare(round, ids, share))
         rows = {"mine": self.clients, "memory": self.memory, "private": self.privates}
         kept = {name: bank.read(plan.ids) for name, bank in rows.items()}
         at = Made(self.x, self.buffers, self.state, kept, Seen.nothing(round, self.x, self.buffers))
@@ -248,26 +257,24 @@ class Server:
             count = len(plan.ids)
             x = x.expand(count, -1).index_copy(1, self.private.w, kept["private"]["w"])
             buffers = buffers.expand(count, -1).index_copy(1, self.private.b, kept["private"]["b"])
-        tossed = self._row([coin(self.seed, round, i) for i in plan.ids])
         local = self.local
         rates = (local.rate(round, self.rounds), local.rate(1, self.rounds), local.momentum, local.weight_decay, local.clip_limit)
-        return Inbox(x, buffers, down, memory, kept["mine"], carry, self.parts, *rates, round, *self._work(plan), tossed)
+        return Inbox(x, buffers, down, memory, kept["mine"], carry, self.parts, *rates, round, *self._work(plan, round))
 
-    def _row(self, values: list[Any]) -> Tensor:
-        return torch.tensor(values, dtype=self.space.dtype, device=self.space.device)
-
-    def _work(self, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-        """Steps, their length under momentum, and relative sizes of the participants."""
-        if self.worked is None or self.worked[0] is not plan.train:
-            steps = torch.tensor([work.batches for work in plan.train], dtype=self.space.dtype)
-            size = torch.from_numpy(self.fed.sizes[plan.ids] / self.fed.mean_size).to(self.space.dtype)
-            tau = nova_length(steps, self.local.momentum)
-            told = torch.stack([steps, tau, size]).to(self.space.device)
-            self.worked = (plan.train, (told[0], told[1], told[2]))
-        return self.worked[1]
+    def _work(self, plan: Plan, round: int) -> Tensor:
+        """Of the participants their steps, the length of these under momentum, relative sizes, and what their coins show."""
+        for works, told in self.worked:
+            if len(works) == len(plan.train) and all(a is b for a, b in zip(works, plan.train, strict=True)):
+                return told
+        steps = torch.tensor([work.batches for work in plan.train], dtype=self.space.dtype)
+        size = torch.from_numpy(self.fed.sizes[plan.ids] / self.fed.mean_size).to(self.space.dtype)
+        coins = torch.tensor([coin(self.seed, round, i) for i in plan.ids], dtype=self.space.dtype)
+        told = sent(torch.stack([steps, nova_length(steps, self.local.momentum), size, coins]), self.space.device)
+        self.worked = [*self.worked[-1:], (plan.train, told)]
+        return told
 
     def _cohort(self, round: int, plan: Plan, out: Outbox, x: Tensor, phase: Algorithm) -> Cohort:
-        steps, tau, size = self._work(plan)
+        steps, tau, size, _ = self._work(plan, round)
         p = size / size.sum() if self.alg.by_samples else torch.full_like(size, 1 / len(size))
         public: State | None = None
         if self.examine is not None and phase.trains and "delta" in out.up:
@@ -347,7 +354,18 @@ def halved(t: Tensor) -> Tensor:
     rows = t[..., None].flatten(1)
     if not rows.is_floating_point():
         return torch.zeros(len(rows), dtype=torch.float64, device=t.device)
-    return (rows @ rows.new_full((rows.shape[1],), 0.5 / max(1, rows.shape[1]))).double()
+    return (rows @ _shares(rows.shape[1], rows.dtype, rows.device)).double()
+
+
+@lru_cache(maxsize=4)
+def _shares(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((n,), 0.5 / max(1, n), dtype=dtype, device=device)
+
+
+def able(plan: Plan) -> Plan:
+    """The plan of those who have anything to do."""
+    rows = [i for i, work in enumerate(plan.train) if work.batches]
+    return plan if len(rows) == len(plan.train) else plan.only(rows)
 
 
 def only(out: Outbox, rows: list[int]) -> Outbox:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.task import WithFeatures
-from ..engine.base import Ask, Engine, Outbox, clock
+from ..engine.base import Ask, Engine, Outbox, ahead, clock
 from ..engine.choose import Choice
 from ..engine.evaluate import by_owner, by_rarity, dressed, examine_clients, mean_private, raised, spread
 from ..engine.ranks import ALONE, Group, joined
@@ -284,6 +284,9 @@ def one_round(players: Sequence[Player], meanwhile: Callable[[], None], examine:
                 outs |= dict(zip(mine, engine.map([now[n] for n in mine]), strict=True))
         for n in now:
             players[n].look_ahead(players[n].t + 2)
+        for key, engine in engines.items():
+            servers = {n: players[n].server for n in now if id(players[n].server.engine) == key}
+            ahead(engine, [ask for n, server in servers.items() if (ask := server.following(now[n])) is not None])
         meanwhile()
         for n, out in outs.items():
             go_on(n, out)

@@ -22,9 +22,9 @@ from ..core.entropy import available as available
 from .conv import plain
 
 WIDTH = 16  # channels at most: above, cuDNN's matrix kernels are better
-TILE = 64  # pixels of patches, of all channels, at a time
+TILE = 64  # pixels of patches, of all channels, at a time; forward no more than columns of weights, which are few in a first layer
 FORWARD = (128, 4, 1)  # pixels of one program, its warps, and the stages of its loop
-WEIGHTS = (128, 4, 1)
+WEIGHTS = (8192, 4, 1)  # pixels times tile
 INPUTS = (64, 4, 1)
 PROGRAMS = 512  # of the weights' gradient, which is summed in parts: enough to fill the device
 MOST_PARTS = 32
@@ -99,7 +99,8 @@ def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int, real: Tensor | None = 
     y = torch.empty((groups, b, co, ho, wo), dtype=torch.bfloat16 if half else x.dtype, device=x.device)
     which = torch.empty((groups, b, co, ho, wo), dtype=torch.uint8, device=x.device)
     total, (block, warps, stages) = b * ho * wo, FORWARD
-    sizes = (total, w.stride(0), bias.stride(0), ci, h, wd, co, k, ho, wo, pad, block, padded(co), TILE, precision(), real is not None)
+    tile = min(TILE, 4 * padded(co))
+    sizes = (total, w.stride(0), bias.stride(0), ci, h, wd, co, k, ho, wo, pad, block, padded(co), tile, precision(), real is not None)
     _kernels().forward[(-(-total // block), groups)](
         x, w, bias, y, which, x if real is None else real, *sizes, num_warps=warps, num_stages=stages
     )
@@ -114,12 +115,15 @@ def backward(
     groups, b, ci, h, wd = x.shape
     co, k = w.shape[1], w.shape[3]
     ho, wo = g.shape[3:]
-    block, warps, stages = WEIGHTS
-    blocks, tiles = -(-b * ho * wo // block), -(-(ci * (k + 1) ** 2 + 1) // TILE)
+    area, warps, stages = WEIGHTS
+    patch = ci * (k + 1) ** 2 + 1  # and the one that the bias sees
+    tile = 2 * TILE if TILE < patch <= 2 * TILE else TILE  # one tile reads what flows back once, two read it twice
+    block = area // tile
+    blocks, tiles = -(-b * ho * wo // block), -(-patch // tile)
     each = -(-blocks // max(8, min(MOST_PARTS, PROGRAMS // (groups * tiles))))
     parts = -(-blocks // each)
     partial = torch.empty((groups, 4 * parts, co * ci * k * k + co), dtype=torch.float32, device=x.device)
-    shape = (b * ho * wo, each, parts, ci, h, wd, co, k, ho, wo, pad, block, padded(co), TILE, precision(), real is not None)
+    shape = (b * ho * wo, each, parts, ci, h, wd, co, k, ho, wo, pad, block, padded(co), tile, precision(), real is not None)
     counts = x if real is None else real
     kernels.weights[(parts * groups, tiles)](x, g, which, partial, counts, *shape, num_warps=warps, num_stages=stages)
     sums = partial.sum(1)

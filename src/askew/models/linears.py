@@ -18,7 +18,7 @@ from .fused import available, dense, real_of, rows_first
 SAMPLES = 64  # of one program
 OUTPUTS = 32
 INPUTS = 64
-DEPTH = 32  # inputs at a time of the forward pass, which has several times in shared memory
+FORWARD = {"tf32": (SAMPLES, 32), "tf32x3": (16, 64)}  # samples, and inputs at a time; three products of 64 samples fill the registers
 MOST = 1024  # inputs or outputs: above, cuBLAS is better,
 FEW = 2**13  # as it is for the gradients of more samples
 
@@ -50,8 +50,10 @@ def forward(x: Tensor, w: Tensor, bias: Tensor, relu: bool, real: Tensor | None)
     x, w, bias = x.contiguous(), dense(w), dense(bias)
     (groups, batch, inner), outer = x.shape, w.shape[1]
     y = x.new_empty((groups, batch, outer))
-    grid = (-(-batch // SAMPLES), -(-outer // OUTPUTS), groups)
-    sizes = (batch, w.stride(0), bias.stride(0), inner, outer, SAMPLES, OUTPUTS, DEPTH, relu, real is not None, precision())
+    exact = precision()
+    samples, depth = FORWARD[exact]
+    grid = (-(-batch // samples), -(-outer // OUTPUTS), groups)
+    sizes = (batch, w.stride(0), bias.stride(0), inner, outer, samples, OUTPUTS, depth, relu, real is not None, exact)
     _kernels().forward[grid](x, w, bias, y, x if real is None else real, *sizes, num_warps=4, num_stages=3)
     return y
 
@@ -62,9 +64,10 @@ def backward(g: Tensor, x: Tensor, w: Tensor, y: Tensor, relu: bool, deep: bool,
     (groups, batch, inner), outer = x.shape, w.shape[1]
     dw, db = x.new_empty((groups, outer, inner)), x.new_empty((groups, outer))
     dx = torch.empty_like(x) if deep else x
-    across, down, samples = -(-inner // INPUTS), -(-outer // OUTPUTS), SAMPLES // 2 if batch <= SAMPLES else SAMPLES
+    samples, outputs = SAMPLES // 2 if batch <= SAMPLES else SAMPLES, OUTPUTS // 2 if outer <= OUTPUTS // 2 else OUTPUTS
+    across, down = -(-inner // INPUTS), -(-outer // outputs)
     grid = (across, down + (-(-batch // samples) if deep else 0), groups)
-    sizes = (batch, w.stride(0), inner, outer, down, samples, OUTPUTS, INPUTS, relu, real is not None, precision())
+    sizes = (batch, w.stride(0), inner, outer, down, samples, outputs, INPUTS, relu, real is not None, precision())
     _kernels().backward[grid](g, x, w, y, dw, db, dx, x if real is None else real, *sizes, num_warps=4, num_stages=2)
     return dw, db, dx
 
