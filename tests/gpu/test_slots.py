@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import askew
 from askew.algorithms import algorithms
+from askew.engine import rows
 from askew.experiment.config import Config
 from askew.experiment.run import play_together
 
@@ -66,6 +69,21 @@ def test_runs_of_a_sweep_share_the_rows(method: str) -> None:
     for config, run in zip(configs, play_together(configs), strict=True):
         (alone,) = play_together([config])
         assert apart(run, alone) < 1e-11
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddc"])
+def test_long_clients_go_ahead_on_a_stream_of_their_own(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    play = rows.side_by_side
+
+    def watched(phase: Any, lanes: Any, differ: Any) -> Any:
+        seen.append(len(lanes))
+        return play(phase, lanes, differ)
+
+    monkeypatch.setattr(rows, "side_by_side", watched)
+    given = {"dtype": "float64", "local": LOCAL | {"batch": 4}, "clients": 30, "cohort": 15, "alpha": 0.2}
+    other, one = (run(method, engine, {"name": "lenet"}, **given) for engine in ("vmapped", "sequential"))  # type: ignore[arg-type]
+    assert 2 in seen and apart(one, other) < 1e-11
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "lossbias", "fedpdc"])
