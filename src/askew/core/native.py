@@ -25,6 +25,8 @@ FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-w"]  # no -ffast-math: a los
 COMMON = Path(__file__).with_name("vectors.h")
 PATIENCE = 60  # seconds for one compilation
 
+complaints: dict[str, str] = {}  # of the compiler, by source: the latest
+
 
 @cache
 def commands() -> list[list[str]]:
@@ -35,14 +37,21 @@ def commands() -> list[list[str]]:
     return [[*compiler, *FLAGS, *tuned] for tuned in TUNED]
 
 
-def _made(command: list[str], code: str, made: Path) -> bool:
+def _complaint(command: list[str], code: str, made: Path) -> str:
+    """What the compiler has against the code; nothing if it is made."""
     try:
         done = subprocess.run(
             [*command, "-x", "c", "-", "-o", str(made), "-lm"], input=code, text=True, capture_output=True, timeout=PATIENCE
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return str(e)
+    told = done.stderr.splitlines() or [f"{command[0]} ended with {done.returncode}"]
+    return next((line for line in told if "error" in line), told[-1]) if done.returncode else ""
+
+
+def why_not(source: Path) -> str:
+    """Why the functions of a C file cannot be had, after they were asked for."""
+    return complaints.get(source.stem, "") if commands() else "no C compiler" if os.environ.get("ASKEW_NATIVE") != "0" else "as asked for"
 
 
 @cache
@@ -91,7 +100,8 @@ def _found(command: list[str], code: str, folder: Path, made: Path, make: bool) 
         return None
     if make:  # anew if it is there: it could not be loaded
         with tempfile.TemporaryDirectory(dir=folder) as place:  # others may compile the same at this moment
-            if not _made(command, code, new := Path(place, "made.so")):
+            if complaint := _complaint(command, code, new := Path(place, "made.so")):
+                complaints[made.stem.split("-")[0]] = complaint
                 return None
             new.replace(made)
     return made if made.is_file() else None

@@ -248,7 +248,7 @@ def kernels_on(device: torch.device, dtype: torch.dtype) -> str:
     """Whose kernels a run uses where there is a choice: compiled ones round otherwise than torch's."""
     if device.type == "cuda":
         return "Triton" if fused.available() else "torch"
-    return "C" if native.library(dense.SOURCE, dtype) else "torch"
+    return "C" if native.library(dense.SOURCE, dtype) else f"torch ({native.why_not(dense.SOURCE)})"
 
 
 def engine_of(name: str, module: nn.Module, space: Space, fed: Federation, config: Config, half: bool) -> tuple[Engine, Task]:

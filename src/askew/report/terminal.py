@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -93,7 +94,9 @@ def engine(run: Run) -> str:
     reason = run.facts.get("reason")
     workers = run.facts.get("workers", 1)
     shared = f", {workers} processes" if workers > 1 else ""
-    return f"{run.facts.get('engine', '–')}{f' ({reason})' if reason else ''}, on {run.facts.get('device', '–')}{shared}"
+    slow = re.fullmatch(r"torch \((?!as asked)(.+)\)", str(run.facts.get("kernels")))
+    kernels = f", with torch's kernels instead of faster ones ({slow[1]})" if slow else ""
+    return f"{run.facts.get('engine', '–')}{f' ({reason})' if reason else ''}, on {run.facts.get('device', '–')}{shared}{kernels}"
 
 
 def state(run: Run) -> str:
