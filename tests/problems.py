@@ -178,13 +178,15 @@ class Pairs(Vmapped):
 
 
 def engine_of(name: str, task: Task, even: bool) -> Engine:
-    """By name: sequential, two slots or three rows without graphs, vmapped, or vmapped in chunks of one and of two."""
+    """By name: sequential, two slots, three rows or two lots of rows without graphs, vmapped, or vmapped in chunks of one and of two."""
     if name == "sequential":
         return Sequential(task, 0, False)
     if name == "slots":
         return Slots(lambda: Bound(task.module, task.space, task.criterion), even, most=2)
     if name == "rows":
         return Rows(task, most=3)
+    if name == "lanes":
+        return Rows(task, spared=1)
     return Pairs(task, even) if name == "pairs" else Vmapped(task, even, **({"budget": 1} if name == "single" else {}))
 
 
@@ -215,6 +217,15 @@ def serve(alg: Algorithm, problem: Problem, local: Local, engine: str = "sequent
 def play(server: Server, cohorts: Iterable[Sequence[int]], first: int = 1) -> list[Record]:
     """Rounds with given participants."""
     return [server.play(t, ids) for t, ids in enumerate(cohorts, first)]
+
+
+def play_ahead(server: Server, cohorts: Sequence[Sequence[int]]) -> list[Record]:
+    """The same, each round prepared while the one before is at work."""
+    coming = [*cohorts[1:], cohorts[-1]]
+    return [
+        server.play(t, ids, meanwhile=lambda t=t, after=after: server.prepare(t + 1, after))  # type: ignore[misc]
+        for t, (ids, after) in enumerate(zip(cohorts, coming, strict=True), 1)
+    ]
 
 
 def played(alg: Algorithm, problem: Problem, local: Local, cohorts: Iterable[Sequence[int]], engine: str = "sequential") -> Server:

@@ -45,6 +45,7 @@ from problems import (
     federation,
     labelled,
     play,
+    play_ahead,
     played,
     quadratics,
     row,
@@ -230,6 +231,16 @@ def test_engines_agree(alg: Algorithm, norm: str) -> None:
         assert apart(other, one) < near, engine
         for a, b in zip(told, heard, strict=True):
             assert a == {k: pytest.approx(v, rel=near, abs=near) if isinstance(v, float) else v for k, v in b.items()}, engine
+
+
+@pytest.mark.parametrize("alg", VARIED)
+def test_the_longest_may_go_ahead_and_the_next_round_be_prepared(alg: Algorithm) -> None:
+    on = problem("none")
+    one, told = rounds(alg, on, "sequential")
+    server = serve(alg, on, ROUGH, "lanes")
+    heard = play_ahead(server, COHORTS)
+    assert apart(everything(server), one) < within(alg)
+    assert [r["participants"] for r in heard] == [r["participants"] for r in told]
 
 
 @pytest.mark.parametrize(("alg", "engine"), [(case.values[0], "pairs") for case in VARIED] + [(case.values[0], "single") for case in EVERY])

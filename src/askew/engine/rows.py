@@ -323,8 +323,8 @@ class Rows:
 
     name = "vmapped"
 
-    def __init__(self, task: Task, most: int = MOST) -> None:
-        self.task, self.most = task, most
+    def __init__(self, task: Task, most: int = MOST, spared: int = SPARED) -> None:
+        self.task, self.most, self.spared = task, most, spared
         self.blocks: dict[Any, Block] = {}
         self.rigid: set[type] = set()  # methods whose hooks cannot bear a setting that is a tensor
 
@@ -400,7 +400,7 @@ class Rows:
 
     def _lanes(self, kind: Any, jobs: Jobs) -> list[tuple[Any, Jobs]]:
         """Jobs, sorted by length, that go together, by the key of their block: the few that go ahead, if there are any, and the others."""
-        few = ahead_of([longest(*job) for job in jobs])
+        few = ahead_of([longest(*job) for job in jobs], self.spared)
         return [((*kind, AHEAD), jobs[:few]), (kind, jobs[few:])] if few else [(kind, jobs)]
 
     def _room(self, kind: Any, jobs: Jobs) -> int:
@@ -438,12 +438,12 @@ def side_by_side(phase: Algorithm, lanes: Sequence[tuple[Block, Jobs]], differ: 
     return [results[n] for n in range(len(lanes))]
 
 
-def ahead_of(steps: Sequence[int]) -> int:
+def ahead_of(steps: Sequence[int], spared: int = SPARED) -> int:
     """How many of these jobs, the longest first, are so much longer that they go ahead of the others."""
     few = sum(n > LONG * steps[0] for n in steps)
     while sum(steps[:few]) > FEW * sum(steps):
         few -= 1
-    return few if few < len(steps) and steps[few] + SPARED <= steps[0] else 0
+    return few if few < len(steps) and steps[few] + spared <= steps[0] else 0
 
 
 def sorted_jobs(errands: Sequence[Errand]) -> Jobs:
