@@ -11,8 +11,8 @@ typedef struct {
 
 #define M (MANY ? 4 : 2) /* rows and columns of a block of dot products, a multiple of LANES in all */
 #define N 4
-#define R (MANY ? 8 : 4) /* rows and vectors of a block of sums of rows */
-#define V 3
+#define R (BYTES == 16 ? 10 : MANY ? 8 : 4) /* rows and vectors of a block of sums of rows */
+#define V (BYTES == 16 ? 2 : 3)
 
 /* The last numbers of a row, fewer than a vector: those before them are taken along, and put to zero. */
 INLINE vec last(const real *row, int64_t length, mask own) {
@@ -84,8 +84,10 @@ typedef struct {
 /* r rows from i on, v vectors from the j-th number on, of which only those in `own` are to be added; r and v are constants */
 INLINE void sums(const int r, const int v, const product p, int64_t i, int64_t j, mask own) {
     vec sum[R][V];
-    for (int n = 0; n < r; n++)
+    for (int n = 0; n < r; n++) {
+        if (p.keep) __builtin_prefetch(p.to + (i + n) * p.width + j, 1); /* it is needed when the sums are done */
         for (int q = 0; q < v; q++) sum[n][q] = (vec){};
+    }
     for (int64_t k = 0; k < p.depth; k++) {
         vec row[V];
         for (int q = 0; q < v; q++) row[q] = load(p.b + k * p.width + j + q * LANES);

@@ -113,8 +113,11 @@ class Server:
         return self.ready[1]
 
     def following(self, ask: Ask) -> Ask | None:
-        """What comes after this ask, but for models and states, if that is prepared; of a round with several phases it is not known."""
-        if self.ready is None or self.ready[0][0] == ask.inbox.round or len(self.phases) > 1:
+        """What comes after this ask, but for models and states, if that is prepared; of a round with several phases it is not known.
+
+        Where times are recorded, a round's samples count for that round.
+        """
+        if self.ready is None or self.ready[0][0] == ask.inbox.round or len(self.phases) > 1 or self.times:
             return None
         plan = able(self.ready[1])
         return ask._replace(plan=plan) if plan.ids else None
