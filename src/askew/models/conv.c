@@ -7,7 +7,7 @@
 
 typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
-#define SUMS (MANY ? 24 : 12) /* vectors that fit the registers beside what is added to them */
+#define SUMS (BYTES == 16 ? 20 : MANY ? 24 : 12) /* vectors that fit the registers beside what is added to them */
 #define HP (H + 2 * PAD)
 #define WP (W + 2 * PAD)
 #define HO ((HP - K + 1) / 2)
