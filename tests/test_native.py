@@ -161,6 +161,35 @@ def test_steps_in_a_row_are_torchs(widths: list[int], biased: bool) -> None:
 
 
 @here
+@pytest.mark.parametrize(
+    ("momentum", "decay", "clip"), [(0.9, 0.0, 0.0), (0.0, 0.01, 0.0), (0.0, 0.0, 0.3), (0.5, 0.02, 0.4), (0.5, 0.02, 1e3)]
+)
+def test_steps_by_the_common_rule_are_torchs(momentum: float, decay: float, clip: float) -> None:
+    """Decay and momentum come after clipping, as everywhere here; torch's optimiser is handed a clipped gradient."""
+    module, sizes = rows([17, 33, 3]).double(), [50, 37, 1, 2, 13]
+    task = Bound(module, Space(module, torch.float64))
+    x, y = 3 * torch.randn(sum(sizes), 17, dtype=torch.float64), torch.randint(0, 3, (sum(sizes),))
+    w, cuts = task.space.start.clone()[None], [0, *torch.tensor(sizes).cumsum(0).tolist()]
+    v, rule = torch.zeros_like(w) if momentum else None, dense.Rule(momentum, decay, clip or float("inf"))
+    assert task.walk is not None
+    (value,) = task.walk(w, w, -0.1, x, y, dense.in_a_row(cuts), rule, v)
+    theirs, total, cut = copy.deepcopy(module), 0.0, 0
+    optimiser = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
+    for a, b in itertools.pairwise(cuts):
+        optimiser.zero_grad()
+        loss = F.cross_entropy(theirs(x[a:b])[0], y[a:b])
+        loss.backward()
+        if clip:
+            cut += bool(nn.utils.clip_grad_norm_(theirs.parameters(), clip) > clip)
+        optimiser.step()
+        total += loss.item()
+    right = torch.cat([p.detach().reshape(-1) for p in theirs.parameters()])
+    torch.testing.assert_close(w[0], right, rtol=1e-12, atol=1e-13)
+    assert value.item() == pytest.approx(total, rel=1e-13)
+    assert (cut > 0) == (0 < clip < 1)
+
+
+@here
 def test_gradients_of_many_networks_are_each_ones_own() -> None:
     module = rows([20, 11, 4]).double()
     task = Bound(module, Space(module, torch.float64))

@@ -188,10 +188,31 @@ static real batch(int64_t depth, const layer *layers, const real *w, real *to, r
     return loss;
 }
 
+typedef struct {
+    double momentum, decay, clip; /* 0 for none, or for clip infinity */
+} rule;
+
+/* by times the clipped gradient, with decay and momentum v, is added to w, all of this size */
+static void descend(const rule how, int64_t size, const real *g, real by, real *v, real *w) {
+    real scale = 1, decay = how.decay, momentum = how.momentum;
+    if (how.clip < INFINITY) {
+        double square = 0;
+        for (int64_t i = 0; i < size; i++) square += (double)g[i] * g[i];
+        double factor = how.clip / (sqrt(square) + 1e-6);
+        scale = factor < 1 ? factor : 1;
+    }
+    for (int64_t i = 0; i < size; i++) {
+        real d = g[i] * scale + decay * w[i];
+        if (v) d = v[i] = momentum * v[i] + d;
+        w[i] += by * d;
+    }
+}
+
 /* Many networks w [count, apart], each with steps batches, given by where they begin and end in x and y: spans [count, steps, 2].
-   The sums of their losses go to values. Returns 0, 1 if there is no memory, or 2 if there is no such class. */
-int walk(int64_t depth, const layer *layers, int64_t count, int64_t apart, const real *w, real *to, real by, int64_t steps,
-         const int64_t *spans, const real *x, const int64_t *y, real *values) {
+   The sums of their losses go to values. With a rule, networks of this size step by it, their momentum being v [count, apart].
+   Returns 0, 1 if there is no memory, or 2 if there is no such class. */
+int walk(int64_t depth, const layer *layers, int64_t count, int64_t apart, real *w, real *to, real by, const rule *how, int64_t size, real *v,
+         int64_t steps, const int64_t *spans, const real *x, const int64_t *y, real *values) {
     int64_t most = 0, wide = 0, all = 0;
     for (int64_t s = 0; s < count * steps; s++) {
         most = spans[2 * s + 1] - spans[2 * s] > most ? spans[2 * s + 1] - spans[2 * s] : most;
@@ -200,12 +221,16 @@ int walk(int64_t depth, const layer *layers, int64_t count, int64_t apart, const
     }
     for (int64_t l = 0; l < depth; l++) all += layers[l].out, wide = layers[l].out > wide ? layers[l].out : wide;
     real *after = room(most * all * SIZE), *slopes = room((2 * most + 1) * wide * SIZE);
-    int full = !after || !slopes;
+    real *g = how ? room(size * SIZE) : 0;
+    int full = !after || !slopes || (how && !g);
     for (int64_t c = 0; c < count && !full; c++, w += apart, to += apart) {
         values[c] = 0;
-        for (int64_t s = 0; s < steps; s++, spans += 2)
-            values[c] += batch(depth, layers, w, to, by, spans[1] - spans[0], x + spans[0] * layers[0].in, y + spans[0], after, slopes, most * wide);
+        for (int64_t s = 0; s < steps; s++, spans += 2) {
+            const real *in = x + spans[0] * layers[0].in;
+            values[c] += batch(depth, layers, w, how ? g : to, by, spans[1] - spans[0], in, y + spans[0], after, slopes, most * wide);
+            if (how) descend(*how, size, g, by, v ? v + c * apart : 0, w);
+        }
     }
-    free(after), free(slopes);
+    free(after), free(slopes), free(g);
     return full;
 }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import c_double, c_float, c_int64, c_void_p
+from ctypes import Structure, byref, c_double, c_float, c_int64, c_void_p
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,12 @@ from .space import Space
 SOURCE = Path(__file__).with_suffix(".c")
 
 
+class Rule(Structure):
+    """How a step is made of a gradient: momentum, weight decay, limit of the gradient's norm."""
+
+    _fields_: ClassVar = [("momentum", c_double), ("decay", c_double), ("clip", c_double)]
+
+
 class Walk:
     """The steps of networks with these layers."""
 
@@ -25,15 +31,19 @@ class Walk:
         self.depth, self.table, self.inputs = c_int64(len(table)), torch.tensor(table), table[0][0]
         self.real = c_double if dtype is torch.float64 else c_float
 
-    def __call__(self, w: Tensor, to: Tensor, by: float, x: Tensor, y: Tensor, spans: Tensor) -> Tensor:
+    def __call__(
+        self, w: Tensor, to: Tensor, by: float, x: Tensor, y: Tensor, spans: Tensor, rule: Rule | None = None, v: Tensor | None = None
+    ) -> Tensor:
         """Networks w [C, P], each on batches spans[c, s, 0] … spans[c, s, 1] of x and y, in turn; returns the sums [C] of their losses.
 
-        by times the gradient is added to w, if that is `to`; else the gradient, of one batch, is put there.
+        by times the gradient is added to w, if that is `to`; else the gradient, of one batch, is put there. With a rule, by
+        times what it makes of the gradient is added to w; v [C, P] is the momentum, if there is one.
         """
         if x.dtype is not self.dtype or x.numel() != self.inputs * y.numel():
             raise ValueError(f"inputs must be {self.inputs} numbers of type {self.dtype} for every label")
         (count, steps, _), x, values = spans.shape, x.contiguous(), w.new_empty(len(w))
-        given = (c_int64(count), c_int64(w.stride(0)), pointer(w), pointer(to), self.real(by), c_int64(steps))
+        how = (byref(rule) if rule else c_void_p(), c_int64(w.shape[1]), c_void_p() if v is None else pointer(v))
+        given = (c_int64(count), c_int64(w.stride(0)), pointer(w), pointer(to), self.real(by), *how, c_int64(steps))
         failed = self.walk(self.depth, pointer(self.table), *given, *map(pointer, (spans, x, y, values)))
         if failed == 2:
             raise IndexError(f"a label is not one of the {self.table[-1, 1]} classes")

@@ -22,7 +22,7 @@ from torch.func import grad_and_value, vmap
 from ..errors import AlgorithmError
 from .algebra import clipped
 from .algorithm import Algorithm
-from .dense import in_a_row
+from .dense import Rule, in_a_row
 from .settings import off
 from .task import SLOPES, Bound, Functional, Task
 from .types import Batch, Me, Number, State
@@ -90,13 +90,14 @@ def slide(task: Bound, objective: Objective, w: Tensor, buffers: Tensor, rate: f
     return task.follow(slope, rate), value.detach(), task.unload(buffers)
 
 
-def slide_rows(task: Task, w: Tensor, batch: Batch, rate: float) -> Tensor:
-    """The same of many dense networks w [C, P], on batches [C, B, …]; returns the values [C].
+def slide_rows(task: Task, w: Tensor, batch: Batch, rate: float, rule: Rule | None = None, v: Tensor | None = None) -> Tensor:
+    """The same of many dense networks w [C, P], on batches [C, B, …]; returns the values [C]. The walk may have a rule, and momentum v.
 
     Gradients of linear layers are products, and never formed: weights are as long as all else together, and read once less.
     """
     if task.walk and whole(batch):
-        return task.walk(w, w, -rate, batch.x, batch.y, spans(batch))
+        return task.walk(w, w, -rate, batch.x, batch.y, spans(batch), rule, v if rule and rule.momentum else None)
+    assert rule is None, "other steps than straight ones are for the walk alone"
     assert len(batch.cuts) <= 2, "several batches at once are for the walk alone"
     rows = task.rows(w)
 
@@ -206,11 +207,31 @@ class _Sum(torch.autograd.Function):
         return grads[0].expand(ctx.shape)
 
 
+def usual(alg: Algorithm, me: Me) -> bool:
+    """Do steps follow from gradients by the common rule, whose numbers are known?"""
+    hooks = all(getattr(type(alg), hook) is getattr(Algorithm, hook) for hook in ("direction", "descend", "note"))
+    return hooks and not any(isinstance(number, Tensor) for number in (me.lr, me.momentum, me.decay, me.clip))
+
+
+def bare(me: Me) -> bool:
+    """Are there no momentum, weight decay and clipping?"""
+    return off(me.momentum) and off(me.decay) and not isinstance(me.clip, Tensor) and math.isinf(me.clip)
+
+
+def rule_of(me: Me) -> Rule | None:
+    """The common rule as the walk takes it."""
+    return None if bare(me) else Rule(float(me.momentum), float(me.decay), float(me.clip))
+
+
 def straight(alg: Algorithm, me: Me) -> bool:
     """Is a step w − rate·gradient and nothing else?"""
-    usual = all(getattr(type(alg), hook) is getattr(Algorithm, hook) for hook in ("direction", "descend", "note"))
-    unclipped = isinstance(me.clip, float) and math.isinf(me.clip)
-    return usual and unclipped and off(me.momentum) and off(me.decay) and isinstance(me.lr, float)
+    return usual(alg, me) and bare(me)
+
+
+def slides(alg: Algorithm, task: Task, me: Me, labels: torch.dtype) -> bool:
+    """Are steps taken in place, with a dense network whose gradients nobody asks for?"""
+    walks = bool(task.walk) and labels is torch.long and usual(alg, me)
+    return dense(alg, task) and (walks or straight(alg, me))
 
 
 def dense(alg: Algorithm, task: Task) -> bool:
@@ -218,20 +239,21 @@ def dense(alg: Algorithm, task: Task) -> bool:
     return bool(task.layers) and type(alg).loss is Algorithm.loss and task.space.device.type == "cpu"
 
 
-def together(alg: Algorithm, task: Task, me: Me) -> bool:
+def together(alg: Algorithm, task: Task, me: Me, labels: torch.dtype) -> bool:
     """May steps be taken many at a time?"""
-    return bool(task.walk) and dense(alg, task) and straight(alg, me) and not alg.each
+    return bool(task.walk) and labels is torch.long and slides(alg, task, me, labels) and not alg.each
 
 
 def step(alg: Algorithm, task: Task, me: Me, moving: Moving, batch: Batch, share: Number = 1.0, known: Slope | tuple[()] = ()) -> Moving:
     """One local step on one batch; a straight one of a bound task in place, which spares an MLP a quarter of the time."""
     w, me = moving.w, me._replace(carry=moving.carry)
     objective: Objective = lambda u: alg.loss(task, u, batch, me)
+    if isinstance(task, Bound) and slides(alg, task, me, batch.y.dtype):
+        v = me.carry["momentum"] if w is task.flat else me.carry["momentum"].clone()  # it may be somebody's before the first step
+        task.load(w, me.carry["buffers"])
+        (value,) = slide_rows(task, task.flat[None], alone(batch), float(me.lr), rule_of(me), v[None])
+        return Moving(task.flat, me.carry | {"momentum": v}, moving.total + value)
     if isinstance(task, Bound) and straight(alg, me):
-        if dense(alg, task):
-            task.load(w, me.carry["buffers"])
-            (value,) = slide_rows(task, task.flat[None], alone(batch), float(me.lr))
-            return Moving(task.flat, me.carry, moving.total + value)
         w, value, buffers = slide(task, objective, w, me.carry["buffers"], float(me.lr))
         return Moving(w, me.carry | {"buffers": buffers}, moving.total + value)
     if isinstance(task, Bound) and task.walk and dense(alg, task):

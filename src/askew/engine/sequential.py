@@ -72,7 +72,7 @@ class Sequential:
             if self.stochastic:
                 torch.manual_seed(torch_seed(self.seed, "network", inbox.round, plan.ids[i]))
             me = inbox.me(i)
-            course = Alone(self.task, plan, i, together(phase, self.task, me) and plan.pool.y.dtype is torch.long)
+            course = Alone(self.task, plan, i, together(phase, self.task, me, plan.pool.y.dtype))
             room.put(i, client_round(phase, me, course), None)  # before the next one moves the network
         assert room.outbox is not None
         return room.outbox

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core.algorithm import Algorithm
-from ..core.local import Moving, Result, client_round, dense, slide_rows, slope_rows, step, straight
+from ..core.local import Moving, Result, client_round, dense, rule_of, slide_rows, slides, slope_rows, step
 from ..core.task import Functional
 from ..core.types import Batch, Me, State, taken
 from ..data.federation import Pick, Plan, Work
@@ -121,7 +121,7 @@ class Lockstep:
 
     def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: list[Group], share: Tensor | float) -> Moving:
         alg = move.args[0] if isinstance(move, partial) and move.func is step else None
-        if alg is not None and slides(self.task, alg, me):
+        if alg is not None and slides(alg, self.task, me, self.plan.pool.y.dtype):
             return self._slide(me, moving, batch)
         products = alg is not None and dense(alg, self.task)
         names, mine = list(moving.carry), self._flat(me)
@@ -147,18 +147,15 @@ class Lockstep:
         return Moving(now[0], dict(zip(names, now[2:], strict=True)), now[1])
 
     def _slide(self, me: Me, moving: Moving, batch: list[Group]) -> Moving:
-        """Straight steps in place: the first one makes the rows this course's own."""
-        if self.own is None or moving.w is not self.own:
-            self.own = moving.w.clone(memory_format=torch.contiguous_format)
+        """Steps in place: the first one makes the rows, and those of the momentum, this course's own."""
+        w, v = moving.w, moving.carry["momentum"]
+        if self.own is None or w is not self.own:
+            w, v = (t.clone(memory_format=torch.contiguous_format) for t in (w, v))
+            self.own = w
         total = moving.total.clone()
         for rows, pick, weights in batch:  # one group: the first rows
-            total[rows] += slide_rows(self.task, self.own[rows], self.plan.batch(pick, weights), float(me.lr))
-        return Moving(self.own, moving.carry, total)
-
-
-def slides(task: Functional, alg: Algorithm, me: Me) -> bool:
-    """Are steps straight, and the network one that is computed for many clients as it is?"""
-    return dense(alg, task) and straight(alg, me)
+            total[rows] += slide_rows(self.task, w[rows], self.plan.batch(pick, weights), float(me.lr), rule_of(me), v[rows])
+        return Moving(w, moving.carry | {"momentum": v}, total)
 
 
 def put(old: Tensor, rows: Rows, new: Tensor) -> Tensor:
@@ -193,7 +190,7 @@ class Vmapped:
         one = 12 * inbox.x.shape[-1] + 40 * longest * plan.batch(Pick(plan.train[0].places[:1].to(inbox.x.device))).x.numel()
         size = max(1, int(self.budget // (one * inbox.x.element_size())))
         few = max(1, WEIGHTS // (inbox.x.shape[-1] * inbox.x.element_size()))
-        return min(size, few) if slides(self.task, phase, inbox.me(0)) else size
+        return min(size, few) if slides(phase, self.task, inbox.me(0), plan.pool.y.dtype) else size
 
     def _chunk_round(self, phase: Algorithm, inbox: Inbox, plan: Plan, order: list[int]) -> Result:
         pick = torch.tensor(order, device=inbox.x.device)
