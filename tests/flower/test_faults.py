@@ -246,16 +246,14 @@ def samples(folder: Path) -> list[dict[str, np.ndarray]]:
 REFUSED = {
     "1-0": ("shape", "client 0, tensor"),
     "1-1": ("nan", "client 1 sent numbers that are not finite"),
-    "2-0": ("round", "client 0: this is of round 99, expected round 2"),
-    "2-1": ("model", "came, expected <f4"),
-    "3-0": ("bytes", "bytes came, at most"),
-    "3-1": ("raise", "client 1: "),
+    "2-0": ("bytes", "bytes came, at most"),
+    "2-1": ("raise", "client 1: "),
 }
 
 
 def test_garbage_is_refused_and_the_clients_measure_the_model(case: Case, tmp_path: Path) -> None:
     """Two of three send something else in every round; nobody but the clients has test data."""
-    whole = tables("fedavg", rounds=3, model={"name": "softmax"}, evaluation={"every": 3})
+    whole = tables("fedavg", rounds=2, model={"name": "softmax"}, evaluation={"every": 2})
     (tmp_path / "data.py").write_text(DATA.format(folder=str(tmp_path)))
     kept, log = samples(tmp_path), len(case.log("run"))
     before = [sum(m.down for m in case.meters), sum(m.up for m in case.meters)]
@@ -267,9 +265,9 @@ def test_garbage_is_refused_and_the_clients_measure_the_model(case: Case, tmp_pa
         lines = [line for line in told if f"round {place[0]}: " in line and sentence in line]
         assert len(lines) == 1, (place, told)
     assert not any("Traceback" in line for line in told)
-    assert [r["participants"] for r in ours.rounds] == [[1, 2], [2], [2]] and [r["dropped"] for r in ours.rounds] == [1, 0, 0]
-    assert [r["absent"] for r in ours.rounds] == [1, 2, 2]
-    assert_simulated(ours, whole, [[2], [2], [2]], tmp_path)
+    assert [r["participants"] for r in ours.rounds] == [[1, 2], [2]] and [r["dropped"] for r in ours.rounds] == [1, 0]
+    assert [r["absent"] for r in ours.rounds] == [1, 2]
+    assert_simulated(ours, whole, [[2], [2]], tmp_path)
     assert ours.folder is not None
     bias, weight = sorted(load_file(ours.folder / "model.safetensors").values(), key=torch.Tensor.dim)
     x, y = (torch.from_numpy(np.concatenate([one[name] for one in kept])) for name in ("x_test", "y_test"))
@@ -279,7 +277,7 @@ def test_garbage_is_refused_and_the_clients_measure_the_model(case: Case, tmp_pa
     counted = [sum(r[name] for r in ours.rounds) for name in ("wire_down", "wire_up")]
     seen = [sum(m.down for m in case.meters) - before[0], sum(m.up for m in case.meters) - before[1]]
     print("rounds of", [round(r["seconds"], 1) for r in ours.rounds], "s;", counted, "bytes counted,", seen, "seen")
-    check_bytes((counted[0], counted[1]), (seen[0], seen[1]), messages=3 * 5)
+    check_bytes((counted[0], counted[1]), (seen[0], seen[1]), messages=3 * 4)
 
 
 def family(process: int) -> list[int]:
@@ -300,7 +298,7 @@ def test_a_killed_server_goes_on_where_it_was(kept: bool, case: Case, tmp_path: 
 
     A SuperLink without a database has forgotten its nodes, which are started again; with one they live on.
     """
-    whole, link = tables("feddc", rounds=3 if kept else 2, evaluation={"every": 2}), case.link
+    whole, link = tables("feddc", rounds=2, evaluation={"every": 2}), case.link
     words = [str(word) for word in cast(list[str], link.running["superlink"].args)]
     if kept:
         words += ["--database", str(tmp_path / "link.db")]
@@ -316,8 +314,8 @@ def test_a_killed_server_goes_on_where_it_was(kept: bool, case: Case, tmp_path: 
         case.begin(client)
     link.run(tmp_path / "app")
     ours = case.end(tmp_path)
-    assert len(ours.rounds) == whole["rounds"] and not any("absent" in r for r in ours.rounds)
-    assert_simulated(ours, whole, [[0, 1, 2]] * whole["rounds"], tmp_path)
+    assert len(ours.rounds) == 2 and not any("absent" in r for r in ours.rounds)
+    assert_simulated(ours, whole, [[0, 1, 2]] * 2, tmp_path)
 
 
 # within this process --------------------------------------------------------------------------------------------

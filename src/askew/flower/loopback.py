@@ -65,7 +65,7 @@ class Loopback:
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
             "PATH": bin + os.pathsep + os.environ.get("PATH", ""),
             **(env or {}),
             MARK: uuid4().hex,
