@@ -81,7 +81,7 @@ def test_long_clients_go_ahead_on_a_stream_of_their_own(method: str, monkeypatch
         return play(phase, lanes, differ)
 
     monkeypatch.setattr(rows, "side_by_side", watched)
-    given = {"dtype": "float64", "local": LOCAL | {"batch": 4}, "clients": 30, "cohort": 15, "alpha": 0.2}
+    given = {"dtype": "float64", "local": LOCAL | {"batch": 4}, "partition": {"clients": 30, "alpha": 0.2}, "clients": 30, "cohort": 15}
     other, one = (run(method, engine, {"name": "lenet"}, **given) for engine in ("vmapped", "sequential"))  # type: ignore[arg-type]
     assert 2 in seen and apart(one, other) < 1e-11
 

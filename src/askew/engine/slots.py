@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -39,14 +39,19 @@ MOST_BYTES = 8 * 2**30  # and at most so many bytes
 Making = Callable[[], Bound]
 
 
+@cache
+def stream_of(device: torch.device, n: int) -> torch.cuda.Stream | None:
+    """That of the n-th slot. cuBLAS keeps some memory for every stream it was used on, so slots take those of others before them."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
 class Slot:
     """Fixed buffers, a network bound to some of them, a stream, and the graphs of the moves captured so far."""
 
-    def __init__(self, task: Bound, feeds: dict[str, Feed], even: bool) -> None:
+    def __init__(self, task: Bound, feeds: dict[str, Feed], even: bool, n: int) -> None:
         self.task, self.feeds, self.even = task, feeds, even
         self.device = task.space.device
-        self.cuda = self.device.type == "cuda"
-        self.stream = torch.cuda.Stream(self.device) if self.cuda else None  # type: ignore[no-untyped-call]
+        self.stream = stream_of(self.device, n)
         self.tape = Tape(self.device, self.stream)
         self.cursor = {name: torch.zeros(1, dtype=torch.long, device=self.device) for name in feeds}
         self.share = torch.zeros((), dtype=task.space.dtype, device=self.device)
@@ -185,13 +190,13 @@ class Station:
             self.slots, self.idle = [], []  # their graphs read from the old one
         return [{name: begins[n] for name, begins in first.items()} for n in range(len(jobs))]
 
-    def slot(self, device: torch.device) -> Slot | None:
-        """A slot that is free, or a new one if memory has room for it."""
+    def slot(self, device: torch.device, n: int) -> Slot | None:
+        """A slot that is free, or a new one, the n-th of all, if memory has room for it."""
         if self.idle:
             return self.idle.pop()
         if self.slots and free(device) < 1.2 * self.cost:
             return None
-        self.slots.append(Slot(self.make(), self.feeds, self.even))
+        self.slots.append(Slot(self.make(), self.feeds, self.even, n))
         return self.slots[-1]
 
 
@@ -214,10 +219,12 @@ class Slots:
                     raise
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # what is on its way still uses the memory that is given back here
-            busy = sum(len(station.slots) for station in self.stations.values())
-            self.most = max(1, min(self.most, busy or self.most) // 2)
+            self.most = max(1, min(self.most, self._count() or self.most) // 2)
             self.stations.clear()
             torch.cuda.empty_cache()
+
+    def _count(self) -> int:
+        return sum(len(station.slots) for station in self.stations.values())
 
     def _map(self, asks: Sequence[Ask]) -> list[Outbox]:
         errands = [Errand(ask) for ask in asks]
@@ -267,7 +274,7 @@ class Slots:
                 while wave and len(going) < self.most:
                     station, errand, i, first = wave[0]
                     before = 0.0 if station.slots else free(device)
-                    slot = station.slot(device)
+                    slot = station.slot(device, self._count() % MOST)
                     if slot is None:
                         break
                     wave.popleft()
