@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from askew.core import entropy
@@ -46,6 +46,48 @@ def test_values_and_gradients(shape: tuple[int, ...], out: int, kernel: int, pad
     for a, b in zip(mine, true, strict=True):
         assert a.shape == b.shape and float((a - b).abs().max() / b.abs().max()) < 1e-5
     again = torch.autograd.grad((fused.conv_relu_pool(x, conv) * weight).sum(), (x, conv.weight, conv.bias))
+    assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True))
+
+
+def chosen(before: Tensor, which: Tensor) -> Tensor:
+    """Of every four pixels the chosen one, or nothing: of two that are almost equal, rounding decides which has the slope."""
+    ho, wo = which.shape[-2:]
+    four = before[..., : 2 * ho, : 2 * wo].unflatten(-1, (wo, 2)).unflatten(-3, (ho, 2)).movedim(-3, -2).flatten(-2)
+    return four.gather(-1, which.long().clamp(max=3)[..., None])[..., 0] * (which < 4)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "shape", "out", "kernel"),
+    [
+        (15, (50, 3, 32, 32), 64, 5),
+        (15, (50, 64, 14, 14), 64, 5),
+        (3, (7, 1, 28, 28), 32, 5),
+        (2, (9, 32, 11, 9), 128, 3),
+        (4, (1, 128, 6, 6), 32, 3),
+    ],
+)
+def test_many_channels_of_many_networks(groups: int, shape: tuple[int, ...], out: int, kernel: int, counted: bool) -> None:
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(shape[1], out, kernel).cuda() for _ in range(groups)]
+    assert fused.fits(convs[0], nn.ReLU(), nn.MaxPool2d(2), many=True) and not fused.fits(convs[0], nn.ReLU(), nn.MaxPool2d(2))
+    w, bias = (torch.stack([getattr(conv, name).detach() for conv in convs]).requires_grad_() for name in ("weight", "bias"))
+    x = torch.randn((groups, *shape), device="cuda", requires_grad=True)
+    real = torch.arange(groups, device="cuda", dtype=torch.int32) % shape[0] + 1 if counted else None
+    torch.backends.cudnn.allow_tf32 = False
+    ours, which = fused._Grouped.apply(x, w, bias, 0, real)
+    doubles = [t.detach().double().requires_grad_() for t in (x, w, bias)]
+    before = torch.stack([F.conv2d(*each) for each in zip(*doubles, strict=True)])
+    theirs, weight = chosen(before, which), torch.randn_like(ours)
+    right = torch.stack([F.max_pool2d(each.relu(), 2) for each in before])
+    if real is not None:
+        seen = (torch.arange(shape[0], device="cuda")[None] < real[:, None])[..., None, None, None]
+        weight, ours, theirs, right = (t * seen for t in (weight, ours, theirs, right))
+    assert (ours - right).abs().max() < 1e-5
+    mine = torch.autograd.grad((ours * weight).sum(), (x, w, bias), retain_graph=True)
+    for a, b in zip(mine, torch.autograd.grad((theirs * weight.double()).sum(), doubles), strict=True):
+        assert a.shape == b.shape and float((a - b).abs().max() / b.abs().max()) < 1e-5
+    again = torch.autograd.grad((ours * weight).sum(), (x, w, bias))
     assert all(torch.equal(a, b) for a, b in zip(mine, again, strict=True))
 
 

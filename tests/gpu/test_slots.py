@@ -104,6 +104,22 @@ def test_an_lstm_in_slots() -> None:
     assert apart(one, other) < 1e-4
 
 
+@pytest.mark.parametrize("method", ["fedavg", "feddc"])
+def test_many_channels_in_rows(method: str) -> None:
+    """Clients of unequal size, so that batches are padded."""
+    x, y = torch.randn(700, 3, 32, 32), torch.randint(0, 10, (700,))
+    given = {
+        "data": (x, y),
+        "partition": {"clients": 10, "alpha": 0.3},
+        "clients": 10,
+        "cohort": 5,
+        "rounds": 2,
+        "local": {"batch": 20, "lr": 0.01},
+    }
+    one, other = (run(method, engine, {"name": "cnn64"}, **given) for engine in ("sequential", "vmapped"))  # type: ignore[arg-type]
+    assert other.facts["engine"] == "vmapped" and apart(one, other) < 1e-5
+
+
 def test_out_of_memory_halves_the_slots() -> None:
     x, y = torch.randn(1200, 3, 32, 32), torch.randint(0, 10, (1200,))
     given = {"data": (x, y), "partition": {"name": "iid", "clients": 12}, "cohort": 12, "rounds": 2, "local": {"batch": 100, "lr": 0.01}}

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ..core.entropy import available as available
+from . import wide
 from .conv import plain
 
-WIDTH = 16  # channels at most: above, cuDNN's matrix kernels are better
+WIDTH = 16  # channels at most: with more, four columns for each do not fit
 TILE = 64  # pixels of patches, of all channels, at a time; forward no more than columns of weights, which are few in a first layer
 FORWARD = (128, 4, 1)  # pixels of one program, its warps, and the stages of its loop
 WEIGHTS = (8192, 4, 1)  # pixels times tile
@@ -30,11 +31,12 @@ PROGRAMS = 512  # of the weights' gradient, which is summed in parts: enough to 
 MOST_PARTS = 32
 
 
-def fits(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
-    """Is this what the kernels do?"""
+def fits(conv: nn.Module, relu: nn.Module, pool: nn.Module, *, many: bool = False) -> bool:
+    """Is this what the kernels do? With many channels only for many networks at once: cuDNN is as good for one."""
     if not plain(conv, relu, pool):
         return False
-    return conv.kernel_size[0] <= 7 and int(conv.padding[0]) <= 2 and max(conv.in_channels, conv.out_channels) <= WIDTH
+    ci, co, k, pad = conv.in_channels, conv.out_channels, conv.kernel_size[0], int(conv.padding[0])
+    return (k <= 7 and pad <= 2 and max(ci, co) <= WIDTH) or (many and wide.fits(ci, co, k, pad))
 
 
 def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
@@ -92,6 +94,8 @@ def padded(channels: int) -> int:
 def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Pooled output and which of its four pixels each is; x [G, B, …], weights [G, …]: G networks at once."""
     half = x.is_cuda and torch.is_autocast_enabled("cuda")
+    if max(w.shape[1:3]) > WIDTH:
+        return wide.forward(x, w, bias, real, precision(), half)
     x, w, bias = x.contiguous(), dense(w), dense(bias)
     groups, b, ci, h, wd = x.shape
     co, k = w.shape[1], w.shape[3]
@@ -111,6 +115,8 @@ def backward(
     g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, inner: bool, real: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of weights, bias and, if `inner`, of the input."""
+    if max(w.shape[1:3]) > WIDTH:
+        return wide.backward(g, x, w, which, inner, real, precision(), g.dtype is torch.bfloat16)
     kernels, g, x, w, which = _kernels(), g.contiguous(), x.contiguous(), dense(w), which.contiguous()
     groups, b, ci, h, wd = x.shape
     co, k = w.shape[1], w.shape[3]

@@ -44,7 +44,7 @@ class Chain(Row):
             if self.fused and k + 2 < len(layers) and conv.fits(x, *layers[k : k + 3]):
                 x = conv.conv_relu_pool(x, cast(nn.Conv2d, layers[k]))
                 k += 3
-            elif self.fused and x.is_cuda and x.dtype != torch.float64 and k + 2 < len(layers) and fused.fits(*layers[k : k + 3]):
+            elif self.fused and k + 2 < len(layers) and fits(x, layers[k : k + 3]):
                 x = fused.conv_relu_pool(x, cast(nn.Conv2d, layers[k]))
                 k += 3
             elif linears.many(layers[k], x):
@@ -75,6 +75,12 @@ class Chain(Row):
         for layer in body[linear[-1] :]:
             full, narrow = layer(full), again(layer, narrow)
         return out(full), x[..., None], full[..., None], narrow[:, : max(1, full.shape[1] // 4), None]
+
+
+def fits(x: Tensor, layers: Sequence[nn.Module]) -> bool:
+    """Can kernels for CUDA take these three layers at once?"""
+    many = torch._C._functorch.is_batchedtensor(x)
+    return x.is_cuda and x.dtype != torch.float64 and fused.fits(*layers, many=many)
 
 
 def fuse(module: nn.Module) -> None:
