@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import askew
-from askew.core import dense, native
+from askew.algorithms import algorithms
+from askew.core import dense, local, native
 from askew.core.local import slope_rows
 from askew.core.space import Space
 from askew.core.task import Bound, WithFeatures
-from askew.core.types import Batch
+from askew.core.types import Batch, Me
 from askew.engine import sequential
 from askew.models import conv
 from askew.models.network import fuse
@@ -170,9 +172,9 @@ def test_steps_by_the_common_rule_are_torchs(momentum: float, decay: float, clip
     task = Bound(module, Space(module, torch.float64))
     x, y = 3 * torch.randn(sum(sizes), 17, dtype=torch.float64), torch.randint(0, 3, (sum(sizes),))
     w, cuts = task.space.start.clone()[None], [0, *torch.tensor(sizes).cumsum(0).tolist()]
-    v, rule = torch.zeros_like(w) if momentum else None, dense.Rule(momentum, decay, clip or float("inf"))
+    v, rule = torch.zeros_like(w) if momentum else None, dense.Rule(1.0, 0.0, momentum, decay, clip or float("inf"))
     assert task.walk is not None
-    (value,) = task.walk(w, w, -0.1, x, y, dense.in_a_row(cuts), rule, v)
+    (value,) = task.walk(w, w, -0.1, x, y, dense.in_a_row(cuts), rule, v=v)
     theirs, total, cut = copy.deepcopy(module), 0.0, 0
     optimiser = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
     for a, b in itertools.pairwise(cuts):
@@ -187,6 +189,52 @@ def test_steps_by_the_common_rule_are_torchs(momentum: float, decay: float, clip
     torch.testing.assert_close(w[0], right, rtol=1e-12, atol=1e-13)
     assert value.item() == pytest.approx(total, rel=1e-13)
     assert (cut > 0) == (0 < clip < 1)
+
+
+PULLED = ("fedprox", "fedcm", "feddc", "feddyn", "scaffold")
+
+
+@here
+@pytest.mark.parametrize("method", PULLED)
+def test_steps_with_a_pull_are_those_one_by_one(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods whose direction is affine: many steps at a time in C against direction, clipping and descend at every step."""
+    seen, ask = list[bool](), local.affine_rule
+
+    def spied(alg: Any, me: Any) -> Any:
+        rule, b = ask(alg, me)
+        seen.append(b is not None)
+        return rule, b
+
+    monkeypatch.setattr(local, "affine_rule", spied)
+    steps = {"epochs": 2, "batch": 16, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3, "clip": 0.4}
+    given = {"clients": 12, "cohort": 5, "rounds": 4, "model": "mlp", "local": steps, "engine": {"name": "sequential", "dtype": "float64"}}
+    one = askew.run(method, **given)  # type: ignore[arg-type]
+    assert seen == [True] * 20
+    monkeypatch.setattr(sequential, "together", lambda *_: False)
+    other = askew.run(method, **given)  # type: ignore[arg-type]
+    assert len(seen) == 20
+    for name, value in one.model.items():
+        torch.testing.assert_close(value, other.model[name], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", list(algorithms))
+def test_who_says_that_its_direction_is_affine_says_so_for_its_own_hooks(method: str) -> None:
+    """Gain and pull are one number for all coordinates, and the rest does not depend on w or the gradient."""
+    made, space = algorithms[method](), Space(rows([4, 3, 2]).double(), torch.float64)
+    state = lambda told: {n: torch.randn_like(v.double()) for n, v in told.items()}
+    numbers = (0.1, 0.1, 0.5, 0.01, float("inf"), 7.0, 5.0, 1.3, 3, 0.4)
+    mine, server = state(made.client_state(space)), state(made.server_state(space) | made.memory(space))
+    me = Me(torch.randn(space.P).double(), space.buffers, server, mine, {}, made.parts(space), *numbers)
+    assert local.affine(made, me) == (method in PULLED or local.common(made, "direction", "descend", "note"))
+    if method in PULLED:
+        rule, b = local.affine_rule(made, me)
+        w, g, v = torch.randn(3, space.P).double().unbind()
+        assert rule is not None and b is not None
+        torch.testing.assert_close(made.direction(w, lambda u: g, me), rule.gain * g + rule.pull * w + b, rtol=1e-12, atol=1e-12)
+        d = v * me.momentum + g + rule.decay * w
+        torch.testing.assert_close(made.descend(w, g, v, me), (w - me.lr * d, d), rtol=1e-12, atol=1e-12)
+        inherits = type("Inherits", (type(made),), {"direction": lambda self, w, grad, me: grad(w) * w})
+        assert not local.affine(inherits(), me)
 
 
 @here

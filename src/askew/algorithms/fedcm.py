@@ -22,6 +22,7 @@ from .fedavg import FedAvg
 class FedCM(FedAvg):
     paper = "Xu et al., 2021"
     idea = "clients mix the server's last direction into every step"
+    affine = True
     weighting = "uniform"
     broadcast = ("M",)
 

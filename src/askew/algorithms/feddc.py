@@ -28,6 +28,7 @@ from .scaffold import mean_gradient
 class FedDC(Algorithm):
     paper = "Gao et al., CVPR 2022"
     idea = "each client learns its drift and corrects for it"
+    affine = True
     weighting = "uniform"
     broadcast = ("c",)
     exact = True

@@ -23,6 +23,7 @@ from ..core.types import Cohort, Me, Number, State
 class FedDyn(Algorithm):
     paper = "Acar et al., ICLR 2021"
     idea = "a dynamic regulariser aligns local minima with the global one"
+    affine = True
     weighting = "uniform"
     exact = True
 

@@ -27,6 +27,7 @@ def stable(owner: str, mu: float, lr: float) -> None:
 class FedProx(FedAvg):
     paper = "Li et al., MLSys 2020"
     idea = "a proximal term pulls local models back to the global one"
+    affine = True
 
     mu: float = setting("strength μ of the proximal term", default=0.01, least=0, hint="papers use 0.001–1, try 0.01.")
 

@@ -33,6 +33,7 @@ class Scaffold(FedAvg):
     title = "SCAFFOLD"
     paper = "Karimireddy et al., ICML 2020"
     idea = "control variates cancel the clients' drift"
+    affine = True
     weighting = "uniform"
     broadcast = ("c",)
     exact = True

@@ -34,6 +34,9 @@ class Algorithm(Settings):
     needs: ClassVar[tuple[str, ...]] = ()  # "public", "batchnorm" or what else must be there; refused at load if missing
     pooled: ClassVar[bool] = False  # one client holds all data
     exact: ClassVar[bool] = False  # claims the exact optimum under skewed data and partial participation; tests measure it
+    affine: ClassVar[bool] = (
+        False  # direction is gain·gradient + pull·w + b, numbers and a vector that stay; descend may add to d only a multiple of w
+    )
 
     weighting: str = setting(
         "weights of the clients in averages: by sample count, or all equal", default="samples", choices=("samples", "uniform")

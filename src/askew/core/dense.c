@@ -189,11 +189,16 @@ static real batch(int64_t depth, const layer *layers, const real *w, real *to, r
 }
 
 typedef struct {
+    double gain, pull;            /* the direction is gain times the gradient plus pull times w, plus b if there is one */
     double momentum, decay, clip; /* 0 for none, or for clip infinity */
 } rule;
 
-/* by times the clipped gradient, with decay and momentum v, is added to w, all of this size */
-static void descend(const rule how, int64_t size, const real *g, real by, real *v, real *w) {
+/* by times the clipped direction, with decay and momentum v, is added to w, all of this size; g becomes the direction */
+static void descend(const rule how, int64_t size, real *g, real by, const real *b, real *v, real *w) {
+    if (b) {
+        real gain = how.gain, pull = how.pull;
+        for (int64_t i = 0; i < size; i++) g[i] = gain * g[i] + (pull * w[i] + b[i]);
+    }
     real scale = 1, decay = how.decay, momentum = how.momentum;
     if (how.clip < INFINITY) {
         double square = 0;
@@ -209,9 +214,10 @@ static void descend(const rule how, int64_t size, const real *g, real by, real *
 }
 
 /* Many networks w [count, apart], each with steps batches, given by where they begin and end in x and y: spans [count, steps, 2].
-   The sums of their losses go to values. With a rule, networks of this size step by it, their momentum being v [count, apart].
+   The sums of their losses go to values. With a rule, networks of this size step by it, their momentum being v [count, apart];
+   b, of the same shape, is what it adds to their directions.
    Returns 0, 1 if there is no memory, or 2 if there is no such class. */
-int walk(int64_t depth, const layer *layers, int64_t count, int64_t apart, real *w, real *to, real by, const rule *how, int64_t size, real *v,
+int walk(int64_t depth, const layer *layers, int64_t count, int64_t apart, real *w, real *to, real by, const rule *how, int64_t size, const real *b, real *v,
          int64_t steps, const int64_t *spans, const real *x, const int64_t *y, real *values) {
     int64_t most = 0, wide = 0, all = 0;
     for (int64_t s = 0; s < count * steps; s++) {
@@ -228,7 +234,7 @@ int walk(int64_t depth, const layer *layers, int64_t count, int64_t apart, real 
         for (int64_t s = 0; s < steps; s++, spans += 2) {
             const real *in = x + spans[0] * layers[0].in;
             values[c] += batch(depth, layers, w, how ? g : to, by, spans[1] - spans[0], in, y + spans[0], after, slopes, most * wide);
-            if (how) descend(*how, size, g, by, v ? v + c * apart : 0, w);
+            if (how) descend(*how, size, g, by, b ? b + c * apart : 0, v ? v + c * apart : 0, w);
         }
     }
     free(after), free(slopes), free(g);

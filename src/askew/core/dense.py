@@ -18,9 +18,9 @@ SOURCE = Path(__file__).with_suffix(".c")
 
 
 class Rule(Structure):
-    """How a step is made of a gradient: momentum, weight decay, limit of the gradient's norm."""
+    """How a step is made of a gradient: the direction gain·g + pull·w + b, where b is given; momentum, weight decay, limit of the norm."""
 
-    _fields_: ClassVar = [("momentum", c_double), ("decay", c_double), ("clip", c_double)]
+    _fields_: ClassVar = [(name, c_double) for name in ("gain", "pull", "momentum", "decay", "clip")]
 
 
 class Walk:
@@ -32,17 +32,26 @@ class Walk:
         self.real = c_double if dtype is torch.float64 else c_float
 
     def __call__(
-        self, w: Tensor, to: Tensor, by: float, x: Tensor, y: Tensor, spans: Tensor, rule: Rule | None = None, v: Tensor | None = None
+        self,
+        w: Tensor,
+        to: Tensor,
+        by: float,
+        x: Tensor,
+        y: Tensor,
+        spans: Tensor,
+        rule: Rule | None = None,
+        b: Tensor | None = None,
+        v: Tensor | None = None,
     ) -> Tensor:
         """Networks w [C, P], each on batches spans[c, s, 0] … spans[c, s, 1] of x and y, in turn; returns the sums [C] of their losses.
 
         by times the gradient is added to w, if that is `to`; else the gradient, of one batch, is put there. With a rule, by
-        times what it makes of the gradient is added to w; v [C, P] is the momentum, if there is one.
+        times what it makes of the gradient is added to w; b [C, P] is its vector and v [C, P] the momentum, if there are any.
         """
         if x.dtype is not self.dtype or x.numel() != self.inputs * y.numel():
             raise ValueError(f"inputs must be {self.inputs} numbers of type {self.dtype} for every label")
         (count, steps, _), x, values = spans.shape, x.contiguous(), w.new_empty(len(w))
-        how = (byref(rule) if rule else c_void_p(), c_int64(w.shape[1]), c_void_p() if v is None else pointer(v))
+        how = (byref(rule) if rule else c_void_p(), c_int64(w.shape[1]), *(c_void_p() if t is None else pointer(t) for t in (b, v)))
         given = (c_int64(count), c_int64(w.stride(0)), pointer(w), pointer(to), self.real(by), *how, c_int64(steps))
         failed = self.walk(self.depth, pointer(self.table), *given, *map(pointer, (spans, x, y, values)))
         if failed == 2:

@@ -90,13 +90,15 @@ def slide(task: Bound, objective: Objective, w: Tensor, buffers: Tensor, rate: f
     return task.follow(slope, rate), value.detach(), task.unload(buffers)
 
 
-def slide_rows(task: Task, w: Tensor, batch: Batch, rate: float, rule: Rule | None = None, v: Tensor | None = None) -> Tensor:
-    """The same of many dense networks w [C, P], on batches [C, B, …]; returns the values [C]. The walk may have a rule, and momentum v.
+def slide_rows(
+    task: Task, w: Tensor, batch: Batch, rate: float, rule: Rule | None = None, b: Tensor | None = None, v: Tensor | None = None
+) -> Tensor:
+    """The same of many dense networks w [C, P], on batches [C, B, …]; returns the values [C]. The walk may have a rule, b and momentum v.
 
     Gradients of linear layers are products, and never formed: weights are as long as all else together, and read once less.
     """
     if task.walk and whole(batch):
-        return task.walk(w, w, -rate, batch.x, batch.y, spans(batch), rule, v if rule and rule.momentum else None)
+        return task.walk(w, w, -rate, batch.x, batch.y, spans(batch), rule, b, v if rule and rule.momentum else None)
     assert rule is None, "other steps than straight ones are for the walk alone"
     assert len(batch.cuts) <= 2, "several batches at once are for the walk alone"
     rows = task.rows(w)
@@ -207,10 +209,44 @@ class _Sum(torch.autograd.Function):
         return grads[0].expand(ctx.shape)
 
 
+def common(alg: Algorithm, *hooks: str) -> bool:
+    """Are these hooks everybody's?"""
+    return all(getattr(type(alg), hook) is getattr(Algorithm, hook) for hook in hooks)
+
+
+def known(me: Me) -> bool:
+    """Are the numbers of a step known, and not in tensors?"""
+    return not any(isinstance(number, Tensor) for number in (me.lr, me.momentum, me.decay, me.clip))
+
+
 def usual(alg: Algorithm, me: Me) -> bool:
-    """Do steps follow from gradients by the common rule, whose numbers are known?"""
-    hooks = all(getattr(type(alg), hook) is getattr(Algorithm, hook) for hook in ("direction", "descend", "note"))
-    return hooks and not any(isinstance(number, Tensor) for number in (me.lr, me.momentum, me.decay, me.clip))
+    """Do steps follow from gradients by the common rule?"""
+    return common(alg, "direction", "descend", "note") and known(me)
+
+
+def affine(alg: Algorithm, me: Me) -> bool:
+    """Do steps follow from gradients by the common rule, or one that is the same but for a pull and a vector?
+
+    Each class says so for the hooks it defines itself.
+    """
+    owners = [next(c for c in type(alg).__mro__ if hook in vars(c)) for hook in ("direction", "descend")]
+    return common(alg, "note") and known(me) and all(c is Algorithm or vars(c).get("affine", False) for c in owners)
+
+
+def affine_rule(alg: Algorithm, me: Me) -> tuple[Rule | None, Tensor | None]:
+    """The rule, and its vector, of a method whose steps are affine; what they are is asked of its hooks.
+
+    Factors are asked for where all else is zero, so that nothing is lost by differences.
+    """
+    if common(alg, "direction", "descend"):
+        return rule_of(me), None
+    zero, one = torch.zeros_like(me.x), torch.ones_like(me.x)
+    nothing: Callable[[State], State] = lambda state: {n: torch.zeros_like(v) for n, v in state.items()}
+    still = me._replace(x=zero, server=nothing(me.server), mine=nothing(me.mine))
+    gain, pull = alg.direction(zero, lambda u: one, still)[0], alg.direction(one, lambda u: zero, still)[0]
+    _, more = alg.descend(one, zero, zero, still._replace(momentum=1.0, decay=0.0))  # the momentum is then what is added to d
+    b = alg.direction(zero, lambda u: zero, me).contiguous()
+    return Rule(float(gain), float(pull), float(me.momentum), float(me.decay) + float(more[0]), float(me.clip)), b
 
 
 def bare(me: Me) -> bool:
@@ -220,7 +256,7 @@ def bare(me: Me) -> bool:
 
 def rule_of(me: Me) -> Rule | None:
     """The common rule as the walk takes it."""
-    return None if bare(me) else Rule(float(me.momentum), float(me.decay), float(me.clip))
+    return None if bare(me) else Rule(1.0, 0.0, float(me.momentum), float(me.decay), float(me.clip))
 
 
 def straight(alg: Algorithm, me: Me) -> bool:
@@ -241,17 +277,18 @@ def dense(alg: Algorithm, task: Task) -> bool:
 
 def together(alg: Algorithm, task: Task, me: Me, labels: torch.dtype) -> bool:
     """May steps be taken many at a time?"""
-    return bool(task.walk) and labels is torch.long and slides(alg, task, me, labels) and not alg.each
+    return bool(task.walk) and labels is torch.long and dense(alg, task) and affine(alg, me) and not alg.each
 
 
 def step(alg: Algorithm, task: Task, me: Me, moving: Moving, batch: Batch, share: Number = 1.0, known: Slope | tuple[()] = ()) -> Moving:
     """One local step on one batch; a straight one of a bound task in place, which spares an MLP a quarter of the time."""
     w, me = moving.w, me._replace(carry=moving.carry)
     objective: Objective = lambda u: alg.loss(task, u, batch, me)
-    if isinstance(task, Bound) and slides(alg, task, me, batch.y.dtype):
+    if isinstance(task, Bound) and (slides(alg, task, me, batch.y.dtype) or len(batch.cuts) > 2):
         v = me.carry["momentum"] if w is task.flat else me.carry["momentum"].clone()  # it may be somebody's before the first step
         task.load(w, me.carry["buffers"])
-        (value,) = slide_rows(task, task.flat[None], alone(batch), float(me.lr), rule_of(me), v[None])
+        rule, b = affine_rule(alg, me)
+        (value,) = slide_rows(task, task.flat[None], alone(batch), float(me.lr), rule, None if b is None else b[None], v[None])
         return Moving(task.flat, me.carry | {"momentum": v}, moving.total + value)
     if isinstance(task, Bound) and straight(alg, me):
         w, value, buffers = slide(task, objective, w, me.carry["buffers"], float(me.lr))

@@ -154,7 +154,7 @@ class Lockstep:
             self.own = w
         total = moving.total.clone()
         for rows, pick, weights in batch:  # one group: the first rows
-            total[rows] += slide_rows(self.task, w[rows], self.plan.batch(pick, weights), float(me.lr), rule_of(me), v[rows])
+            total[rows] += slide_rows(self.task, w[rows], self.plan.batch(pick, weights), float(me.lr), rule_of(me), v=v[rows])
         return Moving(w, moving.carry | {"momentum": v}, total)
 
 
