@@ -16,8 +16,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/askew demo --out demo
 
-test: lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+# types are checked beside the tests: alone they take a core for most of a minute
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 3 --dist worksteal; told=$$?; wait $$types && exit $$told
 
 lint: setup
 	$(BIN)/ruff check .

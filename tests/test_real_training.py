@@ -30,15 +30,15 @@ def test_fedavg_learns_mnist() -> None:
 
 @needs("cifar10")
 def test_fedavg_learns_cifar10() -> None:
-    """Measured: 33.4% after eight rounds, mirrored and cut at random; guessing is right in 10%."""
+    """Measured: 28.0% after five rounds, mirrored and cut at random; guessing is right in 10%."""
     run = askew.run(
         "fedavg",
         data={"name": "cifar10", "flip": True, "pad": 4},
         model="lenet",
         partition={"name": "iid", "clients": 100},
         cohort=10,
-        rounds=8,
+        rounds=5,
         local={"epochs": 2, "batch": 20, "lr": 0.05},
-        evaluation={"every": 8},
+        evaluation={"every": 5},
     )
-    assert run.best_accuracy is not None and run.best_accuracy > 0.28
+    assert run.best_accuracy is not None and run.best_accuracy > 0.24

@@ -95,7 +95,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int, real: Tensor | None = 
     """Pooled output and which of its four pixels each is; x [G, B, …], weights [G, …]: G networks at once."""
     half = x.is_cuda and torch.is_autocast_enabled("cuda")
     if max(w.shape[1:3]) > WIDTH:
-        return wide.forward(x, w, bias, real, precision(), half)
+        return wide.outputs(x, w, bias, real, precision(), half)
     x, w, bias = x.contiguous(), dense(w), dense(bias)
     groups, b, ci, h, wd = x.shape
     co, k = w.shape[1], w.shape[3]
@@ -116,7 +116,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of weights, bias and, if `inner`, of the input."""
     if max(w.shape[1:3]) > WIDTH:
-        return wide.backward(g, x, w, which, inner, real, precision(), g.dtype is torch.bfloat16)
+        return wide.slopes(g, x, w, which, inner, real, precision(), g.dtype is torch.bfloat16)
     kernels, g, x, w, which = _kernels(), g.contiguous(), x.contiguous(), dense(w), which.contiguous()
     groups, b, ci, h, wd = x.shape
     co, k = w.shape[1], w.shape[3]

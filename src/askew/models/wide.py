@@ -37,7 +37,7 @@ def first(t: Tensor) -> Tensor:
     return t.movedim(-1, -3)
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor, real: Tensor | None, exact: str, half: bool) -> tuple[Tensor, Tensor]:
+def outputs(x: Tensor, w: Tensor, bias: Tensor, real: Tensor | None, exact: str, half: bool) -> tuple[Tensor, Tensor]:
     """Pooled output and which of its four pixels each is; x [G, B, …], weights [G, …]: G networks at once."""
     x, w, bias = last(x), last(w), bias.contiguous()
     groups, b, h, wd, ci = x.shape
@@ -53,7 +53,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor, real: Tensor | None, exact: str,
     return first(y), first(which)
 
 
-def backward(
+def slopes(
     g: Tensor, x: Tensor, w: Tensor, which: Tensor, inner: bool, real: Tensor | None, exact: str, half: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of weights, bias and, if `inner`, of the input."""
