@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint bench docs clean
+.PHONY: setup demo test lint style bench docs clean
 
 setup: $(STAMP)
 
@@ -17,15 +17,15 @@ demo: setup
 	$(BIN)/askew demo --out demo
 
 # types are checked beside the tests: alone they take a core for most of a minute
-test: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+test: style
 	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 3 --dist worksteal; told=$$?; wait $$types && exit $$told
 
-lint: setup
+lint: style
+	$(BIN)/mypy
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 bench: setup
 	$(BIN)/python benchmarks/overhead.py

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, Context, Message
@@ -25,15 +26,19 @@ Change = Callable[[np.ndarray], np.ndarray]
 ARRAYS: dict[str, Change] = {
     "shape": lambda a: a[:-1],
     "nan": lambda a: np.full_like(a, np.nan),
+    "model": lambda a: np.tile(a, 2),
     "bytes": lambda a: np.zeros(2_000_000, a.dtype),
+    "type": lambda a: a.astype(np.float64),
 }
+NUMBERS: dict[str, dict[str, Any]] = {"round": {"round": 99}, "client": {"client": 2}, "long": {"loss": "x" * 10**6}}
 
 
 def spoiled(reply: Message, order: str) -> Message:
-    arrays = reply.content["arrays"]
+    arrays, numbers = reply.content["arrays"], reply.content["numbers"]
     if order in ARRAYS:
         for name, array in list(arrays.items()):
             arrays[name] = Array(ARRAYS[order](array.numpy()))
+    numbers.update(NUMBERS.get(order, {}))
     return reply
 
 

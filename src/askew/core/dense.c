@@ -189,7 +189,7 @@ static real batch(int64_t depth, const layer *layers, const real *w, real *to, r
 }
 
 typedef struct {
-    double gain, pull;            /* the direction is gain times the gradient plus pull times w, plus b if there is one */
+    double gain, pull;            /* where there is a b, the direction is gain times the gradient, plus pull times w, plus b */
     double momentum, decay, clip; /* 0 for none, or for clip infinity */
 } rule;
 

@@ -214,14 +214,14 @@ def common(alg: Algorithm, *hooks: str) -> bool:
     return all(getattr(type(alg), hook) is getattr(Algorithm, hook) for hook in hooks)
 
 
-def known(me: Me) -> bool:
-    """Are the numbers of a step known, and not in tensors?"""
+def numbered(me: Me) -> bool:
+    """Are the numbers of a step plain ones, and not in tensors?"""
     return not any(isinstance(number, Tensor) for number in (me.lr, me.momentum, me.decay, me.clip))
 
 
 def usual(alg: Algorithm, me: Me) -> bool:
     """Do steps follow from gradients by the common rule?"""
-    return common(alg, "direction", "descend", "note") and known(me)
+    return common(alg, "direction", "descend", "note") and numbered(me)
 
 
 def affine(alg: Algorithm, me: Me) -> bool:
@@ -230,7 +230,7 @@ def affine(alg: Algorithm, me: Me) -> bool:
     Each class says so for the hooks it defines itself.
     """
     owners = [next(c for c in type(alg).__mro__ if hook in vars(c)) for hook in ("direction", "descend")]
-    return common(alg, "note") and known(me) and all(c is Algorithm or vars(c).get("affine", False) for c in owners)
+    return common(alg, "note") and numbered(me) and all(c is Algorithm or vars(c).get("affine", False) for c in owners)
 
 
 def affine_rule(alg: Algorithm, me: Me) -> tuple[Rule | None, Tensor | None]:

@@ -32,7 +32,7 @@ MOST_PARTS = 32
 
 
 def fits(conv: nn.Module, relu: nn.Module, pool: nn.Module, *, many: bool = False) -> bool:
-    """Is this what the kernels do? With many channels only for many networks at once: cuDNN is as good for one."""
+    """Is this what the kernels do? With many channels only for many networks at once, where they were measured."""
     if not plain(conv, relu, pool):
         return False
     ci, co, k, pad = conv.in_channels, conv.out_channels, conv.kernel_size[0], int(conv.padding[0])
