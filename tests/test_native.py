@@ -24,6 +24,8 @@ from askew.core.local import slope_rows
 from askew.core.space import Space
 from askew.core.task import Bound, WithFeatures
 from askew.core.types import Batch, Me
+from askew.data.dataset import Dataset, Samples
+from askew.data.view import Pixels
 from askew.engine import sequential
 from askew.models import conv
 from askew.models.network import fuse
@@ -191,6 +193,84 @@ def test_steps_by_the_common_rule_are_torchs(momentum: float, decay: float, clip
     assert (cut > 0) == (0 < clip < 1)
 
 
+def images(count: int, size: int, ground: int, share: float) -> Tensor:
+    """Bytes, of which about this share stands out of the ground; one image is all ground, one is none of it."""
+    x = torch.where(torch.rand(count, 1, size, 1) < share, torch.randint(0, 256, (count, 1, size, 1)), ground).to(torch.uint8)
+    x[3], x[5] = ground, (ground + 1) % 256
+    return x
+
+
+@here
+@pytest.mark.parametrize("rule", [None, dense.Rule(1.1, 0.02, 0.9, 1e-3, 2.0)], ids=["straight", "by a rule"])
+@pytest.mark.parametrize("level", [0.0, -0.42])
+@pytest.mark.parametrize("widths", [[784, 200, 10], [64, 7], [50, 33, 16, 3], [9, 41, 2], [128, 129, 4]])
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_steps_on_bytes_are_those_on_what_they_stand_for(widths: list[int], share: float, level: float, rule: dense.Rule | None) -> None:
+    """Images that are mostly background, whose first layer is another, and those that are not."""
+    module, sizes, ground = rows(widths).double(), [50, 50, 37, 1, 2, 13], 7
+    task = Bound(module, Space(module, torch.float64))
+    assert task.walk is not None
+    table = torch.linspace(-1, 2, 256, dtype=torch.float64)
+    table[ground] = level
+    pool, places = images(200, widths[0], ground, share), torch.randint(0, 200, (sum(sizes),))
+    places[[4, 60]], places[[9, 70]] = 3, 5
+    y, cuts = torch.randint(0, widths[-1], (1, sum(sizes))), [0, *torch.tensor(sizes).cumsum(0).tolist()]
+    w, b = task.space.start.clone()[None], torch.randn(1, task.space.P, dtype=torch.float64) if rule else None
+
+    def walked(x: Tensor, *bytes: Tensor) -> tuple[Tensor, ...]:
+        own, v = w.clone(), torch.full_like(w, 0.1)
+        assert task.walk is not None
+        return task.walk(own, own, -0.05, x, y, dense.in_a_row(cuts), rule, b, v if rule else None, *bytes), own, v
+
+    for ours, right in zip(walked(pool, places, table), walked(table[pool[places].long()]), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-13)
+
+
+@here
+def test_bytes_and_places_that_do_not_fit_are_refused() -> None:
+    module = rows([8, 3])
+    walk = Bound(module, Space(module)).walk
+    w, y = torch.zeros(1, 27), torch.zeros(1, 6, dtype=torch.long)
+    assert walk is not None
+    for x, places, told in (
+        (torch.zeros(9, 8), torch.arange(6), r"8 numbers of type torch\.uint8"),
+        (torch.zeros(9, 8, dtype=torch.uint8), torch.arange(5), "one for every label"),
+        (torch.zeros(9, 8, dtype=torch.uint8), torch.arange(6).int(), "whole numbers in a row"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            walk(w, w, -0.1, x, y, dense.in_a_row([0, 3, 6]), places=places, table=torch.zeros(256))
+
+
+@here
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_run_on_images_in_bytes_is_the_one_on_numbers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way, with a view that makes pixels numbers; clients that take one step see them as ever."""
+    pool = images(300, 64, 0, 0.2).view(300, 1, 8, 8)
+    view = Pixels(torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5))
+    samples = Samples(pool, torch.randint(0, 4, (300,)))
+    data = Dataset(samples, samples, 4, view=view)
+    seen, walk = list[bool](), dense.Walk.__call__
+    monkeypatch.setattr(dense.Walk, "__call__", lambda *given: (seen.append(given[-1] is not None), walk(*given))[1])
+    given = {"data": data, "partition": {"name": "dirichlet", "alpha": 0.3, "min_size": 1}, "clients": 12, "rounds": 3, "model": "mlp"}
+    given |= {"local": {"epochs": 2, "batch": 16}, "engine": {"name": "sequential", "dtype": "float64", "device": "cpu"}}
+    one = askew.run(method, **given)  # type: ignore[arg-type]
+    assert any(seen)
+    monkeypatch.setattr(Pixels, "table", lambda *_: None)
+    seen.clear()
+    other = askew.run(method, **given)  # type: ignore[arg-type]
+    assert seen and not any(seen)
+    assert max(float((one.model[n] - v).abs().max()) for n, v in other.model.items()) < 1e-13
+
+
+def test_only_pixels_that_are_all_seen_alike_have_a_table() -> None:
+    one, three = (torch.full((n, 1, 1), 0.25) for n in (1, 3))
+    told = Pixels(one, 2 * one).table(1, torch.float64)
+    assert told is not None and told.dtype is torch.float64
+    torch.testing.assert_close(told, (torch.arange(256) / 255 - 0.25) / 0.5, check_dtype=False)
+    assert Pixels(three, three).table(3, torch.float32) is None
+    assert all(Pixels(one, one, **chance).table(1, torch.float32) is None for chance in ({"flip": True}, {"pad": 2}, {"crop": 5}))
+
+
 PULLED = ("fedprox", "fedcm", "feddc", "feddyn", "scaffold")
 
 
@@ -207,7 +287,8 @@ def test_steps_with_a_pull_are_those_one_by_one(method: str, monkeypatch: pytest
 
     monkeypatch.setattr(local, "affine_rule", spied)
     steps = {"epochs": 2, "batch": 16, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3, "clip": 0.4}
-    given = {"clients": 12, "cohort": 5, "rounds": 4, "model": "mlp", "local": steps, "engine": {"name": "sequential", "dtype": "float64"}}
+    given = {"clients": 12, "cohort": 5, "rounds": 4, "model": "mlp", "local": steps}
+    given |= {"engine": {"name": "sequential", "dtype": "float64", "device": "cpu"}}
     one = askew.run(method, **given)  # type: ignore[arg-type]
     assert seen == [True] * 20
     monkeypatch.setattr(sequential, "together", lambda *_: False)

@@ -42,18 +42,24 @@ class Walk:
         rule: Rule | None = None,
         b: Tensor | None = None,
         v: Tensor | None = None,
+        places: Tensor | None = None,
+        table: Tensor | None = None,
     ) -> Tensor:
         """Networks w [C, P], each on batches spans[c, s, 0] … spans[c, s, 1] of x and y, in turn; returns the sums [C] of their losses.
 
         by times the gradient is added to w, if that is `to`; else the gradient, of one batch, is put there. With a rule, by
         times what it makes of the gradient is added to w; b [C, P] is its vector and v [C, P] the momentum, if there are any.
+        With places, inputs are those of x, a pool of bytes, which stand for numbers in a table [256].
         """
-        if x.dtype is not self.dtype or x.numel() != self.inputs * y.numel():
-            raise ValueError(f"inputs must be {self.inputs} numbers of type {self.dtype} for every label")
+        dtype, count = (self.dtype, y.numel()) if places is None else (torch.uint8, len(x))
+        if x.dtype is not dtype or x.numel() != self.inputs * count:
+            raise ValueError(f"inputs must be {self.inputs} numbers of type {dtype} for every label")
+        if places is not None and (places.dtype is not torch.long or places.numel() != y.numel() or not places.is_contiguous()):
+            raise ValueError("places must be whole numbers in a row, one for every label")
         (count, steps, _), x, values = spans.shape, x.contiguous(), w.new_empty(len(w))
-        how = (byref(rule) if rule else c_void_p(), c_int64(w.shape[1]), *(c_void_p() if t is None else pointer(t) for t in (b, v)))
+        how = (byref(rule) if rule else c_void_p(), c_int64(w.shape[1]), pointer(b), pointer(v))
         given = (c_int64(count), c_int64(w.stride(0)), pointer(w), pointer(to), self.real(by), *how, c_int64(steps))
-        failed = self.walk(self.depth, pointer(self.table), *given, *map(pointer, (spans, x, y, values)))
+        failed = self.walk(self.depth, pointer(self.table), *given, *map(pointer, (spans, x, places, table, y, values)))
         if failed == 2:
             raise IndexError(f"a label is not one of the {self.table[-1, 1]} classes")
         if failed:
@@ -61,8 +67,8 @@ class Walk:
         return values
 
 
-def pointer(t: Tensor) -> c_void_p:
-    return c_void_p(t.data_ptr())
+def pointer(t: Tensor | None) -> c_void_p:
+    return c_void_p(None if t is None else t.data_ptr())
 
 
 def in_a_row(cuts: Sequence[int]) -> Tensor:

@@ -98,7 +98,8 @@ def slide_rows(
     Gradients of linear layers are products, and never formed: weights are as long as all else together, and read once less.
     """
     if task.walk and whole(batch):
-        return task.walk(w, w, -rate, batch.x, batch.y, spans(batch), rule, b, v if rule and rule.momentum else None)
+        v = v if rule and rule.momentum else None
+        return task.walk(w, w, -rate, batch.x, batch.y, spans(batch), rule, b, v, batch.places, batch.table)
     assert rule is None, "other steps than straight ones are for the walk alone"
     assert len(batch.cuts) <= 2, "several batches at once are for the walk alone"
     rows = task.rows(w)
@@ -183,7 +184,8 @@ def judged_rows(task: Task, output: Tensor, batch: Batch) -> tuple[Tensor, Tenso
 
 def alone(batch: Batch) -> Batch:
     """The batch of one network, as those of many are."""
-    return Batch(batch.x[None], batch.y[None], None if batch.weight is None else batch.weight[None], batch.cuts)
+    x = batch.x if batch.places is not None else batch.x[None]
+    return batch._replace(x=x, y=batch.y[None], weight=None if batch.weight is None else batch.weight[None])
 
 
 def differentiate_rows(valued: Callable[..., tuple[Tensor, Tensor]], w: Tensor, *rows: Any) -> Slope:

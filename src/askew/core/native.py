@@ -25,7 +25,7 @@ FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-w"]  # no -ffast-math: a los
 COMMON = Path(__file__).with_name("vectors.h")
 PATIENCE = 60  # seconds for one compilation
 
-complaints: dict[str, str] = {}  # of the compiler, by source: the latest
+complaints: dict[str, str] = {}  # of the compiler, by source: the first, which is about the better way to call it
 
 
 @cache
@@ -79,6 +79,7 @@ def library(source: Path, dtype: torch.dtype, *sizes: tuple[str, int]) -> ctypes
     """The functions of a C file with these constants, for numbers of this type; None where they cannot be had."""
     if not commands():
         return None
+    complaints.pop(source.stem, None)  # of another time
     given = "".join(f"#define {name} {value}\n" for name, value in (("DOUBLE", int(dtype is torch.float64)), *sizes))
     code = given + COMMON.read_text() + source.read_text()
     for make in (False, True):  # first all places where it may be already
@@ -101,7 +102,7 @@ def _found(command: list[str], code: str, folder: Path, made: Path, make: bool) 
     if make:  # anew if it is there: it could not be loaded
         with tempfile.TemporaryDirectory(dir=folder) as place:  # others may compile the same at this moment
             if complaint := _complaint(command, code, new := Path(place, "made.so")):
-                complaints[made.stem.split("-")[0]] = complaint
+                complaints.setdefault(made.stem.split("-")[0], complaint)
                 return None
             new.replace(made)
     return made if made.is_file() else None

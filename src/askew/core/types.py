@@ -33,13 +33,16 @@ class Part(NamedTuple):
 class Batch(NamedTuple):
     """One mini-batch. `weight` [B] is 0 on padding and 1 elsewhere; None where every sample is real.
 
-    An engine may hand over several at once, where a step is w − rate·gradient and nothing else: `cuts` says where they end.
+    An engine may hand over several at once, where steps can be taken together: `cuts` says where they end. x may then be a pool of
+    images in bytes, of which those at `places` are meant, and `table` [256] says what numbers bytes stand for.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
     cuts: tuple[int, ...] = ()
+    places: Tensor | None = None
+    table: Tensor | None = None
 
 
 class Me(NamedTuple):

@@ -22,7 +22,7 @@ from ..errors import ConfigError, DataError
 from .dataset import Criterion, Dataset, NaturalSource, Samples, Source
 from .partition import FromFile, Natural, Partition, Shares
 from .shift import shifted
-from .view import View, marks
+from .view import Pixels, View, marks
 
 CHUNK = 1024  # samples in one chunk of a look
 KEPT = 8  # plans
@@ -111,6 +111,7 @@ class Plan(NamedTuple):
     looks: dict[str, list[Work]]
     view: View | None = None
     dtype: torch.dtype = torch.float32
+    table: Tensor | None = None  # the federation's
 
     def only(self, rows: Sequence[int]) -> Plan:
         """The plan of some of the participants."""
@@ -122,9 +123,17 @@ class Plan(NamedTuple):
         x, y = (t.index_select(0, pick.places.flatten()).view(*pick.places.shape, *t.shape[1:]) for t in (self.pool.x, self.pool.y))
         return Batch(self.view(x, self.dtype, pick.marks) if self.view else x, y, weight)
 
+    def stored(self, pick: Pick, cuts: tuple[int, ...]) -> Batch:
+        """Several batches; where bytes can be seen one by one, where they are."""
+        if self.table is None:
+            return self.batch(pick)._replace(cuts=cuts)
+        return Batch(self.pool.x, self.pool.y.index_select(0, pick.places), None, cuts, pick.places, self.table)
+
 
 class Federation:
     """Clients 0…N−1, their samples, and a common test set."""
+
+    table: Tensor | None = None  # the numbers that bytes of the pool are seen as, where that is all
 
     def __init__(
         self,
@@ -186,6 +195,8 @@ class Federation:
         if not len(self.eligible):
             raise DataError("no client holds a sample; use more data, or fewer clients (partition.clients).")
         self.mean_size = float(self.sizes[self.eligible].mean())
+        if isinstance(self.view, Pixels) and self.pool.x.dtype is torch.uint8:
+            self.table = self.view.table(self.pool.x.shape[1], dtype)
         self.made: dict[Any, Plan] = {}  # the latest plans, which runs that share a federation share
 
     def _shifted_pool(self, shares: Shares) -> Tensor:
@@ -269,7 +280,7 @@ class Federation:
             train = [work.first(math.ceil(part * work.batches)) for work, part in zip(train, share, strict=True)]
         seen = {"gradient": [own for own, _ in parts], "validation": [held if len(held) else own for own, held in parts]}
         glances = {name: [self._work(own, CHUNK, 1) for own in seen[name]] for name in looks}
-        return Plan([int(i) for i in ids], pool, train, glances, self.view, self.dtype)
+        return Plan([int(i) for i in ids], pool, train, glances, self.view, self.dtype, self.table)
 
     def _train(self, own: np.ndarray[Any, Any], round: int, client: int, local: Local, least: int) -> Work:
         rng, n = generator(self.seed, "batches", round, client), len(own)

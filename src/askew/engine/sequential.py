@@ -28,12 +28,14 @@ class Alone:
 
     What travels through the loop are picks, so that a batch is gone before the next one is gathered: two of them alive
     at a time make the allocator ask the system for fresh pages at every step. Where `several` steps may be taken at once, a pick
-    is of several batches, as many as stay in a cache.
+    is of several batches, as many as stay in a cache; of all, if they need not be gathered.
     """
 
     def __init__(self, task: Task, plan: Plan, i: int, several: bool = False) -> None:
         self.task, self.plan, self.i = task, plan, i
-        self.most = CACHED // (task.walk.inputs * task.space.dtype.itemsize) if several and task.walk else 0  # samples at a time
+        self.most = 0  # samples at a time
+        if several and task.walk:
+            self.most = CACHED // (task.walk.inputs * task.space.dtype.itemsize) if plan.table is None else plan.train[i].samples
 
     def steps(self) -> Iterator[Many]:
         work, k = self.plan.train[self.i].to(self.plan.pool.y.device), 0
@@ -52,7 +54,9 @@ class Alone:
         return move(me, *moving)
 
     def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Many, share: float) -> Moving:
-        return move(self.task, me, moving, self.plan.batch(batch[0])._replace(cuts=batch[1]), share)
+        pick, cuts = batch
+        gathered = self.plan.stored(pick, cuts) if len(cuts) > 2 else self.plan.batch(pick)._replace(cuts=cuts)
+        return move(self.task, me, moving, gathered, share)
 
 
 class Sequential:
