@@ -32,7 +32,7 @@ from askew.data.dataset import Samples
 from askew.data.federation import Local
 from askew.engine import ranks
 from askew.engine.evaluate import CHUNK, Exam
-from askew.engine.ranks import Group, Ranks, SharedExam, dealt
+from askew.engine.ranks import Group, Lost, Ranks, SharedExam, dealt, hang_up
 from askew.engine.server import Server
 from askew.errors import AlgorithmError, ConfigError, EngineError
 from askew.experiment import checkpoint
@@ -96,7 +96,8 @@ class Threads(Group):
 def on_ranks(size: int, make: Callable[[Threads], T], do: Callable[[T], Any]) -> list[tuple[T, Any]]:
     """Make something for every rank, then do something with all of them at a time."""
     board, barrier = dict[int, Tensor](), threading.Barrier(size, timeout=20)
-    made = [make(Threads(rank, size, board, barrier)) for rank in range(size)]
+    groups = [Threads(rank, size, board, barrier) for rank in range(size)]
+    made = [make(group) for group in groups]
 
     def guarded(one: T) -> Any:
         try:
@@ -105,11 +106,13 @@ def on_ranks(size: int, make: Callable[[Threads], T], do: Callable[[T], Any]) ->
             raise
         except BaseException:
             barrier.abort()
+            for line in (line for group in groups for line in group.lines or []):
+                line.shutdown(socket.SHUT_RDWR)  # as if the process had ended
             raise
 
     with ThreadPoolExecutor(size) as pool:
         done = [pool.submit(guarded, one) for one in made]
-    failed = [error for each in done if (error := each.exception()) and not isinstance(error, threading.BrokenBarrierError)]
+    failed = [error for each in done if (error := each.exception()) and not isinstance(error, threading.BrokenBarrierError | Lost)]
     if failed:
         raise failed[0]
     return [(one, each.result()) for one, each in zip(made, done, strict=True)]
@@ -202,6 +205,27 @@ def test_common_memory_grows_and_is_nobody_elses(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(ranks, "shared_file", lambda count: str(tmp_path / "elsewhere"))  # as another machine would see it
     assert [area for _, area in on_ranks(2, lambda group: group, lambda group: group.common(4))] == [None, None]
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_ranks_on_one_machine_talk_over_lines_until_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def talk(group: Threads) -> list[list[int]]:
+        assert group.lines is None and group.common(8) is not None and group.lines
+        monkeypatch.setattr(group, "fill", None)  # gloo is not asked any more
+        told = [group.gather([group.rank, -5 * group.rank]).tolist() for _ in range(3)][-1]
+        if group.rank != 1:
+            with pytest.raises(Lost, match=r"lost each other \(.*\); start the run again"):
+                group.gather([0])
+        hang_up(group.lines)  # first the one who does not wait for the others
+        return told
+
+    assert [told for _, told in on_ranks(3, lambda group: group, talk)] == [[[0, 0], [1, -5], [2, -10]]] * 3
+
+
+def test_without_lines_ranks_talk_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, records = alone(Scaffold())
+    monkeypatch.setattr(socket.socket, "bind", lambda *_: (_ for _ in ()).throw(OSError("path too long")))
+    other, told = shared(Scaffold(), 3)
+    assert same(other, state) and told == records
 
 
 def test_work_is_dealt_out_longest_first() -> None:

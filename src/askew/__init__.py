@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import early as early
 from . import errors
 from .core.algebra import dot, norm
 from .core.algorithm import Algorithm
