@@ -4,8 +4,10 @@
 
 PYTHON is the interpreter of an environment that has the framework, the torch of this one, and safetensors for askew's
 networks. A round trains 10 of 100 clients: the same networks, as many samples, batches and steps, the same SGD; evaluation
-is left out. Every contender is tried in all its ways to use two cores, and shown in its fastest. All of them are alive at
-once, so that a busy machine disturbs them alike, each with its own samples: with four rivals LeNet5 takes 16 GB.
+is left out. Samples are random numbers; of the work `mnist` they are that dataset's images, where its files are there
+(ASKEW_DATA says where), which others hold as normalised numbers. Every contender is tried in all its ways to use two cores,
+and shown in its fastest. All of them are alive at once, so that a busy machine disturbs them alike, each with its own
+samples: with four rivals LeNet5 takes 16 GB.
 
 *Products alone* is no framework: a dense network's products of matrices and nothing else, which nobody can leave out.
 """
@@ -38,6 +40,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import askew
+from askew.data import files
 from askew.engine.ranks import joined
 from askew.errors import did_you_mean
 from askew.experiment.build import build
@@ -53,6 +56,7 @@ WORKS = {
     "softmax": ("softmax regression, 10 steps of 10", "softmax-10x10x10"),
     "small": ("MLP 64-64-10, 10 steps of 10", "mlp64-10x10x10"),
     "mlp": ("MLP 784-200-200-10, 12 steps of 50", "mlp-10x12x50"),
+    "mnist": ("the same on MNIST", "mnist-10x12x50"),
 }
 
 Turn = Callable[[], None]  # called after every round; returns when the next one may begin
@@ -90,7 +94,7 @@ def train(net: Plain, x: Tensor, y: Tensor, batch: int) -> None:
 def with_askew(name: str, way: Way, turn: Turn) -> None:
     work, group = work_of(name), joined()
     tables = {
-        "data": Noise(samples=OF * work.steps * work.batch, shape=work.shape, classes=work.classes),
+        "data": Noise(samples=OF * work.steps * work.batch, shape=work.shape, classes=work.classes, images=work.images),
         "partition": {"name": "iid", "clients": OF},
         "participation": {"cohort": work.clients},
         "model": work.network,
@@ -217,9 +221,7 @@ def with_flgo(name: str, way: Way, turn: Turn) -> None:
 
 def pairs(name: str) -> list[tuple[Tensor, int]]:
     """All clients' samples, one by one."""
-    work = work_of(name)
-    x, y = share(f"{name.split('-')[0]}-1x{OF * work.steps}x{work.batch}", 0, "cpu")
-    return list(zip(x, y.tolist(), strict=True))
+    return [pair for x, y in shares(name) for pair in zip(x, y.tolist(), strict=True)]
 
 
 def with_flwr(name: str, way: Way, turn: Turn) -> None:
@@ -317,7 +319,8 @@ def contend(key: str, name: str, way: Way) -> None:
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent.resolve(), Path(askew.__file__).parent.parent))),
     "GLOO_SOCKET_IFNAME": next(name for _, name in socket.if_nameindex() if name.startswith("lo")),
-    "THP_MEM_ALLOC_ENABLE": "1",  # which askew gives its own processes: nobody shall be slower for the lack of it
+    "THP_MEM_ALLOC_ENABLE": "1",  # these two askew gives its own processes: nobody shall be slower for the lack of them
+    "MIMALLOC_PURGE_DELAY": "1000",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -437,7 +440,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the contenders are ended too
     lines = [f"| ms a round | {' | '.join(titles[key] for key in pythons)} | times as fast as the fastest of the others |"]
     lines.append(f"| --- |{' ---: |' * (len(pythons) + 1)}")
-    for title, name in (WORKS[work] for work in options.work or WORKS):
+    there = [work for work, (_, name) in WORKS.items() if work != "mnist" or work_of(name).images]
+    if {*(options.work or [])} - {*there}:
+        parser.error(f"mnist: its files are not in {files.folder()}; run `askew data get mnist`, or leave this work out.")
+    for title, name in (WORKS[work] for work in options.work or there):
         dense = not name.startswith("lenet")  # whose convolutions are not products of matrices
         try:
             figures = measure(name, {key: python for key, python in pythons.items() if dense or key != "products"}, options.rounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from askew import cli_bench
+from askew.data.dataset import Dataset, Samples
+from askew.data.view import Pixels
 from askew.engine.choose import EngineSettings
 from askew.errors import ConfigError
 from askew.experiment import bench, byhand, works
@@ -53,6 +56,33 @@ def test_skewed_clients_differ_in_size_and_hold_as_much_in_all() -> None:
     house = build(works.configured("softmax-100", on_cpu(), skewed=True))
     assert house.fed.sizes.sum() == works.WORKS["softmax-100"].samples
     assert house.fed.sizes.max() > 2 * house.fed.mean_size
+
+
+def test_images_are_taken_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And seen alike by us, by the loop by hand, and by other frameworks."""
+    x, y = torch.randint(0, 256, (40, 1, 28, 28), dtype=torch.uint8), torch.randint(0, 10, (40,))
+    samples = Samples(x, y)
+    real = Dataset(samples, samples, 10, view=Pixels(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5)))
+    monkeypatch.setattr(works.files, "find", lambda name: name == "mnist")
+    for module in (works, byhand):
+        monkeypatch.setattr(module, "sources", {"mnist": lambda: SimpleNamespace(load=lambda *_: real)})
+    byhand.images.cache_clear()
+    house = build(works.configured("mnist-3x2x5", on_cpu()))
+    assert house.fed.pool.x.dtype is torch.uint8 and len(house.fed.pool.y) == 30
+    ids, hand = house.fed.eligible.tolist(), byhand.Hand(house)
+    house.server.play(1, ids)
+    assert hand.apart(hand.round(hand.batches(ids, 1)), house.server.x) < 1e-3
+    shared, labels = byhand.share("mnist-3x2x5", 4, "cpu")  # after four times ten of the forty it begins anew
+    torch.testing.assert_close(shared, (x[:10] / 255 - 0.25) / 0.5)
+    assert torch.equal(labels, y[:10])
+    byhand.images.cache_clear()
+
+
+def test_without_images_the_bench_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(works.files, "find", lambda name: None)
+    assert build(works.configured("mnist-2x1x3", on_cpu())).fed.pool.x.dtype is torch.float32
+    told = tell("--work", "mnist-2x1x3", "--rounds", "1", "--device", "cpu")
+    assert "mnist-2x1x3: on random numbers, as there are no files of MNIST" in " ".join(told.stdout.split())
 
 
 def test_without_names_a_cpu_is_spared_the_heavy_works() -> None:

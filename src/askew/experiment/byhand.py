@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..data import sources
+from ..data.dataset import Samples
 from ..models import CharLSTM
 from .build import House
 from .works import LR, work_of
@@ -30,6 +32,7 @@ class Hand:
         self.house = house
         self.model = copy.deepcopy(house.module).to(house.space.device, house.space.dtype).train()
         self.start = {n: p.clone() for n, p in self.model.state_dict().items()}
+        self.x = house.fed.inputs(house.fed.pool.x)  # as numbers, once for all
 
     def batches(self, ids: list[int], t: int) -> list[list[Tensor]]:
         """The places of each client's batches, on the device."""
@@ -37,7 +40,7 @@ class Hand:
         return [list(torch.split(work.places.to(self.house.space.device), work.lengths())) for work in plan.train]
 
     def round(self, clients: list[list[Tensor]]) -> dict[str, Tensor]:
-        (x, y), total = self.house.fed.pool, sum(len(index) for batches in clients for index in batches)
+        x, y, total = self.x, self.house.fed.pool.y, sum(len(index) for batches in clients for index in batches)
         mean = {n: torch.zeros_like(p) for n, p in self.start.items()}
         for batches in clients:
             self.model.load_state_dict(self.start)
@@ -104,7 +107,19 @@ def share(name: str, client: int, device: str) -> tuple[Tensor, Tensor]:
     """One client's samples of a work on numbers."""
     work, g = work_of(name), torch.Generator().manual_seed(client)
     n = work.steps * work.batch
+    if work.images:
+        x, y = images(work.images)
+        own = torch.arange(client * n, (client + 1) * n) % len(y)
+        return x[own].to(device), y[own].to(device)
     return torch.randn(n, *work.shape, generator=g).to(device), torch.randint(work.classes, (n,), generator=g).to(device)
+
+
+@cache
+def images(name: str) -> Samples:
+    """A dataset's, as numbers."""
+    data = sources[name]().load(0, 1)
+    assert data.view is not None
+    return Samples(data.view(data.train.x, torch.float32), data.train.y)
 
 
 def with_pfl(name: str, rounds: int, device: str, lap: Lap) -> None:
