@@ -7,6 +7,8 @@ import torch
 
 import askew
 from askew.algorithms import algorithms
+from askew.data.dataset import Dataset, Samples
+from askew.data.view import Pixels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -45,3 +47,17 @@ def test_convolutions_agree_in_float32() -> None:
     for name, value in runs[0].model.items():
         for other in runs[1:]:
             assert torch.allclose(other.model[name], value, rtol=0, atol=1e-4), name
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmapped", "slots"])
+def test_images_in_bytes_are_seen_alike(engine: str) -> None:
+    """Grey ones, which on a CPU are not made numbers at all."""
+    x = torch.where(torch.rand(200, 1, 8, 8) < 0.2, torch.randint(0, 256, (200, 1, 8, 8)), 0).to(torch.uint8)
+    samples = Samples(x, torch.randint(0, 4, (200,)))
+    data = Dataset(samples, samples, 4, view=Pixels(torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5)))
+    given = {"data": data, "clients": 8, "rounds": 3, "model": "mlp", "local": {"epochs": 2, "batch": 16}}
+    runs = [
+        askew.run("fedavg", engine={"name": name, "device": device, "dtype": "float64"}, **given)  # type: ignore[arg-type]
+        for name, device in (("sequential", "cpu"), (engine, "cuda"))
+    ]
+    assert max(float((runs[0].model[n] - v.cpu()).abs().max()) for n, v in runs[1].model.items()) < 1e-11

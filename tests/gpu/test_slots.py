@@ -9,6 +9,7 @@ import torch
 
 import askew
 from askew.algorithms import algorithms
+from askew.core.space import Space
 from askew.engine import rows
 from askew.experiment.config import Config
 from askew.experiment.run import play_together
@@ -28,10 +29,33 @@ def apart(a: askew.Run, b: askew.Run) -> float:
     return max(float((a.model[n].double() - v.double()).abs().max()) for n, v in b.model.items())
 
 
+def shaken(method: str, model: object, one: askew.Run, monkeypatch: pytest.MonkeyPatch) -> float:
+    """How far the sequential run gets from itself when its start is a few roundings off: of two almost equal pixels another is
+    the largest, a unit of ReLU's goes on or off, and a quotient of two tiny numbers is another.
+    """
+    begin, far = Space.__init__, list[float]()
+
+    def moved(self: Space, *given: Any, **more: Any) -> None:
+        begin(self, *given, **more)
+        self.start.mul_(1 + 1e-6 * torch.randn(self.start.shape, generator=chance).to(self.start))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Space, "__init__", moved)
+        for seed in range(12):
+            chance = torch.Generator().manual_seed(seed)
+            far.append(apart(run(method, "sequential", model), one))
+    return max(far)
+
+
 @pytest.mark.parametrize("engine", ["slots", "vmapped"])
 @pytest.mark.parametrize("method", list(algorithms))
-def test_every_method_equals_the_sequential_reference(method: str, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ragged batches, momentum, weight decay, clipping, a decaying rate; convolutions, in slots with batch norm."""
+def test_every_method_equals_the_sequential_reference(
+    method: str, engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ragged batches, momentum, weight decay, clipping, a decaying rate; convolutions, in slots with batch norm.
+
+    In float64 to many digits. In float32 too, or no further apart than the reference is from itself when it is shaken.
+    """
     norm = "none" if engine == "vmapped" else "group" if method in STILL else "batch"
     if method == "fedbn" and engine == "vmapped":
         norm = "batch"
@@ -42,12 +66,10 @@ def test_every_method_equals_the_sequential_reference(method: str, engine: str, 
     with capsys.disabled():
         print(f"\n{method:12s} {engine:8s} float32 {apart(other, one):.1e}  float64 {double:.1e}", end="")
     assert other.facts["engine"] == engine
-    if method == "fedalign":  # divides by a loss that may be tiny: the CPU and the GPU, both sequential, are as far apart
-        assert double < 1e-4
-        return
-    assert double < (1e-6 if method in ("mgda", "fedmgdaplus") else 1e-10)
-    if method not in ("fedamd", "centralised"):  # float32 and float64 on the CPU, both sequential, are 0.8 and 0.2 apart here
-        assert apart(other, one) < 2e-3
+    tiny = {"fedalign": 1e-4, "mgda": 1e-6, "fedmgdaplus": 1e-6}  # divides by a loss; solve a programme to a tolerance
+    assert double < tiny.get(method, 1e-10)
+    far = apart(other, one)
+    assert far < 1e-5 or far < 3 * shaken(method, model, one, monkeypatch)
     assert [r["bytes_up"] for r in other.rounds] == [r["bytes_up"] for r in one.rounds]
 
 
