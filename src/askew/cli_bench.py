@@ -74,7 +74,7 @@ def bench(
         for name in todo:
             begin(name, rounds + 1)
             timings.append(library.measure(name, settings, rounds, skewed, lambda: bars.advance(bar)))
-            if timings[-1].apart > library.FAR.get(dtype, library.FURTHEST):
+            if not library.alike(timings[-1]):
                 said.print(
                     Text(
                         f"{name}: the two loops do not train alike (apart {timings[-1].apart:.2g}), so what is timed is not the same",

@@ -166,7 +166,7 @@ typedef struct {
 } four;
 
 typedef struct {
-    int64_t fours; /* of a line */
+    int64_t fours;  /* of a line */
     int32_t *count; /* of places that are taken, by line */
     four *places;
 } list;
@@ -300,8 +300,8 @@ static void thin_slopes(thin *p, int64_t rows, const real *g, int keep, real by,
     p->summed = keep;
 }
 
-/* A block of weights to where it lies turned. Even numbers of two vectors, then odd ones: done as often as it takes to halve the
-   number of lanes down to one, that makes columns of rows. */
+/* A square block, turned. Of every two vectors in a row the even numbers come first and the odd ones last; done once for each time
+   that the number of lanes can be halved, that makes columns of rows. */
 INLINE void flip(const real *from, int64_t apart, real *to, int64_t beside) {
     vec v[LANES], next[LANES];
     for (int k = 0; k < LANES; k++) v[k] = load(from + k * apart);

@@ -35,8 +35,7 @@ from .workers import Crew, Say, Told
 from .works import WORKS, configured, work_of
 
 ROUNDS = 10
-FAR = {"tf32": 0.5, "bf16": 0.5}  # models so far apart were not trained alike: rounding alone leaves less, over many steps 0.2 here
-FURTHEST = 0.1  # in other precisions, where rounding stays far below
+FAR, FAR_ROUNDED = 0.1, 0.5  # models so far apart were not trained alike; in tf32 and bf16 many steps of rounding alone may be 0.2
 PATIENCE = 900  # seconds that another framework may take
 
 Tick = Callable[[], None]  # called after every round
@@ -70,6 +69,11 @@ class Timing(NamedTuple):
     launch_ms: float | None  # a GPU: the longest client's kernels one after the other, each for as long as an empty one takes
     over_launch: float | None
     peak_bytes: int | None  # of the device's memory, or of the process; of several, of the first
+
+
+def alike(timing: Timing) -> bool:
+    """Did the two loops train alike, but for rounding?"""
+    return timing.apart <= (FAR_ROUNDED if timing.dtype in ("tf32", "bf16") else FAR)
 
 
 def chosen(names: Sequence[str], device: str = "auto") -> list[str]:
