@@ -31,7 +31,10 @@ from askew.models import networks
 
 N, SIZE = 10, 20
 ROUNDS = (100, 300, 600)
-SETTINGS: dict[str, dict[str, Any]] = {"feddyn": {"alpha": 1.0}, "fedspeed": {"alpha": 1.0}}  # of the order of the curvature
+SETTINGS: dict[str, dict[str, Any]] = {
+    "feddyn": {"alpha": 1.0},
+    "fedspeed": {"alpha": 1.0},
+}  # of the order of the curvature
 OUT = Path(__file__).parent.parent / "docs" / "optimum.md"
 
 
@@ -53,13 +56,17 @@ def quadratics(dim: int = 8) -> tuple[Dataset, nn.Module, Tensor, dict[str, Any]
 def softmax(dim: int = 6, classes: int = 4, decay: float = 0.02) -> tuple[Dataset, nn.Module, Tensor, dict[str, Any]]:
     """Softmax regression: every client has its own input centre and mostly two classes."""
     g = torch.Generator().manual_seed(2)
-    x = torch.randn(N, SIZE, dim, generator=g, dtype=torch.float64) + torch.randn(N, 1, dim, generator=g, dtype=torch.float64)
+    x = torch.randn(N, SIZE, dim, generator=g, dtype=torch.float64) + torch.randn(
+        N, 1, dim, generator=g, dtype=torch.float64
+    )
     y = (torch.arange(N)[:, None] + (torch.rand(N, SIZE, generator=g) < 0.5)) % classes
     samples = Samples(x.reshape(-1, dim).float().double(), y.reshape(-1))
     inputs = torch.cat([samples.x, torch.ones(N * SIZE, 1, dtype=torch.float64)], 1)
 
     def objective(w: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(inputs @ w.view(classes, dim + 1).T, samples.y) + decay / 2 * w.square().sum()
+        return (
+            nn.functional.cross_entropy(inputs @ w.view(classes, dim + 1).T, samples.y) + decay / 2 * w.square().sum()
+        )
 
     w = torch.zeros(classes * (dim + 1), dtype=torch.float64)
     for _ in range(50):
@@ -92,7 +99,9 @@ def distances(name: str, problem: tuple[Dataset, nn.Module, Tensor, dict[str, An
     house = build(config)
     found = []
     for t in range(1, max(ROUNDS) + 1):
-        house.server.play(t, config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist())
+        house.server.play(
+            t, config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist()
+        )
         if t in ROUNDS:
             away = float((house.server.x - best).norm() / best.norm())
             found.append(away if math.isfinite(away) else None)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from askew.algorithms import algorithms
 from askew.data.dataset import Dataset, Samples
 from askew.experiment.api import OwnData
-from askew.experiment.build import House, build
+from askew.experiment.build import BuiltRun, build
 from askew.experiment.config import Config
 
 
@@ -49,7 +49,7 @@ WORK: dict[str, dict[str, Any]] = {
 }
 
 
-def bare_round(house: House, t: int, start: dict[str, torch.Tensor], model: torch.nn.Module) -> Callable[[], None]:
+def bare_round(house: BuiltRun, t: int, start: dict[str, torch.Tensor], model: torch.nn.Module) -> Callable[[], None]:
     """The same clients, batches and steps, as one would write them by hand."""
     config, fed = house.config, house.fed
     ids = config.participation.sample(config.seed, t, fed.eligible, fed.clients).tolist()
@@ -76,7 +76,9 @@ def measure(name: str, algorithm: str, rounds: int) -> dict[str, Any]:
     tables = copy.deepcopy(WORK[name])
     if isinstance(tables["data"], tuple):
         tables["data"] = OwnData.of(images(*tables["data"]), None)
-    config = Config.build({**tables, "algorithm": {"name": algorithm}, "engine": {"name": "sequential", "device": "cpu"}})
+    config = Config.build(
+        {**tables, "algorithm": {"name": algorithm}, "engine": {"name": "sequential", "device": "cpu"}}
+    )
     house = build(config)
     model = copy.deepcopy(house.module)
     start = {n: p.clone() for n, p in model.state_dict().items()}
@@ -85,7 +87,9 @@ def measure(name: str, algorithm: str, rounds: int) -> dict[str, Any]:
         go = bare_round(house, t, start, model)
 
         def play(t: int = t) -> None:
-            house.server.play(t, config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist())
+            house.server.play(
+                t, config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist()
+            )
 
         both = [(go, bare), (play, ours)]
         for run, times in both if t % 2 else reversed(both):
@@ -117,7 +121,9 @@ def main() -> None:
             rows.append(row)
             if not options.json:
                 print(
-                    "{work:16} {algorithm:10} askew {askew_ms:8.2f} ms   bare {bare_ms:8.2f} ms   ratio {ratio:.3f}".format(**row),
+                    "{work:16} {algorithm:10} askew {askew_ms:8.2f} ms   bare {bare_ms:8.2f} ms   ratio {ratio:.3f}".format(
+                        **row
+                    ),
                     flush=True,
                 )
     if options.json:

@@ -40,14 +40,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import askew
+from askew.bench.baselines import Plain, share
+from askew.bench.workloads import LR, Noise, work_of
 from askew.data import files
-from askew.engine.ranks import joined
+from askew.engine.distributed import joined
 from askew.errors import did_you_mean
 from askew.experiment.build import build
-from askew.experiment.byhand import Plain, share
 from askew.experiment.config import Config
 from askew.experiment.run import torch_state
-from askew.experiment.works import LR, Noise, work_of
 
 OF = 100  # clients, of which a work's take part in a round
 FOREVER = 10**6  # rounds; whoever asks for them ends it
@@ -136,7 +136,9 @@ def with_pfl(name: str, way: Way, turn: Turn) -> None:
     from pfl.model.pytorch import PyTorchModel
 
     class Clock(TrainingProcessCallback):
-        def after_central_iteration(self, aggregate: Any, model: Any, *, central_iteration: int) -> tuple[bool, Metrics]:
+        def after_central_iteration(
+            self, aggregate: Any, model: Any, *, central_iteration: int
+        ) -> tuple[bool, Metrics]:
             turn()
             return False, Metrics()
 
@@ -213,8 +215,19 @@ def with_flgo(name: str, way: Way, turn: Turn) -> None:
     Path("made.py").write_text(f"import rivals\ntrain_data = test_data = {samples}\nget_model = lambda: {net}\n")
     benchmark = flgo.gen_benchmark_from_file("noise", "made.py", data_type="cv", task_type="classification")
     flgo.gen_task_by_(importlib.import_module(benchmark), IIDPartitioner(num_clients=OF), "task")
-    option = {"num_rounds": FOREVER, "eval_interval": 2 * FOREVER, "proportion": work.clients / OF, "num_epochs": 1, "train_holdout": 0.0}
-    option |= {"batch_size": work.batch, "learning_rate": LR, "learning_rate_decay": 1.0, "torch_num_threads": way.threads}
+    option = {
+        "num_rounds": FOREVER,
+        "eval_interval": 2 * FOREVER,
+        "proportion": work.clients / OF,
+        "num_epochs": 1,
+        "train_holdout": 0.0,
+    }
+    option |= {
+        "batch_size": work.batch,
+        "learning_rate": LR,
+        "learning_rate_decay": 1.0,
+        "torch_num_threads": way.threads,
+    }
     option |= {"num_parallels": way.clients, "parallel_type": "t", "no_tqdm": True, "no_log_console": True}
     flgo.init("task", Timed, option).run()
 
@@ -289,7 +302,9 @@ CONTENDERS = {
     "askew": Contender("askew", with_askew, (ONE, PROCESSES)),
     "loop": Contender("plain loop", by_hand, (ONE, THREADS)),
     "pfl": Contender("pfl", with_pfl, (ONE, THREADS, PROCESSES), ("pfl",)),
-    "fedlab": Contender("FedLab", with_fedlab, (ONE, THREADS, Way("two processes and a server", processes=3)), ("fedlab",)),
+    "fedlab": Contender(
+        "FedLab", with_fedlab, (ONE, THREADS, Way("two processes and a server", processes=3)), ("fedlab",)
+    ),
     "flgo": Contender("FLGo", with_flgo, (ONE, THREADS, Way("two clients at once", clients=2)), ("flgo",)),
     "flwr": Contender("Flower", with_flwr, (Way("two actors", clients=2),), ("flwr", "ray")),
     "products": Contender("products alone", products, (ONE, THREADS, PROCESSES)),
@@ -331,13 +346,17 @@ def last(text: str) -> str:
     return (text.strip().splitlines() or ["without a word"])[-1]
 
 
-class Player:
+class ActiveRun:
     """A contender in one of its ways: its processes, which wait between rounds, and the milliseconds of its rounds."""
 
     def __init__(self, key: str, name: str, way: Way, python: str, folder: Path) -> None:
         self.key, self.way, self.log, self.laps = key, way, folder / "log", list[float]()
         with socket.create_server(("127.0.0.1", 0)) as free:
-            group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(way.processes)}
+            group = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free.getsockname()[1]),
+                "WORLD_SIZE": str(way.processes),
+            }
         group |= {"TORCHELASTIC_RUN_ID": "rivals"} if way.processes > 1 else {}  # pfl looks for it
         command = [python, "-W", "ignore", "-c", f"import rivals; rivals.contend({key!r}, {name!r}, rivals.{way!r})"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -346,7 +365,9 @@ class Player:
         for rank in map(str, range(way.processes)):
             env = ENVIRONMENT | group | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": str(way.threads)}
             with self.log.open("a") as log:
-                self.processes.append(subprocess.Popen(command, env=env, cwd=folder, stderr=log, start_new_session=True, **pipes))
+                self.processes.append(
+                    subprocess.Popen(command, env=env, cwd=folder, stderr=log, start_new_session=True, **pipes)
+                )
 
     def answer(self) -> float:
         """Milliseconds of the round that is being played."""
@@ -373,13 +394,13 @@ class Player:
 
 def measure(name: str, pythons: dict[str, str], rounds: int) -> dict[str, tuple[float, str]]:
     """Of each contender the median of its fastest way, in milliseconds a round, and that way."""
-    players = list[Player]()
+    players = list[ActiveRun]()
     with tempfile.TemporaryDirectory(prefix="rivals-", ignore_cleanup_errors=True) as folder:
         try:
             for key, python in pythons.items():
                 for way in CONTENDERS[key].ways:
                     print(f"{name}: {key} with {way.title}", file=sys.stderr)
-                    players.append(Player(key, name, way, python, Path(folder, f"{len(players)}")))
+                    players.append(ActiveRun(key, name, way, python, Path(folder, f"{len(players)}")))
                     players[-1].answer()  # the first round, which is not counted
             for t in range(rounds):
                 for player in players[t % len(players) :] + players[: t % len(players)]:
@@ -392,7 +413,7 @@ def measure(name: str, pythons: dict[str, str], rounds: int) -> dict[str, tuple[
 
 def version(key: str, python: str) -> str:
     """A rival's, if its environment will do."""
-    code = "import sys, importlib.metadata as m, askew.experiment.byhand; print(*map(m.version, sys.argv[1:]))"
+    code = "import sys, importlib.metadata as m, askew.bench.baselines; print(*map(m.version, sys.argv[1:]))"
     command, ours = [python, "-W", "ignore", "-c", code, "torch", *CONTENDERS[key].packages], metadata.version("torch")
     try:
         told = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
@@ -419,7 +440,9 @@ class Parser(argparse.ArgumentParser):
 
 def main() -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rival", action="append", default=[], metavar="NAME=PYTHON", help=f"one of {', '.join(RIVALS)}; repeatable")
+    parser.add_argument(
+        "--rival", action="append", default=[], metavar="NAME=PYTHON", help=f"one of {', '.join(RIVALS)}; repeatable"
+    )
     parser.add_argument("--work", action="append", choices=WORKS, help="repeatable; all if none is given")
     parser.add_argument("--rounds", type=int, default=10, help="that each contender plays after a first one")
     options = parser.parse_args()
@@ -438,15 +461,21 @@ def main() -> None:
             parser.error(str(e))
     pythons = {key: pythons[key] for key in CONTENDERS if key in pythons}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the contenders are ended too
-    lines = [f"| ms a round | {' | '.join(titles[key] for key in pythons)} | times as fast as the fastest of the others |"]
+    lines = [
+        f"| ms a round | {' | '.join(titles[key] for key in pythons)} | times as fast as the fastest of the others |"
+    ]
     lines.append(f"| --- |{' ---: |' * (len(pythons) + 1)}")
     there = [work for work, (_, name) in WORKS.items() if work != "mnist" or work_of(name).images]
     if {*(options.work or [])} - {*there}:
-        parser.error(f"mnist: its files are not in {files.folder()}; run `askew data get mnist`, or leave this work out.")
+        parser.error(
+            f"mnist: its files are not in {files.folder()}; run `askew data get mnist`, or leave this work out."
+        )
     for title, name in (WORKS[work] for work in options.work or there):
         dense = not name.startswith("lenet")  # whose convolutions are not products of matrices
         try:
-            figures = measure(name, {key: python for key, python in pythons.items() if dense or key != "products"}, options.rounds)
+            figures = measure(
+                name, {key: python for key, python in pythons.items() if dense or key != "products"}, options.rounds
+            )
         except ChildProcessError as e:
             parser.exit(1, f"rivals: {e}\n")
         lines.append(row(title, figures, pythons))

@@ -49,7 +49,12 @@ def main() -> None:
     for row, seen in zip(rows, times, strict=True):
         row["ms_per_round"] = 1e3 * statistics.median(seen[2:])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    result = {"algorithm": options.algorithm, "rows": rows, "ratio": rows[1]["ms_per_round"] / rows[0]["ms_per_round"], "peak_gb": peak}
+    result = {
+        "algorithm": options.algorithm,
+        "rows": rows,
+        "ratio": rows[1]["ms_per_round"] / rows[0]["ms_per_round"],
+        "peak_gb": peak,
+    }
     if options.json:
         print(json.dumps(result, indent=1))
         return

@@ -13,11 +13,11 @@ import statistics
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from askew.bench.workloads import configured
 from askew.engine.base import clock
 from askew.engine.choose import EngineSettings
 from askew.experiment.build import build
 from askew.experiment.run import torch_state
-from askew.experiment.works import configured
 
 WARM_UP = 6  # rounds in which graphs are captured
 
@@ -52,11 +52,16 @@ def main() -> None:
     given = parser.parse_args()
     engine = EngineSettings(name=given.engine, dtype=given.dtype, workers=1)
     for work in given.work or ["lenet-100x10x50"]:
-        pairs = [(rounds(work, engine, False, given.rounds), rounds(work, engine, True, given.rounds)) for _ in range(given.pairs)]
+        pairs = [
+            (rounds(work, engine, False, given.rounds), rounds(work, engine, True, given.rounds))
+            for _ in range(given.pairs)
+        ]
         for equal, unequal in pairs:
             print(f"{work}: {equal:.2f} ms equal, {unequal:.2f} ms unequal, {100 * (unequal / equal - 1):+.0f}%")
         equal, unequal = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(f"{work}: {equal:.2f} and {unequal:.2f} ms, {100 * (unequal / equal - 1):+.0f}%, medians of {given.pairs}")
+        print(
+            f"{work}: {equal:.2f} and {unequal:.2f} ms, {100 * (unequal / equal - 1):+.0f}%, medians of {given.pairs}"
+        )
 
 
 if __name__ == "__main__":

@@ -153,16 +153,27 @@ def costs() -> str:
         numbers = (told[what] for what in ("down", "up", "server_state", "client_state", "memory"))
         weights = {"samples": "by samples", "uniform": "equal"}[told["weighting"]]
         rows.append(
-            [f"[`{told['name']}`](#{told['name']})", *("" if n is None else f"{n:.1f}".removesuffix(".0") for n in numbers), weights]
+            [
+                f"[`{told['name']}`](#{told['name']})",
+                *("" if n is None else f"{n:.1f}".removesuffix(".0") for n in numbers),
+                weights,
+            ]
         )
-    return table(("method", "sent down", "sent up", "at the server", "at a client", "at the server, of a client", "weights"), rows)
+    return table(
+        ("method", "sent down", "sent up", "at the server", "at a client", "at the server, of a client", "weights"),
+        rows,
+    )
 
 
 def declared(alg: Algorithm) -> str:
     """What a method declares, asked of the method itself."""
     space = Space(Config().model.module((1, 8, 8), 10))
     looks = {"before": "before the first step", "each": "after every step", "after": "after the last step"}
-    measured = {"global": "the global model", "clients": "every client's own model", "mean": "the global model with the mean private parts"}
+    measured = {
+        "global": "the global model",
+        "clients": "every client's own model",
+        "mean": "the global model with the mean private parts",
+    }
     others = list(alg.models(space.start, alg.server_state(space)))[1:]
     facts = {
         "Exact": "yes" if alg.exact else "no",
@@ -171,7 +182,9 @@ def declared(alg: Algorithm) -> str:
         "Client state": names(alg.client_state(space)),
         "Memory": names(alg.memory(space)),
         "Broadcast": names(alg.broadcast),
-        "Full passes": ", ".join(f"{words}: {names(getattr(alg, look))}" for look, words in looks.items() if getattr(alg, look)),
+        "Full passes": ", ".join(
+            f"{words}: {names(getattr(alg, look))}" for look, words in looks.items() if getattr(alg, look)
+        ),
         "Needs": names(alg.needs),
         "Evaluated": measured[alg.evaluates()] + (f"; also {names(others)}" if others else ""),
     }
@@ -185,7 +198,9 @@ def names(given: Iterable[str]) -> str:
 def readme() -> str:
     """The README with its table of methods renewed; all else is written by hand."""
     text = README.read_text(encoding="utf-8")
-    return re.sub(r"^\| method \| paper \|.*?(?=\n\n)", lambda _: overview(), text, count=1, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        r"^\| method \| paper \|.*?(?=\n\n)", lambda _: overview(), text, count=1, flags=re.MULTILINE | re.DOTALL
+    )
 
 
 def pages() -> dict[Path, str]:

@@ -20,15 +20,15 @@ from askew.core.space import Space
 from askew.core.task import Bound, Functional, Task, with_features
 from askew.core.types import State
 from askew.data.dataset import Criterion, Dataset, Samples
-from askew.data.federation import Federation, Local, Plan
+from askew.data.federation import Federation, LocalSettings, RoundPlan
 from askew.data.partition import Natural
-from askew.engine.base import Ask, Engine, Inbox, Outbox
+from askew.engine.base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest
 from askew.engine.choose import has_batch_norm
-from askew.engine.evaluate import Exam
-from askew.engine.rows import Rows
+from askew.engine.evaluate import Evaluator
 from askew.engine.sequential import Sequential
 from askew.engine.server import Server
 from askew.engine.slots import Slots
+from askew.engine.stacked import Stacked
 from askew.engine.vmapped import Vmapped
 from askew.models import MLP, Softmax
 
@@ -63,7 +63,11 @@ class Problem(NamedTuple):
 
 
 def federation(
-    held: Sequence[Samples], classes: int = 0, criterion: Criterion = "squared_error", seed: int = 0, dtype: torch.dtype = torch.float64
+    held: Sequence[Samples],
+    classes: int = 0,
+    criterion: Criterion = "squared_error",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> Federation:
     """Client i holds held[i]; the test set is all of it."""
     train = Samples(torch.cat([s.x for s in held]), torch.cat([s.y for s in held]))
@@ -157,7 +161,10 @@ def softmax_optimum(problem: Problem, decay: float) -> Tensor:
     held = [problem.samples(i) for i in problem.clients]
 
     def total(w: Tensor) -> Tensor:
-        losses = [torch.nn.functional.cross_entropy(torch.func.functional_call(task.module, space.split(w), (s.x,))[0], s.y) for s in held]
+        losses = [
+            torch.nn.functional.cross_entropy(torch.func.functional_call(task.module, space.split(w), (s.x,))[0], s.y)
+            for s in held
+        ]
         return torch.stack(losses).mean() + decay / 2 * w @ w
 
     w = space.start.clone()
@@ -173,7 +180,7 @@ def softmax_optimum(problem: Problem, decay: float) -> Tensor:
 class Pairs(Vmapped):
     """Two clients at a time, whatever the memory."""
 
-    def _chunk(self, phase: Algorithm, inbox: Inbox, plan: Plan) -> int:
+    def _chunk(self, phase: Algorithm, inbox: PhaseInputs, plan: RoundPlan) -> int:
         return 2
 
 
@@ -184,9 +191,9 @@ def engine_of(name: str, task: Task, even: bool) -> Engine:
     if name == "slots":
         return Slots(lambda: Bound(task.module, task.space, task.criterion), even, most=2)
     if name == "rows":
-        return Rows(task, most=3)
+        return Stacked(task, most=3)
     if name == "lanes":
-        return Rows(task, spared=1)
+        return Stacked(task, spared=1)
     return Pairs(task, even) if name == "pairs" else Vmapped(task, even, **({"budget": 1} if name == "single" else {}))
 
 
@@ -203,13 +210,15 @@ def equipped(fed: Federation, needs: Sequence[str]) -> Federation:
     return fed
 
 
-def serve(alg: Algorithm, problem: Problem, local: Local, engine: str = "sequential", rounds: int = 0) -> Server:
+def serve(
+    alg: Algorithm, problem: Problem, local: LocalSettings, engine: str = "sequential", rounds: int = 0
+) -> Server:
     """A server at its first round."""
     fed = equipped(problem.fed, alg.needs)
     module = with_features(problem.module.to(fed.dtype), fed.test.x[:2])
     space, batch_norm = Space(module, fed.dtype), has_batch_norm(module)
     task = (Bound if engine in ("sequential", "slots") else Functional)(module, space, fed.criterion)
-    examine = Exam(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
+    examine = Evaluator(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
     trained_by, least = engine_of(engine, task, batch_norm), 2 if batch_norm else 1
     return Server(alg, space, fed, local, trained_by, fed.seed, least, rounds=rounds, examine=examine)
 
@@ -228,7 +237,9 @@ def play_ahead(server: Server, cohorts: Sequence[Sequence[int]]) -> list[Record]
     ]
 
 
-def played(alg: Algorithm, problem: Problem, local: Local, cohorts: Iterable[Sequence[int]], engine: str = "sequential") -> Server:
+def played(
+    alg: Algorithm, problem: Problem, local: LocalSettings, cohorts: Iterable[Sequence[int]], engine: str = "sequential"
+) -> Server:
     """A server after these rounds."""
     server = serve(alg, problem, local, engine)
     play(server, cohorts)
@@ -275,11 +286,13 @@ def close(one: Tensor, other: Tensor | Sequence[float] | float, within: float = 
 class Spoiled:
     """An engine whose answers are spoiled for some clients: one entry of their report is no number."""
 
-    def __init__(self, engine: Engine, bad: Collection[int], where: str = "up", value: float = math.nan, at: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, bad: Collection[int], where: str = "up", value: float = math.nan, at: int = 0
+    ) -> None:
         self.engine, self.name, self.bad = engine, engine.name, bad
         self.where, self.value, self.at = where, value, at
 
-    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         (out,) = self.engine.map(asks)
         entry = getattr(out, self.where)
         tensor = entry[sorted(entry)[-1]] if isinstance(entry, dict) else entry
@@ -293,9 +306,9 @@ class Listening:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.name = engine, engine.name
-        self.heard: list[tuple[Inbox, Plan, Outbox]] = []
+        self.heard: list[tuple[PhaseInputs, RoundPlan, PhaseOutputs]] = []
 
-    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         (out,) = self.engine.map(asks)
         self.heard.append((asks[0].inbox, asks[0].plan, out))
         return [out]
@@ -311,7 +324,7 @@ class Walk(NamedTuple):
     gradients: Tensor
 
 
-def batches(plan: Plan) -> Iterator[Samples]:
+def batches(plan: RoundPlan) -> Iterator[Samples]:
     """The batches of the plan's first client."""
     work = plan.train[0]
     for places in work.places.split(work.lengths()):
@@ -328,7 +341,7 @@ def here(theta: Tensor, gradient_at: Term) -> Tensor:
 
 def trained(
     on: Problem,
-    local: Local,
+    local: LocalSettings,
     client: int,
     round: int,
     start: Tensor,
@@ -353,7 +366,14 @@ def trained(
 
 
 def walk(
-    on: Problem, local: Local, client: int, round: int, x: Tensor, inside: Term = nothing, beside: Term = nothing, share: float = 1.0
+    on: Problem,
+    local: LocalSettings,
+    client: int,
+    round: int,
+    x: Tensor,
+    inside: Term = nothing,
+    beside: Term = nothing,
+    share: float = 1.0,
 ) -> Walk:
     """The same in the direction share·gradient + `inside`."""
     end, _, raw = trained(on, local, client, round, x, lambda theta, at: share * at(theta) + inside(theta), beside)

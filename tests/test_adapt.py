@@ -56,18 +56,26 @@ def test_what_only_sounds_alike_is_left_alone() -> None:
 
 def test_loading_the_module_loads_neither_library() -> None:
     code = "import sys, askew.data.adapt; print({'datasets', 'flwr_datasets', 'pyarrow', 'PIL'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        == "set()"
+    )
 
 
 def test_what_cannot_be_adapted_is_refused_in_one_sentence() -> None:
     table = named("datasets.arrow_dataset.Dataset")()
     splits = named("datasets.dataset_dict.DatasetDict", dict)
-    refused(r"adapt takes a datasets.Dataset or DatasetDict.*got tuple; hand other data to askew.run as they are", (ROWS, LABELS))
+    refused(
+        r"adapt takes a datasets.Dataset or DatasetDict.*got tuple; hand other data to askew.run as they are",
+        (ROWS, LABELS),
+    )
     refused("are a stream, .*; load them without streaming=True", named("datasets.iterable_dataset.IterableDataset")())
     refused(r'no split train to train on, only: a, b; .* adapt\(data\["…"\], data\["…"\]\)', splits(a=table, b=table))
     refused("no split train to train on, only: none", splits())
     refused("the test data must be a datasets.Dataset like the training data, got tuple", table, test=(ROWS, LABELS))
-    with pytest.raises(DataError, match="from_flower takes a FederatedDataset or a partitioner, got Dataset; use adapt"):
+    with pytest.raises(
+        DataError, match="from_flower takes a FederatedDataset or a partitioner, got Dataset; use adapt"
+    ):
         from_flower(table)
 
 
@@ -100,7 +108,11 @@ TEXT, WHOLE, REAL = Value("string"), Value("int64"), Value("float32")
         ({"img": Image(), "coarse_label": ClassLabel(), "fine_label": ClassLabel()}, "img", "fine_label"),
         ({"photo": Image(), "label": WHOLE, "character": ClassLabel()}, "photo", "character"),
         ({"writer": TEXT, "x": List(REAL), "photo": Image(), "y": WHOLE}, "photo", "y"),
-        ({"text": TEXT, "attention_mask": List(WHOLE), "input_ids": List(WHOLE), "label": ClassLabel()}, "input_ids", "label"),
+        (
+            {"text": TEXT, "attention_mask": List(WHOLE), "input_ids": List(WHOLE), "label": ClassLabel()},
+            "input_ids",
+            "label",
+        ),
         ({"id": WHOLE, "cells": List(List(REAL)), "target": REAL}, "cells", "target"),
         ({"id": WHOLE, "cube": Array3D("uint8"), "labels": WHOLE}, "cube", "labels"),
         ({"id": WHOLE, "x": REAL, "y": REAL}, "x", "y"),
@@ -117,10 +129,16 @@ def test_columns_are_found_by_type_and_name(features: dict[str, Any], x: str, y:
             {"sentence": TEXT, "label": ClassLabel(), "idx": WHOLE},
             r"inputs can be told from sentence \(string\), label \(ClassLabel\), idx ",
         ),
-        ({"words": List(TEXT), "label": ClassLabel()}, r'adapt\(data, x="…"\), and tokenise text first: inputs are images or numbers\.$'),
+        (
+            {"words": List(TEXT), "label": ClassLabel()},
+            r'adapt\(data, x="…"\), and tokenise text first: inputs are images or numbers\.$',
+        ),
         ({"a": Image(), "b": Image(), "label": ClassLabel()}, "no column for the inputs"),
         ({"a": List(REAL), "b": List(REAL), "label": ClassLabel()}, "no column for the inputs"),
-        ({"image": Image(), "a": ClassLabel(), "b": ClassLabel()}, r'no column for what to predict .*adapt\(data, y="…"\)\.$'),
+        (
+            {"image": Image(), "a": ClassLabel(), "b": ClassLabel()},
+            r'no column for what to predict .*adapt\(data, y="…"\)\.$',
+        ),
         ({"image": Image(), "digit": WHOLE}, "no column for what to predict"),
     ],
 )
@@ -141,7 +159,9 @@ def test_owners_are_held_out_with_their_samples() -> None:
 
 
 def test_inputs_of_two_types_are_refused() -> None:
-    with pytest.raises(DataError, match=r"inputs of type torch.int64 and the test data torch.float32; both must be alike"):
+    with pytest.raises(
+        DataError, match=r"inputs of type torch.int64 and the test data torch.float32; both must be alike"
+    ):
         from_user((np.ones((4, 2), dtype=int), [0, 1, 0, 1]), (np.ones((4, 2)), [0, 1, 0, 1]))
 
 
@@ -163,11 +183,15 @@ def pictured(hub: Any, images: Any) -> Any:
 
 @pytest.mark.parametrize(("images", "stored"), [(GREY, GREY[:, None]), (COLOUR, COLOUR.transpose(0, 3, 1, 2))])
 @pytest.mark.parametrize("chunk", [3, 256])
-def test_images_stay_bytes_and_are_seen_in_0_to_1(hub: Any, monkeypatch: pytest.MonkeyPatch, images: Any, stored: Any, chunk: int) -> None:
+def test_images_stay_bytes_and_are_seen_in_0_to_1(
+    hub: Any, monkeypatch: pytest.MonkeyPatch, images: Any, stored: Any, chunk: int
+) -> None:
     monkeypatch.setattr(adapt, "CHUNK", chunk)
     table = pictured(hub, images)
     data = from_user(hub.DatasetDict(train=table, validation=table.select([1]), test=table.select([4, 2])))
-    assert data.train.x.dtype == torch.uint8 and np.array_equal(data.train.x, stored) and data.train.y.tolist() == LABELS
+    assert (
+        data.train.x.dtype == torch.uint8 and np.array_equal(data.train.x, stored) and data.train.y.tolist() == LABELS
+    )
     assert np.array_equal(data.test.x, stored[[4, 2]]) and data.test.y.tolist() == [1, 2]
     assert data.classes == 4, "the classes are those that the column declares"
     assert data.owner is None and data.criterion == "cross_entropy" and data.view is not None
@@ -196,7 +220,10 @@ def test_a_format_changes_nothing_but_the_columns_to_choose_from(hub: Any) -> No
     for form in ("torch", "numpy", "arrow"):
         assert torch.equal(adapt.adapt(table.with_format(form)).train.x, adapt.adapt(table).train.x)
     assert adapt.adapt(table.with_format("numpy", columns=["img", "target"])).classes == 0
-    refused(r"have a transform .*; apply it with .map\(\), or drop it by .reset_format\(\)", table.with_transform(lambda batch: batch))
+    refused(
+        r"have a transform .*; apply it with .map\(\), or drop it by .reset_format\(\)",
+        table.with_transform(lambda batch: batch),
+    )
 
 
 def types_of_lists(hub: Any) -> dict[str, Any]:
@@ -221,7 +248,9 @@ def test_lists_of_numbers_are_tensors(hub: Any, monkeypatch: pytest.MonkeyPatch,
 
 def test_numbers_follow_the_rules_for_arrays(hub: Any) -> None:
     def made(x: Any, y: Any, kind: str) -> askew.Dataset:
-        features = hub.Features(x=hub.List(hub.Value(kind)), y=hub.Value("float64" if isinstance(y[0], float) else "bool"))
+        features = hub.Features(
+            x=hub.List(hub.Value(kind)), y=hub.Value("float64" if isinstance(y[0], float) else "bool")
+        )
         return adapt.adapt(hub.Dataset.from_dict({"x": x, "y": y}, features=features))
 
     tokens, pixels = made([[1, 2], [3, 4]], [True, False], "int32"), made([[1, 255], [3, 4]], [0.5, 1.5], "uint8")
@@ -233,7 +262,11 @@ def test_numbers_follow_the_rules_for_arrays(hub: Any) -> None:
 def test_columns_can_be_named(hub: Any) -> None:
     table = hub.Dataset.from_dict({"a": [1, 2, 3], "b": [0.5, 0.25, 1.0], "c": [0, 1, 1], "d": ROWS[:3].tolist()})
     both, one = adapt.adapt(table, table, x=["b", "a"], y="c"), adapt.adapt(table, table, x="a", y="b")
-    assert both.train.x.tolist() == [[0.5, 1], [0.25, 2], [1, 3]] and both.train.x.dtype == torch.float32 and both.classes == 2
+    assert (
+        both.train.x.tolist() == [[0.5, 1], [0.25, 2], [1, 3]]
+        and both.train.x.dtype == torch.float32
+        and both.classes == 2
+    )
     assert one.train.x.tolist() == [[1], [2], [3]] and one.train.x.dtype == torch.float32 and one.classes == 0
     refused("several input columns must hold one number each, and some of a, d hold lists", table, x=["a", "d"], y="c")
     refused("the training data have no column 'z', only: a, b, c, d; name one of them", table, x="z", y="c")
@@ -253,7 +286,9 @@ def test_images_that_cannot_be_stacked_are_refused(hub: Any, monkeypatch: pytest
     refused(r"'img' of the training data holds an image that cannot be read \(.*\); drop or replace it", broken)
     bare = pictured(hub, GREY).cast_column("img", hub.Image(decode=False))
     refused("holds images that are not decoded; let them be", bare)
-    assert np.array_equal(adapt.adapt(bare.cast_column("img", hub.Image()), bare.cast_column("img", hub.Image())).train.x, GREY[:, None])
+    assert np.array_equal(
+        adapt.adapt(bare.cast_column("img", hub.Image()), bare.cast_column("img", hub.Image())).train.x, GREY[:, None]
+    )
     mixed = pictured(hub, [GREY[0], COLOUR[0]]).cast_column("img", hub.Image(mode="RGB"))
     assert adapt.adapt(mixed, mixed).train.x.shape == (2, 3, 6, 5), "the remedy works"
 
@@ -262,7 +297,11 @@ def test_images_that_cannot_be_stacked_are_refused(hub: Any, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
-        ([[1.0], [1.0, 2.0]], [0, 1], r"'x' of the training data must hold lists of one length and none empty, .*; pad or cut them"),
+        (
+            [[1.0], [1.0, 2.0]],
+            [0, 1],
+            r"'x' of the training data must hold lists of one length and none empty, .*; pad or cut them",
+        ),
         ([[[1.0]], [[1.0], [2.0]]], [0, 1], "must hold lists of one length"),
         ([[1.0], []], [0, 1], "must hold lists of one length"),
         ([[], []], [0, 1], "must hold lists of one length and none empty"),
@@ -309,7 +348,16 @@ def test_a_run_on_images_is_the_run_on_their_numbers(hub: Any) -> None:
     table = hub.Dataset.from_dict({"img": list(images), "label": labels}, features=features)
     ways = [{"data": table}, {"data": (images[:, None] / 255, labels)}]
     ours, theirs = (
-        askew.run("feddyn", model="softmax", partition="iid", clients=4, cohort=2, rounds=3, engine={"dtype": "float64"}, **way)
+        askew.run(
+            "feddyn",
+            model="softmax",
+            partition="iid",
+            clients=4,
+            cohort=2,
+            rounds=3,
+            engine={"dtype": "float64"},
+            **way,
+        )
         for way in ways
     )
     assert ours.model.keys() == theirs.model.keys()
@@ -328,7 +376,11 @@ def flower(hub: Any) -> Iterator[Any]:
 
 def numbered(hub: Any, count: int = 60) -> Any:
     """A table whose rows say who they are."""
-    rows = {"x": [[float(i), 0.0] for i in range(count)], "y": [i % 3 for i in range(count)], "who": [f"w{i % 5}" for i in range(count)]}
+    rows = {
+        "x": [[float(i), 0.0] for i in range(count)],
+        "y": [i % 3 for i in range(count)],
+        "who": [f"w{i % 5}" for i in range(count)],
+    }
     return hub.Dataset.from_dict(rows)
 
 
@@ -378,7 +430,9 @@ def federated(hub: Any, flower: Any, tmp_path: Path) -> Any:
 
     def made(partitioners: Any, **splits: str) -> Any:
         files = {split: str(tmp_path / f"{name}.parquet") for split, name in splits.items()}
-        return flower.FederatedDataset(dataset="parquet", partitioners=partitioners, data_files=files, cache_dir=str(tmp_path / "cache"))
+        return flower.FederatedDataset(
+            dataset="parquet", partitioners=partitioners, data_files=files, cache_dir=str(tmp_path / "cache")
+        )
 
     return made
 
@@ -390,7 +444,9 @@ def test_a_federated_dataset_brings_its_clients_and_its_test_set(federated: Any)
     assert sorted(data.test.x[:, 0].tolist()) == list(range(15)) and data.classes == 3
     run = askew.run("feddyn", data=given, model="softmax", partition="natural", clients=6, cohort=3, rounds=2)
     assert run.federation["sizes"] == [10] * 6
-    same = askew.run("feddyn", data=from_flower(given), model="softmax", partition="natural", clients=6, cohort=3, rounds=2)
+    same = askew.run(
+        "feddyn", data=from_flower(given), model="softmax", partition="natural", clients=6, cohort=3, rounds=2
+    )
     assert all(torch.equal(run.model[name], same.model[name]) for name in run.model)
 
 
@@ -399,7 +455,10 @@ def test_the_splits_of_a_federated_dataset(federated: Any) -> None:
     assert len(from_flower(federated({"train": 6}, train="train", valid="test")).test.y) == 15
     assert len(from_flower(federated({"train": 6}, train="train")).test.y) == 12
     assert len(from_flower(federated({"test": 3}, train="train", test="test")).train.y) == 12
-    refused(r'only: a, b; .* adapt\(data.partitioners\["…"\], data.load_split\("…"\)\)', federated({"a": 2, "b": 2}, a="train", b="test"))
+    refused(
+        r'only: a, b; .* adapt\(data.partitioners\["…"\], data.load_split\("…"\)\)',
+        federated({"a": 2, "b": 2}, a="train", b="test"),
+    )
 
 
 def test_partitions_that_cannot_be_are_refused(hub: Any, flower: Any, federated: Any) -> None:
@@ -410,8 +469,14 @@ def test_partitions_that_cannot_be_are_refused(hub: Any, flower: Any, federated:
             rules.VerticalEvenPartitioner(num_partitions=2),
             "must all have the same columns, and these differ; use a partitioner that divides the rows",
         ),
-        (rules.NaturalIdPartitioner("nobody"), "flwr-datasets cannot load or divide the data: .*nobody.*; put that right"),
-        (rules.PathologicalPartitioner(5, "y", num_classes_per_partition=9), "flwr-datasets cannot load or divide the data"),
+        (
+            rules.NaturalIdPartitioner("nobody"),
+            "flwr-datasets cannot load or divide the data: .*nobody.*; put that right",
+        ),
+        (
+            rules.PathologicalPartitioner(5, "y", num_classes_per_partition=9),
+            "flwr-datasets cannot load or divide the data",
+        ),
     ):
         partitioner.dataset = numbered(hub)
         refused(sentence, partitioner)

@@ -26,7 +26,7 @@ from askew.core.algorithm import Algorithm
 from askew.core.rng import coin, generator
 from askew.core.types import Cohort, State
 from askew.data.dataset import Dataset, Samples
-from askew.data.federation import Local
+from askew.data.federation import LocalSettings
 from askew.engine.evaluate import dressed
 from askew.engine.server import Server
 from askew.errors import ConfigError
@@ -110,14 +110,30 @@ NEUTRAL: dict[str, dict[str, Any]] = {
 # FedSpeed) adds the mean drift to the mean model whatever α is. FedVARP and MIFA are FedAvg when everybody comes, which
 # not everybody does here. FedPDC and loss-biased FedAvg have weights of their own, MGDA and FedMGDA+ steps of length 1 or
 # less. SOLO and centralised training average nothing. FedAMD follows remembered gradients.
-NEVER_FEDAVG = {"scaffold", "feddyn", "fedspeed", "fedvarp", "mifa", "fedpdc", "lossbias", "mgda", "fedmgdaplus", "fedamd"} | {
+NEVER_FEDAVG = {
+    "scaffold",
+    "feddyn",
+    "fedspeed",
+    "fedvarp",
+    "mifa",
+    "fedpdc",
+    "lossbias",
+    "mgda",
+    "fedmgdaplus",
+    "fedamd",
+} | {
     "solo",
     "centralised",
 }
 DRIFTING = {"feddyn", "fedspeed"}  # their server moves on by the drift; the participants' mean is beside it
-SILENT = {"solo", "centralised"}  # nothing goes up, x stays, the private rows learn, and momentum lives as long as the client
+SILENT = {
+    "solo",
+    "centralised",
+}  # nothing goes up, x stays, the private rows learn, and momentum lives as long as the client
 UNIT_LENGTH = {"mgda", "fedmgdaplus"}  # one client alone takes SGD's displacement shortened to length 1
-NEVER_SGD = {"fedamd"}  # one client alone: its first step of a round is along what it sent as an anchor, before that nowhere
+NEVER_SGD = {
+    "fedamd"
+}  # one client alone: its first step of a round is along what it sent as an anchor, before that nowhere
 HAS_HIDDEN_LAYERS = {"fedalign"}  # no such network has a single optimum
 HAS_CLASSES = {"fedpdc"}  # no accuracy without
 # What a client draws under its own number beside its batches: under another number it would draw otherwise.
@@ -150,11 +166,11 @@ NEAR = {"scaffold": 1e-13, "feddc": 1e-13, "feddyn": 1e-5}
 
 SIZES = [5, 8, 3, 6, 3, 9]  # two samples to train on for everybody who holds one out
 COHORTS = [[0, 2, 5], [1, 2, 3, 4], [5], [0, 1, 2, 3, 4, 5]]
-SHORT = Local(steps=2, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
-ROUGH = Local(epochs=2, batch=5, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
-FIVE = Local(steps=5, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
-ONE_STEP = Local(steps=1, batch=0, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
-PLAIN = Local(epochs=2, batch=4, lr=0.2, decay=0.9)
+SHORT = LocalSettings(steps=2, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+ROUGH = LocalSettings(epochs=2, batch=5, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+FIVE = LocalSettings(steps=5, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+ONE_STEP = LocalSettings(steps=1, batch=0, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+PLAIN = LocalSettings(epochs=2, batch=4, lr=0.2, decay=0.9)
 
 
 def named(key: str, settings: Mapping[str, Any]) -> str:
@@ -163,7 +179,9 @@ def named(key: str, settings: Mapping[str, Any]) -> str:
 
 EVERY = [pytest.param(cls(), id=key) for key, cls in algorithms.members.items()]
 VARIED = [
-    pytest.param(algorithms[key](**settings), id=named(key, settings)) for key in algorithms for settings in [{}, *VARIANTS.get(key, [])]
+    pytest.param(algorithms[key](**settings), id=named(key, settings))
+    for key in algorithms
+    for settings in [{}, *VARIANTS.get(key, [])]
 ]
 NORMS = ["none", "batch"]
 
@@ -207,7 +225,9 @@ def short_rounds(alg: Algorithm) -> dict[str, Tensor]:
     return everything(played(alg, problem(), SHORT, COHORTS))
 
 
-def rounds(alg: Algorithm, on: Problem, engine: str, cohorts: list[list[int]] = COHORTS) -> tuple[dict[str, Tensor], list[Record]]:
+def rounds(
+    alg: Algorithm, on: Problem, engine: str, cohorts: list[list[int]] = COHORTS
+) -> tuple[dict[str, Tensor], list[Record]]:
     server = serve(alg, on, ROUGH, engine)
     records = play(server, cohorts)
     return everything(server), records
@@ -230,7 +250,9 @@ def test_engines_agree(alg: Algorithm, norm: str) -> None:
         other, heard = rounds(alg, problem(norm), engine)
         assert apart(other, one) < near, engine
         for a, b in zip(told, heard, strict=True):
-            assert a == {k: pytest.approx(v, rel=near, abs=near) if isinstance(v, float) else v for k, v in b.items()}, engine
+            assert a == {
+                k: pytest.approx(v, rel=near, abs=near) if isinstance(v, float) else v for k, v in b.items()
+            }, engine
 
 
 @pytest.mark.parametrize("alg", VARIED)
@@ -243,11 +265,15 @@ def test_the_longest_may_go_ahead_and_the_next_round_be_prepared(alg: Algorithm)
     assert [r["participants"] for r in heard] == [r["participants"] for r in told]
 
 
-@pytest.mark.parametrize(("alg", "engine"), [(case.values[0], "pairs") for case in VARIED] + [(case.values[0], "single") for case in EVERY])
+@pytest.mark.parametrize(
+    ("alg", "engine"), [(case.values[0], "pairs") for case in VARIED] + [(case.values[0], "single") for case in EVERY]
+)
 def test_chunks_do_not_matter(alg: Algorithm, engine: str) -> None:
     """Clients trained one or two at a time, as a small memory demands."""
     cohorts = [[3, 0, 4], [4, 0]]
-    assert apart(rounds(alg, problem(), engine, cohorts)[0], rounds(alg, problem(), "sequential", cohorts)[0]) < within(alg)
+    assert apart(rounds(alg, problem(), engine, cohorts)[0], rounds(alg, problem(), "sequential", cohorts)[0]) < within(
+        alg
+    )
 
 
 @pytest.mark.parametrize("alg", VARIED)
@@ -265,7 +291,9 @@ def test_a_look_in_chunks_is_the_whole_gradient(whole: bool, engine: str, monkey
     held = [Samples((s.x.abs() * 2).long().clamp(max=9) if whole else s.x, s.y) for s in tastes(SIZES)]
     fed = federation(held, 3, "cross_entropy")
     torch.manual_seed(0)
-    body = nn.Sequential(nn.Embedding(10, 2), nn.Flatten(), nn.Linear(8, 3)) if whole else nn.Sequential(nn.Linear(4, 3))
+    body = (
+        nn.Sequential(nn.Embedding(10, 2), nn.Flatten(), nn.Linear(8, 3)) if whole else nn.Sequential(nn.Linear(4, 3))
+    )
     module = body.double()
     at_once = played(Scaffold(option="I"), Problem(fed, module), ROUGH, COHORTS, engine)
     monkeypatch.setattr("askew.data.federation.CHUNK", 3)
@@ -380,7 +408,7 @@ def test_names_of_clients_do_not_matter(alg: Algorithm, monkeypatch: pytest.Monk
     What a client draws beside its batches (DRAWS) moves with its holdings.
     """
     norm = norm_for(alg)
-    local = Local(batch=0, steps=2, lr=0.2, momentum=0.5, weight_decay=0.05, decay=0.9)
+    local = LocalSettings(batch=0, steps=2, lr=0.2, momentum=0.5, weight_decay=0.05, decay=0.9)
     new = [3, 5, 0, 2, 1, 4]  # the new number of client i
     held = tastes(SIZES)
     renamed = [held[new.index(i)] for i in range(6)]
@@ -436,7 +464,9 @@ def test_a_client_without_samples_is_never_sampled() -> None:
             assert set(ids.tolist()) <= {0, 2, 4}
     owner = np.repeat(np.arange(5), [4, 0, 5, 0, 6])
     pool = Samples(torch.cat([s.x for s in held]).float(), torch.cat([s.y for s in held]))
-    run = askew.run("scaffold", data=Dataset(pool, pool, 3, owner), partition={"name": "natural", "clients": 5}, rounds=3, cohort=4)
+    run = askew.run(
+        "scaffold", data=Dataset(pool, pool, 3, owner), partition={"name": "natural", "clients": 5}, rounds=3, cohort=4
+    )
     assert [r["participants"] for r in run.rounds] == [[0, 2, 4]] * 3
 
 
@@ -532,7 +562,7 @@ def test_a_client_that_cannot_take_a_step_is_left_out(alg: Algorithm) -> None:
 
 def test_a_step_out_of_the_numbers_is_not_taken() -> None:
     """All reports are finite and the sum is not: the server's factor alone overflows."""
-    server = serve(Scaffold(server_scale=1e308), problem(), Local(batch=0, lr=50.0))
+    server = serve(Scaffold(server_scale=1e308), problem(), LocalSettings(batch=0, lr=50.0))
     before = everything(server)
     assert server.play(1, [0, 1])["dropped"] == 2
     assert same(everything(server), before)
@@ -601,7 +631,10 @@ def test_a_crashed_run_goes_on_from_its_checkpoint(alg: Algorithm, tmp_path: Pat
     with pytest.raises(Crash):
         run(alg, tmp_path, watch=crash, save_every=0)
     seen: list[int] = []
-    parts, whole = run(alg, tmp_path, watch=lambda _, record: seen.append(record["round"]) if record else None), whole_run(alg)
+    parts, whole = (
+        run(alg, tmp_path, watch=lambda _, record: seen.append(record["round"]) if record else None),
+        whole_run(alg),
+    )
     assert seen[0] > 1
     assert told(parts) == told(whole) and same(parts.model, whole.model)
 
@@ -623,7 +656,11 @@ def test_participants_and_batches_do_not_depend_on_the_method(alg: Algorithm) ->
         listening = Listening(server.engine)
         server.engine = listening
         play(server, COHORTS[:2])
-        trained = [plan for (_, plan, _), phase in zip(listening.heard, server.phases * 2, strict=True) if phase.trains or not alg.trains]
+        trained = [
+            plan
+            for (_, plan, _), phase in zip(listening.heard, server.phases * 2, strict=True)
+            if phase.trains or not alg.trains
+        ]
         heard.append([(work.places.tolist(), work.cuts) for plan in trained for work in plan.train])
     assert heard[0] == heard[1]
 
@@ -633,13 +670,15 @@ def test_participants_and_batches_do_not_depend_on_the_method(alg: Algorithm) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize(("key", "settings"), [(key, more) for key in algorithms for more in [{}, *VARIANTS.get(key, [])]])
+@pytest.mark.parametrize(
+    ("key", "settings"), [(key, more) for key in algorithms for more in [{}, *VARIANTS.get(key, [])]]
+)
 def test_bytes_are_counted(key: str, settings: dict[str, Any], norm: str, dtype: torch.dtype) -> None:
     """Multiples of the model, numbers beside them, and the statistics once each way; private parts do not travel."""
     alg = algorithms[key](**settings)
     if norm == "batch" and looks_at_gradients(alg):
         return
-    server = serve(alg, problem(norm, dtype), Local(steps=1, batch=4))
+    server = serve(alg, problem(norm, dtype), LocalSettings(steps=1, batch=4))
     rows = (f"{named(key, settings)}-{norm}", named(key, settings), key)
     down, up, down_numbers, up_numbers = next((TRAFFIC[row] for row in rows if row in TRAFFIC), (1, 1, 0, 0))
     P, Q = (4 * 4 + 4) + (4 * 3 + 3), 0
@@ -670,7 +709,7 @@ def test_exactness_is_as_claimed(alg: Algorithm) -> None:
         assert not alg.exact
         return
     on = Problem(quadratics().fed, Halves())
-    server = serve(type(alg)(**EXACT.get(key, {})), on, Local(batch=0, steps=3, lr=0.2))
+    server = serve(type(alg)(**EXACT.get(key, {})), on, LocalSettings(batch=0, steps=3, lr=0.2))
     away = []
     for t, ids in enumerate(draws(150 if alg.exact else 60, 4, 10), 1):
         server.play(t, ids)

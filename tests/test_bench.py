@@ -12,12 +12,14 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from askew import cli_bench
+from askew.bench import baselines
+from askew.bench import timing as bench
+from askew.bench import workloads as works
+from askew.cli import bench as cli_bench
 from askew.data.dataset import Dataset, Samples
-from askew.data.view import Pixels
+from askew.data.view import PixelTransform
 from askew.engine.choose import EngineSettings
 from askew.errors import ConfigError
-from askew.experiment import bench, byhand, works
 from askew.experiment.build import build
 
 app = typer.Typer()
@@ -62,20 +64,20 @@ def test_images_are_taken_where_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     """And seen alike by us, by the loop by hand, and by other frameworks."""
     x, y = torch.randint(0, 256, (40, 1, 28, 28), dtype=torch.uint8), torch.randint(0, 10, (40,))
     samples = Samples(x, y)
-    real = Dataset(samples, samples, 10, view=Pixels(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5)))
+    real = Dataset(samples, samples, 10, view=PixelTransform(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5)))
     monkeypatch.setattr(works.files, "find", lambda name: name == "mnist")
-    for module in (works, byhand):
+    for module in (works, baselines):
         monkeypatch.setattr(module, "sources", {"mnist": lambda: SimpleNamespace(load=lambda *_: real)})
-    byhand.images.cache_clear()
+    baselines.images.cache_clear()
     house = build(works.configured("mnist-3x2x5", on_cpu()))
     assert house.fed.pool.x.dtype is torch.uint8 and len(house.fed.pool.y) == 30
-    ids, hand = house.fed.eligible.tolist(), byhand.Hand(house)
+    ids, hand = house.fed.eligible.tolist(), baselines.PlainLoop(house)
     house.server.play(1, ids)
     assert hand.apart(hand.round(hand.batches(ids, 1)), house.server.x) < 1e-3
-    shared, labels = byhand.share("mnist-3x2x5", 4, "cpu")  # after four times ten of the forty it begins anew
+    shared, labels = baselines.share("mnist-3x2x5", 4, "cpu")  # after four times ten of the forty it begins anew
     torch.testing.assert_close(shared, (x[:10] / 255 - 0.25) / 0.5)
     assert torch.equal(labels, y[:10])
-    byhand.images.cache_clear()
+    baselines.images.cache_clear()
 
 
 def test_without_images_the_bench_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,10 +113,12 @@ def test_flops_are_those_of_the_layers() -> None:
     """2·B·in·out forward, as much for the weights' gradient, and as much for the inputs' of all layers but the first."""
     layers, batch = [(784, 200), (200, 200), (200, 10)], 50
     passes = [2, 3, 3]
-    assert byhand.step_flops("mlp-mnist-100") == sum(n * 2 * batch * a * b for n, (a, b) in zip(passes, layers, strict=True))
+    assert baselines.step_flops("mlp-mnist-100") == sum(
+        n * 2 * batch * a * b for n, (a, b) in zip(passes, layers, strict=True)
+    )
     convolutions = [(3 * 25, 6, 28 * 28), (6 * 25, 16, 10 * 10)]
     dense = [(400, 120, 1), (120, 84, 1), (84, 10, 1)]
-    assert byhand.step_flops("lenet-10x10x50") == sum(
+    assert baselines.step_flops("lenet-10x10x50") == sum(
         n * 2 * batch * a * b * pixels for n, (a, b, pixels) in zip([2, 3, 3, 3, 3], convolutions + dense, strict=True)
     )
 
@@ -123,13 +127,13 @@ def test_flops_of_an_lstm_count_every_position() -> None:
     length, hidden, batch = 80, 256, 10
     gates = [4 * hidden * (8 + hidden), 4 * hidden * (hidden + hidden)]
     forward = 2 * batch * (length * sum(gates) + hidden * 80)
-    assert 2.9 * forward < byhand.step_flops("charlstm-10x5x10") <= 3 * forward
+    assert 2.9 * forward < baselines.step_flops("charlstm-10x5x10") <= 3 * forward
 
 
 def test_the_launch_floor_counts_the_steps_and_not_what_surrounds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     house = build(works.configured("tiny", on_cpu()))
     taken = list[int]()
-    monkeypatch.setattr(byhand.Hand, "round", lambda self, clients: taken.append(len(clients[0])))
+    monkeypatch.setattr(baselines.PlainLoop, "round", lambda self, clients: taken.append(len(clients[0])))
 
     def kernels(go: Any) -> int:
         go()
@@ -153,7 +157,7 @@ def test_the_loop_by_hand_does_the_same_work(engine: str, skewed: bool) -> None:
 
 def test_models_that_differ_are_seen_to() -> None:
     house = build(works.configured("tiny", on_cpu()))
-    hand = byhand.Hand(house)
+    hand = baselines.PlainLoop(house)
     mean = hand.round(hand.batches([0, 1, 2], 1))
     flat = torch.cat([t.reshape(-1) for t in mean.values()])
     assert hand.apart(mean, flat) == 0
@@ -165,12 +169,12 @@ def test_models_that_differ_are_seen_to() -> None:
 
 def test_a_layer_that_neither_loop_moves_is_not_apart() -> None:
     house = build(works.configured("tiny", on_cpu()))
-    hand = byhand.Hand(house)
+    hand = baselines.PlainLoop(house)
     assert hand.apart(hand.start, house.space.start) == 0
 
 
 def test_loops_that_train_differently_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byhand.Hand, "batches", lambda self, ids, t: [[torch.arange(2)]])
+    monkeypatch.setattr(baselines.PlainLoop, "batches", lambda self, ids, t: [[torch.arange(2)]])
     assert "do not train alike" in tell("--work", "tiny", "--rounds", "1", "--device", "cpu").stderr
     monkeypatch.undo()
     assert "do not train alike" not in tell("--work", "tiny", "--rounds", "1", "--device", "cpu").stderr
@@ -178,7 +182,7 @@ def test_loops_that_train_differently_are_told_of(monkeypatch: pytest.MonkeyPatc
 
 def test_the_loop_by_hand_weights_clients_by_their_samples() -> None:
     house = build(works.configured("tiny", on_cpu()))
-    hand = byhand.Hand(house)
+    hand = baselines.PlainLoop(house)
     batches = hand.batches([0, 1], 1)
     alone = [hand.round([work]) for work in (batches[0][:1], batches[1])]
     both = hand.round([batches[0][:1], batches[1]])
@@ -191,7 +195,7 @@ def test_figures_follow_from_each_other() -> None:
     told = bench.measure("tiny", on_cpu(), rounds=3, tick=lambda: ticks.append(1))
     assert (told.clients, told.steps, told.samples, told.rounds, len(ticks)) == (3, 6, 24, 3, 4)
     assert told.samples_per_s == pytest.approx(1e3 * told.samples / told.round_ms)
-    assert told.flops == told.steps * byhand.step_flops("tiny")
+    assert told.flops == told.steps * baselines.step_flops("tiny")
     assert told.floor_ms == pytest.approx(1e3 * told.flops / told.matmul_flops_per_s)
     assert told.over_floor == pytest.approx(told.round_ms / told.floor_ms)
     assert told.launch_ms is None and told.over_launch is None
@@ -254,9 +258,9 @@ def test_a_framework_that_fails_does_not_end_the_bench(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", works.SHARED)
 def test_what_frameworks_are_given_is_the_work(name: str) -> None:
     work = works.WORKS[name]
-    x, y = byhand.share(name, 3, "cpu")
+    x, y = baselines.share(name, 3, "cpu")
     assert x.shape == (work.steps * work.batch, *work.shape) and len(y) == len(x)
-    assert byhand.Plain(name)(x[:2]).shape == (2, work.classes)
+    assert baselines.Plain(name)(x[:2]).shape == (2, work.classes)
 
 
 def test_a_framework_is_timed_between_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +270,7 @@ def test_a_framework_is_timed_between_its_rounds(monkeypatch: pytest.MonkeyPatch
     laps = subprocess.CompletedProcess([], 0, stdout="[[1, 1], [1, 1]]", stderr="")
     monkeypatch.setattr(subprocess, "run", lambda command, **more: told.append(command) or laps)
     bench.rival("pfl", "tiny", 4, "cpu", threads=2)
-    assert told[0][-6:] == ["askew.experiment.bench", "pfl", "tiny", "4", "cpu", "2"]
+    assert told[0][-6:] == ["askew.bench.timing", "pfl", "tiny", "4", "cpu", "2"]
     lap = bench.Laps("tiny", "cpu")
     lap()
     lap()
@@ -299,7 +303,7 @@ def test_other_frameworks_are_asked_where_their_work_is_done(monkeypatch: pytest
     monkeypatch.setattr(cli_bench, "SHARED", ("tiny", "softmax-100"))
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
     told = tell("--work", "tiny", "--rounds", "1", "--device", "cpu")
-    assert all(name in told.stdout for name in byhand.FRAMEWORKS) and "not installed" in told.stdout
+    assert all(name in told.stdout for name in baselines.FRAMEWORKS) and "not installed" in told.stdout
     assert "softmax-100" not in told.stdout
 
 
@@ -318,7 +322,9 @@ def test_with_workers_other_frameworks_get_as_many_threads_besides(monkeypatch: 
     assert asked == {("pfl", 1), ("pfl", 2), ("fedlab", 1), ("flwr", 1)}
 
 
-@pytest.mark.parametrize("words", [["--work", "lenet"], ["--rounds", "0", "--work", "tiny"], ["--dtype", "half"], ["--engine", "fast"]])
+@pytest.mark.parametrize(
+    "words", [["--work", "lenet"], ["--rounds", "0", "--work", "tiny"], ["--dtype", "half"], ["--engine", "fast"]]
+)
 def test_the_command_line_refuses_what_is_not_there(words: list[str]) -> None:
     told = tell(*words)
     assert isinstance(told.exception, ConfigError) and str(told.exception).endswith(".")

@@ -13,11 +13,11 @@ from torch import nn
 import askew
 from askew.core.space import Space
 from askew.engine import choose as library
-from askew.engine.base import Ask, Outbox
-from askew.engine.choose import Choice, EngineSettings, beginning, choose, tried, worth
-from askew.engine.ranks import Group
+from askew.engine.base import PhaseOutputs, PhaseRequest
+from askew.engine.choose import EngineChoice, EngineSettings, beginning, choose, tried, worth
+from askew.engine.distributed import Group
 from askew.experiment import build as building
-from askew.experiment.build import Workshop, build
+from askew.experiment.build import BuildCache, build
 from askew.experiment.config import Config
 from askew.experiment.run import play
 from askew.models import CNN, CNN64, MLP, CharLSTM, LeNet, Softmax
@@ -33,7 +33,7 @@ PAGE: dict[str, Any] = {
 }
 
 
-class Watch:
+class OnRound:
     """A clock that only stands still or is moved."""
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class Watch:
 class Paced:
     """An engine that does nothing, in a known time for every step of a client."""
 
-    def __init__(self, name: str, watch: Watch, pace: float, fails: bool = False) -> None:
+    def __init__(self, name: str, watch: OnRound, pace: float, fails: bool = False) -> None:
         self.name, self.watch, self.pace, self.fails = name, watch, pace, fails
-        self.asked = list[Ask]()
+        self.asked = list[PhaseRequest]()
 
-    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         self.asked += asks
         if self.fails:
             raise RuntimeError("not with this network")
@@ -59,7 +59,7 @@ class Paced:
 
 
 @pytest.fixture
-def ask() -> Ask:
+def ask() -> PhaseRequest:
     server = build(Config.build({**PAGE, "engine": {"name": "sequential", "device": "cpu"}})).server
     return next(server.moves(1, list(range(10))))
 
@@ -67,14 +67,16 @@ def ask() -> Ask:
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
     yield
-    Workshop.found.clear()
+    BuildCache.found.clear()
 
 
-def contest(ask: Ask, width: float = 8, rule: str = "sequential", **paces: float) -> tuple[Choice, dict[str, Paced]]:
-    watch = Watch()
+def contest(
+    ask: PhaseRequest, width: float = 8, rule: str = "sequential", **paces: float
+) -> tuple[EngineChoice, dict[str, Paced]]:
+    watch = OnRound()
     engines = {name: Paced(name, watch, abs(pace), pace < 0) for name, pace in paces.items()}
     others = tuple(name for name in engines if name != rule)
-    return tried(Choice(rule, "the rule", others), ask, width, lambda name: engines[name], watch), engines
+    return tried(EngineChoice(rule, "the rule", others), ask, width, lambda name: engines[name], watch), engines
 
 
 # the rule -------------------------------------------------------------------------------------------------------
@@ -90,11 +92,13 @@ def contest(ask: Ask, width: float = 8, rule: str = "sequential", **paces: float
         (CNN(), (1, 8, 8), 9.0, "sequential", ()),
     ],
 )
-def test_the_rule_for_a_cpu(network: Any, shape: tuple[int, ...], width: float, name: str, others: tuple[str, ...]) -> None:
+def test_the_rule_for_a_cpu(
+    network: Any, shape: tuple[int, ...], width: float, name: str, others: tuple[str, ...]
+) -> None:
     module = network.build_module(shape, 10)
     choice = choose("auto", module, Space(module), width)
     assert (choice.name, choice.others) == (name, others) and choice.reason
-    assert choose("slots", module, Space(module), width) == Choice("slots", "as configured")
+    assert choose("slots", module, Space(module), width) == EngineChoice("slots", "as configured")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,9 @@ def test_the_rule_for_a_gpu(network: Any, shape: tuple[int, ...], name: str, oth
     space.device = torch.device("cuda")
     choice = choose("auto", module, space, 10.0)
     assert (choice.name, choice.others) == (name, others) and choice.reason
-    assert choose("auto", module, space, 10.0, plain=True) == Choice("slots", choose("auto", module, space, 10.0, plain=True).reason)
+    assert choose("auto", module, space, 10.0, plain=True) == EngineChoice(
+        "slots", choose("auto", module, space, 10.0, plain=True).reason
+    )
 
 
 def test_what_draws_random_numbers_or_is_unknown_goes_one_client_at_a_time() -> None:
@@ -125,25 +131,25 @@ def test_what_draws_random_numbers_or_is_unknown_goes_one_client_at_a_time() -> 
 # the stopwatch --------------------------------------------------------------------------------------------------
 
 
-def test_the_faster_engine_is_taken_and_both_times_are_told(ask: Ask) -> None:
+def test_the_faster_engine_is_taken_and_both_times_are_told(ask: PhaseRequest) -> None:
     choice, _ = contest(ask, sequential=1e-3, vmapped=5e-4)
     assert choice.name == "vmapped"
     assert "sequential 56 ms, vmapped 28 ms" in choice.reason  # eight clients, seven steps each
     assert contest(ask, rule="vmapped", vmapped=1e-3, sequential=5e-4)[0].name == "sequential"
 
 
-def test_the_rule_stays_unless_another_is_clearly_faster(ask: Ask) -> None:
+def test_the_rule_stays_unless_another_is_clearly_faster(ask: PhaseRequest) -> None:
     assert contest(ask, sequential=1e-3, vmapped=0.95e-3)[0].name == "sequential"
     assert contest(ask, sequential=1e-3, vmapped=2e-3)[0].name == "sequential"
     assert contest(ask, rule="vmapped", vmapped=1e-3, sequential=0.95e-3)[0].name == "vmapped"
 
 
-def test_an_engine_that_fails_is_passed_over(ask: Ask) -> None:
+def test_an_engine_that_fails_is_passed_over(ask: PhaseRequest) -> None:
     choice, _ = contest(ask, sequential=1e-3, vmapped=-1e-4)
     assert choice.name == "sequential" and "vmapped" not in choice.reason
 
 
-def test_a_trial_takes_a_moment(ask: Ask) -> None:
+def test_a_trial_takes_a_moment(ask: PhaseRequest) -> None:
     """So few clients that one trial stays below the moment; where that is one client, there is nothing to compare."""
     choice, engines = contest(ask, sequential=8e-3, vmapped=6e-3)
     assert [len(a.plan.ids) for a in engines["vmapped"].asked] == [3] * (1 + library.TRIALS)
@@ -154,7 +160,7 @@ def test_a_trial_takes_a_moment(ask: Ask) -> None:
     assert len(contest(ask, sequential=1e-3, vmapped=3e-3)[1]["vmapped"].asked) == 2  # hopeless after one that counts
 
 
-def test_a_trial_is_the_beginning_of_the_longest_clients_work(ask: Ask) -> None:
+def test_a_trial_is_the_beginning_of_the_longest_clients_work(ask: PhaseRequest) -> None:
     short = beginning(ask, 3, 2)
     batches = sorted((work.batches for work in ask.plan.train), reverse=True)
     assert [work.batches for work in short.plan.train] == [min(2, b) for b in batches[:3]]
@@ -165,7 +171,7 @@ def test_a_trial_is_the_beginning_of_the_longest_clients_work(ask: Ask) -> None:
         assert short.inbox.steps[i] == ask.inbox.steps[row]
 
 
-def test_small_works_go_by_the_rule(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_works_go_by_the_rule(ask: PhaseRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not worth(ask, 4) and worth(ask, 10**8)
     monkeypatch.setattr(building, "tried", lambda *given: pytest.fail("tried"))
     assert build(Config.build(PAGE)).facts["engine"] == "sequential"
@@ -175,9 +181,9 @@ def test_small_works_go_by_the_rule(ask: Ask, monkeypatch: pytest.MonkeyPatch) -
 
 
 def told(engine: str, calls: list[str]) -> Any:
-    def tried(rule: Choice, ask: Ask, width: float, make: Any) -> Choice:
+    def tried(rule: EngineChoice, ask: PhaseRequest, width: float, make: Any) -> EngineChoice:
         calls.append(engine)
-        return Choice(engine, f"measured: {engine}")
+        return EngineChoice(engine, f"measured: {engine}")
 
     return tried
 
@@ -190,7 +196,9 @@ def test_a_trial_changes_nothing_of_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     for method in ("scaffold", "feddpc"):
         run = askew.run({**PAGE, "algorithm": {"name": method}})
         assert "measured" in run.facts["reason"]
-        fixed = askew.run({**PAGE, "algorithm": {"name": method}, "engine": {"name": run.facts["engine"], "device": "cpu"}})
+        fixed = askew.run(
+            {**PAGE, "algorithm": {"name": method}, "engine": {"name": run.facts["engine"], "device": "cpu"}}
+        )
         assert all(torch.equal(run.model[n], fixed.model[n]) for n in fixed.model)
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -199,7 +207,9 @@ def test_runs_of_one_kind_share_a_trial(monkeypatch: pytest.MonkeyPatch) -> None
     calls = list[str]()
     monkeypatch.setattr(library, "MUCH", 0)
     monkeypatch.setattr(building, "tried", told("vmapped", calls))
-    engines = [build(Config.build({**PAGE, "algorithm": {"name": name}})).facts["engine"] for name in ("fedavg", "fedprox")]
+    engines = [
+        build(Config.build({**PAGE, "algorithm": {"name": name}})).facts["engine"] for name in ("fedavg", "fedprox")
+    ]
     assert engines == ["vmapped"] * 2 and len(calls) == 1
     build(Config.build({**PAGE, "local": PAGE["local"] | {"batch": 8}}))
     assert len(calls) == 2
@@ -218,10 +228,14 @@ def test_a_resumed_run_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(building, "tried", told("vmapped", calls))
     with pytest.raises(Enough):
         play(config, tmp_path, watch=stop, save_every=0)
-    Workshop.found.clear()
+    BuildCache.found.clear()
     monkeypatch.setattr(building, "tried", told("sequential", calls))
     run = play(config, tmp_path)
-    assert run.finished and (run.facts["engine"], run.facts["reason"]) == ("vmapped", "measured: vmapped") and calls == ["vmapped"]
+    assert (
+        run.finished
+        and (run.facts["engine"], run.facts["reason"]) == ("vmapped", "measured: vmapped")
+        and calls == ["vmapped"]
+    )
     whole = askew.run({**PAGE, "engine": {"name": "vmapped", "device": "cpu"}})
     assert all(torch.equal(run.model[n], whole.model[n]) for n in whole.model)
     again = play(config, tmp_path)  # read back

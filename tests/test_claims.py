@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from askew.experiment import claims as law
-from askew.experiment import papers
-from askew.experiment.claims import FAILS, HOLDS, UNDECIDED, Court
-from askew.experiment.evidence import Curve, Term
+from askew.reproduction import claims as law
+from askew.reproduction import papers
+from askew.reproduction.claims import FAILS, HOLDS, UNDECIDED, ClaimJudge
+from askew.reproduction.evidence import Curve, Term
 
-CLAIMS = {c.id: c for folder in sorted((Path(__file__).parent.parent / "papers").iterdir()) for c in law.read_claims(folder)}
+CLAIMS = {
+    c.id: c for folder in sorted((Path(__file__).parent.parent / "papers").iterdir()) for c in law.read_claims(folder)
+}
 Value = Callable[[Term], Any]
 
 
@@ -29,7 +31,9 @@ class Made:
     def series(self, experiment: str, t: Term, blind: bool = True) -> dict[int, Any]:
         one = self.value(t)
         more = lambda v, seed: t.sign * (v + 1e-3 * seed * abs(v))
-        return {s: Curve(one.rounds, more(one.values, s)) if isinstance(one, Curve) else more(one, s) for s in self.seeds}
+        return {
+            s: Curve(one.rounds, more(one.values, s)) if isinstance(one, Curve) else more(one, s) for s in self.seeds
+        }
 
     def at(self, experiment: str, case: str, method: str, hyper: str = "") -> list[Any]:
         return []
@@ -37,7 +41,7 @@ class Made:
 
 def verdict(id: str, value: Value) -> str:
     claim = CLAIMS[id]
-    court = Court(Made(value), claim.experiments, {})  # type: ignore[arg-type]
+    court = ClaimJudge(Made(value), claim.experiments, {})  # type: ignore[arg-type]
     return law.together([court.decide(rule) for rule in claim.rules])
 
 
@@ -84,7 +88,11 @@ def diverging(by_split: float, by_steps: float, together: float) -> Value:
 
 def steady(ours: float, window: float) -> Value:
     return lambda t: (
-        noisy(ours if t.method.startswith("FedDPC") else 1) if t.metric == "accuracy" else window if t.method.startswith("FedDPC") else 2.0
+        noisy(ours if t.method.startswith("FedDPC") else 1)
+        if t.metric == "accuracy"
+        else window
+        if t.method.startswith("FedDPC")
+        else 2.0
     )
 
 
@@ -110,7 +118,11 @@ def public(share: float, ratio_01: float) -> Value:
 CASES: list[tuple[str, Value, Value]] = [
     ("feddpc-05", of("FedDPC", 1.0, 1.0), of("FedDPC", 1.3, 1.0)),
     ("feddpc-16", lambda t: 50.0, lambda t: 45.0 if t.method.endswith("λ 1") and "tiny" in t.case else 50.0),
-    ("feddpc-18", by(max_turn=1e-7), lambda t: 1e-4 if t.hyper == "local.lr=0.01" and t.case == "cifar100-0.2" else 1e-7),
+    (
+        "feddpc-18",
+        by(max_turn=1e-7),
+        lambda t: 1e-4 if t.hyper == "local.lr=0.01" and t.case == "cifar100-0.2" else 1e-7,
+    ),
     ("feddpc-20", by(mean_drift_projected=0.2), by(mean_drift_projected=-0.2)),
     ("feddpc-21", steady(0.5, 1.0), steady(0.5, 3.0)),
     ("feddpc-22", angles(0.99, 0.97), angles(0.4, 0.97)),
@@ -121,7 +133,11 @@ CASES: list[tuple[str, Value, Value]] = [
     ),
     ("feddc-26", lambda t: 1.0, of("FedDC", 2.0, 1.0)),
     ("feddc-28", of("FedDC", 0.1, 0.5), of("FedDC", 0.5, 0.1)),
-    ("feddc-29", by(early_drift_apart=2.0, early_drift_apart_corrected=1.0), by(early_drift_apart=1.0, early_drift_apart_corrected=2.0)),
+    (
+        "feddc-29",
+        by(early_drift_apart=2.0, early_drift_apart_corrected=1.0),
+        by(early_drift_apart=1.0, early_drift_apart_corrected=2.0),
+    ),
     ("mldl24-11", lambda t: 3.0 if "C0.3" in t.case else 1.0, lambda t: 1.2 if "C0.3" in t.case else 1.0),
     ("mldl24-21", diverging(0.5, 0.2, 0.1), diverging(0.5, 0.2, -0.05)),
     ("mldl24-31", of("MGDA", 0.1, 0.2), lambda t: 0.3 if t.method == "MGDA" and t.metric == "last_often_gap" else 0.2),
@@ -138,8 +154,16 @@ CASES: list[tuple[str, Value, Value]] = [
         lambda t: 3.0 if t.metric == "early_drift_relative_head" else 1.0,
         lambda t: 3.0 if t.metric.endswith("conv13") else 2.0 if t.metric == "early_drift_relative_head" else 1.0,
     ),
-    ("fedpdc-13", lambda t: 61.0 if t.method in ("FedPDC", "literal λ 10") else 60.0, lambda t: 62.0 if "equal" in t.method else 61.0),
-    ("fedpdc-14", by(mean_weights_entropy=0.7, mean_weights_size=0.1), by(mean_weights_entropy=-0.3, mean_weights_size=0.1)),
+    (
+        "fedpdc-13",
+        lambda t: 61.0 if t.method in ("FedPDC", "literal λ 10") else 60.0,
+        lambda t: 62.0 if "equal" in t.method else 61.0,
+    ),
+    (
+        "fedpdc-14",
+        by(mean_weights_entropy=0.7, mean_weights_size=0.1),
+        by(mean_weights_entropy=-0.3, mean_weights_size=0.1),
+    ),
     ("fedpdc-15", of("FedPDC", 40.0, 30.0), of("FedPDC", 30.0, 40.0)),
     ("fedpdc-22", of("FedPDC", 40.0, 30.0), lambda t: 30.0 if t.method == "FedPDC" and t.case == "10 of 100" else 35.0),
     ("fedpdc-25", public(0.99, 1.5), public(0.5, 1.5)),

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import askew
-from askew.cli import main
+from askew.cli.main import main
 from askew.experiment import demo
 from askew.experiment.catalogue import KINDS
 from askew.experiment.config import CHOICES
@@ -97,7 +97,9 @@ def test_quiet_says_nothing(tell: Any) -> None:
 
 
 def test_the_command_line_and_python_give_the_same_numbers(tell: Any) -> None:
-    Path("tiny.toml").write_text('rounds = 9\n[model]\nname = "softmax"\n[partition]\nclients = 5\n[algorithm]\nname = "scaffold"\n')
+    Path("tiny.toml").write_text(
+        'rounds = 9\n[model]\nname = "softmax"\n[partition]\nclients = 5\n[algorithm]\nname = "scaffold"\n'
+    )
     tell("run", "tiny.toml", "--set", "rounds=3", "--set", "algorithm.server_scale=0.5", "--out", "cli")
     [folder] = Path("cli").iterdir()
     own = askew.run("scaffold", rounds=3, model="softmax", clients=5, server_scale=0.5, out="api")
@@ -120,7 +122,9 @@ def test_a_finished_run_is_read_back_and_fresh_runs_it_again(tell: Any) -> None:
 
 def test_ctrl_c_ends_the_round_and_the_same_command_goes_on_to_the_same_numbers(tell: Any) -> None:
     words = ["run", *SETS, "--set", "rounds=300", "--set", "evaluation.every=50", "--set", "algorithm.name=scaffold"]
-    process = subprocess.Popen([sys.executable, "-m", "askew", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "askew", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while not any(log.read_text().count("\n") >= 3 for log in Path("runs").glob("*/rounds.jsonl")):
         assert process.poll() is None and time.monotonic() < deadline
@@ -130,7 +134,10 @@ def test_ctrl_c_ends_the_round_and_the_same_command_goes_on_to_the_same_numbers(
     assert process.returncode == 130 and out == "" and "Traceback" not in err
     stopped = askew.load(only_run())
     assert not stopped.finished and len(stopped.rounds) >= 3 and stopped.facts["state"] == "interrupted"
-    assert f"stopped after round {len(stopped.rounds)} of 300" in err and f"askew run {only_run() / 'run.toml'} --out runs" in err
+    assert (
+        f"stopped after round {len(stopped.rounds)} of 300" in err
+        and f"askew run {only_run() / 'run.toml'} --out runs" in err
+    )
     assert "interrupted" in tell("show", only_run()).out
     resumed = tell("run", only_run() / "run.toml", "--out", "runs")
     assert resumed.code == 0 and f"going on after round {len(stopped.rounds)} of 300" in resumed.err
@@ -142,7 +149,7 @@ def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tell: Any, monkeypa
     def interrupted(*words: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("askew.cli.play", interrupted)
+    monkeypatch.setattr("askew.cli.main.play", interrupted)
     told = tell("run", *SETS)
     assert told.code == 130 and "stopped at once" in told.err and "run.toml --out runs" in told.err
 
@@ -179,7 +186,9 @@ def test_lists_tell_all_members_and_their_settings(tell: Any, kind: str) -> None
     assert [entry["name"] for entry in as_json.json] == list(KINDS[kind])
     for entry in as_json.json:
         assert entry["idea"] and entry["name"] in told.out
-        assert {p["name"]: p["default"] for p in entry["parameters"]} == json.loads(json.dumps(KINDS[kind][entry["name"]]().table()))
+        assert {p["name"]: p["default"] for p in entry["parameters"]} == json.loads(
+            json.dumps(KINDS[kind][entry["name"]]().table())
+        )
         assert all(p["doc"] and p["allowed"] and p["type"] for p in entry["parameters"])
     assert max(map(len, told.out.splitlines())) <= 80
 
@@ -202,7 +211,11 @@ def test_costs_of_methods_are_those_of_their_definitions(tell: Any) -> None:
     assert costs("feddpc") == [1, 1, 1, 0, 0]
     assert 0 < told["fedbn"]["down"] < 1 and told["fedbn"]["down"] == told["fedbn"]["up"]
     assert all(entry["down"] is not None for entry in told.values())
-    assert {name for name in ("fedavg", "fedprox", "scaffold", "feddyn", "feddc") if told[name]["exact"]} == {"scaffold", "feddyn", "feddc"}
+    assert {name for name in ("fedavg", "fedprox", "scaffold", "feddyn", "feddc") if told[name]["exact"]} == {
+        "scaffold",
+        "feddyn",
+        "feddc",
+    }
     assert (told["fedavg"]["weighting"], told["feddyn"]["weighting"]) == ("samples", "uniform")
 
 
@@ -214,13 +227,27 @@ def test_show_tells_settings_figures_rounds_and_what_the_method_logged(tell: Any
     run = askew.load(only_run())
     told = tell("show", only_run())
     assert told.code == 0 and told.err == ""
-    for words in ("finished, 7 rounds", "digits, 5 clients, Dirichlet α = 0.2", "lam=1", "softmax zeros=true", "lr=0.1", "█", "ratio"):
+    for words in (
+        "finished, 7 rounds",
+        "digits, 5 clients, Dirichlet α = 0.2",
+        "lam=1",
+        "softmax zeros=true",
+        "lr=0.1",
+        "█",
+        "ratio",
+    ):
         assert words in told.out
-    shown = [line.split()[0] for line in told.out.splitlines() if line.endswith("s") and "kB" in line and "up," not in line]
+    shown = [
+        line.split()[0] for line in told.out.splitlines() if line.endswith("s") and "kB" in line and "up," not in line
+    ]
     assert shown == ["3", "4", "5", "6", "7"]
     assert max(map(len, told.out.splitlines())) <= 80
     as_json = tell("show", only_run(), "--json").json
-    assert as_json["records"] == run.rounds and as_json["config"] == run.config and as_json["best_accuracy"] == run.best_accuracy
+    assert (
+        as_json["records"] == run.rounds
+        and as_json["config"] == run.config
+        and as_json["best_accuracy"] == run.best_accuracy
+    )
 
 
 @pytest.fixture
@@ -234,7 +261,10 @@ def three(tell: Any) -> list[askew.Run]:
 def test_compare_joins_seeds_and_counts_rounds_to_a_target(tell: Any, three: list[askew.Run]) -> None:
     told = tell("compare", "runs")
     assert told.code == 0 and told.err == "" and max(map(len, told.out.splitlines())) <= 80
-    assert [line.split()[0] for line in told.out.splitlines() if line.startswith(("fedavg ", "scaffold "))] == ["fedavg", "scaffold"]
+    assert [line.split()[0] for line in told.out.splitlines() if line.startswith(("fedavg ", "scaffold "))] == [
+        "fedavg",
+        "scaffold",
+    ]
     assert tell("compare", "runs", "--json").json == table(three)
     assert tell("compare", *(run.folder for run in three), "runs", "--json").json == table(three)
     aimed = tell("compare", "runs", "--target", "0.01", "--json").json
@@ -253,8 +283,18 @@ def test_compare_highlights_the_best_of_a_task() -> None:
 
 
 def fake(algorithm: str, accuracy: list[float], clients: int = 5) -> askew.Run:
-    tables = askew.Config.build({"rounds": 2, "algorithm": {"name": algorithm}, "partition": {"clients": clients}}).tables()
-    other = {"bytes_up": 1, "bytes_down": 1, "seconds": 0.1, "dropped": 0, "participants": [0], "train_loss": 1.0, "loss": 1.0}
+    tables = askew.Config.build(
+        {"rounds": 2, "algorithm": {"name": algorithm}, "partition": {"clients": clients}}
+    ).tables()
+    other = {
+        "bytes_up": 1,
+        "bytes_down": 1,
+        "seconds": 0.1,
+        "dropped": 0,
+        "participants": [0],
+        "train_loss": 1.0,
+        "loss": 1.0,
+    }
     return askew.Run(tables, [{"round": t, "accuracy": a, **other} for t, a in enumerate(accuracy, 1)])
 
 
@@ -271,7 +311,15 @@ def test_the_demo_compares_seven_methods_and_the_second_time_trains_nothing(tell
     first = tell("demo", "--rounds", "1", "--seeds", "1", "--out", "shown")
     assert first.code == 0 and "7/7 runs" in first.err
     rows = [line.split("  ")[0] for line in first.out.splitlines() if line.startswith(("fed", "scaffold"))]
-    assert rows == ["fedavg server_scale=1", "fedavg server_scale=2", "fedprox", "scaffold", "feddyn", "feddc", "feddpc"]
+    assert rows == [
+        "fedavg server_scale=1",
+        "fedavg server_scale=2",
+        "fedprox",
+        "scaffold",
+        "feddyn",
+        "feddc",
+        "feddpc",
+    ]
     assert re.findall(r"runs: (.*), seed 0: best accuracy", first.err) == rows
     assert "shown/report/index.html" in first.out and Path("shown/report/index.html").exists()
     logs = {log: log.stat().st_mtime_ns for log in Path("shown/runs").glob("*/rounds.jsonl")}
@@ -296,7 +344,11 @@ def test_an_interrupted_demo_says_how_to_go_on(tell: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("askew.experiment.demo.play_all", stopped)
     told = tell("demo", "--seeds", "1", "--out", "shown")
-    assert told.code == 130 and "stopped in run 1 of 7" in told.err and "askew demo --out shown --rounds 30 --seeds 1" in told.err
+    assert (
+        told.code == 130
+        and "stopped in run 1 of 7" in told.err
+        and "askew demo --out shown --rounds 30 --seeds 1" in told.err
+    )
 
 
 # the terminal ---------------------------------------------------------------------------------------------------
@@ -320,7 +372,9 @@ def test_on_a_terminal_bars_show_the_round_and_the_accuracy() -> None:
 
 def test_on_a_terminal_the_bar_names_a_run_as_the_table_does() -> None:
     console = Console(file=StringIO(), force_terminal=True, width=80, force_interactive=True, color_system=None)
-    configs = [askew.Config.build(TINY | {"algorithm": {"name": "fedavg", "server_scale": scale}}) for scale in (1.0, 2.0)]
+    configs = [
+        askew.Config.build(TINY | {"algorithm": {"name": "fedavg", "server_scale": scale}}) for scale in (1.0, 2.0)
+    ]
     with terminal.Ticker(console, configs) as ticker:
         ticker.bars.auto_refresh = False
         askew.run(configs[1], watch=ticker)
@@ -334,7 +388,11 @@ def test_curves_in_blocks() -> None:
     assert terminal.spark([3.0, 3.0], 20) == "▁▁"
     assert len(terminal.spark([float(v) for v in range(1000)], 20)) == 20
     lines = terminal.chart([1, 2], [0.25, 0.75]).plain.splitlines()
-    assert lines[0].startswith("  75.0% │") and lines[-2].startswith("  25.0% │") and lines[-1].split() == ["round", "1", "2"]
+    assert (
+        lines[0].startswith("  75.0% │")
+        and lines[-2].startswith("  25.0% │")
+        and lines[-1].split() == ["round", "1", "2"]
+    )
     assert lines[0].count("█") == 30 and lines[-2].count("█") == 30 and lines[-2].count("▁") == 30
 
 
@@ -343,7 +401,11 @@ def test_help_is_what_askew_alone_shows_and_each_verb_has_examples(tell: Any) ->
     assert alone.code == 0 and alone.out == tell("--help").out
     for verb in ("run", "list", "show", "compare", "report", "demo", "deploy"):
         told = tell(verb, "--help")
-        assert told.code == 0 and f"Usage: askew {verb}" in told.out and f"\n $ askew {verb}" in told.out.split("Examples:")[1]
+        assert (
+            told.code == 0
+            and f"Usage: askew {verb}" in told.out
+            and f"\n $ askew {verb}" in told.out.split("Examples:")[1]
+        )
         assert verb in alone.out
 
 
@@ -357,5 +419,7 @@ def test_a_closed_pipe_is_no_error(more: list[str]) -> None:
     source, sink = os.pipe()
     os.close(source)
     with os.fdopen(sink, "w") as closed:
-        told = subprocess.run([sys.executable, "-m", "askew", "list", "models", *more], stdout=closed, stderr=subprocess.PIPE, text=True)
+        told = subprocess.run(
+            [sys.executable, "-m", "askew", "list", "models", *more], stdout=closed, stderr=subprocess.PIPE, text=True
+        )
     assert told.stderr == ""

@@ -13,7 +13,7 @@ from scipy.stats import betabinom, binom
 from torch import nn
 
 import askew
-from askew.cli import main
+from askew.cli.main import main
 from askew.core.rng import generator
 from askew.errors import AskewError, ConfigError, DataError, ModelError, StoreError
 from askew.experiment import conformal as library
@@ -59,12 +59,23 @@ def test_scores_by_hand() -> None:
     for method, expected in (("naive", above), ("aps", aps), ("raps", raps)):
         np.testing.assert_allclose(scores(method, p, u, how), expected, atol=1e-15)
     np.testing.assert_allclose(scores("aps", p, u, FIXED), [[0.8, 0.5, 1], [0.75, 1, 0.5]], atol=1e-15)
-    np.testing.assert_allclose(scores("raps", p, u, Conformal(penalty=0.3, k_reg=2)) - aps, [[0, 0, 0.3], [0, 0.3, 0]], atol=1e-15)
+    np.testing.assert_allclose(
+        scores("raps", p, u, Conformal(penalty=0.3, k_reg=2)) - aps, [[0, 0, 0.3], [0, 0.3, 0]], atol=1e-15
+    )
 
 
 @pytest.mark.parametrize(
     ("n", "alpha", "k"),
-    [(9, 0.1, 9), (10, 0.1, 10), (99, 0.05, 95), (9, 0.7, 3), (19, 0.3, 14), (8, 0.1, None), (1, 0.5, 1), (1, 0.49, None)],
+    [
+        (9, 0.1, 9),
+        (10, 0.1, 10),
+        (99, 0.05, 95),
+        (9, 0.7, 3),
+        (19, 0.3, 14),
+        (8, 0.1, None),
+        (1, 0.5, 1),
+        (1, 0.49, None),
+    ],
 )
 def test_the_threshold_is_the_corrected_quantile(n: int, alpha: float, k: int | None) -> None:
     """(9 + 1)(1 − 0.7) is 3, though floating point says a little more."""
@@ -74,7 +85,13 @@ def test_the_threshold_is_the_corrected_quantile(n: int, alpha: float, k: int | 
 
 def test_naive_sets_by_hand() -> None:
     p = np.array([[0.3, 0.3, 0.3, 0.1], [0.97, 0.01, 0.01, 0.01]])
-    for alpha, sizes in ((0.1, [3, 1]), (0.4, [2, 1]), (0.05, [4, 1]), (0.02, [4, 2]), (0.8, [1, 1])):  # .3 + .3 + .3 is a little below .9
+    for alpha, sizes in (
+        (0.1, [3, 1]),
+        (0.4, [2, 1]),
+        (0.05, [4, 1]),
+        (0.02, [4, 2]),
+        (0.8, [1, 1]),
+    ):  # .3 + .3 + .3 is a little below .9
         chosen = sets(scores("naive", p, np.zeros(2), FIXED), threshold("naive", np.zeros(0), alpha))
         assert chosen.sum(1).tolist() == sizes
         assert np.all((chosen * p).sum(1) >= 1 - alpha - 1e-12)
@@ -100,7 +117,9 @@ def test_a_whole_measurement_by_hand() -> None:
 @pytest.mark.parametrize("method", ["aps", "raps"])
 @pytest.mark.parametrize("alpha", [0.3, 0.1, 0.01])
 @pytest.mark.parametrize("sharp", [0.3, 1.0, 4.0])
-def test_coverage_is_within_its_exact_law_whatever_the_probabilities_are(method: str, alpha: float, sharp: float) -> None:
+def test_coverage_is_within_its_exact_law_whatever_the_probabilities_are(
+    method: str, alpha: float, sharp: float
+) -> None:
     n, m = 300, 4000
     p, y = drawn(n + m, sharp=sharp, seed=int(1000 * alpha))
     ((outcome,),) = outcomes(method, p, y, [alpha], Conformal(calibration=n / (n + m), splits=1, penalty=0.05), seed=1)
@@ -123,7 +142,9 @@ def test_the_finite_sample_correction_is_exact() -> None:
 @pytest.mark.parametrize(("n", "m", "alpha"), [(50, 70, 0.1), (9, 5, 0.3), (500, 2000, 0.05)])
 def test_the_law_is_the_beta_binomial_one(n: int, m: int, alpha: float) -> None:
     k = int(np.ceil((n + 1) * (1 - alpha) - 1e-9))
-    np.testing.assert_allclose(law(n, m, alpha), betabinom.pmf(np.arange(m + 1), m, k, n + 1 - k), rtol=1e-8, atol=1e-300)
+    np.testing.assert_allclose(
+        law(n, m, alpha), betabinom.pmf(np.arange(m + 1), m, k, n + 1 - k), rtol=1e-8, atol=1e-300
+    )
     low, high = band(n, m, alpha, outside=0.02)
     assert (low * m, high * m) == pytest.approx(betabinom.ppf([0.01, 0.99], m, k, n + 1 - k))
     assert law(5, 3, 0.1).tolist() == [0, 0, 0, 1] and band(5, 3, 0.1) == (1.0, 1.0)  # too few: all classes
@@ -139,7 +160,9 @@ def test_naive_sets_undercover_where_the_model_is_overconfident_and_calibrated_o
 
 def test_naive_sets_of_true_probabilities_cover_at_least_what_was_asked_for() -> None:
     p, y = drawn(20_000)
-    covered = sets(scores("naive", p, np.zeros(len(y)), FIXED), threshold("naive", np.zeros(0), 0.2))[np.arange(len(y)), y].sum()
+    covered = sets(scores("naive", p, np.zeros(len(y)), FIXED), threshold("naive", np.zeros(0), 0.2))[
+        np.arange(len(y)), y
+    ].sum()
     assert covered >= binom.ppf(RARE, len(y), 0.8)
 
 
@@ -183,7 +206,10 @@ def test_sets_grow_with_what_is_asked_for_and_are_top_classes(method: str, rando
 @pytest.mark.parametrize("randomised", [True, False])
 def test_sets_are_never_empty_where_that_is_promised(randomised: bool) -> None:
     p, y = drawn(400, classes=3, sharp=3.0)
-    free, kept = (measured(p, y, Conformal(alpha=0.6, randomised=randomised, nonempty=keep), seed=0)["methods"] for keep in (False, True))
+    free, kept = (
+        measured(p, y, Conformal(alpha=0.6, randomised=randomised, nonempty=keep), seed=0)["methods"]
+        for keep in (False, True)
+    )
     assert free["aps"]["empty"] > 0.1 and free["raps"]["empty"] > 0.1  # so there is something to promise
     assert [kept[method]["empty"] for method in METHODS] == [0, 0, 0] and free["naive"]["empty"] == 0
     assert kept["aps"]["coverage"] >= free["aps"]["coverage"]
@@ -237,7 +263,8 @@ def test_sizes_at_equal_coverage_lie_between_neighbours() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"alpha": 0}, {"alpha": 1}, {"calibration": 1.0}, {"splits": 0}, {"k_reg": -1}, {"penalty": -0.1}, {"lamda": 1}]
+    "wrong",
+    [{"alpha": 0}, {"alpha": 1}, {"calibration": 1.0}, {"splits": 0}, {"k_reg": -1}, {"penalty": -0.1}, {"lamda": 1}],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -290,7 +317,9 @@ def test_runs_that_have_no_sets_are_refused(tmp_path: Path) -> None:
             library.probabilities(run)
 
     refused(askew.run(TINY), StoreError, "has no stored model")
-    private = askew.run({**TINY, "model": {"name": "mlp", "norm": "batch"}, "algorithm": {"name": "fedbn"}}, out=tmp_path)
+    private = askew.run(
+        {**TINY, "model": {"name": "mlp", "norm": "batch"}, "algorithm": {"name": "fedbn"}}, out=tmp_path
+    )
     refused(private, ModelError, "keeps parts of the model with its clients")
     short = askew.run(TINY, out=tmp_path)
     short.rounds.pop()
@@ -316,7 +345,10 @@ def test_the_command_tells_draws_and_prints_json(stored: Path, capsys: pytest.Ca
     assert main(["conformal", "runs", "--alpha", "0.2", "--splits", "3", "--plot", "sets/coverage.svg"]) == 0
     out = capsys.readouterr().out
     assert (
-        "fedavg" in out and "coverage 80.0%" in out and "sets/coverage.svg" in out and "Means over 3 random divisions and over seeds" in out
+        "fedavg" in out
+        and "coverage 80.0%" in out
+        and "sets/coverage.svg" in out
+        and "Means over 3 random divisions and over seeds" in out
     )
     assert b"<svg" in Path("sets/coverage.svg").read_bytes()
     one = str(next(stored.iterdir()))
@@ -329,7 +361,12 @@ def test_the_command_tells_draws_and_prints_json(stored: Path, capsys: pytest.Ca
     for each in told:
         assert each["settings"]["penalty"] == 0 and each["methods"]["aps"] == each["methods"]["raps"]
         assert len(each["curves"]["naive"]["size"]) == len(LEVELS)
-        assert each == {"run": each["run"], "algorithm": "fedavg", "seed": each["seed"], **askew.load(each["run"]).conformal}
+        assert each == {
+            "run": each["run"],
+            "algorithm": "fedavg",
+            "seed": each["seed"],
+            **askew.load(each["run"]).conformal,
+        }
 
 
 @pytest.mark.parametrize(
@@ -341,7 +378,9 @@ def test_the_command_tells_draws_and_prints_json(stored: Path, capsys: pytest.Ca
         (["--splits", "0"], "splits must be ≥ 1"),
     ],
 )
-def test_the_command_refuses_in_one_sentence(words: list[str], sentence: str, stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_in_one_sentence(
+    words: list[str], sentence: str, stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert main(["conformal", "runs", *words]) == 2
     out, err = capsys.readouterr()

@@ -18,12 +18,12 @@ from askew.algorithms import FedAvg
 from askew.core.algebra import clipped, dot, norm
 from askew.core.algorithm import Algorithm
 from askew.core.bank import Bank
-from askew.core.local import Moving, begin, differentiate, slide_rows, slope_rows, step, straight
+from askew.core.local import Progress, begin, differentiate, slide_rows, slope_rows, step, straight
 from askew.core.rng import generator, key, torch_seed
 from askew.core.settings import Registry, Settings, setting
 from askew.core.space import BATCH_NORMS, Space
 from askew.core.task import Bound, Functional, Task, WithFeatures, dense_layers, with_features
-from askew.core.types import Batch, Me, State, nova_length
+from askew.core.types import Batch, Client, State, nova_length
 from askew.engine.server import halved
 from askew.errors import AlgorithmError, ConfigError, ModelError, UnknownName
 from askew.models import networks
@@ -108,7 +108,9 @@ def test_a_loss_that_speaks_of_w_itself_is_differentiated_too() -> None:
     batch = Batch(torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 1]))
     for task in (Bound(module, space), Functional(module, space)):
         plain = differentiate(task, lambda u, task=task: task.loss(u, batch), space.start, space.buffers)[0]
-        ridge = differentiate(task, lambda u, task=task: task.loss(u, batch) + 0.5 * u.square().sum(), space.start, space.buffers)[0]
+        ridge = differentiate(
+            task, lambda u, task=task: task.loss(u, batch) + 0.5 * u.square().sum(), space.start, space.buffers
+        )[0]
         assert torch.allclose(ridge - plain, space.start, atol=1e-12)
 
 
@@ -116,7 +118,11 @@ def test_padding_weighs_nothing() -> None:
     module = mlp().double()
     space = Space(module, torch.float64)
     x, y = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2])
-    padded = Batch(torch.cat([x, torch.randn(2, 6, dtype=torch.float64)]), torch.tensor([0, 1, 2, 0, 0]), torch.tensor([1.0, 1, 1, 0, 0]))
+    padded = Batch(
+        torch.cat([x, torch.randn(2, 6, dtype=torch.float64)]),
+        torch.tensor([0, 1, 2, 0, 0]),
+        torch.tensor([1.0, 1, 1, 0, 0]),
+    )
     task = Bound(module, space)
     one = differentiate(task, lambda u: task.loss(u, Batch(x, y)), space.start, space.buffers)[0]
     two = differentiate(task, lambda u: task.loss(u, padded), space.start, space.buffers)[0]
@@ -190,7 +196,10 @@ def test_an_address_is_the_key_of_philox() -> None:
         words = np.frombuffer(key(5, "batches", 3, client), dtype=np.uint64)
         plain = np.random.Generator(np.random.Philox(key=words))
         mine = generator(5, "batches", 3, client)
-        assert np.array_equal(mine.permutation(300), plain.permutation(300)) and mine.standard_normal() == plain.standard_normal()
+        assert (
+            np.array_equal(mine.permutation(300), plain.permutation(300))
+            and mine.standard_normal() == plain.standard_normal()
+        )
 
 
 def test_addressed_draws_look_uniform() -> None:
@@ -203,7 +212,11 @@ def test_addressed_draws_look_uniform() -> None:
 
 
 @hypothesis_settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.lists(st.integers(0, 10**9), min_size=1, max_size=6, unique=True), st.floats(-9, 9)), max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 10**9), min_size=1, max_size=6, unique=True), st.floats(-9, 9)), max_size=12
+    )
+)
 def test_a_bank_reads_back_what_was_last_written(writes: list[tuple[list[int], float]]) -> None:
     bank = Bank({"h": torch.tensor([1.0, 2.0]), "n": torch.tensor(7)})
     truth: dict[int, float] = {}
@@ -292,7 +305,10 @@ def test_a_plain_override_is_a_new_default_with_the_old_rules() -> None:
         ({"count": 10}, "Knobs: count must be ≥ 1 and ≤ 9, got 10; the default is 3."),
         ({"kind": "plian"}, "Knobs: unknown kind 'plian'; did you mean 'plain'? Known: fancy, plain."),
         ({"on": 1}, "Knobs: on must be true or false, got 1; the default is false."),
-        ({"widths": [1, "a"]}, "Knobs: widths must be a list, each item a whole number, got [1, 'a']; the default is [64]."),
+        (
+            {"widths": [1, "a"]},
+            "Knobs: widths must be a list, each item a whole number, got [1, 'a']; the default is [64].",
+        ),
         ({"rte": 1}, "Knobs: unknown setting rte; did you mean 'rate'? Known: cap, count, kind, on, rate, widths."),
     ],
 )
@@ -352,7 +368,9 @@ def test_channels_last_is_another_order_of_the_same_coordinates() -> None:
     grads = []
     for space in (plain, last):
         task = Bound(WithFeatures(module), Space(WithFeatures(module), last=space.last_channels))
-        g, _, _ = differentiate(task, lambda u, task=task: task.loss(u, Batch(x, y)), task.space.start, task.space.buffers)
+        g, _, _ = differentiate(
+            task, lambda u, task=task: task.loss(u, Batch(x, y)), task.space.start, task.space.buffers
+        )
         grads.append(task.space.split(g))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(grads[0].values(), grads[1].values(), strict=True))
 
@@ -363,12 +381,12 @@ def test_channels_last_is_another_order_of_the_same_coordinates() -> None:
 class Noting(FedAvg):
     """FedAvg, but its steps are not known to be straight."""
 
-    def note(self, w: torch.Tensor, g: torch.Tensor, d: torch.Tensor, me: Me) -> State:
+    def note(self, w: torch.Tensor, g: torch.Tensor, d: torch.Tensor, me: Client) -> State:
         return {}
 
 
 class Penalised(FedAvg):
-    def loss(self, task: Task, w: torch.Tensor, batch: Batch, me: Me) -> torch.Tensor:
+    def loss(self, task: Task, w: torch.Tensor, batch: Batch, me: Client) -> torch.Tensor:
         return task.loss(w, batch) + 0.1 * (w - me.x + 1).square().sum()
 
 
@@ -390,8 +408,8 @@ class Odd(nn.Module):
         return self.out(h) + F.linear(x[:, :4], self.bare.weight[:3, :4]), h
 
 
-def me_of(space: Space, momentum: float = 0.0, decay: float = 0.0, clip: float = float("inf")) -> Me:
-    return Me(space.start, space.buffers, {}, {}, {}, {}, 0.1, 0.1, momentum, decay, clip, 3.0, 3.0, 1.0, 1, 0.5)
+def me_of(space: Space, momentum: float = 0.0, decay: float = 0.0, clip: float = float("inf")) -> Client:
+    return Client(space.start, space.buffers, {}, {}, {}, {}, 0.1, 0.1, momentum, decay, clip, 3.0, 3.0, 1.0, 1, 0.5)
 
 
 @pytest.mark.parametrize("module", [mlp(), mlp("batch"), Odd(), networks["cnn"].build({}).module((1, 8, 8), 3)])
@@ -400,7 +418,7 @@ def test_a_step_in_place_is_the_step(module: nn.Module, ways: tuple[Algorithm, A
     space = Space(module, torch.float64)
     shape = (1, 8, 8) if isinstance(next(module.children()), nn.Conv2d) else (6,)
     batches = [Batch(torch.randn(5, *shape, dtype=torch.float64), torch.randint(0, 3, (5,))) for _ in range(3)]
-    ends = list[Moving]()
+    ends = list[Progress]()
     for alg in ways:
         task, me = Bound(module, space), me_of(space)
         moving = begin(alg, me)
@@ -417,7 +435,10 @@ def test_a_step_in_place_is_the_step(module: nn.Module, ways: tuple[Algorithm, A
 
 def test_a_step_in_place_of_half_precision_passes_is_the_step() -> None:
     space, batch = Space(mlp()), Batch(torch.randn(5, 6), torch.randint(0, 3, (5,)))
-    ends = [step(alg, Bound(mlp(), space, half=True), me_of(space), begin(alg, me_of(space)), batch).w for alg in (FedAvg(), Noting())]
+    ends = [
+        step(alg, Bound(mlp(), space, half=True), me_of(space), begin(alg, me_of(space)), batch).w
+        for alg in (FedAvg(), Noting())
+    ]
     torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
 
 
@@ -431,7 +452,12 @@ def test_a_step_in_place_leaves_the_received_model_alone() -> None:
 def test_only_steps_along_the_gradient_are_straight() -> None:
     space = Space(mlp())
     assert straight(FedAvg(), me_of(space))
-    for me in (me_of(space, momentum=0.9), me_of(space, decay=0.1), me_of(space, clip=1.0), me_of(space)._replace(lr=torch.tensor(0.1))):
+    for me in (
+        me_of(space, momentum=0.9),
+        me_of(space, decay=0.1),
+        me_of(space, clip=1.0),
+        me_of(space)._replace(lr=torch.tensor(0.1)),
+    ):
         assert not straight(FedAvg(), me)
     assert not straight(Noting(), me_of(space))
 
@@ -452,7 +478,12 @@ TWICE = nn.ReLU()  # one module in two places
 
 @pytest.mark.parametrize(
     "module",
-    [mlp(), linears(nn.Tanh(), nn.Sigmoid()), linears(nn.GELU(), nn.Identity()), linears(nn.GELU("tanh"), TWICE, nn.Linear(5, 5), TWICE)],
+    [
+        mlp(),
+        linears(nn.Tanh(), nn.Sigmoid()),
+        linears(nn.GELU(), nn.Identity()),
+        linears(nn.GELU("tanh"), TWICE, nn.Linear(5, 5), TWICE),
+    ],
 )
 @pytest.mark.parametrize("criterion", ["cross_entropy", "squared_error"])
 @pytest.mark.parametrize("padded", [False, True])
@@ -483,11 +514,20 @@ def test_what_is_not_a_row_of_linear_layers_is_not_taken_for_one() -> None:
     frozen = linears(nn.ReLU())
     frozen.get_submodule("module.1").requires_grad_(False)
     others = [frozen, mlp("batch"), Odd(), linears(nn.LayerNorm(5)), linears(nn.Sequential(nn.Linear(5, 5)))]
-    others += [WithFeatures(Backwards(nn.Linear(5, 3), nn.Linear(6, 5))), WithFeatures(nn.Sequential(nn.Flatten(2), nn.Linear(3, 3)))]
+    others += [
+        WithFeatures(Backwards(nn.Linear(5, 3), nn.Linear(6, 5))),
+        WithFeatures(nn.Sequential(nn.Flatten(2), nn.Linear(3, 3))),
+    ]
     again, tied = nn.Linear(5, 5), linears(nn.Linear(5, 5), nn.Linear(5, 5))
     tied.get_submodule("module.2").weight = tied.get_submodule("module.3").weight
-    others += [linears(again, again), tied, linears(nn.Tanh(), nn.ReLU(inplace=True))]  # weights that are two layers', outputs that change
-    others += [WithFeatures(nn.Sequential(nn.Linear(3, 2), nn.Flatten(), nn.Linear(4, 3)))]  # the first one has more dimensions
+    others += [
+        linears(again, again),
+        tied,
+        linears(nn.Tanh(), nn.ReLU(inplace=True)),
+    ]  # weights that are two layers', outputs that change
+    others += [
+        WithFeatures(nn.Sequential(nn.Linear(3, 2), nn.Flatten(), nn.Linear(4, 3)))
+    ]  # the first one has more dimensions
     for module in (*others, networks["cnn"].build({}).module((1, 8, 8), 3)):
         assert not dense_layers(module)
     assert not Functional(mlp(), Space(mlp()), half=True).layers and not Bound(mlp(), Space(mlp()), half=True).layers

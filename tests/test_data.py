@@ -12,7 +12,18 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import askew.data
 from askew.core.rng import generator
-from askew.data import Dataset, Digits, NaturalSource, Samples, Source, Synthetic, SyntheticLeaf, from_user, partitions, sources
+from askew.data import (
+    Dataset,
+    Digits,
+    NaturalSource,
+    Samples,
+    Source,
+    Synthetic,
+    SyntheticLeaf,
+    from_user,
+    partitions,
+    sources,
+)
 from askew.data.partition import Partition
 from askew.errors import AskewError, ConfigError, DataError
 
@@ -92,7 +103,9 @@ def test_pooled_data_are_the_clients_in_their_order(source: NaturalSource) -> No
 
 
 def test_pooling_too_much_is_refused() -> None:
-    with pytest.raises(DataError, match=r'600,000,000 numbers, at most 50,000,000 are allowed; set partition.name = "natural"'):
+    with pytest.raises(
+        DataError, match=r'600,000,000 numbers, at most 50,000,000 are allowed; set partition.name = "natural"'
+    ):
         Synthetic().load(0, 100_000)
 
 
@@ -215,7 +228,11 @@ def test_types_of_inputs_and_targets() -> None:
     pixels = from_user((np.full((5, 1, 2, 2), 255, dtype=np.uint8), np.array([True, False] * 2 + [True])))
     assert pixels.train.x.dtype == torch.float32 and pixels.train.x.max() == 255 and pixels.classes == 2
     regression = from_user((torch.ones(5, 3, dtype=torch.float64), np.linspace(0, 1, 5)))
-    assert regression.classes == 0 and regression.criterion == "squared_error" and regression.train.y.dtype == torch.float32
+    assert (
+        regression.classes == 0
+        and regression.criterion == "squared_error"
+        and regression.train.y.dtype == torch.float32
+    )
 
 
 class Pairs(TorchDataset):
@@ -247,7 +264,11 @@ X, Y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("data", "test", "sentence"),
     [
-        ((X, Y[:3]), None, r"as many targets as inputs and at least one, got x of shape \[4, 2\] and y of shape \[3\]; give one target"),
+        (
+            (X, Y[:3]),
+            None,
+            r"as many targets as inputs and at least one, got x of shape \[4, 2\] and y of shape \[3\]; give one target",
+        ),
         ((X[:0], Y[:0]), None, "at least one, got x of shape"),
         ((X, Y - 1), None, "class labels of the training data must be 0, 1, 2, …, got -1; renumber them from 0"),
         ((X, Y[:, None]), None, r"must be one number a sample, got shape \[4, 1\]; flatten"),
@@ -258,9 +279,17 @@ X, Y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
         ((X, Y), (X[:, :1], Y), "inputs of shape .* both must be alike"),
         ((X, Y), (X, Y.float()), "targets of type .* both must be alike"),
         ((X[:1], Y[:1]), None, "held out from 2 samples or more, got 1; give more data, or pass test"),
-        (X, None, r"must be a pair \(x, y\) of tensors or arrays, or a map-style torch Dataset of such pairs, got Tensor"),
+        (
+            X,
+            None,
+            r"must be a pair \(x, y\) of tensors or arrays, or a map-style torch Dataset of such pairs, got Tensor",
+        ),
         ((X, Y, Y), None, r"must be a pair \(x, y\)"),
-        ((X, ["a", "b", "c", "d"]), None, "y of the training data must be a tensor or an array of real numbers, got list; convert"),
+        (
+            (X, ["a", "b", "c", "d"]),
+            None,
+            "y of the training data must be a tensor or an array of real numbers, got list; convert",
+        ),
         ((X * 1j, Y), None, "x of the training data must be a tensor or an array of real numbers"),
         (Stream(), None, "must be map-style, with a length and an index"),
         (Pairs([]), None, "must hold at least one sample"),

@@ -22,12 +22,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from askew import cli_data
+from askew.cli import data as data_commands
 from askew.data import files, shakespeare
 from askew.data.files import File
 from askew.data.images import Cifar10, Cifar100, Emnist, FashionMnist, Images, Mnist, TinyImageNet
 from askew.data.shakespeare import Shakespeare
-from askew.data.view import Pixels, Windows, marks
+from askew.data.view import PixelTransform, TextWindows, marks
 from askew.errors import ConfigError, DataError, UnknownName
 
 Contents = dict[str, bytes]
@@ -49,7 +49,9 @@ def root(tmp_path: Path) -> Iterator[Path]:
 def publish(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets small files stand for the published ones."""
 
-    def now(name: str, contents: Contents, train: int, test: int, form: int = 0, archive: bytes = b"", classes: int = 0) -> None:
+    def now(
+        name: str, contents: Contents, train: int, test: int, form: int = 0, archive: bytes = b"", classes: int = 0
+    ) -> None:
         entry = files.table[name]
         known = [File(n, md5(c)) for n, c in contents.items()]
         if all(not file.md5 for file in entry.forms[form].files):
@@ -112,10 +114,14 @@ def batch(x: np.ndarray[Any, Any], **labels: list[int]) -> bytes:
     short = lambda data: b"U" + bytes([len(data)]) + data
     long = lambda data: b"T" + struct.pack("<I", len(data)) + data
     whole = lambda value: b"J" + struct.pack("<i", value)
-    dtype = b"cnumpy\ndtype\n(" + short(b"u1") + b"K\0K\1tR(K\3" + short(b"|") + b"NNN" + whole(-1) + whole(-1) + b"K\0tb"
+    dtype = (
+        b"cnumpy\ndtype\n(" + short(b"u1") + b"K\0K\1tR(K\3" + short(b"|") + b"NNN" + whole(-1) + whole(-1) + b"K\0tb"
+    )
     array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0t" + short(b"b") + b"tR"
     array += b"(K\1(" + whole(len(x)) + whole(x[0].size) + b"t" + dtype + b"I00\n" + long(x.tobytes()) + b"tb"
-    lists = b"".join(short(name.encode()) + b"](" + b"".join(map(whole, values)) + b"es" for name, values in labels.items())
+    lists = b"".join(
+        short(name.encode()) + b"](" + b"".join(map(whole, values)) + b"es" for name, values in labels.items()
+    )
     return b"\x80\x02}" + short(b"data") + array + b"s" + lists + b"."
 
 
@@ -135,9 +141,13 @@ def cifar10(root: Path, publish: Any) -> Path:
 def test_cifar10_is_read_from_every_layout(root: Path, publish: Any, layout: str) -> None:
     form = int(layout.startswith("python"))
     held, inside = (python(), "cifar-10-batches-py") if form else (binary(), "cifar-10-batches-bin")
-    packed = tarred({f"{inside}/readme.html": b"", "../evil": b"", **{f"{inside}/{n}": d for n, d in reversed(held.items())}})
+    packed = tarred(
+        {f"{inside}/readme.html": b"", "../evil": b"", **{f"{inside}/{n}": d for n, d in reversed(held.items())}}
+    )
     publish("cifar10", held, 10, 4, form, packed)
-    put(root, {files.table["cifar10"].forms[form].archive.name: packed}) if "archive" in layout else put(root / inside, held)
+    put(root, {files.table["cifar10"].forms[form].archive.name: packed}) if "archive" in layout else put(
+        root / inside, held
+    )
     data = Cifar10().load(0, 3)
     assert torch.equal(data.train.x, torch.from_numpy(X[:10])) and torch.equal(data.test.x, torch.from_numpy(X[10:]))
     assert data.train.y.tolist() == Y[:10].tolist() and data.test.y.tolist() == Y[10:].tolist()
@@ -150,7 +160,9 @@ def test_cifar100_has_the_fine_labels(root: Path, publish: Any, form: int) -> No
     coarse, fine = drawn(14, below=20, seed=2), drawn(14, below=100, seed=3)
     parts = {"train": slice(0, 10), "test": slice(10, 14)}
     if form:
-        held = {n: batch(X[p], coarse_labels=coarse[p].tolist(), fine_labels=fine[p].tolist()) for n, p in parts.items()}
+        held = {
+            n: batch(X[p], coarse_labels=coarse[p].tolist(), fine_labels=fine[p].tolist()) for n, p in parts.items()
+        }
     else:
         held = {f"{n}.bin": records(X[p], coarse[p], fine[p]) for n, p in parts.items()}
     publish("cifar100", held, 10, 4, form)
@@ -192,7 +204,10 @@ def test_damaged_files_are_refused_with_both_checksums(cifar10: Path) -> None:
         put(cifar10 / "cifar-10-batches-bin", {"data_batch_2.bin": bad})
         with pytest.raises(DataError) as told:
             Cifar10().load(0, 3)
-        assert all(word in str(told.value) for word in ("data_batch_2.bin", md5(bad), md5(good["data_batch_2.bin"]), "askew data get"))
+        assert all(
+            word in str(told.value)
+            for word in ("data_batch_2.bin", md5(bad), md5(good["data_batch_2.bin"]), "askew data get")
+        )
 
 
 def test_a_damaged_archive_is_refused(root: Path, publish: Any) -> None:
@@ -208,7 +223,9 @@ def test_a_damaged_archive_is_refused(root: Path, publish: Any) -> None:
 def test_missing_files_say_what_to_do(root: Path) -> None:
     with pytest.raises(DataError) as told:
         Cifar10().load(0, 3)
-    assert all(word in str(told.value) for word in ("`askew data get cifar10 --data-dir ", "cifar-10-binary.tar.gz", str(root)))
+    assert all(
+        word in str(told.value) for word in ("`askew data get cifar10 --data-dir ", "cifar-10-binary.tar.gz", str(root))
+    )
     put(root / "cifar-10-batches-bin", {"data_batch_1.bin": b""})  # a part is not the whole
     with pytest.raises(DataError, match="askew data get cifar10"):
         Cifar10().load(0, 3)
@@ -228,17 +245,25 @@ GREY, DIGITS = drawn(9, 28, 28), drawn(9, below=10, seed=1)
 
 def idx_files(prefix: str = "", test: str = "t10k", labels: np.ndarray[Any, Any] = DIGITS) -> Contents:
     parts = {f"{prefix}train": slice(0, 6), f"{prefix}{test}": slice(6, 9)}
-    return {f"{n}-{kind}-ubyte": idx(a[p]) for n, p in parts.items() for kind, a in (("images-idx3", GREY), ("labels-idx1", labels))}
+    return {
+        f"{n}-{kind}-ubyte": idx(a[p])
+        for n, p in parts.items()
+        for kind, a in (("images-idx3", GREY), ("labels-idx1", labels))
+    }
 
 
 @pytest.mark.parametrize("source, folder", [(Mnist, "MNIST/raw"), (Mnist, "mnist"), (FashionMnist, "FashionMNIST/raw")])
 @pytest.mark.parametrize("packed", [False, True])
-def test_idx_files_are_read_plain_and_packed(root: Path, publish: Any, source: type[Images], folder: str, packed: bool) -> None:
+def test_idx_files_are_read_plain_and_packed(
+    root: Path, publish: Any, source: type[Images], folder: str, packed: bool
+) -> None:
     publish(source.key, idx_files(), 6, 3)
     held = {f"{n}.gz": gzip.compress(d, mtime=0) for n, d in idx_files().items()} if packed else idx_files()
     put(root / folder, held)
     data = source().load(0, 3)
-    assert torch.equal(data.train.x[:, 0], torch.from_numpy(GREY[:6])) and torch.equal(data.test.x[:, 0], torch.from_numpy(GREY[6:]))
+    assert torch.equal(data.train.x[:, 0], torch.from_numpy(GREY[:6])) and torch.equal(
+        data.test.x[:, 0], torch.from_numpy(GREY[6:])
+    )
     assert data.train.y.tolist() == DIGITS[:6].tolist() and data.test.y.tolist() == DIGITS[6:].tolist()
 
 
@@ -307,8 +332,13 @@ def photograph(shade: int, side: int = 64, mode: str = "RGB") -> bytes:
 
 def tiny() -> Contents:
     ids = ["n03", "n01", "n02"]
-    held = {"wnids.txt": "\n".join(ids).encode(), "val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t9\t9\nval_1.JPEG\tn01\t0\t0\t9\t9\n"}
-    held |= {f"train/{wnid}/images/{wnid}_{k}.JPEG": photograph(80 * int(wnid[-1]) + k) for wnid in ids for k in range(2)}
+    held = {
+        "wnids.txt": "\n".join(ids).encode(),
+        "val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t9\t9\nval_1.JPEG\tn01\t0\t0\t9\t9\n",
+    }
+    held |= {
+        f"train/{wnid}/images/{wnid}_{k}.JPEG": photograph(80 * int(wnid[-1]) + k) for wnid in ids for k in range(2)
+    }
     return held | {"val/images/val_0.JPEG": photograph(160), "val/images/val_1.JPEG": photograph(80, mode="L")}
 
 
@@ -318,14 +348,20 @@ def test_tiny_imagenet_is_read_from_folder_and_zip(root: Path, publish: Any, pac
     publish("tiny_imagenet", {n: d for n, d in tiny().items() if n.endswith("txt")}, 6, 2, 0, archive, classes=3)
     put(root, {"tiny-imagenet-200.zip": archive}) if packed else put(root / "tiny-imagenet-200", tiny())
     data = TinyImageNet().load(0, 3)
-    assert data.train.x.shape == (6, 3, 64, 64) and data.train.y.tolist() == [0, 0, 1, 1, 2, 2] and data.test.y.tolist() == [1, 0]
+    assert (
+        data.train.x.shape == (6, 3, 64, 64)
+        and data.train.y.tolist() == [0, 0, 1, 1, 2, 2]
+        and data.test.y.tolist() == [1, 0]
+    )
     shades = data.train.x.float().mean((2, 3))
     assert torch.allclose(shades[:, 0], torch.tensor([80.0, 81, 160, 161, 240, 241]), atol=3)
     assert torch.allclose(shades.sum(1), torch.tensor(255.0), atol=6)
     assert torch.allclose(data.test.x[1].float().mean((1, 2)), torch.tensor(80.0), atol=3)  # grey becomes colour
 
 
-def test_tiny_imagenet_refuses_what_is_not_there_or_not_an_image(root: Path, publish: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_imagenet_refuses_what_is_not_there_or_not_an_image(
+    root: Path, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish("tiny_imagenet", {n: d for n, d in tiny().items() if n.endswith("txt")}, 6, 2, classes=3)
     at, name = root / "tiny-imagenet-200", "train/n02/images/n02_1.JPEG"
     for bad in (b"text", photograph(1, side=32)):
@@ -377,7 +413,9 @@ def test_a_changed_original_is_verified_anew(cifar10: Path, decodings: list[str]
         Cifar10().load(0, 3)
 
 
-@pytest.mark.parametrize("harm", [lambda d: d[:-1], lambda d: d[:40], lambda d: b"", lambda d: d[:-9] + bytes([d[-9] ^ 1]) + d[-8:]])
+@pytest.mark.parametrize(
+    "harm", [lambda d: d[:-1], lambda d: d[:40], lambda d: b"", lambda d: d[:-9] + bytes([d[-9] ^ 1]) + d[-8:]]
+)
 def test_a_damaged_cache_is_made_anew(cifar10: Path, decodings: list[str], harm: Any) -> None:
     Cifar10().load(0, 3)
     path = cache(cifar10)
@@ -411,16 +449,18 @@ def test_a_folder_that_cannot_be_written_does_without_a_cache(cifar10: Path, dec
 
 def test_normalisation(cifar10: Path) -> None:
     x = torch.from_numpy(X[:10])
-    mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)))
+    mean, std = (
+        torch.tensor(v, dtype=torch.float64)[:, None, None] for v in ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
+    )
     for normalise, want in (("channels", (x / 255 - mean) / std), ("unit", x / 255), ("half", x / 127.5 - 1)):
         data = Cifar10(normalise=normalise).load(0, 3)
-        assert isinstance(data.view, Pixels) and not data.view.random
+        assert isinstance(data.view, PixelTransform) and not data.view.random
         assert torch.allclose(data.view(data.train.x, torch.float64), want.double(), atol=1e-6)
 
 
 def test_random_changes_reach_the_view_and_leave_tests_alone(cifar10: Path) -> None:
     data = Cifar10(crop=28, pad=2, fill="reflect", flip=True, turn=10, chance=0.5).load(0, 3)
-    assert isinstance(data.view, Pixels) and data.view.random and data.train.x.shape[2:] == (32, 32)
+    assert isinstance(data.view, PixelTransform) and data.view.random and data.train.x.shape[2:] == (32, 32)
     told = (data.view.crop, data.view.pad, data.view.fill, data.view.flip, data.view.turn, data.view.chance)
     assert told == (28, 2, "reflect", True, 10, 0.5)
     seen = data.view(data.test.x, torch.float64)
@@ -430,7 +470,7 @@ def test_random_changes_reach_the_view_and_leave_tests_alone(cifar10: Path) -> N
 def test_frozen_images_are_changed_once_for_all(cifar10: Path) -> None:
     source = Cifar10(crop=28, flip=True, frozen=True)
     data, again, other = source.load(0, 3), source.load(0, 3), source.load(1, 3)
-    assert isinstance(data.view, Pixels) and not data.view.random and data.train.x.dtype == torch.uint8
+    assert isinstance(data.view, PixelTransform) and not data.view.random and data.train.x.dtype == torch.uint8
     loose = Cifar10(crop=28, flip=True).load(0, 3)
     assert torch.equal(data.train.x, loose.view.cut(loose.train.x, marks(0, 10)))  # type: ignore[union-attr]
     assert torch.equal(data.train.x, again.train.x) and not torch.equal(data.train.x, other.train.x)
@@ -441,7 +481,9 @@ def test_frozen_images_are_changed_once_for_all(cifar10: Path) -> None:
 def test_random_tests_are_cut_once(cifar10: Path) -> None:
     for frozen in (False, True):
         data = Cifar10(crop=28, random_test=True, frozen=frozen).load(0, 3)
-        assert data.test.x.shape == (4, 3, 28, 28) and torch.equal(data.test.x, Cifar10(crop=28, random_test=True).load(0, 3).test.x)
+        assert data.test.x.shape == (4, 3, 28, 28) and torch.equal(
+            data.test.x, Cifar10(crop=28, random_test=True).load(0, 3).test.x
+        )
         windows = torch.from_numpy(X[10:]).unfold(2, 28, 1).unfold(3, 28, 1)  # all places of a 28×28 square
         same = (windows == data.test.x[:, :, None, None]).flatten(4).all(4).all(1).flatten(1)
         assert same.sum(1).tolist() == [1] * 4 and len(set(same.int().argmax(1).tolist())) > 1
@@ -486,7 +528,9 @@ def test_cuts_larger_than_the_image_are_refused(cifar10: Path) -> None:
 def test_every_set_tells_its_classes_and_has_an_idea(source: type[Images]) -> None:
     assert len(source.names) in (0, files.table[source.key].classes) and source.idea
     assert (len(source.names) > 0) == (files.table[source.key].classes <= 26)
-    assert len(source.mean) == len(source.std) == (0 if source is Emnist else 1 if source in (Mnist, FashionMnist) else 3)
+    assert (
+        len(source.mean) == len(source.std) == (0 if source is Emnist else 1 if source in (Mnist, FashionMnist) else 3)
+    )
 
 
 # shakespeare ----------------------------------------------------------------------------------------------------
@@ -572,7 +616,9 @@ def test_roles_follow_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(found) == ["A FINE PLAY; OR, TWO", "ONE VOICE", "THE COMEDY OF ERRORS"]
     assert found["A FINE PLAY; OR, TWO"]["DR"] == ["Foot. A name ends with its first full stop."]
     assert set(found["A FINE PLAY; OR, TWO"]) == {"ANNA", "BEN", "CLOWN", "DR"}
-    monkeypatch.setattr(shakespeare, "LAST_LINE", TEXT.splitlines().index("THE COMEDY OF ERRORS"))  # what follows are poems
+    monkeypatch.setattr(
+        shakespeare, "LAST_LINE", TEXT.splitlines().index("THE COMEDY OF ERRORS")
+    )  # what follows are poems
     assert set(shakespeare.spoken(TEXT)) == set(list(ROLES)[:2])
 
 
@@ -582,10 +628,11 @@ def test_the_alphabet_has_eighty_characters_in_order() -> None:
 
 def told(data: Any, alphabet: str) -> list[list[tuple[str, str]]]:
     """What a dataset shows, in characters: the training samples and the test samples."""
-    assert isinstance(data.view, Windows) and data.view.text.dtype == torch.uint8
+    assert isinstance(data.view, TextWindows) and data.view.text.dtype == torch.uint8
     letter = lambda codes: "".join(alphabet[c] for c in codes)
     return [
-        [(letter(w), alphabet[y]) for w, y in zip(data.view(x, torch.float32).tolist(), y, strict=True)] for x, y in (data.train, data.test)
+        [(letter(w), alphabet[y]) for w, y in zip(data.view(x, torch.float32).tolist(), y, strict=True)]
+        for x, y in (data.train, data.test)
     ]
 
 
@@ -612,7 +659,12 @@ def test_every_window_of_every_role_trains_or_tests_or_is_skipped(play: Path) ->
 def test_roles_without_enough_windows_are_not_drawn(play: Path) -> None:
     lengths = [len(windows(said, 5)) for said in SAID]  # 24, 42, 20, 27
     assert lengths == [24, 42, 20, 27]
-    for settings, fit in (({"least": 24}, 3), ({"samples": 11, "reserve": 1}, 3), ({"samples": 14}, 2), ({"test": 7}, 2)):
+    for settings, fit in (
+        ({"least": 24}, 3),
+        ({"samples": 11, "reserve": 1}, 3),
+        ({"samples": 14}, 2),
+        ({"test": 7}, 2),
+    ):
         source = Shakespeare(window=5, share=0.6, **settings)
         with pytest.raises(DataError, match=rf"{fit} roles have more than .*got partition.clients = {fit + 1}"):
             source.load(0, fit + 1)
@@ -624,7 +676,9 @@ def test_a_run_is_contiguous_and_starts_anywhere(play: Path) -> None:
     for seed in range(40):
         data = source.load(seed, 2)
         train, test = told(data, shakespeare.ALPHABET)
-        assert len(train) == 8 and len(test) == 2 and data.owner is not None and data.owner.tolist() == [0] * 4 + [1] * 4
+        assert (
+            len(train) == 8 and len(test) == 2 and data.owner is not None and data.owner.tolist() == [0] * 4 + [1] * 4
+        )
         for run, held in ((train[:4], test[0]), (train[4:], test[1])):
             [said] = [s for s in SAID if all(each in windows(s, 5) for each in (*run, held))]
             first, cut = windows(said, 5).index(run[0]), int(0.7 * len(windows(said, 5)))
@@ -634,7 +688,9 @@ def test_a_run_is_contiguous_and_starts_anywhere(play: Path) -> None:
     # All roles but the shortest, whose test would be empty, from every start that leaves room for the reserve.
     fit = [s for s in SAID if len(windows(s, 5)) - int(0.7 * len(windows(s, 5))) > 4]
     assert {s for s, _ in starts} == set(fit)
-    assert any(first == 0 for _, first in starts) and any(first + 6 == int(0.7 * len(windows(s, 5))) for s, first in starts)
+    assert any(first == 0 for _, first in starts) and any(
+        first + 6 == int(0.7 * len(windows(s, 5))) for s, first in starts
+    )
 
 
 def test_a_draw_belongs_to_the_seed_and_the_role(play: Path) -> None:
@@ -664,7 +720,7 @@ def test_the_text_may_have_either_line_ends_and_comes_as_a_zip_too(play: Path) -
             path.unlink()
         put(play, held)
         got = Shakespeare(window=5, share=0.6).load(0, 2).view
-        assert isinstance(want, Windows) and isinstance(got, Windows) and torch.equal(want.text, got.text)
+        assert isinstance(want, TextWindows) and isinstance(got, TextWindows) and torch.equal(want.text, got.text)
     for bad in (zipped({"100.txt": data[1:]}), zipped({}), b"no zip"):
         put(play, {"shakespeare/t8.shakespeare.txt": b"", "1994-01-100.zip": bad})
         (play / "shakespeare" / "t8.shakespeare.txt").unlink()
@@ -691,7 +747,9 @@ def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def tell(*words: str | Path) -> Any:
-    return CliRunner().invoke(cli_data.app, [str(word) for word in words], catch_exceptions=False, env={"COLUMNS": "100"})
+    return CliRunner().invoke(
+        data_commands.app, [str(word) for word in words], catch_exceptions=False, env={"COLUMNS": "100"}
+    )
 
 
 def test_data_list(cifar10: Path) -> None:

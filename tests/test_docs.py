@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
-from askew.cli import app
+from askew.cli.main import app
 from askew.core.algorithm import Algorithm
-from askew.core.types import Cohort, Me
+from askew.core.types import Client, Cohort
 from askew.data import files
 from askew.experiment.config import CHOICES
 from askew.experiment.sweep import flat, grid
@@ -132,7 +132,7 @@ def test_every_hook_declaration_and_field_is_explained() -> None:
     told = set(re.findall(r"`(\w+)[`(]", (DOCS / "add-algorithm.md").read_text(encoding="utf-8")))
     hooks = {name for name, value in vars(Algorithm).items() if not name.startswith("_") and callable(value)}
     names = hooks | set(Algorithm.__annotations__) | {field.name for field in dataclasses.fields(Algorithm)}
-    assert names | {*Me._fields, *Cohort._fields} <= told
+    assert names | {*Client._fields, *Cohort._fields} <= told
 
 
 def test_pictures_are_small_and_need_nothing_from_elsewhere() -> None:

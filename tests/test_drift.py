@@ -26,7 +26,7 @@ from askew.core.algorithm import Algorithm
 from askew.core.space import Space
 from askew.core.task import Bound, with_features
 from askew.core.types import Batch
-from askew.data.federation import Local
+from askew.data.federation import LocalSettings
 from askew.engine import drift
 from askew.engine.drift import layers, measured
 from askew.engine.evaluate import spread
@@ -40,8 +40,13 @@ from askew.report.figures import draw
 from askew.report.tables import group
 from problems import Listening, Problem, Spoiled, draws, labelled, play, serve, tastes
 
-LOCAL = Local(epochs=2, batch=4, lr=0.1)
-TINY: dict[str, Any] = {"rounds": 4, "model": {"name": "mlp"}, "partition": {"clients": 6}, "evaluation": {"drift": True}}
+LOCAL = LocalSettings(epochs=2, batch=4, lr=0.1)
+TINY: dict[str, Any] = {
+    "rounds": 4,
+    "model": {"name": "mlp"},
+    "partition": {"clients": 6},
+    "evaluation": {"drift": True},
+}
 
 
 class Two(nn.Module):
@@ -66,7 +71,9 @@ def vectors(*rows: dict[int, float]) -> Tensor:
     return dense
 
 
-def told(deltas: Tensor, moved: Tensor | None = None, previous: Tensor | None = None, weights: list[float] | None = None) -> dict[str, Any]:
+def told(
+    deltas: Tensor, moved: Tensor | None = None, previous: Tensor | None = None, weights: list[float] | None = None
+) -> dict[str, Any]:
     p = torch.tensor(weights or [1 / len(deltas)] * len(deltas))
     moved = p @ deltas if moved is None else moved
     return measured(SPACE, deltas, p, moved.double(), SPACE.precise() if previous is None else previous.double())
@@ -89,7 +96,11 @@ def test_equal_updates_have_cosine_one_and_diversity_one_over_their_number() -> 
     assert record["drift_previous_mean"] == pytest.approx(-1, abs=1e-12) == record["drift_previous_max"]
     assert record["drift_previous_acute"] == 0 and record["drift_turn"] == pytest.approx(-1, abs=1e-7)
     assert record["drift_diversity"] == pytest.approx(1 / 5, abs=1e-12)
-    assert record["drift_layers"] == {"network": pytest.approx(1 / 5), "body": pytest.approx(1 / 5), "head": pytest.approx(1 / 5)}
+    assert record["drift_layers"] == {
+        "network": pytest.approx(1 / 5),
+        "body": pytest.approx(1 / 5),
+        "head": pytest.approx(1 / 5),
+    }
     assert record["drift_norm"] == pytest.approx(float(d.norm())) == pytest.approx(record["drift_norm_global"])
     assert record["drift_spread"] == pytest.approx(0, abs=1e-6)
 
@@ -98,11 +109,15 @@ def test_orthogonal_updates() -> None:
     """Four of lengths 3, 4, 2 and 0: the last has no angle; the mean of the others is (3, 4, 2)/4, of length √29/4."""
     record = told(vectors({1: 3}, {2: 4}, {7: 2}, {}))
     cosines = np.array([3, 4, 2]) / math.sqrt(29)
-    assert [record[f"drift_cosine_{end}"] for end in ("mean", "min", "max")] == pytest.approx([cosines.mean(), min(cosines), max(cosines)])
+    assert [record[f"drift_cosine_{end}"] for end in ("mean", "min", "max")] == pytest.approx(
+        [cosines.mean(), min(cosines), max(cosines)]
+    )
     assert record["drift_diversity"] == pytest.approx(1, abs=1e-15)
     assert record["drift_layers"] == {"network": None, "body": pytest.approx(1), "head": pytest.approx(1)}
     assert (record["drift_norm"], record["drift_norm_global"]) == pytest.approx((9 / 4, math.sqrt(29) / 4))
-    assert [record[f"drift_previous_{what}"] for what in ("mean", "min", "max", "acute")] == [None] * 4 and record["drift_turn"] is None
+    assert [record[f"drift_previous_{what}"] for what in ("mean", "min", "max", "acute")] == [None] * 4 and record[
+        "drift_turn"
+    ] is None
     aside = told(vectors({1: 3}, {2: 4}, {7: 2}, {}), previous=vectors({1: 1})[0])
     assert aside["drift_previous_acute"] == pytest.approx(1 / 3)  # a right angle is not acute
 
@@ -112,8 +127,12 @@ def test_opposed_updates() -> None:
     record = told(vectors({1: 3, 7: 1}, {1: -1, 7: -1}), moved=vectors({1: 1})[0], previous=vectors({7: 2})[0])
     assert record["drift_layers"] == {"network": None, "body": pytest.approx(10 / 4), "head": None}
     assert record["drift_diversity"] == pytest.approx(12 / 4)
-    assert (record["drift_cosine_max"], record["drift_cosine_min"]) == pytest.approx((3 / math.sqrt(10), -1 / math.sqrt(2)))
-    assert (record["drift_previous_max"], record["drift_previous_min"]) == pytest.approx((1 / math.sqrt(10), -1 / math.sqrt(2)))
+    assert (record["drift_cosine_max"], record["drift_cosine_min"]) == pytest.approx(
+        (3 / math.sqrt(10), -1 / math.sqrt(2))
+    )
+    assert (record["drift_previous_max"], record["drift_previous_min"]) == pytest.approx(
+        (1 / math.sqrt(10), -1 / math.sqrt(2))
+    )
     assert record["drift_previous_acute"] == 0.5 and record["drift_turn"] == 0
 
 
@@ -123,7 +142,9 @@ def test_weights_count_in_the_spread_alone() -> None:
     plain, weighed = (told(deltas, moved, weights=p) for p in ([0.5, 0.5], [0.75, 0.25]))
     assert (plain["drift_spread"], weighed["drift_spread"]) == pytest.approx((2, 0.75 * 1 + 0.25 * 3))
     assert (plain["drift_relative"], weighed["drift_relative"]) == pytest.approx((2 / 2, 1.5 / 1))
-    one, other = ({k: v for k, v in r.items() if not k.startswith(("drift_spread", "drift_relative"))} for r in (plain, weighed))
+    one, other = (
+        {k: v for k, v in r.items() if not k.startswith(("drift_spread", "drift_relative"))} for r in (plain, weighed)
+    )
     assert one == other
 
 
@@ -142,7 +163,9 @@ def test_projection_takes_out_what_the_updates_share_or_what_they_differ_in() ->
     for axis in (1, 2):
         record = told(d, previous=vectors({axis: 5})[0])
         assert record["drift_projected"] is record["drift_projected_absolute"] is None
-    d = vectors({1: 2, 2: 1, 3: 1}, {1: 2, 2: 1, 3: -1}, {1: 2, 2: -2})  # along 1 all are 2; apart: 1 + 1 + 4 along 2, 2 along 3
+    d = vectors(
+        {1: 2, 2: 1, 3: 1}, {1: 2, 2: 1, 3: -1}, {1: 2, 2: -2}
+    )  # along 1 all are 2; apart: 1 + 1 + 4 along 2, 2 along 3
     shared = told(d, previous=vectors({1: -3})[0])
     assert shared["drift_projected_absolute"] is None  # what is left has no mean
     own = told(d, previous=vectors({2: 0.1})[0])
@@ -158,14 +181,19 @@ def test_ranks_of_cosines_and_of_their_sizes() -> None:
     assert acute["drift_previous_rank"] == pytest.approx(1)
     obtuse = told(vectors({1: -1}, {1: -1, 2: 1}, {1: -1, 2: 3}), previous=along)
     assert obtuse["drift_previous_rank"] == pytest.approx(-1)
-    mixed = told(vectors({1: -1}, {1: 1, 2: 1}, {1: 1, 2: 3}), previous=along)  # sizes 1, 0.7, 0.3 rank 3 2 1; cosines 1 3 2
+    mixed = told(
+        vectors({1: -1}, {1: 1, 2: 1}, {1: 1, 2: 3}), previous=along
+    )  # sizes 1, 0.7, 0.3 rank 3 2 1; cosines 1 3 2
     assert mixed["drift_previous_rank"] == pytest.approx(-0.5)
     assert told(vectors({1: 1}), previous=along)["drift_previous_rank"] is None
 
 
 def test_numerators_and_denominators_of_the_layers_add_up() -> None:
     d = torch.randn(7, SPACE.P, generator=torch.Generator().manual_seed(1))
-    record, below = told(d), {name: float(d[:, at].double().sum(0).square().sum()) for name, at in layers(SPACE).items()}
+    record, below = (
+        told(d),
+        {name: float(d[:, at].double().sum(0).square().sum()) for name, at in layers(SPACE).items()},
+    )
     whole = sum(record["drift_layers"][name] * size for name, size in below.items()) / sum(below.values())
     assert record["drift_diversity"] == pytest.approx(whole, rel=1e-12)
 
@@ -173,7 +201,9 @@ def test_numerators_and_denominators_of_the_layers_add_up() -> None:
 def test_one_update_is_its_own_and_none_leave_the_global_update_alone() -> None:
     record = told(vectors({1: 2.0}))
     assert (record["drift_cosine_mean"], record["drift_diversity"], record["drift_spread"]) == (1, 1, 0)
-    record = measured(SPACE, torch.zeros(0, SPACE.P), torch.zeros(0), vectors({1: 3})[0].double(), vectors({1: 1})[0].double())
+    record = measured(
+        SPACE, torch.zeros(0, SPACE.P), torch.zeros(0), vectors({1: 3})[0].double(), vectors({1: 1})[0].double()
+    )
     tables = {"drift_layers", "drift_relative_layers"}
     assert {k for k, v in record.items() if v is not None} == {"drift_norm_global", "drift_turn"} | tables
     assert (record["drift_norm_global"], record["drift_turn"]) == (3, 1)
@@ -183,7 +213,9 @@ def test_one_update_is_its_own_and_none_leave_the_global_update_alone() -> None:
 def test_tiny_and_huge_updates_are_measured_alike() -> None:
     """Squares of 1e-25 vanish in float32, and so does 1 beside 1e8."""
     d = vectors({1: 1e-25, 7: 1e-25}, {1: 1e-25, 7: -1e-25})
-    assert told(d)["drift_diversity"] == pytest.approx(1) and told(d)["drift_cosine_mean"] == pytest.approx(math.sqrt(0.5))
+    assert told(d)["drift_diversity"] == pytest.approx(1) and told(d)["drift_cosine_mean"] == pytest.approx(
+        math.sqrt(0.5)
+    )
     d = vectors({1: 1e8, 2: 1.0}, {1: -1e8, 2: 1.0})
     assert told(d)["drift_diversity"] == pytest.approx((2e16 + 2) / 4, rel=1e-12)
 
@@ -212,8 +244,12 @@ def test_the_record_follows_from_what_was_sent(alg: Algorithm, problem: Problem)
         deltas, moved = heard.heard[-1][2].up["delta"].numpy(), (server.x - x).numpy()
         lengths = np.linalg.norm(deltas, axis=1)
         cosines = deltas @ moved / lengths / np.linalg.norm(moved)
-        assert [record[f"drift_cosine_{end}"] for end in ("mean", "min", "max")] == pytest.approx([cosines.mean(), *sorted(cosines)[::2]])
-        assert (record["drift_norm"], record["drift_norm_global"]) == pytest.approx((lengths.mean(), np.linalg.norm(moved)))
+        assert [record[f"drift_cosine_{end}"] for end in ("mean", "min", "max")] == pytest.approx(
+            [cosines.mean(), *sorted(cosines)[::2]]
+        )
+        assert (record["drift_norm"], record["drift_norm_global"]) == pytest.approx(
+            (lengths.mean(), np.linalg.norm(moved))
+        )
         assert record["drift_diversity"] == pytest.approx((lengths**2).sum() / np.linalg.norm(deltas.sum(0)) ** 2)
         if previous is None:
             assert record["drift_turn"] is record["drift_previous_mean"] is None
@@ -235,7 +271,9 @@ def test_the_record_follows_from_what_was_sent(alg: Algorithm, problem: Problem)
 
 
 @pytest.mark.parametrize("alg", [FedAvg(), MGDA(server_lr=0.1)], ids=lambda alg: alg.called())
-def test_the_variance_of_global_updates_in_a_window(alg: Algorithm, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variance_of_global_updates_in_a_window(
+    alg: Algorithm, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of windows of three rounds; a round without anybody counts for none."""
     monkeypatch.setattr(drift, "WINDOW", 3)
     server = recording(alg, problem)
@@ -264,7 +302,10 @@ def test_feddpc_tells_the_angle_of_its_updates_before_the_model_rounds_them(proj
     records = play(recording(FedDPC(projection=projection, scaling=projection), problem), draws(4, 3, 6))
     assert records[0]["turn"] == 0
     for record in records[1:]:
-        assert record["turn"] == pytest.approx(record["drift_turn"], abs=1e-12) and (abs(record["turn"]) < 1e-12) == projection
+        assert (
+            record["turn"] == pytest.approx(record["drift_turn"], abs=1e-12)
+            and (abs(record["turn"]) < 1e-12) == projection
+        )
 
 
 @pytest.mark.parametrize("engine", ["vmapped", "slots", "rows", "pairs"])
@@ -279,7 +320,9 @@ def test_engines_agree(engine: str, problem: Problem, monkeypatch: pytest.Monkey
     assert one[1]["drift_window"] > 0 and one[1]["drift_projected"] is not None and one[2]["drift_relative_head"] > 0
 
 
-def test_off_by_default_it_records_nothing_and_computes_nothing(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_by_default_it_records_nothing_and_computes_nothing(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*given: object) -> None:
         raise AssertionError
 
@@ -337,26 +380,39 @@ def test_a_resumed_run_remembers_the_last_update(tmp_path: Path) -> None:
     resumed = askew.run(TINY, out=tmp_path)
     assert [r["drift_turn"] for r in resumed.rounds] == [r["drift_turn"] for r in whole.rounds]
     assert resumed.rounds[2]["drift_turn"] is not None
-    assert [r["drift_layers"] for r in askew.load(resumed.folder or "").rounds] == [r["drift_layers"] for r in whole.rounds]
+    assert [r["drift_layers"] for r in askew.load(resumed.folder or "").rounds] == [
+        r["drift_layers"] for r in whole.rounds
+    ]
 
 
 def test_readers_bear_the_records(tmp_path: Path) -> None:
     runs = [askew.run({**TINY, "algorithm": {"name": name}}, out=tmp_path) for name in ("fedavg", "feddpc", "mgda")]
     run = askew.load(runs[0].folder or "")
-    assert run.curve("drift_turn")[0] == [2, 3, 4] and run.curve("drift_layers")[1] == run.curve("drift_layers.none")[1] == []
+    assert (
+        run.curve("drift_turn")[0] == [2, 3, 4]
+        and run.curve("drift_layers")[1] == run.curve("drift_layers.none")[1] == []
+    )
     assert run.curve("drift_layers.fc1")[1] == [r["drift_layers"]["fc1"] for r in run.rounds]
     Console(width=80, file=(said := StringIO())).print(terminal.shown(run))
     shown = said.getvalue()
     assert "drift_previous_acute" in shown and "drift_layers" not in shown
     assert [row["algorithm"] for row in table(runs)] == ["fedavg", "feddpc", "mgda"]
     pictures = {picture.name: picture for picture in draw(group(runs))}
-    assert {"drift", "layers"} <= set(pictures) and "fedavg" in pictures["layers"].alt and "mgda" not in pictures["layers"].alt
+    assert (
+        {"drift", "layers"} <= set(pictures)
+        and "fedavg" in pictures["layers"].alt
+        and "mgda" not in pictures["layers"].alt
+    )
     assert len(pictures["drift"].figure.axes) == 3 and b"<svg" in pictures["layers"].render("svg")
-    assert json.loads((run.folder or tmp_path).joinpath("rounds.jsonl").read_text().splitlines()[0])["drift_turn"] is None
+    assert (
+        json.loads((run.folder or tmp_path).joinpath("rounds.jsonl").read_text().splitlines()[0])["drift_turn"] is None
+    )
 
 
 def test_without_records_there_are_no_pictures_of_drift() -> None:
-    plain, global_only = (askew.run({**TINY, "rounds": 2, **more}) for more in ({"evaluation": {}}, {"algorithm": {"name": "mgda"}}))
+    plain, global_only = (
+        askew.run({**TINY, "rounds": 2, **more}) for more in ({"evaluation": {}}, {"algorithm": {"name": "mgda"}})
+    )
     for run in (plain, global_only):
         assert not {"drift", "layers", "coverage"} & {picture.name for picture in draw(group([run]))}
 
@@ -372,14 +428,29 @@ def test_the_spread_over_clients_by_hand() -> None:
     predict = lambda x: torch.func.functional_call(task.still, server.space.split(server.x), (x,))[0].argmax(1)
     accuracy = sorted(float((predict(s.x) == s.y).double().mean()) for s in map(problem.samples, range(20)))
     told = spread(task, server.x, server.buffers, problem.fed, server.private, None)
-    expected = {"mean": np.mean(accuracy), "worst10": np.mean(accuracy[:2]), "best10": np.mean(accuracy[-2:]), "std": np.std(accuracy)}
-    assert told == {f"client_accuracy_{what}": pytest.approx(value) for what, value in expected.items()} and accuracy[1] < accuracy[-2]
+    expected = {
+        "mean": np.mean(accuracy),
+        "worst10": np.mean(accuracy[:2]),
+        "best10": np.mean(accuracy[-2:]),
+        "std": np.std(accuracy),
+    }
+    assert (
+        told == {f"client_accuracy_{what}": pytest.approx(value) for what, value in expected.items()}
+        and accuracy[1] < accuracy[-2]
+    )
 
 
 def test_clients_with_models_of_their_own_are_measured_with_these() -> None:
     """Training alone on two labels a client makes a model that serves it well; on the common test set it is poor."""
-    tables = {**TINY, "rounds": 3, "algorithm": {"name": "solo"}, "partition": {"name": "labels", "labels": 2, "clients": 6}}
-    run = askew.run({**tables, "participation": {"name": "full"}, "local": {"epochs": 10}, "evaluation": {"spread": True}})
+    tables = {
+        **TINY,
+        "rounds": 3,
+        "algorithm": {"name": "solo"},
+        "partition": {"name": "labels", "labels": 2, "clients": 6},
+    }
+    run = askew.run(
+        {**tables, "participation": {"name": "full"}, "local": {"epochs": 10}, "evaluation": {"spread": True}}
+    )
     last = run.rounds[-1]
     assert last["accuracy"] < 0.35 and last["client_accuracy_worst10"] > 0.9
 
@@ -388,7 +459,12 @@ def test_for_whom_a_step_raised_the_loss() -> None:
     """A server that goes too far: the share of participants whose mean loss on their own samples grew, by hand."""
     tables = {**TINY, "partition": {"name": "labels", "labels": 2, "clients": 6}, "participation": {"cohort": 4}}
     config = Config.build(
-        tables | {"algorithm": {"server_scale": 3.0}, "engine": {"dtype": "float64"}, "evaluation": {"every": 2, "descent": True}}
+        tables
+        | {
+            "algorithm": {"server_scale": 3.0},
+            "engine": {"dtype": "float64"},
+            "evaluation": {"every": 2, "descent": True},
+        }
     )
     run, house = play_config(config), build(config)
     shares = []
@@ -399,7 +475,9 @@ def test_for_whom_a_step_raised_the_loss() -> None:
         grew = []
         for own in house.fed.gather(record["participants"])[1]:
             x, y = house.fed.inputs(house.fed.pool.x[own]), house.fed.pool.y[own]
-            before, after = (float(nn.functional.cross_entropy(house.task.frozen(*m, Batch(x, y))[0], y)) for m in models)
+            before, after = (
+                float(nn.functional.cross_entropy(house.task.frozen(*m, Batch(x, y))[0], y)) for m in models
+            )
             grew.append(after - before > 1e-4)
         shares.append(np.mean(grew) if t % 2 == 0 else None)
     assert [r.get("raised") for r in run.rounds] == shares and 0 < shares[1] < 1

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from askew import cli_data
+from askew.cli import data as data_commands
 from askew.data import fetch, files
 from askew.data.files import File
 from askew.errors import DataError, UnknownName
@@ -97,7 +97,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     files.use(None)
 
 
-def publish(monkeypatch: pytest.MonkeyPatch, name: str, contents: Contents, archive: bytes = b"", addresses: tuple[str, ...] = ()) -> None:
+def publish(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    contents: Contents,
+    archive: bytes = b"",
+    addresses: tuple[str, ...] = (),
+) -> None:
     """Let small files at these addresses stand for the published ones."""
     entry = files.table[name]
     form = entry.forms[0]._replace(files=tuple(File(n, md5(c)) for n, c in contents.items()), addresses=addresses)
@@ -149,7 +155,9 @@ def test_files_that_are_there_are_verified(cifar10: Path, server: Server) -> Non
         fetch.get("cifar10")
 
 
-def test_a_broken_download_goes_on_where_it_stopped(cifar10: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_download_goes_on_where_it_stopped(
+    cifar10: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetch, "TRIES", 1)
     server.limit = step = len(ARCHIVE) // 2 - 1
     for have in (step, 2 * step):
@@ -190,8 +198,14 @@ def test_what_is_not_the_published_file_is_thrown_away(cifar10: Path, server: Se
     assert names(cifar10) == []
 
 
-def test_files_without_an_archive_are_fetched_one_by_one(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = {f"{part}-{kind}-ubyte": f"{part}{kind}".encode() for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")}
+def test_files_without_an_archive_are_fetched_one_by_one(
+    root: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {
+        f"{part}-{kind}-ubyte": f"{part}{kind}".encode()
+        for part in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
+    }
     publish(monkeypatch, "mnist", held, addresses=(f"{server.url}/gone", f"{server.url}/m"))
     server.held = {f"m/{name}.gz": gzip.compress(data) for name, data in held.items()}
     (root / "MNIST/raw").mkdir(parents=True)
@@ -205,7 +219,9 @@ def test_files_without_an_archive_are_fetched_one_by_one(root: Path, server: Ser
         fetch.get("mnist")
 
 
-def test_an_archive_without_a_checksum_is_known_by_what_it_holds(root: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_without_a_checksum_is_known_by_what_it_holds(
+    root: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = files.table["shakespeare"]
     zips = entry.forms[2]._replace(files=(File("100.txt", md5(b"words\n")),), addresses=(f"{server.url}/old.zip",))
     plain = entry.forms[1]._replace(files=(File("t8.shakespeare.txt", md5(b"words\n")),), addresses=(server.url,))
@@ -229,7 +245,9 @@ def test_an_archive_without_a_checksum_is_known_by_what_it_holds(root: Path, ser
         fetch.get("shakespeare")
 
 
-def test_if_all_fails_the_sentence_tells_everything(cifar10: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_all_fails_the_sentence_tells_everything(
+    cifar10: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.held = {}
     with pytest.raises(DataError) as told:
         fetch.get("cifar10")
@@ -278,7 +296,11 @@ def png(pixels: np.ndarray[Any, Any], kinds: list[int], colour: int = 2) -> byte
             c = rows[r - 1][i - 3] if r and i >= 3 else 0
             raw.append((x - [0, a, b, (a + b) // 2, paeth(a, b, c)][kind]) % 256)
     packed = zlib.compress(bytes(raw))
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)), (b"tEXt", b"x"), (b"IDAT", packed[:50])]
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)),
+        (b"tEXt", b"x"),
+        (b"IDAT", packed[:50]),
+    ]
     chunks += [(b"IDAT", packed[50:]), (b"IEND", b"")]
     made = b"\x89PNG\r\n\x1a\n"
     for kind_, data in chunks:
@@ -299,7 +321,10 @@ def test_sheets_are_read_whatever_their_rows_are_filtered_by() -> None:
 def sheets() -> Contents:
     rows = PIXELS.reshape(12, 1024, 3)
     held = {f"package/{name}.png": png(rows[2 * k : 2 * k + 2], [k % 5, 4]) for k, name in enumerate(BATCHES)}
-    return held | {"package/train_lables.json": json.dumps(LABELS[:10].tolist()).encode(), "package/test_lables.json": b"[0, 1]"}
+    return held | {
+        "package/train_lables.json": json.dumps(LABELS[:10].tolist()).encode(),
+        "package/test_lables.json": b"[0, 1]",
+    }
 
 
 def test_cifar10_comes_out_of_a_package_of_sheets(cifar10: Path, server: Server) -> None:
@@ -316,7 +341,10 @@ def test_a_package_of_other_content_leaves_nothing_behind(cifar10: Path, server:
     server.held = {}
     other = {name: data for name, data in sheets().items() if name != "package/test_batch.png"}
     for held, told in (
-        (sheets() | {"package/test_lables.json": b"[1, 1]"}, r"its test_batch\.bin has the MD5 \w{32}, not the published"),
+        (
+            sheets() | {"package/test_lables.json": b"[1, 1]"},
+            r"its test_batch\.bin has the MD5 \w{32}, not the published",
+        ),
         (other, "the sheets of images cannot be read"),
         (sheets() | {"package/data_batch_1.png": b"\x89PNG"}, "the sheets of images cannot be read"),
     ):
@@ -340,7 +368,11 @@ def test_a_client_that_fails_is_quoted(cifar10: Path, server: Server) -> None:
             fetch.get("cifar10")
 
 
-IDX = {f"{part}-{kind}-ubyte": f"{part}{kind}".encode() for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")}
+IDX = {
+    f"{part}-{kind}-ubyte": f"{part}{kind}".encode()
+    for part in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+}
 
 
 def test_mnist_comes_out_of_a_package(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,14 +393,19 @@ def test_fashion_mnist_comes_out_of_a_package_of_the_system(root: Path, monkeypa
     client(root, "dpkg-deb", f"test -f $2 && cat {root.parent}/p.tar")
     assert files.contents(fetch.get("fashion_mnist")) == IDX and (root / "FashionMNIST/raw").is_dir()
     asked = (root.parent / "asked").read_text()
-    assert "apt-get download dataset-fashion-mnist" in asked and "dpkg-deb --fsys-tarfile dataset-fashion-mnist_1_all.deb" in asked
+    assert (
+        "apt-get download dataset-fashion-mnist" in asked
+        and "dpkg-deb --fsys-tarfile dataset-fashion-mnist_1_all.deb" in asked
+    )
 
 
 # the command line -----------------------------------------------------------------------------------------------
 
 
 def test_data_get(cifar10: Path, server: Server) -> None:
-    tell = lambda *words: CliRunner().invoke(cli_data.app, ["get", *words, "--data-dir", str(cifar10)], catch_exceptions=False)
+    tell = lambda *words: CliRunner().invoke(
+        data_commands.app, ["get", *words, "--data-dir", str(cifar10)], catch_exceptions=False
+    )
     with pytest.raises(UnknownName, match="did you mean 'mnist'"):
         tell("cifar10", "minst")
     assert server.asked == []
@@ -382,6 +419,10 @@ def test_every_way_leads_to_the_first_form_or_to_an_archive() -> None:
         assert any(form.addresses for form in entry.forms), name
         for form in entry.forms:
             assert all(address.startswith("http") for address in form.addresses)
-            assert all(re.fullmatch(r"[0-9a-f]{32}|", file.md5) for file in (*form.files, *filter(None, [form.archive])))
+            assert all(
+                re.fullmatch(r"[0-9a-f]{32}|", file.md5) for file in (*form.files, *filter(None, [form.archive]))
+            )
     for name in fetch.packages:
-        assert all(file.md5 for file in files.table[name].forms[0].files)  # what comes out of a package is always verified
+        assert all(
+            file.md5 for file in files.table[name].forms[0].files
+        )  # what comes out of a package is always verified

@@ -20,14 +20,14 @@ from askew.algorithms import MOON, FedAvg, FedBN, FedCM, FedDC, FedDPC, FedDyn, 
 from askew.core.algorithm import Algorithm
 from askew.core.space import Space
 from askew.core.task import Functional
-from askew.core.types import Batch, Me, State
+from askew.core.types import Batch, Client, State
 from askew.data.dataset import Samples
-from askew.data.federation import Local
-from askew.engine.base import Outbox
-from askew.engine.evaluate import Exam, dressed
+from askew.data.federation import LocalSettings
+from askew.engine.base import PhaseOutputs
+from askew.engine.evaluate import Evaluator, dressed
 from askew.engine.server import Server
 from askew.errors import ConfigError
-from askew.experiment.build import House
+from askew.experiment.build import BuiltRun
 from askew.experiment.config import Config
 from askew.experiment.run import examined, measured
 from problems import (
@@ -80,7 +80,7 @@ def even() -> Problem:
     return regression([6, 6, 6, 6])
 
 
-def heard(server: Server, round: int, ids: Sequence[int]) -> Outbox:
+def heard(server: Server, round: int, ids: Sequence[int]) -> PhaseOutputs:
     """Play a round and return what the clients answered."""
     listening = Listening(server.engine)
     server.engine = listening
@@ -237,7 +237,7 @@ def test_feddpc_by_the_book(noisy: Problem, lam: float) -> None:
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_moon_by_the_book(norm: str) -> None:
     """The printed −log of a quotient; frozen models in evaluation mode, each with the statistics of its own time."""
-    on, local = labelled(tastes(SIZES), norm), Local(epochs=2, batch=3, lr=0.3, momentum=0.5)
+    on, local = labelled(tastes(SIZES), norm), LocalSettings(epochs=2, batch=3, lr=0.3, momentum=0.5)
     server = serve(MOON(mu=2.0, temperature=0.4), on, local)
     previous: dict[int, State] = {}
     for t, ids in enumerate([[0, 1, 3], [1, 2], [0, 1, 2, 3]], 1):
@@ -254,7 +254,9 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(1) / (a.norm(dim=1).clamp(min=1e-8) * b.norm(dim=1).clamp(min=1e-8))
 
 
-def trained_by_moon(on: Problem, server: Server, local: Local, round: int, client: int, received: State, previous: State | None) -> State:
+def trained_by_moon(
+    on: Problem, server: Server, local: LocalSettings, round: int, client: int, received: State, previous: State | None
+) -> State:
     """One client's round of MOON in torch's own words: μ = 2, τ = 0.4."""
     model = {n: v.clone() for n, v in received.items()}
     weights = [n for n, _ in on.module.named_parameters()]
@@ -270,7 +272,9 @@ def trained_by_moon(on: Problem, server: Server, local: Local, round: int, clien
         z_g, z_p = features(received, inputs), None if previous is None else features(previous, inputs)
         leaves = {n: model[n].detach().requires_grad_() for n in weights}
         on.module.train()
-        output, z = functional_call(on.module, model | leaves, (inputs,))  # the statistics in `model` are renewed in place
+        output, z = functional_call(
+            on.module, model | leaves, (inputs,)
+        )  # the statistics in `model` are renewed in place
         loss = F.cross_entropy(output, labels)
         if z_p is not None:
             near, far = (torch.exp(cosine(z, other) / 0.4) for other in (z_g, z_p))
@@ -290,11 +294,39 @@ def trained_by_moon(on: Problem, server: Server, local: Local, round: int, clien
         (FedAvg(), {"weighting": "samples", "server_scale": 1.0, "server_lr": None}),
         (FedProx(), {"weighting": "samples", "server_scale": 1.0}),
         (FedNova(), {"weighting": "samples", "mu": 0.0, "server_momentum": 0.0}),
-        (Scaffold(), {"weighting": "uniform", "option": "II", "variate_norm": "nova", "variate_lr": "current", "server_scale": 1.0}),
+        (
+            Scaffold(),
+            {
+                "weighting": "uniform",
+                "option": "II",
+                "variate_norm": "nova",
+                "variate_lr": "current",
+                "server_scale": 1.0,
+            },
+        ),
         (FedDyn(), {"weighting": "uniform"}),
-        (FedDC(), {"weighting": "uniform", "variate": "code", "variate_norm": "nova", "variate_lr": "initial", "rule": "code"}),
+        (
+            FedDC(),
+            {
+                "weighting": "uniform",
+                "variate": "code",
+                "variate_norm": "nova",
+                "variate_lr": "initial",
+                "rule": "code",
+            },
+        ),
         (FedCM(), {"weighting": "uniform", "server_scale": 1.0}),
-        (FedDPC(), {"weighting": "uniform", "lam": 1.0, "projection": True, "scaling": True, "max_ratio": None, "server_scale": 1.0}),
+        (
+            FedDPC(),
+            {
+                "weighting": "uniform",
+                "lam": 1.0,
+                "projection": True,
+                "scaling": True,
+                "max_ratio": None,
+                "server_scale": 1.0,
+            },
+        ),
         (MOON(), {"weighting": "samples", "temperature": 0.5}),
         (FedBN(), {"weighting": "uniform", "eval": "clients"}),
     ],
@@ -309,7 +341,7 @@ def test_defaults_are_the_published_ones(alg: Algorithm, expected: dict[str, obj
 
 
 def test_fedavg_with_one_full_step_of_everybody_is_a_step_on_the_pooled_loss(noisy: Problem) -> None:
-    local = Local(batch=0, steps=1, lr=0.3)
+    local = LocalSettings(batch=0, steps=1, lr=0.3)
     server, x = serve(FedAvg(), noisy, local), zeros(noisy)
     X, y = noisy.fed.pool.x, noisy.fed.pool.y[:, 0]
     for t in (1, 2, 3):
@@ -341,7 +373,7 @@ def test_fedavg_takes_one_server_rate_and_no_zero_rates() -> None:
         with pytest.raises(ConfigError, match="must be"):
             FedAvg(**wrong)
     with pytest.raises(ConfigError, match="lr must be > 0"):
-        Local(lr=0.0)
+        LocalSettings(lr=0.0)
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -370,7 +402,9 @@ def test_training_loss_is_the_mean_over_clients_of_the_mean_over_steps(noisy: Pr
 
 def test_batches_have_an_address(noisy: Problem) -> None:
     """Drawn anew for every seed, round, client and epoch; the same again at the same address; every sample once an epoch."""
-    drawn = lambda seed, round, client: regression(SIZES, seed=0, draws=seed).fed.plan([client], round, PLAIN).train[0].places.tolist()
+    drawn = lambda seed, round, client: (
+        regression(SIZES, seed=0, draws=seed).fed.plan([client], round, PLAIN).train[0].places.tolist()
+    )
     one = drawn(0, 1, 1)
     assert sorted(one[:8]) == sorted(one[8:]) == sorted(noisy.fed.gather([1])[1][0].tolist()) and one[:8] != one[8:]
     assert drawn(0, 1, 1) == one != drawn(0, 2, 1) and drawn(1, 1, 1) != one
@@ -383,14 +417,14 @@ def test_batches_have_an_address(noisy: Problem) -> None:
 
 
 def test_fedprox_with_one_local_step_is_fedavg_at_any_mu(noisy: Problem) -> None:
-    local = Local(batch=3, steps=1, lr=0.1, momentum=0.5, weight_decay=0.1, clip=0.5)
+    local = LocalSettings(batch=3, steps=1, lr=0.1, momentum=0.5, weight_decay=0.1, clip=0.5)
     assert torch.equal(played(FedProx(mu=7.0), noisy, local, COHORTS).x, played(FedAvg(), noisy, local, COHORTS).x)
 
 
 def test_fedprox_solved_exactly_is_the_proximal_point() -> None:
     """θ_i minimises L_i + μ/2 ‖θ − w‖²: (A_i + μ) θ = A_i a_i + μ w."""
     on = quadratics(3, 2)
-    server = serve(FedProx(mu=0.8), on, Local(batch=0, steps=120, lr=0.4))
+    server = serve(FedProx(mu=0.8), on, LocalSettings(batch=0, steps=120, lr=0.4))
     server.x = torch.tensor([3.0, -2.0], dtype=torch.float64)
     x = server.x
     delta = heard(server, 1, [0, 1, 2]).up["delta"]
@@ -403,27 +437,30 @@ def test_fedprox_solved_exactly_is_the_proximal_point() -> None:
 # FedNova --------------------------------------------------------------------------------------------------------
 
 
-def told_lengths(alg: FedNova, local: Local) -> tuple[list[int], Tensor]:
+def told_lengths(alg: FedNova, local: LocalSettings) -> tuple[list[int], Tensor]:
     """K_i and the reported a_i of clients with 1 to 5 steps."""
     on = scalars(*[(1.0, float(k)) for k in range(5)], copies=[1, 2, 3, 4, 5])
     return [1, 2, 3, 4, 5], heard(serve(alg, on, local), 1, range(5)).up["a"]
 
 
 def test_fednova_closed_forms_are_the_recursions() -> None:
-    steps, a = told_lengths(FedNova(), Local(batch=1, lr=0.1))
+    steps, a = told_lengths(FedNova(), LocalSettings(batch=1, lr=0.1))
     assert a.tolist() == steps
-    steps, a = told_lengths(FedNova(), Local(batch=1, lr=0.1, momentum=0.9))
+    steps, a = told_lengths(FedNova(), LocalSettings(batch=1, lr=0.1, momentum=0.9))
     assert close(a, [(K - 0.9 * (1 - 0.9**K) / (1 - 0.9)) / (1 - 0.9) for K in steps])
-    steps, a = told_lengths(FedNova(mu=2.0), Local(batch=1, lr=0.1))
+    steps, a = told_lengths(FedNova(mu=2.0), LocalSettings(batch=1, lr=0.1))
     assert close(a, [(1 - (1 - 0.2) ** K) / 0.2 for K in steps])
 
 
 @pytest.mark.parametrize(("mu", "momentum"), [(0.0, 0.0), (0.0, 0.9), (2.0, 0.0), (2.0, 0.9)])
 def test_fednova_length_is_the_path_under_a_constant_gradient(mu: float, momentum: float) -> None:
     """On a linear loss δ_i = −η a_i g whatever momentum and proximal term: the definition of a_i."""
-    held = [Samples(torch.ones(n, 1, dtype=torch.float64), torch.full((n, 1), g, dtype=torch.float64)) for n, g in ((2, 1.0), (4, -3.0))]
+    held = [
+        Samples(torch.ones(n, 1, dtype=torch.float64), torch.full((n, 1), g, dtype=torch.float64))
+        for n, g in ((2, 1.0), (4, -3.0))
+    ]
     on = Problem(federation(held, criterion=lambda output, y: (output * y)[:, 0]), scalars((1.0, 0.0)).module)
-    server = serve(FedNova(mu=mu), on, Local(batch=1, lr=0.1, momentum=momentum))
+    server = serve(FedNova(mu=mu), on, LocalSettings(batch=1, lr=0.1, momentum=momentum))
     out = heard(server, 1, [0, 1])
     a = out.up["a"]
     assert close(out.up["delta"][:, 0], -0.1 * a * torch.tensor([1.0, -3.0], dtype=torch.float64))
@@ -433,11 +470,11 @@ def test_fednova_length_is_the_path_under_a_constant_gradient(mu: float, momentu
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.8}])
 def test_fednova_with_equal_lengths_is_fedavg(noisy: Problem, settings: dict[str, float]) -> None:
-    local = Local(batch=2, steps=4, lr=0.1, **settings)
+    local = LocalSettings(batch=2, steps=4, lr=0.1, **settings)
     assert close(played(FedNova(), noisy, local, COHORTS).x, played(FedAvg(), noisy, local, COHORTS).x)
 
 
-def fixed_point(alg: Algorithm, on: Problem, local: Local) -> float:
+def fixed_point(alg: Algorithm, on: Problem, local: LocalSettings) -> float:
     """Of a method without state on the line, where a round is x ↦ αx + β."""
     server = serve(alg, on, local)
     images = []
@@ -453,11 +490,16 @@ def test_fednova_fixed_point_tends_to_the_optimum_and_fedavgs_does_not() -> None
     """K_i from 1 to 8. Error at η = 0.08, 0.02, 0.005: FedNova 0.040, 0.010, 0.0025; FedAvg 1.28, 1.27, 1.27."""
     on = scalars((1.0, 4.0), (0.5, -3.0), (2.0, 1.0), copies=[1, 8, 3])
     best = float(on.optimum([1.0, 8.0, 3.0]))
-    away = {alg: [abs(fixed_point(alg, on, Local(batch=1, lr=lr)) - best) for lr in (0.08, 0.02, 0.005)] for alg in (FedNova(), FedAvg())}
+    away = {
+        alg: [abs(fixed_point(alg, on, LocalSettings(batch=1, lr=lr)) - best) for lr in (0.08, 0.02, 0.005)]
+        for alg in (FedNova(), FedAvg())
+    }
     normalised, plain = away.values()
     assert min(plain) > 1
     assert normalised[2] < 0.005
-    assert normalised[0] / normalised[1] == pytest.approx(4, rel=0.2) and normalised[1] / normalised[2] == pytest.approx(4, rel=0.1)
+    assert normalised[0] / normalised[1] == pytest.approx(4, rel=0.2) and normalised[1] / normalised[
+        2
+    ] == pytest.approx(4, rel=0.1)
 
 
 # SCAFFOLD -------------------------------------------------------------------------------------------------------
@@ -476,7 +518,9 @@ def test_scaffold_variate_is_the_mean_of_the_raw_gradients_of_the_round(noisy: P
 
 @pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize("cohorts", [EVERYBODY * 3, COHORTS], ids=["everybody", "some"])
-def test_scaffold_server_variate_is_the_mean_over_all_clients(noisy: Problem, option: str, cohorts: list[list[int]]) -> None:
+def test_scaffold_server_variate_is_the_mean_over_all_clients(
+    noisy: Problem, option: str, cohorts: list[list[int]]
+) -> None:
     server = serve(Scaffold(option=option), noisy, PLAIN)
     for t, ids in enumerate(cohorts, 1):
         server.play(t, ids)
@@ -498,7 +542,7 @@ def test_scaffold_first_round_is_fedavg(noisy: Problem) -> None:
 
 
 def test_scaffold_with_one_step_of_everybody_is_fedavg_in_every_round(noisy: Problem) -> None:
-    local = Local(batch=3, steps=1, lr=0.1)
+    local = LocalSettings(batch=3, steps=1, lr=0.1)
     ours, fedavg = serve(Scaffold(), noisy, local), serve(FedAvg(weighting="uniform"), noisy, local)
     for t in range(1, 6):
         ours.play(t, [0, 1, 2, 3])
@@ -523,14 +567,16 @@ def test_scaffold_under_momentum_needs_the_length_of_fednova() -> None:
     on = quadratics(6, 3)
     away = {}
     for norm in ("nova", "steps"):
-        server = played(Scaffold(variate_norm=norm), on, Local(batch=0, steps=8, lr=0.05, momentum=0.9), [range(6)] * 20)
+        server = played(
+            Scaffold(variate_norm=norm), on, LocalSettings(batch=0, steps=8, lr=0.05, momentum=0.9), [range(6)] * 20
+        )
         away[norm] = float((server.x - on.optimum()).norm())
     assert away["nova"] < 1e-10 and away["steps"] > 1e3
 
 
 def test_scaffold_reaches_the_optimum_of_the_plain_mean_whatever_the_sizes() -> None:
     on = quadratics(5, 2, copies=[1, 2, 5, 3, 1])
-    server = played(Scaffold(), on, Local(batch=0, steps=3, lr=0.2), draws(150, 2, 5))
+    server = played(Scaffold(), on, LocalSettings(batch=0, steps=3, lr=0.2), draws(150, 2, 5))
     assert close(server.x, on.optimum(), 1e-10)
     assert not close(server.x, on.optimum([1.0, 2.0, 5.0, 3.0, 1.0]), 0.01)
 
@@ -542,13 +588,13 @@ def test_scaffold_reaches_the_optimum_of_the_plain_mean_whatever_the_sizes() -> 
 )
 def test_exact_methods_reach_the_optimum_of_regularised_softmax_regression(alg: Algorithm, within: float) -> None:
     """Weight decay is the regulariser, 2 of 5 clients come. Measured after 150 rounds: 2e-13, 1.4e-7, 6e-6."""
-    on, local = softmax([12] * 5), Local(batch=0, steps=4, lr=0.2, weight_decay=0.1)
+    on, local = softmax([12] * 5), LocalSettings(batch=0, steps=4, lr=0.2, weight_decay=0.1)
     assert float((played(alg, on, local, draws(150, 2, 5)).x - softmax_optimum(on, 0.1)).norm()) < within
 
 
 def test_fedavg_does_not_reach_the_optimum_of_regularised_softmax_regression() -> None:
     """Measured after 40 rounds: 0.15."""
-    on, local = softmax([12] * 5), Local(batch=0, steps=4, lr=0.2, weight_decay=0.1)
+    on, local = softmax([12] * 5), LocalSettings(batch=0, steps=4, lr=0.2, weight_decay=0.1)
     assert float((played(FedAvg(), on, local, draws(40, 2, 5)).x - softmax_optimum(on, 0.1)).norm()) > 0.05
 
 
@@ -561,7 +607,10 @@ def test_feddyn_code_form_is_the_paper_form(even: Problem) -> None:
     x, H, memory = zeros(even), zeros(even), {i: zeros(even) for i in range(4)}
     for t, ids in enumerate(COHORTS, 1):
         server.play(t, ids)
-        ends = {i: walk(even, PLAIN, i, t, x, inside=lambda theta, i=i, x=x: alpha * (theta - x) - memory[i]).end for i in ids}
+        ends = {
+            i: walk(even, PLAIN, i, t, x, inside=lambda theta, i=i, x=x: alpha * (theta - x) - memory[i]).end
+            for i in ids
+        }
         for i in ids:
             memory[i] = memory[i] - alpha * (ends[i] - x)
             H = H - alpha / 4 * (ends[i] - x)
@@ -581,7 +630,7 @@ def test_feddyn_first_round_without_strength_steps_farther(noisy: Problem, ids: 
 def test_feddyn_solved_exactly_is_stationary() -> None:
     """∇L_i(θ_i) = −α_i h_i after each participation, with unequal sizes."""
     on = quadratics(3, 2, copies=[1, 2, 3])
-    server = serve(FedDyn(alpha=0.7), on, Local(batch=0, steps=120, lr=0.4))
+    server = serve(FedDyn(alpha=0.7), on, LocalSettings(batch=0, steps=120, lr=0.4))
     for t, ids in enumerate([[0, 1], [1, 2], [0, 1]], 1):
         x = server.x
         delta = heard(server, t, ids).up["delta"]
@@ -597,7 +646,7 @@ def test_feddyn_solved_exactly_is_stationary() -> None:
 def test_drift_methods_rest_at_the_optimum_of_the_sample_weighted_loss(alg: Algorithm, copies: list[int]) -> None:
     """Full participation: θ_i = w and mean h = 0; with unequal sizes this is not the optimum of the plain mean."""
     on = quadratics(4, 2, copies=copies)
-    server = played(alg, on, Local(batch=0, steps=5, lr=0.25), [range(4)] * 100)
+    server = played(alg, on, LocalSettings(batch=0, steps=5, lr=0.25), [range(4)] * 100)
     delta = heard(server, 101, range(4)).up["delta"]
     assert float(delta.abs().max()) < 1e-9 and float(server.state["h"].abs().max()) < 1e-9
     assert close(server.x, on.optimum([float(k) for k in copies]), 1e-8)
@@ -606,14 +655,14 @@ def test_drift_methods_rest_at_the_optimum_of_the_sample_weighted_loss(alg: Algo
 
 def test_feddc_rests_there_under_partial_participation_too() -> None:
     on = quadratics(5, 2, copies=[1, 2, 4, 1, 2])
-    server = played(FedDC(alpha=0.2), on, Local(batch=0, steps=3, lr=0.2), draws(200, 2, 5))
+    server = played(FedDC(alpha=0.2), on, LocalSettings(batch=0, steps=3, lr=0.2), draws(200, 2, 5))
     assert close(server.x, on.optimum([1.0, 2.0, 4.0, 1.0, 2.0]), 1e-6)
 
 
 def test_fedavg_solved_exactly_is_biased() -> None:
     """Its clients jump to their own minima, whose mean is not the minimum of the mean."""
     on = quadratics(4, 2)
-    x = played(FedAvg(), on, Local(batch=0, steps=120, lr=1.0), [range(4)]).x
+    x = played(FedAvg(), on, LocalSettings(batch=0, steps=120, lr=1.0), [range(4)]).x
     minima = [torch.linalg.lstsq(*(s.x, s.y)).solution[:, 0] for s in map(on.samples, range(4))]
     assert close(x, torch.stack(minima).mean(0))
     assert float((x - on.optimum()).norm()) > 0.1
@@ -623,7 +672,7 @@ def test_fedavg_solved_exactly_is_biased() -> None:
 
 
 def test_feddc_without_variates_is_feddyn(noisy: Problem) -> None:
-    local = Local(epochs=2, batch=3, lr=0.1, momentum=0.5, weight_decay=0.05, decay=0.9)
+    local = LocalSettings(epochs=2, batch=3, lr=0.1, momentum=0.5, weight_decay=0.05, decay=0.9)
     ours, feddyn = (played(alg, noisy, local, COHORTS) for alg in (FedDC(alpha=0.3, variate="off"), FedDyn(alpha=0.3)))
     assert close(ours.x, feddyn.x) and close(ours.state["h"], feddyn.state["h"])
     assert close(ours.clients.read(range(4))["h"], feddyn.clients.read(range(4))["h"])
@@ -674,7 +723,7 @@ def test_fedcm_momentum_is_a_running_mean_of_gradients(noisy: Problem) -> None:
 
 
 def test_fedcm_first_round_takes_steps_of_alpha(noisy: Problem) -> None:
-    slow = Local(epochs=2, batch=3, lr=0.03)
+    slow = LocalSettings(epochs=2, batch=3, lr=0.03)
     ours = played(FedCM(alpha=0.3), noisy, PLAIN, COHORTS[:1])
     assert close(ours.x, played(FedAvg(weighting="uniform"), noisy, slow, COHORTS[:1]).x)
 
@@ -693,7 +742,9 @@ def projected(alg: FedDPC, delta: Tensor, prev: Tensor, x: Tensor | None = None)
     number = torch.zeros((), dtype=delta.dtype)
     state = {"prev": prev, "ratio": number, "undefined": number}
     rows = cohort([1 / len(delta)] * len(delta), round=2)
-    return alg.aggregate(torch.zeros_like(prev) if x is None else x, {"delta": delta}, rows._replace(p=rows.p.to(delta.dtype)), state)
+    return alg.aggregate(
+        torch.zeros_like(prev) if x is None else x, {"delta": delta}, rows._replace(p=rows.p.to(delta.dtype)), state
+    )
 
 
 @pytest.fixture
@@ -768,7 +819,9 @@ def test_feddpc_ablations(updates: tuple[Tensor, Tensor]) -> None:
 def test_feddpc_guard_a_no_last_update_no_projection(updates: tuple[Tensor, Tensor], wrong: float) -> None:
     delta, prev = updates
     x, state = projected(FedDPC(), delta, torch.full_like(prev, wrong))
-    assert close(x, 2 * delta.mean(0)) and float(state["ratio"]) == pytest.approx(1.0) and float(state["undefined"]) == 0
+    assert (
+        close(x, 2 * delta.mean(0)) and float(state["ratio"]) == pytest.approx(1.0) and float(state["undefined"]) == 0
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"scaling": False}, {"max_ratio": 5.0}])
@@ -833,13 +886,15 @@ def test_feddpc_guard_g_orthogonal_in_single_precision(part: float) -> None:
 # MOON -----------------------------------------------------------------------------------------------------------
 
 
-def moons_view(on: Problem, space: Space, previous: Tensor, has: float) -> Me:
+def moons_view(on: Problem, space: Space, previous: Tensor, has: float) -> Client:
     scalar = torch.tensor(has, dtype=torch.float64)
     mine = {"prev": previous, "buffers": space.buffers, "has": scalar}
-    return Me(space.start, space.buffers, {}, mine, {}, {}, 0.1, 0.1, 0.0, 0.0, math.inf, 1.0, 1.0, 1.0, 2, 0.5)
+    return Client(space.start, space.buffers, {}, mine, {}, {}, 0.1, 0.1, 0.0, 0.0, math.inf, 1.0, 1.0, 1.0, 2, 0.5)
 
 
-@pytest.mark.parametrize(("has", "expected"), [(1.0, 5 * math.log(2)), (0.0, 0.0)], ids=["previous is global", "no previous"])
+@pytest.mark.parametrize(
+    ("has", "expected"), [(1.0, 5 * math.log(2)), (0.0, 0.0)], ids=["previous is global", "no previous"]
+)
 def test_moon_term_is_a_constant(has: float, expected: float) -> None:
     """If the previous model is the global one the term is log 2, without a previous one it is 0: no gradient in both."""
     on = labelled(tastes(SIZES))
@@ -863,7 +918,9 @@ def test_moon_with_dead_features_has_finite_gradients() -> None:
 
 
 def test_moon_first_round_is_fedavg_and_a_newcomers_first_round_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("askew.core.task.walk_of", lambda *_: None)  # so that both have their gradients from torch, bit for bit
+    monkeypatch.setattr(
+        "askew.core.task.walk_of", lambda *_: None
+    )  # so that both have their gradients from torch, bit for bit
     on = labelled(tastes(SIZES))
     server = played(MOON(mu=5.0), on, RICH, [[0, 1]])
     assert torch.equal(server.x, played(FedAvg(), on, RICH, [[0, 1]]).x)
@@ -939,8 +996,8 @@ def test_fedbn_clients_share_all_but_their_batch_norm() -> None:
 def evaluated(server: Server, on: Problem) -> Record:
     """What a run would record of this server."""
     task = Functional(on.module, server.space, on.fed.criterion)
-    exam = Exam(task, on.fed, on.fed.test)
-    house = House(Config(), on.fed, on.module, server.space, task, exam, server, {})
+    exam = Evaluator(task, on.fed, on.fed.test)
+    house = BuiltRun(Config(), on.fed, on.module, server.space, task, exam, server, {})
     return measured(house, examined(house))
 
 
@@ -961,7 +1018,11 @@ def test_fedbn_three_evaluations() -> None:
         assert torch.equal(own[2]["w"], server.space.start[server.private.w])
         worn = lambda part, server=server: loss_of(on, server, *dressed(server.x, server.buffers, server.private, part))
         mean = {n: torch.stack([part[n] for part in own]).mean(0) for n in "wb"}
-        each = {"clients": sum(map(worn, own)) / 4, "server_mean": worn(mean), "server_init": loss_of(on, server, server.x, server.buffers)}
+        each = {
+            "clients": sum(map(worn, own)) / 4,
+            "server_mean": worn(mean),
+            "server_init": loss_of(on, server, server.x, server.buffers),
+        }
         expected.append(each[how])
     assert found == pytest.approx(expected, rel=1e-12)
     assert len({round(v, 6) for v in found}) == 3
@@ -972,12 +1033,16 @@ def test_feddyn_evaluates_the_server_and_the_participants() -> None:
     server = played(FedDyn(), on, PLAIN, COHORTS)
     record = evaluated(server, on)
     assert record["loss"] == pytest.approx(loss_of(on, server, server.x, server.buffers), rel=1e-12)
-    assert record["loss_participants"] == pytest.approx(loss_of(on, server, server.state["mean"], server.buffers), rel=1e-12)
+    assert record["loss_participants"] == pytest.approx(
+        loss_of(on, server, server.state["mean"], server.buffers), rel=1e-12
+    )
     assert record["loss"] != pytest.approx(record["loss_participants"], rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("alg", "names"), [(Scaffold(), ["c"]), (FedDyn(), ["h"]), (FedDC(), ["c", "h"])], ids=["scaffold", "feddyn", "feddc"]
+    ("alg", "names"),
+    [(Scaffold(), ["c"]), (FedDyn(), ["h"]), (FedDC(), ["c", "h"])],
+    ids=["scaffold", "feddyn", "feddc"],
 )
 def test_means_that_are_never_recomputed_are_kept_in_double_precision(alg: Algorithm, names: list[str]) -> None:
     server = played(alg, labelled(tastes(SIZES), dtype=torch.float32), PLAIN, COHORTS)
@@ -1016,7 +1081,9 @@ def test_fednova_by_pencil() -> None:
     # x = 2.5 (0.025 − 0.392) = −0.9175.
     # Client 0: δ = 0.1 · 1.9175 = 0.19175. Client 2: δ = 0.36 · 3.9175 = 1.4103. p = ⅓, ⅔; τ_eff = ⅓ + 4/3 = 5/3.
     # x = −0.9175 + 5/3 (0.19175/3 + 1.4103/3) = −0.9175 + 5/9 · 1.60205 = −0.0274722…
-    assert by_pencil(FedNova(), Local(batch=1, lr=0.1), [1, 3, 2, 1])[0] == exactly(-0.9175, -0.9175 + 5 / 9 * 1.60205)
+    assert by_pencil(FedNova(), LocalSettings(batch=1, lr=0.1), [1, 3, 2, 1])[0] == exactly(
+        -0.9175, -0.9175 + 5 / 9 * 1.60205
+    )
 
 
 def test_scaffold_by_pencil() -> None:
@@ -1082,7 +1149,7 @@ def test_feddpc_by_pencil() -> None:
     # x = (4, 4) + ½ ((1 + √10) − (1 + √2)) (−½, ½).
     a = torch.tensor([[6.0, 8.0], [2.0, 0.0], [4.0, 2.0]], dtype=torch.float64)
     on = least_squares(torch.eye(2, dtype=torch.float64).expand(3, 2, 2), a)
-    server = serve(FedDPC(), on, Local(batch=0, steps=1, lr=0.5))
+    server = serve(FedDPC(), on, LocalSettings(batch=0, steps=1, lr=0.5))
     server.play(1, [0, 1])
     assert server.x.tolist() == exactly(4.0, 4.0)
     record = server.play(2, [0, 2])
@@ -1141,8 +1208,10 @@ def test_fedbn_by_pencil() -> None:
     # Client 0 from w = 0, γ = 2, β = 1: residual −1: w = ½, γ = 2½, β = 1½; variance 1.19.
     # Client 2 from w = 0, γ = 1, β = 0: residual −4: w = 2, γ = 3, β = −3. x: w = 5/4.
     inputs = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
-    on = Problem(federation([Samples(inputs, inputs * s + m) for s, m in ((3.0, 2.0), (-1.0, 4.0), (5.0, -6.0))]), Beside())
-    server = serve(FedBN(), on, Local(batch=0, steps=1, lr=0.5))
+    on = Problem(
+        federation([Samples(inputs, inputs * s + m) for s, m in ((3.0, 2.0), (-1.0, 4.0), (5.0, -6.0))]), Beside()
+    )
+    server = serve(FedBN(), on, LocalSettings(batch=0, steps=1, lr=0.5))
     server.play(1, [0, 1])
     assert server.x.tolist() == exactly(0.0, 1.0, 0.0)
     assert server.privates.read(range(3))["w"].tolist() == [exactly(2.0, 1.0), exactly(0.0, 2.0), exactly(1.0, 0.0)]

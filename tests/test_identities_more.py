@@ -54,9 +54,9 @@ from askew.core.rng import coin
 from askew.core.space import Space
 from askew.core.types import Batch, State
 from askew.data.dataset import Dataset, Samples
-from askew.data.federation import Federation, Local
+from askew.data.federation import Federation, LocalSettings
 from askew.data.partition import Iid
-from askew.engine.evaluate import Exam, examine_clients
+from askew.engine.evaluate import Evaluator, examine_clients
 from askew.engine.server import Server
 from askew.errors import ConfigError, ModelError
 from askew.models.small import CNN, MLP, chain
@@ -102,7 +102,7 @@ from textbook import (
 
 Gradient = Callable[[Tensor], Tensor]
 ALL = [0, 1, 2, 3]
-ONE = Local(batch=0, steps=1, lr=0.3)
+ONE = LocalSettings(batch=0, steps=1, lr=0.3)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def layered() -> Problem:
 HEAD = torch.tensor([2, 3])  # the last layer's places in `layered`
 
 
-def displacements(on: Problem, local: Local, ids: Sequence[int], round: int, x: Tensor) -> Tensor:
+def displacements(on: Problem, local: LocalSettings, ids: Sequence[int], round: int, x: Tensor) -> Tensor:
     """FedAvg's, [C, P]."""
     return torch.stack([trained(on, local, i, round, x)[0] - x for i in ids])
 
@@ -127,13 +127,13 @@ def rows(*vectors: Sequence[float]) -> Tensor:
 
 
 def test_fedsgd_is_fedavg_with_one_epoch_and_one_batch(noisy: Problem) -> None:
-    local = Local(epochs=1, batch=0, lr=0.3, momentum=0.6, weight_decay=0.03, clip=0.9, decay=0.9)
+    local = LocalSettings(epochs=1, batch=0, lr=0.3, momentum=0.6, weight_decay=0.03, clip=0.9, decay=0.9)
     one, other = played(FedSGD(), noisy, local, COHORTS), played(FedAvg(), noisy, local, COHORTS)
     assert close(one.x, other.x)
 
 
 def test_fedsgd_takes_one_step_whatever_the_epochs(noisy: Problem) -> None:
-    one, other = (played(FedSGD(), noisy, Local(epochs=e, batch=3, lr=0.3), COHORTS) for e in (1, 4))
+    one, other = (played(FedSGD(), noisy, LocalSettings(epochs=e, batch=3, lr=0.3), COHORTS) for e in (1, 4))
     assert same(everything(one), everything(other))
 
 
@@ -156,24 +156,26 @@ def test_fedsgd_in_chunks_is_the_whole_gradient(noisy: Problem, monkeypatch: pyt
 
 
 def test_rates_fall_by_their_formulas() -> None:
-    rates = lambda **how: [Local(lr=0.4, **how).rate(t, 4) for t in (1, 2, 3, 4)]
+    rates = lambda **how: [LocalSettings(lr=0.4, **how).rate(t, 4) for t in (1, 2, 3, 4)]
     assert rates(decay=0.5) == exactly(0.4, 0.2, 0.1, 0.05)
     assert rates(schedule="linear") == exactly(0.4, 0.3, 0.2, 0.1)
     half = math.sqrt(2) / 2
     assert rates(schedule="cosine") == exactly(0.4, 0.2 * (1 + half), 0.2, 0.2 * (1 - half))
     with pytest.raises(ConfigError, match="decay is the factor of the exponential schedule"):
-        Local(decay=0.9, schedule="cosine")
+        LocalSettings(decay=0.9, schedule="cosine")
 
 
 @pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine"])
 def test_solo_by_the_book(noisy: Problem, schedule: str) -> None:
     """Every client plain SGD from the common start with one momentum for all rounds; x stays, the rate falls over rounds."""
-    local = Local(epochs=2, batch=3, lr=0.1, momentum=0.6, weight_decay=0.03, clip=0.9, schedule=schedule)
+    local = LocalSettings(epochs=2, batch=3, lr=0.1, momentum=0.6, weight_decay=0.03, clip=0.9, schedule=schedule)
     server = serve(Solo(), noisy, local, rounds=len(COHORTS))
     own, v = ({i: zeros(noisy) for i in ALL} for _ in range(2))
     for t, ids in enumerate(COHORTS, 1):
         server.play(t, ids)
-        now = Local(epochs=2, batch=3, lr=local.rate(t, len(COHORTS)), momentum=0.6, weight_decay=0.03, clip=0.9)
+        now = LocalSettings(
+            epochs=2, batch=3, lr=local.rate(t, len(COHORTS)), momentum=0.6, weight_decay=0.03, clip=0.9
+        )
         for i in ids:
             own[i], v[i], _ = trained(noisy, now, i, t, own[i], v=v[i])
         for i in ALL:
@@ -200,7 +202,9 @@ def test_solo_reports_the_mean_over_clients_without_the_empty(noisy: Problem) ->
     X, y = on.fed.test
     losses = [0.5 * (X @ row(server.privates, i)["w"] - y[:, 0]).square().mean() for i in ALL]
     task = server.engine.task  # type: ignore[attr-defined]
-    score = examine_clients(Exam(task, on.fed, on.fed.test), server.x, server.buffers, server.private, server.privates)
+    score = examine_clients(
+        Evaluator(task, on.fed, on.fed.test), server.x, server.buffers, server.private, server.privates
+    )
     assert Solo().evaluates() == "clients" and float(score[1]) == pytest.approx(float(sum(losses)) / 4, rel=1e-12)
 
 
@@ -242,7 +246,9 @@ def test_adaptive_server_optimisers_by_the_book(noisy: Problem, cls: type[FedAda
         assert close(server.x, x) and close(server.state["V"], V) and close(server.state["M"], M)
 
 
-@pytest.mark.parametrize(("cls", "factor"), [(FedAdagrad, 1 / 2), (FedYogi, 1 / 2), (FedAdam, 1 / (1 + math.sqrt(0.64)))])
+@pytest.mark.parametrize(
+    ("cls", "factor"), [(FedAdagrad, 1 / 2), (FedYogi, 1 / 2), (FedAdam, 1 / (1 + math.sqrt(0.64)))]
+)
 def test_the_first_adaptive_step_with_a_large_tau(noisy: Problem, cls: type[FedAdam], factor: float) -> None:
     """V starts at τ², so with η_g = τ → ∞ it is D/2, and for Adam D/(1 + √β2)."""
     server = played(cls(beta1=0.0, beta2=0.64, tau=1e9, server_lr=1e9), noisy, PLAIN, COHORTS[:1])
@@ -295,10 +301,14 @@ def test_fedexp_of_one_or_of_identical_updates_is_fedavg() -> None:
 
 @pytest.mark.parametrize("m", [2, 3, 6])
 def test_fedexp_of_orthogonal_updates_is_half_their_number(m: int) -> None:
-    assert extrapolated(FedExP(eps=0.0), 5 * torch.eye(m, dtype=torch.float64))[1] == pytest.approx(max(1.0, m / 2), rel=1e-14)
+    assert extrapolated(FedExP(eps=0.0), 5 * torch.eye(m, dtype=torch.float64))[1] == pytest.approx(
+        max(1.0, m / 2), rel=1e-14
+    )
 
 
-@given(st.lists(st.lists(st.floats(-9, 9), min_size=2, max_size=2), min_size=1, max_size=6), st.sampled_from([0.0, 0.01]))
+@given(
+    st.lists(st.lists(st.floats(-9, 9), min_size=2, max_size=2), min_size=1, max_size=6), st.sampled_from([0.0, 0.01])
+)
 @settings(max_examples=60, deadline=None)
 def test_fedexp_never_shortens(delta: list[list[float]], eps: float) -> None:
     new, eta = extrapolated(FedExP(eps=eps), rows(*delta))
@@ -341,7 +351,9 @@ def test_fedpvr_by_the_book(layered: Problem) -> None:
         step, change = zeros(layered), torch.zeros_like(c)
         for i in ids:
             add = zeros(layered).index_copy(0, HEAD, c - own[i])
-            end, _, raw = trained(layered, RICH, i, t, x, lambda theta, at, add=add: at(theta) + add, rho=RICH.momentum * mask)
+            end, _, raw = trained(
+                layered, RICH, i, t, x, lambda theta, at, add=add: at(theta) + add, rho=RICH.momentum * mask
+            )
             new = own[i] - c + (x - end)[HEAD] / (len(raw) * RICH.rate(t))
             step, change, own[i] = step + (end - x) / len(ids), change + (new - own[i]) / 4, new
         x, c = x + step, c + change
@@ -350,7 +362,10 @@ def test_fedpvr_by_the_book(layered: Problem) -> None:
 
 
 def test_fedpvr_with_a_full_mask_is_scaffold_without_momentum() -> None:
-    on, local = labelled(tastes(SIZES)), Local(epochs=2, batch=3, lr=0.1, weight_decay=0.03, clip=0.9, decay=0.9)
+    on, local = (
+        labelled(tastes(SIZES)),
+        LocalSettings(epochs=2, batch=3, lr=0.1, weight_decay=0.03, clip=0.9, decay=0.9),
+    )
     one, other = played(FedPVR(head=2), on, local, COHORTS), played(Scaffold(), on, local, COHORTS)
     assert close(one.x, other.x) and close(one.state["c"], other.state["c"])
     assert not close(played(FedPVR(head=1), on, local, COHORTS).x, other.x, 1e-6)
@@ -378,7 +393,11 @@ def test_fedpvr_keeps_and_sends_the_masked_numbers_alone() -> None:
 @pytest.mark.parametrize("cls", [FedVARP, MIFA])
 def test_memories_by_the_book(noisy: Problem, cls: type[FedVARP], unit: str) -> None:
     """Under a decaying rate the unit decides whether a stale entry is replayed at today's rate or at its own."""
-    server, x, y = serve(cls(memory_unit=unit, server_scale=0.9), noisy, SLOWING), zeros(noisy), {i: zeros(noisy) for i in ALL}
+    server, x, y = (
+        serve(cls(memory_unit=unit, server_scale=0.9), noisy, SLOWING),
+        zeros(noisy),
+        {i: zeros(noisy) for i in ALL},
+    )
     for t, ids in enumerate(COHORTS, 1):
         server.play(t, ids)
         rate = SLOWING.rate(t) if unit == "gradient" else 1.0
@@ -398,7 +417,9 @@ def test_memories_of_everybody_are_fedavg_in_every_round(noisy: Problem, cls: ty
 
 
 def test_fedvarp_begins_as_fedavg_and_mifa_shorter(noisy: Problem) -> None:
-    fedavg, fedvarp, mifa = (played(alg, noisy, RICH, COHORTS[:1]).x for alg in (FedAvg(weighting="uniform"), FedVARP(), MIFA()))
+    fedavg, fedvarp, mifa = (
+        played(alg, noisy, RICH, COHORTS[:1]).x for alg in (FedAvg(weighting="uniform"), FedVARP(), MIFA())
+    )
     assert close(fedvarp, fedavg) and close(mifa, 3 / 4 * fedavg)
     assert FedVARP().weighting == MIFA().weighting == "uniform"
 
@@ -434,7 +455,7 @@ def test_the_remembered_mean_is_exact_after_many_rounds(dtype: torch.dtype) -> N
     server = played(
         FedVARP(),
         on,
-        Local(steps=1, batch=4, lr=0.2),
+        LocalSettings(steps=1, batch=4, lr=0.2),
         [[t % 4, (t * t + t // 3 + 1) % 4] for t in range(60) if t % 4 != (t * t + t // 3 + 1) % 4],
     )
     assert close(server.state["mean"], server.memory.read(ALL)["y"].double().mean(0), 1e-13)
@@ -473,13 +494,16 @@ def test_fedga_memory_by_the_book(noisy: Problem) -> None:
 
 @pytest.mark.parametrize("form", ["exact", "memory"])
 def test_fedga_without_displacement_is_fedavg(noisy: Problem, form: str) -> None:
-    one, other = played(FedGA(beta=0.0, form=form), noisy, RICH, COHORTS), played(FedAvg(weighting="uniform"), noisy, RICH, COHORTS)
+    one, other = (
+        played(FedGA(beta=0.0, form=form), noisy, RICH, COHORTS),
+        played(FedAvg(weighting="uniform"), noisy, RICH, COHORTS),
+    )
     assert close(one.x, other.x)
 
 
 def test_fedga_displacements_sum_to_zero(noisy: Problem) -> None:
     """So steps of no length leave w."""
-    server = serve(FedGA(beta=5.0), noisy, Local(lr=1e-200))
+    server = serve(FedGA(beta=5.0), noisy, LocalSettings(lr=1e-200))
     server.x = rows([1.0, -2.0, 3.0])[0]
     before = server.x
     server.play(1, [0, 1, 3])
@@ -519,7 +543,11 @@ def test_fedga_steps_down_the_variance_of_gradients() -> None:
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("reading", READINGS)
 def test_fedpmvr_by_the_book(layered: Problem, reading: str, weighting: str) -> None:
-    server, x, alpha = serve(FedPMVR(alpha=0.3, reading=reading, head=1, weighting=weighting), layered, RICH), zeros(layered), 0.3
+    server, x, alpha = (
+        serve(FedPMVR(alpha=0.3, reading=reading, head=1, weighting=weighting), layered, RICH),
+        zeros(layered),
+        0.3,
+    )
     kept = {i: torch.zeros(2, dtype=torch.float64) for i in ALL}
     for t, ids in enumerate(COHORTS, 1):
         server.play(t, ids)
@@ -530,7 +558,9 @@ def test_fedpmvr_by_the_book(layered: Problem, reading: str, weighting: str) -> 
             def direction(theta: Tensor, at: Gradient, m: list[Tensor] = m) -> Tensor:
                 g = at(theta)
                 m.append(alpha * m[-1] + (1 - alpha) * g[HEAD])
-                return {"momentum_sgd": g.index_copy(0, HEAD, m[-1]), "additive": g.index_add(0, HEAD, m[-1])}.get(reading, g)
+                return {"momentum_sgd": g.index_copy(0, HEAD, m[-1]), "additive": g.index_add(0, HEAD, m[-1])}.get(
+                    reading, g
+                )
 
             end = trained(layered, RICH, i, t, x, direction)[0]
             delta, G = (end - x)[HEAD], gradient(layered, i, end)
@@ -542,12 +572,18 @@ def test_fedpmvr_by_the_book(layered: Problem, reading: str, weighting: str) -> 
             if reading == "extra_gradient":
                 end = (end - RICH.rate(t) * G).index_copy(0, HEAD, end[HEAD] - alpha * G[HEAD])
             ends.append(end)
-        p = shares(layered, ids) if weighting == "samples" else torch.full((len(ids),), 1 / len(ids), dtype=torch.float64)
+        p = (
+            shares(layered, ids)
+            if weighting == "samples"
+            else torch.full((len(ids),), 1 / len(ids), dtype=torch.float64)
+        )
         x = p @ torch.stack(ends)
         assert close(server.x, x)
 
 
-@pytest.mark.parametrize("reading", ["displacement", "displacement_ema", "displacement_sum", "momentum_sgd", "as_published"])
+@pytest.mark.parametrize(
+    "reading", ["displacement", "displacement_ema", "displacement_sum", "momentum_sgd", "as_published"]
+)
 def test_fedpmvr_without_strength_is_fedavg(layered: Problem, reading: str) -> None:
     alpha = 0.7 if reading == "as_published" else 0.0
     one = played(FedPMVR(alpha=alpha, reading=reading, head=1), layered, RICH, COHORTS)
@@ -606,7 +642,9 @@ def test_fedpmvr_with_a_kept_sum_diverges() -> None:
     assert abs(xs[-1]) > 10 * abs(xs[200]) > 100 * abs(xs[20])
 
 
-@pytest.mark.parametrize(("head", "unit", "from_place"), [(1, "layers", 20), (1, "tensors", 32), (2, "tensors", 20), (2, "layers", 0)])
+@pytest.mark.parametrize(
+    ("head", "unit", "from_place"), [(1, "layers", 20), (1, "tensors", 32), (2, "tensors", 20), (2, "layers", 0)]
+)
 def test_fedpmvr_head_counts_layers_or_tensors(head: int, unit: str, from_place: int) -> None:
     on = labelled(tastes(SIZES))
     frozen = played(FedPMVR(alpha=1.0, head=head, head_unit=unit), on, RICH, COHORTS[:1])
@@ -641,8 +679,16 @@ def test_fedpdc_by_the_book(noisy: Problem, penalty: str, lam: float, adaptive: 
         ends = []
         for i in ids:
             factor = (0.5 * t if adaptive else lam) * (1 - last.get(i, 1.0))
-            pull, times = (min(factor, 1 / RICH.rate(t)), 1.0) if penalty == "prox" else (0.0, 1 + factor * (penalty == "loss_scale"))
-            ends.append(trained(noisy, RICH, i, t, x, lambda theta, at, p=pull, s=times, x=x: s * at(theta) + p * (theta - x))[0])
+            pull, times = (
+                (min(factor, 1 / RICH.rate(t)), 1.0)
+                if penalty == "prox"
+                else (0.0, 1 + factor * (penalty == "loss_scale"))
+            )
+            ends.append(
+                trained(noisy, RICH, i, t, x, lambda theta, at, p=pull, s=times, x=x: s * at(theta) + p * (theta - x))[
+                    0
+                ]
+            )
         last = {i: float(score(end, end)[0]) for i, end in zip(ids, ends, strict=True)}
         a = torch.tensor(list(last.values()), dtype=torch.float64)
         x = a / a.sum() @ torch.stack(ends)
@@ -679,7 +725,7 @@ def test_fedpdc_weighs_by_the_accuracy_on_the_public_set() -> None:
     assert close(server.memory.read(ALL)["a"], a.double(), 1e-7) and server.memory.read(ALL)["at"].tolist() == [1.0] * 4
 
 
-def displaced(on: Problem, local: Local, ids: Sequence[int], round: int, x: Tensor) -> Tensor:
+def displaced(on: Problem, local: LocalSettings, ids: Sequence[int], round: int, x: Tensor) -> Tensor:
     """The models that FedAvg's clients send from x."""
     models = []
     for i in ids:
@@ -799,7 +845,9 @@ def test_the_shortest_point_among_vectors_of_many_lengths_is_optimal() -> None:
     for seed in range(300):
         rng = np.random.default_rng(seed)
         m, d = rng.integers(3, 40), rng.integers(1, 12)
-        u = rng.normal(size=(m, d)) * rng.lognormal(0, 1 + seed % 2, size=(m, 1)) + (1, 3, 10)[seed % 3] * rng.normal(size=d)
+        u = rng.normal(size=(m, d)) * rng.lognormal(0, 1 + seed % 2, size=(m, 1)) + (1, 3, 10)[seed % 3] * rng.normal(
+            size=d
+        )
         point = min_norm_point(u @ u.T) @ u
         assert (u @ point).min() > point @ point - 1e-12 * np.square(u).sum(1).max()
 
@@ -836,7 +884,9 @@ def descended(alg: MGDA, gradients: Tensor, x: Tensor | None = None) -> tuple[Te
 def test_mgda_of_orthogonal_gradients_is_their_unit_mean(solver: str) -> None:
     for m in (1, 2, 5):
         new, state = descended(MGDA(solver=solver), torch.diag(torch.arange(1.0, m + 1).double()))
-        assert new.tolist() == pytest.approx([-1 / m] * m, abs=1e-8) and state["norm"] == pytest.approx(1 / math.sqrt(m), abs=1e-8)
+        assert new.tolist() == pytest.approx([-1 / m] * m, abs=1e-8) and state["norm"] == pytest.approx(
+            1 / math.sqrt(m), abs=1e-8
+        )
         assert state["stationary"] == 0
 
 
@@ -912,7 +962,11 @@ def test_fedmgdaplus_with_full_freedom_is_mgda_on_displacements(noisy: Problem) 
 def test_fedmgdaplus_weights_of_two_in_their_box() -> None:
     """Unit vectors want one half each: shares of 0.8 and 0.2 may go to 0.7 and 0.3; 0.55 and 0.45 may go all the way."""
     delta = rows([-3.0, 0.0], [0.0, -7.0])
-    for p, eps, want in (((0.8, 0.2), 0.1, (0.7, 0.3)), ((0.55, 0.45), 0.1, (0.5, 0.5)), ((0.98, 0.02), 0.3, (0.68, 0.32))):
+    for p, eps, want in (
+        ((0.8, 0.2), 0.1, (0.7, 0.3)),
+        ((0.55, 0.45), 0.1, (0.5, 0.5)),
+        ((0.98, 0.02), 0.3, (0.68, 0.32)),
+    ):
         x = torch.zeros(2, dtype=torch.float64)
         new, state = FedMGDAPlus(eps=eps).aggregate(x, {"delta": delta}, cohort(p), {"norm": x[0]})
         assert (-new).tolist() == pytest.approx(want, abs=1e-7)
@@ -951,7 +1005,9 @@ def test_fedmgdaplus_leaves_out_who_did_not_move() -> None:
     x, delta = torch.zeros(2, dtype=torch.float64), rows([0.0, 0.0], [0.0, 5.0])
     for eps in (0.0, 0.1, 1.0):
         alg = FedMGDAPlus(eps=eps)
-        assert alg.aggregate(x, {"delta": delta}, cohort([0.9, 0.1]), {"norm": x[0]})[0].tolist() == pytest.approx([0.0, 1.0])
+        assert alg.aggregate(x, {"delta": delta}, cohort([0.9, 0.1]), {"norm": x[0]})[0].tolist() == pytest.approx(
+            [0.0, 1.0]
+        )
         assert torch.equal(alg.aggregate(x, {"delta": 0 * delta}, cohort([0.9, 0.1]), {"norm": x[0]})[0], x)
 
 
@@ -961,7 +1017,11 @@ def test_fedmgdaplus_leaves_out_who_did_not_move() -> None:
 @pytest.mark.parametrize("mix", [1.0, 0.3])
 def test_fedspeed_by_the_book(noisy: Problem, mix: float) -> None:
     """The second gradient on the same batch at θ + ρ g / (‖g‖ + 1e-7); only α θ is outside the clipped norm."""
-    server, x, h = serve(FedSpeed(alpha=0.5, rho=0.4, mix=mix), noisy, RICH), zeros(noisy), {i: zeros(noisy) for i in ALL}
+    server, x, h = (
+        serve(FedSpeed(alpha=0.5, rho=0.4, mix=mix), noisy, RICH),
+        zeros(noisy),
+        {i: zeros(noisy) for i in ALL},
+    )
     for t, ids in enumerate(COHORTS, 1):
         server.play(t, ids)
         ends = []
@@ -1032,7 +1092,11 @@ def test_fedalign_term_reaches_the_last_hidden_layer_alone() -> None:
     def term(u: Tensor) -> Tensor:
         out = F.relu(z @ u[:40].view(8, 5).T + u[40:])
         lengths = z.norm(dim=1)  # of rank one: σ is the product of the lengths
-        return (lengths * (out[:, :2].norm(dim=1) - F.relu(z @ parts["fc2.weight"].T + parts["fc2.bias"]).norm(dim=1))).square().mean()
+        return (
+            (lengths * (out[:, :2].norm(dim=1) - F.relu(z @ parts["fc2.weight"].T + parts["fc2.bias"]).norm(dim=1)))
+            .square()
+            .mean()
+        )
 
     at = w[25:73]
     expected = 0.7 * float(plain(w) / term(at)) * grad(term)(at)
@@ -1052,7 +1116,11 @@ def test_fedalign_without_strength_is_fedavg() -> None:
 
 def test_fedamd_by_the_book(noisy: Problem) -> None:
     """Miners begin with the mean of all remembered gradients as it was before this round's anchors."""
-    server, x, g = serve(FedAMD(anchor=0.5, server_scale=0.9), noisy, RICH), zeros(noisy), {i: zeros(noisy) for i in ALL}
+    server, x, g = (
+        serve(FedAMD(anchor=0.5, server_scale=0.9), noisy, RICH),
+        zeros(noisy),
+        {i: zeros(noisy) for i in ALL},
+    )
     roles = []
     for t, ids in enumerate([*COHORTS, *COHORTS], 1):
         server.play(t, ids)
@@ -1100,7 +1168,7 @@ def test_fedamd_anchors_do_not_move_the_model(noisy: Problem, monkeypatch: pytes
 
 def test_fedamd_first_step_is_along_the_anchored_mean(noisy: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     cast(monkeypatch, {1: [0, 1, 3]})
-    server = serve(FedAMD(), noisy, Local(steps=1, batch=3, lr=0.1))
+    server = serve(FedAMD(), noisy, LocalSettings(steps=1, batch=3, lr=0.1))
     server.play(1, [0, 1, 3])
     v = (gradient(noisy, 0, server.x) + gradient(noisy, 1, server.x) + gradient(noisy, 3, server.x)) / 4
     server.play(2, [1, 2])
@@ -1126,7 +1194,7 @@ def test_solo_by_pencil() -> None:
     # Momentum ½. Client 0: v = −1, θ = 0.1; v = −0.5 − 0.9, θ = 0.24. Again: v = −0.7 − 0.76, θ = 0.386;
     # v = −0.73 − 0.614, θ = 0.5204. Client 1: v = 8, θ = −0.8; v = 4 + 4.8, θ = −1.68. Client 2, new in the second round:
     # v = −6, θ = 0.6; v = −3 − 4.8, θ = 1.38.
-    xs, server = by_pencil(Solo(), Local(batch=0, steps=2, lr=0.1, momentum=0.5))
+    xs, server = by_pencil(Solo(), LocalSettings(batch=0, steps=2, lr=0.1, momentum=0.5))
     assert xs == [0.0, 0.0]
     assert server.privates.read(ALL)["w"][:, 0].tolist() == exactly(0.5204, -1.68, 1.38, 0.0)
     assert server.clients.read(ALL)["momentum"][:, 0].tolist() == exactly(-1.344, 8.8, -7.8, 0.0)
@@ -1269,7 +1337,7 @@ def test_fedalign_by_pencil() -> None:
         layers["fc1"].weight.copy_(torch.tensor([[3.0], [4.0]]))  # type: ignore[operator]
         layers["out"].weight.copy_(torch.tensor([[1.0, 0.0]]))  # type: ignore[operator]
     on = Problem(federation([Samples(rows([1.0]), rows([1.0]))]), chain(iter(layers.items())))
-    server = serve(FedAlign(mu=0.5), on, Local(batch=0, steps=1, lr=0.1))
+    server = serve(FedAlign(mu=0.5), on, LocalSettings(batch=0, steps=1, lr=0.1))
     server.play(1, [0])
     assert server.x.tolist() == pytest.approx([2.9, 4.0, 0.4, -0.8], abs=1e-9)
     server.play(2, [0])

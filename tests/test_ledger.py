@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from askew.cli import main
+from askew.cli.main import main
 from askew.errors import ConfigError
-from askew.experiment import claims as law
-from askew.experiment import papers
-from askew.experiment.claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, Claim, Court, Printed
-from askew.experiment.deductions import DEDUCTIONS
-from askew.experiment.evidence import FUNCTIONS, Curve, Evidence, Formula, Term
-from askew.experiment.ledger import Bill, collect, ledger
-from askew.experiment.results import CURVES, Result, read, write
-from askew.experiment.statistics import equivalent, flips, holm, interval, paired, welch
-from askew.experiment.thin import thin
-from askew.report.ledger import page
+from askew.reproduction import claims as law
+from askew.reproduction import papers
+from askew.reproduction.claim_checks import DEDUCTIONS
+from askew.reproduction.claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, Claim, ClaimJudge, Printed
+from askew.reproduction.evidence import FUNCTIONS, Curve, Evidence, Formula, Term
+from askew.reproduction.ledger import Bill, collect, ledger
+from askew.reproduction.ledger_page import page
+from askew.reproduction.prune_curves import thin
+from askew.reproduction.results import CURVES, Result, read, write
+from askew.reproduction.statistics import equivalent, flips, holm, interval, paired, welch
 
 PAPERS = Path(__file__).parent.parent / "papers"
 SAMPLES = [[1.0, 2, 3], [0.3, -0.1, 0.5, 0.2], [-2.0, -1.5, -1.7], [0.1, 4.0, -3.0, 2.0, 0.5, 0.9, 1.1]]
@@ -107,7 +107,9 @@ def test_functions_of_curves() -> None:
     assert call("missed", c, 41) == 1 and call("missed", c, 40) == 0
     assert call("mean", c) == 25 and call("mean", c, 60, 150) == 25 and call("mean", c, 200) == 40
     assert call("early", c, 0.5) == 20 and call("late", c, 0.5) == 30
-    assert call("best", c) == 40 and call("last", c) == 40 and call("at", c, 150) == 20 and math.isnan(call("at", c, 60))
+    assert (
+        call("best", c) == 40 and call("last", c) == 40 and call("at", c, 150) == 20 and math.isnan(call("at", c, 60))
+    )
     assert call("lowest", c) == 50 and call("rise", line(3, 1, 2)) == 1
     assert call("jitter", c) == pytest.approx(np.std([20, -10, 20], ddof=1))
     assert FUNCTIONS["smooth"](line(1, 2, 3, 4), 2).values.tolist() == [1.5, 2.5, 3.5]
@@ -148,7 +150,10 @@ class Given:
         self.known = {"toy/table": experiment({c for c, _, _ in table}, {m for _, m, _ in table})}
 
     def series(self, experiment: str, t: Term, blind: bool = True) -> dict[int, Any]:
-        return {s: v if isinstance(v, Curve) else t.sign * v for s, v in self.table.get((t.case, t.method, t.metric), {}).items()}
+        return {
+            s: v if isinstance(v, Curve) else t.sign * v
+            for s, v in self.table.get((t.case, t.method, t.metric), {}).items()
+        }
 
     def at(self, experiment: str, case: str, method: str, hyper: str = "") -> list[Any]:
         return []
@@ -161,7 +166,7 @@ def experiment(cases: set[str], methods: set[str]) -> Any:
 
 def decided(given: dict[tuple[str, str, str], Any], book: Any = None, **rule: Any) -> Any:
     made = law.rule(rule, {}, "toy-01")
-    return Court(Given(given), ["toy/table"], book or {}).decide(made)  # type: ignore[arg-type]
+    return ClaimJudge(Given(given), ["toy/table"], book or {}).decide(made)  # type: ignore[arg-type]
 
 
 ACC = "best_accuracy"
@@ -249,7 +254,9 @@ def test_trend() -> None:
     bump = steps([9.0, 9.1, 9.2], [5.0, 5.1, 5.3], [7.0, 7.2, 7.1])  # the slope falls, the last pair rises
     found = decided(bump, sign=-1, **rule)
     assert found.verdict == FAILS and "1 of 2 neighbours reversed" in found.evidence
-    dent = steps([9.0, 9.1, 9.2], [5.0, 5.1, 5.2], [5.1, 5.22, 5.26])  # reversed at 2% by itself, not after Holm over three
+    dent = steps(
+        [9.0, 9.1, 9.2], [5.0, 5.1, 5.2], [5.1, 5.22, 5.26]
+    )  # reversed at 2% by itself, not after Holm over three
     assert decided(dent, sign=-1, **rule).verdict == UNDECIDED
     noisy = steps([9.0, 3.0, 5.0], [8.0, 6.0, 2.0], [7.0, 8.0, 4.0])
     assert decided(noisy, sign=-1, **rule).verdict == UNDECIDED
@@ -260,10 +267,14 @@ def test_trend() -> None:
 def test_printed() -> None:
     book = {("toy/table", "a", "M", ACC): Printed("toy/table", "a", "M", ACC, "50.0", "", "")}
     assert decided(two([50.4, 49.6, 50.3]), book, test="printed", d="[a | M]").verdict == HOLDS
-    assert decided(two([50.4, 50.4, 50.4]), book, test="printed", d="[a | M]").verdict == HOLDS  # half a point is always allowed
+    assert (
+        decided(two([50.4, 50.4, 50.4]), book, test="printed", d="[a | M]").verdict == HOLDS
+    )  # half a point is always allowed
     assert decided(two([52.0, 52.1, 52.2]), book, test="printed", d="[a | M]").verdict == FAILS
     wide = {key: row._replace(spread="1.0") for key, row in book.items()}
-    assert decided(two([52.0, 52.1, 52.2]), wide, test="printed", d="[a | M]").verdict == FAILS  # 2.1 > 2 √(0.1² + 1²) = 2.01
+    assert (
+        decided(two([52.0, 52.1, 52.2]), wide, test="printed", d="[a | M]").verdict == FAILS
+    )  # 2.1 > 2 √(0.1² + 1²) = 2.01
     assert decided(two([51.9, 52.0, 51.8]), wide, test="printed", d="[a | M]").verdict == HOLDS
     assert decided(two([50.0, 50.0]), book, test="printed", d="[a | M]").verdict == UNDECIDED
     assert decided(two([1.1, 1.2, 1.0]), test="printed", value=1.0, d="[a | M]").verdict == HOLDS
@@ -275,7 +286,9 @@ def test_between_counts_standard_errors() -> None:
     rule = {"test": "between", "low": 1, "high": 2, "d": "[a | M]"}
     assert decided(two([1.5, 1.6, 1.4]), **rule).verdict == HOLDS
     assert decided(two([0.1, 0.2, 0.3]), **rule).verdict == FAILS
-    by = lambda errors: [1 - 0.1 * errors + 0.1 * 3**0.5 * v for v in (-1, 0, 1)]  # means out by so many standard errors of 0.1
+    by = lambda errors: [
+        1 - 0.1 * errors + 0.1 * 3**0.5 * v for v in (-1, 0, 1)
+    ]  # means out by so many standard errors of 0.1
     assert [decided(two(by(n)), **rule).verdict for n in (0.9, 1.5, 2.1)] == [HOLDS, UNDECIDED, FAILS]
     first = {"test": "between", "low": 0, "errors": [0, 1], "d": "[a | M]"}  # first place
     assert decided(two([0.1, -0.05, 0.2]), **first).verdict == HOLDS
@@ -360,18 +373,24 @@ def test_all_claims_are_there_once() -> None:
 @pytest.mark.parametrize("claim", REAL, ids=lambda c: c.id)
 def test_claims_name_cases_and_methods_that_exist(claim: Claim) -> None:
     known = papers.experiments()
-    court = Court(Evidence(known, {}, "full"), claim.experiments, {})
+    court = ClaimJudge(Evidence(known, {}, "full"), claim.experiments, {})
     assert claim.text and claim.where and set(claim.experiments) <= set(known)
     for rule in (*claim.rules, *claim.beside):
         for t in law.terms(rule):
             owner = known[court.owner(t)]
             assert law.has(known, owner, t.case, t.method), t
             if t.hyper:
-                keys = {key for e in (owner, *(known[o] for o in owner.runs)) for key in (*e.grid, *(k for m in e.methods for k in m.grid))}
+                keys = {
+                    key
+                    for e in (owner, *(known[o] for o in owner.runs))
+                    for key in (*e.grid, *(k for m in e.methods for k in m.grid))
+                }
                 assert {word.partition("=")[0] for word in t.hyper.split()} <= keys, t
 
 
-@pytest.mark.parametrize("folder", [f for f in sorted(PAPERS.iterdir()) if (f / "printed.csv").exists()], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "folder", [f for f in sorted(PAPERS.iterdir()) if (f / "printed.csv").exists()], ids=lambda f: f.name
+)
 def test_printed_numbers_name_cases_and_methods_that_exist(folder: Path) -> None:
     known, rows = papers.experiments(), law.read_printed(folder)
     assert len({row[:4] for row in rows}) == len(rows)
@@ -470,20 +489,29 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "toy" / "table.toml").write_text(TABLE.format(more='target = "FedAvg"', grid=""))
     (folder / "toy" / "claims.toml").write_text(CLAIMS)
     (folder / "toy" / "printed.csv").write_text(PRINTED)
-    monkeypatch.setattr("askew.cli_ledger.papers_folder", lambda: folder)
+    monkeypatch.setattr("askew.cli.ledger.papers_folder", lambda: folder)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def measure(
-    desk: Path, accuracy: Any, scale: str = "full", seeds: Any = (0, 1, 2), only: Any = lambda run: True, id: str = "toy/table"
+    desk: Path,
+    accuracy: Any,
+    scale: str = "full",
+    seeds: Any = (0, 1, 2),
+    only: Any = lambda run: True,
+    id: str = "toy/table",
 ) -> None:
     """Store results as runs would: `accuracy` is the last of four, from the case, method, seed and grid point."""
     rows = []
     for run in papers.plan(papers.experiments(desk / "papers")[id], scale, list(seeds)):
         if only(run):
             best = accuracy(run)
-            told = {"best_accuracy": f"{best:.6g}", "last_accuracy": f"{best:.6g}", "accuracy": f"0.1 0.2 {best - 0.001:.4g} {best:.4g}"}
+            told = {
+                "best_accuracy": f"{best:.6g}",
+                "last_accuracy": f"{best:.6g}",
+                "accuracy": f"0.1 0.2 {best - 0.001:.4g} {best:.4g}",
+            }
             told |= {"chosen_accuracy": f"{1 - best:.6g}", "reported_accuracy": f"{best - 0.01:.6g}"}
             where = run.digest, run.experiment, scale, run.case, run.method, papers.words(run.hyper), run.seed
             rows += [Result(*where, metric, value, "cpu", "0", "askew …") for metric, value in told.items()]
@@ -492,7 +520,12 @@ def measure(
 
 def plain(run: Any) -> float:
     """FedProx is ahead by two points everywhere, by a little more or less in each seed."""
-    return 0.48 + 0.001 * run.seed + (0.02 + 0.001 * (run.seed == 1)) * (run.method == "FedProx") - 0.1 * (run.case == "hard")
+    return (
+        0.48
+        + 0.001 * run.seed
+        + (0.02 + 0.001 * (run.seed == 1)) * (run.method == "FedProx")
+        - 0.1 * (run.case == "hard")
+    )
 
 
 def made(desk: Path) -> str:
@@ -501,7 +534,9 @@ def made(desk: Path) -> str:
 
 def cells(text: str, start: str) -> list[str]:
     """The first table row that begins so."""
-    return [cell.strip() for cell in next(row for row in text.splitlines() if row.startswith(f"| {start}")).split("|")[1:-1]]
+    return [
+        cell.strip() for cell in next(row for row in text.splitlines() if row.startswith(f"| {start}")).split("|")[1:-1]
+    ]
 
 
 def test_without_results_everything_is_not_run_and_has_a_cost(desk: Path) -> None:
@@ -531,7 +566,9 @@ def test_numbers_and_verdicts_follow_from_results(desk: Path) -> None:
     assert cells(text, "easy | FedProx | speedup")[4] == "1.33 ± 0.00 (3 seeds)"
     verdict = cells(text, "**toy-01**")
     assert (
-        verdict[1] == "**holds**" and verdict[2].startswith("2 of 2 cells by sign; weakest") and "paired t, one-sided, Holm" in verdict[2]
+        verdict[1] == "**holds**"
+        and verdict[2].startswith("2 of 2 cells by sign; weakest")
+        and "paired t, one-sided, Holm" in verdict[2]
     )
     assert verdict[4] == "another one<br>easy alone: +2.03 ± 0.058 (3), p < 0.001"
     assert cells(text, "**toy-03**")[1] == "**holds**"
@@ -544,14 +581,20 @@ def test_a_changed_number_changes_the_page(desk: Path) -> None:
     assert made(desk) == before
     path = desk / "results" / "toy-table-full.csv"
     path.write_text(
-        path.read_text().replace("best_accuracy,0.501,", "best_accuracy,0.499,", 1).replace("best_accuracy,0.5,", "best_accuracy,0.4,", 1)
+        path.read_text()
+        .replace("best_accuracy,0.501,", "best_accuracy,0.499,", 1)
+        .replace("best_accuracy,0.5,", "best_accuracy,0.4,", 1)
     )
     after = made(desk)
     assert after != before and cells(after, "**toy-01**")[1] == "**undecided at 3 seeds**"
 
 
 def test_missing_seeds_cells_and_misses_are_told(desk: Path) -> None:
-    measure(desk, lambda run: 0.3 if (run.method, run.seed) == ("FedProx", 2) else plain(run), only=lambda run: run.case == "easy")
+    measure(
+        desk,
+        lambda run: 0.3 if (run.method, run.seed) == ("FedProx", 2) else plain(run),
+        only=lambda run: run.case == "easy",
+    )
     text = made(desk)
     assert cells(text, "easy | FedProx | rounds_to")[4:7] == ["3.7 ± 1.2 (3 seeds, 1 missed)", "–", "–"]
     assert cells(text, "hard | FedProx | rounds_to")[4].startswith("not run")
@@ -601,10 +644,14 @@ def test_tuning_is_as_published_for_numbers_and_on_other_seeds_for_claims(desk: 
     row = cells(text, "easy | FedAvg | best_accuracy")
     assert row[4] == "53.00 (1 seed)" and row[7] == "local.lr=0.2"
     assert row[5] == "47.00"  # the other half of the test set chooses the other rate here
-    measure(desk, lift, seeds=[1, 2, 3], only=lambda run: run.hyper["local.lr"] == 0.2)  # further seeds at the chosen point
+    measure(
+        desk, lift, seeds=[1, 2, 3], only=lambda run: run.hyper["local.lr"] == 0.2
+    )  # further seeds at the chosen point
     books = collect(desk / "papers", desk / "results")
     first = books[0].claims[0]
-    assert {c.n for f in first.findings["full"] for c in f.cells} == {3} and first.words == HOLDS  # seed 0 tuned, so it tests nothing
+    assert {c.n for f in first.findings["full"] for c in f.cells} == {
+        3
+    } and first.words == HOLDS  # seed 0 tuned, so it tests nothing
     row = cells(made(desk), "easy | FedAvg | best_accuracy")
     assert row[4] == "49.40 ± 2.40 (4 seeds)" and row[8].endswith("--seeds 4`")
 
@@ -648,7 +695,9 @@ def test_curves_of_points_that_no_rule_chose_are_dropped_and_nothing_else(desk: 
     kept = {r.key: r for r in read(desk / "results")}
     assert drawn(desk) == {0: {"0.1", "0.2"}, 1: {"0.1", "0.2"}, 2: {"0.1", "0.2"}} and made(desk) == before
     assert all(kept[key] == rows[key] for key in kept)
-    assert all(r.metric in CURVES and r.hyper == "local.lr=0.3" for key, r in rows.items() if key not in kept) and len(kept) < len(rows)
+    assert all(r.metric in CURVES and r.hyper == "local.lr=0.3" for key, r in rows.items() if key not in kept) and len(
+        kept
+    ) < len(rows)
     path = desk / "results" / "toy-table-full.csv"
     text = path.read_bytes()
     thinly(desk)
@@ -669,7 +718,11 @@ def test_an_unfinished_grid_keeps_all_curves(desk: Path, whole: list[int]) -> No
 
 def test_every_seed_that_may_tune_keeps_its_choice(desk: Path) -> None:
     tuned(desk, "[0.1, 0.2, 0.3, 0.4]")
-    lifts = {0: (0, 3, 2, 1), 1: (0, 1, 2, 3), 2: (0, 1, 2, 2.5)}  # a claim is tested at one seed and tuned on the others
+    lifts = {
+        0: (0, 3, 2, 1),
+        1: (0, 1, 2, 3),
+        2: (0, 1, 2, 2.5),
+    }  # a claim is tested at one seed and tuned on the others
     measure(desk, lambda run: plain(run) + 0.01 * lifts[run.seed][round(10 * run.hyper["local.lr"]) - 1])
     before = made(desk)
     thinly(desk)
@@ -689,7 +742,7 @@ def test_a_curve_that_another_experiment_shows_is_kept(desk: Path, monkeypatch: 
     (desk / "papers" / "toy" / "single.toml").write_text(single)
     papers.experiments.cache_clear()
     known = papers.experiments(desk / "papers")
-    monkeypatch.setattr("askew.experiment.thin.experiments", lambda: known)
+    monkeypatch.setattr("askew.reproduction.prune_curves.experiments", lambda: known)
     measure(desk, lifted)
     thinly(desk)
     assert drawn(desk)[0] == {"0.1", "0.2", "0.3"}
@@ -698,17 +751,28 @@ def test_a_curve_that_another_experiment_shows_is_kept(desk: Path, monkeypatch: 
 def test_no_claim_and_no_number_reads_the_curve_of_a_point_that_a_rule_may_drop() -> None:
     known = papers.experiments(PAPERS)
     for claim in REAL:
-        for t in (t for rule in (*claim.rules, *claim.beside) for t in law.terms(rule) if t.hyper and t.metric in CURVES):
-            assert not any(known[id].choose for id in ([t.experiment] if t.experiment else claim.experiments)), (claim.id, t)
+        for t in (
+            t for rule in (*claim.rules, *claim.beside) for t in law.terms(rule) if t.hyper and t.metric in CURVES
+        ):
+            assert not any(known[id].choose for id in ([t.experiment] if t.experiment else claim.experiments)), (
+                claim.id,
+                t,
+            )
     for row in (row for folder in PAPERS.iterdir() for row in law.read_printed(folder) if " @ " in row.method):
-        assert not (row.metric in ("rounds_to", "speedup") or row.metric.startswith("accuracy at ")) or not known[row.experiment].choose
+        assert (
+            not (row.metric in ("rounds_to", "speedup") or row.metric.startswith("accuracy at "))
+            or not known[row.experiment].choose
+        )
 
 
 # the command ----------------------------------------------------------------------------------------------------
 
 
 def test_bills_are_readable() -> None:
-    assert str(Bill(1, 30_000_000)) == "1 run, 30 M samples" and str(Bill(540, 3_020_000_000)) == "540 runs, 3.02 G samples"
+    assert (
+        str(Bill(1, 30_000_000)) == "1 run, 30 M samples"
+        and str(Bill(540, 3_020_000_000)) == "540 runs, 3.02 G samples"
+    )
     assert str(Bill(2, 12)) == "2 runs, 12 samples"
 
 
@@ -731,7 +795,14 @@ def test_the_command_writes_checks_and_refuses_a_stale_page(desk: Path, capsys: 
 def test_the_page_in_a_browser_holds_everything_and_loads_nothing(desk: Path) -> None:
     measure(desk, plain)
     text = page(collect(desk / "papers", desk / "results"))
-    for word in ("toy-01", "FedProx wins.", "48.10 ± 0.10 (3 seeds)", "not testable", "askew reproduce toy/table", "another one"):
+    for word in (
+        "toy-01",
+        "FedProx wins.",
+        "48.10 ± 0.10 (3 seeds)",
+        "not testable",
+        "askew reproduce toy/table",
+        "another one",
+    ):
         assert word in text
     assert "http" not in text.replace("http-equiv", "") and text.count("<tr") == text.count("</tr>")
 
@@ -747,5 +818,7 @@ def test_every_printed_number_and_claim_of_the_papers_is_on_the_page(tmp_path: P
 
 def test_the_page_in_the_documentation_is_that_of_the_stored_results() -> None:
     root = Path(__file__).parents[1]
-    found = main(["ledger", "--check", "--results", str(root / "results"), "--out", str(root / "docs" / "reproduction.md")])
+    found = main(
+        ["ledger", "--check", "--results", str(root / "results"), "--out", str(root / "docs" / "reproduction.md")]
+    )
     assert found == 0, "run `askew ledger`"

@@ -17,7 +17,20 @@ from askew.core.space import BATCH_NORMS, Space
 from askew.core.task import Bound, Functional
 from askew.core.types import Batch
 from askew.errors import ConfigError, ModelError, UnknownName
-from askew.models import CNN, CNN64, MLP, VGG19, CharLSTM, LeNet, LeNetPMVR, Network, ResNet18, ResNet50, Softmax, networks
+from askew.models import (
+    CNN,
+    CNN64,
+    MLP,
+    VGG19,
+    CharLSTM,
+    LeNet,
+    LeNetPMVR,
+    Network,
+    ResNet18,
+    ResNet50,
+    Softmax,
+    networks,
+)
 from askew.models.network import chain, fuse, normed
 from askew.models.resnet import Block, quarter
 
@@ -66,7 +79,9 @@ def inputs_for(shape: tuple[int, ...], count: int = 2, tokens: int = 10) -> Tens
 
 
 RESNET18 = 2 * 64 + basic(64, 64) + basic(64, 128) + basic(128, 256) + basic(256, 512)  # without first and last layer
-RESNET50 = 2 * 64 + bottlenecks(64, 64, 3) + bottlenecks(256, 128, 4) + bottlenecks(512, 256, 6) + bottlenecks(1024, 512, 3)
+RESNET50 = (
+    2 * 64 + bottlenecks(64, 64, 3) + bottlenecks(256, 128, 4) + bottlenecks(512, 256, 6) + bottlenecks(1024, 512, 3)
+)
 VGG = [(3, 64), (64, 64), (64, 128), (128, 128), (128, 256), *3 * [(256, 256)], (256, 512), *7 * [(512, 512)]]
 CIFAR_CNN = conv(3, 6, 5) + conv(6, 16, 5) + linear(400, 120, 84)  # up to the features
 CELL = 4 * 256  # rows of the four gates
@@ -84,12 +99,22 @@ CELL = 4 * 256  # rows of the four gates
         (CNN(norm="group"), (1, 8, 8), 10, 13_706 + 2 * 16 + 2 * 32),
         (LeNet(), (1, 28, 28), 10, 44_426),
         (LeNet(), (3, 32, 32), 10, 62_006),
-        (LeNet(), (1, 8, 8), 10, (25 * 6 + 6) + (25 * 6 * 16 + 16) + (2 * 2 * 16 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10)),
+        (
+            LeNet(),
+            (1, 8, 8),
+            10,
+            (25 * 6 + 6) + (25 * 6 * 16 + 16) + (2 * 2 * 16 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10),
+        ),
         (LeNet(norm="batch"), (3, 32, 32), 10, 62_006 + 2 * 6 + 2 * 16),
         (LeNet(padding=2), (1, 28, 28), 10, 61_706),
         (LeNet(head=256), (3, 32, 32), 10, CIFAR_CNN + linear(84, 84, 256, 10)),  # 92,626
         (LeNet(head=256), (3, 32, 32), 100, 115_756),
-        (LeNetPMVR(), (1, 28, 28), 10, conv(1, 6, 5) + conv(6, 6, 5) + linear(6, 120) + linear(16 * 120, 84, 10)),  # 164,116
+        (
+            LeNetPMVR(),
+            (1, 28, 28),
+            10,
+            conv(1, 6, 5) + conv(6, 6, 5) + linear(6, 120) + linear(16 * 120, 84, 10),
+        ),  # 164,116
         (CNN64(), (3, 32, 32), 10, conv(3, 64, 5) + conv(64, 64, 5) + linear(1600, 384, 192, 10)),  # 797,962
         (CNN64(), (3, 32, 32), 100, 815_332),
         (CNN64(), (3, 28, 28), 100, conv(3, 64, 5) + conv(64, 64, 5) + linear(1024, 384, 192, 100)),  # 594,148
@@ -98,9 +123,24 @@ CELL = 4 * 256  # rows of the four gates
         (ResNet18(), (3, 32, 32), 100, 9 * 3 * 64 + RESNET18 + linear(512, 100)),  # 11,220,132
         (ResNet18(), (3, 64, 64), 200, 11_271_432),
         (ResNet18(stem="imagenet"), (3, 64, 64), 200, 49 * 3 * 64 + RESNET18 + linear(512, 200)),  # 11,279,112
-        (ResNet18(norm="batch", head=256), (3, 64, 64), 200, 9 * 3 * 64 + RESNET18 + linear(512, 512, 256, 200)),  # 11,614,216
-        (ResNet50(norm="batch", head=256), (3, 32, 32), 10, 9 * 3 * 64 + RESNET50 + linear(2048, 2048, 256, 10)),  # 28,223,818
-        (VGG19(norm="none"), (3, 32, 32), 10, sum(conv(a, b, 3) for a, b in VGG) + linear(512, 512, 512, 10)),  # 20,554,826
+        (
+            ResNet18(norm="batch", head=256),
+            (3, 64, 64),
+            200,
+            9 * 3 * 64 + RESNET18 + linear(512, 512, 256, 200),
+        ),  # 11,614,216
+        (
+            ResNet50(norm="batch", head=256),
+            (3, 32, 32),
+            10,
+            9 * 3 * 64 + RESNET50 + linear(2048, 2048, 256, 10),
+        ),  # 28,223,818
+        (
+            VGG19(norm="none"),
+            (3, 32, 32),
+            10,
+            sum(conv(a, b, 3) for a, b in VGG) + linear(512, 512, 512, 10),
+        ),  # 20,554,826
         (VGG19(), (3, 32, 32), 10, 20_554_826 + 2 * sum(b for _, b in VGG)),  # 20,565,834
     ],
 )
@@ -111,7 +151,10 @@ def test_parameters_counted_by_hand(network: Network, shape: tuple[int, ...], cl
 
 def test_the_formulas_by_hand_give_the_papers_numbers() -> None:
     assert CIFAR_CNN + linear(84, 10) == 62_006 and CIFAR_CNN + linear(84, 84, 256, 10) == 92_626
-    assert 9 * 3 * 64 + RESNET18 + linear(512, 100) == 11_220_132 and 49 * 3 * 64 + RESNET18 + linear(512, 200) == 11_279_112
+    assert (
+        9 * 3 * 64 + RESNET18 + linear(512, 100) == 11_220_132
+        and 49 * 3 * 64 + RESNET18 + linear(512, 200) == 11_279_112
+    )
     assert 9 * 3 * 64 + RESNET18 + linear(512, 512, 256, 200) == 11_614_216
     assert 9 * 3 * 64 + RESNET50 + linear(2048, 2048, 256, 10) == 28_223_818
     assert sum(conv(a, b, 3) for a, b in VGG) + linear(512, 512, 512, 10) == 20_554_826
@@ -169,7 +212,9 @@ def test_heads_of_other_networks() -> None:
         def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
             return held[-1]
 
-    held: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Linear(5, 3, bias=False, dtype=torch.float64))]
+    held: list[nn.Module] = [
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Linear(5, 3, bias=False, dtype=torch.float64))
+    ]
     headed = Own(head=2).build_module((4,), 3)
     assert [n for n, _ in headed.named_children()] == ["0", "1", "head1", "head_relu", "head2", "2"]
     assert headed.get_submodule("2").bias is None and headed.get_submodule("head1").weight.dtype == torch.float64
@@ -177,7 +222,9 @@ def test_heads_of_other_networks() -> None:
     assert Own().build_module((4,), 3) is held[0]
     for module in (nn.Bilinear(2, 2, 3), nn.Sequential(), nn.Sequential(nn.Linear(4, 3), nn.Tanh())):
         held.append(module)
-        with pytest.raises(ModelError, match=r"model.head = 2 needs a network whose layers stand in a row .*; leave head out"):
+        with pytest.raises(
+            ModelError, match=r"model.head = 2 needs a network whose layers stand in a row .*; leave head out"
+        ):
             Own(head=2).build_module((4,), 3)
 
 
@@ -195,7 +242,9 @@ def test_layers_bear_their_names() -> None:
     ]
     named = dict(MLP(hidden=(8, 8), norm="batch").module((4,), 2).named_modules())
     assert {"fc1", "fc_norm1", "fc2", "fc_norm2", "out"} <= set(named)
-    assert {"conv1", "norm1", "conv2", "norm2", "fc1", "out"} <= set(dict(CNN(norm="group").module((1, 8, 8), 2).named_modules()))
+    assert {"conv1", "norm1", "conv2", "norm2", "fc1", "out"} <= set(
+        dict(CNN(norm="group").module((1, 8, 8), 2).named_modules())
+    )
 
 
 def test_an_mlp_is_its_formula() -> None:
@@ -236,7 +285,12 @@ def test_gradients_under_vmap_are_those_of_a_loop(network: Network) -> None:
 
 @pytest.mark.parametrize(
     ("network", "shape"),
-    [(ResNet18(head=4), (1, 8, 8)), (ResNet18(norm="batch"), (1, 16, 16)), (LeNetPMVR(), (1, 16, 16)), (CNN64(), (1, 4, 4))],
+    [
+        (ResNet18(head=4), (1, 8, 8)),
+        (ResNet18(norm="batch"), (1, 16, 16)),
+        (LeNetPMVR(), (1, 16, 16)),
+        (CNN64(), (1, 4, 4)),
+    ],
 )
 def test_larger_networks_learn_under_vmap(network: Network, shape: tuple[int, ...]) -> None:
     module = network.build_module(shape, 3)
@@ -311,7 +365,11 @@ def test_batch_norm_is_found_by_type_and_group_norm_has_its_groups() -> None:
     [
         (ResNet18(), 32, {"conv1": 32, "layer1": 32, "layer2": 16, "layer3": 8, "layer4": 4}),
         (ResNet50(), 64, {"conv1": 64, "layer1": 64, "layer2": 32, "layer3": 16, "layer4": 8}),
-        (ResNet18(stem="imagenet"), 64, {"conv1": 32, "maxpool": 16, "layer1": 16, "layer2": 8, "layer3": 4, "layer4": 2}),
+        (
+            ResNet18(stem="imagenet"),
+            64,
+            {"conv1": 32, "maxpool": 16, "layer1": 16, "layer2": 8, "layer3": 4, "layer4": 2},
+        ),
         (VGG19(), 32, {"pool1": 16, "pool2": 8, "pool3": 4, "pool4": 2, "pool5": 1, "avgpool": 1}),
         (VGG19(), 64, {"pool1": 32, "pool5": 2, "avgpool": 1}),
         (LeNet(padding=2), 28, {"conv1": 28, "pool1": 14, "conv2": 10, "pool2": 5}),
@@ -336,7 +394,10 @@ def test_the_last_position_is_read_and_tokens_alone_are() -> None:
     h, c = torch.zeros(5), torch.zeros(5)
     for token in x[0]:
         gates = (
-            w["lstm.weight_ih_l0"] @ w["embedding.weight"][token] + w["lstm.bias_ih_l0"] + w["lstm.weight_hh_l0"] @ h + w["lstm.bias_hh_l0"]
+            w["lstm.weight_ih_l0"] @ w["embedding.weight"][token]
+            + w["lstm.bias_ih_l0"]
+            + w["lstm.weight_hh_l0"] @ h
+            + w["lstm.bias_hh_l0"]
         )
         i, f, g, o = gates.split(5)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -344,11 +405,14 @@ def test_the_last_position_is_read_and_tokens_alone_are() -> None:
     logits, features = module(x)
     assert torch.allclose(features[0], h, atol=1e-6)
     assert torch.allclose(logits[0], w["out.weight"] @ h + w["out.bias"], atol=1e-6)
-    with pytest.raises(ModelError, match=r"charlstm reads tokens, whole numbers from 0, and these inputs are torch.float32; use"):
+    with pytest.raises(
+        ModelError, match=r"charlstm reads tokens, whole numbers from 0, and these inputs are torch.float32; use"
+    ):
         module(x.float())
     for shape, classes in (((1, 8, 8), 10), ((0,), 10), ((6,), 0)):
         with pytest.raises(
-            ModelError, match=r"charlstm needs inputs \[length\] of tokens and one class for each token, got .*; use a text"
+            ModelError,
+            match=r"charlstm needs inputs \[length\] of tokens and one class for each token, got .*; use a text",
         ):
             CharLSTM().module(shape, classes)
     with pytest.raises(ModelError, match="charlstm trains one client at a time"):
@@ -361,7 +425,9 @@ def test_the_lenet_of_pmvr_is_its_formula() -> None:
     h = x
     for k in (1, 2):
         h = F.avg_pool2d(F.conv2d(h, w[f"conv{k}.weight"], w[f"conv{k}.bias"]).tanh(), 2)
-    each = (h.movedim(1, -1) @ w["each.weight"][:, :, 0, 0].T + w["each.bias"]).tanh()  # a linear layer at each position
+    each = (
+        h.movedim(1, -1) @ w["each.weight"][:, :, 0, 0].T + w["each.bias"]
+    ).tanh()  # a linear layer at each position
     h = (each.movedim(-1, 1).flatten(1) @ w["fc.weight"].T + w["fc.bias"]).tanh()
     assert torch.allclose(module(x)[1], h, atol=1e-6)
 
@@ -370,7 +436,8 @@ def test_residual_blocks_are_their_formula() -> None:
     norm = lambda y: F.group_norm(y, 2)  # weights 1 and biases 0, as they start
     x = torch.randn(2, 4, 6, 6)
     basic, bottleneck, same = (
-        Block(4, w, s, deep, lambda n: nn.GroupNorm(2, n)) for w, s, deep in ((8, 2, False), (2, 2, True), (4, 1, False))
+        Block(4, w, s, deep, lambda n: nn.GroupNorm(2, n))
+        for w, s, deep in ((8, 2, False), (2, 2, True), (4, 1, False))
     )
     first, second = basic.conv1.weight, basic.conv2.weight
     short = norm(F.conv2d(x, basic.downsample[0].weight, stride=2))
@@ -412,7 +479,9 @@ def test_the_transfer_of_a_residual_network_is_that_of_its_last_block() -> None:
     assert torch.equal(logits, expected)
     assert before.shape == full.shape == (2, 512, 4) and narrow.shape == (2, 128, 4)
     assert torch.equal(module.head2(module.head1(full.mean(2)).relu()), features)
-    assert all(torch.equal(a, b) for a, b in zip(module.buffers(), plain.buffers(), strict=True))  # each statistic counted once
+    assert all(
+        torch.equal(a, b) for a, b in zip(module.buffers(), plain.buffers(), strict=True)
+    )  # each statistic counted once
     narrow.square().sum().backward()
     touched = {n.rpartition(".")[0] for n, p in module.named_parameters() if p.grad is not None}
     assert touched == {f"layer4.1.{layer}" for layer in ("conv1", "bn1", "conv2", "bn2")}
@@ -428,7 +497,8 @@ def test_a_regression_has_one_output() -> None:
 @pytest.mark.parametrize("shape", [(30,), (8, 8), (1, 3, 8), (2, 3, 8, 8)])
 def test_convolutions_refuse_what_is_no_image(network: Network, shape: tuple[int, ...]) -> None:
     with pytest.raises(
-        ModelError, match=r"(cnn|lenet) needs images \[channels, height, width\] of 4×4 pixels or more, got .*; use mlp or softmax"
+        ModelError,
+        match=r"(cnn|lenet) needs images \[channels, height, width\] of 4×4 pixels or more, got .*; use mlp or softmax",
     ):
         network.module(shape, 10)
 
@@ -442,9 +512,17 @@ def test_convolutions_take_any_image_of_four_pixels_or_more(network: Network, si
 @pytest.mark.parametrize(
     ("network", "shape", "sentence"),
     [
-        (ResNet18(), (1, 7, 8), r"resnet18 needs images .* of 8×8 pixels or more, got inputs of shape \[1, 7, 8\]; use mlp"),
+        (
+            ResNet18(),
+            (1, 7, 8),
+            r"resnet18 needs images .* of 8×8 pixels or more, got inputs of shape \[1, 7, 8\]; use mlp",
+        ),
         (ResNet50(), (30,), r"resnet50 needs images .* of 8×8 pixels or more"),
-        (ResNet18(stem="imagenet"), (3, 28, 28), r'resnet18 with stem = "imagenet" needs .* 32×32 .* use stem = "small"'),
+        (
+            ResNet18(stem="imagenet"),
+            (3, 28, 28),
+            r'resnet18 with stem = "imagenet" needs .* 32×32 .* use stem = "small"',
+        ),
         (VGG19(), (3, 28, 28), r"vgg19 needs images .* of 32×32 pixels or more, got .*; use cnn or lenet"),
         (LeNetPMVR(), (1, 15, 15), r"lenet_pmvr needs images .* of 16×16 pixels or more, got .*; use lenet"),
         (CNN64(), (1, 3, 3), r"cnn64 needs images .* of 4×4 pixels or more"),
@@ -461,7 +539,9 @@ def test_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="LeNet: padding must be ≥ 0 and ≤ 4, got 5"):
         LeNet(padding=5)
     for kind in (MLP, CNN, ResNet18, LeNet):
-        with pytest.raises(ConfigError, match=rf"{kind.__name__}: new_head = true is about model.weights, which is not set; set it"):
+        with pytest.raises(
+            ConfigError, match=rf"{kind.__name__}: new_head = true is about model.weights, which is not set; set it"
+        ):
             kind(new_head=True)
     with pytest.raises(UnknownName, match="VGG19: unknown norm 'group'"):
         VGG19(norm="group")
@@ -525,7 +605,13 @@ def test_in_double_precision_and_with_norms_it_is_the_same_to_rounding(network: 
 def test_a_relu_may_come_after_the_pooling(pool: nn.MaxPool2d) -> None:
     """Bit for bit as in the order that is written, with ties, zeros, squares below zero and what is no number."""
     torch.manual_seed(0)
-    layers = [("conv", nn.Conv2d(2, 3, 3)), ("relu", nn.ReLU()), ("pool", pool), ("flatten", nn.Flatten()), ("out", nn.LazyLinear(4))]
+    layers = [
+        ("conv", nn.Conv2d(2, 3, 3)),
+        ("relu", nn.ReLU()),
+        ("pool", pool),
+        ("flatten", nn.Flatten()),
+        ("out", nn.LazyLinear(4)),
+    ]
     net = chain(iter(layers))
     x = torch.randint(-1, 2, (5, 2, 9, 9)).float()
     with torch.no_grad():
@@ -539,5 +625,7 @@ def test_a_relu_may_come_after_the_pooling(pool: nn.MaxPool2d) -> None:
             seen.append(out.detach())
             seen += torch.autograd.grad((out * torch.arange(4)).sum(), (given, *net.parameters()))
         half = len(seen) // 2
-        assert all(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)) for a, b in zip(seen[:half], seen[half:], strict=True))
+        assert all(
+            torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)) for a, b in zip(seen[:half], seen[half:], strict=True)
+        )
         assert bool(seen[0].isnan().any()) is spoilt

@@ -23,9 +23,9 @@ from askew.core import dense, local, native
 from askew.core.local import slope_rows
 from askew.core.space import Space
 from askew.core.task import Bound, WithFeatures
-from askew.core.types import Batch, Me
+from askew.core.types import Batch, Client
 from askew.data.dataset import Dataset, Samples
-from askew.data.view import Pixels
+from askew.data.view import PixelTransform
 from askew.engine import sequential
 from askew.models import conv
 from askew.models.network import fuse
@@ -45,7 +45,9 @@ def layers(ci: int, co: int, k: int, pad: int) -> tuple[nn.Conv2d, nn.ReLU, nn.M
 
 @here
 @pytest.mark.parametrize("pad", [0, 2])
-@pytest.mark.parametrize(("ci", "co", "k"), [(1, 1, 1), (3, 6, 5), (6, 16, 5), (1, 5, 3), (2, 7, 4), (13, 9, 3), (16, 12, 2), (5, 24, 7)])
+@pytest.mark.parametrize(
+    ("ci", "co", "k"), [(1, 1, 1), (3, 6, 5), (6, 16, 5), (1, 5, 3), (2, 7, 4), (13, 9, 3), (16, 12, 2), (5, 24, 7)]
+)
 @pytest.mark.parametrize("size", [(8, 7), (33, 18)])
 def test_a_convolution_is_torchs(ci: int, co: int, k: int, pad: int, size: tuple[int, int]) -> None:
     row, x = layers(ci, co, k, pad), torch.randn(5, ci, *size, dtype=torch.float64, requires_grad=True)
@@ -69,7 +71,10 @@ def test_of_equal_pixels_the_first_has_the_slope_and_what_is_no_number_is_seen()
     torch.testing.assert_close(y, plain, equal_nan=True)
     assert y[1].isnan().any()
     even = x[[0, 3]]
-    mine, theirs = (torch.autograd.grad(t.sum(), row[0].weight)[0] for t in (conv.conv_relu_pool(even, row[0]), nn.Sequential(*row)(even)))
+    mine, theirs = (
+        torch.autograd.grad(t.sum(), row[0].weight)[0]
+        for t in (conv.conv_relu_pool(even, row[0]), nn.Sequential(*row)(even))
+    )
     torch.testing.assert_close(mine, theirs)
 
 
@@ -84,12 +89,16 @@ def test_single_precision_is_as_good_as_torchs(network: CNN | LeNet, shape: tupl
 
     def told(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         logits, features = module(x)
-        return torch.cat([logits, features], 1), list(torch.autograd.grad(F.cross_entropy(logits, y), list(module.parameters())))
+        return torch.cat([logits, features], 1), list(
+            torch.autograd.grad(F.cross_entropy(logits, y), list(module.parameters()))
+        )
 
     (right, slope), (theirs, _), (ours, mine) = told(truth, x.double()), told(plain, x), told(fast, x)
     rounding = torch.finfo(torch.float32).eps * right.abs().max()
     assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 4 * rounding
-    for a, b in zip(mine, slope, strict=True):  # of two pixels that are almost equal, rounding decides which has the slope
+    for a, b in zip(
+        mine, slope, strict=True
+    ):  # of two pixels that are almost equal, rounding decides which has the slope
         assert (a - b).norm() <= 0.1 * b.norm()
 
 
@@ -166,7 +175,8 @@ def test_steps_in_a_row_are_torchs(widths: list[int], biased: bool) -> None:
 
 @here
 @pytest.mark.parametrize(
-    ("momentum", "decay", "clip"), [(0.9, 0.0, 0.0), (0.0, 0.01, 0.0), (0.0, 0.0, 0.3), (0.5, 0.02, 0.4), (0.5, 0.02, 1e3)]
+    ("momentum", "decay", "clip"),
+    [(0.9, 0.0, 0.0), (0.0, 0.01, 0.0), (0.0, 0.0, 0.3), (0.5, 0.02, 0.4), (0.5, 0.02, 1e3)],
 )
 def test_steps_by_the_common_rule_are_torchs(momentum: float, decay: float, clip: float) -> None:
     """Decay and momentum come after clipping, as everywhere here; torch's optimiser is handed a clipped gradient."""
@@ -195,7 +205,9 @@ def test_steps_by_the_common_rule_are_torchs(momentum: float, decay: float, clip
 
 def images(count: int, size: int, ground: int, share: float) -> Tensor:
     """Bytes, of which about this share stands out of the ground; one image is all ground, one is none of it."""
-    x = torch.where(torch.rand(count, 1, size, 1) < share, torch.randint(0, 256, (count, 1, size, 1)), ground).to(torch.uint8)
+    x = torch.where(torch.rand(count, 1, size, 1) < share, torch.randint(0, 256, (count, 1, size, 1)), ground).to(
+        torch.uint8
+    )
     x[3], x[5] = ground, (ground + 1) % 256
     return x
 
@@ -205,7 +217,9 @@ def images(count: int, size: int, ground: int, share: float) -> Tensor:
 @pytest.mark.parametrize("level", [0.0, -0.42])
 @pytest.mark.parametrize("widths", [[784, 200, 10], [64, 7], [50, 33, 16, 3], [9, 41, 2], [128, 129, 4]])
 @pytest.mark.parametrize("share", [0.2, 0.9])
-def test_steps_on_bytes_are_those_on_what_they_stand_for(widths: list[int], share: float, level: float, rule: dense.Rule | None) -> None:
+def test_steps_on_bytes_are_those_on_what_they_stand_for(
+    widths: list[int], share: float, level: float, rule: dense.Rule | None
+) -> None:
     """Images that are mostly background, whose first layer is another, and those that are not."""
     module, sizes, ground = rows(widths).double(), [50, 50, 37, 1, 2, 13], 7
     task = Bound(module, Space(module, torch.float64))
@@ -246,16 +260,25 @@ def test_bytes_and_places_that_do_not_fit_are_refused() -> None:
 def test_a_run_on_images_in_bytes_is_the_one_on_numbers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, with a view that makes pixels numbers; clients that take one step see them as ever."""
     pool = images(300, 64, 0, 0.2).view(300, 1, 8, 8)
-    view = Pixels(torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5))
+    view = PixelTransform(torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5))
     samples = Samples(pool, torch.randint(0, 4, (300,)))
     data = Dataset(samples, samples, 4, view=view)
     seen, walk = list[bool](), dense.Walk.__call__
     monkeypatch.setattr(dense.Walk, "__call__", lambda *given: (seen.append(given[-1] is not None), walk(*given))[1])
-    given = {"data": data, "partition": {"name": "dirichlet", "alpha": 0.3, "min_size": 1}, "clients": 12, "rounds": 3, "model": "mlp"}
-    given |= {"local": {"epochs": 2, "batch": 16}, "engine": {"name": "sequential", "dtype": "float64", "device": "cpu"}}
+    given = {
+        "data": data,
+        "partition": {"name": "dirichlet", "alpha": 0.3, "min_size": 1},
+        "clients": 12,
+        "rounds": 3,
+        "model": "mlp",
+    }
+    given |= {
+        "local": {"epochs": 2, "batch": 16},
+        "engine": {"name": "sequential", "dtype": "float64", "device": "cpu"},
+    }
     one = askew.run(method, **given)  # type: ignore[arg-type]
     assert any(seen)
-    monkeypatch.setattr(Pixels, "table", lambda *_: None)
+    monkeypatch.setattr(PixelTransform, "table", lambda *_: None)
     seen.clear()
     other = askew.run(method, **given)  # type: ignore[arg-type]
     assert seen and not any(seen)
@@ -264,11 +287,14 @@ def test_a_run_on_images_in_bytes_is_the_one_on_numbers(method: str, monkeypatch
 
 def test_only_pixels_that_are_all_seen_alike_have_a_table() -> None:
     one, three = (torch.full((n, 1, 1), 0.25) for n in (1, 3))
-    told = Pixels(one, 2 * one).table(1, torch.float64)
+    told = PixelTransform(one, 2 * one).table(1, torch.float64)
     assert told is not None and told.dtype is torch.float64
     torch.testing.assert_close(told, (torch.arange(256) / 255 - 0.25) / 0.5, check_dtype=False)
-    assert Pixels(three, three).table(3, torch.float32) is None
-    assert all(Pixels(one, one, **chance).table(1, torch.float32) is None for chance in ({"flip": True}, {"pad": 2}, {"crop": 5}))
+    assert PixelTransform(three, three).table(3, torch.float32) is None
+    assert all(
+        PixelTransform(one, one, **chance).table(1, torch.float32) is None
+        for chance in ({"flip": True}, {"pad": 2}, {"crop": 5})
+    )
 
 
 PULLED = ("fedprox", "fedcm", "feddc", "feddyn", "scaffold")
@@ -305,13 +331,15 @@ def test_who_says_that_its_direction_is_affine_says_so_for_its_own_hooks(method:
     state = lambda told: {n: torch.randn_like(v.double()) for n, v in told.items()}
     numbers = (0.1, 0.1, 0.5, 0.01, float("inf"), 7.0, 5.0, 1.3, 3, 0.4)
     mine, server = state(made.client_state(space)), state(made.server_state(space) | made.memory(space))
-    me = Me(torch.randn(space.P).double(), space.buffers, server, mine, {}, made.parts(space), *numbers)
+    me = Client(torch.randn(space.P).double(), space.buffers, server, mine, {}, made.parts(space), *numbers)
     assert local.affine(made, me) == (method in PULLED or local.common(made, "direction", "descend", "note"))
     if method in PULLED:
         rule, b = local.affine_rule(made, me)
         w, g, v = torch.randn(3, space.P).double().unbind()
         assert rule is not None and b is not None
-        torch.testing.assert_close(made.direction(w, lambda u: g, me), rule.gain * g + rule.pull * w + b, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            made.direction(w, lambda u: g, me), rule.gain * g + rule.pull * w + b, rtol=1e-12, atol=1e-12
+        )
         d = v * me.momentum + g + rule.decay * w
         torch.testing.assert_close(made.descend(w, g, v, me), (w - me.lr * d, d), rtol=1e-12, atol=1e-12)
         inherits = type("Inherits", (type(made),), {"direction": lambda self, w, grad, me: grad(w) * w})
@@ -322,7 +350,11 @@ def test_who_says_that_its_direction_is_affine_says_so_for_its_own_hooks(method:
 def test_gradients_of_many_networks_are_each_ones_own() -> None:
     module = rows([20, 11, 4]).double()
     task = Bound(module, Space(module, torch.float64))
-    w, x, y = torch.randn(3, task.space.P, dtype=torch.float64), torch.randn(3, 6, 20, dtype=torch.float64), torch.randint(0, 4, (3, 6))
+    w, x, y = (
+        torch.randn(3, task.space.P, dtype=torch.float64),
+        torch.randn(3, 6, 20, dtype=torch.float64),
+        torch.randint(0, 4, (3, 6)),
+    )
     weight = (torch.arange(6) < torch.tensor([[6], [1], [4]])).double()
     slopes, values = slope_rows(task, w, Batch(x, y, weight))
     for i, count in enumerate((6, 1, 4)):
@@ -351,7 +383,13 @@ def test_what_does_not_fit_is_refused_and_a_loss_that_is_no_number_seen() -> Non
 
 @pytest.mark.parametrize("cached", [1, 2000, 2**20])
 def test_how_many_steps_are_taken_at_a_time_changes_no_bit(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = {"data": "digits", "model": {"name": "mlp"}, "rounds": 2, "local": {"epochs": 2, "batch": 7}, "engine": {"name": "sequential"}}
+    tables = {
+        "data": "digits",
+        "model": {"name": "mlp"},
+        "rounds": 2,
+        "local": {"epochs": 2, "batch": 7},
+        "engine": {"name": "sequential"},
+    }
     usual = askew.run(tables)
     monkeypatch.setattr(sequential, "CACHED", cached)
     assert torch.equal(askew.run(tables).model["fc1.weight"], usual.model["fc1.weight"])
@@ -459,6 +497,8 @@ def test_a_run_is_the_same_with_and_without_them() -> None:
 
 def test_the_sources_are_in_the_package() -> None:
     root = Path(askew.__file__).parent
-    patterns = tomllib.loads((root.parent.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["askew"]
+    patterns = tomllib.loads((root.parent.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "askew"
+    ]
     for source in (conv.SOURCE, dense.SOURCE, native.COMMON):
         assert any(source.relative_to(root).match(pattern) for pattern in patterns), source

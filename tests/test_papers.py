@@ -14,22 +14,33 @@ import numpy as np
 import pytest
 import torch
 
-from askew.cli import main
+from askew.cli.main import main
 from askew.core.task import Functional
 from askew.data.federation import Federation
 from askew.engine.choose import EngineSettings
-from askew.engine.evaluate import Exam, first_half
+from askew.engine.evaluate import Evaluator, first_half
 from askew.errors import ConfigError, ModelError, StoreError, UnknownName
-from askew.experiment import cost, papers
-from askew.experiment import results as stored
 from askew.experiment.build import build
 from askew.experiment.config import Config
-from askew.experiment.papers import Planned, digest, find, merged, plan, spanned, words
-from askew.experiment.reproduce import Cell, Printed, Reproduction, batches, best, choices, play, printed_numbers, reproduce, start, table
 from askew.experiment.run import play as play_one
 from askew.experiment.store import Record, Run
-from askew.experiment.toys import least_squares, toy, walked
-from askew.report import paper_figures
+from askew.reproduction import cost, paper_figures, papers
+from askew.reproduction import results as stored
+from askew.reproduction.papers import Planned, digest, find, merged, plan, spanned, words
+from askew.reproduction.reproduce import (
+    Cell,
+    Printed,
+    Reproduction,
+    batches,
+    best,
+    choices,
+    play,
+    printed_numbers,
+    reproduce,
+    start,
+    table,
+)
+from askew.reproduction.worked_examples import least_squares, toy, walked
 
 # Every table and figure of the papers, and what was added to them, by the names under which they are known.
 NAMED = {
@@ -50,7 +61,16 @@ def run_of(config: Config, rounds: list[Record], **facts: Any) -> Run:
 
 def rounds_of(accuracy: list[float | None], loss: float | None = 1.0) -> list[Record]:
     return [
-        {"round": n, "participants": [0], "accuracy": a, "loss": 2.0, "train_loss": loss, "seconds": 0.5, "bytes_up": 8, "bytes_down": 8}
+        {
+            "round": n,
+            "participants": [0],
+            "accuracy": a,
+            "loss": 2.0,
+            "train_loss": loss,
+            "seconds": 0.5,
+            "bytes_up": 8,
+            "bytes_down": 8,
+        }
         for n, a in enumerate(accuracy, 1)
     ]
 
@@ -200,7 +220,11 @@ FULL: dict[tuple[str, str, str], dict[str, Any]] = {
         "local.lr": 1.5,
         "algorithm.measure": "final",
     },
-    ("mldl24/table4", "iid-J4", "MGDA"): {"algorithm.server_lr": 1.0, "algorithm.server_decay": 4e-4, "local.weight_decay": 4e-4},
+    ("mldl24/table4", "iid-J4", "MGDA"): {
+        "algorithm.server_lr": 1.0,
+        "algorithm.server_decay": 4e-4,
+        "local.weight_decay": 4e-4,
+    },
     ("fedpmvr/table1", "fashion_mnist-lenet-0.3", "MOON"): {
         "rounds": 300,
         "data.normalise": "unit",
@@ -238,7 +262,11 @@ FULL: dict[tuple[str, str, str], dict[str, Any]] = {
         "algorithm.weighting": "samples",
     },
     ("fedpdc/table2", "cifar10-cnn-0.1", "SOLO"): {"rounds": 300, "local.epochs": 1, "partition.public": 1000},
-    ("fedpdc/table4", "tiny_imagenet-resnet18-0.3", "FedPDC"): {"rounds": 20, "partition.public": 2000, "algorithm.lam": 10.0},
+    ("fedpdc/table4", "tiny_imagenet-resnet18-0.3", "FedPDC"): {
+        "rounds": 20,
+        "partition.public": 2000,
+        "algorithm.lam": 10.0,
+    },
 }
 
 
@@ -319,7 +347,10 @@ def test_only_names_of_a_kind_widen_and_kinds_narrow() -> None:
     ("one", "other"),
     [
         (("feddpc/fig6", "cifar10-0.2", "FedDPC"), ("feddpc/table2", "cifar10-0.2", "FedDPC", "local.lr=0.1")),
-        (("feddpc/fig7", "cifar10-0.2", "FedAvg factor 2"), ("feddpc/fair-scale", "cifar10-0.2", "FedAvg factor 2", "local.lr=0.1")),
+        (
+            ("feddpc/fig7", "cifar10-0.2", "FedAvg factor 2"),
+            ("feddpc/fair-scale", "cifar10-0.2", "FedAvg factor 2", "local.lr=0.1"),
+        ),
         (("feddc/table1-cifar10", "D1-full", "FedDC"), ("feddc/table3-setting1", "cifar10-D1-full", "FedDC")),
         (("feddc/table1-mnist", "iid-15", "SCAFFOLD"), ("feddc/table3-setting1", "mnist-iid-15", "SCAFFOLD")),
         (("mldl24/fedavg-baseline", "iid-J4", "FedAvg"), ("mldl24/table1-cifar100", "gamma-0", "FedAvg")),
@@ -339,9 +370,15 @@ def test_experiments_share_equal_runs(one: tuple[str, ...], other: tuple[str, ..
 def test_the_digest_tells_what_is_computed_and_not_where() -> None:
     config = plan(find("feddpc/fig6"))[0].config
     assert digest(replace(config, engine=EngineSettings(dtype="tf32", workers=2))) == digest(config)
-    for other in (replace(config, seed=1), replace(config, rounds=9), replace(config, local=replace(config.local, lr=0.2))):
+    for other in (
+        replace(config, seed=1),
+        replace(config, rounds=9),
+        replace(config, local=replace(config.local, lr=0.2)),
+    ):
         assert digest(other) != digest(config)
-    spelled = Config.build({**config.tables(), "evaluation": {"every": 1, "halves": True, "drift": True, "spread": False}})
+    spelled = Config.build(
+        {**config.tables(), "evaluation": {"every": 1, "halves": True, "drift": True, "spread": False}}
+    )
     assert digest(spelled) == digest(config)  # a default that is written down changes nothing
 
 
@@ -361,7 +398,9 @@ def test_every_experiment_plays_at_smoke_scale(id: str, desk: Path) -> None:
     begun = start(id, "smoke", results=desk / "results")
     assert not begun.missing
     drawn = paper_figures.write(begun, desk / "figures", toy(e.id, "smoke") if e.shows == "toy" else None)
-    assert bool(drawn) == (bool(e.axis) or e.shows in ("heatmap", "histogram", "coverage") or id in ("fedpmvr/fig1", "ours/quadratics"))
+    assert bool(drawn) == (
+        bool(e.axis) or e.shows in ("heatmap", "histogram", "coverage") or id in ("fedpmvr/fig1", "ours/quadratics")
+    )
     if e.trains:
         wanted = {(p.case, p.method) for p in begun.planned}
         assert wanted == {(cell.case, cell.method) for cell in cells if cell.metric == e.metric}
@@ -373,7 +412,13 @@ def test_every_experiment_plays_at_smoke_scale(id: str, desk: Path) -> None:
 def test_what_is_stored_is_not_played_again(tmp_path: Path) -> None:
     seen: list[str] = []
     first = reproduce("feddpc/fig7", "smoke", out=tmp_path / "runs", results=tmp_path / "results")
-    again = reproduce("feddpc/fig7", "smoke", out="nowhere", results=tmp_path / "results", watch=lambda run, record: seen.append(run.name))
+    again = reproduce(
+        "feddpc/fig7",
+        "smoke",
+        out="nowhere",
+        results=tmp_path / "results",
+        watch=lambda run, record: seen.append(run.name),
+    )
     assert again == first and not seen and not Path("nowhere").exists()
 
 
@@ -396,7 +441,9 @@ def test_a_run_cut_off_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_further_seeds_are_run_at_the_chosen_points_alone(tmp_path: Path) -> None:
-    cells = reproduce("feddpc/table2", "smoke", ["FedProx"], seeds=3, out=tmp_path / "runs", results=tmp_path / "results")
+    cells = reproduce(
+        "feddpc/table2", "smoke", ["FedProx"], seeds=3, out=tmp_path / "runs", results=tmp_path / "results"
+    )
     rows = [r for r in stored.read(tmp_path / "results") if r.metric == "best_accuracy"]
     assert Counter(r.seed for r in rows)[0] == 2
     [cell] = [c for c in cells if c.metric == "best_accuracy"]
@@ -408,7 +455,9 @@ def test_further_seeds_are_run_at_the_chosen_points_alone(tmp_path: Path) -> Non
 def test_curves_that_nobody_shows_are_dropped_and_made_again_once_they_are_wanted(tmp_path: Path) -> None:
     file, where = tmp_path / "mine.toml", {"out": tmp_path / "runs", "results": tmp_path / "results"}
     base = '[base]\nrounds = 2\nevaluation = { halves = true }\n[grid]\n"local.lr" = [1e-6, 0.5, 0.01, 0.1]\n'
-    page = 'title = "t"\nwhere = "here"\nshows = "table"\naxis = { y = ["accuracy"] }\nchoose = ["best_accuracy"]\n' + base
+    page = (
+        'title = "t"\nwhere = "here"\nshows = "table"\naxis = { y = ["accuracy"] }\nchoose = ["best_accuracy"]\n' + base
+    )
     file.write_text(page)
     cells = reproduce(str(file), seeds=2, **where)
     rows = stored.read(tmp_path / "results")
@@ -416,23 +465,31 @@ def test_curves_that_nobody_shows_are_dropped_and_made_again_once_they_are_wante
     [cell] = [c for c in cells if c.metric == "best_accuracy"]
     assert curves == {(hyper, seed) for hyper in (cell.hyper, cell.held_hyper) for seed in (0, 1)}
     assert len({r.hyper for r in rows if r.metric == "best_accuracy"}) == 4
-    assert not start(str(file), seeds=2, results=tmp_path / "results").missing  # what lost its curve is finished nevertheless
+    assert not start(
+        str(file), seeds=2, results=tmp_path / "results"
+    ).missing  # what lost its curve is finished nevertheless
     assert not start(str(file), only=["local.lr=1e-6"], results=tmp_path / "results").missing
     file.write_text(page.replace("best_accuracy", "-best_accuracy"))  # the worst is wanted now
     begun, seen = start(str(file), results=tmp_path / "results"), list[str]()
     [p] = begun.missing
-    assert (words(p.hyper), 0) not in curves and words(p.hyper) == words(next(iter(choices(begun, begun.planned).values()))[0])
+    assert (words(p.hyper), 0) not in curves and words(p.hyper) == words(
+        next(iter(choices(begun, begun.planned).values()))[0]
+    )
     reproduce(str(file), **where, watch=lambda run, record: seen.append(run.name))
-    assert "accuracy" in stored.by_run(stored.read(tmp_path / "results"))[p.digest, 0] and not seen  # it was read off its folder
+    assert (
+        "accuracy" in stored.by_run(stored.read(tmp_path / "results"))[p.digest, 0] and not seen
+    )  # it was read off its folder
     assert not start(str(file), results=tmp_path / "results").missing
 
 
-def test_data_and_weights_that_are_not_there_are_missed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_and_weights_that_are_not_there_are_missed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASKEW_DATA", str(tmp_path))
     monkeypatch.setattr("askew.data.files.chosen", None)
     with pytest.raises(Exception, match="askew data get mnist"):
         reproduce("feddc/table1-mnist", "reduced", out=tmp_path / "runs", results=tmp_path / "results")
-    monkeypatch.setattr("askew.experiment.reproduce.files.table", {})
+    monkeypatch.setattr("askew.reproduction.reproduce.files.table", {})
     with pytest.raises(ModelError, match="no file of weights"):
         reproduce("feddc/table2", out=tmp_path / "runs", results=tmp_path / "results")
     assert not (tmp_path / "runs").exists()
@@ -443,7 +500,7 @@ def test_a_full_device_takes_runs_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     assert [len(b) for b in batches(planned)] == [3] and [len(b) for b in batches(planned, alone=True)] == [1, 1, 1]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100))
-    monkeypatch.setattr("askew.experiment.reproduce.memory", lambda config: 20)
+    monkeypatch.setattr("askew.reproduction.reproduce.memory", lambda config: 20)
     assert [len(b) for b in batches(planned)] == [2, 1]
 
 
@@ -468,10 +525,16 @@ def test_the_half_that_chooses_does_not_report() -> None:
     """The test set prefers μ 0.1, its choosing half μ 0.01: what the other half says of that is shown beside."""
     e = find("feddpc/table2")
     planned = plan(e, "smoke", 1, ["FedProx"])
-    runs = measured_run(planned[0], best_accuracy=0.60, chosen_accuracy=0.61, reported_accuracy=0.59, mean_train_loss_100=1)
-    runs |= measured_run(planned[1], best_accuracy=0.59, chosen_accuracy=0.63, reported_accuracy=0.55, mean_train_loss_100=1)
+    runs = measured_run(
+        planned[0], best_accuracy=0.60, chosen_accuracy=0.61, reported_accuracy=0.59, mean_train_loss_100=1
+    )
+    runs |= measured_run(
+        planned[1], best_accuracy=0.59, chosen_accuracy=0.63, reported_accuracy=0.55, mean_train_loss_100=1
+    )
     begun = Reproduction(e, "smoke", ("FedProx",), 1, None, runs, planned)
-    assert choices(begun, planned) == {("feddpc/table2", "cifar10-0.2", "FedProx"): [planned[0].hyper, planned[1].hyper]}
+    assert choices(begun, planned) == {
+        ("feddpc/table2", "cifar10-0.2", "FedProx"): [planned[0].hyper, planned[1].hyper]
+    }
     [cell] = [c for c in table(begun) if c.metric == "best_accuracy"]
     assert (cell.values, cell.hyper) == ([60.0], words(planned[0].hyper)) and cell.held == [pytest.approx(55.0)]
     assert cell.held_hyper == words(planned[1].hyper)
@@ -484,7 +547,7 @@ def test_halves_of_the_test_set_are_fixed_disjoint_and_make_up_the_whole() -> No
     house = build(config)
     functional = Functional(house.module, house.space, house.fed.criterion)
     w, buffers, test = house.server.x, house.server.buffers, house.fed.test
-    accuracy, _, choosing = Exam(functional, house.fed, test, halves=True)(w, buffers).tolist()
+    accuracy, _, choosing = Evaluator(functional, house.fed, test, halves=True)(w, buffers).tolist()
     right = (functional.frozen(w, buffers, test)[0].argmax(-1) == test.y).double()  # type: ignore[arg-type]
     half = first_half(len(test.y))
     assert len(half) == len(test.y) // 2 == len(set(half.tolist())) and torch.equal(half, first_half(len(test.y)))
@@ -502,15 +565,25 @@ def test_halves_of_the_test_set_are_fixed_disjoint_and_make_up_the_whole() -> No
 def test_metrics_of_a_run() -> None:
     config = Config.build({"rounds": 4, "evaluation": {"every": 2}})
     told = stored.metrics(run_of(config, rounds_of([None, 0.5, None, 0.4]), parameters=7))
-    assert told["best_accuracy"] == "0.5" and told["best_round"] == "2" and told["last_accuracy"] == "0.4" and told["last_loss"] == "2"
+    assert (
+        told["best_accuracy"] == "0.5"
+        and told["best_round"] == "2"
+        and told["last_accuracy"] == "0.4"
+        and told["last_loss"] == "2"
+    )
     assert told["mean_accuracy_50"] == "0.5" and told["mean_accuracy_100"] == "0.45" and "mean_accuracy_10" not in told
     assert told["accuracy"] == "2:0.5 4:0.4" and told["train_loss"] == "1 1 1 1" and told["parameters"] == "7"
     assert told["seconds_per_round"] == "0.5" and "seconds_shared" not in told
     shared = stored.metrics(run_of(config, rounds_of([None, 0.5, None, 0.4]), together=8))
     assert shared["seconds_shared"] == "0.5" and "seconds_per_round" not in shared
-    timed = [r | {"seconds_clients": 0.25 + n, "seconds_server": 0.125} for n, r in enumerate(rounds_of([None, 0.5, None, 0.4]))]
+    timed = [
+        r | {"seconds_clients": 0.25 + n, "seconds_server": 0.125}
+        for n, r in enumerate(rounds_of([None, 0.5, None, 0.4]))
+    ]
     told, shared = (stored.metrics(run_of(config, timed, together=n)) for n in (1, 8))
-    assert told["seconds_clients"] == "1.75" and told["seconds_server"] == "0.125" and "mean_seconds_clients" not in told
+    assert (
+        told["seconds_clients"] == "1.75" and told["seconds_server"] == "0.125" and "mean_seconds_clients" not in told
+    )
     assert "seconds_clients" not in shared  # which had the device to itself in neither part
     assert stored.metrics(run_of(config, rounds_of([0.1], loss=None)))["mean_train_loss_100"] == "inf"
 
@@ -518,7 +591,10 @@ def test_metrics_of_a_run() -> None:
 def test_curves_survive_being_stored() -> None:
     config = Config.build({"rounds": 3})
     told = stored.metrics(run_of(config, rounds_of([0.1, 0.98765, 0.3])))["accuracy"]
-    assert stored.curve(told) == ([1, 2, 3], [0.1, 0.9877, 0.3]) and stored.curve("50:0.2 100:0.4") == ([50, 100], [0.2, 0.4])
+    assert stored.curve(told) == ([1, 2, 3], [0.1, 0.9877, 0.3]) and stored.curve("50:0.2 100:0.4") == (
+        [50, 100],
+        [0.2, 0.4],
+    )
     assert stored.rounds_to("50:0.2 100:0.4", 0.3) == 100 and stored.rounds_to("50:0.2 100:0.4", 0.5) is None
 
 
@@ -528,7 +604,11 @@ def test_results_are_merged_by_run_and_metric(tmp_path: Path) -> None:
     stored.write(tmp_path, rows)
     [path] = stored.write(tmp_path, [rows[0]._replace(value="9")])
     read = stored.read(tmp_path)
-    assert path.name == "feddpc-fig6-smoke.csv" and len(read) == len(rows) and {r.key for r in read} == {r.key for r in rows}
+    assert (
+        path.name == "feddpc-fig6-smoke.csv"
+        and len(read) == len(rows)
+        and {r.key for r in read} == {r.key for r in rows}
+    )
     assert stored.by_run(read)[p.digest, 0][rows[0].metric] == "9"
     assert stored.found(stored.by_run(read), p) and not stored.found(stored.by_run(read), p._replace(seed=1))
     assert rows[0].command.startswith("askew reproduce feddpc/fig6 --scale smoke")
@@ -554,25 +634,38 @@ def test_rounds_to_a_target_and_speed_ups() -> None:
     curves = {"FedAvg": "0.1 0.2 0.5 0.4", "FedProx": "0.1 0.5 0.5 0.5", "FedBN": "0.1 0.2 0.3 0.4"}
     runs = {(p.digest, p.seed): {"accuracy": curves[p.method]} for p in planned}
     cells = table(Reproduction(e, "smoke", (), 1, None, runs, planned))
-    assert {c.method: c.values for c in cells if c.metric == "rounds_to"} == {"FedAvg": [3.0], "FedProx": [2.0], "FedBN": [math.inf]}
+    assert {c.method: c.values for c in cells if c.metric == "rounds_to"} == {
+        "FedAvg": [3.0],
+        "FedProx": [2.0],
+        "FedBN": [math.inf],
+    }
     assert {c.method: c.values for c in cells if c.metric == "speedup"}["FedProx"] == [
         2 / 2
     ]  # a smoke run has 2 rounds, FedAvg's 3 are cut
     last = Reproduction(replace(e, target="FedAvg last"), "smoke", (), 1, None, runs, planned)
-    assert {c.method: c.values for c in table(last) if c.metric == "rounds_to"} == {"FedAvg": [3.0], "FedProx": [2.0], "FedBN": [4.0]}
+    assert {c.method: c.values for c in table(last) if c.metric == "rounds_to"} == {
+        "FedAvg": [3.0],
+        "FedProx": [2.0],
+        "FedBN": [4.0],
+    }
 
 
 def test_a_cell_beside_the_papers_number() -> None:
     cell = Cell("c", "m", "", "best_accuracy", [0, 1, 2], [50.0, 51.0, 52.0], 10, Printed("50.5"), [], "")
     assert (cell.mean, cell.std, cell.difference) == (51.0, 1.0, 0.5)
-    assert cell._replace(printed=Printed(">600")).difference is None and cell._replace(values=[math.inf, 1.0]).difference is None
+    assert (
+        cell._replace(printed=Printed(">600")).difference is None
+        and cell._replace(values=[math.inf, 1.0]).difference is None
+    )
     assert cell._replace(values=[50.0]).std is None
 
 
 # costs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("id", ["feddpc/fig6", "mldl24/table4", "fedpdc/table2", "feddc/table3-setting3", "mldl24/central-cifar100"])
+@pytest.mark.parametrize(
+    "id", ["feddpc/fig6", "mldl24/table4", "fedpdc/table2", "feddc/table3-setting3", "mldl24/central-cifar100"]
+)
 def test_samples_are_counted_as_they_are_trained(id: str) -> None:
     """The formula beside the plans of batches that a run makes, summed over many rounds."""
     for p in plan(find(id), "smoke")[:3]:
@@ -587,10 +680,20 @@ def test_samples_are_counted_as_they_are_trained(id: str) -> None:
 
 
 def test_what_a_run_at_full_scale_costs() -> None:
-    assert cost.work(plan(find("fedpmvr/table1"), only=["cifar10-cnn-0.1", "FedAvg"])[0].config) == (30_000_000, 3_000_000, 300)
-    assert cost.work(plan(find("feddpc/table2"), only=["cifar10-0.2", "FedDPC"])[0].config) == (2_000_000, 4_000_000, 400)
+    assert cost.work(plan(find("fedpmvr/table1"), only=["cifar10-cnn-0.1", "FedAvg"])[0].config) == (
+        30_000_000,
+        3_000_000,
+        300,
+    )
+    assert cost.work(plan(find("feddpc/table2"), only=["cifar10-0.2", "FedDPC"])[0].config) == (
+        2_000_000,
+        4_000_000,
+        400,
+    )
     config = plan(find("feddc/table3-setting1"), only=["cifar10-D1-full", "FedDC"])[0].config
-    assert cost.memory(config) == pytest.approx(4 * 797_962 * (100 * 2 + 100 * 2 + 2 + 1), rel=0.02)  # uploads, states, server
+    assert cost.memory(config) == pytest.approx(
+        4 * 797_962 * (100 * 2 + 100 * 2 + 2 + 1), rel=0.02
+    )  # uploads, states, server
     assert cost.seconds([config], "an abacus", cost.speeds()) is None
 
 
@@ -635,22 +738,43 @@ def told(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, s
 def test_the_list_of_experiments(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = told(capsys, "list", "experiments", "--json")
     entries = {entry["id"]: entry for entry in json.loads(out)}
-    assert code == 0 and sorted(entries) == ALL and entries["feddpc/table2"]["runs"] == 540 and not entries["mldl24/fig1"]["runs"]
+    assert (
+        code == 0
+        and sorted(entries) == ALL
+        and entries["feddpc/table2"]["runs"] == 540
+        and not entries["mldl24/fig1"]["runs"]
+    )
     assert entries["feddpc/fig3"]["samples"] == 180 * 2_000_000 and entries["mldl24/table3"]["seconds"] is None
     code, out, _ = told(capsys, "list", "experiments")
     assert code == 0 and "feddpc/table2" in out and "540" in out
 
 
 def test_plan_run_and_table_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ("reproduce", "feddpc/fig6", "--scale", "smoke", "--out", tmp_path / "runs", "--results", tmp_path / "results")
+    words = (
+        "reproduce",
+        "feddpc/fig6",
+        "--scale",
+        "smoke",
+        "--out",
+        tmp_path / "runs",
+        "--results",
+        tmp_path / "results",
+    )
     code, out, _ = told(capsys, *words, "--plan", "--json")
     assert code == 0 and json.loads(out)["missing"] == 5 and not (tmp_path / "runs").exists()
     code, out, err = told(capsys, *words)
-    assert code == 0 and "FedAvg two-sided" in out and "not comparable" in out and "5/5 runs" in err and "round" not in err
+    assert (
+        code == 0 and "FedAvg two-sided" in out and "not comparable" in out and "5/5 runs" in err and "round" not in err
+    )
     assert (tmp_path / "runs" / "figures" / "feddpc-fig6-smoke.png").is_file()
     code, out, _ = told(capsys, *words, "--json")
     page = json.loads(out)
-    assert code == 0 and not page["comparable"] and all(cell["printed"] is None for cell in page["cells"]) and len(page["cells"]) == 5
+    assert (
+        code == 0
+        and not page["comparable"]
+        and all(cell["printed"] is None for cell in page["cells"])
+        and len(page["cells"]) == 5
+    )
     code, out, _ = told(capsys, *words, "--plan")
     assert code == 0 and "5, of which 5 are finished" in out and "left open" in out
     assert {row.scale for row in stored.read_csv(tmp_path / "results" / "feddpc-fig6-smoke.csv")} == {"smoke"}
@@ -658,7 +782,9 @@ def test_plan_run_and_table_on_the_command_line(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("id", ["fedpmvr/fig9", "mldl24/fig1", "feddc/fig1", "fedpmvr/fig5"])
 def test_what_is_not_a_table_of_runs(id: str, capsys: pytest.CaptureFixture[str], desk: Path) -> None:
-    code, out, _ = told(capsys, "reproduce", id, "--scale", "smoke", "--out", desk / "runs", "--results", desk / "results")
+    code, out, _ = told(
+        capsys, "reproduce", id, "--scale", "smoke", "--out", desk / "runs", "--results", desk / "results"
+    )
     assert code == 0 and out.strip()
 
 
@@ -673,6 +799,8 @@ def test_what_is_not_a_table_of_runs(id: str, capsys: pytest.CaptureFixture[str]
         (("feddpc/fig6", "--dtype", "float8", "--plan"), "unknown dtype 'float8'"),
     ],
 )
-def test_misuse_is_one_sentence(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_misuse_is_one_sentence(
+    words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     code, out, err = told(capsys, "reproduce", *words, "--results", tmp_path)
     assert code == 2 and not out and says in err and err.count("\n") == 1

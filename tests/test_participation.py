@@ -40,10 +40,14 @@ def follows(law: Mapping[Any, float], draws: Iterable[Any]) -> bool:
     """Are the draws within five standard errors of the law, each outcome by itself?"""
     counts = Counter(draws)
     n = counts.total()
-    return set(counts) <= set(law) and all(abs(counts[k] - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1e-9 for k, p in law.items())
+    return set(counts) <= set(law) and all(
+        abs(counts[k] - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1e-9 for k, p in law.items()
+    )
 
 
-def drawn(rule: Participation, rounds: int, eligible: Iterable[int], clients: int, seed: int = 0) -> list[tuple[int, ...]]:
+def drawn(
+    rule: Participation, rounds: int, eligible: Iterable[int], clients: int, seed: int = 0
+) -> list[tuple[int, ...]]:
     held = np.array(list(eligible))
     return [tuple(rule.sample(seed, t, held, clients).tolist()) for t in range(1, rounds + 1)]
 
@@ -51,7 +55,8 @@ def drawn(rule: Participation, rounds: int, eligible: Iterable[int], clients: in
 def shares(rule: Participation, rounds: int, clients: int, seed: int = 0) -> np.ndarray:
     """How often each client came, as a share of all turns."""
     counts = np.bincount(
-        np.concatenate([rule.sample(seed, t, np.arange(clients), clients) for t in range(1, rounds + 1)]), minlength=clients
+        np.concatenate([rule.sample(seed, t, np.arange(clients), clients) for t in range(1, rounds + 1)]),
+        minlength=clients,
     )
     return counts / counts.sum()
 
@@ -77,7 +82,17 @@ def test_the_first_rules_draw_what_they_always_drew() -> None:
 
 @pytest.mark.parametrize(
     ("fraction", "clients", "expected"),
-    [(0.2, 30, 6), (0.1, 100, 10), (0.3, 10, 3), (0.7, 10, 7), (0.29, 100, 29), (0.01, 30, 1), (1.0, 7, 7), (0.15, 10, 2), (0.55, 100, 55)],
+    [
+        (0.2, 30, 6),
+        (0.1, 100, 10),
+        (0.3, 10, 3),
+        (0.7, 10, 7),
+        (0.29, 100, 29),
+        (0.01, 30, 1),
+        (1.0, 7, 7),
+        (0.15, 10, 2),
+        (0.55, 100, 55),
+    ],
 )
 def test_the_fraction_gives_the_number_one_expects(fraction: float, clients: int, expected: int) -> None:
     assert len(Uniform(fraction=fraction).sample(0, 1, np.arange(clients), clients)) == expected
@@ -144,7 +159,10 @@ def test_full_is_everybody() -> None:
 
 def test_a_cohort_beyond_the_clients_is_refused() -> None:
     Uniform(cohort=10).fit(10)
-    with pytest.raises(ConfigError, match=r"Uniform: cohort must be at most the number of clients, 9, got 10; lower participation.cohort"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Uniform: cohort must be at most the number of clients, 9, got 10; lower participation.cohort",
+    ):
         Uniform(cohort=10).fit(9)
     for fraction in (0, 1.5):
         with pytest.raises(ConfigError, match="Uniform: fraction must be > 0 and ≤ 1"):
@@ -199,7 +217,11 @@ def test_every_rule_keeps_its_word(name: str, diary: Path, data: st.DataObject, 
     assert name != "bernoulli" or len(ids) >= min(len(eligible), 1)
     came = rule.turnout(seed, round, eligible, PEOPLE)
     assert np.array_equal(np.sort(np.concatenate([came.ids, came.absent])), ids)
-    assert (np.diff(came.ids) > 0).all() and (np.diff(came.absent) > 0).all() and came.ids.dtype == came.absent.dtype == np.int64
+    assert (
+        (np.diff(came.ids) > 0).all()
+        and (np.diff(came.absent) > 0).all()
+        and came.ids.dtype == came.absent.dtype == np.int64
+    )
     assert came.share.dtype == np.float64 and came.share.shape == came.ids.shape
     assert (came.share >= rule.least_work).all() and (came.share <= 1).all()
     for cache in (chances, membership, latest_state):
@@ -234,7 +256,8 @@ def test_bernoulli_with_hardly_any_chance_still_brings_one(fraction: float) -> N
 
 
 @pytest.mark.parametrize(
-    ("gamma", "among", "m"), [(1.0, (0, 1, 2, 3), 2), (5.0, (0, 1, 2, 3, 4), 3), (0.5, (0, 2, 4), 1), (2.0, (1, 2, 3), 2)]
+    ("gamma", "among", "m"),
+    [(1.0, (0, 1, 2, 3), 2), (5.0, (0, 1, 2, 3, 4), 3), (0.5, (0, 2, 4), 1), (2.0, (1, 2, 3), 2)],
 )
 def test_skewed_draws_one_after_the_other(gamma: float, among: tuple[int, ...], m: int) -> None:
     law = successive(chances(3, 5, gamma), among, m)
@@ -254,13 +277,17 @@ def test_the_chances_are_a_dirichlet_draw_with_concentration_one_over_gamma(gamm
 
 
 def test_without_skew_it_is_uniform_draw_for_draw() -> None:
-    assert drawn(Skewed(gamma=0, fraction=0.3), 20, range(1, 30), 30) == drawn(Uniform(fraction=0.3), 20, range(1, 30), 30)
+    assert drawn(Skewed(gamma=0, fraction=0.3), 20, range(1, 30), 30) == drawn(
+        Uniform(fraction=0.3), 20, range(1, 30), 30
+    )
 
 
 @pytest.mark.parametrize("gamma", [1e-9, 5e-324])
 def test_with_hardly_any_skew_it_is_uniform_in_law(gamma: float) -> None:
     assert np.allclose(chances(0, 5, gamma), 0.2, rtol=1e-3)
-    assert follows(dict.fromkeys(combinations(range(5), 2), 0.1), drawn(Skewed(gamma=gamma, cohort=2), 6000, range(5), 5))
+    assert follows(
+        dict.fromkeys(combinations(range(5), 2), 0.1), drawn(Skewed(gamma=gamma, cohort=2), 6000, range(5), 5)
+    )
 
 
 def test_more_skew_means_fewer_clients() -> None:
@@ -321,7 +348,9 @@ def test_the_state_of_a_round_does_not_depend_on_what_was_asked_before() -> None
         return {t: rule.there(1, t, 40).tolist() for t in order}
 
     forward = states(range(1, 31))
-    assert forward == states(range(30, 0, -1)) == states(np.random.default_rng(0).permutation(np.arange(1, 31)).tolist())
+    assert (
+        forward == states(range(30, 0, -1)) == states(np.random.default_rng(0).permutation(np.arange(1, 31)).tolist())
+    )
     assert states([25])[25] == forward[25] != forward[24]
     # Chains of other seeds, sizes and chances have caches of their own.
     for other in (Markov(join=0.31, leave=0.2), Markov(join=0.3, leave=0.21)):
@@ -455,14 +484,17 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, name: str, content: 
     else:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(
-        DataError, match=f"^Trace: cannot use .*{name}: .*{sentence}.*; mend the file or name another one in participation.path.$"
+        DataError,
+        match=f"^Trace: cannot use .*{name}: .*{sentence}.*; mend the file or name another one in participation.path.$",
     ):
         Trace(path=str(path)).fit(5)
 
 
 def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
     for path in ("", "who.csv", str(tmp_path)):
-        with pytest.raises(ConfigError, match=r"^Trace: path must name a .json or .npy file .*, got '.*'; set participation.path.$"):
+        with pytest.raises(
+            ConfigError, match=r"^Trace: path must name a .json or .npy file .*, got '.*'; set participation.path.$"
+        ):
             Trace(path=path).fit(5)
     (tmp_path / "folder.json").mkdir()
     for name, reason in (("none.json", "No such file"), ("folder.json", "directory"), ("a\0.npy", "null")):
@@ -490,7 +522,9 @@ def test_without_dropout_and_stragglers_nothing_is_drawn(monkeypatch: pytest.Mon
 def test_dropout_takes_each_of_those_chosen_with_the_same_chance() -> None:
     rule = Full(dropout=0.3)
     answers = [tuple(rule.turnout(0, t, np.arange(3), 3).ids.tolist()) for t in range(1, 8001)]
-    assert follows({s: 0.7 ** len(s) * 0.3 ** (3 - len(s)) for k in range(4) for s in combinations(range(3), k)}, answers)
+    assert follows(
+        {s: 0.7 ** len(s) * 0.3 ** (3 - len(s)) for k in range(4) for s in combinations(range(3), k)}, answers
+    )
     nobody = Full(dropout=1, stragglers=1).turnout(0, 1, np.arange(5), 5)
     assert nobody.ids.size == nobody.share.size == 0 and nobody.absent.tolist() == [0, 1, 2, 3, 4]
 
@@ -551,10 +585,13 @@ def test_settings_out_of_range_are_refused(rule: type[Participation], wrong: dic
 
 def test_more_than_there_are_clients_is_refused() -> None:
     for rule in (Skewed, Cyclic, Markov):
-        with pytest.raises(ConfigError, match=f"^{rule.__name__}: cohort must be at most the number of clients, 9, got 10; lower"):
+        with pytest.raises(
+            ConfigError, match=f"^{rule.__name__}: cohort must be at most the number of clients, 9, got 10; lower"
+        ):
             rule(cohort=10).fit(9)
     Cyclic(groups=9).fit(9)
     with pytest.raises(
-        ConfigError, match=r"^Cyclic: groups must be at most the number of clients, 9, got 10; lower participation.groups or raise"
+        ConfigError,
+        match=r"^Cyclic: groups must be at most the number of clients, 9, got 10; lower participation.groups or raise",
     ):
         Cyclic(groups=10).fit(9)

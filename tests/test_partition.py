@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from askew.core.rng import generator
 from askew.data import Digits, partitions
 from askew.data.partition import (
+    Assignment,
     Dirichlet,
     DirichletPrior,
     FromFile,
@@ -25,7 +26,6 @@ from askew.data.partition import (
     Natural,
     Partition,
     Shards,
-    Shares,
     lognormal_sizes,
     overlapping,
     turns,
@@ -35,7 +35,7 @@ from askew.errors import ConfigError, DataError, UnknownName
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.array)
 
 
-def whole(shares: Shares, n: int, clients: int) -> None:
+def whole(shares: Assignment, n: int, clients: int) -> None:
     """Disjoint and complete."""
     assert shares.order.dtype == shares.offsets.dtype == np.int64
     assert shares.clients == clients and shares.offsets[0] == 0 and shares.offsets[-1] == n
@@ -44,9 +44,13 @@ def whole(shares: Shares, n: int, clients: int) -> None:
     assert [len(shares.client(i)) for i in range(clients)] == shares.sizes.tolist()
 
 
-@given(labels=LABELS, clients=st.integers(1, 40), alpha=st.floats(1e-8, 1e4), cap=st.booleans(), seed=st.integers(0, 2**40))
+@given(
+    labels=LABELS, clients=st.integers(1, 40), alpha=st.floats(1e-8, 1e4), cap=st.booleans(), seed=st.integers(0, 2**40)
+)
 @settings(max_examples=150, deadline=None)
-def test_dirichlet_hands_out_everything_once(labels: np.ndarray, clients: int, alpha: float, cap: bool, seed: int) -> None:
+def test_dirichlet_hands_out_everything_once(
+    labels: np.ndarray, clients: int, alpha: float, cap: bool, seed: int
+) -> None:
     rule = Dirichlet(clients=clients, alpha=alpha, cap=cap, min_size=0)
     shares = rule.split(labels, seed)
     whole(shares, len(labels), clients)
@@ -182,28 +186,38 @@ def test_many_clients_may_stay_empty() -> None:
 
 
 def test_too_few_samples_are_refused_at_once() -> None:
-    with pytest.raises(DataError, match=r"299 samples cannot give 30 clients partition.min_size = 10 each; at most 9 is possible: lower"):
+    with pytest.raises(
+        DataError,
+        match=r"299 samples cannot give 30 clients partition.min_size = 10 each; at most 9 is possible: lower",
+    ):
         Dirichlet().split(np.zeros(299, dtype=np.int64), 0)
 
 
 def test_a_hopeless_draw_is_refused_in_the_end() -> None:
     with pytest.raises(
-        DataError, match=r"in 2000 draws with alpha = 0.001 and 5 clients the smallest never had more than \d+; set partition.min"
+        DataError,
+        match=r"in 2000 draws with alpha = 0.001 and 5 clients the smallest never had more than \d+; set partition.min",
     ):
         Dirichlet(clients=5, alpha=0.001).split(np.arange(100) % 2, 0)
 
 
 def test_targets_that_are_no_labels_are_refused() -> None:
-    with pytest.raises(DataError, match="needs class labels, whole numbers, and these targets are not; use the iid partition"):
+    with pytest.raises(
+        DataError, match="needs class labels, whole numbers, and these targets are not; use the iid partition"
+    ):
         Dirichlet(min_size=0).split(np.linspace(0, 1, 50), 0)
     whole(Iid(clients=7).split(np.linspace(0, 1, 50), 0), 50, 7)
 
 
 def test_natural_refuses_what_has_no_owner_or_too_many() -> None:
     labels = np.zeros(3, dtype=np.int64)
-    with pytest.raises(DataError, match=r'does not come divided among clients; set partition.name to "iid" or "dirichlet"'):
+    with pytest.raises(
+        DataError, match=r'does not come divided among clients; set partition.name to "iid" or "dirichlet"'
+    ):
         Natural().split(labels, 0)
-    with pytest.raises(DataError, match=r"belong to 6 clients, more than partition.clients = 5; set partition.clients = 6"):
+    with pytest.raises(
+        DataError, match=r"belong to 6 clients, more than partition.clients = 5; set partition.clients = 6"
+    ):
         Natural(clients=5).split(labels, 0, np.array([0, 5, 1]))
     with pytest.raises(DataError, match="one client number from 0 for each of the 3 samples, got 2"):
         Natural().split(labels, 0, np.array([0, 1]))
@@ -271,7 +285,9 @@ def test_priors_have_the_moments_of_the_dirichlet_law_while_no_class_runs_out() 
     # m draws from q ~ Dir_K(α): mean m/K, variance m (1/K)(1 − 1/K)(m + Kα)/(1 + Kα).
     clients, classes, m, alpha = 20_000, 4, 5, 0.6
     rule = DirichletPrior(clients=clients, alpha=alpha)
-    drawn = rule.classes(np.repeat(np.arange(clients), m), np.full(classes, 10**9), generator(0, "law")).reshape(clients, m)
+    drawn = rule.classes(np.repeat(np.arange(clients), m), np.full(classes, 10**9), generator(0, "law")).reshape(
+        clients, m
+    )
     counts = np.stack([(drawn == k).sum(1) for k in range(classes)], 1)
     variance = m * (1 / classes) * (1 - 1 / classes) * (m + classes * alpha) / (1 + classes * alpha)
     assert np.abs(counts.mean(0) - m / classes).max() < 5 * np.sqrt(variance / clients)
@@ -353,12 +369,15 @@ def test_which_samples_a_client_gets_is_chance(rule: Partition) -> None:
 def test_shards_are_dealt_at_random() -> None:
     # The first two of the 3 · 2 shards meet at one client with chance 1/5.
     labels, rule = np.arange(6), Shards(clients=3)
-    met = np.mean([any({0, 1} <= set(rule.split(labels, seed).client(i).tolist()) for i in range(3)) for seed in range(1000)])
+    met = np.mean(
+        [any({0, 1} <= set(rule.split(labels, seed).client(i).tolist()) for i in range(3)) for seed in range(1000)]
+    )
     assert abs(met - 1 / 5) < 5 * np.sqrt(0.2 * 0.8 / 1000)
 
 
 @pytest.mark.parametrize(
-    "rule", [DirichletPrior(clients=5, alpha=0.3), LabelsPerClient(clients=5, labels=2, balanced=True), Shards(clients=5)]
+    "rule",
+    [DirichletPrior(clients=5, alpha=0.3), LabelsPerClient(clients=5, labels=2, balanced=True), Shards(clients=5)],
 )
 def test_clients_and_equal_classes_are_exchangeable(rule: Partition) -> None:
     labels = np.arange(100) % 4
@@ -406,22 +425,34 @@ def test_lognormal_sizes_are_scaled_floored_and_summed(n: int, clients: int, sig
 def test_sizes_come_first_and_are_kept(labels: np.ndarray, clients: int, sigma: float, seed: int) -> None:
     clients = min(clients, len(labels))
     expected = lognormal_sizes(len(labels), clients, sigma, generator(seed, "partition"))
-    for rule in (Lognormal(clients=clients, sigma=sigma), DirichletPrior(clients=clients, sigma=sigma, alpha=10**-sigma)):
+    for rule in (
+        Lognormal(clients=clients, sigma=sigma),
+        DirichletPrior(clients=clients, sigma=sigma, alpha=10**-sigma),
+    ):
         shares = rule.split(labels, seed)
         whole(shares, len(labels), clients)
         assert np.array_equal(shares.sizes, expected)
 
 
-@given(labels=LABELS, clients=st.integers(1, 40), alpha=st.sampled_from([5e-324, 1e-8, 0.1, 1.0, 1e4, 1.7e308]), seed=st.integers(0, 2**40))
+@given(
+    labels=LABELS,
+    clients=st.integers(1, 40),
+    alpha=st.sampled_from([5e-324, 1e-8, 0.1, 1.0, 1e4, 1.7e308]),
+    seed=st.integers(0, 2**40),
+)
 @settings(max_examples=50, deadline=None)
-def test_dirichlet_prior_hands_out_everything_once_in_equal_parts(labels: np.ndarray, clients: int, alpha: float, seed: int) -> None:
+def test_dirichlet_prior_hands_out_everything_once_in_equal_parts(
+    labels: np.ndarray, clients: int, alpha: float, seed: int
+) -> None:
     clients = min(clients, len(labels))
     shares = DirichletPrior(clients=clients, alpha=alpha).split(labels, seed)
     whole(shares, len(labels), clients)
     assert np.ptp(shares.sizes) <= 1
 
 
-@given(labels=LABELS, clients=st.integers(1, 40), alpha=st.floats(1e-8, 1e4), cap=st.booleans(), seed=st.integers(0, 2**40))
+@given(
+    labels=LABELS, clients=st.integers(1, 40), alpha=st.floats(1e-8, 1e4), cap=st.booleans(), seed=st.integers(0, 2**40)
+)
 @settings(max_examples=50, deadline=None)
 def test_overlapping_shares_are_floors(labels: np.ndarray, clients: int, alpha: float, cap: bool, seed: int) -> None:
     rule = Dirichlet(clients=clients, alpha=alpha, cap=cap, min_size=0, overlap=True)
@@ -474,7 +505,9 @@ def test_balanced_labels_hand_out_everything(labels: np.ndarray, clients: int, n
     rule = LabelsPerClient(clients=clients, labels=n_c, balanced=True)
     most = np.minimum(totals, clients)
     if not len(totals) <= clients * n_c <= most.sum():
-        with pytest.raises(DataError, match=r"need [\d,]+ to [\d,]+ places for these classes, got [\d,]+; change partition.labels"):
+        with pytest.raises(
+            DataError, match=r"need [\d,]+ to [\d,]+ places for these classes, got [\d,]+; change partition.labels"
+        ):
             rule.split(labels, seed)
         return
     shares = rule.split(labels, seed)
@@ -488,7 +521,9 @@ def test_balanced_labels_hand_out_everything(labels: np.ndarray, clients: int, n
 
 @given(totals=st.lists(st.integers(1, 300), min_size=2, max_size=8), clients=st.integers(1, 30), n_c=st.integers(1, 8))
 @settings(max_examples=60, deadline=None)
-def test_places_go_one_by_one_to_the_class_with_the_most_samples_a_place(totals: list[int], clients: int, n_c: int) -> None:
+def test_places_go_one_by_one_to_the_class_with_the_most_samples_a_place(
+    totals: list[int], clients: int, n_c: int
+) -> None:
     places = [1] * len(totals)
     n_c = min(n_c, len(totals))
     if not len(totals) <= clients * n_c <= sum(min(total, clients) for total in totals):
@@ -588,7 +623,11 @@ WRONG = [
     ("npy", np.zeros(5), "must hold a whole number for each of the 5 samples, got float64 of shape [5]"),
     ("npy", np.zeros((5, 1), dtype=int), "got int64 of shape [5, 1]"),
     ("npy", np.zeros(4, dtype=int), "got int64 of shape [4]"),
-    ("npy", np.array([0, 1, -2, 0, 0]), "has owners from -2 to 1; number the clients 0, 1, 2, …, and write −1 for nobody's"),
+    (
+        "npy",
+        np.array([0, 1, -2, 0, 0]),
+        "has owners from -2 to 1; number the clients 0, 1, 2, …, and write −1 for nobody's",
+    ),
     ("npy", np.array([0, 1, 2**63, 0, 0], dtype=np.uint64), "has owners from 0 to 9223372036854775808"),
     ("npy", np.full(5, -1), "gives nobody a sample"),
     ("npy", np.array([0, 1, 2, 1, 0]), "divides the samples among 3 clients, not 2; set partition.clients = 3"),
@@ -612,7 +651,9 @@ def test_missing_files_and_other_kinds_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(DataError, match="cannot be read: "):
         FromFile(path=str(tmp_path / "folder.json")).split(np.zeros(5), 0)
-    with pytest.raises(ConfigError, match=r"FromFile: path must name a .json or .npy file, got 'own.csv'; save the split"):
+    with pytest.raises(
+        ConfigError, match=r"FromFile: path must name a .json or .npy file, got 'own.csv'; save the split"
+    ):
         FromFile(path="own.csv")
 
 
@@ -621,23 +662,47 @@ def test_missing_files_and_other_kinds_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [Iid(balanced=True), Dirichlet(min_size=0), DirichletPrior(), LabelsPerClient(), LabelsPerClient(balanced=True), Shards()],
+    [
+        Iid(balanced=True),
+        Dirichlet(min_size=0),
+        DirichletPrior(),
+        LabelsPerClient(),
+        LabelsPerClient(balanced=True),
+        Shards(),
+    ],
 )
 def test_rules_by_class_need_classes(rule: Partition) -> None:
-    with pytest.raises(DataError, match="partition needs class labels, whole numbers, and these targets are not; use the iid partition"):
+    with pytest.raises(
+        DataError, match="partition needs class labels, whole numbers, and these targets are not; use the iid partition"
+    ):
         rule.split(np.linspace(0, 1, 500), 0)
 
 
 @pytest.mark.parametrize(
     ("rule", "sentence"),
     [
-        (Lognormal(), "29 samples cannot be shared among 30 clients, one each at least on average; lower partition.clients"),
+        (
+            Lognormal(),
+            "29 samples cannot be shared among 30 clients, one each at least on average; lower partition.clients",
+        ),
         (DirichletPrior(), "29 samples cannot be shared among 30 clients"),
         (DirichletPrior(clients=10**12), "29 samples cannot be shared among 1,000,000,000,000 clients"),
-        (LabelsPerClient(), "29 samples cannot give 30 clients one sample of each of partition.labels = 5 labels; lower"),
-        (LabelsPerClient(clients=1, labels=8), "cannot hold partition.labels = 8 labels of 7 classes; set partition.labels to 7 or less"),
-        (LabelsPerClient(clients=3, labels=2, balanced=True), "3 clients of 2 labels need 7 to 21 places for these classes, got 6; change"),
-        (Shards(), "29 samples cannot be cut into 30 × partition.shards = 2 shards; lower partition.shards or partition.clients"),
+        (
+            LabelsPerClient(),
+            "29 samples cannot give 30 clients one sample of each of partition.labels = 5 labels; lower",
+        ),
+        (
+            LabelsPerClient(clients=1, labels=8),
+            "cannot hold partition.labels = 8 labels of 7 classes; set partition.labels to 7 or less",
+        ),
+        (
+            LabelsPerClient(clients=3, labels=2, balanced=True),
+            "3 clients of 2 labels need 7 to 21 places for these classes, got 6; change",
+        ),
+        (
+            Shards(),
+            "29 samples cannot be cut into 30 × partition.shards = 2 shards; lower partition.shards or partition.clients",
+        ),
         (Shards(clients=10**12, shards=10**12), "29 samples cannot be cut into"),
         (Dirichlet(clients=10**12, min_size=10**12), "29 samples cannot give 1000000000000 clients"),
     ],

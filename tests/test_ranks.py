@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 import askew
 from askew.algorithms import FedAvg, Scaffold, algorithms
-from askew.cli import main
+from askew.cli.main import main
 from askew.core.algorithm import Algorithm
 from askew.core.bank import Bank
 from askew.core.types import State
 from askew.data.dataset import Samples
-from askew.data.federation import Local
-from askew.engine import ranks
-from askew.engine.evaluate import CHUNK, Exam
-from askew.engine.ranks import Group, Lost, Ranks, SharedExam, dealt, hang_up
+from askew.data.federation import LocalSettings
+from askew.engine import distributed as ranks
+from askew.engine.distributed import DistributedEngine, Group, Lost, SharedEvaluator, dealt, hang_up
+from askew.engine.evaluate import CHUNK, Evaluator
 from askew.engine.server import Server
 from askew.errors import AlgorithmError, ConfigError, EngineError
 from askew.experiment import checkpoint
@@ -40,7 +40,7 @@ from askew.experiment import run as runs
 from askew.experiment.config import CHOICES, Config, read_back
 from askew.experiment.run import play, play_all
 from askew.experiment.store import locked
-from askew.experiment.workers import Crew, play_pages
+from askew.experiment.workers import WorkerPool, play_pages
 from problems import Problem, Record, Spoiled, apart, everything, labelled, same, serve, tastes
 from problems import play as play_rounds
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 SIZES = [5, 8, 3, 6, 3, 9, 1]
 # Everybody; one, so that others have nothing to do; the even ones, who have one owner among two; a client without a batch.
 COHORTS = [[0, 1, 2, 3, 4, 5], [3], [4, 0, 2], [5, 1, 6], [2, 3]]
-LOCAL = Local(epochs=2, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
+LOCAL = LocalSettings(epochs=2, batch=4, lr=0.2, momentum=0.5, weight_decay=0.05, clip=0.8, decay=0.9)
 MORE = [{"name": "scaffold", "option": "I"}, {"name": "fedga", "form": "memory"}, {"name": "fedpdc", "adaptive": True}]
 METHODS = [algorithms[key]() for key in algorithms] + [
     algorithms[m["name"]].build({k: v for k, v in m.items() if k != "name"}) for m in MORE
@@ -112,7 +112,11 @@ def on_ranks(size: int, make: Callable[[Threads], T], do: Callable[[T], Any]) ->
 
     with ThreadPoolExecutor(size) as pool:
         done = [pool.submit(guarded, one) for one in made]
-    failed = [error for each in done if (error := each.exception()) and not isinstance(error, threading.BrokenBarrierError | Lost)]
+    failed = [
+        error
+        for each in done
+        if (error := each.exception()) and not isinstance(error, threading.BrokenBarrierError | Lost)
+    ]
     if failed:
         raise failed[0]
     return [(one, each.result()) for one, each in zip(made, done, strict=True)]
@@ -120,7 +124,7 @@ def on_ranks(size: int, make: Callable[[Threads], T], do: Callable[[T], Any]) ->
 
 def ranked(alg: Algorithm, group: Group, engine: str = "sequential", spoil: dict[str, Any] | None = None) -> Server:
     server = serve(alg, problem(alg), LOCAL, engine, rounds=len(COHORTS))
-    server.engine = Ranks(Spoiled(server.engine, **spoil) if spoil else server.engine, group)
+    server.engine = DistributedEngine(Spoiled(server.engine, **spoil) if spoil else server.engine, group)
     server.clients = Bank(server.clients.start, owns=group.owns)
     return server
 
@@ -139,14 +143,18 @@ def whole(servers: Sequence[Server]) -> State:
     return kept[0] | state
 
 
-def shared(alg: Algorithm, size: int, engine: str = "sequential", spoil: dict[str, Any] | None = None) -> tuple[State, list[Record]]:
+def shared(
+    alg: Algorithm, size: int, engine: str = "sequential", spoil: dict[str, Any] | None = None
+) -> tuple[State, list[Record]]:
     """What is kept and recorded after the rounds, by ranks that must agree."""
     done = on_ranks(size, lambda group: ranked(alg, group, engine, spoil), lambda server: play_rounds(server, COHORTS))
     assert all(records == done[0][1] for _, records in done)
     return whole([server for server, _ in done]), done[0][1]
 
 
-def alone(alg: Algorithm, engine: str = "sequential", spoil: dict[str, Any] | None = None) -> tuple[State, list[Record]]:
+def alone(
+    alg: Algorithm, engine: str = "sequential", spoil: dict[str, Any] | None = None
+) -> tuple[State, list[Record]]:
     server = serve(alg, problem(alg), LOCAL, engine, rounds=len(COHORTS))
     server.engine = Spoiled(server.engine, **spoil) if spoil else server.engine
     records = play_rounds(server, COHORTS)
@@ -169,7 +177,9 @@ def test_other_engines_agree_up_to_rounding(key: str, engine: str) -> None:
     assert apart(shared(alg, 2, engine)[0], alone(alg)[0]) < 1e-12
 
 
-@pytest.mark.parametrize(("key", "where"), [*(("scaffold", where) for where in ("up", "mine", "buffers", "loss")), ("fedga", "up")])
+@pytest.mark.parametrize(
+    ("key", "where"), [*(("scaffold", where) for where in ("up", "mine", "buffers", "loss")), ("fedga", "up")]
+)
 def test_a_client_without_numbers_is_left_out_by_all(key: str, where: str) -> None:
     """Its state above all: it does not travel, and yet everybody has to know. And those that are left stay where they were."""
     alg, spoil = algorithms[key](), {"bad": [2, 5], "where": where}
@@ -179,7 +189,9 @@ def test_a_client_without_numbers_is_left_out_by_all(key: str, where: str) -> No
 
 
 @pytest.mark.parametrize("key", ["scaffold", "fedvarp", "fedamd"])
-def test_without_common_memory_rows_are_sent_and_the_bits_are_the_same(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_common_memory_rows_are_sent_and_the_bits_are_the_same(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state, records = alone(algorithms[key]())
     monkeypatch.setattr(ranks, "shared_file", lambda count: "")
     other, told = shared(algorithms[key](), 2)
@@ -202,7 +214,9 @@ def test_common_memory_grows_and_is_nobody_elses(tmp_path: Path, monkeypatch: py
     for _, seen in on_ranks(2, lambda group: group, fill):
         assert seen == ([40, 41], [60, 61])
     assert {*Path("/dev/shm").glob("askew-*")} == before
-    monkeypatch.setattr(ranks, "shared_file", lambda count: str(tmp_path / "elsewhere"))  # as another machine would see it
+    monkeypatch.setattr(
+        ranks, "shared_file", lambda count: str(tmp_path / "elsewhere")
+    )  # as another machine would see it
     assert [area for _, area in on_ranks(2, lambda group: group, lambda group: group.common(4))] == [None, None]
     assert not (tmp_path / "elsewhere").exists()
 
@@ -242,7 +256,7 @@ def test_ranks_with_other_data_or_another_model_are_found_out() -> None:
 
     def other_data(group: Threads) -> Server:
         server = ranked(FedAvg(), group)
-        server.local = Local(epochs=1 + group.rank)
+        server.local = LocalSettings(epochs=1 + group.rank)
         return server
 
     for make in (other_model, other_data):
@@ -254,7 +268,7 @@ def test_uploads_that_change_their_shape_are_refused() -> None:
     class Odd(FedAvg):
         """Sends one number more in the second round."""
 
-        def finish(self, w: Tensor, me: askew.Me) -> tuple[State, State]:
+        def finish(self, w: Tensor, me: askew.Client) -> tuple[State, State]:
             return {"delta": w - me.x, "more": w.new_zeros(int(me.round))}, me.mine
 
     with pytest.raises(AlgorithmError, match="the same names, shapes and types"):
@@ -284,12 +298,14 @@ def test_an_exam_taken_together_gives_the_same_bits(count: int) -> None:
     server = serve(FedAvg(), problem(FedAvg()), LOCAL)
     task, fed, rng = server.engine.task, server.fed, torch.Generator().manual_seed(0)
     samples = Samples(torch.randn(count, 4, generator=rng, dtype=torch.float64), torch.arange(count) % 3)
-    expected = Exam(task, fed, samples)(server.x, server.buffers)
+    expected = Evaluator(task, fed, samples)(server.x, server.buffers)
     for size in (2, 3):
         exams = on_ranks(
             size,
             lambda group: (serve(FedAvg(), problem(FedAvg()), LOCAL), group),
-            lambda pair: SharedExam(pair[0].engine.task, pair[0].fed, samples, pair[1])(pair[0].x, pair[0].buffers),
+            lambda pair: SharedEvaluator(pair[0].engine.task, pair[0].fed, samples, pair[1])(
+                pair[0].x, pair[0].buffers
+            ),
         )
         assert all(torch.equal(score, expected) for _, score in exams)
 
@@ -302,7 +318,9 @@ def test_an_exam_taken_together_gives_the_same_bits(count: int) -> None:
         (5 * CHUNK - 3, [[CHUNK], [2 * CHUNK], [2 * CHUNK - 3]]),
     ],
 )
-def test_an_exam_is_divided_by_whole_chunks(count: int, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exam_is_divided_by_whole_chunks(
+    count: int, parts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, real = dict[int, list[int]](), ranks.per_sample
 
     def counted(task: Any, w: Tensor, buffers: Tensor, part: Samples, *rest: Any) -> Any:
@@ -314,7 +332,7 @@ def test_an_exam_is_divided_by_whole_chunks(count: int, parts: list[list[int]], 
 
     def take(pair: tuple[Server, Threads]) -> list[int]:
         server, group = pair
-        SharedExam(server.engine.task, server.fed, samples, group)(server.x, server.buffers)
+        SharedEvaluator(server.engine.task, server.fed, samples, group)(server.x, server.buffers)
         return seen.pop(threading.get_ident(), [])
 
     done = on_ranks(3, lambda group: (serve(FedAvg(), problem(FedAvg()), LOCAL), group), take)
@@ -425,14 +443,20 @@ def test_a_sweep_stopped_on_two_processes_goes_on_with_three_to_the_same_bits(pl
     assert signal.getsignal(signal.SIGINT) is before and not started()
     seen: list[tuple[str, int]] = []
     broken = configured(3, plugins=[plugin], algorithm={"name": "broken"}, rounds=1)
-    going = play_all([*three, broken], tmp_path / "runs", watch=lambda run, record: seen.append((run.algorithm, len(run.rounds))))
+    going = play_all(
+        [*three, broken], tmp_path / "runs", watch=lambda run, record: seen.append((run.algorithm, len(run.rounds)))
+    )
     again = [next(going) for _ in three]
-    with pytest.raises(EngineError, match=r"own.py' failed in line 27: AttributeError: .* correct the file and try again"):
+    with pytest.raises(
+        EngineError, match=r"own.py' failed in line 27: AttributeError: .* correct the file and try again"
+    ):
         next(going)
     assert seen[0] == ("fragile", len(first[2].rounds)) and not started()  # what was finished is not played again
     for run, other, early in zip(again, expected, [*first[:2], *again[2:]], strict=True):
         assert records(run) == records(other)
-        assert early.model.keys() == other.model.keys() and all(torch.equal(early.model[n], t) for n, t in other.model.items())
+        assert early.model.keys() == other.model.keys() and all(
+            torch.equal(early.model[n], t) for n, t in other.model.items()
+        )
         assert run.folder is not None and not (run.folder / checkpoint.FILE).exists()
         assert records(askew.load(run.folder)) == records(other)
     assert [run.facts["workers"] for run in again] == [2, 2, 3, 3, 3, 3]
@@ -451,7 +475,9 @@ def test_without_a_folder_the_model_comes_back_and_a_killed_rank_0_is_named(capf
     run, alone = next(going), play(configured(1, algorithm={"name": "scaffold"}, rounds=2))
     assert run.folder is None and run.finished and records(run) == records(alone) and run.name == alone.name
     assert all(torch.equal(run.model[n], t) for n, t in alone.model.items())
-    with pytest.raises(EngineError, match=r"^process 0 of the 2 that shared the work was ended by SIGKILL; .* goes on from"):
+    with pytest.raises(
+        EngineError, match=r"^process 0 of the 2 that shared the work was ended by SIGKILL; .* goes on from"
+    ):
         next(going)
     assert time.monotonic() - killed[0] < 10 and not started()
     assert capfd.readouterr() == ("", "")
@@ -484,7 +510,8 @@ def test_ranks_started_as_torchrun_does_are_one_run_and_one_speaks(tmp_path: Pat
     command = [sys.executable, "-m", "askew", "run", str(tmp_path / "a.toml"), "--json", "--out", str(tmp_path)]
     told = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
-        subprocess.Popen(command, env=told | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in "01"
+        subprocess.Popen(command, env=told | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in "01"
     ]
     (out, err), silent = (rank.communicate(timeout=100) for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0, 0], err
@@ -493,7 +520,9 @@ def test_ranks_started_as_torchrun_does_are_one_run_and_one_speaks(tmp_path: Pat
     assert run.facts["workers"] == 2 and records(run) == records(play(config))
 
 
-def test_a_long_run_goes_on_with_more_processes_where_cores_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_goes_on_with_more_processes_where_cores_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the same bits; not where rounds are short, little is left, the machine is busy, one process is asked for, or nothing is stored."""
     config = configured(0, algorithm={"name": "scaffold"}, rounds=5)
     alone = play(configured(1, algorithm={"name": "scaffold"}, rounds=5))
@@ -513,7 +542,9 @@ def test_a_long_run_goes_on_with_more_processes_where_cores_are_free(tmp_path: P
     assert records(play(config, tmp_path)) == records(alone)  # read back
 
 
-def test_a_wish_to_stop_is_heard_after_more_processes_took_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wish_to_stop_is_heard_after_more_processes_took_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for key, limit in {"free_cores": lambda: 2, "LONG": 0.0, "WORTH": 0.0}.items():
         monkeypatch.setattr(runs, key, limit)
 
@@ -527,7 +558,7 @@ def test_a_wish_to_stop_is_heard_after_more_processes_took_over(tmp_path: Path, 
 
 def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
     page = read_back(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
-    with Crew(2, play_pages, {"pages": [page], "out": str(tmp_path), "fresh": False, "save_every": 5.0}) as crew:
+    with WorkerPool(2, play_pages, {"pages": [page], "out": str(tmp_path), "fresh": False, "save_every": 5.0}) as crew:
         wait_for_a_round(tmp_path)
         for line in crew.lines:
             line.close()
@@ -549,8 +580,14 @@ def test_what_new_processes_cannot_see_is_refused(monkeypatch: pytest.MonkeyPatc
 
     x, y = torch.randn(60, 2), torch.arange(60) % 3
     two = {"workers": 2}
-    for name, given in (("data", {"data": (x, y)}), ("model", {"model": nn.Linear(64, 10)}), ("algorithm", {"what": "mine"})):
-        with pytest.raises(ConfigError, match=rf"engine.workers = 2: new processes cannot see the {name} .* set engine.workers = 1"):
+    for name, given in (
+        ("data", {"data": (x, y)}),
+        ("model", {"model": nn.Linear(64, 10)}),
+        ("algorithm", {"what": "mine"}),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"engine.workers = 2: new processes cannot see the {name} .* set engine.workers = 1"
+        ):
             askew.run(**given, engine=two)
 
 

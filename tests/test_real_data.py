@@ -14,7 +14,10 @@ from askew.data import files
 from askew.data.images import Cifar10, Cifar100, Emnist, FashionMnist, Images, Mnist, TinyImageNet
 from askew.data.shakespeare import ALPHABET, Shakespeare, plays, spoken
 
-MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949], [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+MNIST = (
+    [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+)
 
 
 def there(name: str) -> files.Place:
@@ -44,9 +47,16 @@ def counts(labels: Tensor) -> list[int]:
     ],
     ids=lambda value: value.key if isinstance(value, Images) else None,
 )
-def test_images(source: Images, side: int, channels: int, train: Any, test: Any, mean: list[float], std: list[float]) -> None:
+def test_images(
+    source: Images, side: int, channels: int, train: Any, test: Any, mean: list[float], std: list[float]
+) -> None:
     held = decoded(source)
-    assert held["x_train"].shape == (sum(train), channels, side, side) and held["x_test"].shape == (sum(test), channels, side, side)
+    assert held["x_train"].shape == (sum(train), channels, side, side) and held["x_test"].shape == (
+        sum(test),
+        channels,
+        side,
+        side,
+    )
     assert held["x_train"].dtype == torch.uint8
     assert counts(held["y_train"]) == train and counts(held["y_test"]) == test
     histogram = np.zeros((channels, 256))

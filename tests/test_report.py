@@ -65,9 +65,18 @@ def make(tmp_path: Path) -> Make:
         ]
         (folder / "run.toml").write_text(to_toml(config), encoding="utf-8")
         (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-        (folder / "run.json").write_text('{"state": "finished", "engine": "sequential", "version": "0.1.0"}', encoding="utf-8")
-        known = {"clients": 4, "classes": 3, "sizes": [3, 5, 2, 9], "labels": [[3, 0, 0], [1, 4, 0], [0, 0, 2], [3, 3, 3]]}
-        (folder / "federation.json").write_text(json.dumps(known if federation is None else federation), encoding="utf-8")
+        (folder / "run.json").write_text(
+            '{"state": "finished", "engine": "sequential", "version": "0.1.0"}', encoding="utf-8"
+        )
+        known = {
+            "clients": 4,
+            "classes": 3,
+            "sizes": [3, 5, 2, 9],
+            "labels": [[3, 0, 0], [1, 4, 0], [0, 0, 2], [3, 3, 3]],
+        }
+        (folder / "federation.json").write_text(
+            json.dumps(known if federation is None else federation), encoding="utf-8"
+        )
         return load(folder)
 
     return made
@@ -112,8 +121,18 @@ def test_one_run_by_hand(make: Make) -> None:
     (row,) = table([make(accuracy=(0.2, 0.5, 0.4))])
     assert row["label"] == row["algorithm"] == "fedavg"
     assert (row["seeds"], row["best_accuracy"], row["best_accuracy_std"], row["best_round"]) == (1, 0.5, None, 2)
-    assert (row["final_accuracy"], row["train_loss"], row["test_loss"], row["rounds"]) == (0.4, pytest.approx(2 / 3), 0.6, 3)
-    assert (row["seconds_per_round"], row["bytes_up"], row["bytes_down"], row["dropped"]) == (0.25, 3_000_000, 6_000_000, 1)
+    assert (row["final_accuracy"], row["train_loss"], row["test_loss"], row["rounds"]) == (
+        0.4,
+        pytest.approx(2 / 3),
+        0.6,
+        3,
+    )
+    assert (row["seconds_per_round"], row["bytes_up"], row["bytes_down"], row["dropped"]) == (
+        0.25,
+        3_000_000,
+        6_000_000,
+        1,
+    )
     assert (row["target"], row["rounds_to_target"], row["speedup"]) == (0.5, 2, 1.0)
 
 
@@ -191,7 +210,11 @@ def test_figures_are_written(make: Make, tmp_path: Path) -> None:
 
 
 def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
-    runs = [make(name, (0.1, best - 0.01 * seed, 0.4), seed=seed) for name, best in (("fedavg", 0.6), ("feddyn", 0.8)) for seed in (1, 2)]
+    runs = [
+        make(name, (0.1, best - 0.01 * seed, 0.4), seed=seed)
+        for name, best in (("fedavg", 0.6), ("feddyn", 0.8))
+        for seed in (1, 2)
+    ]
     page, read = report(runs, tmp_path / "out")
     assert "4 clients, Dirichlet α = 0.2, 50% take part each round · digits · mlp · 3 rounds · 2 seeds" in read.text
     assert "feddyn reaches 78.5 ± 0.7 % test accuracy, 20.0 points above fedavg." in read.text
@@ -206,7 +229,9 @@ def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
 
 def test_everything_is_escaped(make: Make, tmp_path: Path) -> None:
     nasty = "<script>alert('&')</script>"
-    page, read = report([make(nasty), make("_$x$ 数", partition={"name": '"><b>'})], tmp_path / "out", title="<i>A & B</i>")
+    page, read = report(
+        [make(nasty), make("_$x$ 数", partition={"name": '"><b>'})], tmp_path / "out", title="<i>A & B</i>"
+    )
     assert "<script>alert" not in page and nasty in read.text and "<i>A & B</i>" in read.text
     assert sum(tag == "script" for tag, _ in read.tags) == 1
 
@@ -215,7 +240,10 @@ def test_a_lead_within_the_spread_is_called_so(make: Make) -> None:
     bests = {"fedavg": (0.5, 0.7), "fedcm": (0.52, 0.7), "feddyn": (0.5, 0.69)}
     runs = [make(name, (best,), seed=seed) for name, each in bests.items() for seed, best in enumerate(each)]
     assert headline(table(runs)).endswith("1.0 points above fedavg, a lead within the spread between seeds.")
-    assert headline(table([make("fedavg", (0.5,)), make("fedcm", (0.5,))])) == "fedavg reaches 50.0 % test accuracy, as does fedcm."
+    assert (
+        headline(table([make("fedavg", (0.5,)), make("fedcm", (0.5,))]))
+        == "fedavg reaches 50.0 % test accuracy, as does fedcm."
+    )
 
 
 def test_rounds_without_evaluation_and_regression(make: Make, tmp_path: Path) -> None:
@@ -237,7 +265,9 @@ def test_rounds_without_evaluation_and_regression(make: Make, tmp_path: Path) ->
 
 
 def test_no_rounds_and_no_federation(make: Make, tmp_path: Path) -> None:
-    text = report([make(accuracy=(), rounds=3, federation={}), make("fedcm", (), rounds=3, federation={})], tmp_path / "out")[1].text
+    text = report(
+        [make(accuracy=(), rounds=3, federation={}), make("fedcm", (), rounds=3, federation={})], tmp_path / "out"
+    )[1].text
     assert "No round has been evaluated yet." in text and "No run tells who holds what" in text
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["index.html"]
 

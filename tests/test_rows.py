@@ -14,13 +14,13 @@ from askew.algorithms.fedavg import FedAvg
 from askew.core.algorithm import Gradient
 from askew.core.settings import setting
 from askew.core.task import Bound
-from askew.core.types import Me
-from askew.engine import rows
-from askew.engine.jobs import Errand, Feed, Jobs, lay
+from askew.core.types import Client
+from askew.engine import stacked as rows
+from askew.engine.jobs import ClientJobs, Jobs, SampleBuffer, lay
 from askew.engine.sequential import Sequential
 from askew.errors import EngineError
 from askew.experiment import build
-from askew.experiment.build import Workshop
+from askew.experiment.build import BuildCache
 from askew.experiment.config import Config
 from askew.experiment.run import play_together
 from askew.experiment.store import Run
@@ -35,7 +35,13 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def configured(algorithm: object, lr: float = 0.1, seed: int = 0, **more: object) -> Config:
-    tables = {"algorithm": algorithm, "seed": seed, "rounds": 3, "partition": {"clients": 12}, "participation": {"cohort": 5}}
+    tables = {
+        "algorithm": algorithm,
+        "seed": seed,
+        "rounds": 3,
+        "partition": {"clients": 12},
+        "participation": {"cohort": 5},
+    }
     engine = {"name": "vmapped", "device": "cpu", "dtype": "float64"}
     return Config.build(tables | {"local": LOCAL | {"lr": lr}, "engine": engine} | more)
 
@@ -64,7 +70,15 @@ def alone(config: Config) -> Run:
 
 @pytest.mark.parametrize(
     ("method", "own"),
-    [("fedprox", "mu"), ("fedcm", "alpha"), ("fedga", "beta"), ("feddpc", "lam"), ("moon", "mu"), ("feddc", "alpha"), ("scaffold", None)],
+    [
+        ("fedprox", "mu"),
+        ("fedcm", "alpha"),
+        ("fedga", "beta"),
+        ("feddpc", "lam"),
+        ("moon", "mu"),
+        ("feddc", "alpha"),
+        ("scaffold", None),
+    ],
 )
 def test_runs_of_a_sweep_share_the_rows(method: str, own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates, seeds and a method's own settings differ; jobs of several runs stand in the same rows."""
@@ -81,7 +95,7 @@ class Stubborn(FedAvg):
 
     mu: float = setting("strength", default=0.1, least=0)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         return grad(w) + (self.mu if self.mu > 0.3 else 2 * self.mu) * (w - me.x)
 
 
@@ -93,11 +107,11 @@ def test_a_method_that_cannot_bear_tensors_has_rows_of_its_own() -> None:
 
 def test_settings_that_are_alike_in_one_call_may_be_others_in_the_next() -> None:
     """Graphs hold the settings that no two runs of a call differ in."""
-    shop, moved = Workshop(), list[list[Tensor]]()
-    engine: rows.Rows | None = None
+    shop, moved = BuildCache(), list[list[Tensor]]()
+    engine: rows.Stacked | None = None
     for factor in (1.0, 3.0):
         houses = [build.build(configured(Scaled(mu=mu, factor=factor)), shop) for mu in (0.1, 0.2)]
-        engine = engine or cast(rows.Rows, houses[0].server.engine)
+        engine = engine or cast(rows.Stacked, houses[0].server.engine)
         asks = [next(house.server.moves(1, [0, 1, 2])) for house in houses]
         moved.append([out.up["delta"] for out in engine.map(asks)])
         for ask, out in zip(asks, moved[-1], strict=True):
@@ -112,7 +126,7 @@ class Scaled(FedAvg):
     mu: float = setting("strength", default=0.1, least=0)
     factor: float = setting("factor", default=1.0, least=0)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         return self.factor * grad(w) + self.mu * (w - me.x)
 
 
@@ -120,7 +134,7 @@ def test_an_error_of_a_hook_is_not_hidden() -> None:
     class Broken(FedAvg):
         mu: float = setting("strength", default=0.1, least=0)
 
-        def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+        def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
             raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
@@ -131,10 +145,10 @@ def test_more_jobs_than_rows() -> None:
     config = configured({"name": "scaffold"})
     one = alone(config)
     for most in (1, 2, 3):
-        shop = Workshop()
+        shop = BuildCache()
         house = build.build(config, shop)
         engine = house.server.engine
-        assert isinstance(engine, rows.Rows)
+        assert isinstance(engine, rows.Stacked)
         engine.most = most
         for t in (1, 2, 3):
             came = config.participation.turnout(config.seed, t, house.fed.eligible, house.fed.clients)
@@ -178,7 +192,9 @@ def test_a_few_long_clients_go_ahead(method: str, monkeypatch: pytest.MonkeyPatc
 def test_who_goes_ahead() -> None:
     assert rows.ahead_of([10] * 5) == 0 and rows.ahead_of([7]) == 0  # all alike
     assert rows.ahead_of([18, 8, 8, 6, 2]) == 1 and rows.ahead_of([24, 15, 12, 12, 12, 12]) == 2
-    assert rows.ahead_of([24, 20, 16, 14, 4, 4]) == 0 and rows.ahead_of([24, 16, 16, 14, 4, 4]) == 1  # half of the work at most
+    assert (
+        rows.ahead_of([24, 20, 16, 14, 4, 4]) == 0 and rows.ahead_of([24, 16, 16, 14, 4, 4]) == 1
+    )  # half of the work at most
     assert rows.ahead_of([9, 4, 4, 3, 1]) == 0  # too few steps for it to pay
     assert rows.ahead_of([0, 0]) == 0
 
@@ -187,7 +203,7 @@ def test_samples_are_put_in_place_once_and_ahead(monkeypatch: pytest.MonkeyPatch
     """Those of the next round while this one is at work; if another round is played in the end, those of that one."""
     config = configured({"name": "fedavg"})
     house, other = build.build(config), build.build(config)
-    server, engine = house.server, cast(rows.Rows, house.server.engine)
+    server, engine = house.server, cast(rows.Stacked, house.server.engine)
     ids, laid, during = [0, 3, 5], list[int](), list[bool]()
     lay, map = rows.lay, engine.map
 
@@ -205,7 +221,11 @@ def test_samples_are_put_in_place_once_and_ahead(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine, "map", mapped)
     for t, expected in ((1, ids), (2, ids), (3, [1, 2])):
         server.play(t, ids if t < 3 else [1, 2], meanwhile=lambda t=t, who=expected: server.prepare(t + 1, ids))  # type: ignore[misc]
-    assert during == [True, False, True]  # the first round, whose feed is too small yet, and the one that came otherwise
+    assert during == [
+        True,
+        False,
+        True,
+    ]  # the first round, whose feed is too small yet, and the one that came otherwise
     monkeypatch.undo()
     for t, who in ((1, ids), (2, ids), (3, [1, 2])):
         other.server.play(t, who)
@@ -219,14 +239,14 @@ def test_numbers_of_rows_are_few_and_near() -> None:
 
 
 def test_runs_with_one_seed_share_plans_and_samples() -> None:
-    shop = Workshop()
+    shop = BuildCache()
     houses = [build.build(configured({"name": method}), shop) for method in ("fedavg", "fedprox")]
     assert houses[0].fed is houses[1].fed
     asks = [next(house.server.moves(1, [0, 1, 2])) for house in houses]
     works = [ask.plan.train for ask in asks]
     assert all(a is b for a, b in zip(*works, strict=True))
-    feeds: dict[str, Feed] = {}
-    errands = [Errand(ask) for ask in asks]
+    feeds: dict[str, SampleBuffer] = {}
+    errands = [ClientJobs(ask) for ask in asks]
     grown, first = lay(feeds, [(errand, i) for errand in errands for i in range(3)])
     assert grown and first["train"][:3] == first["train"][3:]
     assert sum(feeds["train"].laid) == sum(len(work.places) for work in works[0])

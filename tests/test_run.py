@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import askew
 from askew.algorithms import FedAvg, FedProx, algorithms
 from askew.data import Natural, Synthetic
-from askew.data.federation import Federation, Local
+from askew.data.federation import Federation, LocalSettings
 from askew.engine.server import Server
 from askew.errors import ConfigError, EngineError, ModelError, StoreError
 from askew.experiment import checkpoint
@@ -25,7 +25,13 @@ from askew.experiment.config import Config, load_config, put_into
 from askew.experiment.run import play_together
 from askew.experiment.store import append_lines, load, locked, read_rounds, write_text
 
-TINY = {"rounds": 3, "model": {"name": "softmax"}, "partition": {"clients": 10}, "participation": {"cohort": 3}, "local": {"lr": 0.1}}
+TINY = {
+    "rounds": 3,
+    "model": {"name": "softmax"},
+    "partition": {"clients": 10},
+    "participation": {"cohort": 3},
+    "local": {"lr": 0.1},
+}
 
 
 def records(run: askew.Run) -> list[dict[str, object]]:
@@ -36,7 +42,9 @@ def records(run: askew.Run) -> list[dict[str, object]]:
 
 
 def test_the_page_reads_back_as_the_same_configuration() -> None:
-    config = Config.build({**TINY, "algorithm": {"name": "feddpc", "max_ratio": 4}, "data": {"name": "synthetic", "beta": 0.5}})
+    config = Config.build(
+        {**TINY, "algorithm": {"name": "feddpc", "max_ratio": 4}, "data": {"name": "synthetic", "beta": 0.5}}
+    )
     again = Config.build(tomllib.loads(config.toml()))
     assert again == config and again.name() == config.name()
     assert config.tables()["partition"]["name"] == "natural"  # what comes divided among clients stays so
@@ -45,10 +53,38 @@ def test_the_page_reads_back_as_the_same_configuration() -> None:
 def test_every_setting_of_a_run_is_on_the_page_and_moves_the_name() -> None:
     base = Config.build(TINY)
     page = base.tables()
-    assert list(page) == ["seed", "rounds", "data", "partition", "participation", "model", "algorithm", "local", "evaluation", "engine"]
-    assert set(page["local"]) == {"epochs", "steps", "batch", "drop_last", "lr", "momentum", "weight_decay", "clip", "decay", "schedule"}
+    assert list(page) == [
+        "seed",
+        "rounds",
+        "data",
+        "partition",
+        "participation",
+        "model",
+        "algorithm",
+        "local",
+        "evaluation",
+        "engine",
+    ]
+    assert set(page["local"]) == {
+        "epochs",
+        "steps",
+        "batch",
+        "drop_last",
+        "lr",
+        "momentum",
+        "weight_decay",
+        "clip",
+        "decay",
+        "schedule",
+    }
     assert set(page["engine"]) == {"name", "device", "workers", "dtype", "compile"}
-    changes = [{"seed": 1}, {"rounds": 4}, {"local": {"lr": 0.2}}, {"algorithm": {"server_scale": 2.0}}, {"data": {"name": "synthetic"}}]
+    changes = [
+        {"seed": 1},
+        {"rounds": 4},
+        {"local": {"lr": 0.2}},
+        {"algorithm": {"server_scale": 2.0}},
+        {"data": {"name": "synthetic"}},
+    ]
     names = {Config.build({**TINY, **change}).name() for change in changes}
     assert len(names | {base.name()}) == len(changes) + 1
     assert Config.build(TINY).name() == base.name()
@@ -58,7 +94,14 @@ def test_overrides_are_toml_values_or_plain_words(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text('seed = 1\n[algorithm]\nname = "fedavg"\n[local]\nlr = 0.5\n')
     config = load_config(
-        file, ["local.lr=0.25", "algorithm.name=fedprox", "algorithm.mu=1e-1", "model.hidden=[8, 4]", "evaluation.spread=true"]
+        file,
+        [
+            "local.lr=0.25",
+            "algorithm.name=fedprox",
+            "algorithm.mu=1e-1",
+            "model.hidden=[8, 4]",
+            "evaluation.spread=true",
+        ],
     )
     assert config.seed == 1 and config.local.lr == 0.25 and config.evaluation.spread
     assert isinstance(config.algorithm, FedProx) and config.algorithm.mu == 0.1
@@ -213,7 +256,9 @@ def test_own_tensors_own_module_own_dataset() -> None:
     run = askew.run("feddyn", data=(x, y), model=network, clients=8, cohort=4, rounds=10, lr=0.2, alpha=0.1)
     assert run.best_accuracy is not None and run.best_accuracy > 0.8
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True))  # theirs stays as it was
-    other = askew.run("feddyn", data=TensorDataset(x, y), model=network, clients=8, cohort=4, rounds=10, lr=0.2, alpha=0.1)
+    other = askew.run(
+        "feddyn", data=TensorDataset(x, y), model=network, clients=8, cohort=4, rounds=10, lr=0.2, alpha=0.1
+    )
     assert records(other) == records(run) and other.name == run.name
     moved = askew.run("feddyn", data=(x + 1, y), model=network, clients=8, cohort=4, rounds=1)
     assert moved.config["data"]["fingerprint"] != run.config["data"]["fingerprint"]
@@ -241,7 +286,9 @@ def test_a_regression_with_an_own_criterion() -> None:
     y = x @ torch.tensor([1.0, -2.0, 0.5])
     huber = lambda output, target: nn.functional.huber_loss(output[:, 0], target, reduction="none")
     data = askew.Dataset(askew.Samples(x[:240], y[:240]), askew.Samples(x[240:], y[240:]), 0, criterion=huber)
-    run = askew.run("fedavg", data=data, model=nn.Linear(3, 1), partition={"name": "iid", "clients": 6}, rounds=30, lr=0.3)
+    run = askew.run(
+        "fedavg", data=data, model=nn.Linear(3, 1), partition={"name": "iid", "clients": 6}, rounds=30, lr=0.3
+    )
     assert run.best_accuracy is None and run.rounds[-1]["loss"] < 1e-3 * run.rounds[0]["loss"]
 
 
@@ -249,7 +296,9 @@ def test_data_with_natural_owners() -> None:
     x, y = blobs()
     owner = (np.arange(len(y)) // 100).astype(np.int64)
     data = askew.Dataset(askew.Samples(x, y), askew.Samples(x[:50], y[:50]), 3, owner=owner)
-    run = askew.run(data=data, model="softmax", partition={"name": "natural", "clients": 4}, participation="full", rounds=2)
+    run = askew.run(
+        data=data, model="softmax", partition={"name": "natural", "clients": 4}, participation="full", rounds=2
+    )
     assert run.federation["sizes"] == [100] * 4 and run.rounds[0]["participants"] == [0, 1, 2, 3]
 
 
@@ -311,7 +360,9 @@ def test_a_million_clients_cost_what_ten_of_them_cost() -> None:
 
 
 def test_float64_starts_where_float32_does() -> None:
-    narrow, wide = (build(Config.build({**TINY, "model": {"name": "mlp"}, "engine": {"dtype": d}})) for d in ("float32", "float64"))
+    narrow, wide = (
+        build(Config.build({**TINY, "model": {"name": "mlp"}, "engine": {"dtype": d}})) for d in ("float32", "float64")
+    )
     assert torch.equal(narrow.space.start.double(), wide.space.start)
 
 
@@ -332,12 +383,18 @@ def test_what_is_handed_in_is_told_apart_by_all_that_matters(tmp_path: Path) -> 
     made = lambda **more: askew.Dataset(askew.Samples(x, y), askew.Samples(x[:50], y[:50]), 3, **more)
     owners = [np.arange(len(y)) % 4, np.arange(len(y)) // 100]
     first, second = (
-        askew.run(data=made(owner=o), model="softmax", partition={"name": "natural", "clients": 4}, rounds=1, out=tmp_path) for o in owners
+        askew.run(
+            data=made(owner=o), model="softmax", partition={"name": "natural", "clients": 4}, rounds=1, out=tmp_path
+        )
+        for o in owners
     )
     assert first.name != second.name and first.rounds[0]["loss"] != second.rounds[0]["loss"]
     torch.manual_seed(0)
     body = [nn.Linear(2, 4), nn.Linear(4, 3)]
-    names = {askew.run(data=(x, y), model=nn.Sequential(body[0], act, body[1]), clients=4, rounds=1).name for act in (nn.ReLU(), nn.Tanh())}
+    names = {
+        askew.run(data=(x, y), model=nn.Sequential(body[0], act, body[1]), clients=4, rounds=1).name
+        for act in (nn.ReLU(), nn.Tanh())
+    }
     assert len(names) == 2
 
 
@@ -354,12 +411,17 @@ def test_a_module_handed_in_stays_as_it_was_and_takes_its_trained_weights_back(t
 def test_centralised_training_leaves_the_model_it_trained() -> None:
     run = askew.run("centralised", model="softmax", rounds=3, local={"lr": 0.5})
     house = build(Config.build({"model": {"name": "softmax"}}))
-    right = (house.fed.test.x.flatten(1) @ run.model["out.weight"].T + run.model["out.bias"]).argmax(1) == house.fed.test.y
+    right = (house.fed.test.x.flatten(1) @ run.model["out.weight"].T + run.model["out.bias"]).argmax(
+        1
+    ) == house.fed.test.y
     assert float(right.double().mean()) == pytest.approx(run.final_accuracy)
 
 
 def test_settings_that_cannot_work_together_are_refused_when_they_load() -> None:
-    for key, words in (("fedprox", "FedProx: mu × local.lr must be < 2"), ("fednova", "FedNova: mu × local.lr must be < 2")):
+    for key, words in (
+        ("fedprox", "FedProx: mu × local.lr must be < 2"),
+        ("fednova", "FedNova: mu × local.lr must be < 2"),
+    ):
         with pytest.raises(ConfigError, match=words):
             Config.build({"algorithm": {"name": key, "mu": 2.0}, "local": {"lr": 1.0}})
         Config.build({"algorithm": {"name": key, "mu": 1.9}, "local": {"lr": 1.0}})
@@ -380,15 +442,24 @@ def test_pooled_training_sees_the_data_of_all_clients() -> None:
 
 
 def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
-    run = askew.run("scaffold", data="synthetic", clients=6, rounds=2, participation={"cohort": 3, "dropout": 1.0}, model="softmax")
+    run = askew.run(
+        "scaffold", data="synthetic", clients=6, rounds=2, participation={"cohort": 3, "dropout": 1.0}, model="softmax"
+    )
     assert not any(v.any() for v in run.model.values())  # softmax begins at zero
     for record in run.rounds:
-        assert record["participants"] == [] and record["absent"] == 3 and record["train_loss"] is None and record["bytes_up"] == 0
+        assert (
+            record["participants"] == []
+            and record["absent"] == 3
+            and record["train_loss"] is None
+            and record["bytes_up"] == 0
+        )
         assert record["bytes_down"] == 3 * 2 * 155 * 4  # the model and the server's variate
 
 
 def test_the_absent_are_sent_the_model_and_answer_nothing() -> None:
-    run = askew.run("fedavg", data="synthetic", clients=40, rounds=5, participation={"cohort": 20, "dropout": 0.4}, model="softmax")
+    run = askew.run(
+        "fedavg", data="synthetic", clients=40, rounds=5, participation={"cohort": 20, "dropout": 0.4}, model="softmax"
+    )
     for record in run.rounds:
         came, gone = len(record["participants"]), record["absent"]
         assert came + gone == 20 and 0 < gone < 20
@@ -396,7 +467,7 @@ def test_the_absent_are_sent_the_model_and_answer_nothing() -> None:
 
 
 def test_stragglers_do_part_of_their_steps() -> None:
-    local = Local(batch=5, epochs=2)
+    local = LocalSettings(batch=5, epochs=2)
     fed = Federation(Synthetic(samples=50), Natural(clients=3), 0)
     whole, part = fed.plan([0, 1, 2], 1, local), fed.plan([0, 1, 2], 1, local, share=[1.0, 0.5, 0.01])
     assert [w.batches for w in whole.train] == [20, 20, 20] and [w.batches for w in part.train] == [20, 10, 1]
@@ -407,9 +478,9 @@ def test_stragglers_do_part_of_their_steps() -> None:
 def test_a_short_last_batch_may_be_dropped_unless_it_is_the_only_one() -> None:
     fed = Federation(Synthetic(samples=23), Natural(clients=2), 0)
     for batch, lengths in ((10, [10, 10, 10, 10]), (23, [23, 23]), (30, [23, 23])):
-        work = fed.plan([1], 1, Local(batch=batch, epochs=2, drop_last=True)).train[0]
+        work = fed.plan([1], 1, LocalSettings(batch=batch, epochs=2, drop_last=True)).train[0]
         assert work.lengths() == lengths and len(work.places) == sum(lengths)
-    work = fed.plan([1], 1, Local(batch=10, steps=5, drop_last=True)).train[0]
+    work = fed.plan([1], 1, LocalSettings(batch=10, steps=5, drop_last=True)).train[0]
     assert work.lengths() == [10] * 5
 
 
@@ -433,17 +504,24 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_records_that_wait_are_the_same(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Also with two phases a round, evaluation now and then, and several runs at a time."""
     given = {"rounds": 5, "partition": {"clients": 6}, "evaluation": {"every": 2, "spread": True, "drift": True}}
-    configs = [Config.build(given | {"algorithm": {"name": name}, "seed": seed}) for name, seed in (("fedga", 0), ("scaffold", 1))]
+    configs = [
+        Config.build(given | {"algorithm": {"name": name}, "seed": seed})
+        for name, seed in (("fedga", 0), ("scaffold", 1))
+    ]
     before = [records(run) for run in play_together(configs)]
     request.getfixturevalue("patient")
     seen: list[tuple[str, int]] = []
-    runs = play_together(configs, tmp_path, watch=lambda run, record: seen.append((run.algorithm, record["round"])) if record else None)
+    runs = play_together(
+        configs, tmp_path, watch=lambda run, record: seen.append((run.algorithm, record["round"])) if record else None
+    )
     assert [records(run) for run in runs] == before
     assert seen == [(name, t) for t in range(1, 6) for name in ("fedga", "scaffold")]
     assert [len(load(run.folder).rounds) for run in runs if run.folder] == [5, 5]
 
 
-def test_a_record_that_waits_is_written_when_the_next_round_fails(patient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_record_that_waits_is_written_when_the_next_round_fails(
+    patient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     config = Config.build({"rounds": 5, "partition": {"clients": 6}})
     moves = Server.moves
 

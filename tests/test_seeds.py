@@ -10,9 +10,9 @@ import torch
 
 import askew
 from askew.errors import ConfigError
-from askew.experiment.build import House, build
+from askew.experiment.build import BuiltRun, build
 from askew.experiment.config import Config
-from askew.experiment.papers import digest
+from askew.reproduction.papers import digest
 
 TABLES: dict[str, Any] = {
     "rounds": 3,
@@ -27,14 +27,19 @@ def config(seed: int, **held: int) -> Config:
     return Config.build({**TABLES, "seed": seed} | {name: TABLES[name] | {"seed": own} for name, own in held.items()})
 
 
-def came(house: House) -> list[list[int]]:
+def came(house: BuiltRun) -> list[list[int]]:
     c, fed = house.config, house.fed
     return [c.participation.turnout(c.seed, t, fed.eligible, fed.clients).ids.tolist() for t in range(1, 5)]
 
 
-def alike(one: House, other: House) -> dict[str, bool]:
+def alike(one: BuiltRun, other: BuiltRun) -> dict[str, bool]:
     """Which of the three parts agree; the public set goes with the partition."""
-    assert one.fed.shares is not None and other.fed.shares is not None and one.fed.public is not None and other.fed.public is not None
+    assert (
+        one.fed.shares is not None
+        and other.fed.shares is not None
+        and one.fed.public is not None
+        and other.fed.public is not None
+    )
     split = all(np.array_equal(a, b) for a, b in zip(one.fed.shares, other.fed.shares, strict=True))
     assert split == torch.equal(one.fed.public.x, other.fed.public.x)
     weights = torch.equal(one.space.start, other.space.start)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from askew.cli import main
-from askew.experiment import results as stored
-from askew.experiment import share
+from askew.cli.main import main
+from askew.experiment import process_pool as share
 from askew.experiment.config import CHOICES
-from askew.experiment.papers import find, plan
-from askew.experiment.reproduce import play, reproduce, shares, start
 from askew.experiment.store import load
+from askew.reproduction import results as stored
+from askew.reproduction.papers import find, plan
+from askew.reproduction.reproduce import play, reproduce, shares, start
 
 PLUGIN = """
 import os, signal
@@ -92,7 +92,9 @@ def test_two_processes_give_the_results_of_one(desk: Path) -> None:
     assert untimed(two) == untimed(one) and rows(desk / "two") == rows(desk / "one") and len(set(seen)) == 5
     told = stored.by_run(stored.read(desk / "two"))
     shared = {key for key, run in told.items() if "seconds_shared" in run}
-    assert all("seconds_per_round" in run for key, run in told.items() if key not in shared) and len(shared) >= 4  # times that say so
+    assert (
+        all("seconds_per_round" in run for key, run in told.items() if key not in shared) and len(shared) >= 4
+    )  # times that say so
     assert all(load(folder).facts["state"] == "finished" for folder in (desk / "b").iterdir())
 
 
@@ -100,18 +102,26 @@ def test_what_a_killed_process_had_begun_is_taken_by_a_fresh_one(desk: Path) -> 
     id, said = page(desk, DEADLY, "x"), list[str]()
     begun = start(id, results=desk / "results")
     runs = list(play(begun, desk / "runs", desk / "results", None, 2, said.append))
-    assert sorted(run.algorithm for run in runs) == ["deadly", "fedavg", "fedprox"] and not begun.missing and not begun.lost
+    assert (
+        sorted(run.algorithm for run in runs) == ["deadly", "fedavg", "fedprox"]
+        and not begun.missing
+        and not begun.lost
+    )
     assert said == ["one of 2 processes was ended by SIGKILL; a fresh one takes its 1 unfinished run"]
     reproduce(id, out=desk / "alone", results=desk / "whole")
     assert rows(desk / "results") == rows(desk / "whole")
 
 
-def test_a_run_that_kills_twice_is_named_and_all_others_are_stored(desk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_kills_twice_is_named_and_all_others_are_stored(
+    desk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     id = page(desk, DEADLY, "xx")
     assert main(["reproduce", id, "--processes", "2"]) == 1
     out, err = capfd.readouterr()
     assert not out and "its 1 unfinished run had lost one before: given up" in err
-    assert "1 of 3 runs were not made, as their processes were lost, all others are stored: all C seed 0; to go on:" in err
+    assert (
+        "1 of 3 runs were not made, as their processes were lost, all others are stored: all C seed 0; to go on:" in err
+    )
     assert f"askew reproduce {id} --scale full --processes 2 --out runs --results results" in err
     assert methods(desk) == {"A", "B"}
     assert main(["reproduce", id, "--processes", "2"]) == 0
@@ -126,10 +136,14 @@ def test_a_failure_is_told_by_its_process_and_misuse_ends_all(desk: Path, capfd:
     assert main(["reproduce", id, "--processes", "2", "--workers", "2"]) == 2
     assert main(["reproduce", id, "--processes", "2", "--alone"]) == 2
     err = capfd.readouterr().err
-    assert "both divide the machine; give one of them" in err and "leave --processes out" in err and err.count("\n") == 2
+    assert (
+        "both divide the machine; give one of them" in err and "leave --processes out" in err and err.count("\n") == 2
+    )
 
 
-def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(desk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(
+    desk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     id = page(desk, 'rounds = 100000 }\n[[method]]\nname = "D"\nset = { rounds = 100001')
 
     def played() -> list[int]:
@@ -140,7 +154,11 @@ def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(desk: Path, c
         until = time.monotonic() + 300
         while time.monotonic() < until:
             time.sleep(0.05)
-            if methods(desk) == {"A", "B"} and len(now := played()) == 2 and all(a < b for a, b in zip(before, now, strict=True)):
+            if (
+                methods(desk) == {"A", "B"}
+                and len(now := played()) == 2
+                and all(a < b for a, b in zip(before, now, strict=True))
+            ):
                 break
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -153,7 +171,9 @@ def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(desk: Path, c
         left = start(id, results=desk / "results").missing
         runs = [load(desk / "runs" / p.config.name()) for p in left]
         assert methods(desk) == {"A", "B"} and [p.method for p in left] == ["C", "D"]
-        assert {run.facts["state"] for run in runs} == {"interrupted"} and all(a < b for a, b in zip(before, played(), strict=True))
+        assert {run.facts["state"] for run in runs} == {"interrupted"} and all(
+            a < b for a, b in zip(before, played(), strict=True)
+        )
         before = played()
     err = capfd.readouterr().err
     assert "stopped with 2 of 4 runs to go, all of it stored" in err and "stopped with 2 of 2 runs to go" in err
@@ -162,15 +182,21 @@ def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(desk: Path, c
 # parts ----------------------------------------------------------------------------------------------------------
 
 
-def test_on_a_gpu_the_runs_of_a_method_stay_together_and_the_longest_part_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_runs_of_a_method_stay_together_and_the_longest_part_is_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     planned = plan(find("feddpc/table2"), "smoke")
     assert [len(part) for part in shares(planned, 2)] == [1] * len(planned)
-    monkeypatch.setattr("askew.experiment.reproduce.device_of", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("askew.reproduction.reproduce.device_of", lambda name: torch.device("cuda"))
     parts = shares(planned, 2)
-    assert [len({p.method for p in part}) for part in parts] == [1] * 6 and parts[0][0].method == "FedProx" and len(parts[0]) == 2
+    assert (
+        [len({p.method for p in part}) for part in parts] == [1] * 6
+        and parts[0][0].method == "FedProx"
+        and len(parts[0]) == 2
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100))
-    monkeypatch.setattr("askew.experiment.reproduce.memory", lambda config: 20)
+    monkeypatch.setattr("askew.reproduction.reproduce.memory", lambda config: 20)
     assert [len(part) for part in shares(planned, 2)] == [1] * len(planned)  # each of two has room for one run
 
 
@@ -180,7 +206,9 @@ def test_on_a_gpu_the_runs_of_a_method_stay_together_and_the_longest_part_is_fir
 def daemon(folder: Path, code: int = 0) -> None:
     """A program of its name that notes what it is told."""
     path = folder / share.MPS
-    path.write_text(f'#!/bin/sh\necho "$1 $(cat) $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY" >> {folder}/told\nexit {code}\n')
+    path.write_text(
+        f'#!/bin/sh\necho "$1 $(cat) $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY" >> {folder}/told\nexit {code}\n'
+    )
     path.chmod(0o755)
 
 

@@ -29,7 +29,9 @@ def test_clients_that_are_alike_have_no_skew(classes: int) -> None:
     told = heterogeneity(np.outer([1, 3, 2, 3], law))  # sizes differ, distributions do not
     assert max(told[name] for name in ("tv_mean", "tv_max", "js_mean", "js_max")) == pytest.approx(0, abs=1e-12)
     p = law / law.sum()
-    assert [told["effective_classes_mean"], told["effective_classes_min"]] == pytest.approx([math.exp(-(p * np.log(p)).sum())] * 2)
+    assert [told["effective_classes_mean"], told["effective_classes_min"]] == pytest.approx(
+        [math.exp(-(p * np.log(p)).sum())] * 2
+    )
     assert told["classes_mean"] == classes
 
 
@@ -53,7 +55,9 @@ def test_figures_by_hand() -> None:
     # All together: 6, 6, 4 and 14 of 30.
     tv = [18 / 30, 13 / 60, 16 / 30]
     assert told["tv_mean"] == pytest.approx(sum(tv) / 3) and told["tv_max"] == pytest.approx(max(tv))
-    assert told["effective_classes_mean"] == pytest.approx((2 + 4 + 1) / 3) and told["effective_classes_min"] == pytest.approx(1)
+    assert told["effective_classes_mean"] == pytest.approx((2 + 4 + 1) / 3) and told[
+        "effective_classes_min"
+    ] == pytest.approx(1)
     assert told["classes_mean"] == pytest.approx(7 / 3)
 
 
@@ -73,13 +77,19 @@ def test_figures_stay_within_their_bounds(counts: np.ndarray) -> None:
     assert all(a <= b + 1e-12 for chain in ascending for a, b in pairwise(chain))
     assert told["size_min"] <= told["size_median"] <= told["size_max"] and told["samples"] == counts.sum()
     doubled = heterogeneity(np.concatenate([counts, counts]))
-    assert all(doubled[name] == pytest.approx(told[name], abs=1e-12) for name in told if name.startswith(("tv", "js", "size", "effective")))
+    assert all(
+        doubled[name] == pytest.approx(told[name], abs=1e-12)
+        for name in told
+        if name.startswith(("tv", "js", "size", "effective"))
+    )
 
 
 def test_skew_falls_as_alpha_grows() -> None:
     labels = np.arange(20_000) % 10
     for rule in (partition.Dirichlet, partition.DirichletPrior):
-        told = [heterogeneity(rule(clients=50, alpha=a).split(labels, 0).histogram(labels, 10)) for a in (0.1, 1.0, 100.0)]
+        told = [
+            heterogeneity(rule(clients=50, alpha=a).split(labels, 0).histogram(labels, 10)) for a in (0.1, 1.0, 100.0)
+        ]
         assert told[0]["js_mean"] > 2 * told[1]["js_mean"] > 4 * told[2]["js_mean"]
         assert told[0]["effective_classes_mean"] < told[1]["effective_classes_mean"] < told[2]["effective_classes_mean"]
 
@@ -165,7 +175,10 @@ def test_oblong_images_turn_about_their_centre_and_keep_their_scale() -> None:
 def test_noise_grows_from_client_to_client_in_units_of_the_range() -> None:
     clients, each, noise = 5, 40, 0.2
     client = np.arange(clients * each) % clients
-    for x, full in ((torch.zeros(len(client), 400), 1.0), (torch.full((len(client), 400), 128, dtype=torch.uint8), 255.0)):
+    for x, full in (
+        (torch.zeros(len(client), 400), 1.0),
+        (torch.full((len(client), 400), 128, dtype=torch.uint8), 255.0),
+    ):
         made = shifted(x, client, clients, noise, 0.0, 0)
         assert made.dtype == x.dtype and made.shape == x.shape
         assert torch.equal(made[client == 0], x[client == 0])
@@ -181,7 +194,9 @@ def test_noise_grows_from_client_to_client_in_units_of_the_range() -> None:
 def test_bytes_are_clipped_not_wrapped() -> None:
     x = torch.tensor([[0, 255]] * 500, dtype=torch.uint8).repeat(2, 1)
     made = shifted(x, np.repeat([0, 1], 500), 2, 0.05, 0.0, 0)[500:].int()
-    assert (made[:, 0] < 100).all() and (made[:, 1] > 155).all() and (made[:, 0] == 0).any() and (made[:, 1] == 255).any()
+    assert (
+        (made[:, 0] < 100).all() and (made[:, 1] > 155).all() and (made[:, 0] == 0).any() and (made[:, 1] == 255).any()
+    )
 
 
 @pytest.mark.parametrize("cells", [1, 500, 1 << 19])
@@ -211,11 +226,15 @@ def test_nothing_to_do_is_nothing_done() -> None:
 
 @pytest.mark.parametrize(("noise", "rotation"), [(0.1, 0.0), (0.0, 10.0)])
 def test_tokens_are_refused(noise: float, rotation: float) -> None:
-    with pytest.raises(DataError, match=r"need real inputs or bytes, got torch.int64; set partition.noise and partition.rotation to 0"):
+    with pytest.raises(
+        DataError, match=r"need real inputs or bytes, got torch.int64; set partition.noise and partition.rotation to 0"
+    ):
         shifted(torch.zeros(4, 1, 3, 3, dtype=torch.int64), np.arange(4), 4, noise, rotation, 0)
 
 
 def test_only_images_turn() -> None:
-    with pytest.raises(DataError, match=r"rotation needs images \[channels, height, width\], got inputs of shape \[9\]; set"):
+    with pytest.raises(
+        DataError, match=r"rotation needs images \[channels, height, width\], got inputs of shape \[9\]; set"
+    ):
         shifted(torch.zeros(4, 9), np.arange(4), 4, 0.0, 10.0, 0)
     assert shifted(torch.zeros(4, 9), np.arange(4), 4, 1.0, 0.0, 0)[1:].abs().min() > 0

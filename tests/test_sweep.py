@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import askew
-from askew.data.federation import Local
+from askew.data.federation import LocalSettings
 from askew.errors import ConfigError
 from askew.experiment.config import Config
 from askew.experiment.run import play, play_all, play_together
@@ -29,7 +29,10 @@ def records(run: askew.Run) -> list[dict[str, object]]:
 
 
 def test_a_grid_is_every_combination_once_in_order() -> None:
-    configs = grid(TINY, {"local.lr": [0.1, 0.2], "seed": [0, 1, 1], "algorithm": [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.5}]})
+    configs = grid(
+        TINY,
+        {"local.lr": [0.1, 0.2], "seed": [0, 1, 1], "algorithm": [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.5}]},
+    )
     told = [(c.local.lr, c.seed, type(c.algorithm).__name__) for c in configs]
     assert told == [(lr, seed, name) for lr in (0.1, 0.2) for seed in (0, 1) for name in ("FedAvg", "FedProx")]
     assert grid(TINY, {}) == [Config.build(TINY)]
@@ -49,7 +52,12 @@ def test_a_file_and_the_command_line_span_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("over", "says"),
-    [("local.lr", "takes key=value"), ("=1", "takes key=value"), ("seed=", "takes key=value"), ("seed.x=1", "single value")],
+    [
+        ("local.lr", "takes key=value"),
+        ("=1", "takes key=value"),
+        ("seed=", "takes key=value"),
+        ("seed.x=1", "single value"),
+    ],
 )
 def test_wrong_spans_are_refused(over: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
@@ -68,7 +76,11 @@ def test_a_span_must_be_a_list() -> None:
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedga", "moon", "lossbias", "fedpdc", "fedbn"])
 def test_runs_that_share_slots_are_the_runs_they_are_alone(method: str) -> None:
     """Other rates, seeds and hyper-parameters beside them change nothing but how far a short batch is padded, hence roundings."""
-    spans: dict[str, Any] = {"seed": [0, 1], "local.lr": [0.05, 0.2], "algorithm": [{"name": method}, {"name": "fedprox", "mu": 0.3}]}
+    spans: dict[str, Any] = {
+        "seed": [0, 1],
+        "local.lr": [0.05, 0.2],
+        "algorithm": [{"name": method}, {"name": "fedprox", "mu": 0.3}],
+    }
     configs = grid(TINY, spans)
     together = play_together(configs)
     for config, run in zip(configs, together, strict=True):
@@ -79,7 +91,10 @@ def test_runs_that_share_slots_are_the_runs_they_are_alone(method: str) -> None:
 
 
 def test_runs_of_unequal_length_end_each_in_its_time(tmp_path: Path) -> None:
-    configs = [Config.build({**TINY, "rounds": n, "local": Local(batch=b).table()}) for n, b in ((1, 8), (4, 32), (2, 0))]
+    configs = [
+        Config.build({**TINY, "rounds": n, "local": LocalSettings(batch=b).table()})
+        for n, b in ((1, 8), (4, 32), (2, 0))
+    ]
     runs = play_together(configs, tmp_path)
     assert [len(run.rounds) for run in runs] == [1, 4, 2] and all(run.finished for run in runs)
     again = list(play_all(configs, tmp_path))

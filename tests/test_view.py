@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from askew.data.view import Pixels, Windows, drawn, marks
+from askew.data.view import PixelTransform, TextWindows, drawn, marks
 
 CPU = torch.device("cpu")
 MEAN, STD = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.25, 0.3]).view(3, 1, 1)
-PLAIN = Pixels(torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+PLAIN = PixelTransform(torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
 WHERE = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8)  # every pixel says where it is
 
 
-def seen(view: Pixels, use: torch.Tensor, image: torch.Tensor = WHERE) -> torch.Tensor:
+def seen(view: PixelTransform, use: torch.Tensor, image: torch.Tensor = WHERE) -> torch.Tensor:
     """The bytes that a view shows, [n, h, w]."""
     x = view(image.expand(len(use), -1, -1, -1), torch.float64, use)
     return (x * 255).round().long()[:, 0]
@@ -34,7 +34,9 @@ def test_draws_are_uniform_and_independent(below: int) -> None:
     for which in range(5):
         counts = torch.bincount(drawn(use, which, below), minlength=below)
         assert len(counts) == below
-        assert (counts - n / below).square().sum() / (n / below) < below - 1 + 5 * (2 * (below - 1)) ** 0.5  # chi-squared
+        assert (counts - n / below).square().sum() / (n / below) < below - 1 + 5 * (
+            2 * (below - 1)
+        ) ** 0.5  # chi-squared
     first, second = (drawn(use, which).double() for which in (0, 1))
     for one, other in ((first, second), (first[1:], first[:-1])):
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / n**0.5
@@ -48,19 +50,19 @@ def test_draws_stay_below_at_the_very_top() -> None:
 def test_pixels_are_normalised() -> None:
     x = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8)
     expected = (x.double() / 255 - MEAN.double()) / STD.double()
-    assert torch.allclose(Pixels(MEAN.double(), STD.double())(x, torch.float64), expected, atol=1e-14)
-    assert Pixels(MEAN, STD)(x, torch.float32).dtype == torch.float32
+    assert torch.allclose(PixelTransform(MEAN.double(), STD.double())(x, torch.float64), expected, atol=1e-14)
+    assert PixelTransform(MEAN, STD)(x, torch.float32).dtype == torch.float32
 
 
 def test_without_marks_the_middle_is_seen() -> None:
-    view = Pixels(PLAIN.mean, PLAIN.std, crop=4, flip=True)
+    view = PixelTransform(PLAIN.mean, PLAIN.std, crop=4, flip=True)
     x = view(WHERE, torch.float64)
     assert view.shape((1, 8, 8)) == (1, 4, 4) and ((x * 255).round().long() == WHERE[:, :, 2:6, 2:6]).all()
 
 
 def test_every_cut_is_a_piece_of_the_image_and_all_are_equally_likely() -> None:
     use = marks(0, 20_000)
-    got = seen(Pixels(PLAIN.mean, PLAIN.std, crop=6), use)
+    got = seen(PixelTransform(PLAIN.mean, PLAIN.std, crop=6), use)
     corner = got[:, 0, 0]
     top, left = corner // 8, corner % 8
     assert set(top.tolist()) == set(left.tolist()) == {0, 1, 2}
@@ -71,7 +73,7 @@ def test_every_cut_is_a_piece_of_the_image_and_all_are_equally_likely() -> None:
 
 
 def test_half_of_the_images_are_mirrored() -> None:
-    got = seen(Pixels(PLAIN.mean, PLAIN.std, flip=True), marks(0, 10_000))
+    got = seen(PixelTransform(PLAIN.mean, PLAIN.std, flip=True), marks(0, 10_000))
     mirrored = (got == WHERE[0, 0].long().flip(1)).flatten(1).all(1)
     assert ((got == WHERE[0, 0].long()).flatten(1).all(1) ^ mirrored).all()
     assert abs(mirrored.double().mean() - 0.5) < 5 * 0.5 / 100
@@ -80,7 +82,7 @@ def test_half_of_the_images_are_mirrored() -> None:
 @pytest.mark.parametrize("fill", ["black", "mean", "reflect"])
 def test_padding_is_as_numpy_pads(fill: str) -> None:
     image = torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8)
-    view = Pixels(MEAN.double(), STD.double(), pad=3, fill=fill)
+    view = PixelTransform(MEAN.double(), STD.double(), pad=3, fill=fill)
     use = marks(5, 300)
     got = view(image.expand(300, -1, -1, -1), torch.float64, use)
     normal = (image[0].double() / 255 - view.mean) / view.std
@@ -96,7 +98,7 @@ def test_padding_is_as_numpy_pads(fill: str) -> None:
 
 
 def test_only_some_are_cut_at_random_if_so_asked() -> None:
-    got = seen(Pixels(PLAIN.mean, PLAIN.std, pad=2, fill="reflect", chance=0.5), marks(0, 10_000))
+    got = seen(PixelTransform(PLAIN.mean, PLAIN.std, pad=2, fill="reflect", chance=0.5), marks(0, 10_000))
     whole = (got == WHERE[0, 0].long()).flatten(1).all(1).double().mean()
     chance = 0.5 + 0.5 / 25
     assert abs(whole - chance) < 5 * (chance * (1 - chance) / 10_000) ** 0.5
@@ -104,7 +106,7 @@ def test_only_some_are_cut_at_random_if_so_asked() -> None:
 
 def test_turning_moves_pixels_round_the_middle() -> None:
     use = marks(0, 4000)
-    view = Pixels(PLAIN.mean, PLAIN.std, turn=180.0)
+    view = PixelTransform(PLAIN.mean, PLAIN.std, turn=180.0)
     image = torch.zeros(1, 1, 9, 9, dtype=torch.uint8)
     image[0, 0, 4, 4], image[0, 0, 4, 7] = 200, 100  # the middle and a point three to the right
     got = seen(view, use, image)
@@ -120,20 +122,20 @@ def test_turning_moves_pixels_round_the_middle() -> None:
 
 
 def test_a_small_turn_leaves_black_corners_only() -> None:
-    view = Pixels(PLAIN.mean, PLAIN.std, turn=15.0)
+    view = PixelTransform(PLAIN.mean, PLAIN.std, turn=15.0)
     full = torch.full((1, 1, 32, 32), 255, dtype=torch.uint8)
     got = seen(view, marks(0, 500), full)
     assert (got[:, 8:24, 8:24] == 255).all() and (got == 0).any() and set(got.unique().tolist()) == {0, 255}
 
 
 def test_cut_once_for_all_is_what_the_view_shows() -> None:
-    view = Pixels(MEAN, STD, crop=6, pad=2, flip=True, turn=20.0)
+    view = PixelTransform(MEAN, STD, crop=6, pad=2, flip=True, turn=20.0)
     x, use = torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8), marks(0, 50)
-    assert torch.equal(Pixels(MEAN, STD)(view.cut(x, use), torch.float32), view(x, torch.float32, use))
+    assert torch.equal(PixelTransform(MEAN, STD)(view.cut(x, use), torch.float32), view(x, torch.float32, use))
 
 
 def test_any_shape_of_batch() -> None:
-    view = Pixels(MEAN, STD, pad=2, flip=True, fill="mean")
+    view = PixelTransform(MEAN, STD, pad=2, flip=True, fill="mean")
     x, use = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), marks(0, 6)
     both = view(x.view(2, 3, 3, 8, 8), torch.float32, use.view(2, 3))
     assert torch.equal(both.view(6, 3, 8, 8), view(x, torch.float32, use))
@@ -141,7 +143,7 @@ def test_any_shape_of_batch() -> None:
 
 def test_windows_of_a_text() -> None:
     text = torch.randint(0, 80, (100,), dtype=torch.uint8)
-    view = Windows(text, 10).to(CPU)
+    view = TextWindows(text, 10).to(CPU)
     x = torch.tensor([[0, 5], [90, 17]])
     got = view(x, torch.float32)
     assert view.shape(()) == (10,) and got.shape == (2, 2, 10) and got.dtype == torch.int64

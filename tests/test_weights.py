@@ -65,7 +65,9 @@ WRAPPERS: list[Callable[[dict[str, Tensor]], object]] = [
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
 @pytest.mark.parametrize("zip", [True, False])
-def test_what_others_write_is_understood(wrap: Callable[[dict[str, Tensor]], object], zip: bool, tmp_path: Path) -> None:
+def test_what_others_write_is_understood(
+    wrap: Callable[[dict[str, Tensor]], object], zip: bool, tmp_path: Path
+) -> None:
     module, path = other(), tmp_path / "w.pt"
     torch.save(wrap(module.state_dict()), path, _use_new_zipfile_serialization=zip)
     assert same(loaded(path), module)
@@ -97,16 +99,24 @@ def stored(path: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
     [
         (lambda s: s.pop("conv1.bias"), r"1 missing \(conv1.bias\); take a file of this network\.$"),
         (lambda s: s.update(extra=torch.ones(1)), r"network: 1 unexpected \(extra\); take"),
-        (lambda s: s.update({"fc1.bias": torch.ones(5)}), r"1 of another shape \(fc1.bias: \[5\] in the file, \[64\] here\); take"),
+        (
+            lambda s: s.update({"fc1.bias": torch.ones(5)}),
+            r"1 of another shape \(fc1.bias: \[5\] in the file, \[64\] here\); take",
+        ),
         (lambda s: s.update({"norm1.running_var": torch.ones(3)}), r"1 of another shape \(norm1.running_var: \[3\]"),
         (
             lambda s: [s.update({n + "x": s.pop(n)}) for n in list(s) if s[n].is_floating_point()],
             r"16 missing \(conv1.weight, conv1.bias, norm1.weight, …\); 16 unexpected \(conv1.weightx, conv1.biasx, norm1.weightx, …\);",
         ),
-        (lambda s: s.update({"out.bias": torch.ones(7)}), r"\(out.bias: \[7\] .*\); set model.new_head = true to leave out as drawn\.$"),
+        (
+            lambda s: s.update({"out.bias": torch.ones(7)}),
+            r"\(out.bias: \[7\] .*\); set model.new_head = true to leave out as drawn\.$",
+        ),
     ],
 )
-def test_what_does_not_fit_is_told(change: Callable[[dict[str, Tensor]], object], sentence: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_told(
+    change: Callable[[dict[str, Tensor]], object], sentence: str, tmp_path: Path
+) -> None:
     path = stored(tmp_path / "w.pt", change)
     with pytest.raises(ModelError, match=sentence) as e:
         loaded(path)
@@ -116,7 +126,9 @@ def test_what_does_not_fit_is_told(change: Callable[[dict[str, Tensor]], object]
 def test_a_new_head_takes_another_number_of_classes(tmp_path: Path) -> None:
     module, path = other(10), tmp_path / "w.pt"
     torch.save(module.state_dict(), path)
-    with pytest.raises(ModelError, match=r"2 of another shape \(out.weight: .*model.new_head = true to leave out as drawn"):
+    with pytest.raises(
+        ModelError, match=r"2 of another shape \(out.weight: .*model.new_head = true to leave out as drawn"
+    ):
         loaded(path, classes=3)
     torch.manual_seed(1)
     drawn = CNN(norm="batch").build_module(SHAPE, 3)
@@ -124,7 +136,9 @@ def test_a_new_head_takes_another_number_of_classes(tmp_path: Path) -> None:
     fresh = loaded(path, classes=3, new_head=True)
     for name, tensor in fresh.state_dict().items():
         if not name.endswith("tracked"):
-            assert torch.equal(tensor, drawn.state_dict()[name] if name.startswith("out.") else module.state_dict()[name]), name
+            assert torch.equal(
+                tensor, drawn.state_dict()[name] if name.startswith("out.") else module.state_dict()[name]
+            ), name
     assert same(loaded(path, new_head=True), module)  # where the shapes agree, the last layer is taken too
 
 
@@ -140,7 +154,9 @@ def test_a_projection_head_is_loaded_or_drawn(tmp_path: Path) -> None:
     torch.save(module.state_dict(), headed)
     assert same(loaded(headed, head=5), module)
     torch.save(other().state_dict(), plain)
-    with pytest.raises(ModelError, match=r"4 missing .*1 of another shape .*new_head = true to leave head1, head2, out as drawn"):
+    with pytest.raises(
+        ModelError, match=r"4 missing .*1 of another shape .*new_head = true to leave head1, head2, out as drawn"
+    ):
         loaded(plain, head=5)
     fresh = loaded(plain, head=5, new_head=True)
     assert torch.equal(fresh.fc1.weight, torch.load(plain, weights_only=True)["fc1.weight"])
@@ -174,11 +190,19 @@ def test_residual_networks_bear_torchvisions_names(tmp_path: Path) -> None:
     assert set(small) == torchvision_names((2, 2, 2, 2), 2, False) and len(small) == 122
     assert set(large) == torchvision_names((3, 4, 6, 3), 3, True) and len(large) == 320
     assert small["conv1.weight"].shape == (64, 3, 7, 7) and small["fc.weight"].shape == (1000, 512)
-    assert large["layer4.0.conv2.weight"].shape == (512, 512, 3, 3) and large["layer4.0.downsample.0.weight"].shape == (2048, 1024, 1, 1)
-    torch.save(
-        {n: torch.full(t.shape, 0.5) if "tracked" not in n else torch.tensor(9) for n, t in small.items()}, tmp_path / "resnet18.pth"
+    assert large["layer4.0.conv2.weight"].shape == (512, 512, 3, 3) and large["layer4.0.downsample.0.weight"].shape == (
+        2048,
+        1024,
+        1,
+        1,
     )
-    module = ResNet18(norm="batch", stem="imagenet", weights=str(tmp_path / "resnet18.pth"), new_head=True).build_module((3, 64, 64), 200)
+    torch.save(
+        {n: torch.full(t.shape, 0.5) if "tracked" not in n else torch.tensor(9) for n, t in small.items()},
+        tmp_path / "resnet18.pth",
+    )
+    module = ResNet18(
+        norm="batch", stem="imagenet", weights=str(tmp_path / "resnet18.pth"), new_head=True
+    ).build_module((3, 64, 64), 200)
     assert all(bool((p == 0.5).all()) != n.startswith("fc.") for n, p in module.named_parameters())
     assert bool((module.layer4[1].bn2.running_mean == 0.5).all())
 
@@ -205,7 +229,9 @@ def test_code_in_a_pickle_is_not_run(where: str, zip: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("file", ["w.safetensors", "w.pt"])
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:-20], lambda b: b"", lambda b: bytes(range(256)) * 9])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b[:-20], lambda b: b"", lambda b: bytes(range(256)) * 9]
+)
 def test_damaged_files_are_refused(file: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path, state = tmp_path / file, other().state_dict()
     save_file(state, path) if file == "w.safetensors" else torch.save(state, path)
@@ -238,7 +264,8 @@ def test_what_is_no_state_dict_is_refused(content: object, sentence: str, tmp_pa
 def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.pt", tmp_path):
         with pytest.raises(
-            ModelError, match=r"there is no weights file '.*'; name a .safetensors file or a torch state dict in model.weights"
+            ModelError,
+            match=r"there is no weights file '.*'; name a .safetensors file or a torch state dict in model.weights",
         ):
             loaded(path)
 

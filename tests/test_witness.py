@@ -23,20 +23,21 @@ from askew.core.algorithm import Algorithm
 from askew.core.task import Bound
 from askew.core.types import Batch
 from askew.data.dataset import Dataset, Samples
-from askew.data.federation import Federation, Local
+from askew.data.federation import Federation, LocalSettings
 from askew.data.partition import Iid, Natural
-from askew.engine import drift, witness
+from askew.engine import drift
+from askew.engine import round_metrics as witness
 from askew.engine.drift import alike
-from askew.engine.evaluate import Exam, by_owner, by_rarity, rarest
+from askew.engine.evaluate import Evaluator, by_owner, by_rarity, rarest
+from askew.engine.round_metrics import ClientWeights, LocalFit, partial
 from askew.engine.server import Server
-from askew.engine.witness import Fit, Weighing, partial
 from askew.experiment.build import build
 from askew.experiment.config import Config
-from askew.experiment.results import metrics
 from askew.experiment.store import Run
+from askew.reproduction.results import metrics
 from problems import Listening, Problem, draws, labelled, play, row, serve, tastes
 
-LOCAL = Local(epochs=2, batch=4, lr=0.1)
+LOCAL = LocalSettings(epochs=2, batch=4, lr=0.1)
 ENGINES = ["sequential", "vmapped", "slots", "rows", "pairs"]
 
 
@@ -50,8 +51,11 @@ def watched(alg: Algorithm, problem: Problem, engine: str = "sequential") -> tup
     server = serve(alg, problem, LOCAL, engine)
     task = Bound(copy.deepcopy(problem.module), server.space)
     if server.fed.public is not None:
-        server.examine = Exam(task, server.fed, server.fed.public)
-    server.witnesses, server.trail = [Fit(task, server.fed), Weighing(server.fed, server.examine)], drift.trail(server.space)
+        server.examine = Evaluator(task, server.fed, server.fed.public)
+    server.witnesses, server.trail = (
+        [LocalFit(task, server.fed), ClientWeights(server.fed, server.examine)],
+        drift.trail(server.space),
+    )
     return server, task
 
 
@@ -88,7 +92,11 @@ def test_witnesses_change_nothing_and_are_not_called_where_no_update_is_sent(pro
     assert torch.equal(plain.x, seen.x)
     assert [{k: r[k] for k in one[0]} for r in other] == one
     for alg in (MGDA(server_lr=0.1), Solo()):
-        assert not any(key.startswith(("fit_", "weights_", "public_")) for r in play(watched(alg, problem)[0], draws(2, 3, 6)) for key in r)
+        assert not any(
+            key.startswith(("fit_", "weights_", "public_"))
+            for r in play(watched(alg, problem)[0], draws(2, 3, 6))
+            for key in r
+        )
 
 
 # learned drifts ---------------------------------------------------------------------------------------------------
@@ -104,8 +112,12 @@ def test_distances_to_the_next_model_with_and_without_the_drift(alg: Algorithm, 
         record = server.play(t, ids)
         models = x + heard.heard[-1][2].up["delta"]
         plain = [float((w - server.x).norm()) for w in models]
-        corrected = [float((w + row(server.clients, i)["h"] - server.x).norm()) for w, i in zip(models, ids, strict=True)]
-        assert (record["drift_apart"], record["drift_apart_corrected"]) == pytest.approx((np.mean(plain), np.mean(corrected)))
+        corrected = [
+            float((w + row(server.clients, i)["h"] - server.x).norm()) for w, i in zip(models, ids, strict=True)
+        ]
+        assert (record["drift_apart"], record["drift_apart_corrected"]) == pytest.approx(
+            (np.mean(plain), np.mean(corrected))
+        )
 
 
 def test_methods_that_learn_none_record_none(problem: Problem) -> None:
@@ -123,7 +135,9 @@ def test_what_the_weights_go_with(engine: str, problem: Problem) -> None:
     assert fed.public is not None and fed.shares is not None
     labels = [fed.pool.y[fed.shares.client(i)].numpy() for i in range(6)]
     entropies = np.array([stats.entropy(np.bincount(y, minlength=3)) for y in labels])
-    right = lambda w: float((task.frozen(w, server.buffers, Batch(*fed.public))[0].argmax(1) == fed.public.y).double().mean())  # type: ignore[union-attr]
+    right = lambda w: float(
+        (task.frozen(w, server.buffers, Batch(*fed.public))[0].argmax(1) == fed.public.y).double().mean()
+    )  # type: ignore[union-attr]
     for t, ids in enumerate(draws(4, 5, 6), 1):
         x = server.x.clone()
         record = server.play(t, ids)
@@ -134,9 +148,13 @@ def test_what_the_weights_go_with(engine: str, problem: Problem) -> None:
             continue
         by_size, both = (stats.spearmanr(a, fed.sizes[ids]).statistic for a in (own, entropies[ids]))
         assert record["weights_entropy"] == pytest.approx(by_labels)
-        assert record["weights_size"] == pytest.approx((by_size - by_labels * both) / math.sqrt((1 - by_labels**2) * (1 - both**2)))
+        assert record["weights_size"] == pytest.approx(
+            (by_size - by_labels * both) / math.sqrt((1 - by_labels**2) * (1 - both**2))
+        )
         whole = right(server.x)
-        assert record["public_share"] == np.mean(whole >= own) and record["public_ratio"] == pytest.approx(np.mean(whole / own[own > 0]))
+        assert record["public_share"] == np.mean(whole >= own) and record["public_ratio"] == pytest.approx(
+            np.mean(whole / own[own > 0])
+        )
 
 
 def test_rank_correlations_share_ranks_as_scipy_does() -> None:
@@ -149,12 +167,24 @@ def test_rank_correlations_share_ranks_as_scipy_does() -> None:
 
 def test_a_run_records_what_its_evaluation_asks_for() -> None:
     """FedAvg is judged on public data only if told to, and trains the same."""
-    tables: dict[str, Any] = {"rounds": 3, "model": {"name": "mlp", "hidden": [8]}, "partition": {"clients": 6, "public": 60}}
+    tables: dict[str, Any] = {
+        "rounds": 3,
+        "model": {"name": "mlp", "hidden": [8]},
+        "partition": {"clients": 6, "public": 60},
+    }
     tables |= {"participation": {"name": "full"}}
     told = askew.run({**tables, "evaluation": {"weights": True, "rare": True, "fit": True}})
     plain = askew.run(tables)
     assert [r["train_loss"] for r in told.rounds] == [r["train_loss"] for r in plain.rounds]
-    names = {"weights_entropy", "weights_size", "public_share", "public_ratio", "accuracy_rare", "accuracy_common", "fit_loss"}
+    names = {
+        "weights_entropy",
+        "weights_size",
+        "public_share",
+        "public_ratio",
+        "accuracy_rare",
+        "accuracy_common",
+        "fit_loss",
+    }
     assert set(told.rounds[-1]) - set(plain.rounds[-1]) == names
     assert {"last_accuracy_rare", "mean_weights_entropy", "public_share", "public_ratio"} <= set(metrics(told))
 
@@ -165,22 +195,31 @@ def test_a_run_records_what_its_evaluation_asks_for() -> None:
 def test_the_classes_that_the_fewest_clients_hold() -> None:
     tables = {"rounds": 1, "model": {"name": "mlp", "hidden": [8]}, "partition": {"alpha": 0.1, "clients": 6}}
     house = build(Config.build(tables))
-    counts = [len({i for i in range(6) if (house.fed.pool.y[house.fed.shares.client(i)] == k).any()}) for k in range(10)]  # type: ignore[union-attr]
+    counts = [
+        len({i for i in range(6) if (house.fed.pool.y[house.fed.shares.client(i)] == k).any()}) for k in range(10)
+    ]  # type: ignore[union-attr]
     rare = sorted(range(10), key=lambda k: (counts[k], k))[:3]
     assert rarest(house.fed).tolist() == rare and len(set(counts)) > 1
     told = by_rarity(house.task, house.space.start, house.space.buffers, house.fed)
     test = house.fed.test
     right = (
-        house.task.frozen(house.space.start, house.space.buffers, Batch(house.fed.inputs(test.x), test.y))[0].argmax(1) == test.y
+        house.task.frozen(house.space.start, house.space.buffers, Batch(house.fed.inputs(test.x), test.y))[0].argmax(1)
+        == test.y
     ).numpy()
     among = np.isin(test.y.numpy(), rare)
-    assert told == {"accuracy_rare": pytest.approx(right[among].mean()), "accuracy_common": pytest.approx(right[~among].mean())}
+    assert told == {
+        "accuracy_rare": pytest.approx(right[among].mean()),
+        "accuracy_common": pytest.approx(right[~among].mean()),
+    }
 
 
 def owned() -> Dataset:
     """Twenty clients with three training and two test samples each."""
     rng = np.random.default_rng(0)
-    train, test = (Samples(torch.from_numpy(rng.standard_normal((n, 4))), torch.from_numpy(rng.integers(0, 3, n))) for n in (60, 40))
+    train, test = (
+        Samples(torch.from_numpy(rng.standard_normal((n, 4))), torch.from_numpy(rng.integers(0, 3, n)))
+        for n in (60, 40)
+    )
     return Dataset(train, test, 3, np.repeat(np.arange(20), 3), test_owner=np.repeat(np.arange(20), 2))
 
 
@@ -207,9 +246,27 @@ def test_clients_with_test_samples_of_their_own() -> None:
 def test_what_results_keep_of_records() -> None:
     """Means over rounds 10 to 100, the largest angle by size, a curve of every twentieth round and the last."""
     rounds: list[dict[str, Any]] = [
-        {"round": t, "participants": [0], "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "train_loss": 1.0, "accuracy": None, "loss": None}
-        | {"turn": -0.5 if t == 30 else 0.1, "drift_turn": None if t == 1 else 0.2, "drift_relative": float(t), "fit_loss": float(t)}
-        | {"drift_relative_layers": {"conv1": float(t), "dead": None}, "drift_apart": 2.0 * t, "drift_layers": {"conv1": 1.0}}
+        {
+            "round": t,
+            "participants": [0],
+            "seconds": 1.0,
+            "bytes_up": 1,
+            "bytes_down": 1,
+            "train_loss": 1.0,
+            "accuracy": None,
+            "loss": None,
+        }
+        | {
+            "turn": -0.5 if t == 30 else 0.1,
+            "drift_turn": None if t == 1 else 0.2,
+            "drift_relative": float(t),
+            "fit_loss": float(t),
+        }
+        | {
+            "drift_relative_layers": {"conv1": float(t), "dead": None},
+            "drift_apart": 2.0 * t,
+            "drift_layers": {"conv1": 1.0},
+        }
         | ({"drift_window": float(t)} if t % 20 == 0 else {})
         for t in range(1, 111)
     ]

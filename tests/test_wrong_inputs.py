@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from askew.cli import main
+from askew.cli.main import main
 from askew.data import files
 from askew.experiment.config import CHOICES
 
@@ -160,18 +160,34 @@ CASES = [
     setting("algorithm.name=fedavgg", "unknown algorithm 'fedavgg'", "fedavg, fedavgm,", "did you mean 'fedavg'?"),
     setting("data.name=digit", "unknown dataset 'digit'", "Known: cifar10,", "did you mean 'digits'?"),
     setting("model.name=mpl", "unknown model 'mpl'", "Known: charlstm,", "did you mean 'mlp'?"),
-    setting("partition.name=dirichelt", "unknown partition 'dirichelt'", "Known: dirichlet,", "did you mean 'dirichlet'?"),
+    setting(
+        "partition.name=dirichelt", "unknown partition 'dirichelt'", "Known: dirichlet,", "did you mean 'dirichlet'?"
+    ),
     setting("participation.name=unifrom", "unknown participation 'unifrom'", "full,", "did you mean 'uniform'?"),
-    setting("engine.name=vmaped", "unknown name 'vmaped'", "Known: auto, sequential, slots, vmapped", "did you mean 'vmapped'?"),
+    setting(
+        "engine.name=vmaped",
+        "unknown name 'vmaped'",
+        "Known: auto, sequential, slots, vmapped",
+        "did you mean 'vmapped'?",
+    ),
     setting("algorithm.name=zzz", "unknown algorithm 'zzz'", "known: ", "choose one of them"),
     setting("rouns=3", "unknown setting 'rouns'", "Known: algorithm,", "did you mean 'rounds'?"),
     setting("local.lrr=0.1", "unknown setting local.lrr", "Known: batch,", "did you mean 'lr'?"),
-    setting("algorithm.servr_lr=0.1", "unknown setting algorithm.servr_lr", "Known: server_lr,", "did you mean 'server_lr'?"),
+    setting(
+        "algorithm.servr_lr=0.1", "unknown setting algorithm.servr_lr", "Known: server_lr,", "did you mean 'server_lr'?"
+    ),
     setting("data.alpha=1", "unknown setting data.alpha", "none is known here", "leave it out"),
     setting("model.hiden=[3]", "unknown setting model.hiden", "Known: head, hidden,", "did you mean 'hidden'?"),
     setting("partition.alhpa=1", "unknown setting partition.alhpa", "Known: alpha,", "did you mean 'alpha'?"),
-    setting("participation.fracton=1", "unknown setting participation.fracton", "Known: cohort, dropout,", "did you mean 'fraction'?"),
-    setting("evaluation.evry=2", "unknown setting evaluation.evry", "Known: descent, drift, every,", "did you mean 'every'?"),
+    setting(
+        "participation.fracton=1",
+        "unknown setting participation.fracton",
+        "Known: cohort, dropout,",
+        "did you mean 'fraction'?",
+    ),
+    setting(
+        "evaluation.evry=2", "unknown setting evaluation.evry", "Known: descent, drift, every,", "did you mean 'every'?"
+    ),
     setting("engine.devise=cpu", "unknown setting engine.devise", "Known: compile, device,", "did you mean 'device'?"),
     setting("local.lr.x=1", "unknown setting local.lr.x", "Known: batch,", "did you mean 'lr'?"),
     setting("[bold]x=1", "unknown setting '[bold]x'", "known: algorithm,", "choose one of them"),
@@ -183,13 +199,19 @@ CASES = [
     setting("local.lr=nan", "local: lr", "must be a number, got nan", "try 0.1"),
     setting("local.lr=", "local: lr", "must be a number, got ''", "try 0.1"),
     setting("algorithm.name=3", "algorithm.name", "must be a text in quotes, got 3", "fedavg, fedavgm,"),
-    setting("model.hidden=64", "MLP: hidden", "must be a list, each item a whole number, got 64", "the default is [64]"),
+    setting(
+        "model.hidden=64", "MLP: hidden", "must be a list, each item a whole number, got 64", "the default is [64]"
+    ),
     setting("model.hidden=[1.5]", "MLP: hidden", "each item a whole number, got [1.5]", "the default is [64]"),
     setting("partition.cap=1", "Dirichlet: cap", "must be true or false, got 1", "the default is true"),
-    setting("evaluation.spread=maybe", "evaluation: spread", "must be true or false, got 'maybe'", "the default is false"),
+    setting(
+        "evaluation.spread=maybe", "evaluation: spread", "must be true or false, got 'maybe'", "the default is false"
+    ),
     setting("engine.device=3", "engine: device", "must be a text in quotes, got 3", "the default is 'auto'"),
     setting("plugins=3", "plugins", "must be a list, each item a text in quotes, got 3", "the default is []"),
-    setting("algorithm=fedprox", "algorithm", "is a table of settings, got 'fedprox'", "write algorithm.name = 'fedprox'"),
+    setting(
+        "algorithm=fedprox", "algorithm", "is a table of settings, got 'fedprox'", "write algorithm.name = 'fedprox'"
+    ),
     setting("local=3", "local", "is a table of settings, got 3", "write local."),
     setting("seed.x=1", "seed", "must be a whole number, got {'x': 1}", "the default is 0"),
     setting("seed=1 seed.x=2", "--set seed.x", "is a single value, not a table", "write --set seed=VALUE"),
@@ -213,10 +235,17 @@ CASES = [
     setting("algorithm.name=fedcm algorithm.alpha=0", "FedCM: alpha", "must be > 0 and ≤ 1, got 0", "try 0.1"),
     setting("algorithm.name=fedcm algorithm.alpha=2", "FedCM: alpha", "must be > 0 and ≤ 1, got 2", "try 0.1"),
     setting("algorithm.name=feddyn algorithm.alpha=-1", "FedDyn: alpha", "must be ≥ 0, got -1", "try 0.01"),
-    setting("algorithm.server_lr=0", "FedAvg: server_lr", "must be a number > 0, or left out, got 0", "leave it out for the default"),
+    setting(
+        "algorithm.server_lr=0",
+        "FedAvg: server_lr",
+        "must be a number > 0, or left out, got 0",
+        "leave it out for the default",
+    ),
     setting("engine.dtype=float16", "engine: unknown dtype 'float16'", "Known: bf16, float32, float64", "did you mean"),
     setting("engine.workers=-1", "engine: workers", "must be ≥ 0 and ≤ 128, got -1", "the default is 0"),
-    case("too many workers", "run --workers 200", "engine: workers", "must be ≥ 0 and ≤ 128, got 200", "the default is 0"),
+    case(
+        "too many workers", "run --workers 200", "engine: workers", "must be ≥ 0 and ≤ 128, got 200", "the default is 0"
+    ),
     setting("engine.device=gpu", "unknown device 'gpu'", "allowed are auto, cpu, cuda and cuda:N", "Try auto"),
     setting("engine.device=cuda:99", "there is no device 'cuda:99' here", "CUDA devices", "use auto or cpu"),
     case(
@@ -228,43 +257,108 @@ CASES = [
         lambda here, patch: patch.setattr(torch.cuda, "device_count", lambda: 0),
     ),
     # combinations
-    setting("algorithm.server_lr=0.1 algorithm.server_scale=2", "FedAvg", "server_scale or server_lr, not both", "Leave one out"),
     setting(
-        "algorithm.name=feddpc algorithm.projection=false", "FedDPC", "scaling without projection is not defined", "set scaling = false"
+        "algorithm.server_lr=0.1 algorithm.server_scale=2",
+        "FedAvg",
+        "server_scale or server_lr, not both",
+        "Leave one out",
     ),
-    setting("participation.cohort=31", "Uniform: cohort", "at most the number of clients, 30, got 31", "lower participation.cohort"),
-    setting("partition.min_size=500", "1437 samples cannot give 30 clients", "at most 47 is possible", "lower partition.min_size"),
+    setting(
+        "algorithm.name=feddpc algorithm.projection=false",
+        "FedDPC",
+        "scaling without projection is not defined",
+        "set scaling = false",
+    ),
+    setting(
+        "participation.cohort=31",
+        "Uniform: cohort",
+        "at most the number of clients, 30, got 31",
+        "lower participation.cohort",
+    ),
+    setting(
+        "partition.min_size=500",
+        "1437 samples cannot give 30 clients",
+        "at most 47 is possible",
+        "lower partition.min_size",
+    ),
     setting("partition.min_size=40", "partition.min_size = 40", "never had more than", "set partition.min_size to"),
     setting(
-        "partition.name=natural", "natural partition", "does not come divided among clients", 'set partition.name to "iid" or "dirichlet"'
+        "partition.name=natural",
+        "natural partition",
+        "does not come divided among clients",
+        'set partition.name to "iid" or "dirichlet"',
     ),
     setting("data.name=synthetic model.name=cnn", "cnn", "needs images", "use mlp or softmax"),
     setting("model.hidden=[]", "MLP: hidden", "must be one width ≥ 1 or several, got []", "use softmax"),
     setting("model.norm=group model.hidden=[3]", 'norm = "group"', "needs even widths", "try [64]"),
     # datasets
     setting("data.name=cifar", "unknown dataset 'cifar'", "Known: cifar10, cifar100,", "did you mean 'cifar10'?"),
-    setting("data.name=cifar10", "cifar10: its files are not in", "run `askew data get cifar10`", "or put cifar-10-binary.tar.gz"),
-    setting("data.name=tiny_imagenet", "tiny_imagenet: its files are not in", "askew data get", "or put tiny-imagenet-200.zip into"),
-    setting("data.name=shakespeare", "shakespeare: its files are not in", "askew data get", "or put shakespeare/pg100.txt"),
+    setting(
+        "data.name=cifar10",
+        "cifar10: its files are not in",
+        "run `askew data get cifar10`",
+        "or put cifar-10-binary.tar.gz",
+    ),
+    setting(
+        "data.name=tiny_imagenet",
+        "tiny_imagenet: its files are not in",
+        "askew data get",
+        "or put tiny-imagenet-200.zip into",
+    ),
+    setting(
+        "data.name=shakespeare", "shakespeare: its files are not in", "askew data get", "or put shakespeare/pg100.txt"
+    ),
     setting("data.name=cifar10 data.train=-1", "Cifar10: train", "must be ≥ 0, got -1", "the default is 0"),
     setting("data.name=cifar10 data.crop=-1", "Cifar10: crop", "must be ≥ 0, got -1", "the default is 0"),
     setting("data.name=cifar10 data.pad=1.5", "Cifar10: pad", "must be a whole number, got 1.5", "the default is 0"),
     setting("data.name=cifar10 data.turn=200", "Cifar10: turn", "must be ≥ 0 and ≤ 180, got 200", "the default is 0"),
     setting("data.name=cifar10 data.chance=1.5", "Cifar10: chance", "must be ≥ 0 and ≤ 1, got 1.5", "the default is 1"),
-    setting("data.name=cifar10 data.fill=grey", "unknown fill 'grey'", "known: black, mean, reflect", "choose one of them"),
-    setting("data.name=cifar10 data.normalise=mean", "unknown normalise 'mean'", "known: channels, half, unit", "choose one of them"),
-    setting("data.name=cifar10 data.flip=yes", "Cifar10: flip", "must be true or false, got 'yes'", "the default is false"),
+    setting(
+        "data.name=cifar10 data.fill=grey", "unknown fill 'grey'", "known: black, mean, reflect", "choose one of them"
+    ),
+    setting(
+        "data.name=cifar10 data.normalise=mean",
+        "unknown normalise 'mean'",
+        "known: channels, half, unit",
+        "choose one of them",
+    ),
+    setting(
+        "data.name=cifar10 data.flip=yes", "Cifar10: flip", "must be true or false, got 'yes'", "the default is false"
+    ),
     setting("data.name=cifar10 data.chance=0.5", "Cifar10: chance", "nothing cuts them", "set crop or pad"),
-    setting("data.name=cifar10 data.frozen=true", "Cifar10: frozen", "needs a random change", "set crop, pad, flip or turn"),
-    setting("data.name=cifar10 data.random_test=true", "Cifar10: random_test", "needs a random change", "set crop, pad, flip or turn"),
-    setting("data.name=cifar10 data.fill=reflect", 'fill = "reflect"', "says what padding is, and there is none", "set pad"),
-    setting("data.name=cifar10 data.pad=4 data.fill=mean data.frozen=true", 'fill = "mean"', "stay bytes", 'use "black" or "reflect"'),
+    setting(
+        "data.name=cifar10 data.frozen=true", "Cifar10: frozen", "needs a random change", "set crop, pad, flip or turn"
+    ),
+    setting(
+        "data.name=cifar10 data.random_test=true",
+        "Cifar10: random_test",
+        "needs a random change",
+        "set crop, pad, flip or turn",
+    ),
+    setting(
+        "data.name=cifar10 data.fill=reflect", 'fill = "reflect"', "says what padding is, and there is none", "set pad"
+    ),
+    setting(
+        "data.name=cifar10 data.pad=4 data.fill=mean data.frozen=true",
+        'fill = "mean"',
+        "stay bytes",
+        'use "black" or "reflect"',
+    ),
     setting("data.name=mnist data.letters=10", "unknown setting data.letters", "Known: chance, crop,", "did you mean"),
     setting("data.name=emnist data.letters=27", "Emnist: letters", "must be ≥ 2 and ≤ 26, got 27", "the default is 26"),
     setting("data.name=shakespeare data.samples=-1", "Shakespeare: samples", "must be ≥ 0, got -1", "the default is 0"),
-    setting("data.name=shakespeare data.share=1", "Shakespeare: share", "must be > 0 and < 1, got 1", "the default is 0.9"),
-    setting("data.name=shakespeare data.window=0", "Shakespeare: window", "≥ 1 and ≤ 10000, got 0", "the default is 80"),
-    setting("data.name=shakespeare data.vocabulary=all", "unknown vocabulary 'all'", "known: leaf, seen", "choose one of them"),
+    setting(
+        "data.name=shakespeare data.share=1", "Shakespeare: share", "must be > 0 and < 1, got 1", "the default is 0.9"
+    ),
+    setting(
+        "data.name=shakespeare data.window=0", "Shakespeare: window", "≥ 1 and ≤ 10000, got 0", "the default is 80"
+    ),
+    setting(
+        "data.name=shakespeare data.vocabulary=all",
+        "unknown vocabulary 'all'",
+        "known: leaf, seen",
+        "choose one of them",
+    ),
     *(
         case(
             f"data: tampered, {line:.8}",
@@ -277,14 +371,49 @@ CASES = [
         for line in ("run --quiet --set data.name=shakespeare --set model.name=charlstm", "data get shakespeare")
     ),
     # partitions
-    setting("partition.name=dirichlet_prior partition.alpha=0", "DirichletPrior: alpha", "must be > 0, got 0", "the default is 0.6"),
-    setting("partition.name=dirichlet_prior partition.sigma=-1", "DirichletPrior: sigma", "≥ 0 and ≤ 100, got -1", "the default is 0"),
-    setting("partition.name=dirichlet_prior partition.min_size=3", "partition.min_size", "known: alpha,", "choose one of them"),
-    setting("partition.name=lognormal partition.sigma=101", "Lognormal: sigma", "≥ 0 and ≤ 100, got 101", "the default is 0.3"),
-    setting("partition.name=lognormal partition.clients=2000", "among 2,000 clients", "one each at least", "lower partition.clients"),
+    setting(
+        "partition.name=dirichlet_prior partition.alpha=0",
+        "DirichletPrior: alpha",
+        "must be > 0, got 0",
+        "the default is 0.6",
+    ),
+    setting(
+        "partition.name=dirichlet_prior partition.sigma=-1",
+        "DirichletPrior: sigma",
+        "≥ 0 and ≤ 100, got -1",
+        "the default is 0",
+    ),
+    setting(
+        "partition.name=dirichlet_prior partition.min_size=3",
+        "partition.min_size",
+        "known: alpha,",
+        "choose one of them",
+    ),
+    setting(
+        "partition.name=lognormal partition.sigma=101",
+        "Lognormal: sigma",
+        "≥ 0 and ≤ 100, got 101",
+        "the default is 0.3",
+    ),
+    setting(
+        "partition.name=lognormal partition.clients=2000",
+        "among 2,000 clients",
+        "one each at least",
+        "lower partition.clients",
+    ),
     setting("partition.name=labels partition.labels=0", "labels", "must be ≥ 1, got 0", "the default is 5"),
-    setting("partition.name=labels partition.labels=11", "partition.labels = 11", "of 10 classes", "set partition.labels to 10 or less"),
-    setting("partition.name=labels partition.clients=500", "give 500 clients", "partition.labels = 5", "lower partition.labels or"),
+    setting(
+        "partition.name=labels partition.labels=11",
+        "partition.labels = 11",
+        "of 10 classes",
+        "set partition.labels to 10 or less",
+    ),
+    setting(
+        "partition.name=labels partition.clients=500",
+        "give 500 clients",
+        "partition.labels = 5",
+        "lower partition.labels or",
+    ),
     setting(
         "partition.name=labels partition.labels=1 partition.balanced=true partition.clients=5",
         "5 clients of 1 label",
@@ -292,78 +421,275 @@ CASES = [
         "change partition.labels",
     ),
     setting("partition.name=shards partition.shards=0", "Shards: shards", "must be ≥ 1, got 0", "the default is 2"),
-    setting("partition.name=shards partition.shards=100", "30 × partition.shards = 100", "1,437 samples cannot", "lower partition.shards"),
-    setting("partition.name=iid partition.alpha=1", "unknown setting partition.alpha", "known: balanced,", "choose one of them"),
-    setting("partition.name=iid partition.balanced=1", "Iid: balanced", "must be true or false, got 1", "the default is false"),
+    setting(
+        "partition.name=shards partition.shards=100",
+        "30 × partition.shards = 100",
+        "1,437 samples cannot",
+        "lower partition.shards",
+    ),
+    setting(
+        "partition.name=iid partition.alpha=1",
+        "unknown setting partition.alpha",
+        "known: balanced,",
+        "choose one of them",
+    ),
+    setting(
+        "partition.name=iid partition.balanced=1",
+        "Iid: balanced",
+        "must be true or false, got 1",
+        "the default is false",
+    ),
     setting("partition.noise=-1", "Dirichlet: noise", "must be ≥ 0, got -1", "the default is 0"),
     setting("partition.rotation=left", "Dirichlet: rotation", "must be a number, got 'left'", "the default is 0"),
-    setting("data.name=synthetic partition.rotation=45", "rotation", "needs images [channels,", "set partition.rotation = 0"),
-    setting("partition.overlap=true partition.noise=0.1", "partition.noise", "share no sample", "set partition.overlap = false"),
+    setting(
+        "data.name=synthetic partition.rotation=45", "rotation", "needs images [channels,", "set partition.rotation = 0"
+    ),
+    setting(
+        "partition.overlap=true partition.noise=0.1",
+        "partition.noise",
+        "share no sample",
+        "set partition.overlap = false",
+    ),
     setting("partition.validation=1", "Dirichlet: validation", "≥ 0 and < 1, or left out, got 1", "leave it out"),
     setting("partition.public=-1", "Dirichlet: public", "a whole number ≥ 0, or left out, got -1", "leave it out"),
     setting("partition.public=2000", "partition.public", "less than the 1,437 training samples, got 2,000", "lower it"),
     setting("algorithm.name=fedpdc partition.public=0", "partition.public = 0", "needs public data", "set 1 or more"),
     setting(SPLIT, "partition.json cannot be read", "No such file", "check partition.path"),
-    setting(f"{SPLIT} partition.path=split.csv", "FromFile: path", "a .json or .npy file, got 'split.csv'", "save the split as one"),
-    reading("partition.path", "s.json", b"[[1,", "s.json is no valid .json file", "line 1 column 5", "save it anew", more=SPLIT),
-    reading("partition.path", "s.json", 3, "s.json", "must hold a list of lists", "list the sample indices", more=SPLIT),
-    reading("partition.path", "s.json", [[0], [0]], "s.json lists sample 0 twice", "client 0 and client 1", "and once", more=SPLIT),
+    setting(
+        f"{SPLIT} partition.path=split.csv",
+        "FromFile: path",
+        "a .json or .npy file, got 'split.csv'",
+        "save the split as one",
+    ),
+    reading(
+        "partition.path",
+        "s.json",
+        b"[[1,",
+        "s.json is no valid .json file",
+        "line 1 column 5",
+        "save it anew",
+        more=SPLIT,
+    ),
+    reading(
+        "partition.path", "s.json", 3, "s.json", "must hold a list of lists", "list the sample indices", more=SPLIT
+    ),
+    reading(
+        "partition.path",
+        "s.json",
+        [[0], [0]],
+        "s.json lists sample 0 twice",
+        "client 0 and client 1",
+        "and once",
+        more=SPLIT,
+    ),
     reading("partition.path", "s.json", [[5000]], "s.json lists 5000", "is no sample", "from 0 to 1436", more=SPLIT),
-    reading("partition.path", "s.json", [[0], [1]], "s.json", "among 2 clients, not 30", "set partition.clients = 2", more=SPLIT),
-    reading("partition.path", "s.npy", np.zeros(5), "s.npy", "each of the 1437 samples, got float64", "as one row of integers", more=SPLIT),
+    reading(
+        "partition.path",
+        "s.json",
+        [[0], [1]],
+        "s.json",
+        "among 2 clients, not 30",
+        "set partition.clients = 2",
+        more=SPLIT,
+    ),
+    reading(
+        "partition.path",
+        "s.npy",
+        np.zeros(5),
+        "s.npy",
+        "each of the 1437 samples, got float64",
+        "as one row of integers",
+        more=SPLIT,
+    ),
     # participation
-    setting("participation.name=bernoulli participation.cohort=5", "participation.cohort", "known: dropout, fraction,", "choose one"),
-    setting("participation.name=bernoulli participation.fraction=0", "Bernoulli: fraction", "> 0 and ≤ 1, got 0", "the default is 0.2"),
-    setting("participation.name=full participation.fraction=0.5", "participation.fraction", "known: dropout,", "choose one of them"),
-    setting("participation.name=skewed participation.gamma=-1", "Skewed: gamma", "must be ≥ 0, got -1", "the default is 1"),
-    setting("participation.name=skewed participation.gamma=inf", "Skewed: gamma", "must be finite, got inf", "the default is 1"),
     setting(
-        "participation.name=cyclic participation.groups=31", "Cyclic: groups", "at most the number of clients, 30", "lower participation"
+        "participation.name=bernoulli participation.cohort=5",
+        "participation.cohort",
+        "known: dropout, fraction,",
+        "choose one",
     ),
-    setting("participation.name=cyclic participation.groups=0", "Cyclic: groups", "must be ≥ 1, got 0", "the default is 5"),
-    setting("participation.name=cyclic participation.shuffle=1", "Cyclic: shuffle", "true or false, got 1", "the default is true"),
     setting(
-        "participation.name=cyclic participation.cohort=31", "Cyclic: cohort", "at most the number of clients, 30", "lower participation"
+        "participation.name=bernoulli participation.fraction=0",
+        "Bernoulli: fraction",
+        "> 0 and ≤ 1, got 0",
+        "the default is 0.2",
     ),
-    setting("participation.name=markov participation.join=0", "Markov: join", "must be > 0 and ≤ 1, got 0", "the default is 0.1"),
-    setting("participation.name=markov participation.leave=1.5", "Markov: leave", "must be ≥ 0 and ≤ 1, got 1.5", "the default is 0.1"),
+    setting(
+        "participation.name=full participation.fraction=0.5",
+        "participation.fraction",
+        "known: dropout,",
+        "choose one of them",
+    ),
+    setting(
+        "participation.name=skewed participation.gamma=-1", "Skewed: gamma", "must be ≥ 0, got -1", "the default is 1"
+    ),
+    setting(
+        "participation.name=skewed participation.gamma=inf",
+        "Skewed: gamma",
+        "must be finite, got inf",
+        "the default is 1",
+    ),
+    setting(
+        "participation.name=cyclic participation.groups=31",
+        "Cyclic: groups",
+        "at most the number of clients, 30",
+        "lower participation",
+    ),
+    setting(
+        "participation.name=cyclic participation.groups=0", "Cyclic: groups", "must be ≥ 1, got 0", "the default is 5"
+    ),
+    setting(
+        "participation.name=cyclic participation.shuffle=1",
+        "Cyclic: shuffle",
+        "true or false, got 1",
+        "the default is true",
+    ),
+    setting(
+        "participation.name=cyclic participation.cohort=31",
+        "Cyclic: cohort",
+        "at most the number of clients, 30",
+        "lower participation",
+    ),
+    setting(
+        "participation.name=markov participation.join=0",
+        "Markov: join",
+        "must be > 0 and ≤ 1, got 0",
+        "the default is 0.1",
+    ),
+    setting(
+        "participation.name=markov participation.leave=1.5",
+        "Markov: leave",
+        "must be ≥ 0 and ≤ 1, got 1.5",
+        "the default is 0.1",
+    ),
     setting("participation.dropout=1.1", "Uniform: dropout", "must be ≥ 0 and ≤ 1, got 1.1", "the default is 0"),
-    setting("participation.stragglers=-0.1", "Uniform: stragglers", "must be ≥ 0 and ≤ 1, got -0.1", "the default is 0"),
+    setting(
+        "participation.stragglers=-0.1", "Uniform: stragglers", "must be ≥ 0 and ≤ 1, got -0.1", "the default is 0"
+    ),
     setting("participation.least_work=0", "Uniform: least_work", "must be > 0 and < 1, got 0", "the default is 0.1"),
     setting(TRACE, "Trace: path", "must name a .json or .npy file", "set participation.path"),
-    setting(f"{TRACE} participation.path=t.json", "cannot use t.json", "No such file", "name another one in participation.path"),
-    reading("participation.path", "t.json", b"[[1,", "cannot use t.json", "line 1 column 5", "mend the file", more=TRACE),
-    reading("participation.path", "t.json", [], "cannot use t.json", "a list of rounds, one or more", "mend the file", more=TRACE),
-    reading("participation.path", "t.json", [[0, 30]], "its round 1 names 30", "from 0 to 29", "mend the file", more=TRACE),
-    reading("participation.path", "t.json", [[1], [2, 2]], "its round 2", "names a client twice", "mend the file", more=TRACE),
-    reading("participation.path", "t.npy", np.zeros((2, 3), bool), "t.npy", "[rounds, 30]", "got bool [2, 3]; mend", more=TRACE),
+    setting(
+        f"{TRACE} participation.path=t.json",
+        "cannot use t.json",
+        "No such file",
+        "name another one in participation.path",
+    ),
+    reading(
+        "participation.path", "t.json", b"[[1,", "cannot use t.json", "line 1 column 5", "mend the file", more=TRACE
+    ),
+    reading(
+        "participation.path",
+        "t.json",
+        [],
+        "cannot use t.json",
+        "a list of rounds, one or more",
+        "mend the file",
+        more=TRACE,
+    ),
+    reading(
+        "participation.path", "t.json", [[0, 30]], "its round 1 names 30", "from 0 to 29", "mend the file", more=TRACE
+    ),
+    reading(
+        "participation.path",
+        "t.json",
+        [[1], [2, 2]],
+        "its round 2",
+        "names a client twice",
+        "mend the file",
+        more=TRACE,
+    ),
+    reading(
+        "participation.path",
+        "t.npy",
+        np.zeros((2, 3), bool),
+        "t.npy",
+        "[rounds, 30]",
+        "got bool [2, 3]; mend",
+        more=TRACE,
+    ),
     # networks
     setting("model.name=charlstm", "charlstm", "needs inputs [length] of tokens", "use a text dataset, or mlp"),
-    setting("model.name=charlstm data.name=synthetic", "charlstm", "reads tokens, whole numbers from 0", "use a text dataset, or mlp"),
+    setting(
+        "model.name=charlstm data.name=synthetic",
+        "charlstm",
+        "reads tokens, whole numbers from 0",
+        "use a text dataset, or mlp",
+    ),
     setting("model.name=charlstm model.hidden=0", "CharLSTM: hidden", "must be ≥ 1, got 0", "the default is 256"),
-    setting("model.name=vgg19", "vgg19", "32×32 pixels or more, got inputs of shape [1, 8, 8]", "use cnn or lenet for smaller images"),
-    setting("model.name=lenet_pmvr", "lenet_pmvr", "16×16 pixels or more, got inputs of shape [1, 8, 8]", "use lenet for smaller images"),
+    setting(
+        "model.name=vgg19",
+        "vgg19",
+        "32×32 pixels or more, got inputs of shape [1, 8, 8]",
+        "use cnn or lenet for smaller images",
+    ),
+    setting(
+        "model.name=lenet_pmvr",
+        "lenet_pmvr",
+        "16×16 pixels or more, got inputs of shape [1, 8, 8]",
+        "use lenet for smaller images",
+    ),
     setting("model.name=cnn64 data.name=synthetic", "cnn64", "needs images", "use mlp or softmax"),
     setting("model.name=resnet50 data.name=synthetic", "resnet50", "needs images", "use mlp or softmax"),
-    setting("model.name=resnet18 model.stem=imagenet", 'stem = "imagenet"', "32×32 pixels or more", 'use stem = "small"'),
-    setting("model.name=resnet18 model.stem=large", "unknown stem 'large'", "known: imagenet, small", "choose one of them"),
+    setting(
+        "model.name=resnet18 model.stem=imagenet", 'stem = "imagenet"', "32×32 pixels or more", 'use stem = "small"'
+    ),
+    setting(
+        "model.name=resnet18 model.stem=large", "unknown stem 'large'", "known: imagenet, small", "choose one of them"
+    ),
     setting("model.name=resnet18 model.groups=3", "ResNet18: groups", "must divide 64 channels, got 3", "try 2 or 32"),
     setting("model.name=resnet18 model.norm=none", "unknown norm 'none'", "known: batch, group", "choose one of them"),
     setting("model.name=lenet model.padding=5", "LeNet: padding", "must be ≥ 0 and ≤ 4, got 5", "the default is 0"),
     setting("model.head=-1", "MLP: head", "must be ≥ 0, got -1", "the default is 0"),
-    setting("model.new_head=true", "new_head = true", "is about model.weights, which is not set", "set it, or leave new_head out"),
-    setting("model.weights=none.pt", "there is no weights file 'none.pt'", "a .safetensors file or a torch state dict", "in model.weights"),
-    reading("model.weights", "w.pt", b"junk", "w.pt is damaged", "are not opened", "save the state_dict() with torch.save"),
-    reading("model.weights", "w.safetensors", b"junk", "w.safetensors is damaged", "are not opened", "save the state_dict()"),
-    reading("model.weights", "w.pt", {"a": torch.zeros(3)}, "w.pt do not fit", "1 unexpected (a)", "take a file of this network"),
-    reading("model.weights", "w.pt", SEVEN, "out.weight: [7, 64] in the file", "[10, 64] here", "set model.new_head = true"),
+    setting(
+        "model.new_head=true",
+        "new_head = true",
+        "is about model.weights, which is not set",
+        "set it, or leave new_head out",
+    ),
+    setting(
+        "model.weights=none.pt",
+        "there is no weights file 'none.pt'",
+        "a .safetensors file or a torch state dict",
+        "in model.weights",
+    ),
+    reading(
+        "model.weights", "w.pt", b"junk", "w.pt is damaged", "are not opened", "save the state_dict() with torch.save"
+    ),
+    reading(
+        "model.weights", "w.safetensors", b"junk", "w.safetensors is damaged", "are not opened", "save the state_dict()"
+    ),
+    reading(
+        "model.weights",
+        "w.pt",
+        {"a": torch.zeros(3)},
+        "w.pt do not fit",
+        "1 unexpected (a)",
+        "take a file of this network",
+    ),
+    reading(
+        "model.weights", "w.pt", SEVEN, "out.weight: [7, 64] in the file", "[10, 64] here", "set model.new_head = true"
+    ),
     Case(
         "weights: no name of a file",
         ("run", "--quiet", "--set", r'model.weights="\u0000"'),
         ("there is no weights file", "a .safetensors file or a torch state dict", "name a"),
     ),
-    plugin("a network for images on text", TEXT, "cnn64", "got inputs of shape [4]", "use mlp", more=f"{OWN_TEXT} --set model.name=cnn64"),
-    plugin("noise on text", TEXT, "noise", "need real inputs or bytes", "to 0", more=f"{OWN_TEXT} --set partition.noise=0.1"),
+    plugin(
+        "a network for images on text",
+        TEXT,
+        "cnn64",
+        "got inputs of shape [4]",
+        "use mlp",
+        more=f"{OWN_TEXT} --set model.name=cnn64",
+    ),
+    plugin(
+        "noise on text",
+        TEXT,
+        "noise",
+        "need real inputs or bytes",
+        "to 0",
+        more=f"{OWN_TEXT} --set partition.noise=0.1",
+    ),
     # engines
     *(
         plugin(
@@ -384,59 +710,187 @@ CASES = [
         "leave head out",
         more="--set model.name=own --set model.head=4",
     ),
-    setting("engine.compile=true engine.device=cpu", "engine: compile = true", "needs a CUDA device", "leave compile out"),
-    setting("engine.compile=true engine.name=vmapped", "engine: compile", 'is for engine.name = "sequential"', "leave one of the two out"),
+    setting(
+        "engine.compile=true engine.device=cpu", "engine: compile = true", "needs a CUDA device", "leave compile out"
+    ),
+    setting(
+        "engine.compile=true engine.name=vmapped",
+        "engine: compile",
+        'is for engine.name = "sequential"',
+        "leave one of the two out",
+    ),
     setting("engine.dtype=fp16", "engine: unknown dtype 'fp16'", "Known: bf16,", "did you mean 'bf16'?"),
     setting("engine.name=slot", "unknown name 'slot'", "Known: auto, sequential, slots,", "did you mean 'slots'?"),
     setting("local.drop_last=2", "local: drop_last", "must be true or false, got 2", "the default is false"),
     # their commands
     case("data get: name", "data get nonsense", "no dataset 'nonsense'", "known: cifar10,", "choose one of them"),
-    case("data get: last name", "data get mnist cifar-10", "'cifar-10' is kept in files", "Known: cifar10,", "did you mean 'cifar10'?"),
+    case(
+        "data get: last name",
+        "data get mnist cifar-10",
+        "'cifar-10' is kept in files",
+        "Known: cifar10,",
+        "did you mean 'cifar10'?",
+    ),
     case("data get: built in", "data get digits", "no dataset 'digits' is kept in files", "cifar10,", "mnist"),
-    case("data get: nothing", "data get", "missing argument 'NAME...'", "askew data get takes NAME...", "see askew data get --help"),
-    case("data check: not here", "data check mnist", "mnist: its files are not in", "askew data get mnist", "or put MNIST/raw/"),
-    case("data: no such command", "data fetch", "no such command 'fetch'", "commands are list, get, check, path", "see askew data --help"),
-    case("data list: option", "data list --name x", "no such option", "takes --data-dir --json", "see askew data list --help"),
-    case("partition: picture", "partition --out x.txt", "--out", "must end in .png, .svg or .pdf, got 'x.txt'", "try partition.png"),
-    case("partition: missing", "partition none.toml", "there is no file 'none.toml'", "name a TOML file", "leave it out"),
-    case("partition: setting", "partition --set partition.labels=3", "unknown setting partition.labels", "known: alpha,", "choose one"),
-    case("partition: below a file", "partition --out taken/x.png", "taken", "File exists", "check that the path", file("taken", "")),
-    case("data-dir without value", "run --data-dir", "'--data-dir' requires an argument", "askew run takes", "see askew run --help"),
+    case(
+        "data get: nothing",
+        "data get",
+        "missing argument 'NAME...'",
+        "askew data get takes NAME...",
+        "see askew data get --help",
+    ),
+    case(
+        "data check: not here",
+        "data check mnist",
+        "mnist: its files are not in",
+        "askew data get mnist",
+        "or put MNIST/raw/",
+    ),
+    case(
+        "data: no such command",
+        "data fetch",
+        "no such command 'fetch'",
+        "commands are list, get, check, path",
+        "see askew data --help",
+    ),
+    case(
+        "data list: option",
+        "data list --name x",
+        "no such option",
+        "takes --data-dir --json",
+        "see askew data list --help",
+    ),
+    case(
+        "partition: picture",
+        "partition --out x.txt",
+        "--out",
+        "must end in .png, .svg or .pdf, got 'x.txt'",
+        "try partition.png",
+    ),
+    case(
+        "partition: missing", "partition none.toml", "there is no file 'none.toml'", "name a TOML file", "leave it out"
+    ),
+    case(
+        "partition: setting",
+        "partition --set partition.labels=3",
+        "unknown setting partition.labels",
+        "known: alpha,",
+        "choose one",
+    ),
+    case(
+        "partition: below a file",
+        "partition --out taken/x.png",
+        "taken",
+        "File exists",
+        "check that the path",
+        file("taken", ""),
+    ),
+    case(
+        "data-dir without value",
+        "run --data-dir",
+        "'--data-dir' requires an argument",
+        "askew run takes",
+        "see askew run --help",
+    ),
     # the words of --set
     case("set without =", "run --set local.lr", "'local.lr'", "takes key=value", "for example --set"),
     case("set without key", "run --set =3", "'=3'", "takes key=value", "for example --set"),
-    Case("set over two lines", ("run", "--set", "a\nb=1"), ("unknown setting 'a\\nb'", "known: algorithm,", "choose one of them")),
+    Case(
+        "set over two lines",
+        ("run", "--set", "a\nb=1"),
+        ("unknown setting 'a\\nb'", "known: algorithm,", "choose one of them"),
+    ),
     # files
-    case("file: missing", "run none.toml", "there is no file 'none.toml'", "name a TOML file", "leave it out to run the defaults"),
+    case(
+        "file: missing",
+        "run none.toml",
+        "there is no file 'none.toml'",
+        "name a TOML file",
+        "leave it out to run the defaults",
+    ),
     case(
         "deploy: missing",
         "deploy up none.toml",
         "there is no file 'none.toml'",
         "name a TOML file",
         "or a folder that `askew deploy app` wrote.",
-        lambda here, patch: patch.setattr("askew.cli_deploy.require_flower", lambda: None),
+        lambda here, patch: patch.setattr("askew.cli.deploy.require_flower", lambda: None),
     ),
     case("file: a folder", "run .", "cannot read .", "Is a directory", "check that it is a file"),
     page("binary", b"\x80\x81\xff\x00", "wrong.toml", "is not a text file in UTF-8", "name a TOML file"),
-    page("truncated", '[algorithm]\nname = "fedav', "wrong.toml is not valid TOML", "at end of document", "correct that line"),
+    page(
+        "truncated",
+        '[algorithm]\nname = "fedav',
+        "wrong.toml is not valid TOML",
+        "at end of document",
+        "correct that line",
+    ),
     page("twice", "seed = 1\nseed = 2\n", "wrong.toml is not valid TOML", "line 2", "correct that line"),
-    page("value for a table", 'model = "mlp"\n', "model", "is a table of settings, got 'mlp'", "write model.name = 'mlp'"),
-    page("table for a value", "[rounds]\nnumber = 3\n", "rounds", "must be a whole number, got {'number': 3}", "the default is 30"),
-    page("table in a table", "[local.lr]\nfirst = 0.1\n", "local: lr", "must be a number, got {'first': 0.1}", "try 0.1"),
-    page("unknown table", "[lokal]\nlr = 0.1\n", "unknown setting 'lokal'", "Known: algorithm,", "did you mean 'local'?"),
+    page(
+        "value for a table", 'model = "mlp"\n', "model", "is a table of settings, got 'mlp'", "write model.name = 'mlp'"
+    ),
+    page(
+        "table for a value",
+        "[rounds]\nnumber = 3\n",
+        "rounds",
+        "must be a whole number, got {'number': 3}",
+        "the default is 30",
+    ),
+    page(
+        "table in a table", "[local.lr]\nfirst = 0.1\n", "local: lr", "must be a number, got {'first': 0.1}", "try 0.1"
+    ),
+    page(
+        "unknown table", "[lokal]\nlr = 0.1\n", "unknown setting 'lokal'", "Known: algorithm,", "did you mean 'local'?"
+    ),
     # plugins
-    case("plugin: missing", "run --plugin none.py", "there is no plugin file 'none.py'", "name a Python file", "askew.register"),
+    case(
+        "plugin: missing",
+        "run --plugin none.py",
+        "there is no plugin file 'none.py'",
+        "name a Python file",
+        "askew.register",
+    ),
     case("plugin: a folder", "run --plugin .", "there is no plugin file '.'", "name a Python file", "askew.register"),
-    case("plugin: not Python", "run --plugin own.txt", "'own.txt'", "is not a Python file", "ends in .py", file("own.txt", "pass")),
-    case("plugins: both", "run --set plugins=3 --plugin own.py", "plugins", "must be a list", "the default is []", file("own.py", "")),
+    case(
+        "plugin: not Python",
+        "run --plugin own.txt",
+        "'own.txt'",
+        "is not a Python file",
+        "ends in .py",
+        file("own.txt", "pass"),
+    ),
+    case(
+        "plugins: both",
+        "run --set plugins=3 --plugin own.py",
+        "plugins",
+        "must be a list",
+        "the default is []",
+        file("own.py", ""),
+    ),
     plugin("syntax", "x = 1\ndef f(:\n", "'own.py' failed in line 2", "SyntaxError", "correct the file"),
-    plugin("raises", "x = 1\n1 / 0\n", "'own.py' failed in line 2", "ZeroDivisionError: division by zero", "correct the file"),
+    plugin(
+        "raises",
+        "x = 1\n1 / 0\n",
+        "'own.py' failed in line 2",
+        "ZeroDivisionError: division by zero",
+        "correct the file",
+    ),
     plugin("leaves", "import sys\nsys.exit(3)\n", "'own.py' failed in line 2", "SystemExit: 3", "correct the file"),
     plugin("nothing", "x = 1\n", "'own.py'", "registers nothing", "put @askew.register"),
     plugin(
-        "duplicate", METHOD.replace('"own"', '"fedavg"').format(hook="x(self): ..."), "'fedavg'", "exists already", "choose another name"
+        "duplicate",
+        METHOD.replace('"own"', '"fedavg"').format(hook="x(self): ..."),
+        "'fedavg'",
+        "exists already",
+        "choose another name",
     ),
-    plugin("no method", "import askew\n@askew.register('own')\nclass Own: ...\n", "Own", "is none of Algorithm,", "derive it from one"),
+    plugin(
+        "no method",
+        "import askew\n@askew.register('own')\nclass Own: ...\n",
+        "Own",
+        "is none of Algorithm,",
+        "derive it from one",
+    ),
     plugin(
         "hook raises",
         METHOD.format(hook="direction(self, w, grad, me): return me.nothing"),
@@ -462,12 +916,38 @@ CASES = [
         more="--set model.name=own",
     ),
     # run folders
-    case("show: missing", "show runs/none", "no run folder 'runs/none'", "name a folder that `askew run` made", "such as runs/NAME"),
-    case("compare: missing", "compare RUN runs/none", "no run folder 'runs/none'", "name a folder", "such as runs/NAME"),
+    case(
+        "show: missing",
+        "show runs/none",
+        "no run folder 'runs/none'",
+        "name a folder that `askew run` made",
+        "such as runs/NAME",
+    ),
+    case(
+        "compare: missing", "compare RUN runs/none", "no run folder 'runs/none'", "name a folder", "such as runs/NAME"
+    ),
     case("report: missing", "report runs/none", "no run folder 'runs/none'", "name a folder", "such as runs/NAME"),
-    case("show: no run", "show runs", "'runs' is not a run folder", "it has no run.toml", "name a folder that `askew run` made"),
-    case("compare: no run", "compare .", "'.' is not a run folder", "it has no run.toml", "name a folder that `askew run` made"),
-    case("report: no run", "report .", "'.' is not a run folder", "it has no run.toml", "name a folder that `askew run` made"),
+    case(
+        "show: no run",
+        "show runs",
+        "'runs' is not a run folder",
+        "it has no run.toml",
+        "name a folder that `askew run` made",
+    ),
+    case(
+        "compare: no run",
+        "compare .",
+        "'.' is not a run folder",
+        "it has no run.toml",
+        "name a folder that `askew run` made",
+    ),
+    case(
+        "report: no run",
+        "report .",
+        "'.' is not a run folder",
+        "it has no run.toml",
+        "name a folder that `askew run` made",
+    ),
     case(
         "rounds cut",
         "show RUN",
@@ -484,8 +964,22 @@ CASES = [
         "remove the folder",
         damage("rounds.jsonl", lambda t: t.split("\n", 1)[1]),
     ),
-    case("facts cut", "show RUN", "run.json", "is not a JSON object", "remove the folder", damage("run.json", lambda t: t[:20])),
-    case("facts a list", "report RUN", "run.json", "is not a JSON object", "remove the folder", damage("run.json", lambda t: "[1]")),
+    case(
+        "facts cut",
+        "show RUN",
+        "run.json",
+        "is not a JSON object",
+        "remove the folder",
+        damage("run.json", lambda t: t[:20]),
+    ),
+    case(
+        "facts a list",
+        "report RUN",
+        "run.json",
+        "is not a JSON object",
+        "remove the folder",
+        damage("run.json", lambda t: "[1]"),
+    ),
     case(
         "facts binary",
         "show RUN",
@@ -494,7 +988,14 @@ CASES = [
         "remove the folder",
         damage("run.json", lambda t: b"\xff\xfe"),
     ),
-    case("page cut", "show RUN", "run.toml", "does not tell a whole run", "remove the folder", damage("run.toml", lambda t: t[:9])),
+    case(
+        "page cut",
+        "show RUN",
+        "run.toml",
+        "does not tell a whole run",
+        "remove the folder",
+        damage("run.toml", lambda t: t[:9]),
+    ),
     case(
         "page broken",
         "show RUN",
@@ -503,7 +1004,14 @@ CASES = [
         "correct that line",
         damage("run.toml", lambda t: t[:4]),
     ),
-    case("checkpoint broken", f"run {QUICK}", "the checkpoint", "is damaged or of another run", "use --fresh to start", unfinished),
+    case(
+        "checkpoint broken",
+        f"run {QUICK}",
+        "the checkpoint",
+        "is damaged or of another run",
+        "use --fresh to start",
+        unfinished,
+    ),
     case(
         "other run",
         f"run {QUICK}",
@@ -512,9 +1020,18 @@ CASES = [
         "--fresh",
         damage("run.toml", lambda t: t.replace("5", "6")),
     ),
-    case("locked", f"run {QUICK}", "another process is writing", "wait for it to end", "run another configuration", held),
+    case(
+        "locked", f"run {QUICK}", "another process is writing", "wait for it to end", "run another configuration", held
+    ),
     # the disk
-    case("out: a file", "run --out taken", "cannot write taken", "Not a directory", "name a folder you can write", file("taken", "")),
+    case(
+        "out: a file",
+        "run --out taken",
+        "cannot write taken",
+        "Not a directory",
+        "name a folder you can write",
+        file("taken", ""),
+    ),
     case(
         "out: below a file",
         "run --out taken/deep",
@@ -524,23 +1041,73 @@ CASES = [
         file("taken", ""),
     ),
     case(
-        "report: a file", "report RUN --out taken", "cannot write taken/", "File exists", "name a folder you can write", file("taken", "")
+        "report: a file",
+        "report RUN --out taken",
+        "cannot write taken/",
+        "File exists",
+        "name a folder you can write",
+        file("taken", ""),
     ),
     case("disk full", f"run --fresh {QUICK}", "run.toml", "No space left on device", "free some space", full_disk),
-    case("disk full later", f"run --fresh {QUICK}", "rounds.jsonl", "No space left on device", "start the run again", full_disk_later),
+    case(
+        "disk full later",
+        f"run --fresh {QUICK}",
+        "rounds.jsonl",
+        "No space left on device",
+        "start the run again",
+        full_disk_later,
+    ),
     # the command line itself
-    case("no such list", "list algoritms", "there is no list of 'algoritms'", "Known: algorithms, datasets", "did you mean 'algorithms'?"),
-    case("no list named", "list", "missing argument 'KIND'", "askew list takes KIND --plugin --json", "see askew list --help"),
+    case(
+        "no such list",
+        "list algoritms",
+        "there is no list of 'algoritms'",
+        "Known: algorithms, datasets",
+        "did you mean 'algorithms'?",
+    ),
+    case(
+        "no list named",
+        "list",
+        "missing argument 'KIND'",
+        "askew list takes KIND --plugin --json",
+        "see askew list --help",
+    ),
     case("no such command", "rum", "no such command 'rum'", "commands are run, sweep, partition,", "see askew --help"),
-    case("no such option", "run --rounds 3", "no such option", "askew run takes FILE.toml --set", "see askew run --help"),
+    case(
+        "no such option", "run --rounds 3", "no such option", "askew run takes FILE.toml --set", "see askew run --help"
+    ),
     case("no run named", "show", "missing argument 'RUN'", "askew show takes RUN --json", "see askew show --help"),
-    case("too many files", "run a.toml b.toml", "unexpected extra argument", "askew run takes FILE.toml", "see askew run --help"),
-    case("option without value", "run --set", "'--set' requires an argument", "askew run takes FILE.toml", "see askew run --help"),
-    case("demo: text", "demo --rounds few", "'--rounds'", "askew demo takes --out --rounds --seeds", "see askew demo --help"),
+    case(
+        "too many files",
+        "run a.toml b.toml",
+        "unexpected extra argument",
+        "askew run takes FILE.toml",
+        "see askew run --help",
+    ),
+    case(
+        "option without value",
+        "run --set",
+        "'--set' requires an argument",
+        "askew run takes FILE.toml",
+        "see askew run --help",
+    ),
+    case(
+        "demo: text",
+        "demo --rounds few",
+        "'--rounds'",
+        "askew demo takes --out --rounds --seeds",
+        "see askew demo --help",
+    ),
     case("demo: no round", "demo --rounds 0", "rounds", "must be ≥ 1, got 0", "the default is 30"),
     case("demo: no seed", "demo --seeds 0", "demo: seeds", "must be ≥ 1, got 0", "the default is 3"),
     case("target: percent", "compare RUN --target 90", "--target", "must be > 0 and ≤ 1, got 90", "try 0.9"),
-    case("json is for results", "show runs/none --json", "no run folder 'runs/none'", "name a folder", "such as runs/NAME"),
+    case(
+        "json is for results",
+        "show runs/none --json",
+        "no run folder 'runs/none'",
+        "name a folder",
+        "such as runs/NAME",
+    ),
 ]
 
 
@@ -593,26 +1160,31 @@ def test_a_failed_check_shows_the_files_and_says_one_sentence(
     assert "not as published: pg100.txt" in err and "askew data get shakespeare" in err
 
 
-def test_a_defect_of_ours_is_told_from_a_mistake_of_yours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_defect_of_ours_is_told_from_a_mistake_of_yours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(kind: str) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("askew.cli.catalogue.entries", broken)
+    monkeypatch.setattr("askew.cli.main.catalogue.entries", broken)
     assert main(["list", "models"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert (
-        err.startswith("error: unexpected RuntimeError: two lines; this is a defect of askew: please report it") and "ASKEW_DEBUG=1" in err
+        err.startswith("error: unexpected RuntimeError: two lines; this is a defect of askew: please report it")
+        and "ASKEW_DEBUG=1" in err
     )
     monkeypatch.setenv("ASKEW_DEBUG", "1")
     assert main(["list", "models"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_error_of_the_system_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_system_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refused(kind: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "secret.csv")
 
-    monkeypatch.setattr("askew.cli.catalogue.entries", refused)
+    monkeypatch.setattr("askew.cli.main.catalogue.entries", refused)
     assert main(["list", "models"]) == 2
     assert capsys.readouterr().err.startswith("error: secret.csv: Permission denied; check that")

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from askew.core.algorithm import Algorithm
 from askew.core.types import Cohort
-from askew.data.federation import Local
+from askew.data.federation import LocalSettings
 from askew.engine.server import Server
 from problems import Problem, scalars, serve
 
 SIZES = [5, 8, 3, 6]
 COHORTS = [[0, 1, 3], [1, 2], [0, 2, 3], [2]]
 EVERYBODY = [[0, 1, 2, 3]]
-PLAIN = Local(epochs=2, batch=3, lr=0.1)
-SLOWING = Local(epochs=2, batch=3, lr=0.1, decay=0.7)
-RICH = Local(epochs=2, batch=3, lr=0.1, momentum=0.6, weight_decay=0.03, clip=0.9, decay=0.9)
+PLAIN = LocalSettings(epochs=2, batch=3, lr=0.1)
+SLOWING = LocalSettings(epochs=2, batch=3, lr=0.1, decay=0.7)
+RICH = LocalSettings(epochs=2, batch=3, lr=0.1, momentum=0.6, weight_decay=0.03, clip=0.9, decay=0.9)
 
 
 def zeros(on: Problem) -> Tensor:
@@ -55,11 +55,13 @@ def cohort(p: Sequence[float], lr: float = 0.1, lr0: float = 0.1, round: int = 1
 # round, clients 0 and 2 to the second; client 3 never comes but is one of N = 4.
 
 CLIENTS = (1.0, 1.0), (4.0, -2.0), (2.0, 3.0), (1.0, 0.0)
-TWICE = Local(batch=0, steps=2, lr=0.1)
+TWICE = LocalSettings(batch=0, steps=2, lr=0.1)
 VISITS = [[0, 1], [0, 2]]
 
 
-def by_pencil(alg: Algorithm, local: Local = TWICE, copies: Sequence[int] | None = None) -> tuple[list[float], Server]:
+def by_pencil(
+    alg: Algorithm, local: LocalSettings = TWICE, copies: Sequence[int] | None = None
+) -> tuple[list[float], Server]:
     """x after the first and after the second round."""
     server, xs = serve(alg, scalars(*CLIENTS, copies=copies), local), []
     for t, ids in enumerate(VISITS, 1):

@@ -25,7 +25,9 @@ from askew.report.figures import STYLE, accuracy, canvas, group, style
 HERE = Path(__file__).parent
 GREY, BLUE = "#868E96", "#3B8FD6"
 # Nothing is clear, much is blue: what lies behind the picture shows through.
-SHADES: Any = LinearSegmentedColormap.from_list("shades", [to_rgba(BLUE, share**0.5) for share in np.linspace(0, 1, 64)])
+SHADES: Any = LinearSegmentedColormap.from_list(
+    "shades", [to_rgba(BLUE, share**0.5) for share in np.linspace(0, 1, 64)]
+)
 INKS = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
 NEUTRAL = STYLE | INKS | {"axes.grid": False, "font.size": 12.5, "axes.titlesize": 12.5}
 
@@ -54,7 +56,12 @@ def partitions(clients: int = 40) -> Figure:
         (strip, heat), (row, column) = grid[2 * (k // 3) : 2 * (k // 3) + 2, k % 3], divmod(k, 3)
         strip.bar(range(clients), sizes, width=0.85, color=GREY)
         strip.set_title(title)
-        strip.set(ylim=(0, 3600), yticks=(0, 3000), yticklabels=() if column else ("0", "3,000"), ylabel="" if column else "Samples")
+        strip.set(
+            ylim=(0, 3600),
+            yticks=(0, 3000),
+            yticklabels=() if column else ("0", "3,000"),
+            ylabel="" if column else "Samples",
+        )
         shaded(heat, counts.T, 1250)
         heat.set(xlabel="Client" if row else "", ylabel="" if column else "Class", yticks=range(0, 10, 3))
     return figure
@@ -63,7 +70,9 @@ def partitions(clients: int = 40) -> Figure:
 def shaded(axes: Axes, values: np.ndarray, most: float, first: int = 0) -> None:
     rows, columns = values.shape
     edges = (first - 0.5, first + columns - 0.5, -0.5, rows - 0.5)
-    axes.imshow(values, cmap=SHADES, vmin=0, vmax=most, aspect="auto", interpolation="none", origin="lower", extent=edges)
+    axes.imshow(
+        values, cmap=SHADES, vmin=0, vmax=most, aspect="auto", interpolation="none", origin="lower", extent=edges
+    )
 
 
 def turnout(clients: int = 100, rounds: int = 100) -> Figure:

@@ -10,9 +10,9 @@ from .core.rng import generator
 from .core.settings import setting
 from .core.space import Space
 from .core.task import Task
-from .core.types import Batch, Cohort, Me, Part
+from .core.types import Batch, Client, Cohort, Part
 from .data.dataset import Dataset, NaturalSource, Samples, Source
-from .data.partition import Partition, Shares
+from .data.partition import Assignment, Partition
 from .errors import AskewError
 from .experiment.api import run
 from .experiment.config import Config, load_config, register
@@ -24,11 +24,12 @@ from .version import __version__
 __all__ = [
     "Algorithm",
     "AskewError",
+    "Assignment",
     "Batch",
+    "Client",
     "Cohort",
     "Config",
     "Dataset",
-    "Me",
     "NaturalSource",
     "Network",
     "Part",
@@ -36,7 +37,6 @@ __all__ = [
     "Partition",
     "Run",
     "Samples",
-    "Shares",
     "Source",
     "Space",
     "Task",

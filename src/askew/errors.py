@@ -56,4 +56,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     if not names:
         return "none is known here: leave it out."
-    return f"did you mean {near[0]!r}? Known: {', '.join(names)}." if near else f"known: {', '.join(names)}; choose one of them."
+    return (
+        f"did you mean {near[0]!r}? Known: {', '.join(names)}."
+        if near
+        else f"known: {', '.join(names)}; choose one of them."
+    )

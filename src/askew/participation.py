@@ -30,8 +30,12 @@ class Participation(Settings):
 
     idea: ClassVar[str] = ""
     dropout: float = setting("chance that a chosen client does not answer", default=0.0, least=0, most=1)
-    stragglers: float = setting("chance that an answering client does only part of its local steps", default=0.0, least=0, most=1)
-    least_work: float = setting("least share of its steps that a straggler does; any up to 1 is as likely", default=0.1, above=0, below=1)
+    stragglers: float = setting(
+        "chance that an answering client does only part of its local steps", default=0.0, least=0, most=1
+    )
+    least_work: float = setting(
+        "least share of its steps that a straggler does; any up to 1 is as likely", default=0.1, above=0, below=1
+    )
 
     seed: int | None = setting("seed of who comes; left out: the run's", default=None, least=0)
 
@@ -59,15 +63,19 @@ class Participation(Settings):
             ids, absent, share = ids[answers], ids[~answers], share[answers]
         if self.stragglers:
             late = generator(seed, "stragglers", round).random(clients)[ids] < self.stragglers
-            share[late] = self.least_work + (1 - self.least_work) * generator(seed, "work", round).random(clients)[ids[late]]
+            share[late] = (
+                self.least_work + (1 - self.least_work) * generator(seed, "work", round).random(clients)[ids[late]]
+            )
         return Turnout(ids, share, absent)
 
 
-class Cohort(Participation):
+class CohortParticipation(Participation):
     """A rule that takes m of the clients present, at random without replacement, or all if they are fewer; the base of several."""
 
     fraction: float = setting("share of the clients that take part in a round", default=0.2, above=0, most=1)
-    cohort: int = setting("number of clients that take part in a round, instead of the share; 0: use the share", default=0, least=0)
+    cohort: int = setting(
+        "number of clients that take part in a round, instead of the share; 0: use the share", default=0, least=0
+    )
 
     def fit(self, clients: int) -> None:
         if self.cohort > clients:
@@ -91,7 +99,7 @@ class Cohort(Participation):
         return np.sort(present[chosen]).astype(np.int64, copy=False)
 
 
-class Uniform(Cohort):
+class Uniform(CohortParticipation):
     """m clients at random without replacement: m = max(1, round(fraction·N)), or `cohort`; all eligible ones if they are fewer."""
 
     idea: ClassVar[str] = "a fixed number of clients, all equally likely, without replacement"
@@ -125,21 +133,25 @@ class Bernoulli(Participation):
         return np.sort(eligible[came]).astype(np.int64, copy=False)
 
 
-class Skewed(Cohort):
+class Skewed(CohortParticipation):
     """m clients, one after the other without replacement, with chances p ~ Dir_N(1/γ) drawn once a run (MLDL24).
 
     p is cut off below at 1e-12; among the eligible it is renormalised. γ = 0 is `uniform`, draw for draw.
     """
 
     idea: ClassVar[str] = "chances of taking part drawn once from a Dirichlet; large gamma: always the same few"
-    gamma: float = setting("skew, 1 / the Dirichlet's concentration; 0: all clients equally likely", default=1.0, least=0)
+    gamma: float = setting(
+        "skew, 1 / the Dirichlet's concentration; 0: all clients equally likely", default=1.0, least=0
+    )
 
     def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
         if self.gamma == 0:
             return super().sample(seed, round, eligible, clients)
         m = min(self.size(clients), len(eligible))
         # A race: exponential times of rates p come in the order of successive draws from p, each renormalised over those left.
-        times = (generator(seed, "participation", round).standard_exponential(clients) / chances(seed, clients, self.gamma))[eligible]
+        times = (
+            generator(seed, "participation", round).standard_exponential(clients) / chances(seed, clients, self.gamma)
+        )[eligible]
         winners = eligible[np.argpartition(times, m)[:m]] if m < len(eligible) else eligible
         return np.sort(winners).astype(np.int64, copy=False)
 
@@ -153,12 +165,14 @@ def chances(seed: int, clients: int, gamma: float) -> np.ndarray:
     return p
 
 
-class Cyclic(Cohort):
+class Cyclic(CohortParticipation):
     """Groups of equal size take turns, round by round; m clients at random of the group whose turn it is, all of them if they are fewer."""
 
     idea: ClassVar[str] = "fixed groups of clients take turns, as day follows night"
     groups: int = setting("number of groups", default=5, least=1)
-    shuffle: bool = setting("form the groups at random, once; false: by id, the first N / groups clients first", default=True)
+    shuffle: bool = setting(
+        "form the groups at random, once; false: by id, the first N / groups clients first", default=True
+    )
 
     def fit(self, clients: int) -> None:
         super().fit(clients)
@@ -182,7 +196,7 @@ def membership(seed: int | None, clients: int, groups: int) -> np.ndarray:
     return group
 
 
-class Markov(Cohort):
+class Markov(CohortParticipation):
     """Every client is a chain of its own, there or away; m clients at random of those there, all if they are fewer, perhaps nobody.
 
     In round 1 a client is there with the chance of the stationary law, join / (join + leave): so it is in every round, and
@@ -252,7 +266,9 @@ class Trace(Participation):
             reason = problem.strerror or type(problem).__name__
         except (ValueError, RecursionError) as problem:
             reason = str(problem)
-        raise DataError(f"{self.called()}: cannot use {path}: {reason}; mend the file or name another one in participation.path.")
+        raise DataError(
+            f"{self.called()}: cannot use {path}: {reason}; mend the file or name another one in participation.path."
+        )
 
 
 @lru_cache(maxsize=8)
@@ -269,7 +285,9 @@ def listed(path: Path, clients: int) -> tuple[np.ndarray, ...]:
     for t, row in enumerate(page, 1):
         for i in row:
             if type(i) is not int or not 0 <= i < clients:
-                raise ValueError(f"its round {t} names {json.dumps(i):.40}, but ids are whole numbers from 0 to {clients - 1}")
+                raise ValueError(
+                    f"its round {t} names {json.dumps(i):.40}, but ids are whole numbers from 0 to {clients - 1}"
+                )
         if len(set(row)) < len(row):
             raise ValueError(f"its round {t} names a client twice")
     return tuple(np.array(sorted(row), dtype=np.int64) for row in page)
@@ -282,7 +300,9 @@ def ticked(path: Path, clients: int) -> tuple[np.ndarray, ...]:
     except (ValueError, OverflowError):
         raise ValueError("it is empty, damaged or no plain array of numpy.save") from None
     if page.dtype != bool or page.shape[1:] != (clients,) or not len(page):
-        raise ValueError(f"it must be a bool array [rounds, {clients}] of one round or more, got {page.dtype} {list(page.shape)}")
+        raise ValueError(
+            f"it must be a bool array [rounds, {clients}] of one round or more, got {page.dtype} {list(page.shape)}"
+        )
     return tuple(np.flatnonzero(row).astype(np.int64, copy=False) for row in page)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from askew.flower import field
+from askew.flower import server as field
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from flwr.app import Array, Context, Message
 from flwr.clientapp import ClientApp
 
 from askew.flower.client_app import client_app
-from askew.flower.site import DataModule
+from askew.flower.deployment_data import DataModule
 
 CLIENT = "from faulty import faulty_app\n\nfrom .parts import DATA, PAGE\n\napp = faulty_app(PAGE, DATA)\n"
 PATIENCE = 240.0  # seconds; an order that nobody lifts ends by itself

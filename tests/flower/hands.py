@@ -19,10 +19,10 @@ from askew.experiment.run import play
 from askew.experiment.store import Run
 from askew.experiment.toml import to_toml
 from askew.flower.client import Client, hello
-from askew.flower.field import Answer, Rules, serve
-from askew.flower.keep import InFile
-from askew.flower.site import DataModule, Deployed, Home, Node, read_page
-from askew.flower.wire import Letter, Sealed, sealed
+from askew.flower.client_state import InFile
+from askew.flower.deployment_data import DataModule, DeploymentConfig, Home, Node, read_page
+from askew.flower.server import Answer, Rules, serve
+from askew.flower.wire import Payload, RawPayload, sealed
 
 VARIANTS: dict[str, dict[str, Any]] = {key: {"name": key} for key in algorithms} | {
     "scaffold-I": {"name": "scaffold", "option": "I"},
@@ -44,7 +44,16 @@ def looks(alg: Algorithm) -> bool:
 def page(table: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """A small run of a method, with batch norm where the method allows it."""
     norm = "none" if looks(method(table)) else "batch"
-    data = {"name": "synthetic", "dim": 8, "labels": 3, "samples": 30, "sigma": 0.7, "alpha": 1.0, "beta": 1.0, "test_clients": 5}
+    data = {
+        "name": "synthetic",
+        "dim": 8,
+        "labels": 3,
+        "samples": 30,
+        "sigma": 0.7,
+        "alpha": 1.0,
+        "beta": 1.0,
+        "test_clients": 5,
+    }
     return {
         "seed": 3,
         "rounds": 4,
@@ -53,7 +62,15 @@ def page(table: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         "participation": {"name": "uniform", "cohort": 3},
         "model": {"name": "mlp", "hidden": [8], "norm": norm},
         "algorithm": dict(table),
-        "local": {"epochs": 2, "batch": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 0.01, "clip": 1.0, "decay": 0.9},
+        "local": {
+            "epochs": 2,
+            "batch": 8,
+            "lr": 0.05,
+            "momentum": 0.5,
+            "weight_decay": 0.01,
+            "clip": 1.0,
+            "decay": 0.9,
+        },
         "evaluation": {"every": 2},
         "engine": {"name": "sequential", "device": "cpu"},
     } | more
@@ -71,18 +88,18 @@ class Hands:
 
     def __init__(
         self,
-        config: Deployed,
+        config: DeploymentConfig,
         folder: Path,
         data: DataModule | None = None,
-        carry: Callable[[Letter], Sealed] = sealed,
-        change: Callable[[str, int, Letter, Letter], Answer | Letter | None] | None = None,
+        carry: Callable[[Payload], RawPayload] = sealed,
+        change: Callable[[str, int, Payload, Payload], Answer | Payload | None] | None = None,
         late: Sequence[int] = (),
     ) -> None:
         self.config, self.folder, self.data, self.carry, self.change = config, folder, data, carry, change
         self.there = [100 + i for i in range(1 if config.algorithm.pooled else config.partition.clients)]
         self.late = late  # clients that are not there before the first round
         self.sent = self.received = 0
-        self.log: list[tuple[str, int, Letter]] = []
+        self.log: list[tuple[str, int, Payload]] = []
         self.answers: dict[str, Answer] = {}
 
     def nodes(self) -> list[int]:
@@ -92,15 +109,17 @@ class Hands:
     def node(self, number: int) -> Node:
         return {"partition-id": number - 100}
 
-    def send(self, kind: str, letters: Mapping[int, Letter], group: str, timeout: float) -> dict[str, int]:
+    def send(self, kind: str, letters: Mapping[int, Payload], group: str, timeout: float) -> dict[str, int]:
         names = {f"{len(self.log) + n}": number for n, number in enumerate(letters)}
         for name, number in names.items():
             letter = letters[number]
             self.log.append((kind, number - 100, letter))
             told = self.answer(kind, number, self.carry(letter))
-            told = told if self.change is None or isinstance(told, str) else self.change(kind, number - 100, letter, told)
+            told = (
+                told if self.change is None or isinstance(told, str) else self.change(kind, number - 100, letter, told)
+            )
             self.sent += sealed(letter).bytes
-            if isinstance(told, Letter):
+            if isinstance(told, Payload):
                 told = self.carry(told)
                 self.received += told.bytes
             if told is not None:
@@ -110,10 +129,12 @@ class Hands:
     def collect(self, names: Collection[str]) -> dict[str, Answer]:
         return {name: self.answers.pop(name) for name in names if name in self.answers}
 
-    def answer(self, kind: str, number: int, letter: Sealed) -> Letter | str:
+    def answer(self, kind: str, number: int, letter: RawPayload) -> Payload | str:
         """As a process of its own would: nothing is remembered but what lies in the client's file."""
         try:
-            home = Home(self.config, self.node(number), self.data, None if kind == "query" else letter.numbers["classes"])
+            home = Home(
+                self.config, self.node(number), self.data, None if kind == "query" else letter.numbers["classes"]
+            )
             return hello(home) if kind == "query" else Client(home, self.place(home)).answer(kind, letter)
         except AskewError as e:
             return str(e)
@@ -123,7 +144,11 @@ class Hands:
 
 
 def deployed(
-    tables: dict[str, Any], folder: Path, rules: Mapping[str, Any] | None = None, said: list[str] | None = None, **how: Any
+    tables: dict[str, Any],
+    folder: Path,
+    rules: Mapping[str, Any] | None = None,
+    said: list[str] | None = None,
+    **how: Any,
 ) -> tuple[Run, Hands, list[str]]:
     """A run deployed by hand, and what was said."""
     config = read_page(written(tables, folder / "app"), how.get("data"))

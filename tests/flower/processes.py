@@ -24,4 +24,6 @@ def assert_none_left(home: Path, patience: float = 20.0) -> None:
     end = time.monotonic() + patience
     while (left := with_home(home)) and time.monotonic() < end:
         time.sleep(0.2)
-    assert not left, subprocess.run(["ps", "-fp", ",".join(map(str, left))], capture_output=True, text=True, check=False).stdout
+    assert not left, subprocess.run(
+        ["ps", "-fp", ",".join(map(str, left))], capture_output=True, text=True, check=False
+    ).stdout

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 from askew.errors import ConfigError, EngineError
 from askew.experiment.store import load
-from askew.flower import FLOWER, keep, require_flower
+from askew.flower import FLOWER, require_flower
+from askew.flower import client_state as keep
 from askew.flower.app import PACKAGE, write_app
-from askew.flower.field import Rules
+from askew.flower.server import Rules
 
 flwr = pytest.importorskip("flwr", reason="needs the extra flower")
 
@@ -53,7 +54,9 @@ class Within(Grid):
 
     def __init__(self, app: ClientApp, clients: int, **node: Any) -> None:
         self.app, self.replies = app, dict[str, Message]()
-        self.contexts = {7 * i + 1: Context(1, 7 * i + 1, {"partition-id": i, **node}, RecordDict(), {}) for i in range(clients)}
+        self.contexts = {
+            7 * i + 1: Context(1, 7 * i + 1, {"partition-id": i, **node}, RecordDict(), {}) for i in range(clients)
+        }
 
     def set_run(self, run: Any) -> None: ...
 
@@ -91,7 +94,9 @@ def play(tables: dict[str, Any], tmp_path: Path, **node: Any) -> Within:
 
 @pytest.mark.parametrize("key", ["fedavg", "scaffold", "fedbn", "fedga", "moon", "fedpdc", "lossbias"])
 @pytest.mark.parametrize("where", ["context", "file", "large"])
-def test_the_apps_play_the_simulators_run(key: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_apps_play_the_simulators_run(
+    key: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if where == "large":
         monkeypatch.setattr(keep, "SMALL", 0)
         monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
@@ -106,7 +111,13 @@ def test_the_apps_play_the_simulators_run(key: str, where: str, tmp_path: Path, 
     assert {*kept} == ({f"client-{i}.safetensors" for i in range(5)} if where != "context" and stateful else set())
     for record in ours.rounds:  # names, numbers and headers of arrays: less than a kilobyte a message
         messages = 2 * 3 if key == "fedga" else 3
-        assert 0 < record["wire_down"] - record["bytes_down"] < messages * 1024 > record["wire_up"] - record["bytes_up"] > 0
+        assert (
+            0
+            < record["wire_down"] - record["bytes_down"]
+            < messages * 1024
+            > record["wire_up"] - record["bytes_up"]
+            > 0
+        )
 
 
 def test_a_clients_mistake_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +126,15 @@ def test_a_clients_mistake_is_told_in_a_sentence(tmp_path: Path, monkeypatch: py
     path = written(page(VARIANTS["fedavg"]), tmp_path / "app")
     with pytest.raises(EngineError, match="0 of 5 clients came"):
         server_app(path)(
-            Within(client_app(path), 5, **{"partition-id": 9}), Context(1, 0, {}, RecordDict(), {"out": str(tmp_path), "wait": 0.1})
+            Within(client_app(path), 5, **{"partition-id": 9}),
+            Context(1, 0, {}, RecordDict(), {"out": str(tmp_path), "wait": 0.1}),
         )
     assert "the node's partition-id must be its client number from 0 to 4, got 9" in said[0]
 
 
-def test_what_grows_too_large_for_the_context_is_found_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_grows_too_large_for_the_context_is_found_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between two phases a client keeps more than between rounds."""
     monkeypatch.setattr(keep, "SMALL", 100)
     place = keep.InContext(RecordDict(), keep.InFile(tmp_path / "state"))
@@ -144,9 +158,13 @@ def test_a_written_app_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     from flwr.cli.build import build_fab_from_disk
 
     plugin = tmp_path / "mine.py"
-    plugin.write_text("import askew\nfrom askew.algorithms import FedAvg\n\n@askew.register('mine')\nclass Mine(FedAvg):\n    pass\n")
+    plugin.write_text(
+        "import askew\nfrom askew.algorithms import FedAvg\n\n@askew.register('mine')\nclass Mine(FedAvg):\n    pass\n"
+    )
     data = tmp_path / "own.py"
-    data.write_text("import torch\n\ndef client(node):\n    return (torch.randn(9, 8), torch.arange(9) % 3), None, None\n")
+    data.write_text(
+        "import torch\n\ndef client(node):\n    return (torch.randn(9, 8), torch.arange(9) % 3), None, None\n"
+    )
     tables = {"plugins": [str(plugin)]} | page({"name": "fedavg"}) | {"algorithm": {"name": "mine"}}
     write_app(written(tables, tmp_path / "page"), tmp_path / "app", data, Rules(out=str(tmp_path / "runs"), wait=1.0))
     project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
@@ -167,6 +185,8 @@ def test_a_written_app_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_tested_range_is_the_extras() -> None:
-    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert extras["flower"] == [FLOWER]
     require_flower()

@@ -20,7 +20,7 @@ from processes import assert_none_left, with_home
 from safetensors.torch import load_file
 
 from askew import flower
-from askew.cli import main
+from askew.cli.main import main
 from askew.experiment import checkpoint
 from askew.experiment.store import held, load, locked, write_json
 from askew.flower import app
@@ -30,7 +30,9 @@ from askew.report import terminal
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs the extra flower")
 everything = pytest.mark.skipif(os.environ.get("ASKEW_LOOPBACK") != "all", reason="takes long; set ASKEW_LOOPBACK=all")
 PATIENCE = 300.0  # seconds for a run
-TABLES = page({"name": "scaffold"}, rounds=2, partition={"name": "natural", "clients": 1}, participation={"name": "full"})
+TABLES = page(
+    {"name": "scaffold"}, rounds=2, partition={"name": "natural", "clients": 1}, participation={"name": "full"}
+)
 OWN = "import torch\n\ndef client(node):\n    return (torch.randn(9, 8), torch.arange(9) % 3), None, None\n"
 
 
@@ -62,7 +64,12 @@ def test_an_app_is_written_without_flower(desk: Path, no_flower: None, capsys: p
     assert data is not None and data.read_text() == OWN
     assert (rules["timeout"], rules["out"], rules["wait"]) == (60.0, "/srv/runs", 600.0)
     assert main(["deploy", "app", "run.toml", "app", "--json"]) == 0  # again, without data of their own
-    assert json.loads(capsys.readouterr().out) | {"rules": None} == {"app": "app", "clients": 5, "data": None, "rules": None}
+    assert json.loads(capsys.readouterr().out) | {"rules": None} == {
+        "app": "app",
+        "clients": 5,
+        "data": None,
+        "rules": None,
+    }
     assert app.read_app(Path("app"))[1] is None
 
 
@@ -71,7 +78,23 @@ def test_an_apps_plugins_go_from_app_to_app(desk: Path) -> None:
     Path("mine.py").write_text(
         "import askew\nfrom askew.algorithms import FedAvg\n\n@askew.register('mine', replace=True)\nclass Mine(FedAvg):\n    pass\n"
     )
-    assert main(["deploy", "app", "run.toml", "run", "--plugin", "mine.py", "--set", 'algorithm={name = "mine"}', "--data", "data.py"]) == 0
+    assert (
+        main(
+            [
+                "deploy",
+                "app",
+                "run.toml",
+                "run",
+                "--plugin",
+                "mine.py",
+                "--set",
+                'algorithm={name = "mine"}',
+                "--data",
+                "data.py",
+            ]
+        )
+        == 0
+    )
     assert main(["deploy", "app", "run", "two"]) == 0
     names = {path.relative_to("run") for path in Path("run").rglob("*.*")}
     assert Path("askew_app/plugin_0_mine.py") in names
@@ -83,7 +106,10 @@ def test_an_apps_plugins_go_from_app_to_app(desk: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("app none.toml app", "there is no file 'none.toml'; name a TOML file, or a folder that `askew deploy app` wrote."),
+        (
+            "app none.toml app",
+            "there is no file 'none.toml'; name a TOML file, or a folder that `askew deploy app` wrote.",
+        ),
         ("app run.toml app --set algorithm.mu=1", "unknown setting algorithm.mu"),
         ("app run.toml app --clients 0", "'--clients'"),
         ("app run.toml app --rule patience=3", "deployment: unknown setting patience"),
@@ -93,7 +119,10 @@ def test_an_apps_plugins_go_from_app_to_app(desk: Path) -> None:
         ("app run.toml app --data bad.py", "the data module 'bad.py' is no Python: invalid syntax"),
         ("app run.toml .", "'.' holds other files; name a new folder"),
         ("app run.toml run.toml", "'run.toml' holds other files; name a new folder"),
-        ("app run.toml app --set evaluation.spread=true --data data.py", "evaluation.spread needs the clients' samples"),
+        (
+            "app run.toml app --set evaluation.spread=true --data data.py",
+            "evaluation.spread needs the clients' samples",
+        ),
         ("app run.toml app --set sweep.seed=[1,2]", "a [sweep] table"),
         ("up folder", "'folder' is no app folder: it has no askew_app/run.toml"),
         ("up run.toml --rule out=elsewhere", "--rule out has an option of its own here; use --out"),
@@ -105,7 +134,9 @@ def test_an_apps_plugins_go_from_app_to_app(desk: Path) -> None:
         ("down", "no such command 'down'"),
     ],
 )
-def test_one_sentence(words: str, says: str, desk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_sentence(
+    words: str, says: str, desk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if words.startswith(("up", "keys")) and find_spec("cryptography") is None and "missing" not in says:
         pytest.skip("needs the extra flower")
     Path("folder").mkdir()
@@ -127,7 +158,10 @@ def test_without_flower_one_sentence_says_how_to_get_it(
 ) -> None:
     assert main(["deploy", *words.split()]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err == f"error: deployments need Flower, which is not installed; run pip install '{flower.FLOWER}'.\n"
+    assert (
+        out == ""
+        and err == f"error: deployments need Flower, which is not installed; run pip install '{flower.FLOWER}'.\n"
+    )
 
 
 # keys -----------------------------------------------------------------------------------------------------------
@@ -137,10 +171,31 @@ def test_without_flower_one_sentence_says_how_to_get_it(
 def test_keys_are_whole_private_and_good_for_the_hosts(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
+    from cryptography.hazmat.primitives.serialization import (
+        load_pem_private_key,
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
 
     os.umask(0o022)
-    assert main(["deploy", "keys", "keys", "--clients", "2", "--host", "fl.example.org", "--host", "10.0.0.5", "--days", "30"]) == 0
+    assert (
+        main(
+            [
+                "deploy",
+                "keys",
+                "keys",
+                "--clients",
+                "2",
+                "--host",
+                "fl.example.org",
+                "--host",
+                "10.0.0.5",
+                "--days",
+                "30",
+            ]
+        )
+        == 0
+    )
     told = capsys.readouterr().out
     assert "--superlink fl.example.org:8000" in told and "flwr supernode register keys/node-0.pub" in told
     secret = {"ca.key", "server.key", "node-0", "node-0.key", "node-1", "node-1.key"}
@@ -157,7 +212,9 @@ def test_keys_are_whole_private_and_good_for_the_hosts(desk: Path, capsys: pytes
         assert not found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca  # it signs nothing
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
-        assert hosts == (["fl.example.org", "localhost", "10.0.0.5", "127.0.0.1"] if name == "server" else ["localhost", "127.0.0.1"])
+        assert hosts == (
+            ["fl.example.org", "localhost", "10.0.0.5", "127.0.0.1"] if name == "server" else ["localhost", "127.0.0.1"]
+        )
         assert 30 <= (found.not_valid_after_utc - found.not_valid_before_utc).total_seconds() / 86400 < 31
     publics = []
     for client in range(2):
@@ -181,7 +238,11 @@ def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
         write_json(folder / "run.json", {"state": "running", "engine": "flower"})
         assert held(folder) and load(folder).facts["state"] == "running"
     found = load(folder)
-    assert not held(folder) and found.facts["state"] == "interrupted" and terminal.state(found) == "interrupted, 0 of 2 rounds"
+    assert (
+        not held(folder)
+        and found.facts["state"] == "interrupted"
+        and terminal.state(found) == "interrupted, 0 of 2 rounds"
+    )
     assert terminal.go_on(folder, "flower") == "flwr run APP"
     (folder / "flower" / "keys").mkdir(parents=True)
     assert terminal.go_on(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path} --secure"
@@ -206,7 +267,9 @@ def test_of_a_log_the_last_thing_worth_reading_is_told(tmp_path: Path) -> None:
 
 def start(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "askew", "deploy", "up", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
 
 
 def read_until(stream: IO[str], words: str) -> str:
@@ -233,7 +296,9 @@ def only_run() -> Path:
 
 @needs_flower
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=everything)])
-def test_an_interrupted_federation_leaves_nothing_running_and_goes_on(number: int, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_federation_leaves_nothing_running_and_goes_on(
+    number: int, desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("run.toml", "--clients", "1", "--rule", "timeout=120")
     first = start(*words)
     assert first.stderr is not None
@@ -273,7 +338,9 @@ def test_a_server_that_fails_is_told_in_a_sentence(desk: Path) -> None:
     assert "note: node " in err and "the data module's client(node) must return (train, validation, test)" in err
     last = err.splitlines()[-1]
     log = only_run() / "flower" / "run.log"
-    assert last.startswith("error: the run failed; 0 of 1 clients came within 30 s;") and last.endswith(f"its log is {log}.")
+    assert last.startswith("error: the run failed; 0 of 1 clients came within 30 s;") and last.endswith(
+        f"its log is {log}."
+    )
     assert "EngineError" in log.read_text()
     assert_none_left(only_run() / "flower" / "flwr", patience=0)
 

@@ -31,9 +31,9 @@ from askew.data.federation import Federation
 from askew.experiment.config import Config
 from askew.experiment.store import Run, load
 from askew.flower.app import PACKAGE, write_app
-from askew.flower.field import Rules, serve
-from askew.flower.site import DataModule, read_page
-from askew.flower.wire import Letter
+from askew.flower.deployment_data import DataModule, read_page
+from askew.flower.server import Rules, serve
+from askew.flower.wire import Payload
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
@@ -83,7 +83,9 @@ class Case(NamedTuple):
     meters: list[Door]
     desk: Path
 
-    def start(self, folder: Path, tables: dict[str, Any], orders: dict[str, str], data: Path | None = None, **rules: Any) -> None:
+    def start(
+        self, folder: Path, tables: dict[str, Any], orders: dict[str, str], data: Path | None = None, **rules: Any
+    ) -> None:
         for path in self.desk.iterdir():
             path.unlink()
         (self.desk / "orders.json").write_text(json.dumps(orders))
@@ -267,7 +269,11 @@ def test_garbage_is_refused_and_the_clients_measure_the_model(case: Case, tmp_pa
         lines = [line for line in told if f"round {place[0]}: " in line and sentence in line]
         assert len(lines) == 1, (place, told)
     assert not any("Traceback" in line for line in told)
-    assert [r["participants"] for r in ours.rounds] == [[1, 2], [2], [2]] and [r["dropped"] for r in ours.rounds] == [1, 0, 0]
+    assert [r["participants"] for r in ours.rounds] == [[1, 2], [2], [2]] and [r["dropped"] for r in ours.rounds] == [
+        1,
+        0,
+        0,
+    ]
     assert [r["absent"] for r in ours.rounds] == [1, 2, 2]
     assert_simulated(ours, whole, [[2], [2], [2]], tmp_path)
     assert ours.folder is not None
@@ -336,7 +342,9 @@ def test_a_spare_client_stands_in_for_one_that_sends_garbage(broken: float | Non
     spoil = lambda kind, client, letter, told: (
         told
         if (kind, client) != ("train", 0)
-        else told._replace(tensors={} if broken is None else {n: torch.full_like(t, broken) for n, t in told.tensors.items()})
+        else told._replace(
+            tensors={} if broken is None else {n: torch.full_like(t, broken) for n, t in told.tensors.items()}
+        )
     )
     config = read_page(written(page({"name": "fedavg"}), tmp_path / "app"))
     post, said = Slow(config, tmp_path / "clients", change=spoil), list[str]()
@@ -349,12 +357,21 @@ def test_a_spare_client_stands_in_for_one_that_sends_garbage(broken: float | Non
     ("spoil", "sentence"),
     [
         (lambda told: told._replace(tensors={"x": torch.zeros(9)}), "sent tensors named 'x', expected none at all"),
-        (lambda told: told._replace(numbers={**told.numbers, "more": "x" * 10**7}), "bytes came, at most 1,048,576 are allowed"),
-        (lambda told: told._replace(numbers={**told.numbers, "more": [b"x" * 10**7]}), "bytes came, at most 1,048,576 are allowed"),
-        (lambda told: told._replace(numbers={**told.numbers, "version": "1\n2\x1b[2J"}), "this is of version 1 2 [2J, expected version"),
+        (
+            lambda told: told._replace(numbers={**told.numbers, "more": "x" * 10**7}),
+            "bytes came, at most 1,048,576 are allowed",
+        ),
+        (
+            lambda told: told._replace(numbers={**told.numbers, "more": [b"x" * 10**7]}),
+            "bytes came, at most 1,048,576 are allowed",
+        ),
+        (
+            lambda told: told._replace(numbers={**told.numbers, "version": "1\n2\x1b[2J"}),
+            "this is of version 1 2 [2J, expected version",
+        ),
     ],
 )
-def test_a_false_hello_is_refused(spoil: Callable[[Letter], Letter], sentence: str, tmp_path: Path) -> None:
+def test_a_false_hello_is_refused(spoil: Callable[[Payload], Payload], sentence: str, tmp_path: Path) -> None:
     said: list[str] = []
     change = lambda kind, client, letter, told: spoil(told) if (kind, client) == ("query", 3) else told
     deployed(page({"name": "fedavg"}), tmp_path, {"nodes": 4}, change=change, said=said)
@@ -364,20 +381,29 @@ def test_a_false_hello_is_refused(spoil: Callable[[Letter], Letter], sentence: s
 def test_scores_that_cannot_be_are_left_out(tmp_path: Path) -> None:
     """Of another length, or no numbers: they would be in the mean."""
     false = {0: [0.5], 1: [0.5, math.nan], 2: [10**9]}
-    module = DataModule(lambda node: ((torch.ones(9, 8), torch.arange(9) % 3), None, (torch.ones(3, 8), torch.arange(3))))
+    module = DataModule(
+        lambda node: ((torch.ones(9, 8), torch.arange(9) % 3), None, (torch.ones(3, 8), torch.arange(3)))
+    )
     change = lambda kind, client, letter, told: (
-        told._replace(numbers={**told.numbers, "scores.global": false[client]}) if kind == "evaluate" and client in false else told
+        told._replace(numbers={**told.numbers, "scores.global": false[client]})
+        if kind == "evaluate" and client in false
+        else told
     )
     ours, _, said = deployed(page({"name": "fedavg"}), tmp_path, data=module, change=change)
-    assert len([text for text in said if "scores must be lists of 2 finite numbers" in text]) == 6 and ours.rounds[-1]["accuracy"] <= 1
+    assert (
+        len([text for text in said if "scores must be lists of 2 finite numbers" in text]) == 6
+        and ours.rounds[-1]["accuracy"] <= 1
+    )
 
 
 def test_a_client_takes_no_more_than_it_expects(tmp_path: Path) -> None:
     """Each way a message is bounded by what must be in it."""
     config = read_page(written(page({"name": "fedavg"}), tmp_path / "app"))
     post = Hands(config, tmp_path / "clients")
-    asked: list[Letter] = []
-    deployed(page({"name": "fedavg"}), tmp_path, change=lambda kind, client, letter, told: (asked.append(letter), told)[1])
+    asked: list[Payload] = []
+    deployed(
+        page({"name": "fedavg"}), tmp_path, change=lambda kind, client, letter, told: (asked.append(letter), told)[1]
+    )
     letter = next(one for one in asked if "x" in one.tensors)
     client = letter.numbers["client"]
     for large in (

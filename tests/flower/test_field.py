@@ -16,13 +16,13 @@ from askew.errors import ConfigError, EngineError, StoreError
 from askew.experiment.config import Config
 from askew.experiment.run import play
 from askew.experiment.store import load
-from askew.flower.field import Rules, serve
-from askew.flower.keep import InFile, InMemory, Kept
-from askew.flower.site import read_page
-from askew.flower.wire import Letter
+from askew.flower.client_state import InFile, InMemory, Kept
+from askew.flower.deployment_data import read_page
+from askew.flower.server import Rules, serve
+from askew.flower.wire import Payload
 
 STATEFUL = ["scaffold", "fedbn", "moon", "feddc"]
-Change = Callable[[str, int, Letter, Letter], Any]
+Change = Callable[[str, int, Payload, Payload], Any]
 
 
 def traced(key: str, rounds: list[list[int]], tmp_path: Path) -> dict[str, Any]:
@@ -36,12 +36,14 @@ EVERYBODY = [[0, 1, 2], [1, 2, 3], [0, 1, 4], [1, 2, 3]]
 WITHOUT = [[0, 1, 2], [2, 3], [0, 1, 4], [1, 2, 3]]  # client 1 is missing in round 2
 
 
-def in_round_2(change: Callable[[Letter], Any]) -> Change:
+def in_round_2(change: Callable[[Payload], Any]) -> Change:
     """Client 1's answer of round 2 is changed."""
-    return lambda kind, client, letter, told: change(told) if (kind, client, letter.numbers.get("round")) == ("train", 1, 2) else told
+    return lambda kind, client, letter, told: (
+        change(told) if (kind, client, letter.numbers.get("round")) == ("train", 1, 2) else told
+    )
 
 
-def spoiled(told: Letter, **numbers: Any) -> Letter:
+def spoiled(told: Payload, **numbers: Any) -> Payload:
     return told._replace(numbers={**told.numbers, **numbers})
 
 
@@ -77,29 +79,38 @@ def test_an_answer_that_is_not_finite_is_dropped_by_the_servers_own_guard(key: s
         (lambda told: spoiled(told, samples=10**9), "client 1: this is of samples 1000000000, expected samples"),
         (lambda told: spoiled(told, loss="small"), "client 1: loss must be of type float"),
         (lambda told: told._replace(numbers={}), "client 1: client must be of type int"),
-        (lambda told: told._replace(tensors={}), "client 1 sent tensors named none at all, expected 'buffers', 'up.dc', 'up.delta'"),
+        (
+            lambda told: told._replace(tensors={}),
+            "client 1 sent tensors named none at all, expected 'buffers', 'up.dc', 'up.delta'",
+        ),
         (lambda told: told._replace(tensors=told.tensors | {"more": torch.ones(1)}), "'more'"),
         (lambda told: told._replace(tensors={n: t.double() for n, t in told.tensors.items()}), "came, expected <f4"),
         (lambda told: told._replace(tensors={n: t[:-1] for n, t in told.tensors.items()}), "came, expected <f4"),
         (lambda told: told._replace(tensors={n: torch.zeros(10**5) for n in told.tensors}), "bytes came, at most"),
     ],
 )
-def test_garbage_is_left_out_with_a_sentence(change: Callable[[Letter], Any], sentence: str, tmp_path: Path) -> None:
+def test_garbage_is_left_out_with_a_sentence(change: Callable[[Payload], Any], sentence: str, tmp_path: Path) -> None:
     ours, _, said = deployed(traced("scaffold", EVERYBODY, tmp_path), tmp_path, change=in_round_2(change))
     assert same_model(ours.model, simulated(traced("scaffold", WITHOUT, tmp_path)).model)
     assert len(said) == 1 and sentence in said[0], said
 
 
 def test_a_round_that_nobody_answers_changes_nothing(tmp_path: Path) -> None:
-    silence: Change = lambda kind, client, letter, told: None if letter.numbers.get("round") == 2 and kind == "train" else told
+    silence: Change = lambda kind, client, letter, told: (
+        None if letter.numbers.get("round") == 2 and kind == "train" else told
+    )
     ours, _, _ = deployed(traced("scaffold", EVERYBODY, tmp_path), tmp_path, change=silence)
     assert (ours.rounds[1]["participants"], ours.rounds[1]["absent"], ours.rounds[1]["train_loss"]) == ([], 3, None)
     assert ours.rounds[1]["bytes_up"] == 0 < ours.rounds[1]["bytes_down"]
-    assert ours.finished and same_model(ours.model, simulated(traced("scaffold", [EVERYBODY[0], [], *EVERYBODY[2:]], tmp_path)).model)
+    assert ours.finished and same_model(
+        ours.model, simulated(traced("scaffold", [EVERYBODY[0], [], *EVERYBODY[2:]], tmp_path)).model
+    )
 
 
 def test_too_few_answers_throw_a_round_away(tmp_path: Path) -> None:
-    ours, _, said = deployed(traced("scaffold", EVERYBODY, tmp_path), tmp_path, {"answers": 3}, change=in_round_2(lambda told: None))
+    ours, _, said = deployed(
+        traced("scaffold", EVERYBODY, tmp_path), tmp_path, {"answers": 3}, change=in_round_2(lambda told: None)
+    )
     assert (ours.rounds[1]["dropped"], ours.rounds[1]["absent"]) == (2, 1)
     assert "round 2 is thrown away: 2 answers came, at least 3 are needed." in said
     assert same_model(ours.model, simulated(traced("scaffold", [EVERYBODY[0], [], *EVERYBODY[2:]], tmp_path)).model)
@@ -113,7 +124,9 @@ def test_spare_clients_stand_in(tmp_path: Path) -> None:
             return super().collect(list(names)[:1])
 
     config = read_page(written(page(VARIANTS["scaffold"]), tmp_path / "app"))
-    run = serve(config, OneByOne(config, tmp_path / "c"), Rules(out=str(tmp_path / "runs"), spare=1.0), None, lambda text: None)
+    run = serve(
+        config, OneByOne(config, tmp_path / "c"), Rules(out=str(tmp_path / "runs"), spare=1.0), None, lambda text: None
+    )
     assert [(r["participants"], r["absent"]) for r in run.rounds] == [([0, 1, 2], 2)] * 4  # all five are asked
     theirs = simulated(traced("scaffold", [[0, 1, 2]] * 4, tmp_path))
     assert same_model(run.model, theirs.model)
@@ -127,7 +140,7 @@ def test_spare_clients_stand_in(tmp_path: Path) -> None:
 def test_a_killed_server_goes_on_from_its_last_round(key: str, when: str, tmp_path: Path) -> None:
     tables = traced(key, EVERYBODY, tmp_path)
 
-    def cut(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
+    def cut(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
         if kind == "train" and letter.numbers["round"] == 3 and client == (0 if when == "asking" else 4):
             raise KeyboardInterrupt
         return told
@@ -138,7 +151,9 @@ def test_a_killed_server_goes_on_from_its_last_round(key: str, when: str, tmp_pa
     assert load(folder).facts["state"] == "interrupted" and len(load(folder).rounds) == 2
     ours, post, said = deployed(tables, tmp_path)
     theirs = simulated(tables)
-    assert said == [] and not any(letter.numbers.get("round") in (1, 2) for kind, _, letter in post.log if kind == "train")
+    assert said == [] and not any(
+        letter.numbers.get("round") in (1, 2) for kind, _, letter in post.log if kind == "train"
+    )
     assert_same_rounds(ours, theirs)
     assert same_model(load_file(folder / "model.safetensors"), theirs.model)
 
@@ -153,7 +168,7 @@ def test_a_finished_run_is_not_played_again_unless_it_is_asked_for(tmp_path: Pat
 
 
 def test_a_client_that_lost_its_state_says_so_and_is_left_out(tmp_path: Path) -> None:
-    def lose(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
+    def lose(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
         (tmp_path / "clients" / "client-1.safetensors").unlink(missing_ok=True)
         return told
 
@@ -163,7 +178,7 @@ def test_a_client_that_lost_its_state_says_so_and_is_left_out(tmp_path: Path) ->
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
-    def damage(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
+    def damage(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
         if kind == "train" and client == 1:
             (tmp_path / "clients" / "client-1.safetensors").write_bytes(b"nothing")
         return told
@@ -187,11 +202,19 @@ class Crowd(Hands):
         return self.claims.get(number, {"partition-id": number % 100})
 
 
-def crowd(tables: dict[str, Any], tmp_path: Path, plan: Callable[[int], list[int]], claims: Any = None, **rules: Any) -> Any:
+def crowd(
+    tables: dict[str, Any], tmp_path: Path, plan: Callable[[int], list[int]], claims: Any = None, **rules: Any
+) -> Any:
     config = read_page(written(tables, tmp_path / "app"))
     post, said = Crowd(config, tmp_path / "clients"), list[str]()
     post.plan, post.claims = plan, claims or {}
-    run = serve(config, post, Rules.build({"out": str(tmp_path / "runs"), "wait": 0.5, "timeout": 0.2, **rules}), None, said.append)
+    run = serve(
+        config,
+        post,
+        Rules.build({"out": str(tmp_path / "runs"), "wait": 0.5, "timeout": 0.2, **rules}),
+        None,
+        said.append,
+    )
     return run, post, said
 
 
@@ -207,7 +230,9 @@ def test_a_client_may_join_later_and_come_again_as_another_node(tmp_path: Path) 
 
 
 def test_participants_are_drawn_from_the_clients_that_are_there(tmp_path: Path) -> None:
-    ours, _, _ = crowd(page(VARIANTS["fedavg"]), tmp_path, lambda call: [100, 103, 104] if call <= 3 else [100, 102], nodes=2)
+    ours, _, _ = crowd(
+        page(VARIANTS["fedavg"]), tmp_path, lambda call: [100, 103, 104] if call <= 3 else [100, 102], nodes=2
+    )
     assert [r["participants"] for r in ours.rounds] == [[0, 3, 4], [0, 3, 4], [0, 2], [0, 2]]
     assert not any("absent" in r for r in ours.rounds)
 
@@ -230,8 +255,12 @@ def test_without_clients_no_round_is_played(tmp_path: Path) -> None:
     ],
 )
 def test_a_node_that_does_not_say_who_it_is_is_left_out(claim: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    ours, post, said = crowd(page(VARIANTS["fedavg"]), tmp_path, lambda call: [100, 101, 102, 103, 110], {110: claim}, nodes=4)
-    assert ours.finished and len(said) == 3 and all(sentence in text and "node 110 is left out" in text for text in said)
+    ours, post, said = crowd(
+        page(VARIANTS["fedavg"]), tmp_path, lambda call: [100, 101, 102, 103, 110], {110: claim}, nodes=4
+    )
+    assert (
+        ours.finished and len(said) == 3 and all(sentence in text and "node 110 is left out" in text for text in said)
+    )
     assert sum(kind == "query" for kind, _, _ in post.log) == 4 + 3
 
 
@@ -260,7 +289,7 @@ def test_what_real_clients_cannot_do_is_refused(tables: dict[str, Any], sentence
 def test_a_letter_of_another_run_is_refused_by_the_client(tmp_path: Path) -> None:
     config = read_page(written(page(VARIANTS["fedavg"]), tmp_path))
     told = Hands(config, tmp_path).answer(
-        "train", 101, Hands(config, tmp_path).carry(Letter({"mark": "other", "client": 1, "classes": 3}, {}))
+        "train", 101, Hands(config, tmp_path).carry(Payload({"mark": "other", "client": 1, "classes": 3}, {}))
     )
     assert isinstance(told, str) and "the server: this is of mark other, expected mark" in told
 
@@ -292,7 +321,7 @@ def test_a_client_keeps_the_state_used_last_and_the_latest(file: bool, tmp_path:
 
 
 def test_the_command_line_reads_a_deployed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from askew.cli import main
+    from askew.cli.main import main
 
     tables = page(VARIANTS["scaffold"])
     run, _, _ = deployed(tables, tmp_path)

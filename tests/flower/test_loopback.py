@@ -23,14 +23,27 @@ from safetensors.torch import load_file
 
 from askew.experiment.store import Run, load
 from askew.flower.app import write_app
-from askew.flower.field import Rules
+from askew.flower.server import Rules
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
 from askew.flower.loopback import HOST, Loopback
 
 FEW = ("scaffold", "fedbn")
-REST = ("fedavg", "fedpdc", "feddyn", "feddc", "feddpc", "fedcm", "fedvarp", "moon", "mgda", "lossbias", "fedga", "solo")
+REST = (
+    "fedavg",
+    "fedpdc",
+    "feddyn",
+    "feddc",
+    "feddpc",
+    "fedcm",
+    "fedvarp",
+    "moon",
+    "mgda",
+    "lossbias",
+    "fedga",
+    "solo",
+)
 BYTES = ("bytes_up", "bytes_down")
 TOLERANCE = 1e-6
 OVERHEAD = 64 * 1024  # bytes a message, besides a twentieth
@@ -51,7 +64,9 @@ class Meter:
         with suppress(OSError), self.door:
             while True:
                 near, _ = self.door.accept()
-                threading.Thread(target=self.lead, args=(near, socket.create_connection((HOST, self.target))), daemon=True).start()
+                threading.Thread(
+                    target=self.lead, args=(near, socket.create_connection((HOST, self.target))), daemon=True
+                ).start()
 
     def lead(self, near: socket.socket, far: socket.socket) -> None:
         """Until one of the two ends."""
@@ -85,7 +100,11 @@ def tables(key: str) -> dict[str, Any]:
 
 
 def play(link: Loopback, key: str, folder: Path) -> Run:
-    write_app(written(tables(key), folder / "page"), folder / "app", rules=Rules(out=str(folder / "runs"), wait=120.0, timeout=120.0))
+    write_app(
+        written(tables(key), folder / "page"),
+        folder / "app",
+        rules=Rules(out=str(folder / "runs"), wait=120.0, timeout=120.0),
+    )
     process = link.run(folder / "app")
     assert process.wait(PATIENCE) == 0, (link.folder / "run.log").read_text()
     found = list((folder / "runs").glob("*"))
@@ -104,12 +123,16 @@ def test_a_deployment_is_the_simulators_run(keys: tuple[str, ...], tmp_path: Pat
             assert model.keys() == theirs.model.keys()
             assert max((model[n] - v).abs().max().item() for n, v in theirs.model.items()) <= TOLERANCE
             for one, other in zip(ours.rounds, theirs.rounds, strict=True):
-                assert [one[name] for name in ("participants", *BYTES)] == [other[name] for name in ("participants", *BYTES)]
+                assert [one[name] for name in ("participants", *BYTES)] == [
+                    other[name] for name in ("participants", *BYTES)
+                ]
                 for name in ("train_loss", "accuracy", "loss"):
                     assert one[name] == (None if other[name] is None else pytest.approx(other[name], rel=1e-5))
             seen = sum(m.down for m in meters) - before[0], sum(m.up for m in meters) - before[1]
             counted = ours.bytes_down, ours.bytes_up
-            print(f"{key}: {counted} bytes counted, {seen} seen; rounds of {[round(r['seconds'], 1) for r in ours.rounds]} s")
+            print(
+                f"{key}: {counted} bytes counted, {seen} seen; rounds of {[round(r['seconds'], 1) for r in ours.rounds]} s"
+            )
             if key not in ("fedbn", "solo"):  # whose evaluation travels too
                 check_bytes(counted, seen, messages=3 * (len(ours.rounds) + 1))
 
@@ -127,10 +150,16 @@ def test_flowers_own_simulation_plays_the_same_app(tmp_path: Path) -> None:
         (tmp_path / "flower" / "flwr" / "config.toml").write_text(
             '[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = ":local:"\n'
         )
-        write_app(written(tables("moon"), tmp_path / "page"), tmp_path / "app", rules=Rules(out=str(tmp_path / "runs"), wait=120.0))
+        write_app(
+            written(tables("moon"), tmp_path / "page"),
+            tmp_path / "app",
+            rules=Rules(out=str(tmp_path / "runs"), wait=120.0),
+        )
         words = ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
         try:
-            assert link.start("run", "flwr", "run", str(tmp_path / "app"), "local", "--stream", *words).wait(PATIENCE) == 0
+            assert (
+                link.start("run", "flwr", "run", str(tmp_path / "app"), "local", "--stream", *words).wait(PATIENCE) == 0
+            )
         finally:
             end_all(link.env["FLWR_HOME"])
     ours, theirs = load(next((tmp_path / "runs").iterdir())), simulated(tables("moon"))

@@ -15,10 +15,10 @@ from askew.algorithms import algorithms
 from askew.errors import AskewError, ConfigError
 from askew.experiment.store import Run
 from askew.flower.client import Client, hello
-from askew.flower.field import Rules, serve, uploads
+from askew.flower.deployment_data import Home, house_of, read_page
 from askew.flower.privacy import Privacy, check_fit, clipped, noisy
-from askew.flower.site import Home, house_of, read_page
-from askew.flower.wire import Letter, Sealed
+from askew.flower.server import Rules, serve, uploads
+from askew.flower.wire import Payload, RawPayload
 
 PLAIN = {"name": "mlp", "hidden": [8], "norm": "none"}
 
@@ -26,10 +26,12 @@ PLAIN = {"name": "mlp", "hidden": [8], "norm": "none"}
 class Secret(Hands):
     """Nodes that keep their secrets between the stages."""
 
-    def answer(self, kind: str, number: int, letter: Sealed) -> Letter | str:
+    def answer(self, kind: str, number: int, letter: RawPayload) -> Payload | str:
         self.vaults: dict[int, dict[str, Any]] = self.__dict__.setdefault("vaults", {})
         try:
-            home = Home(self.config, self.node(number), self.data, None if kind == "query" else letter.numbers["classes"])
+            home = Home(
+                self.config, self.node(number), self.data, None if kind == "query" else letter.numbers["classes"]
+            )
             if kind == "query":
                 return hello(home)
             return Client(home, self.place(home), self.vaults.setdefault(number, {})).answer(kind, letter)
@@ -44,7 +46,13 @@ def tables(key: str = "fedavg", privacy: dict[str, Any] | None = None, **more: A
 def deployed(whole: dict[str, Any], tmp_path: Path, change: Any = None, **rules: Any) -> tuple[Run, Secret, list[str]]:
     config, said = read_page(written(whole, tmp_path / "app")), list[str]()
     post = Secret(config, tmp_path / "clients", change=change)
-    run = serve(config, post, Rules.build({"out": str(tmp_path / "runs"), "wait": 1.0, "timeout": 0.2, **rules}), None, said.append)
+    run = serve(
+        config,
+        post,
+        Rules.build({"out": str(tmp_path / "runs"), "wait": 1.0, "timeout": 0.2, **rules}),
+        None,
+        said.append,
+    )
     return run, post, said
 
 
@@ -55,7 +63,7 @@ def test_the_largest_length_is_kept(tmp_path: Path) -> None:
     """Every update that travels is no longer than the bound, and what is shorter is as it was."""
     lengths, losses = [], []
 
-    def noted(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
+    def noted(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
         if kind == "train":
             lengths.append(told.tensors["up.delta"].norm().item())
             losses.append(told.numbers["loss"])
@@ -71,7 +79,9 @@ def test_the_largest_length_is_kept(tmp_path: Path) -> None:
 
 def test_two_tensors_are_clipped_together() -> None:
     up = clipped({"a": torch.full((4,), 3.0), "b": torch.full((4,), 4.0)}, 5.0)
-    assert math.hypot(*(t.norm().item() for t in up.values())) == pytest.approx(5.0) and up["a"][0] / up["b"][0] == pytest.approx(0.75)
+    assert math.hypot(*(t.norm().item() for t in up.values())) == pytest.approx(5.0) and up["a"][0] / up["b"][
+        0
+    ] == pytest.approx(0.75)
 
 
 def test_an_update_that_is_too_long_is_refused(tmp_path: Path) -> None:
@@ -95,7 +105,10 @@ def test_noise_has_the_stated_deviation(where: str, tmp_path: Path) -> None:
     whole = tables(model=WIDE, rounds=1, participation={"name": "full"})
     whole["algorithm"] = {"name": "fedavg", "weighting": "uniform"}
     still, _, _ = deployed(whole | {"privacy": {"clip": 0.5}}, tmp_path / "still")
-    runs = [deployed(whole | {"privacy": {"clip": 0.5, "noise": 2.0, "where": where}}, tmp_path / str(n))[0] for n in range(2)]
+    runs = [
+        deployed(whole | {"privacy": {"clip": 0.5, "noise": 2.0, "where": where}}, tmp_path / str(n))[0]
+        for n in range(2)
+    ]
     first, second = (values(run) - values(still) for run in runs)
     std = 2.0 * 0.5 / (5 if where == "server" else math.sqrt(5))
     count = len(first)
@@ -104,7 +117,9 @@ def test_noise_has_the_stated_deviation(where: str, tmp_path: Path) -> None:
         assert abs(drawn.mean().item()) < 5 * std / math.sqrt(count)
         assert drawn.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * count))
         assert (drawn.abs() < std).double().mean().item() == pytest.approx(math.erf(math.sqrt(0.5)), abs=0.02)
-    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 5 / math.sqrt(count)  # not from the run's seed
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 5 / math.sqrt(
+        count
+    )  # not from the run's seed
 
 
 def test_noise_is_drawn_anew_each_time() -> None:
@@ -125,14 +140,16 @@ def test_epsilon() -> None:
 
 
 def fits(key: str, tmp_path: Path, **privacy: Any) -> bool:
-    whole = page(VARIANTS[key]) | ({"algorithm": VARIANTS[key] | {"weighting": "uniform"}} if "noise" in privacy else {})
+    whole = page(VARIANTS[key]) | (
+        {"algorithm": VARIANTS[key] | {"weighting": "uniform"}} if "noise" in privacy else {}
+    )
     if whole["model"].get("norm") == "batch" and "noise" in privacy and key not in ("fedbn", "solo"):
         whole["model"] = PLAIN
     try:
         config = read_page(written(whole | {"privacy": privacy}, tmp_path))
-        from askew.experiment.build import Workshop
+        from askew.experiment.build import BuildCache
 
-        server = house_of(config, Workshop()).server
+        server = house_of(config, BuildCache()).server
         check_fit(config.privacy, server, uploads(server))
     except ConfigError:
         return False
@@ -157,10 +174,14 @@ def test_the_documented_methods_fit(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["feddpc", "fedexp", "fednova", "fedcm", "lossbias", "mgda", "fedmgdaplus", "fedvarp", "mifa", "fedpdc", "fedamd"]
+    "key",
+    ["feddpc", "fedexp", "fednova", "fedcm", "lossbias", "mgda", "fedmgdaplus", "fedvarp", "mifa", "fedpdc", "fedamd"],
 )
 def test_methods_that_look_at_each_upload_are_refused(key: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs every client's upload, not their mean alone, which is all that secure aggregation leaves"):
+    with pytest.raises(
+        ConfigError,
+        match="needs every client's upload, not their mean alone, which is all that secure aggregation leaves",
+    ):
         deployed(page(VARIANTS[key]) | {"privacy": {"secure": True}}, tmp_path)
 
 
@@ -178,10 +199,17 @@ def test_methods_that_look_at_each_upload_are_refused(key: str, tmp_path: Path) 
         ("scaffold", {"clip": 1.0}, {}, "its clients keep or send more than their update"),
         ("fedavg", {"clip": -1.0}, {}, "privacy: clip must be ≥ 0"),
         ("fedavg", {"secret": True}, {}, "unknown setting"),
-        ("fedavg", {"secure": True}, {"evaluation": {"drift": True}}, "evaluation.drift measures the clients' uploads one by one"),
+        (
+            "fedavg",
+            {"secure": True},
+            {"evaluation": {"drift": True}},
+            "evaluation.drift measures the clients' uploads one by one",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused(key: str, privacy: dict[str, Any], more: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(
+    key: str, privacy: dict[str, Any], more: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as refused:
         deployed(tables(key, privacy, **more), tmp_path)
     assert sentence in str(refused.value)

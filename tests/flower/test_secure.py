@@ -16,8 +16,8 @@ from test_privacy import WIDE, deployed, tables, values
 
 from askew.experiment.store import load
 from askew.flower.app import write_app
-from askew.flower.field import Rules
-from askew.flower.wire import Letter, Sealed
+from askew.flower.server import Rules
+from askew.flower.wire import Payload, RawPayload
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
@@ -29,12 +29,14 @@ from askew.flower.loopback import Loopback
 SECURE = {"secure": True, "fewest": 2}
 
 
-@pytest.mark.parametrize("key", ["fedavg", "fedprox", "fedadam", "scaffold", "feddyn", "feddc", "fedga", "moon", "fedbn", "fedsgd"])
+@pytest.mark.parametrize(
+    "key", ["fedavg", "fedprox", "fedadam", "scaffold", "feddyn", "feddc", "fedga", "moon", "fedbn", "fedsgd"]
+)
 def test_the_sum_is_the_plain_one(key: str, tmp_path: Path) -> None:
     """The same rounds as without, up to 2^-33 a number; no answer of training holds anything but masked words."""
-    seen: list[Letter] = []
+    seen: list[Payload] = []
 
-    def noted(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
+    def noted(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
         seen.extend([told] if kind == "train" else [])
         return told
 
@@ -44,14 +46,16 @@ def test_the_sum_is_the_plain_one(key: str, tmp_path: Path) -> None:
     assert said == [] and all({*told.tensors} == {"hidden"} and told.numbers["loss"] == 0 for told in seen)
     assert max((run.model[n] - v).abs().max().item() for n, v in theirs.model.items()) < 1e-5
     for one, other in zip(run.rounds, theirs.rounds, strict=True):
-        assert one["participants"] == other["participants"] and one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+        assert one["participants"] == other["participants"] and one["train_loss"] == pytest.approx(
+            other["train_loss"], rel=1e-4
+        )
 
 
 def test_masked_words_tell_nothing(tmp_path: Path) -> None:
     """They fill all 64 bits evenly, and the same update is masked otherwise each round."""
     words: list[np.ndarray] = []
 
-    def noted(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
+    def noted(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
         words.extend([told.tensors["hidden"].numpy().view(np.uint64)] if kind == "train" else [])
         return told
 
@@ -67,7 +71,9 @@ def test_masked_words_tell_nothing(tmp_path: Path) -> None:
 def test_a_client_that_leaves_at_any_stage_is_left_out(stage: str, tmp_path: Path) -> None:
     """The sum is of the others, as if it had never been asked; but for one that leaves when all is sent."""
     whole = tables("scaffold", participation={"name": "full"}, rounds=2)
-    gone = lambda kind, client, letter, told: None if (kind, client, letter.numbers.get("round")) == (stage, 1, 1) else told
+    gone = lambda kind, client, letter, told: (
+        None if (kind, client, letter.numbers.get("round")) == (stage, 1, 1) else told
+    )
     run, _, said = deployed(whole | {"privacy": SECURE}, tmp_path, gone)
     came = [[0, 2, 3, 4] if stage != "train.unmask" else [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     path = tmp_path / "trace.json"
@@ -78,7 +84,9 @@ def test_a_client_that_leaves_at_any_stage_is_left_out(stage: str, tmp_path: Pat
 
 
 def test_with_too_few_left_the_round_is_thrown_away(tmp_path: Path) -> None:
-    gone = lambda kind, client, letter, told: None if (kind, letter.numbers.get("round")) == ("train", 1) and client < 3 else told
+    gone = lambda kind, client, letter, told: (
+        None if (kind, letter.numbers.get("round")) == ("train", 1) and client < 3 else told
+    )
     run, _, said = deployed(tables(participation={"name": "full"}, privacy=SECURE, rounds=2), tmp_path, gone)
     assert run.rounds[0]["participants"] == [] and run.rounds[1]["participants"] == [0, 1, 2, 3, 4]
     assert "round 1: secure aggregation has 2 clients left, at least 3 are needed; the round is thrown away." in said
@@ -96,8 +104,12 @@ def test_with_too_few_left_the_round_is_thrown_away(tmp_path: Path) -> None:
     ],
 )
 def test_false_answers_cost_a_round_at_most(stage: str, numbers: dict[str, Any], tmp_path: Path) -> None:
-    def spoil(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
-        return told._replace(numbers={**told.numbers, **numbers}) if (kind, client, letter.numbers.get("round")) == (stage, 1, 1) else told
+    def spoil(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
+        return (
+            told._replace(numbers={**told.numbers, **numbers})
+            if (kind, client, letter.numbers.get("round")) == (stage, 1, 1)
+            else told
+        )
 
     run, _, said = deployed(tables(participation={"name": "full"}, privacy=SECURE, rounds=2), tmp_path, spoil)
     assert run.finished and said and run.rounds[1]["participants"] == [0, 1, 2, 3, 4]
@@ -116,9 +128,9 @@ def test_a_client_tells_one_share_of_one_secret_once() -> None:
     """A server that asks for both shares of a client, or for the sum of one, gets a sentence."""
     vaults = [dict[str, Any]() for _ in range(4)]
     clients = [secure.Hidden(vault, i, 3, "the server") for i, vault in enumerate(vaults)]
-    keys = [client.keys("here", Sealed({}, {})) for client in clients]
+    keys = [client.keys("here", RawPayload({}, {})) for client in clients]
     public = {name: [k[name] for k in keys] for name in ("mask", "letter")}
-    asked = lambda **numbers: Sealed(numbers, {})
+    asked = lambda **numbers: RawPayload(numbers, {})
     with pytest.raises(secure.Refused, match="a sum of 2 clients was asked for, at least 3"):
         clients[0].shares("here", asked(clients=[0, 1], **{n: v[:2] for n, v in public.items()}))
     with pytest.raises(secure.Refused, match="keys came that are not one of each"):
@@ -158,7 +170,9 @@ def test_flower_carries_all_stages(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.environ.get("ASKEW_LOOPBACK") != "all", reason="takes long; set ASKEW_LOOPBACK=all")
 def test_real_clients_add_up(tmp_path: Path) -> None:
-    whole = page(VARIANTS["fedavg"], rounds=1, partition={"name": "natural", "clients": 3}, participation={"name": "full"})
+    whole = page(
+        VARIANTS["fedavg"], rounds=1, partition={"name": "natural", "clients": 3}, participation={"name": "full"}
+    )
     rules = Rules(out=str(tmp_path / "runs"), wait=300.0, timeout=300.0)
     write_app(written(whole | {"privacy": {"secure": True}}, tmp_path / "page"), tmp_path / "app", rules=rules)
     with Loopback(tmp_path / "flower", 3, env={"OMP_NUM_THREADS": "1"}) as link:
@@ -173,10 +187,14 @@ def test_a_letter_of_shares_is_good_for_one_way() -> None:
     """Who passes them on cannot hand a client its own letter as another's."""
     vaults = [dict[str, Any]() for _ in range(3)]
     clients = [secure.Hidden(vault, i, 2, "the server") for i, vault in enumerate(vaults)]
-    keys = [client.keys("here", Sealed({}, {})) for client in clients]
-    told = Sealed({"clients": [0, 1, 2], **{name: [k[name] for k in keys] for name in ("mask", "letter")}}, {})
+    keys = [client.keys("here", RawPayload({}, {})) for client in clients]
+    told = RawPayload({"clients": [0, 1, 2], **{name: [k[name] for k in keys] for name in ("mask", "letter")}}, {})
     sealed = [client.shares("here", told)["sealed"] for client in clients]
-    given = [sealed[0][0], sealed[0][1], sealed[2][0]]  # the second is a letter of client 0's own, sent back as client 1's
-    clients[0].hide("here", Sealed({"present": [0, 1, 2], "sealed": given}, {}), secure.pressed(torch.zeros(1)))
-    shares = clients[0].unmask("here", Sealed({"answered": [0, 2]}, {}))["shares"]
+    given = [
+        sealed[0][0],
+        sealed[0][1],
+        sealed[2][0],
+    ]  # the second is a letter of client 0's own, sent back as client 1's
+    clients[0].hide("here", RawPayload({"present": [0, 1, 2], "sealed": given}, {}), secure.pressed(torch.zeros(1)))
+    shares = clients[0].unmask("here", RawPayload({"answered": [0, 2]}, {}))["shares"]
     assert [bool(share) for share in shares] == [True, False, True]

@@ -16,8 +16,8 @@ from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation
 from askew.errors import AskewError
 from askew.experiment.config import Config
-from askew.flower.site import DataModule, Node
-from askew.flower.wire import Letter
+from askew.flower.deployment_data import DataModule, Node
+from askew.flower.wire import Payload
 
 TABLES = page(VARIANTS["fedavg"])
 
@@ -63,15 +63,21 @@ def test_a_public_set_is_the_servers_own(tmp_path: Path) -> None:
     theirs = simulated(tables)
     assert_same_rounds(ours, theirs)
     assert same_model(ours.model, theirs.model)
-    with pytest.raises(AskewError, match=r"FedPDC needs public data at the server; let the data module's server\(\) return"):
+    with pytest.raises(
+        AskewError, match=r"FedPDC needs public data at the server; let the data module's server\(\) return"
+    ):
         deployed(tables, tmp_path / "without", data=DataModule(whole))
 
 
 def test_given_validation_data_are_looked_at_and_not_trained_on(tmp_path: Path) -> None:
-    held = lambda node: (samples(int(node["partition-id"])), (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)), None)
+    held = lambda node: (
+        samples(int(node["partition-id"])),
+        (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)),
+        None,
+    )
     tables, losses = page(VARIANTS["lossbias"]), list[float]()
 
-    def noted(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
+    def noted(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
         losses.extend(t.item() for n, t in told.tensors.items() if n == "up.validation")
         return told
 
@@ -85,14 +91,16 @@ def test_given_validation_data_are_looked_at_and_not_trained_on(tmp_path: Path) 
 
 
 def test_nothing_is_told_but_counts(tmp_path: Path) -> None:
-    told: list[Letter] = []
+    told: list[Payload] = []
 
-    def noted(kind: str, client: int, letter: Letter, answer: Letter) -> Letter:
+    def noted(kind: str, client: int, letter: Payload, answer: Payload) -> Payload:
         told.append(answer)
         return answer
 
     ours, _, _ = deployed(page(VARIANTS["fedavg"]), tmp_path, data=DataModule(whole, common), change=noted)
-    assert {*told[0].numbers} == {"client", "samples", "classes", "shape", "real", "digest", "version"} and not told[0].tensors
+    assert {*told[0].numbers} == {"client", "samples", "classes", "shape", "real", "digest", "version"} and not told[
+        0
+    ].tensors
     assert "labels" not in ours.federation and ours.federation["sizes"] == federation().sizes.tolist()
     assert ours.config["data"]["name"] == "own" and ours.config["partition"]["name"] == "natural"
 
@@ -113,7 +121,10 @@ def test_without_a_test_set_at_the_server_the_clients_measure(tmp_path: Path) ->
     weight, bias = ours.model.values()
     loss = torch.nn.functional.cross_entropy(x @ weight.T + bias, y).item()
     accuracy = ((x @ weight.T + bias).argmax(1) == y).double().mean().item()
-    assert (ours.rounds[-1]["accuracy"], ours.rounds[-1]["loss"]) == (pytest.approx(accuracy), pytest.approx(loss, rel=1e-5))
+    assert (ours.rounds[-1]["accuracy"], ours.rounds[-1]["loss"]) == (
+        pytest.approx(accuracy),
+        pytest.approx(loss, rel=1e-5),
+    )
     assert {client for kind, client, _ in post.log if kind == "evaluate"} == {0, 1, 2, 3, 4}
 
 
@@ -146,16 +157,20 @@ def named(node: Node) -> Any:
 def test_classes_are_counted_over_all_clients(tmp_path: Path) -> None:
     ours, _, said = deployed(page(VARIANTS["fedavg"]), tmp_path, data=DataModule(more_and_more))
     assert said == [] and ours.federation["classes"] == 6
-    ours, _, said = deployed(page(VARIANTS["fedavg"]), tmp_path / "late", {"nodes": 4}, data=DataModule(more_and_more), late=[4])
+    ours, _, said = deployed(
+        page(VARIANTS["fedavg"]), tmp_path / "late", {"nodes": 4}, data=DataModule(more_and_more), late=[4]
+    )
     assert "client 4 has 6 classes, and the run was begun with 5; let client(node) return" in said[0] and ours.finished
-    ours, _, said = deployed(page(VARIANTS["fedavg"]), tmp_path / "named", {"nodes": 4}, data=DataModule(named), late=[4])
+    ours, _, said = deployed(
+        page(VARIANTS["fedavg"]), tmp_path / "named", {"nodes": 4}, data=DataModule(named), late=[4]
+    )
     assert said == [] and any(4 in r["participants"] for r in ours.rounds)
 
 
 def test_a_server_that_starts_again_knows_the_clients_it_knew(tmp_path: Path) -> None:
     """Client 4, who alone has the last class, is not there when the server is."""
 
-    def cut(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
+    def cut(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
         if kind == "train" and letter.numbers["round"] == 2:
             raise KeyboardInterrupt
         return told
@@ -172,10 +187,16 @@ def test_a_server_that_starts_again_knows_the_clients_it_knew(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("client", "sentence"),
     [
-        (lambda node: None, "must return (train, validation, test), each a pair (x, y) or None, or an askew.Dataset, got NoneType"),
+        (
+            lambda node: None,
+            "must return (train, validation, test), each a pair (x, y) or None, or an askew.Dataset, got NoneType",
+        ),
         (lambda node: (None, None, None), "returned no training data"),
         (lambda node: ((torch.ones(2, 8), torch.ones(3)), None, None), "must hold as many targets as inputs"),
-        (lambda node: ((torch.ones(2, 8), torch.ones(2).long()), None, (torch.ones(2, 7), torch.ones(2).long())), "prepare them alike"),
+        (
+            lambda node: ((torch.ones(2, 8), torch.ones(2).long()), None, (torch.ones(2, 7), torch.ones(2).long())),
+            "prepare them alike",
+        ),
     ],
 )
 def test_what_a_data_module_returns_is_checked(client: Callable[[Node], Any], sentence: str, tmp_path: Path) -> None:

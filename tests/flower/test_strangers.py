@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from askew.experiment.store import load
 from askew.flower.app import write_app
-from askew.flower.field import Rules
+from askew.flower.server import Rules
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 
@@ -21,7 +21,9 @@ from askew.flower.keys import make_keys
 from askew.flower.loopback import HOST, Loopback, free_port
 
 PATIENCE = 300.0  # seconds for a run
-TABLES = page({"name": "scaffold"}, rounds=2, partition={"name": "natural", "clients": 2}, participation={"name": "full"})
+TABLES = page(
+    {"name": "scaffold"}, rounds=2, partition={"name": "natural", "clients": 2}, participation={"name": "full"}
+)
 LIAR = """
 import sys
 from importlib import import_module
@@ -53,7 +55,16 @@ def test_strangers_stay_outside_and_the_run_is_the_simulators(tmp_path: Path) ->
     with Loopback(tmp_path / "flower", 2, env={"OMP_NUM_THREADS": "1"}, keys=keys) as link:
         run = link.run(tmp_path / "app")
         for name, (command, _, _) in strangers.items():
-            where = ["--superlink", f"{HOST}:{link.port}", "--host", HOST, "--port", str(free_port()), "--max-retries", "1"]
+            where = [
+                "--superlink",
+                f"{HOST}:{link.port}",
+                "--host",
+                HOST,
+                "--port",
+                str(free_port()),
+                "--max-retries",
+                "1",
+            ]
             link.start(name, *command, *where, "--node-config", "partition-id=1 num-partitions=2")
         assert run.wait(PATIENCE) == 0
         log = lambda name: (link.folder / f"{name}.log").read_text()

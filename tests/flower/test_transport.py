@@ -13,8 +13,8 @@ from torch import Tensor
 from askew.algorithms import Scaffold, algorithms
 from askew.core.algorithm import Algorithm
 from askew.core.space import Space
-from askew.core.types import Cohort, Me, Part, State
-from askew.flower.wire import Letter
+from askew.core.types import Client, Cohort, Part, State
+from askew.flower.wire import Payload
 
 
 class Warm(Algorithm):
@@ -22,10 +22,10 @@ class Warm(Algorithm):
 
     broadcast = ("c",)
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         return {"delta": w - me.x, "odd": w[:3].double()}, {n: v + 1 for n, v in me.mine.items()}
 
-    def carry(self, me: Me) -> State:
+    def carry(self, me: Client) -> State:
         return {"start": me.x + me.mine["c"]}
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
@@ -50,7 +50,7 @@ class Everything(Scaffold):
     def evaluates(self) -> str:
         return "clients"
 
-    def begin(self, me: Me) -> Tensor:
+    def begin(self, me: Client) -> Tensor:
         return me.x + 0.01 * (me.carry["start"] - me.x) + 0.001 * me.server["y"]
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
@@ -70,7 +70,9 @@ def test_all_that_a_message_can_hold(lost: int | None, everything: None, tmp_pat
     """Where an answer is lost in a phase, the client goes on from its state before the round."""
     tables = page({"name": "everything"}, participation={"name": "full"})
     cut = lambda kind, client, letter, told: (
-        None if (kind, client, letter.numbers.get("round"), letter.numbers.get("phase")) == ("train", 1, 2, lost) else told
+        None
+        if (kind, client, letter.numbers.get("round"), letter.numbers.get("phase")) == ("train", 1, 2, lost)
+        else told
     )
     ours, _, said = deployed(tables, tmp_path, change=cut)
     assert len(said) == (lost is not None)
@@ -89,9 +91,9 @@ def test_all_that_a_message_can_hold(lost: int | None, everything: None, tmp_pat
 @pytest.mark.parametrize("key", VARIANTS)
 def test_every_method_is_the_simulators(key: str, tmp_path: Path) -> None:
     """Every letter is bytes on its way, every client knows what lies in its file and no more."""
-    tables, answers = page(VARIANTS[key]), list[tuple[int, Letter]]()
+    tables, answers = page(VARIANTS[key]), list[tuple[int, Payload]]()
 
-    def noted(kind: str, client: int, letter: Letter, told: Letter) -> Letter:
+    def noted(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
         answers.append((letter.numbers["round"] if kind == "train" else 0, told))
         return told
 
@@ -110,5 +112,5 @@ def test_every_method_is_the_simulators(key: str, tmp_path: Path) -> None:
         assert 0 < record["wire_up"] - record["bytes_up"] <= 1024 * len(up)
 
 
-def size(letter: Letter) -> int:
+def size(letter: Payload) -> int:
     return sum(t.numel() * t.element_size() for t in letter.tensors.values())

@@ -10,8 +10,21 @@ import torch
 from torch import Tensor
 
 from askew.core.space import Space
-from askew.engine.ranks import Form
-from askew.flower.wire import Letter, Refused, Sealed, Shared, expect, from_records, opened, packed, sealed, to_records, told, unpacked
+from askew.engine.distributed import TensorSpec
+from askew.flower.wire import (
+    Payload,
+    RawPayload,
+    Refused,
+    Shared,
+    expect,
+    from_records,
+    opened,
+    packed,
+    sealed,
+    to_records,
+    told,
+    unpacked,
+)
 
 TENSORS = {
     "vector": torch.randn(7),
@@ -22,18 +35,26 @@ TENSORS = {
     "empty": torch.zeros(0),
     "turned": torch.randn(4, 3).T,
 }
-NUMBERS = {"round": 3, "loss": float("nan"), "clip": float("inf"), "name": "é", "real": True, "shape": [1, 2], "scores": [0.5, 1.0]}
+NUMBERS = {
+    "round": 3,
+    "loss": float("nan"),
+    "clip": float("inf"),
+    "name": "é",
+    "real": True,
+    "shape": [1, 2],
+    "scores": [0.5, 1.0],
+}
 
 
-def forms(tensors: dict[str, Tensor]) -> dict[str, Form]:
-    return {n: Form(tuple(t.shape), t.dtype) for n, t in tensors.items()}
+def forms(tensors: dict[str, Tensor]) -> dict[str, TensorSpec]:
+    return {n: TensorSpec(tuple(t.shape), t.dtype) for n, t in tensors.items()}
 
 
-def by_hand(letter: Letter) -> Sealed:
+def by_hand(letter: Payload) -> RawPayload:
     return sealed(letter)
 
 
-def by_flower(letter: Letter) -> Sealed:
+def by_flower(letter: Payload) -> RawPayload:
     """Through the bytes in which Flower's processes exchange records."""
     pytest.importorskip("flwr", reason="needs the extra flower")
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -49,8 +70,8 @@ WAYS = pytest.mark.parametrize("way", [by_hand, by_flower])
 
 @WAYS
 @pytest.mark.parametrize("tensors", [TENSORS, {}])
-def test_what_went_in_comes_out(way: Callable[[Letter], Sealed], tensors: dict[str, Tensor]) -> None:
-    letter = way(Letter(NUMBERS, tensors))
+def test_what_went_in_comes_out(way: Callable[[Payload], RawPayload], tensors: dict[str, Tensor]) -> None:
+    letter = way(Payload(NUMBERS, tensors))
     came = opened(letter, forms(tensors), "somebody")
     assert came.keys() == tensors.keys()
     assert all(torch.equal(came[n], t) and came[n].dtype == t.dtype for n, t in tensors.items())
@@ -70,7 +91,7 @@ def header(text: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(words).to_bytes(2, "little") + words
 
 
-FORM = Form((3,), torch.float32)
+FORM = TensorSpec((3,), torch.float32)
 GOOD = packed(torch.ones(3))
 
 
@@ -81,7 +102,10 @@ GOOD = packed(torch.ones(3))
         (b"hello", "no plain array in numpy's format"),
         (GOOD[:20], "no plain array in numpy's format"),
         (npy(np.ones(3, dtype=np.float32), (2, 0)), "no plain array in numpy's format"),
-        (header("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }(")[:128], "no plain array in numpy's format"),
+        (
+            header("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }(")[:128],
+            "no plain array in numpy's format",
+        ),
         (header("__import__('os').system('true')"), "no plain array in numpy's format"),
         (npy(np.array([1, "a", None], dtype=object)), "|O [3] came, expected <f4 [3]"),
         (npy(np.zeros(3, dtype="f4,f4")), "no plain array in numpy's format"),
@@ -103,15 +127,15 @@ def test_a_false_array_is_refused_in_a_sentence(data: bytes, sentence: str) -> N
 
 def test_columns_first_are_refused() -> None:
     with pytest.raises(Refused, match="by rows"):
-        unpacked(npy(np.asfortranarray(np.ones((2, 3), dtype=np.float32))), Form((2, 3), torch.float32), "it")
+        unpacked(npy(np.asfortranarray(np.ones((2, 3), dtype=np.float32))), TensorSpec((2, 3), torch.float32), "it")
 
 
 def test_other_names_and_other_numbers_are_refused() -> None:
-    letter = sealed(Letter({"round": 3}, {"delta": torch.ones(2)}))
+    letter = sealed(Payload({"round": 3}, {"delta": torch.ones(2)}))
     with pytest.raises(Refused, match="client 1 sent tensors named 'delta', expected 'delta', 'loss'"):
         opened(letter, forms({"delta": torch.ones(2), "loss": torch.ones(())}), "client 1")
     with pytest.raises(Refused, match="not all of its numbers are finite"):
-        opened(sealed(Letter({}, {"x": torch.tensor([1.0, torch.inf])})), forms({"x": torch.ones(2)}), "the server")
+        opened(sealed(Payload({}, {"x": torch.tensor([1.0, torch.inf])})), forms({"x": torch.ones(2)}), "the server")
     with pytest.raises(Refused, match="this is of round 3, expected round 4"):
         expect(letter, "client 1", round=4)
 
@@ -119,12 +143,15 @@ def test_other_names_and_other_numbers_are_refused() -> None:
 @pytest.mark.parametrize("value", [-1, True, 3.0, "3", None, [3]])
 def test_a_number_of_another_type_is_refused(value: object) -> None:
     with pytest.raises(Refused, match="client 1: round must be of type int"):
-        told(Sealed({"round": value}, {}), "round", int, "client 1")
+        told(RawPayload({"round": value}, {}), "round", int, "client 1")
 
 
 def test_records_of_other_kinds_are_refused() -> None:
     flwr = pytest.importorskip("flwr.app", reason="needs the extra flower")
-    for records in (flwr.RecordDict(), flwr.RecordDict({"arrays": flwr.ConfigRecord(), "numbers": flwr.ConfigRecord()})):
+    for records in (
+        flwr.RecordDict(),
+        flwr.RecordDict({"arrays": flwr.ConfigRecord(), "numbers": flwr.ConfigRecord()}),
+    ):
         with pytest.raises(Refused, match="expected 'arrays' and 'numbers'"):
             from_records(records, "client 1")
 

@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 
 from askew.core import entropy
 from askew.engine import gather
-from askew.engine.jobs import Feed
+from askew.engine.jobs import SampleBuffer
 from askew.models import fused, linears
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -67,11 +67,17 @@ def chosen(before: Tensor, which: Tensor) -> Tensor:
         (4, (1, 128, 6, 6), 32, 3),
     ],
 )
-def test_many_channels_of_many_networks(groups: int, shape: tuple[int, ...], out: int, kernel: int, counted: bool) -> None:
+def test_many_channels_of_many_networks(
+    groups: int, shape: tuple[int, ...], out: int, kernel: int, counted: bool
+) -> None:
     torch.manual_seed(0)
     convs = [nn.Conv2d(shape[1], out, kernel).cuda() for _ in range(groups)]
-    assert fused.fits(convs[0], nn.ReLU(), nn.MaxPool2d(2), many=True) and not fused.fits(convs[0], nn.ReLU(), nn.MaxPool2d(2))
-    w, bias = (torch.stack([getattr(conv, name).detach() for conv in convs]).requires_grad_() for name in ("weight", "bias"))
+    assert fused.fits(convs[0], nn.ReLU(), nn.MaxPool2d(2), many=True) and not fused.fits(
+        convs[0], nn.ReLU(), nn.MaxPool2d(2)
+    )
+    w, bias = (
+        torch.stack([getattr(conv, name).detach() for conv in convs]).requires_grad_() for name in ("weight", "bias")
+    )
     x = torch.randn((groups, *shape), device="cuda", requires_grad=True)
     real = torch.arange(groups, device="cuda", dtype=torch.int32) % shape[0] + 1 if counted else None
     torch.backends.cudnn.allow_tf32 = False
@@ -119,7 +125,11 @@ def test_cross_entropy_of_many_batches(groups: int, batch: int, classes: int, we
     torch.manual_seed(0)
     x = (5 * torch.randn(groups, batch, classes, device="cuda")).requires_grad_()
     y = torch.randint(classes, (groups, batch), device="cuda")
-    weight = (torch.rand(groups, batch, device="cuda") > 0.3).float() if weighted else torch.ones(groups, batch, device="cuda")
+    weight = (
+        (torch.rand(groups, batch, device="cuda") > 0.3).float()
+        if weighted
+        else torch.ones(groups, batch, device="cuda")
+    )
     weight[:, 0] = 1
     assert entropy.fits(x[0], y[0])
     ours = vmap(lambda x, y, w: entropy.cross_entropy(x, y, w if weighted else None))(x, y, weight)
@@ -137,7 +147,9 @@ def test_many_networks_at_once(pad: int) -> None:
     """Under vmap, with weights that are rows of a longer vector."""
     torch.manual_seed(0)
     convs = [nn.Conv2d(3, 6, 5, padding=pad).cuda() for _ in range(4)]
-    flat = torch.stack([torch.cat([torch.zeros(3, device="cuda"), *(p.detach().flatten() for p in c.parameters())]) for c in convs])
+    flat = torch.stack(
+        [torch.cat([torch.zeros(3, device="cuda"), *(p.detach().flatten() for p in c.parameters())]) for c in convs]
+    )
     flat, x = flat.requires_grad_(), torch.randn(4, 20, 3, 32, 32, device="cuda")
 
     def one(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -167,7 +179,10 @@ class Fused(nn.Module):
 def test_padding_is_of_no_account(inner: int, out: int, kernel: int, pad: int) -> None:
     """Where samples do not count, outputs are finite; gradients are those of the samples that do, bit for bit."""
     torch.manual_seed(0)
-    conv, real = nn.Conv2d(inner, out, kernel, padding=pad).cuda(), torch.tensor([50, 17, 0, 1], dtype=torch.int32, device="cuda")
+    conv, real = (
+        nn.Conv2d(inner, out, kernel, padding=pad).cuda(),
+        torch.tensor([50, 17, 0, 1], dtype=torch.int32, device="cuda"),
+    )
     x = torch.randn(4, 50, inner, 14, 14, device="cuda", requires_grad=True)
     flat = torch.randn(4, sum(p.numel() for p in conv.parameters()), device="cuda", requires_grad=True)
     counts = (torch.arange(50, device="cuda") < real[:, None])[:, :, None, None, None]
@@ -194,10 +209,14 @@ class Line(nn.Module):
         return linears.linear(x, self.layer, self.relu)
 
 
-@pytest.mark.parametrize(("groups", "batch", "inner", "out"), [(3, 50, 400, 120), (10, 256, 120, 84), (2, 7, 84, 10), (1, 100, 33, 70)])
+@pytest.mark.parametrize(
+    ("groups", "batch", "inner", "out"), [(3, 50, 400, 120), (10, 256, 120, 84), (2, 7, 84, 10), (1, 100, 33, 70)]
+)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_linear_layers_of_many_networks(groups: int, batch: int, inner: int, out: int, relu: bool, padded: bool) -> None:
+def test_linear_layers_of_many_networks(
+    groups: int, batch: int, inner: int, out: int, relu: bool, padded: bool
+) -> None:
     """Against products in float64, with weights that are rows of a longer vector; the same bits again."""
     torch.manual_seed(0)
     layer, size = nn.Linear(inner, out).cuda(), inner * out
@@ -205,10 +224,16 @@ def test_linear_layers_of_many_networks(groups: int, batch: int, inner: int, out
     x = torch.randn(groups, batch, inner, device="cuda", requires_grad=True)
     assert linears.fits(x, flat[:, 3 : 3 + size].view(groups, out, inner))
     real = torch.randint(batch + 1, (groups,), dtype=torch.int32, device="cuda")
-    counts = (torch.arange(batch, device="cuda") < real[:, None])[..., None] if padded else torch.ones(1, 1, 1, device="cuda")
+    counts = (
+        (torch.arange(batch, device="cuda") < real[:, None])[..., None]
+        if padded
+        else torch.ones(1, 1, 1, device="cuda")
+    )
 
     def one(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return functional_call(Line(layer, relu), {"layer.weight": w[3 : 3 + size].view(out, inner), "layer.bias": w[3 + size :]}, (x,))
+        return functional_call(
+            Line(layer, relu), {"layer.weight": w[3 : 3 + size].view(out, inner), "layer.bias": w[3 + size :]}, (x,)
+        )
 
     def ours() -> torch.Tensor:
         with fused.counted(real if padded else None, batch):
@@ -228,9 +253,13 @@ def test_linear_layers_of_many_networks(groups: int, batch: int, inner: int, out
 
 
 @pytest.mark.parametrize(("shape", "label"), [((3, 5, 4), ()), ((700,), (2,)), ((), (3000,))])
-def test_batches_are_taken_as_torch_takes_them(shape: tuple[int, ...], label: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_taken_as_torch_takes_them(
+    shape: tuple[int, ...], label: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lengths = torch.tensor([8, 8, 3, 8, 1, 8, 8, 8, 2, 5])
-    feed = Feed(torch.randn(60, *shape).cuda(), torch.randint(9, (60, *label)).cuda(), 60, 10, 8, torch.float32, False)
+    feed = SampleBuffer(
+        torch.randn(60, *shape).cuda(), torch.randint(9, (60, *label)).cuda(), 60, 10, 8, torch.float32, False
+    )
     feed.x.copy_(torch.randn(feed.x.shape))
     feed.y.copy_(torch.randint(9, feed.y.shape))
     column, begin = torch.arange(8), (lengths.cumsum(0) - lengths)[:, None]

@@ -46,7 +46,8 @@ def processes(code: str, size: int, *words: str) -> None:
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}
     command = [sys.executable, "-W", "ignore", "-c", code]
     started = [
-        subprocess.Popen([*command, str(rank), str(size), *words], env=os.environ | group | {"RANK": str(rank)}) for rank in range(size)
+        subprocess.Popen([*command, str(rank), str(size), *words], env=os.environ | group | {"RANK": str(rank)})
+        for rank in range(size)
     ]
     assert [process.wait(timeout=300) for process in started] == [0] * size
 

@@ -10,7 +10,7 @@ import torch
 import askew
 from askew.algorithms import algorithms
 from askew.core.space import Space
-from askew.engine import rows
+from askew.engine import stacked as rows
 from askew.experiment.config import Config
 from askew.experiment.run import play_together
 
@@ -20,7 +20,9 @@ LOCAL = {"epochs": 2, "batch": 16, "lr": 0.1, "momentum": 0.5, "weight_decay": 1
 STILL = ("fedsgd", "fedga", "fedamd")  # full gradients need no batch norm
 
 
-def run(method: str, engine: str, model: object, device: str = "cuda", dtype: str = "float32", **more: object) -> askew.Run:
+def run(
+    method: str, engine: str, model: object, device: str = "cuda", dtype: str = "float32", **more: object
+) -> askew.Run:
     given = {"clients": 12, "cohort": 5, "rounds": 4, "local": LOCAL, "model": model} | more
     return askew.run(method, engine={"name": engine, "device": device, "dtype": dtype}, **given)  # type: ignore[arg-type]
 
@@ -62,7 +64,10 @@ def test_every_method_equals_the_sequential_reference(
     model = {"name": "cnn", "width": 4, "norm": norm}
     one = run(method, "sequential", model)
     other = run(method, engine, model)
-    double = apart(run(method, engine, model, dtype="float64", rounds=2), run(method, "sequential", model, dtype="float64", rounds=2))
+    double = apart(
+        run(method, engine, model, dtype="float64", rounds=2),
+        run(method, "sequential", model, dtype="float64", rounds=2),
+    )
     with capsys.disabled():
         print(f"\n{method:12s} {engine:8s} float32 {apart(other, one):.1e}  float64 {double:.1e}", end="")
     assert other.facts["engine"] == engine
@@ -77,7 +82,11 @@ def test_every_method_equals_the_sequential_reference(
 def test_runs_of_a_sweep_share_the_rows(method: str) -> None:
     """Rates, seeds and a method's own settings differ; every run is what it is alone."""
     own = {"fedprox": "mu", "fedcm": "alpha"}.get(method)
-    engine = {"name": "vmapped", "device": "cuda", "dtype": "float64"}  # in float32, products round by the number of rows
+    engine = {
+        "name": "vmapped",
+        "device": "cuda",
+        "dtype": "float64",
+    }  # in float32, products round by the number of rows
     tables = [
         {
             "algorithm": {"name": method} | ({own: value} if own else {}),
@@ -103,7 +112,13 @@ def test_long_clients_go_ahead_on_a_stream_of_their_own(method: str, monkeypatch
         return play(phase, lanes, differ)
 
     monkeypatch.setattr(rows, "side_by_side", watched)
-    given = {"dtype": "float64", "local": LOCAL | {"batch": 4}, "partition": {"clients": 30, "alpha": 0.2}, "clients": 30, "cohort": 15}
+    given = {
+        "dtype": "float64",
+        "local": LOCAL | {"batch": 4},
+        "partition": {"clients": 30, "alpha": 0.2},
+        "clients": 30,
+        "cohort": 15,
+    }
     other, one = (run(method, engine, {"name": "lenet"}, **given) for engine in ("vmapped", "sequential"))  # type: ignore[arg-type]
     assert 2 in seen and apart(one, other) < 1e-11
 
@@ -144,7 +159,13 @@ def test_many_channels_in_rows(method: str) -> None:
 
 def test_out_of_memory_halves_the_slots() -> None:
     x, y = torch.randn(1200, 3, 32, 32), torch.randint(0, 10, (1200,))
-    given = {"data": (x, y), "partition": {"name": "iid", "clients": 12}, "cohort": 12, "rounds": 2, "local": {"batch": 100, "lr": 0.01}}
+    given = {
+        "data": (x, y),
+        "partition": {"name": "iid", "clients": 12},
+        "cohort": 12,
+        "rounds": 2,
+        "local": {"batch": 100, "lr": 0.01},
+    }
     model = {"name": "cnn64"}
     one = run("fedavg", "sequential", model, **given)
     torch.cuda.empty_cache()

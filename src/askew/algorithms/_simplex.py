@@ -31,7 +31,9 @@ def min_norm_point(gram: Array, rounds: int = 10_000) -> Array:
                 alpha = affine
                 break
             leaving = affine < alpha
-            step = np.min(alpha[leaving & (affine <= 1e-14)] / (alpha - affine)[leaving & (affine <= 1e-14)], initial=1.0)
+            step = np.min(
+                alpha[leaving & (affine <= 1e-14)] / (alpha - affine)[leaving & (affine <= 1e-14)], initial=1.0
+            )
             alpha = (1 - step) * alpha + step * affine
             keep = alpha > 1e-14
             corral, alpha = [c for c, k in zip(corral, keep, strict=True) if k], alpha[keep] / alpha[keep].sum()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.settings import setting
 from ..core.task import Task
-from ..core.types import Batch, Me
+from ..core.types import Batch, Client
 from .fedavg import FedAvg
 
 ITERATIONS, TINY = 10, 1e-12
@@ -30,7 +30,7 @@ class FedAlign(FedAvg):
 
     mu: float = setting("strength μ of the alignment", default=0.45, least=0, hint="the paper uses 0.45.")
 
-    def loss(self, task: Task, w: Tensor, batch: Batch, me: Me) -> Tensor:
+    def loss(self, task: Task, w: Tensor, batch: Batch, me: Client) -> Tensor:
         output, before, full, narrow = task(w, batch, call="transfer")
         ce = task.judge(output, batch)
         gap = top_singular_value(before.detach(), narrow) - top_singular_value(before.detach(), full.detach())

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.algorithm import Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Cohort, Me, State
+from ..core.types import Client, Cohort, State
 from .fedavg import FedAvg
 
 
@@ -36,16 +36,16 @@ class FedAMD(FedAvg):
     def memory(self, space: Space) -> State:
         return {"g": space.zeros()}
 
-    def carry(self, me: Me) -> State:
+    def carry(self, me: Client) -> State:
         return {"v": me.server["v"], "last": me.x}
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         return me.carry["v"] - grad(me.carry["last"]) + grad(w)
 
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Me) -> State:
+    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
         return {"v": d, "last": w}
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         role = (me.x.new_zeros(()) + me.coin < self.anchor).to(w.dtype)
         return {"message": role * me.carry["gradient"] + (1 - role) * (w - me.x), "anchor": role}, me.mine
 
@@ -53,4 +53,7 @@ class FedAMD(FedAvg):
         anchor, miner = up["anchor"], 1 - up["anchor"]
         change = anchor[:, None] * (up["message"] - server["g"])
         step = (miner / miner.sum().clamp(min=1)) @ up["message"]
-        return x + self.scale(cohort) * step, {"g": server["g"] + change, "v": server["v"] + change.sum(0) / cohort.clients}
+        return x + self.scale(cohort) * step, {
+            "g": server["g"] + change,
+            "v": server["v"] + change.sum(0) / cohort.clients,
+        }

@@ -24,7 +24,9 @@ class FedAvg(Algorithm):
     idea = "average the clients' models"
 
     server_scale: float = setting("factor s on the mean displacement", default=1.0, above=0)
-    server_lr: float | None = setting("server rate on updates in gradient units; replaces server_scale", default=None, above=0)
+    server_lr: float | None = setting(
+        "server rate on updates in gradient units; replaces server_scale", default=None, above=0
+    )
 
     def check(self) -> None:
         if self.server_lr is not None and self.server_scale != 1.0:

@@ -20,7 +20,9 @@ class FedBN(FedAvg):
     idea = "batch-norm layers stay with their client"
     weighting = "uniform"
 
-    eval: str = setting("whose batch norm is evaluated", default="clients", choices=("clients", "server_mean", "server_init"))
+    eval: str = setting(
+        "whose batch norm is evaluated", default="clients", choices=("clients", "server_mean", "server_init")
+    )
 
     def private(self, space: Space) -> Part:
         return space.kind(*BATCH_NORMS)
@@ -29,4 +31,8 @@ class FedBN(FedAvg):
         return {"clients": "clients", "server_mean": "mean", "server_init": "global"}[self.eval]
 
     def remark(self, space: Space) -> str:
-        return "" if not self.private(space).empty else "the network has no batch-norm layer, so FedBN is FedAvg with equal weights here."
+        return (
+            ""
+            if not self.private(space).empty
+            else "the network has no batch-norm layer, so FedBN is FedAvg with equal weights here."
+        )

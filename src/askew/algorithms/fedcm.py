@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.algorithm import Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Cohort, Me, State
+from ..core.types import Client, Cohort, State
 from .fedavg import FedAvg
 
 
@@ -26,12 +26,14 @@ class FedCM(FedAvg):
     weighting = "uniform"
     broadcast = ("M",)
 
-    alpha: float = setting("share α of the client's own gradient", default=0.1, above=0, most=1, hint="papers use 0.001–1, try 0.1.")
+    alpha: float = setting(
+        "share α of the client's own gradient", default=0.1, above=0, most=1, hint="papers use 0.001–1, try 0.1."
+    )
 
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros()}
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         return self.alpha * grad(w) + (1 - self.alpha) * me.server["M"]
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:

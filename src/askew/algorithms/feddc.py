@@ -21,7 +21,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Cohort, Me, State
+from ..core.types import Client, Cohort, State
 from .scaffold import mean_gradient
 
 
@@ -33,14 +33,22 @@ class FedDC(Algorithm):
     broadcast = ("c",)
     exact = True
 
-    alpha: float = setting("strength α of the drift penalty", default=0.01, least=0, hint="the paper uses 0.005–0.1, try 0.01.")
+    alpha: float = setting(
+        "strength α of the drift penalty", default=0.01, least=0, hint="the paper uses 0.005–0.1, try 0.01."
+    )
     drift: bool = setting("learn the drift h_i", default=True)
     variate: str = setting(
-        "the code's control variate, the last displacement, or none", default="code", choices=("code", "displacement", "off")
+        "the code's control variate, the last displacement, or none",
+        default="code",
+        choices=("code", "displacement", "off"),
     )
-    variate_norm: str = setting("length of a round in the variate: a_i of FedNova, or K_i", default="nova", choices=("nova", "steps"))
+    variate_norm: str = setting(
+        "length of a round in the variate: a_i of FedNova, or K_i", default="nova", choices=("nova", "steps")
+    )
     variate_lr: str = setting("rate in the variate's divisor", default="initial", choices=("current", "initial"))
-    rule: str = setting("server rule: participants' models plus all drifts, or the paper's", default="code", choices=("code", "paper"))
+    rule: str = setting(
+        "server rule: participants' models plus all drifts, or the paper's", default="code", choices=("code", "paper")
+    )
 
     divide_c: bool = setting("divide c by n_i / n̄, as the code does for unequal sizes", default=False)
 
@@ -50,15 +58,15 @@ class FedDC(Algorithm):
     def client_state(self, space: Space) -> State:
         return {"c": space.zeros(), "h": space.zeros()}
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         pull = self.alpha / me.size * (w - me.x + me.mine["h"])
         return grad(w) + pull + self.common(me) - me.mine["c"]
 
-    def common(self, me: Me) -> Tensor:
+    def common(self, me: Client) -> Tensor:
         """c as the client uses it."""
         return me.server["c"] / me.size if self.divide_c else me.server["c"]
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         delta, h, c = w - me.x, me.mine["h"], me.mine["c"]
         if self.drift:
             h = h + delta

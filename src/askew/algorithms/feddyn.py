@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Cohort, Me, Number, State
+from ..core.types import Client, Cohort, Number, State
 
 
 class FedDyn(Algorithm):
@@ -27,12 +27,18 @@ class FedDyn(Algorithm):
     weighting = "uniform"
     exact = True
 
-    alpha: float = setting("strength α of the regulariser", default=0.01, least=0, hint="papers use 0.001–0.1, try 0.01.")
+    alpha: float = setting(
+        "strength α of the regulariser", default=0.01, least=0, hint="papers use 0.001–0.1, try 0.01."
+    )
 
-    log_all: bool = setting("also measure the mean of all clients' latest models, which the server must then remember", default=False)
+    log_all: bool = setting(
+        "also measure the mean of all clients' latest models, which the server must then remember", default=False
+    )
 
     def server_state(self, space: Space) -> State:
-        return {"h": space.precise(), "mean": space.start.clone()} | ({"all": space.start.double()} if self.log_all else {})
+        return {"h": space.precise(), "mean": space.start.clone()} | (
+            {"all": space.start.double()} if self.log_all else {}
+        )
 
     def memory(self, space: Space) -> State:
         return {"theta": space.start.clone()} if self.log_all else {}
@@ -40,16 +46,16 @@ class FedDyn(Algorithm):
     def client_state(self, space: Space) -> State:
         return {"h": space.zeros()}
 
-    def strength(self, me: Me) -> Number:
+    def strength(self, me: Client) -> Number:
         return self.alpha / me.size
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         return grad(w) + self.strength(me) * (me.mine["h"] - me.x)
 
-    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Me) -> tuple[Tensor, Tensor]:
+    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Client) -> tuple[Tensor, Tensor]:
         return super().descend(w, d + self.strength(me) * w, v, me)
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         return {"delta": w - me.x}, {"h": me.mine["h"] + (w - me.x)}
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:

@@ -24,7 +24,9 @@ class FedExP(Algorithm):
 
     eps: float = setting("ε, in squared displacements", default=0.001, least=0, hint="papers use 0.001–1.")
     eps_times_m: bool = setting("add m·ε, as the authors' code does", default=False)
-    evaluate_average_of_last_two: bool = setting("measure the mean of the last two iterates, as the code does", default=False)
+    evaluate_average_of_last_two: bool = setting(
+        "measure the mean of the last two iterates, as the code does", default=False
+    )
 
     def server_state(self, space: Space) -> State:
         return {"last": space.start.clone(), "eta_g": space.scalar(1.0)}

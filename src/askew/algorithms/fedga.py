@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Cohort, Me, State
+from ..core.types import Client, Cohort, State
 from .fedavg import FedAvg
 
 
@@ -27,7 +27,7 @@ class Probe(Algorithm):
     trains = False
     weighting = "uniform"
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         return {"gradient": me.carry["gradient"]}, me.mine
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
@@ -52,12 +52,12 @@ class FedGA(FedAvg):
     def client_state(self, space: Space) -> State:
         return {"g": space.zeros(), "seen": space.scalar()} if self.form == "memory" else {}
 
-    def begin(self, me: Me) -> Tensor:
+    def begin(self, me: Client) -> Tensor:
         if self.form == "exact":
             return me.x + self.beta * (me.carry["gradient"] - me.server["g"])
         return me.x + self.beta * me.mine["seen"] * (me.mine["g"] - me.server["g"])
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         up = {"delta": w - me.x}
         if self.form == "exact":
             return up, me.mine

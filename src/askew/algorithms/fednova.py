@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.settings import off, setting
 from ..core.space import Space
-from ..core.types import Cohort, Me, State
+from ..core.types import Client, Cohort, State
 from .fedprox import stable
 
 
@@ -35,17 +35,17 @@ class FedNova(Algorithm):
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros()}
 
-    def carry(self, me: Me) -> State:
+    def carry(self, me: Client) -> State:
         return {"c": torch.zeros_like(me.x[0]), "a": torch.zeros_like(me.x[0])}
 
-    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Me) -> tuple[Tensor, Tensor]:
+    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Client) -> tuple[Tensor, Tensor]:
         return super().descend(w, d if off(self.mu) else d + self.mu * (w - me.x), v, me)
 
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Me) -> State:
+    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
         c = me.momentum * me.carry["c"] + 1 - me.lr * self.mu * me.carry["a"]
         return {"c": c, "a": me.carry["a"] + c}
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         return {"delta": w - me.x, "a": me.carry["a"]}, me.mine
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:

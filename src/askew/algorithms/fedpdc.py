@@ -22,7 +22,7 @@ from ..core.algorithm import Gradient
 from ..core.settings import setting
 from ..core.space import Space
 from ..core.task import Task
-from ..core.types import Batch, Cohort, Me, Number, State
+from ..core.types import Batch, Client, Cohort, Number, State
 from .fedavg import FedAvg
 
 
@@ -39,19 +39,19 @@ class FedPDC(FedAvg):
     def memory(self, space: Space) -> State:
         return {"a": space.scalar(), "at": space.scalar()}
 
-    def factor(self, me: Me) -> Number:
+    def factor(self, me: Client) -> Number:
         """λ (1 − a_i), with a_i = 1 for a client that was absent in the round before."""
         a = torch.where(me.server["at"] == me.round - 1, me.server["a"], torch.ones_like(me.server["a"]))
         a = torch.where(me.server["at"] > 0, a, torch.ones_like(a))
         return (0.5 * me.round if self.adaptive else self.lam) * (1 - a)
 
-    def loss(self, task: Task, w: Tensor, batch: Batch, me: Me) -> Tensor:
+    def loss(self, task: Task, w: Tensor, batch: Batch, me: Client) -> Tensor:
         loss = task.loss(w, batch)
         if self.penalty == "prox":
             return loss
         return loss + self.factor(me) if self.penalty == "literal" else loss * (1 + self.factor(me))
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         if self.penalty != "prox":
             return grad(w)
         factor = torch.as_tensor(self.factor(me))

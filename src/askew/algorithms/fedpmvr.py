@@ -26,11 +26,19 @@ from torch import Tensor, nn
 from ..core.algorithm import Algorithm, Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Me, Part, State
+from ..core.types import Client, Part, State
 from ..errors import ModelError
 from .fedavg import FedAvg
 
-READINGS = ("displacement", "displacement_ema", "displacement_sum", "extra_gradient", "momentum_sgd", "additive", "as_published")
+READINGS = (
+    "displacement",
+    "displacement_ema",
+    "displacement_sum",
+    "extra_gradient",
+    "momentum_sgd",
+    "additive",
+    "as_published",
+)
 
 
 class FedPMVR(FedAvg):
@@ -38,10 +46,14 @@ class FedPMVR(FedAvg):
     idea = "damp the last layers by their own momentum"
     weighting = "uniform"
 
-    alpha: float = setting("strength α of the momentum", default=0.1, least=0, most=1, hint="the paper uses 0.001–0.8, try 0.1.")
+    alpha: float = setting(
+        "strength α of the momentum", default=0.1, least=0, most=1, hint="the paper uses 0.001–0.8, try 0.1."
+    )
     reading: str = setting("which of the paper's readings", default="displacement", choices=READINGS)
     head: int = setting("number of last layers that are corrected", default=2, least=1)
-    head_unit: str = setting("what `head` counts: layers with parameters, or tensors", default="layers", choices=("layers", "tensors"))
+    head_unit: str = setting(
+        "what `head` counts: layers with parameters, or tensors", default="layers", choices=("layers", "tensors")
+    )
     corrected: str = setting(
         "correct the last layers, as `head` says, or all convolutions", default="head", choices=("head", "convolutions")
     )
@@ -55,12 +67,16 @@ class FedPMVR(FedAvg):
         part = self.part(space)
         if part.w.numel() == 0:
             if self.corrected == "convolutions":
-                raise ModelError('FedPMVR: this network has no convolutions to correct; set corrected = "head", or take another network.')
+                raise ModelError(
+                    'FedPMVR: this network has no convolutions to correct; set corrected = "head", or take another network.'
+                )
             raise ModelError("FedPMVR: the head is empty; choose head ≥ 1 on a network with parameters.")
         return {"head": part}
 
     def client_state(self, space: Space) -> State:
-        return {"m": space.zeros()[self.part(space).w]} if self.reading in ("displacement_ema", "displacement_sum") else {}
+        return (
+            {"m": space.zeros()[self.part(space).w]} if self.reading in ("displacement_ema", "displacement_sum") else {}
+        )
 
     def phases(self) -> tuple[Algorithm, ...]:
         return (ExtraGradient.build(self.table()),) if self.reading == "extra_gradient" and not self.after else (self,)
@@ -68,23 +84,23 @@ class FedPMVR(FedAvg):
     def stepwise(self) -> bool:
         return self.reading in ("momentum_sgd", "additive")
 
-    def carry(self, me: Me) -> State:
+    def carry(self, me: Client) -> State:
         return {"m": torch.zeros_like(me.x)[me.part["head"].w]} if self.stepwise() else {}
 
-    def momentum(self, g: Tensor, me: Me) -> Tensor:
+    def momentum(self, g: Tensor, me: Client) -> Tensor:
         return self.alpha * me.carry["m"] + (1 - self.alpha) * g[me.part["head"].w]
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         g = grad(w)
         if not self.stepwise():
             return g
         head, m = me.part["head"].w, self.momentum(g, me)
         return g.index_copy(0, head, m) if self.reading == "momentum_sgd" else g.index_add(0, head, m)
 
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Me) -> State:
+    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
         return {"m": self.momentum(g, me)} if self.stepwise() else {}
 
-    def correct(self, w: Tensor, me: Me) -> tuple[Tensor, State]:
+    def correct(self, w: Tensor, me: Client) -> tuple[Tensor, State]:
         """The corrected model and the client's new state."""
         head = me.part["head"].w
         delta = (w - me.x)[head]
@@ -96,7 +112,7 @@ class FedPMVR(FedAvg):
             return w.index_add(0, head, -m), {"m": m}
         return w, me.mine
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         corrected, mine = self.correct(w, me)
         return {"delta": corrected - me.x}, mine
 
@@ -106,6 +122,6 @@ class ExtraGradient(FedPMVR):
 
     after = ("gradient",)
 
-    def correct(self, w: Tensor, me: Me) -> tuple[Tensor, State]:
+    def correct(self, w: Tensor, me: Client) -> tuple[Tensor, State]:
         head, G = me.part["head"].w, me.carry["gradient"]
         return (w - me.lr * G).index_copy(0, head, w[head] - self.alpha * G[head]), me.mine

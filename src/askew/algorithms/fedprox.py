@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.algorithm import Gradient
 from ..core.settings import setting
-from ..core.types import Me
+from ..core.types import Client
 from ..errors import ConfigError
 from .fedavg import FedAvg
 
@@ -21,7 +21,9 @@ from .fedavg import FedAvg
 def stable(owner: str, mu: float, lr: float) -> None:
     """Explicit steps on a proximal term overshoot for ever longer from η μ = 2 on."""
     if mu * lr >= 2:
-        raise ConfigError(f"{owner}: mu × local.lr must be < 2, got {mu * lr:g}; steps on the penalty would diverge: lower mu or local.lr.")
+        raise ConfigError(
+            f"{owner}: mu × local.lr must be < 2, got {mu * lr:g}; steps on the penalty would diverge: lower mu or local.lr."
+        )
 
 
 class FedProx(FedAvg):
@@ -34,5 +36,5 @@ class FedProx(FedAvg):
     def fit(self, lr: float) -> None:
         stable(self.called(), self.mu, lr)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         return grad(w) + self.mu * (w - me.x)

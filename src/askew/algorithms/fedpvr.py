@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.algorithm import Gradient
 from ..core.settings import off, setting
 from ..core.space import Space
-from ..core.types import Cohort, Me, Part, State
+from ..core.types import Client, Cohort, Part, State
 from .fedavg import FedAvg
 
 
@@ -37,17 +37,17 @@ class FedPVR(FedAvg):
     def client_state(self, space: Space) -> State:
         return {"c": space.zeros()[space.last(self.head).w]}
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         return grad(w).index_add(0, me.part["head"].w, me.server["c"] - me.mine["c"])
 
-    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Me) -> tuple[Tensor, Tensor]:
+    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Client) -> tuple[Tensor, Tensor]:
         if off(me.momentum):
             return super().descend(w, d, v, me)
         d = d + me.decay * w
         v = me.momentum * v.index_fill(0, me.part["head"].w, 0.0) + d
         return w - me.lr * v, v
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         head = me.part["head"].w
         c = me.mine["c"] - me.server["c"] + (me.x - w)[head] / (me.steps * me.lr)
         dc = (c - me.mine["c"]) * (me.size if self.by_samples else 1.0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.algebra import clipped
-from ..core.types import Me, State
+from ..core.types import Client, State
 from .fedavg import FedAvg
 
 
@@ -23,6 +23,6 @@ class FedSGD(FedAvg):
     before = ("gradient",)
     trains = False
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         stepped, _ = self.descend(w, clipped(me.carry["gradient"], me.clip), torch.zeros_like(w), me)
         return {"delta": stepped - me.x}, me.mine

@@ -29,7 +29,9 @@ class FedVARP(FedAvg):
     def check(self) -> None:
         super().check()
         if self.by_samples:
-            raise ConfigError(f'{self.called()}: weighting must be "uniform", got "samples"; its memory is a plain mean over all clients.')
+            raise ConfigError(
+                f'{self.called()}: weighting must be "uniform", got "samples"; its memory is a plain mean over all clients.'
+            )
 
     def server_state(self, space: Space) -> State:
         return {"mean": space.precise()}
@@ -46,4 +48,7 @@ class FedVARP(FedAvg):
         y = up["delta"] / rate  # downhill, in the memory's unit; server["y"] holds the participants' rows
         new = y.double() - server["y"]  # in float64, so that the running mean stays the mean of the rows
         step = self.surprise(new, cohort) + server["mean"]
-        return (x + self.scale(cohort) * rate * step).to(x.dtype), {"y": y, "mean": server["mean"] + new.sum(0) / cohort.clients}
+        return (x + self.scale(cohort) * rate * step).to(x.dtype), {
+            "y": y,
+            "mean": server["mean"] + new.sum(0) / cohort.clients,
+        }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.settings import setting
-from ..core.types import Cohort, Me, State
+from ..core.types import Client, Cohort, State
 from .fedavg import FedAvg
 
 
@@ -27,12 +27,14 @@ class LossBias(FedAvg):
     needs = ("validation",)
     after: ClassVar[tuple[str, ...]] = ("validation",)
 
-    measure: str = setting("when the validation loss is measured", default="final", choices=("final", "mean_over_steps"))
+    measure: str = setting(
+        "when the validation loss is measured", default="final", choices=("final", "mean_over_steps")
+    )
 
     def phases(self) -> tuple[Algorithm, ...]:
         return (MeanOverSteps.build(self.table()),) if self.measure == "mean_over_steps" and not self.each else (self,)
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         return {"delta": w - me.x, "validation": me.carry["validation"]}, me.mine
 
     def weights(self, up: State, cohort: Cohort) -> Tensor:

@@ -18,7 +18,7 @@ from ..core.algebra import norm
 from ..core.algorithm import Algorithm
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Cohort, Me, State
+from ..core.types import Client, Cohort, State
 from ._simplex import min_norm_point, slsqp
 
 STATIONARY = 1e-8
@@ -40,13 +40,13 @@ class MGDA(Algorithm):
     def server_state(self, space: Space) -> State:
         return {"norm": space.scalar(), "stationary": space.scalar()}
 
-    def carry(self, me: Me) -> State:
+    def carry(self, me: Client) -> State:
         return {"gradient": torch.zeros_like(me.x)}
 
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Me) -> State:
+    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
         return {"gradient": me.carry["gradient"] + g / me.steps}
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         return {"gradient": me.carry["gradient"]}, me.mine
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
@@ -70,5 +70,5 @@ class SingleGradient(MGDA):
     before = ("gradient",)
     trains = False
 
-    def carry(self, me: Me) -> State:
+    def carry(self, me: Client) -> State:
         return {}

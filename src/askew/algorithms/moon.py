@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.settings import setting
 from ..core.space import Space
 from ..core.task import Task
-from ..core.types import Batch, Me, State
+from ..core.types import Batch, Client, State
 from .fedavg import FedAvg
 
 
@@ -30,12 +30,12 @@ class MOON(FedAvg):
     def client_state(self, space: Space) -> State:
         return {"prev": space.zeros(), "buffers": space.buffers.clone(), "has": space.scalar()}
 
-    def loss(self, task: Task, w: Tensor, batch: Batch, me: Me) -> Tensor:
+    def loss(self, task: Task, w: Tensor, batch: Batch, me: Client) -> Tensor:
         output, z = task(w, batch)
         z_g = task.frozen(me.x, me.buffers, batch)[1]
         z_p = task.frozen(me.mine["prev"], me.mine["buffers"], batch)[1]
         farther = (F.cosine_similarity(z, z_p, dim=-1) - F.cosine_similarity(z, z_g, dim=-1)) / self.temperature
         return task.judge(output, batch) + self.mu * me.mine["has"] * task.mean(F.softplus(farther), batch)
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         return {"delta": w - me.x}, {"prev": w, "buffers": me.carry["buffers"], "has": torch.ones_like(me.mine["has"])}

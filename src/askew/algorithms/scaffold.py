@@ -20,11 +20,11 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Cohort, Me, State
+from ..core.types import Client, Cohort, State
 from .fedavg import FedAvg
 
 
-def mean_gradient(w: Tensor, me: Me, norm: str, rate: str) -> Tensor:
+def mean_gradient(w: Tensor, me: Client, norm: str, rate: str) -> Tensor:
     """(w − θ)/(K η) in the paper's letters: the mean gradient of the round, as its displacement tells it."""
     return (me.x - w) / ((me.tau if norm == "nova" else me.steps) * (me.lr if rate == "current" else me.lr0))
 
@@ -38,8 +38,12 @@ class Scaffold(FedAvg):
     broadcast = ("c",)
     exact = True
 
-    option: str = setting("new variate: II the mean gradient of the round, I the full gradient at w", default="II", choices=("I", "II"))
-    variate_norm: str = setting("length of a round in the variate: a_i of FedNova, or K_i", default="nova", choices=("nova", "steps"))
+    option: str = setting(
+        "new variate: II the mean gradient of the round, I the full gradient at w", default="II", choices=("I", "II")
+    )
+    variate_norm: str = setting(
+        "length of a round in the variate: a_i of FedNova, or K_i", default="nova", choices=("nova", "steps")
+    )
     variate_lr: str = setting("rate in the variate's divisor", default="current", choices=("current", "initial"))
 
     def server_state(self, space: Space) -> State:
@@ -51,13 +55,13 @@ class Scaffold(FedAvg):
     def phases(self) -> tuple[Algorithm, ...]:
         return (OptionI.build(self.table()),) if self.option == "I" and not self.before else (self,)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         return grad(w) - me.mine["c"] + me.server["c"]
 
-    def new_variate(self, w: Tensor, me: Me) -> Tensor:
+    def new_variate(self, w: Tensor, me: Client) -> Tensor:
         return me.mine["c"] - me.server["c"] + mean_gradient(w, me, self.variate_norm, self.variate_lr)
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         c = self.new_variate(w, me)
         dc = (c - me.mine["c"]) * (me.size if self.by_samples else 1.0)
         return {"delta": w - me.x, "dc": dc}, me.mine | {"c": c}
@@ -72,5 +76,5 @@ class OptionI(Scaffold):
 
     before = ("gradient",)
 
-    def new_variate(self, w: Tensor, me: Me) -> Tensor:
+    def new_variate(self, w: Tensor, me: Client) -> Tensor:
         return me.carry["gradient"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.space import Space
-from ..core.types import Cohort, Me, Part, State
+from ..core.types import Client, Cohort, Part, State
 
 
 class Solo(Algorithm):
@@ -30,10 +30,10 @@ class Solo(Algorithm):
     def evaluates(self) -> str:
         return "clients"
 
-    def carry(self, me: Me) -> State:
+    def carry(self, me: Client) -> State:
         return {"momentum": me.mine["momentum"]}
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         return {}, {"momentum": me.carry["momentum"]}
 
     def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:

@@ -1,7 +1,7 @@
 """Algorithm: what a method declares and the few pure functions in which it differs from FedAvg.
 
 Everything else (loops, batching, devices, transport, storage) is written once, below this door. A model is a point
-w in R^P, a cohort a matrix [C, P]. Client hooks are pure functions of one client's `Me`: no `if` on a tensor, no
+w in R^P, a cohort a matrix [C, P]. Client hooks are pure functions of one client's `Client`: no `if` on a tensor, no
 `.item()`, nothing in place, so that the same hook runs in a plain loop, under vmap and inside a captured graph.
 """
 
@@ -16,7 +16,7 @@ from .algebra import stepped
 from .settings import Settings, off, setting
 from .space import Space
 from .task import Task
-from .types import Batch, Cohort, Me, Part, State
+from .types import Batch, Client, Cohort, Part, State
 
 Gradient = Callable[[Tensor], Tensor]
 
@@ -26,20 +26,28 @@ class Algorithm(Settings):
 
     paper: ClassVar[str] = ""  # authors, venue, year
     idea: ClassVar[str] = ""  # one line
-    broadcast: ClassVar[tuple[str, ...]] = ()  # names of server state (the same to all) or memory (to each its row) sent down
+    broadcast: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names of server state (the same to all) or memory (to each its row) sent down
     before: ClassVar[tuple[str, ...]] = ()  # looks at fixed w: "gradient", "validation", at the start,
     each: ClassVar[tuple[str, ...]] = ()  # after every step,
     after: ClassVar[tuple[str, ...]] = ()  # at the end
     trains: ClassVar[bool] = True  # False: this phase only looks
-    needs: ClassVar[tuple[str, ...]] = ()  # "public", "batchnorm" or what else must be there; refused at load if missing
+    needs: ClassVar[
+        tuple[str, ...]
+    ] = ()  # "public", "batchnorm" or what else must be there; refused at load if missing
     pooled: ClassVar[bool] = False  # one client holds all data
-    exact: ClassVar[bool] = False  # claims the exact optimum under skewed data and partial participation; tests measure it
+    exact: ClassVar[bool] = (
+        False  # claims the exact optimum under skewed data and partial participation; tests measure it
+    )
     affine: ClassVar[bool] = (
         False  # direction is gain·gradient + pull·w + b, numbers and a vector that stay; descend may add to d only a multiple of w
     )
 
     weighting: str = setting(
-        "weights of the clients in averages: by sample count, or all equal", default="samples", choices=("samples", "uniform")
+        "weights of the clients in averages: by sample count, or all equal",
+        default="samples",
+        choices=("samples", "uniform"),
     )
 
     @property
@@ -86,23 +94,23 @@ class Algorithm(Settings):
 
     # one client -------------------------------------------------------------------------------------------------
 
-    def begin(self, me: Me) -> Tensor:
+    def begin(self, me: Client) -> Tensor:
         """Where local training starts."""
         return me.x
 
-    def carry(self, me: Me) -> State:
+    def carry(self, me: Client) -> State:
         """Own entries of the carry at the start of a phase."""
         return {}
 
-    def loss(self, task: Task, w: Tensor, batch: Batch, me: Me) -> Tensor:
+    def loss(self, task: Task, w: Tensor, batch: Batch, me: Client) -> Tensor:
         """What is differentiated; the gradient of a penalty is cheaper in `direction`."""
         return task.loss(w, batch)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Me) -> Tensor:
+    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
         """The step's direction, before clipping; grad(u) is this batch's gradient at any u."""
         return grad(w)
 
-    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Me) -> tuple[Tensor, Tensor]:
+    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Client) -> tuple[Tensor, Tensor]:
         """After clipping: weight decay, momentum, step. Returns the new w and the new momentum."""
         if not off(me.decay):
             d = d + me.decay * w
@@ -110,11 +118,11 @@ class Algorithm(Settings):
             d = v = me.momentum * v + d
         return stepped(w, d, me.lr), v
 
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Me) -> State:
+    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
         """New carry entries after a step: g = grad(w), d the direction before clipping."""
         return {}
 
-    def finish(self, w: Tensor, me: Me) -> tuple[State, State]:
+    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
         """What goes up and the client's new state. `delta` is reserved: the received model is x + delta."""
         return {"delta": w - me.x}, me.mine
 

@@ -31,7 +31,7 @@ def free_host_bytes() -> int:
         return 2**32
 
 
-class Block:
+class BankBlock:
     """Some rows of every entry, in one place."""
 
     def __init__(self, start: State, rows: int, place: str, folder: Path | None) -> None:
@@ -56,8 +56,14 @@ def mapped(shape: Sequence[int], dtype: torch.dtype, folder: Path | None) -> Ten
             file.truncate(max(size, 1))
             array = np.memmap(file, dtype=np.uint8, mode="r+", shape=(max(size, 1),))
     except OSError as e:
-        raise EngineError(f"no room for client state on disk ({size >> 20} MB): {e.strerror}; free some space or set TMPDIR.") from None
-    return torch.frombuffer(array, dtype=dtype, count=count).view(*shape) if count else torch.empty(tuple(shape), dtype=dtype)
+        raise EngineError(
+            f"no room for client state on disk ({size >> 20} MB): {e.strerror}; free some space or set TMPDIR."
+        ) from None
+    return (
+        torch.frombuffer(array, dtype=dtype, count=count).view(*shape)
+        if count
+        else torch.empty(tuple(shape), dtype=dtype)
+    )
 
 
 class Bank:
@@ -78,7 +84,7 @@ class Bank:
         self.start, self.folder, self.owns = start, folder, owns
         self.row_bytes = sum(v.numel() * v.element_size() for v in start.values())
         self.row_of: dict[int, int] = {}
-        self.blocks: list[Block] = []
+        self.blocks: list[BankBlock] = []
         self.first: list[int] = []  # first row of each block
         device = next(iter(start.values())).device if start else torch.device("cpu")
         self.on_cuda = device.type == "cuda"
@@ -113,10 +119,10 @@ class Bank:
             place = "device"
         else:
             place = "host" if taken["host"] + size <= self.host_bytes else "file"
-        self.blocks.append(Block(self.start, rows, place, self.folder))
+        self.blocks.append(BankBlock(self.start, rows, place, self.folder))
         self.first.append(have)
 
-    def _groups(self, clients: Iterable[int]) -> list[tuple[Block, list[int], list[int]]]:
+    def _groups(self, clients: Iterable[int]) -> list[tuple[BankBlock, list[int], list[int]]]:
         """Positions in the request and rows within a block, block by block, of clients that have a row."""
         groups: dict[int, tuple[list[int], list[int]]] = {}
         for position, client in enumerate(clients):

@@ -54,7 +54,9 @@ class Walk:
         dtype, count = (self.dtype, y.numel()) if places is None else (torch.uint8, len(x))
         if x.dtype is not dtype or x.numel() != self.inputs * count:
             raise ValueError(f"inputs must be {self.inputs} numbers of type {dtype} for every label")
-        if places is not None and (places.dtype is not torch.long or places.numel() != y.numel() or not places.is_contiguous()):
+        if places is not None and (
+            places.dtype is not torch.long or places.numel() != y.numel() or not places.is_contiguous()
+        ):
             raise ValueError("places must be whole numbers in a row, one for every label")
         (count, steps, _), x, values = spans.shape, x.contiguous(), w.new_empty(len(w))
         how = (byref(rule) if rule else c_void_p(), c_int64(w.shape[1]), pointer(b), pointer(v))
@@ -84,7 +86,9 @@ def walk_of(layers: list[tuple[str, nn.Module]], space: Space) -> Walk | None:
     table = list[list[int]]()
     for name, layer in layers:
         if isinstance(layer, nn.Linear):
-            table.append([layer.in_features, layer.out_features, places[f"{name}.weight"], places.get(f"{name}.bias", -1), 0])
+            table.append(
+                [layer.in_features, layer.out_features, places[f"{name}.weight"], places.get(f"{name}.bias", -1), 0]
+            )
         elif type(layer) is nn.ReLU and table:
             table[-1][4] = 1
         elif type(layer) is not nn.Flatten:

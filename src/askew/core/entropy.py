@@ -76,7 +76,10 @@ class _Entropy(_Many):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], *given: Tensor) -> Any:
-        first = [t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(given, dims, strict=True)]
+        first = [
+            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip(given, dims, strict=True)
+        ]
         return _Many.apply(*first), (0, 0)  # type: ignore[no-untyped-call]
 
 

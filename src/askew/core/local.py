@@ -4,7 +4,7 @@ The order of operations in a step: gradient of the loss and the algorithm's term
 momentum → step. So weight decay is not clipped and a penalty is. Momentum starts anew each round; the rate is constant
 within one.
 
-A `Course` says how moves are applied: to one client (`sequential`), to rows of a cohort in lockstep (`vmapped`), or to
+A `Schedule` says how moves are applied: to one client (`sequential`), to rows of a cohort in lockstep (`vmapped`), or to
 fixed buffers by replaying a captured graph (`slots`).
 """
 
@@ -25,13 +25,13 @@ from .algorithm import Algorithm
 from .dense import Rule, in_a_row
 from .settings import off
 from .task import SLOPES, Bound, Functional, Task
-from .types import Batch, Me, Number, State
+from .types import Batch, Client, Number, State
 
 Objective = Callable[[Tensor], Tensor]
-Slope = tuple[Tensor, Tensor, Tensor]  # gradient, value, and the buffers after the forward pass
+GradientResult = tuple[Tensor, Tensor, Tensor]  # gradient, value, and the buffers after the forward pass
 
 
-class Moving(NamedTuple):
+class Progress(NamedTuple):
     """What changes while a client works."""
 
     w: Tensor
@@ -49,7 +49,7 @@ class Result(NamedTuple):
     loss: Tensor
 
 
-class Course(Protocol):
+class Schedule(Protocol):
     """One client's batches in order, or a cohort's in lockstep, and how a move is applied to them.
 
     `all` applies move(me, *moving); `some` applies move(task, me, moving, batch, share) with a task of its own.
@@ -57,17 +57,20 @@ class Course(Protocol):
 
     def steps(self) -> Iterable[Any]: ...
     def chunks(self, name: str, step: int | None) -> Iterable[tuple[Any, Any]]: ...
-    def all(self, move: Callable[..., Any], me: Me, *moving: Any) -> Any: ...
-    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Any, share: Any) -> Moving: ...
+    def all(self, move: Callable[..., Any], me: Client, *moving: Any) -> Any: ...
+    def some(self, move: Callable[..., Progress], me: Client, moving: Progress, batch: Any, share: Any) -> Progress: ...
 
 
-def differentiate(task: Task, objective: Objective, w: Tensor, buffers: Tensor) -> Slope:
+def differentiate(task: Task, objective: Objective, w: Tensor, buffers: Tensor) -> GradientResult:
     """Gradient [P], value and the buffers after the forward pass; each engine's task in its own way."""
     if isinstance(task, Bound):
         leaf = task.load(w, buffers)
         value = objective(leaf)
         own, *grads = torch.autograd.grad(value, (leaf, *task.parameters), allow_unused=True)
-        flat = [p.new_zeros(p.numel()) if g is None else task.space.row(g) for g, p in zip(grads, task.parameters, strict=True)]
+        flat = [
+            p.new_zeros(p.numel()) if g is None else task.space.row(g)
+            for g, p in zip(grads, task.parameters, strict=True)
+        ]
         g = torch.cat(flat)
         return (g if own is None else g + own), value.detach(), task.unload(buffers)
     assert isinstance(task, Functional)
@@ -82,7 +85,7 @@ def watched(task: Functional, objective: Objective, buffers: Tensor, w: Tensor) 
     return value, task.unload(buffers)
 
 
-def slide(task: Bound, objective: Objective, w: Tensor, buffers: Tensor, rate: float) -> Slope:
+def slide(task: Bound, objective: Objective, w: Tensor, buffers: Tensor, rate: float) -> GradientResult:
     """w − rate·gradient in place, the value and the buffers after."""
     leaf = task.load(w, buffers)
     value = objective(leaf)
@@ -91,7 +94,13 @@ def slide(task: Bound, objective: Objective, w: Tensor, buffers: Tensor, rate: f
 
 
 def slide_rows(
-    task: Task, w: Tensor, batch: Batch, rate: float, rule: Rule | None = None, b: Tensor | None = None, v: Tensor | None = None
+    task: Task,
+    w: Tensor,
+    batch: Batch,
+    rate: float,
+    rule: Rule | None = None,
+    b: Tensor | None = None,
+    v: Tensor | None = None,
 ) -> Tensor:
     """The same of many dense networks w [C, P], on batches [C, B, …]; returns the values [C]. The walk may have a rule, b and momentum v.
 
@@ -138,10 +147,14 @@ def spans(batch: Batch) -> Tensor:
         return in_a_row(batch.cuts)
     count, size = batch.y.shape
     begin = torch.arange(0, count * size, size)
-    return torch.stack((begin, begin + (size if batch.weight is None else batch.weight.sum(1).long())), 1)[:, None].contiguous()
+    return torch.stack((begin, begin + (size if batch.weight is None else batch.weight.sum(1).long())), 1)[
+        :, None
+    ].contiguous()
 
 
-def traced_rows(task: Task, rows: dict[str, Tensor], batch: Batch, each: Callable[[str, Tensor, Tensor], None]) -> Tensor:
+def traced_rows(
+    task: Task, rows: dict[str, Tensor], batch: Batch, each: Callable[[str, Tensor, Tensor], None]
+) -> Tensor:
     """Through the layers of many dense networks and back. `each` sees a linear layer's name, the slopes behind it and its input."""
     x, passed = batch.x, list[tuple[nn.Module, str, Tensor, Tensor]]()
     for name, layer in task.layers:
@@ -188,7 +201,7 @@ def alone(batch: Batch) -> Batch:
     return batch._replace(x=x, y=batch.y[None], weight=None if batch.weight is None else batch.weight[None])
 
 
-def differentiate_rows(valued: Callable[..., tuple[Tensor, Tensor]], w: Tensor, *rows: Any) -> Slope:
+def differentiate_rows(valued: Callable[..., tuple[Tensor, Tensor]], w: Tensor, *rows: Any) -> GradientResult:
     """The same of many clients at once, `valued` giving one's value and buffers at w. No row touches another, so the
     gradient of their sum is each row's own: vmap need not know of gradients.
     """
@@ -216,17 +229,17 @@ def common(alg: Algorithm, *hooks: str) -> bool:
     return all(getattr(type(alg), hook) is getattr(Algorithm, hook) for hook in hooks)
 
 
-def numbered(me: Me) -> bool:
+def numbered(me: Client) -> bool:
     """Are the numbers of a step plain ones, and not in tensors?"""
     return not any(isinstance(number, Tensor) for number in (me.lr, me.momentum, me.decay, me.clip))
 
 
-def usual(alg: Algorithm, me: Me) -> bool:
+def usual(alg: Algorithm, me: Client) -> bool:
     """Do steps follow from gradients by the common rule?"""
     return common(alg, "direction", "descend", "note") and numbered(me)
 
 
-def affine(alg: Algorithm, me: Me) -> bool:
+def affine(alg: Algorithm, me: Client) -> bool:
     """Do steps follow from gradients by the common rule, or one that is the same but for a pull and a vector?
 
     Each class says so for the hooks it defines itself.
@@ -235,7 +248,7 @@ def affine(alg: Algorithm, me: Me) -> bool:
     return common(alg, "note") and numbered(me) and all(c is Algorithm or vars(c).get("affine", False) for c in owners)
 
 
-def affine_rule(alg: Algorithm, me: Me) -> tuple[Rule | None, Tensor | None]:
+def affine_rule(alg: Algorithm, me: Client) -> tuple[Rule | None, Tensor | None]:
     """The rule, and its vector, of a method whose steps are affine; what they are is asked of its hooks.
 
     Factors are asked for where all else is zero, so that nothing is lost by differences.
@@ -246,27 +259,29 @@ def affine_rule(alg: Algorithm, me: Me) -> tuple[Rule | None, Tensor | None]:
     nothing: Callable[[State], State] = lambda state: {n: torch.zeros_like(v) for n, v in state.items()}
     still = me._replace(x=zero, server=nothing(me.server), mine=nothing(me.mine))
     gain, pull = alg.direction(zero, lambda u: one, still)[0], alg.direction(one, lambda u: zero, still)[0]
-    _, more = alg.descend(one, zero, zero, still._replace(momentum=1.0, decay=0.0))  # the momentum is then what is added to d
+    _, more = alg.descend(
+        one, zero, zero, still._replace(momentum=1.0, decay=0.0)
+    )  # the momentum is then what is added to d
     b = alg.direction(zero, lambda u: zero, me).contiguous()
     return Rule(float(gain), float(pull), float(me.momentum), float(me.decay) + float(more[0]), float(me.clip)), b
 
 
-def bare(me: Me) -> bool:
+def bare(me: Client) -> bool:
     """Are there no momentum, weight decay and clipping?"""
     return off(me.momentum) and off(me.decay) and not isinstance(me.clip, Tensor) and math.isinf(me.clip)
 
 
-def rule_of(me: Me) -> Rule | None:
+def rule_of(me: Client) -> Rule | None:
     """The common rule as the walk takes it."""
     return None if bare(me) else Rule(1.0, 0.0, float(me.momentum), float(me.decay), float(me.clip))
 
 
-def straight(alg: Algorithm, me: Me) -> bool:
+def straight(alg: Algorithm, me: Client) -> bool:
     """Is a step w − rate·gradient and nothing else?"""
     return usual(alg, me) and bare(me)
 
 
-def slides(alg: Algorithm, task: Task, me: Me, labels: torch.dtype) -> bool:
+def slides(alg: Algorithm, task: Task, me: Client, labels: torch.dtype) -> bool:
     """Are steps taken in place, with a dense network whose gradients nobody asks for?"""
     walks = bool(task.walk) and labels is torch.long and usual(alg, me)
     return dense(alg, task) and (walks or straight(alg, me))
@@ -277,24 +292,36 @@ def dense(alg: Algorithm, task: Task) -> bool:
     return bool(task.layers) and type(alg).loss is Algorithm.loss and task.space.device.type == "cpu"
 
 
-def together(alg: Algorithm, task: Task, me: Me, labels: torch.dtype) -> bool:
+def together(alg: Algorithm, task: Task, me: Client, labels: torch.dtype) -> bool:
     """May steps be taken many at a time?"""
     return bool(task.walk) and labels is torch.long and dense(alg, task) and affine(alg, me) and not alg.each
 
 
-def step(alg: Algorithm, task: Task, me: Me, moving: Moving, batch: Batch, share: Number = 1.0, known: Slope | tuple[()] = ()) -> Moving:
+def step(
+    alg: Algorithm,
+    task: Task,
+    me: Client,
+    moving: Progress,
+    batch: Batch,
+    share: Number = 1.0,
+    known: GradientResult | tuple[()] = (),
+) -> Progress:
     """One local step on one batch; a straight one of a bound task in place, which spares an MLP a quarter of the time."""
     w, me = moving.w, me._replace(carry=moving.carry)
     objective: Objective = lambda u: alg.loss(task, u, batch, me)
     if isinstance(task, Bound) and (slides(alg, task, me, batch.y.dtype) or len(batch.cuts) > 2):
-        v = me.carry["momentum"] if w is task.flat else me.carry["momentum"].clone()  # it may be somebody's before the first step
+        v = (
+            me.carry["momentum"] if w is task.flat else me.carry["momentum"].clone()
+        )  # it may be somebody's before the first step
         task.load(w, me.carry["buffers"])
         rule, b = affine_rule(alg, me)
-        (value,) = slide_rows(task, task.flat[None], alone(batch), float(me.lr), rule, None if b is None else b[None], v[None])
-        return Moving(task.flat, me.carry | {"momentum": v}, moving.total + value)
+        (value,) = slide_rows(
+            task, task.flat[None], alone(batch), float(me.lr), rule, None if b is None else b[None], v[None]
+        )
+        return Progress(task.flat, me.carry | {"momentum": v}, moving.total + value)
     if isinstance(task, Bound) and straight(alg, me):
         w, value, buffers = slide(task, objective, w, me.carry["buffers"], float(me.lr))
-        return Moving(w, me.carry | {"buffers": buffers}, moving.total + value)
+        return Progress(w, me.carry | {"buffers": buffers}, moving.total + value)
     if isinstance(task, Bound) and task.walk and dense(alg, task):
         (g,), (value,) = slope_rows(task, w[None], alone(batch))
         known = (g, value, me.carry["buffers"])
@@ -307,20 +334,30 @@ def step(alg: Algorithm, task: Task, me: Me, moving: Moving, batch: Batch, share
         raise AlgorithmError(
             f"{alg.called()}: note() may only renew names that carry() started; new: {sorted(set(carry) - set(me.carry))}."
         )
-    return Moving(new, carry, moving.total + value)
+    return Progress(new, carry, moving.total + value)
 
 
-def glance(name: str, task: Task, me: Me, moving: Moving, batch: Batch, share: Number = 1.0, known: Slope | tuple[()] = ()) -> Moving:
+def glance(
+    name: str,
+    task: Task,
+    me: Client,
+    moving: Progress,
+    batch: Batch,
+    share: Number = 1.0,
+    known: GradientResult | tuple[()] = (),
+) -> Progress:
     """Look at one chunk without moving: its share of the mean is added to the carry."""
     carry = moving.carry
     if name == "gradient":
         g, value, _ = known or differentiate(task, lambda u: task.loss(u, batch), moving.w, carry["buffers"])
-        return moving._replace(carry=carry | {"gradient": carry["gradient"] + share * g, "loss": carry["loss"] + share * value})
+        return moving._replace(
+            carry=carry | {"gradient": carry["gradient"] + share * g, "loss": carry["loss"] + share * value}
+        )
     value = task.judge(task.frozen(moving.w, carry["buffers"], batch)[0], batch)
     return moving._replace(carry=carry | {name: carry[name] + share * value})
 
 
-def begin(alg: Algorithm, me: Me) -> Moving:
+def begin(alg: Algorithm, me: Client) -> Progress:
     """The start of a phase: momentum at zero, received buffers, empty looks, the algorithm's own entries."""
     zero = me.x.new_zeros(())
     looks = {*alg.before, *alg.each, *alg.after}
@@ -331,12 +368,14 @@ def begin(alg: Algorithm, me: Me) -> Moving:
     me = me.carrying({"momentum": momentum, "buffers": me.buffers, **blank})
     own = alg.carry(me)
     if clash := {"buffers", *blank} & own.keys():
-        raise AlgorithmError(f"{alg.called()}: carry() must not use {sorted(clash)[0]!r}, which the local loop keeps; rename that entry.")
+        raise AlgorithmError(
+            f"{alg.called()}: carry() must not use {sorted(clash)[0]!r}, which the local loop keeps; rename that entry."
+        )
     me = me.carrying(own)
-    return Moving(alg.begin(me), me.carry, zero)
+    return Progress(alg.begin(me), me.carry, zero)
 
 
-def finish(alg: Algorithm, me: Me, moving: Moving) -> Result:
+def finish(alg: Algorithm, me: Client, moving: Progress) -> Result:
     """The end of a phase."""
     me = me._replace(carry=moving.carry)
     up, mine = alg.finish(moving.w, me)
@@ -344,17 +383,17 @@ def finish(alg: Algorithm, me: Me, moving: Moving) -> Result:
     return Result(up, mine, moving.w, moving.carry, loss)
 
 
-def client_moves(alg: Algorithm, me: Me, course: Course) -> Generator[None, None, Result]:
+def client_moves(alg: Algorithm, me: Client, course: Schedule) -> Generator[None, None, Result]:
     """One client, one phase: the local loop. It pauses after every move, so that an engine may keep several going at a time."""
 
-    def look(names: tuple[str, ...], moving: Moving, at: int | None = None) -> Generator[None, None, Moving]:
+    def look(names: tuple[str, ...], moving: Progress, at: int | None = None) -> Generator[None, None, Progress]:
         for name in names:
             for chunk, share in course.chunks(name, at):
                 moving = course.some(partial(glance, name), me, moving, chunk, share)
                 yield
         return moving
 
-    moving: Moving = course.all(partial(begin, alg), me)
+    moving: Progress = course.all(partial(begin, alg), me)
     moving = yield from look(alg.before, moving)
     if alg.trains:
         move = partial(step, alg)
@@ -368,7 +407,7 @@ def client_moves(alg: Algorithm, me: Me, course: Course) -> Generator[None, None
     return result
 
 
-def client_round(alg: Algorithm, me: Me, course: Course) -> Result:
+def client_round(alg: Algorithm, me: Client, course: Schedule) -> Result:
     """The local loop without a pause."""
     moves = client_moves(alg, me, course)
     while True:

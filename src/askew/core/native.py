@@ -41,7 +41,11 @@ def _complaint(command: list[str], code: str, made: Path) -> str:
     """What the compiler has against the code; nothing if it is made."""
     try:
         done = subprocess.run(
-            [*command, "-x", "c", "-", "-o", str(made), "-lm"], input=code, text=True, capture_output=True, timeout=PATIENCE
+            [*command, "-x", "c", "-", "-o", str(made), "-lm"],
+            input=code,
+            text=True,
+            capture_output=True,
+            timeout=PATIENCE,
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         return str(e)
@@ -51,7 +55,13 @@ def _complaint(command: list[str], code: str, made: Path) -> str:
 
 def why_not(source: Path) -> str:
     """Why the functions of a C file cannot be had, after they were asked for."""
-    return complaints.get(source.stem, "") if commands() else "no C compiler" if os.environ.get("ASKEW_NATIVE") != "0" else "as asked for"
+    return (
+        complaints.get(source.stem, "")
+        if commands()
+        else "no C compiler"
+        if os.environ.get("ASKEW_NATIVE") != "0"
+        else "as asked for"
+    )
 
 
 @cache
@@ -61,7 +71,9 @@ def machine() -> str:
         told = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
     except OSError:
         told = platform.processor()
-    return platform.machine() + "".join(line for line in told.splitlines() if line.startswith(("model name", "flags", "Features")))
+    return platform.machine() + "".join(
+        line for line in told.splitlines() if line.startswith(("model name", "flags", "Features"))
+    )
 
 
 def cached() -> list[Path]:

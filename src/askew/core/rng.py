@@ -32,7 +32,9 @@ class _Address(ISeedSequence):
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:
     """The stream at an address; round 0 stands for draws made once, client −1 for the server's."""
-    return np.random.Generator(np.random.Philox(cast(Any, _Address(np.frombuffer(key(seed, purpose, round, client), dtype=np.uint64)))))
+    return np.random.Generator(
+        np.random.Philox(cast(Any, _Address(np.frombuffer(key(seed, purpose, round, client), dtype=np.uint64))))
+    )
 
 
 def torch_seed(seed: int, purpose: str, round: int = 0, client: int = -1) -> int:

@@ -34,7 +34,12 @@ def setting(
 ) -> T:
     """Declare one field: what it means, its default, its range (open: above, below) and what to try instead."""
     limits = {"above": above, "least": least, "below": below, "most": most}
-    metadata = {"doc": doc, "hint": hint, "choices": choices, "limits": {k: v for k, v in limits.items() if v is not None}}
+    metadata = {
+        "doc": doc,
+        "hint": hint,
+        "choices": choices,
+        "limits": {k: v for k, v in limits.items() if v is not None},
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -59,7 +64,9 @@ class Settings:
     def __post_init__(self) -> None:
         hints = types_of(type(self))
         for field in dataclasses.fields(typing.cast(Any, self)):
-            object.__setattr__(self, field.name, checked(getattr(self, field.name), hints[field.name], field, self.called()))
+            object.__setattr__(
+                self, field.name, checked(getattr(self, field.name), hints[field.name], field, self.called())
+            )
         self.check()
 
     def check(self) -> None:
@@ -79,7 +86,9 @@ class Settings:
         known = [f.name for f in dataclasses.fields(typing.cast(Any, cls))]
         for key in table:
             if key not in known:
-                raise ConfigError(f"{cls.called()}: unknown setting {where + '.' if where else ''}{key}; {did_you_mean(key, known)}")
+                raise ConfigError(
+                    f"{cls.called()}: unknown setting {where + '.' if where else ''}{key}; {did_you_mean(key, known)}"
+                )
         return cls(**table)
 
     def table(self) -> dict[str, object]:
@@ -127,7 +136,13 @@ def spoken(kind: Any) -> str:
         return " or ".join(spoken(arg) for arg in args)
     if origin is tuple:
         return f"a list, each item {spoken(args[0])}"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes", type(None): "left out"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a text in quotes",
+        type(None): "left out",
+    }
     return words.get(kind, getattr(kind, "__name__", str(kind)))
 
 
@@ -148,7 +163,9 @@ def checked(value: object, kind: Any, field: dataclasses.Field[Any], owner: str)
     meta = field.metadata
 
     def refuse(rule: str) -> ConfigError:
-        usual = f"the default is {plain(field.default)}." if field.default is not None else "leave it out for the default."
+        usual = (
+            f"the default is {plain(field.default)}." if field.default is not None else "leave it out for the default."
+        )
         tail = meta.get("hint") or (usual if field.default is not dataclasses.MISSING else "")
         return ConfigError(f"{owner}: {field.name} must be {rule}, got {plain(value)}; {tail}".rstrip("; "))
 

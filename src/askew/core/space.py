@@ -24,14 +24,22 @@ class Space:
     """
 
     def __init__(
-        self, module: nn.Module, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", last: bool = False
+        self,
+        module: nn.Module,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        last: bool = False,
     ) -> None:
         self.dtype, self.device, self.last_channels = dtype, torch.device(device), last
         for name, layer in module.named_modules():
             if isinstance(layer, BATCH_NORMS) and layer.track_running_stats:
                 if layer.momentum is None:
-                    raise ModelError(f"{name}: batch norm with momentum=None keeps a step count, which cannot be averaged; give it 0.1.")
-                layer.num_batches_tracked = None  # counted in place, which no function transform allows; unused otherwise
+                    raise ModelError(
+                        f"{name}: batch norm with momentum=None keeps a step count, which cannot be averaged; give it 0.1."
+                    )
+                layer.num_batches_tracked = (
+                    None  # counted in place, which no function transform allows; unused otherwise
+                )
         self.modules = {name: type(layer) for name, layer in module.named_modules()}
         params = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
         floats = {n: b.detach() for n, b in module.named_buffers() if b.is_floating_point()}
@@ -44,7 +52,9 @@ class Space:
         self.P, self.Q = sum(self.sizes), sum(self.buffer_sizes)
         self.start, self.buffers = self._flat(params.values()), self._flat(floats.values())
         if not bool(torch.isfinite(self.start).all()):
-            raise ModelError("the network starts with a weight that is not finite; check its initialisation or the given weights.")
+            raise ModelError(
+                "the network starts with a weight that is not finite; check its initialisation or the given weights."
+            )
 
     def _flat(self, tensors: Iterable[Tensor]) -> Tensor:
         flat = [self.row(t).to(self.device, self.dtype) for t in tensors]
@@ -79,7 +89,10 @@ class Space:
 
     def split_buffers(self, b: Tensor) -> dict[str, Tensor]:
         """b as the module's float buffers."""
-        return {n: t.view(s) for (n, s), t in zip(self.buffer_shapes.items(), torch.split(b, self.buffer_sizes), strict=True)}
+        return {
+            n: t.view(s)
+            for (n, s), t in zip(self.buffer_shapes.items(), torch.split(b, self.buffer_sizes), strict=True)
+        }
 
     # parts ------------------------------------------------------------------------------------------------------
 
@@ -111,7 +124,9 @@ class Space:
         """Parameters and buffers of the named layers and of all below them."""
         for name in names:
             if name not in self.modules:
-                raise ModelError(f"the network has no layer {name!r}; it has {', '.join(n for n in self.modules if n)}.")
+                raise ModelError(
+                    f"the network has no layer {name!r}; it has {', '.join(n for n in self.modules if n)}."
+                )
         return self._part(lambda layer: any(layer == n or layer.startswith(n + ".") for n in names))
 
     def last(self, count: int) -> Part:

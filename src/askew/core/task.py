@@ -22,7 +22,9 @@ from .space import Space
 from .types import Batch
 
 Output = tuple[Tensor, ...]  # output and features, in this order
-SLOPES: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {  # (layer, slope behind it, its input, its output)
+SLOPES: dict[
+    type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]
+] = {  # (layer, slope behind it, its input, its output)
     nn.ReLU: lambda layer, g, x, y: torch.ops.aten.threshold_backward(g, y, 0),
     nn.Tanh: lambda layer, g, x, y: torch.ops.aten.tanh_backward(g, y),
     nn.Sigmoid: lambda layer, g, x, y: torch.ops.aten.sigmoid_backward(g, y),
@@ -48,7 +50,9 @@ class WithFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Output:
         seen: list[Tensor] = []
-        see = lambda layer, inputs: seen.append(inputs[0])  # hung up for one call, so that copies of the module hold no hook
+        see = lambda layer, inputs: seen.append(
+            inputs[0]
+        )  # hung up for one call, so that copies of the module hold no hook
         hook = self.module.get_submodule(self.last).register_forward_pre_hook(see)
         try:
             output = self.module(x)
@@ -99,7 +103,9 @@ class Task:
 
     bound = False
 
-    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False
+    ) -> None:
         """`half`: forward passes in bfloat16 where that is safe (autocast); weights, losses and all else as in `space`."""
         if isinstance(criterion, str) and criterion not in CRITERIA:
             raise ConfigError(f"unknown criterion {criterion!r}; {did_you_mean(criterion, CRITERIA)}")
@@ -109,7 +115,9 @@ class Task:
         self.fused = criterion == "cross_entropy"  # torch has the mean of it in one kernel
         self.criterion: Criterion = CRITERIA[criterion] if isinstance(criterion, str) else criterion
         self.half = half
-        self.layers = [] if half else dense_layers(self.module)  # of a dense network, whose straight steps need no autograd
+        self.layers = (
+            [] if half else dense_layers(self.module)
+        )  # of a dense network, whose straight steps need no autograd
         self.walk = walk_of(self.layers, space) if self.fused else None  # and may be in C
 
     def rows(self, w: Tensor) -> dict[str, Tensor]:
@@ -160,7 +168,12 @@ class Bound(Task):
     bound = True
 
     def __init__(
-        self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False, compiled: bool = False
+        self,
+        module: nn.Module,
+        space: Space,
+        criterion: str | Criterion = "cross_entropy",
+        half: bool = False,
+        compiled: bool = False,
     ) -> None:
         super().__init__(module, space, criterion, half)
         self.flat, self.flat_buffers = space.start.clone(), space.buffers.clone()
@@ -205,7 +218,9 @@ class Bound(Task):
 class Functional(Task):
     """The module called with parameters split from w and with buffers that live for one step."""
 
-    def __init__(self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, space: Space, criterion: str | Criterion = "cross_entropy", half: bool = False
+    ) -> None:
         super().__init__(module, space, criterion, half)
         self.live: dict[str, Tensor] = {}
 

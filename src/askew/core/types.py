@@ -45,7 +45,7 @@ class Batch(NamedTuple):
     table: Tensor | None = None
 
 
-class Me(NamedTuple):
+class Client(NamedTuple):
     """All that one client knows in one phase of one round."""
 
     x: Tensor  # the received model [P], its private parts already in place

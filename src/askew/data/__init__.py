@@ -6,7 +6,18 @@ from ..core.settings import Registry
 from .dataset import Dataset, NaturalSource, Samples, Source, from_user
 from .digits import Digits
 from .images import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, TinyImageNet
-from .partition import Dirichlet, DirichletPrior, FromFile, Iid, LabelsPerClient, Lognormal, Natural, Partition, Shards, Shares
+from .partition import (
+    Assignment,
+    Dirichlet,
+    DirichletPrior,
+    FromFile,
+    Iid,
+    LabelsPerClient,
+    Lognormal,
+    Natural,
+    Partition,
+    Shards,
+)
 from .shakespeare import Shakespeare
 from .synthetic import Synthetic, SyntheticLeaf
 
@@ -40,6 +51,7 @@ partitions: Registry[Partition] = Registry(
 )
 
 __all__ = [
+    "Assignment",
     "Cifar10",
     "Cifar100",
     "Dataset",
@@ -59,7 +71,6 @@ __all__ = [
     "Samples",
     "Shakespeare",
     "Shards",
-    "Shares",
     "Source",
     "Synthetic",
     "SyntheticLeaf",

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import DataError
 from .dataset import Dataset, Samples, completed, samples
-from .view import Pixels
+from .view import PixelTransform
 
 HUB = {
     "datasets.arrow_dataset.Dataset": "table",
@@ -58,7 +58,9 @@ def adapt(data: Any, test: Any = None, *, x: Names = None, y: str | None = None)
         case "federated" | "partitioner":
             return from_flower(data, test, x=x, y=y)
         case "stream":
-            raise DataError("the data are a stream, and samples must be at hand in any order; load them without streaming=True.")
+            raise DataError(
+                "the data are a stream, and samples must be at hand in any order; load them without streaming=True."
+            )
     raise DataError(
         f"adapt takes a datasets.Dataset or DatasetDict, or a FederatedDataset or partitioner of flwr-datasets, "
         f"got {type(data).__name__}; hand other data to askew.run as they are."
@@ -75,12 +77,16 @@ def from_flower(data: Any, test: Any = None, *, x: Names = None, y: str | None =
             others = (loaded(whole, name) for name in TESTS if name != split)
             test = next((table for table in others if table is not None), None)
     if kind(data) != "partitioner":
-        raise DataError(f"from_flower takes a FederatedDataset or a partitioner, got {type(data).__name__}; use adapt for other datasets.")
+        raise DataError(
+            f"from_flower takes a FederatedDataset or a partitioner, got {type(data).__name__}; use adapt for other datasets."
+        )
     if not data.is_dataset_assigned():
         raise DataError("the partitioner has no dataset yet; set it first, as in partitioner.dataset = data.")
     parts = said(lambda: [data.load_partition(i) for i in range(data.num_partitions)])
     if any(part.column_names != parts[0].column_names for part in parts):
-        raise DataError("the partitions must all have the same columns, and these differ; use a partitioner that divides the rows.")
+        raise DataError(
+            "the partitions must all have the same columns, and these differ; use a partitioner that divides the rows."
+        )
     return assembled(parts, test, x, y, np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
 
 
@@ -90,7 +96,9 @@ def said(load: Callable[[], Any]) -> Any:
         return load()
     except (OSError, ValueError, LookupError, TypeError) as wrong:
         told = " ".join(str(wrong).split()).rstrip(".")
-        raise DataError(f"flwr-datasets cannot load or divide the data: {told}; put that right in the FederatedDataset.") from None
+        raise DataError(
+            f"flwr-datasets cannot load or divide the data: {told}; put that right in the FederatedDataset."
+        ) from None
 
 
 def loaded(data: Any, split: str) -> Any:
@@ -106,14 +114,18 @@ def training(splits: Mapping[str, Any], instead: str) -> str:
     split = "train" if len(splits) != 1 else next(iter(splits))
     if split not in splits:
         known = ", ".join(splits) or "none"
-        raise DataError(f"there is no split train to train on, only: {known}; hand over one to train on and one to test, adapt({instead}).")
+        raise DataError(
+            f"there is no split train to train on, only: {known}; hand over one to train on and one to test, adapt({instead})."
+        )
     return split
 
 
 def assembled(parts: list[Any], test: Any, x: Names, y: str | None, owner: np.ndarray | None = None) -> Dataset:
     """One dataset from the tables of the training data and perhaps a test set."""
     if test is not None and kind(test) != "table":
-        raise DataError(f"the test data must be a datasets.Dataset like the training data, got {type(test).__name__}; convert them.")
+        raise DataError(
+            f"the test data must be a datasets.Dataset like the training data, got {type(test).__name__}; convert them."
+        )
     features = shown(parts[0])
     names = [x] if isinstance(x, str) else list(x or ())
     y = y or target_column(features, names)
@@ -123,9 +135,15 @@ def assembled(parts: list[Any], test: Any, x: Names, y: str | None, owner: np.nd
     dataset = completed(train, held, owner)
     if dataset.train.x.dtype == torch.uint8:
         channels = dataset.train.x.shape[1]
-        dataset = dataclasses.replace(dataset, view=Pixels(torch.zeros(channels, 1, 1), torch.ones(channels, 1, 1)))
+        dataset = dataclasses.replace(
+            dataset, view=PixelTransform(torch.zeros(channels, 1, 1), torch.ones(channels, 1, 1))
+        )
     if called(features[y]) == "ClassLabel":
-        if test is not None and called(test.features[y]) == "ClassLabel" and test.features[y].names != features[y].names:
+        if (
+            test is not None
+            and called(test.features[y]) == "ClassLabel"
+            and test.features[y].names != features[y].names
+        ):
             raise DataError(
                 f"the test data must number the classes of {y!r} as the training data do; cast both to one datasets.ClassLabel."
             )
@@ -158,13 +176,24 @@ def target_column(features: Mapping[str, Any], inputs: Sequence[str]) -> str:
 
 def input_column(features: Mapping[str, Any], y: str) -> str:
     """Images before lists of numbers; single numbers, which may be anything, by a usual name alone."""
-    rest = {name: feature for name, feature in features.items() if name != y and (called(feature) == "Image" or numeric(feature))}
+    rest = {
+        name: feature
+        for name, feature in features.items()
+        if name != y and (called(feature) == "Image" or numeric(feature))
+    }
     images = [name for name in rest if called(rest[name]) == "Image"]
     certain = images or [name for name in rest if called(rest[name]) != "Value"]
     return told(features, "the inputs", f'{NAME_IT}, x="…"), and {TEXT}', INPUTS, certain or list(rest), certain)
 
 
-def told(features: Mapping[str, Any], role: str, remedy: str, usual: Sequence[str], among: Sequence[str], certain: Sequence[str]) -> str:
+def told(
+    features: Mapping[str, Any],
+    role: str,
+    remedy: str,
+    usual: Sequence[str],
+    among: Sequence[str],
+    certain: Sequence[str],
+) -> str:
     """The first usual name among some columns, or the only certain one."""
     name = next((name for name in usual if name in among), certain[0] if len(certain) == 1 else "")
     if not name:
@@ -180,7 +209,9 @@ def read(parts: list[Any], x: Sequence[str], y: str, what: str) -> Samples:
         if name not in features:
             raise DataError(f"the {what} have no column {name!r}, only: {', '.join(features)}; name one of them.")
     if any(part.format["type"] == "custom" for part in parts):
-        raise DataError(f"the {what} have a transform that acts as samples are read; apply it with .map(), or drop it by .reset_format().")
+        raise DataError(
+            f"the {what} have a transform that acts as samples are read; apply it with .map(), or drop it by .reset_format()."
+        )
     targets = Column(parts, y, what).numbers('number the classes first, as with .class_encode_column("label")')
     columns = [Column(parts, name, what) for name in x]
     if len(columns) == 1 and called(features[x[0]]) == "Image":
@@ -189,7 +220,9 @@ def read(parts: list[Any], x: Sequence[str], y: str, what: str) -> Samples:
     if len(values) == 1 and values[0].ndim > 1:
         return samples((values[0], targets), what)
     if any(value.ndim > 1 for value in values):
-        raise DataError(f"several input columns must hold one number each, and some of {', '.join(x)} hold lists; name one column.")
+        raise DataError(
+            f"several input columns must hold one number each, and some of {', '.join(x)} hold lists; name one column."
+        )
     return samples((np.column_stack(values).astype(np.float64), targets), what)
 
 
@@ -230,7 +263,9 @@ class Column(NamedTuple):
         """Decoded images, all alike."""
         looks: dict[str, None] = {}
         if not all(part.features[self.name].decode for part in self.parts):
-            raise self.wrong("holds images that are not decoded", f'let them be, with .cast_column("{self.name}", datasets.Image())')
+            raise self.wrong(
+                "holds images that are not decoded", f'let them be, with .cast_column("{self.name}", datasets.Image())'
+            )
         try:
             for chunk in self.chunks(None):
                 if None in chunk:

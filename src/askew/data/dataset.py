@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.rng import generator
 from ..core.settings import Settings
 from ..errors import DataError
-from .view import View
+from .view import InputTransform
 
 Criterion = str | Callable[[Tensor, Tensor], Tensor]
 Pair = tuple[Tensor | np.ndarray, Tensor | np.ndarray]
@@ -39,12 +39,15 @@ class Dataset:
     classes: int  # 0: not a classification
     owner: np.ndarray | None = None  # [n] the natural client of every training sample
     criterion: Criterion = "cross_entropy"  # or "squared_error", or (output [B, ..], y) -> loss of each sample [B]
-    view: View | None = None  # how stored samples become inputs; None: they are inputs
+    view: InputTransform | None = None  # how stored samples become inputs; None: they are inputs
     test_owner: np.ndarray | None = None  # [m] the natural client of every test sample, where each has some of its own
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Dataset:
         """The same with its samples on a device, real inputs and targets in a precision."""
-        train, test = (Samples(*(t.to(device, dtype if t.is_floating_point() else t.dtype) for t in s)) for s in (self.train, self.test))
+        train, test = (
+            Samples(*(t.to(device, dtype if t.is_floating_point() else t.dtype) for t in s))
+            for s in (self.train, self.test)
+        )
         return replace(self, train=train, test=test, view=self.view and self.view.to(device))
 
 
@@ -113,7 +116,9 @@ def from_user(data: Dataset | Given, test: Given | None = None) -> Dataset:
     """
     if isinstance(data, Dataset):
         if test is not None:
-            raise DataError("a ready Dataset has a test set of its own, so test must be left out; replace data.test if another is wanted.")
+            raise DataError(
+                "a ready Dataset has a test set of its own, so test must be left out; replace data.test if another is wanted."
+            )
         return data
     from .adapt import adapt, kind  # which needs what is defined here
 
@@ -127,7 +132,9 @@ def completed(train: Samples, held: Samples | None, owner: np.ndarray | None = N
     if held is None:
         count = len(train.y)
         if count < 2:
-            raise DataError(f"a test set can be held out from 2 samples or more, got {count}; give more data, or pass test = (x, y).")
+            raise DataError(
+                f"a test set can be held out from 2 samples or more, got {count}; give more data, or pass test = (x, y)."
+            )
         order = generator(0, "test split").permutation(count)
         train, held = hold_out(train, order)
         owner = None if owner is None else np.delete(owner, order[::5])
@@ -138,7 +145,9 @@ def completed(train: Samples, held: Samples | None, owner: np.ndarray | None = N
     )
     for what, ours, theirs in alike:
         if ours != theirs:
-            raise DataError(f"the training data have {what} {ours} and the test data {theirs}; both must be alike: prepare them alike.")
+            raise DataError(
+                f"the training data have {what} {ours} and the test data {theirs}; both must be alike: prepare them alike."
+            )
     if train.y.is_floating_point():
         return Dataset(train, held, 0, owner, criterion="squared_error")
     return Dataset(train, held, 1 + int(max(train.y.max(), held.y.max())), owner)
@@ -164,9 +173,13 @@ def samples(given: Given, what: str, as_bytes: bool = False) -> Samples:
     y = y.long() if whole(y) else y.float()
     for part, name in ((x, "inputs"), (y, "targets")):
         if not bool(torch.isfinite(part).all()):
-            raise DataError(f"the {name} of the {what} must be finite in float32, got NaN or infinite numbers; clean or rescale them.")
+            raise DataError(
+                f"the {name} of the {what} must be finite in float32, got NaN or infinite numbers; clean or rescale them."
+            )
     if whole(y) and y.ndim != 1:
-        raise DataError(f"the class labels of the {what} must be one number a sample, got shape {list(y.shape)}; flatten or argmax them.")
+        raise DataError(
+            f"the class labels of the {what} must be one number a sample, got shape {list(y.shape)}; flatten or argmax them."
+        )
     if whole(y) and int(y.min()) < 0:
         raise DataError(f"the class labels of the {what} must be 0, 1, 2, …, got {int(y.min())}; renumber them from 0.")
     return Samples(x, y)
@@ -185,7 +198,9 @@ def tensor(value: object, what: str) -> Tensor:
         made = None
     if made is None or made.is_complex():
         kind = type(value).__name__
-        raise DataError(f"{what} must be a tensor or an array of real numbers, got {kind}; convert it with torch.tensor.")
+        raise DataError(
+            f"{what} must be a tensor or an array of real numbers, got {kind}; convert it with torch.tensor."
+        )
     return made
 
 
@@ -194,17 +209,23 @@ def stacked(given: torch_data.Dataset[tuple[Tensor, Tensor]], what: str) -> tupl
     try:
         length = len(given)  # type: ignore[arg-type]
     except TypeError:
-        raise DataError(f"the {what} must be map-style, with a length and an index, and are a stream; collect them into (x, y).") from None
+        raise DataError(
+            f"the {what} must be map-style, with a length and an index, and are a stream; collect them into (x, y)."
+        ) from None
     if length == 0:
         raise DataError(f"the {what} must hold at least one sample, got none; check the dataset's folder or filter.")
     pairs = [given[i] for i in range(length)]
     if any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in pairs):
-        raise DataError(f"the {what} must yield pairs (x, y), got something else; wrap the dataset so that each item is a pair.")
+        raise DataError(
+            f"the {what} must yield pairs (x, y), got something else; wrap the dataset so that each item is a pair."
+        )
     x, y = ([tensor(pair[side], f"{'xy'[side]} of an item of the {what}") for pair in pairs] for side in (0, 1))
     try:
         return torch.stack(x), torch.stack(y)
     except RuntimeError:
-        raise DataError(f"the items of the {what} must all have one shape, got several; crop, pad or resize them.") from None
+        raise DataError(
+            f"the items of the {what} must all have one shape, got several; crop, pad or resize them."
+        ) from None
 
 
 def hold_out(given: Samples, order: np.ndarray) -> tuple[Samples, Samples]:

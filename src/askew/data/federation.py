@@ -20,33 +20,39 @@ from ..core.settings import Settings, setting
 from ..core.types import Batch
 from ..errors import ConfigError, DataError
 from .dataset import Criterion, Dataset, NaturalSource, Samples, Source
-from .partition import FromFile, Natural, Partition, Shares
+from .partition import Assignment, FromFile, Natural, Partition
 from .shift import shifted
-from .view import Pixels, View, marks
+from .view import InputTransform, PixelTransform, marks
 
 CHUNK = 1024  # samples in one chunk of a look
 KEPT = 8  # plans
 SHOWN = 500  # clients whose labels are kept for pictures
 
 
-class Local(Settings):
+class LocalSettings(Settings):
     """Local training."""
 
     title = "local"
     epochs: int = setting("passes over the client's samples; steps > 0 replaces them", default=1, least=1, most=100_000)
     steps: int = setting("exact number of local steps; 0: by epochs", default=0, least=0, most=10_000_000)
     batch: int = setting("batch size; 0: all of a client's samples in one batch", default=32, least=0)
-    drop_last: bool = setting("leave out an epoch's last batch if it is short, unless it is the only one", default=False)
+    drop_last: bool = setting(
+        "leave out an epoch's last batch if it is short, unless it is the only one", default=False
+    )
     lr: float = setting("learning rate of the first round", default=0.1, above=0, most=1e6, hint="try 0.1 or 0.01.")
     momentum: float = setting("heavy-ball momentum, begun anew each round", default=0.0, least=0, below=1)
     weight_decay: float = setting("weight decay, outside the clipped norm", default=0.0, least=0)
     clip: float = setting("limit of the gradient's norm; 0: off", default=0.0, least=0)
     decay: float = setting("factor γ on the learning rate after every round", default=1.0, above=0, most=1)
-    schedule: str = setting("how the rate falls over the rounds", default="exponential", choices=("exponential", "linear", "cosine"))
+    schedule: str = setting(
+        "how the rate falls over the rounds", default="exponential", choices=("exponential", "linear", "cosine")
+    )
 
     def check(self) -> None:
         if self.schedule != "exponential" and self.decay != 1.0:
-            raise ConfigError(f'local: decay is the factor of the exponential schedule; leave it out with schedule = "{self.schedule}".')
+            raise ConfigError(
+                f'local: decay is the factor of the exponential schedule; leave it out with schedule = "{self.schedule}".'
+            )
 
     def rate(self, round: int, rounds: int = 0) -> float:
         """η_t, rounds counted from 1 to T: η_0 γ^(t−1); linear η_0 (1 − (t−1)/T); cosine η_0 (1 + cos(π (t−1)/T))/2."""
@@ -60,17 +66,17 @@ class Local(Settings):
         return self.clip or math.inf
 
 
-class Pick(NamedTuple):
+class SampleIndex(NamedTuple):
     """Samples to gather, any shape of index, and the marks of these uses where chance plays a part in how they are seen."""
 
     places: Tensor
     marks: Tensor | None = None
 
-    def at(self, index: Any) -> Pick:
-        return Pick(self.places[index], None if self.marks is None else self.marks[index])
+    def at(self, index: Any) -> SampleIndex:
+        return SampleIndex(self.places[index], None if self.marks is None else self.marks[index])
 
 
-class Work(NamedTuple):
+class ClientBatches(NamedTuple):
     """One client's samples in the order it uses them, on the host; cuts[k]:cuts[k+1] is its k-th batch or chunk."""
 
     places: Tensor
@@ -88,42 +94,45 @@ class Work(NamedTuple):
     def lengths(self) -> list[int]:
         return [b - a for a, b in pairwise(self.cuts)]
 
-    def pick(self, a: int, b: int) -> Pick:
-        return Pick(self.places, self.marks).at(slice(a, b))
+    def pick(self, a: int, b: int) -> SampleIndex:
+        return SampleIndex(self.places, self.marks).at(slice(a, b))
 
-    def to(self, device: torch.device) -> Work:
+    def to(self, device: torch.device) -> ClientBatches:
         """The same on the device."""
         return self._replace(places=self.places.to(device), marks=None if self.marks is None else self.marks.to(device))
 
-    def first(self, batches: int) -> Work:
+    def first(self, batches: int) -> ClientBatches:
         """The beginning of the work."""
         cuts = self.cuts[: batches + 1]
         places, marks = self.pick(0, cuts[-1])
-        return Work(places, cuts, marks)
+        return ClientBatches(places, cuts, marks)
 
 
-class Plan(NamedTuple):
+class RoundPlan(NamedTuple):
     """One round: the pool of samples and each participant's work."""
 
     ids: list[int]
     pool: Samples
-    train: list[Work]
-    looks: dict[str, list[Work]]
-    view: View | None = None
+    train: list[ClientBatches]
+    looks: dict[str, list[ClientBatches]]
+    view: InputTransform | None = None
     dtype: torch.dtype = torch.float32
     table: Tensor | None = None  # the federation's
 
-    def only(self, rows: Sequence[int]) -> Plan:
+    def only(self, rows: Sequence[int]) -> RoundPlan:
         """The plan of some of the participants."""
         looks = {name: [works[i] for i in rows] for name, works in self.looks.items()}
         return self._replace(ids=[self.ids[i] for i in rows], train=[self.train[i] for i in rows], looks=looks)
 
-    def batch(self, pick: Pick, weight: Tensor | None = None) -> Batch:
+    def batch(self, pick: SampleIndex, weight: Tensor | None = None) -> Batch:
         """Gather samples and see them as the network does."""
-        x, y = (t.index_select(0, pick.places.flatten()).view(*pick.places.shape, *t.shape[1:]) for t in (self.pool.x, self.pool.y))
+        x, y = (
+            t.index_select(0, pick.places.flatten()).view(*pick.places.shape, *t.shape[1:])
+            for t in (self.pool.x, self.pool.y)
+        )
         return Batch(self.view(x, self.dtype, pick.marks) if self.view else x, y, weight)
 
-    def stored(self, pick: Pick, cuts: tuple[int, ...]) -> Batch:
+    def stored(self, pick: SampleIndex, cuts: tuple[int, ...]) -> Batch:
         """Several batches; where bytes can be seen one by one, where they are."""
         if self.table is None:
             return self.batch(pick)._replace(cuts=cuts)
@@ -150,10 +159,14 @@ class Federation:
         self.validation = (0.2 if "validation" in needs else 0.0) if share is None else share
         self.public: Samples | None = None
         self.source: NaturalSource | None = None
-        self.shares: Shares | None = None
-        self.view: View | None = None
+        self.shares: Assignment | None = None
+        self.view: InputTransform | None = None
         self.test_owner: np.ndarray[Any, Any] | None = None  # whose each test sample is, where clients are natural
-        self.shift = (partition.clients, partition.noise, partition.rotation, own) if partition.noise or partition.rotation else None
+        self.shift = (
+            (partition.clients, partition.noise, partition.rotation, own)
+            if partition.noise or partition.rotation
+            else None
+        )
         if isinstance(source, NaturalSource) and isinstance(partition, Natural):
             self.source = source
             self.sizes = source.sizes(seed, partition.clients)
@@ -164,7 +177,9 @@ class Federation:
             if count:
                 self.public = self._placed(strangers(source, seed, partition.clients, count))
         else:
-            dataset = (source if isinstance(source, Dataset) else source.load(seed, partition.clients)).to(self.device, dtype)
+            dataset = (source if isinstance(source, Dataset) else source.load(seed, partition.clients)).to(
+                self.device, dtype
+            )
             self.pool, self.test = dataset.train, dataset.test
             self.classes, self.criterion = dataset.classes, dataset.criterion
             self.view = dataset.view
@@ -182,7 +197,7 @@ class Federation:
                     self.shares = partition.split(labels, own, owner).without(taken)
                 else:
                     shares = partition.split(labels[rest], own, None if owner is None else owner[rest])
-                    self.shares = Shares(rest[shares.order], shares.offsets)
+                    self.shares = Assignment(rest[shares.order], shares.offsets)
             else:
                 self.shares = partition.split(labels, own, owner)
             self.sizes = self.shares.sizes
@@ -195,15 +210,17 @@ class Federation:
         if not len(self.eligible):
             raise DataError("no client holds a sample; use more data, or fewer clients (partition.clients).")
         self.mean_size = float(self.sizes[self.eligible].mean())
-        if isinstance(self.view, Pixels) and self.pool.x.dtype is torch.uint8:
+        if isinstance(self.view, PixelTransform) and self.pool.x.dtype is torch.uint8:
             self.table = self.view.table(self.pool.x.shape[1], dtype)
-        self.made: dict[Any, Plan] = {}  # the latest plans, which runs that share a federation share
+        self.made: dict[Any, RoundPlan] = {}  # the latest plans, which runs that share a federation share
 
-    def _shifted_pool(self, shares: Shares) -> Tensor:
+    def _shifted_pool(self, shares: Assignment) -> Tensor:
         """All samples, those of each client shifted by its own measure."""
         assert self.shift is not None
         if len(np.unique(shares.order)) < len(shares.order):
-            raise DataError("partition.noise and partition.rotation need clients that share no sample; set partition.overlap = false.")
+            raise DataError(
+                "partition.noise and partition.rotation need clients that share no sample; set partition.overlap = false."
+            )
         x, owner = self.pool.x.clone(), np.repeat(np.arange(shares.clients), shares.sizes)
         x[shares.order] = shifted(x[shares.order], owner, *self.shift)
         return x
@@ -214,9 +231,13 @@ class Federation:
         if count is None:
             count = min(1000, samples // 10) if "public" in needs else 0
         if "public" in needs and count == 0:
-            raise ConfigError("this algorithm needs public data at the server, got partition.public = 0; leave it out or set 1 or more.")
+            raise ConfigError(
+                "this algorithm needs public data at the server, got partition.public = 0; leave it out or set 1 or more."
+            )
         if count >= samples:
-            raise DataError(f"partition.public must be less than the {samples:,} training samples, got {count:,}; lower it.")
+            raise DataError(
+                f"partition.public must be less than the {samples:,} training samples, got {count:,}; lower it."
+            )
         return count
 
     def _held_out(self, sizes: Any) -> Any:
@@ -254,35 +275,66 @@ class Federation:
             return Samples(self.test.x[:0], self.test.y[:0]), []
         held = [self.source.client(self.seed, i) for i in ids]
         if self.shift:
-            held = [Samples(shifted(s.x, np.full(len(s.y), i), *self.shift), s.y) for i, s in zip(ids, held, strict=True)]
+            held = [
+                Samples(shifted(s.x, np.full(len(s.y), i), *self.shift), s.y) for i, s in zip(ids, held, strict=True)
+            ]
         bounds = np.cumsum([0] + [len(s.y) for s in held])
         pool = Samples(torch.cat([s.x for s in held]), torch.cat([s.y for s in held]))
         return self._placed(pool), [np.arange(a, b) for a, b in pairwise(bounds)]
 
     def plan(
-        self, ids: Sequence[int], round: int, local: Local, looks: Sequence[str] = (), least: int = 1, share: Sequence[float] = ()
-    ) -> Plan:
+        self,
+        ids: Sequence[int],
+        round: int,
+        local: LocalSettings,
+        looks: Sequence[str] = (),
+        least: int = 1,
+        share: Sequence[float] = (),
+    ) -> RoundPlan:
         """The round's batches. `least` 2 skips batches of one sample, which batch norm cannot take; `share` is how much of
         its work each client does, everything if left out.
         """
-        key = (tuple(ids), round, local.epochs, local.steps, local.batch, local.drop_last, tuple(looks), least, tuple(share))
+        key = (
+            tuple(ids),
+            round,
+            local.epochs,
+            local.steps,
+            local.batch,
+            local.drop_last,
+            tuple(looks),
+            least,
+            tuple(share),
+        )
         if key not in self.made:
             while len(self.made) >= KEPT:
                 self.made.pop(next(iter(self.made)))
             self.made[key] = self._plan(ids, round, local, looks, least, share)
         return self.made[key]
 
-    def _plan(self, ids: Sequence[int], round: int, local: Local, looks: Sequence[str], least: int, share: Sequence[float]) -> Plan:
+    def _plan(
+        self,
+        ids: Sequence[int],
+        round: int,
+        local: LocalSettings,
+        looks: Sequence[str],
+        least: int,
+        share: Sequence[float],
+    ) -> RoundPlan:
         pool, places = self.gather(ids)
         parts = [self._parts(own, client) for client, own in zip(ids, places, strict=True)]
         train = [self._train(own, round, client, local, least) for client, (own, _) in zip(ids, parts, strict=True)]
         if any(part < 1 for part in share):
             train = [work.first(math.ceil(part * work.batches)) for work, part in zip(train, share, strict=True)]
-        seen = {"gradient": [own for own, _ in parts], "validation": [held if len(held) else own for own, held in parts]}
+        seen = {
+            "gradient": [own for own, _ in parts],
+            "validation": [held if len(held) else own for own, held in parts],
+        }
         glances = {name: [self._work(own, CHUNK, 1) for own in seen[name]] for name in looks}
-        return Plan([int(i) for i in ids], pool, train, glances, self.view, self.dtype, self.table)
+        return RoundPlan([int(i) for i in ids], pool, train, glances, self.view, self.dtype, self.table)
 
-    def _train(self, own: np.ndarray[Any, Any], round: int, client: int, local: Local, least: int) -> Work:
+    def _train(
+        self, own: np.ndarray[Any, Any], round: int, client: int, local: LocalSettings, least: int
+    ) -> ClientBatches:
         rng, n = generator(self.seed, "batches", round, client), len(own)
         size = local.batch or n
         least = max(least, min(size, n)) if local.drop_last else least
@@ -295,7 +347,7 @@ class Federation:
             work = work._replace(marks=marks(self.seed, len(work.places), round, client))
         return work
 
-    def _work(self, order: np.ndarray[Any, Any], size: int, least: int, epoch: int | None = None) -> Work:
+    def _work(self, order: np.ndarray[Any, Any], size: int, least: int, epoch: int | None = None) -> ClientBatches:
         """Cut an order into batches that never reach over the end of an epoch."""
         epoch = epoch or max(len(order), 1)
         starts = [a for e in range(0, len(order), epoch) for a in range(e, min(e + epoch, len(order)), size)]
@@ -304,12 +356,16 @@ class Federation:
             kept = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a >= least]
             order = np.concatenate([order[a:b] for a, b in kept]) if kept else order[:0]
             ends = np.cumsum([b - a for a, b in kept]).tolist()
-        return Work(torch.from_numpy(np.ascontiguousarray(order)), [0, *ends])
+        return ClientBatches(torch.from_numpy(np.ascontiguousarray(order)), [0, *ends])
 
     def labels(self) -> dict[str, Any]:
         """Who holds what, for pictures: sizes and label counts of the first clients."""
         shown = min(self.clients, SHOWN)
-        told: dict[str, Any] = {"clients": self.clients, "classes": self.classes, "empty": self.clients - len(self.eligible)}
+        told: dict[str, Any] = {
+            "clients": self.clients,
+            "classes": self.classes,
+            "empty": self.clients - len(self.eligible),
+        }
         told |= {"shown": shown, "sizes": self.sizes[:shown].tolist(), "samples": int(self.sizes.sum())}
         if self.classes:
             pool, places = self.gather(range(shown))

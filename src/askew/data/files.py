@@ -210,10 +210,18 @@ table: dict[str, Entry] = {
     "mnist": Entry("handwritten digits, 28×28 grey", 10, 60_000, 10_000, (MNIST,)),
     "fashion_mnist": Entry("pictures of clothes, 28×28 grey", 10, 60_000, 10_000, (FASHION_MNIST,)),
     "emnist": Entry("handwritten letters, 28×28 grey", 26, 124_800, 20_800, (EMNIST,)),
-    "cifar10": Entry("photographs of animals and vehicles, 32×32 in colour", 10, 50_000, 10_000, (CIFAR10_BINARY, CIFAR10_PYTHON)),
-    "cifar100": Entry("photographs of all kinds of things, 32×32 in colour", 100, 50_000, 10_000, (CIFAR100_BINARY, CIFAR100_PYTHON)),
-    "tiny_imagenet": Entry("photographs of all kinds of things, 64×64 in colour", 200, 100_000, 10_000, (TINY_IMAGENET,)),
-    "shakespeare": Entry("the next character in the speeches of Shakespeare's roles", 80, 3_678_452, 356_922, SHAKESPEARE),
+    "cifar10": Entry(
+        "photographs of animals and vehicles, 32×32 in colour", 10, 50_000, 10_000, (CIFAR10_BINARY, CIFAR10_PYTHON)
+    ),
+    "cifar100": Entry(
+        "photographs of all kinds of things, 32×32 in colour", 100, 50_000, 10_000, (CIFAR100_BINARY, CIFAR100_PYTHON)
+    ),
+    "tiny_imagenet": Entry(
+        "photographs of all kinds of things, 64×64 in colour", 200, 100_000, 10_000, (TINY_IMAGENET,)
+    ),
+    "shakespeare": Entry(
+        "the next character in the speeches of Shakespeare's roles", 80, 3_678_452, 356_922, SHAKESPEARE
+    ),
 }
 
 
@@ -292,7 +300,9 @@ def unpacked(data: bytes) -> bytes:
 
 def digest(name: str, data: bytes) -> str:
     """The MD5 of a file's content; a text may come with either kind of line ends."""
-    return hashlib.md5(data.replace(b"\r\n", b"\n") if name.endswith(".txt") else data, usedforsecurity=False).hexdigest()
+    return hashlib.md5(
+        data.replace(b"\r\n", b"\n") if name.endswith(".txt") else data, usedforsecurity=False
+    ).hexdigest()
 
 
 def file_digest(path: Path) -> str:
@@ -309,7 +319,9 @@ def unverified(where: Place) -> Iterator[Read]:
     try:
         if not zipfile.is_zipfile(where.path):
             wanted = {f"{where.form.inside}/{file.name}": file.name for file in where.form.files}
-            with tarfile.open(where.path) as tar:  # in the order of the archive: going back would mean unpacking it again
+            with tarfile.open(
+                where.path
+            ) as tar:  # in the order of the archive: going back would mean unpacking it again
                 held = {wanted[m.name]: data.read() for m in tar if m.name in wanted and (data := tar.extractfile(m))}
             yield held.__getitem__
             return
@@ -380,7 +392,9 @@ def check(where: Place) -> list[Sum]:
 
 def decoded(where: Place, decode: Callable[[Place], dict[str, Tensor]]) -> dict[str, Tensor]:
     """What `decode` makes of the files, kept beside them: made anew when they changed, not kept where nothing may be written."""
-    version = hashlib.sha256(repr((LAYOUT, where.form.kind, where.form.archive, where.form.files)).encode()).hexdigest()[:8]
+    version = hashlib.sha256(
+        repr((LAYOUT, where.form.kind, where.form.archive, where.form.files)).encode()
+    ).hexdigest()[:8]
     path, stamp = folder() / CACHE / f"{where.name}-{version}.safetensors", where.stamp()
     kept = cached(path, stamp)
     if kept is None:

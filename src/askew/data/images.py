@@ -17,7 +17,7 @@ from ..errors import ConfigError, DataError
 from . import files
 from .dataset import Dataset, Samples, Source
 from .files import Place
-from .view import Pixels, marks
+from .view import PixelTransform, marks
 
 CHUNK = 4096  # images worked on at once
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -41,25 +41,39 @@ class Images(Source):
     crop: int = setting("side of the square cut out, at random for training; 0: the whole image", default=0, least=0)
     pad: int = setting("pixels added on each side before a training image is cut", default=0, least=0)
     fill: str = setting(
-        "what they are: black, mean (zero after normalisation) or reflect", default="black", choices=("black", "mean", "reflect")
+        "what they are: black, mean (zero after normalisation) or reflect",
+        default="black",
+        choices=("black", "mean", "reflect"),
     )
     flip: bool = setting("mirror half of the training images, left to right", default=False)
-    turn: float = setting("turn training images by up to so many degrees to either side", default=0.0, least=0, most=180)
-    chance: float = setting("share of the training images cut at random, the others in the middle", default=1.0, least=0, most=1)
+    turn: float = setting(
+        "turn training images by up to so many degrees to either side", default=0.0, least=0, most=180
+    )
+    chance: float = setting(
+        "share of the training images cut at random, the others in the middle", default=1.0, least=0, most=1
+    )
     frozen: bool = setting("change each training image once for all, not anew at each use", default=False)
     random_test: bool = setting("change test images at random too, once for all", default=False)
 
     def check(self) -> None:
         cut, changes = self.crop or self.pad, self.crop or self.pad or self.flip or self.turn
         if self.chance < 1 and not cut:
-            raise ConfigError(f"{self.called()}: chance says how often images are cut, and nothing cuts them; set crop or pad, or drop it.")
+            raise ConfigError(
+                f"{self.called()}: chance says how often images are cut, and nothing cuts them; set crop or pad, or drop it."
+            )
         if (self.frozen or self.random_test) and not changes:
             which = "frozen" if self.frozen else "random_test"
-            raise ConfigError(f"{self.called()}: {which} needs a random change to make; set crop, pad, flip or turn, or drop it.")
+            raise ConfigError(
+                f"{self.called()}: {which} needs a random change to make; set crop, pad, flip or turn, or drop it."
+            )
         if self.fill == "reflect" and not self.pad:
-            raise ConfigError(f'{self.called()}: fill = "reflect" says what padding is, and there is none; set pad, or drop it.')
+            raise ConfigError(
+                f'{self.called()}: fill = "reflect" says what padding is, and there is none; set pad, or drop it.'
+            )
         if self.fill == "mean" and not (self.pad or self.turn):
-            raise ConfigError(f'{self.called()}: fill = "mean" says what padding is, and there is none; set pad or turn, or drop it.')
+            raise ConfigError(
+                f'{self.called()}: fill = "mean" says what padding is, and there is none; set pad or turn, or drop it.'
+            )
         if self.fill == "mean" and (self.frozen or self.random_test):
             raise ConfigError(
                 f'{self.called()}: images changed once for all stay bytes, which cannot hold fill = "mean"; use "black" or "reflect".'
@@ -73,20 +87,22 @@ class Images(Source):
         train, test = self.read()
         side = min(train.x.shape[2:])
         if self.crop > side:
-            raise DataError(f"{self.key}: crop must be at most the side of an image, {side}, got {self.crop}; lower data.crop.")
+            raise DataError(
+                f"{self.key}: crop must be at most the side of an image, {side}, got {self.crop}; lower data.crop."
+            )
         if self.fill == "reflect" and self.pad >= side:
             raise DataError(
                 f"{self.key}: an image of side {side} reflects at most {side - 1} pixels, got pad = {self.pad}; lower data.pad."
             )
         mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in self.constants(train.x))
         train, test = first(train, self.train, f"{self.key}: train"), first(test, self.test, f"{self.key}: test")
-        view = Pixels(mean, std, self.crop, self.pad, self.fill, self.flip, self.turn, self.chance)
+        view = PixelTransform(mean, std, self.crop, self.pad, self.fill, self.flip, self.turn, self.chance)
         if self.random_test:
             test = Samples(cut(view, test.x, marks(seed, len(test.y), client=-2)), test.y)
         if self.frozen:
             train = Samples(cut(view, train.x, marks(seed, len(train.y))), train.y)
             test = Samples(middle(test.x, self.crop or side), test.y)
-            view = Pixels(mean, std)
+            view = PixelTransform(mean, std)
         return Dataset(train, test, self.classes, view=view)
 
     @property
@@ -131,11 +147,13 @@ class Images(Source):
 def first(samples: Samples, count: int, what: str) -> Samples:
     """The first samples, all if count is 0."""
     if count > len(samples.y):
-        raise DataError(f"{what} must be at most the {len(samples.y):,} images there are, got {count:,}; lower it, 0 takes all.")
+        raise DataError(
+            f"{what} must be at most the {len(samples.y):,} images there are, got {count:,}; lower it, 0 takes all."
+        )
     return Samples(samples.x[:count], samples.y[:count]) if count else samples
 
 
-def cut(view: Pixels, x: Tensor, at: Tensor) -> Tensor:
+def cut(view: PixelTransform, x: Tensor, at: Tensor) -> Tensor:
     """Images changed at random once for all; a few at a time, for the places of their pixels take eight times their room."""
     return torch.cat([view.cut(*part) for part in zip(torch.split(x, CHUNK), torch.split(at, CHUNK), strict=True)])
 
@@ -149,7 +167,9 @@ def middle(x: Tensor, side: int) -> Tensor:
 def joined(parts: Sequence[tuple[Bytes, Bytes]], split: int) -> dict[str, Bytes]:
     """Arrays from the (x, y) of several files, the first `split` of which are for training."""
     sides = {"train": parts[:split], "test": parts[split:]}
-    return {f"{'xy'[k]}_{part}": np.concatenate([each[k] for each in some]) for part, some in sides.items() for k in (0, 1)}
+    return {
+        f"{'xy'[k]}_{part}": np.concatenate([each[k] for each in some]) for part, some in sides.items() for k in (0, 1)
+    }
 
 
 # idx files ------------------------------------------------------------------------------------------------------
@@ -206,7 +226,9 @@ class Emnist(Idx):
     key: ClassVar[str] = "emnist"
     idea: ClassVar[str] = files.table["emnist"].idea()
     names: ClassVar[tuple[str, ...]] = tuple(string.ascii_lowercase)
-    letters: int = setting("use only the first so many letters of the alphabet; 10: EMNIST-L", default=26, least=2, most=26)
+    letters: int = setting(
+        "use only the first so many letters of the alphabet; 10: EMNIST-L", default=26, least=2, most=26
+    )
 
     @property
     def classes(self) -> int:
@@ -215,7 +237,9 @@ class Emnist(Idx):
     def decode(self, where: Place) -> dict[str, Bytes]:
         arrays = super().decode(where)
         if any(not array.all() for name, array in arrays.items() if name[0] == "y"):
-            raise DataError(f"{where.path}: the letters of EMNIST are numbered from 1, and there is a 0; remove it and get it anew.")
+            raise DataError(
+                f"{where.path}: the letters of EMNIST are numbered from 1, and there is a 0; remove it and get it anew."
+            )
         # The files hold images column by column, letters counted from 1.
         return {name: array - 1 if name[0] == "y" else array.swapaxes(2, 3).copy() for name, array in arrays.items()}
 
@@ -239,11 +263,17 @@ class Emnist(Idx):
 class ArraysOnly(pickle.Unpickler):
     """Reads pickled arrays and plain containers, and refuses everything else that a pickle can call."""
 
-    allowed: ClassVar[dict[str, object]] = {"_reconstruct": np.zeros(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
+    allowed: ClassVar[dict[str, object]] = {
+        "_reconstruct": np.zeros(0).__reduce__()[0],
+        "ndarray": np.ndarray,
+        "dtype": np.dtype,
+    }
 
     def find_class(self, module: str, name: str) -> object:
         if module not in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") or name not in self.allowed:
-            raise DataError(f"a batch of images asks for {module}.{name}, which no array needs; get the published file.")
+            raise DataError(
+                f"a batch of images asks for {module}.{name}, which no array needs; get the published file."
+            )
         return self.allowed[name]
 
 
@@ -274,7 +304,18 @@ class Cifar10(Cifar):
     idea: ClassVar[str] = files.table["cifar10"].idea()
     mean: ClassVar[tuple[float, ...]] = (0.491, 0.482, 0.447)
     std: ClassVar[tuple[float, ...]] = (0.247, 0.243, 0.262)
-    names: ClassVar[tuple[str, ...]] = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    names: ClassVar[tuple[str, ...]] = (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    )
 
 
 class Cifar100(Cifar):
@@ -319,12 +360,16 @@ class TinyImageNet(Images):
         try:
             from PIL import Image, UnidentifiedImageError
         except ImportError:
-            raise DataError("Tiny ImageNet consists of JPEG files, which Pillow reads; run pip install 'askew[images]'.") from None
+            raise DataError(
+                "Tiny ImageNet consists of JPEG files, which Pillow reads; run pip install 'askew[images]'."
+            ) from None
         x = np.empty((len(names), 3, self.side, self.side), np.uint8)
         for row, name in zip(x, names, strict=True):
             try:
                 with Image.open(io.BytesIO(read(name))) as image:
                     row[:] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
             except (UnidentifiedImageError, OSError, ValueError):
-                raise DataError(f"{name} is not a JPEG file of {self.side}×{self.side} pixels; get Tiny ImageNet anew.") from None
+                raise DataError(
+                    f"{name} is not a JPEG file of {self.side}×{self.side} pixels; get Tiny ImageNet anew."
+                ) from None
         return x

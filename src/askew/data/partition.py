@@ -18,7 +18,7 @@ BLOCK = 1 << 22  # picks drawn at once
 CELLS = 1 << 18  # cells of a table of draws and classes: small enough that draws thrown away cost little
 
 
-class Shares(NamedTuple):
+class Assignment(NamedTuple):
     """Client i owns order[offsets[i]:offsets[i + 1]].
 
     A client may own nothing; a sample may be nobody's or, where a rule overlaps, several clients'.
@@ -39,28 +39,34 @@ class Shares(NamedTuple):
         """The sample indices of one client, ascending."""
         return self.order[self.offsets[i] : self.offsets[i + 1]]
 
-    def without(self, taken: np.ndarray) -> Shares:
+    def without(self, taken: np.ndarray) -> Assignment:
         """The same without some samples."""
         kept = ~np.isin(self.order, taken)
         owner = np.repeat(np.arange(self.clients), self.sizes)[kept]
-        return Shares(self.order[kept], np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=self.clients))]))
+        return Assignment(
+            self.order[kept], np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=self.clients))])
+        )
 
     def histogram(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """Samples of every class at every client, int64 [N, classes]."""
         owner = np.repeat(np.arange(self.clients), self.sizes)
-        return np.bincount(owner * classes + labels[self.order], minlength=self.clients * classes).reshape(self.clients, classes)
+        return np.bincount(owner * classes + labels[self.order], minlength=self.clients * classes).reshape(
+            self.clients, classes
+        )
 
 
-def grouped(owner: np.ndarray, clients: int) -> Shares:
+def grouped(owner: np.ndarray, clients: int) -> Assignment:
     """Shares from the owner of every sample; −1 is nobody."""
     ends = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))
-    return Shares(np.argsort(owner, kind="stable")[ends[0] :].astype(np.int64, copy=False), ends - ends[0])
+    return Assignment(np.argsort(owner, kind="stable")[ends[0] :].astype(np.int64, copy=False), ends - ends[0])
 
 
 def class_sizes(labels: np.ndarray, rule: str) -> np.ndarray:
     """Samples of every class there is, by ascending label; `rule` needs them."""
     if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"the {rule} partition needs class labels, whole numbers, and these targets are not; use the iid partition.")
+        raise DataError(
+            f"the {rule} partition needs class labels, whole numbers, and these targets are not; use the iid partition."
+        )
     return np.unique(labels, return_counts=True)[1]
 
 
@@ -70,7 +76,7 @@ def shuffled(labels: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -
     return np.concatenate([rng.permutation(members) for members in classes])
 
 
-def dealt(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Shares:
+def dealt(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Assignment:
     """Shares at random with these numbers of samples of each class for every client, [classes, N]; what is left is nobody's."""
     classes, clients = counts.shape
     owner = np.empty(len(labels), dtype=np.int64)
@@ -79,7 +85,7 @@ def dealt(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.ra
     return grouped(owner, clients)
 
 
-def cut(sizes: np.ndarray, rng: np.random.Generator) -> Shares:
+def cut(sizes: np.ndarray, rng: np.random.Generator) -> Assignment:
     """Shuffle, and cut into parts of these sizes."""
     owner = np.empty(int(sizes.sum()), dtype=np.int64)
     owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(sizes)), sizes)
@@ -99,7 +105,9 @@ def lognormal_sizes(n: int, clients: int, sigma: float, rng: np.random.Generator
     σ = 0 gives sizes that differ by at most one. A client may get nothing.
     """
     if n < clients:
-        raise DataError(f"{n:,} samples cannot be shared among {clients:,} clients, one each at least on average; lower partition.clients.")
+        raise DataError(
+            f"{n:,} samples cannot be shared among {clients:,} clients, one each at least on average; lower partition.clients."
+        )
     if sigma == 0:
         return even(n, clients)
     z = sigma * rng.standard_normal(clients)  # the mean drops out in the scaling
@@ -115,7 +123,10 @@ class Partition(Settings):
     idea: ClassVar[str] = ""
     clients: int = setting("number of clients", default=30, least=1)
     validation: float | None = setting(
-        "share of each client's samples held out for validation; left out: 0.2 where the algorithm needs it", default=None, least=0, below=1
+        "share of each client's samples held out for validation; left out: 0.2 where the algorithm needs it",
+        default=None,
+        least=0,
+        below=1,
     )
     public: int | None = setting(
         "samples the server takes from the training data, by class; left out: a tenth, at most 1,000, where the algorithm needs them",
@@ -128,12 +139,15 @@ class Partition(Settings):
         least=0,
     )
     rotation: float = setting(
-        "degrees by which the last client's images are turned counterclockwise; client i of 0…N−1 has i/(N−1) of it", default=0.0
+        "degrees by which the last client's images are turned counterclockwise; client i of 0…N−1 has i/(N−1) of it",
+        default=0.0,
     )
 
-    seed: int | None = setting("seed of who holds what, and of what the server takes; left out: the run's", default=None, least=0)
+    seed: int | None = setting(
+        "seed of who holds what, and of what the server takes; left out: the run's", default=None, least=0
+    )
 
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         raise NotImplementedError
 
 
@@ -141,9 +155,11 @@ class Iid(Partition):
     """Shuffle and cut: sizes differ by at most one. Balanced: so do, besides, the clients' samples of each class."""
 
     idea: ClassVar[str] = "shuffle and cut into equal parts"
-    balanced: bool = setting("every client gets as many samples of a class as any other, give or take one", default=False)
+    balanced: bool = setting(
+        "every client gets as many samples of a class as any other, give or take one", default=False
+    )
 
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         rng = generator(seed, "partition")
         if not self.balanced:
             return cut(even(len(labels), self.clients), rng)
@@ -168,7 +184,7 @@ class Lognormal(Partition):
     idea: ClassVar[str] = "iid labels, sizes from a lognormal law"
     sigma: float = setting("spread of the logarithm of the sizes; 0: equal sizes", default=0.3, least=0, most=100)
 
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         rng = generator(seed, "partition")
         return cut(lognormal_sizes(len(labels), self.clients, self.sigma, rng), rng)
 
@@ -181,13 +197,17 @@ class Dirichlet(Partition):
     draws its ⌊P_rj n_r⌋ samples from the whole class anew: clients share samples, and some are nobody's.
     """
 
-    idea: ClassVar[str] = "each class is shared out in Dirichlet(alpha) proportions; small alpha: few classes a client, unequal sizes"
+    idea: ClassVar[str] = (
+        "each class is shared out in Dirichlet(alpha) proportions; small alpha: few classes a client, unequal sizes"
+    )
     alpha: float = setting("concentration; small is skewed, 100 nearly iid", default=0.2, above=0)
     cap: bool = setting("a client holding its n/N samples gets nothing of the classes that follow", default=True)
     min_size: int = setting("draw again until every client has so many samples", default=10, least=0)
-    overlap: bool = setting("every client draws from the whole class anew, so that clients share samples", default=False)
+    overlap: bool = setting(
+        "every client draws from the whole class anew, so that clients share samples", default=False
+    )
 
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         n, totals = len(labels), class_sizes(labels, "dirichlet")
         if n < self.clients * self.min_size:
             raise DataError(
@@ -234,7 +254,7 @@ class Dirichlet(Partition):
         return counts
 
 
-def overlapping(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Shares:
+def overlapping(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Assignment:
     """Every client draws its numbers of samples of each class, [classes, N], from the whole class without replacement."""
     clients = np.arange(counts.shape[1])
     owners, samples = [], []
@@ -252,7 +272,7 @@ def overlapping(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng:
         samples.append(members[pairs % total])
     owner, sample = np.concatenate(owners), np.concatenate(samples)
     offsets = np.append(0, np.cumsum(counts.sum(0)))
-    return Shares(sample[np.lexsort((sample, owner))], offsets)
+    return Assignment(sample[np.lexsort((sample, owner))], offsets)
 
 
 class DirichletPrior(Partition):
@@ -266,7 +286,7 @@ class DirichletPrior(Partition):
     alpha: float = setting("concentration; small is skewed", default=0.6, above=0)
     sigma: float = setting("spread of the logarithm of the sizes; 0: equal sizes", default=0.0, least=0, most=100)
 
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         totals = class_sizes(labels, "dirichlet_prior")
         rng = generator(seed, "partition")
         served = turns(lognormal_sizes(len(labels), self.clients, self.sigma, rng), rng)
@@ -289,7 +309,9 @@ class DirichletPrior(Partition):
             weights[:, left == 0] = -np.inf
             edges = np.exp(weights - weights.max(1, keepdims=True)).cumsum(1)
             block = (edges > rng.random((len(edges), 1)) * edges[:, -1:]).argmax(1)
-            last = np.flatnonzero((left > 0) & (left <= np.bincount(block, minlength=len(left))))  # classes that run out in this block
+            last = np.flatnonzero(
+                (left > 0) & (left <= np.bincount(block, minlength=len(left)))
+            )  # classes that run out in this block
             kept = block[: min((np.flatnonzero(block == k)[left[k] - 1] + 1 for k in last), default=len(block))]
             drawn[at : at + len(kept)] = kept
             left -= np.bincount(kept, minlength=len(left))
@@ -328,9 +350,11 @@ class LabelsPerClient(Partition):
 
     idea: ClassVar[str] = "every client holds a fixed number of labels"
     labels: int = setting("number of labels of a client, N_c", default=5, least=1)
-    balanced: bool = setting("hand out every sample, N_c labels to everybody; else the last clients may come off short", default=False)
+    balanced: bool = setting(
+        "hand out every sample, N_c labels to everybody; else the last clients may come off short", default=False
+    )
 
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         n, totals = len(labels), class_sizes(labels, "labels")
         quota = n // self.clients // self.labels
         if self.labels > len(totals):
@@ -368,7 +392,9 @@ class LabelsPerClient(Partition):
                 f"got {wanted:,}; change partition.labels or partition.clients, or leave partition.balanced out."
             )
         taken = np.arange(1, most.max())
-        each = np.where(taken < most[:, None], totals[:, None] / taken, 0)  # samples a place, if the class has so many places
+        each = np.where(
+            taken < most[:, None], totals[:, None] / taken, 0
+        )  # samples a place, if the class has so many places
         more = np.argsort(-each, axis=None, kind="stable")[: wanted - len(totals)]
         return 1 + np.bincount(more // max(1, len(taken)), minlength=len(totals))
 
@@ -381,7 +407,9 @@ class LabelsPerClient(Partition):
         held, left, at = np.zeros((self.clients, len(places)), dtype=bool), places.copy(), 0
         while at < self.clients and left.any():
             block = held[at : at + max(1, CELLS // len(places))]
-            follow = self.clients - at - np.arange(len(block) + 1)[:, None]  # clients still to choose, before and after each
+            follow = (
+                self.clients - at - np.arange(len(block) + 1)[:, None]
+            )  # clients still to choose, before and after each
             must = self.balanced & (left == follow[0])
             keys = np.where(must, -1, np.where(left, rng.standard_exponential(block.shape) / odds, np.inf))
             chosen = np.zeros(block.shape, dtype=bool)
@@ -402,7 +430,7 @@ class Shards(Partition):
     idea: ClassVar[str] = "samples sorted by label and cut into shards, a few of them to each client"
     shards: int = setting("shards of a client", default=2, least=1)
 
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         n, totals, pieces = len(labels), class_sizes(labels, "shards"), self.clients * self.shards
         if n < pieces:
             raise DataError(
@@ -421,7 +449,7 @@ class Natural(Partition):
 
     idea: ClassVar[str] = "as the data come: every sample stays with its natural client"
 
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         if owner is None:
             raise DataError(
                 'the natural partition: this dataset does not come divided among clients; set partition.name to "iid" or "dirichlet".'
@@ -447,16 +475,20 @@ class FromFile(Partition):
     """
 
     idea: ClassVar[str] = "a split of your own, from a file of sample indices"
-    path: str = setting("a .json file, lists of sample indices, or a .npy file, the owner of every sample", default="partition.json")
+    path: str = setting(
+        "a .json file, lists of sample indices, or a .npy file, the owner of every sample", default="partition.json"
+    )
 
     def check(self) -> None:
         if Path(self.path).suffix.lower() not in (".json", ".npy"):
-            raise ConfigError(f"{self.called()}: path must name a .json or .npy file, got {self.path!r}; save the split as one of them.")
+            raise ConfigError(
+                f"{self.called()}: path must name a .json or .npy file, got {self.path!r}; save the split as one of them."
+            )
 
     def reads(self) -> tuple[Path, ...]:
         return (Path(self.path).expanduser(),)
 
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Shares:
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         (path,) = self.reads()
         try:
             if path.suffix.lower() == ".json":
@@ -466,11 +498,15 @@ class FromFile(Partition):
         except OSError as error:
             raise self.wrong(f"cannot be read: {error.strerror or error}", "check partition.path") from None
         except (ValueError, OverflowError, RecursionError, MemoryError) as error:
-            raise self.wrong(f"is no valid {path.suffix} file ({' '.join(str(error).split())})", "save it anew") from None
+            raise self.wrong(
+                f"is no valid {path.suffix} file ({' '.join(str(error).split())})", "save it anew"
+            ) from None
         if not (holder >= 0).any():
             raise self.wrong("gives nobody a sample", "one client at least must have one")
         if clients != self.clients:
-            raise self.wrong(f"divides the samples among {clients} clients, not {self.clients}", f"set partition.clients = {clients}")
+            raise self.wrong(
+                f"divides the samples among {clients} clients, not {self.clients}", f"set partition.clients = {clients}"
+            )
         return grouped(holder, clients)
 
     def wrong(self, what: str, remedy: str) -> DataError:
@@ -489,17 +525,24 @@ class FromFile(Partition):
         """The owner of every sample from lists of samples, and the number of clients."""
         clients = list(content.values()) if isinstance(content, dict) else content
         if not isinstance(clients, list) or not all(isinstance(own, list) for own in clients):
-            raise self.wrong("must hold a list of lists, or an object of lists", "list the sample indices of every client")
+            raise self.wrong(
+                "must hold a list of lists, or an object of lists", "list the sample indices of every client"
+            )
         indices = list(chain.from_iterable(clients))
         for index in indices:
             if type(index) is not int or not 0 <= index < n:
-                raise self.wrong(f"lists {json.dumps(index)[:40]}, which is no sample", f"samples are the whole numbers from 0 to {n - 1}")
+                raise self.wrong(
+                    f"lists {json.dumps(index)[:40]}, which is no sample",
+                    f"samples are the whole numbers from 0 to {n - 1}",
+                )
         places = np.array(indices, dtype=np.int64)
         of = np.repeat(np.arange(len(clients)), [len(own) for own in clients])
         order = np.argsort(places, kind="stable")
         for twice in order[1:][np.diff(places[order]) == 0][:1]:
             whose = " and ".join(f"client {i}" for i in dict.fromkeys(of[places == places[twice]].tolist()))
-            raise self.wrong(f"lists sample {places[twice]} twice, for {whose}", "a sample may belong to one client, and once")
+            raise self.wrong(
+                f"lists sample {places[twice]} twice, for {whose}", "a sample may belong to one client, and once"
+            )
         holder = np.full(n, -1, dtype=np.int64)
         holder[places] = of
         return holder, len(clients)
@@ -513,6 +556,7 @@ class FromFile(Partition):
             )
         if int(content.min(initial=0)) < -1 or int(content.max(initial=0)) > np.iinfo(np.int32).max:
             raise self.wrong(
-                f"has owners from {content.min()} to {content.max()}", "number the clients 0, 1, 2, …, and write −1 for nobody's samples"
+                f"has owners from {content.min()} to {content.max()}",
+                "number the clients 0, 1, 2, …, and write −1 for nobody's samples",
             )
         return content.astype(np.int64), int(content.max(initial=-1)) + 1

@@ -15,7 +15,7 @@ from ..errors import DataError
 from . import files
 from .dataset import Dataset, Samples, Source
 from .files import Place
-from .view import Windows
+from .view import TextWindows
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 AUTHOR = "by William Shakespeare"
@@ -73,7 +73,10 @@ def decode(where: Place) -> dict[str, Tensor]:
     [data] = files.contents(where).values()
     roles = [said.encode() for said in spoken(data.decode("ascii")).values()]
     bounds = np.cumsum([0, *map(len, roles)])
-    return {"text": torch.from_numpy(np.frombuffer(b"".join(roles), np.uint8).copy()), "bounds": torch.from_numpy(bounds)}
+    return {
+        "text": torch.from_numpy(np.frombuffer(b"".join(roles), np.uint8).copy()),
+        "bounds": torch.from_numpy(bounds),
+    }
 
 
 class Shakespeare(Source):
@@ -89,7 +92,9 @@ class Shakespeare(Source):
     reserve: int = setting("windows at the end of that run kept out of training", default=0, least=0)
     test: int = setting("test windows of a role, its first; 0: all", default=0, least=0)
     least: int = setting("leave out roles with fewer windows in all", default=0, least=0)
-    share: float = setting("share of a role's windows that train, in the order of the text", default=0.9, above=0, below=1)
+    share: float = setting(
+        "share of a role's windows that train, in the order of the text", default=0.9, above=0, below=1
+    )
     vocabulary: str = setting(
         "leaf: LEAF's 80 characters; seen: those of the training windows, the reserve's among them, and one for all others",
         default="leaf",
@@ -113,23 +118,36 @@ class Shakespeare(Source):
         roles = np.sort(generator(seed, "roles").permutation(fit)[:clients])
         run = np.full(clients, wanted) if self.samples else train[roles]
         slack = train[roles] - run
-        begin = bounds[roles] + [int(generator(seed, "run", client=int(r)).integers(s + 1)) for r, s in zip(roles, slack, strict=True)]
+        begin = bounds[roles] + [
+            int(generator(seed, "run", client=int(r)).integers(s + 1)) for r, s in zip(roles, slack, strict=True)
+        ]
         codes, classes = self.codes(text, begin, run)
         coded = codes[text]
         counts = run - self.reserve
         starts = ranges(begin, counts)
         tried = np.minimum(test[roles], self.test or test[roles])
         tests = ranges(bounds[roles] + train[roles] + self.window - 1, tried)
-        pooled, held_out = (Samples(torch.from_numpy(at), torch.from_numpy(coded[at + self.window]).long()) for at in (starts, tests))
+        pooled, held_out = (
+            Samples(torch.from_numpy(at), torch.from_numpy(coded[at + self.window]).long()) for at in (starts, tests)
+        )
         owner, test_owner = (np.repeat(np.arange(clients), n) for n in (counts, tried))
-        return Dataset(pooled, held_out, classes, owner, view=Windows(torch.from_numpy(coded), self.window), test_owner=test_owner)
+        return Dataset(
+            pooled,
+            held_out,
+            classes,
+            owner,
+            view=TextWindows(torch.from_numpy(coded), self.window),
+            test_owner=test_owner,
+        )
 
     def codes(self, text: np.ndarray, begin: np.ndarray, run: np.ndarray) -> tuple[np.ndarray, int]:
         """The number of every byte, and how many numbers there are."""
         if self.vocabulary == "leaf":
             symbols, size = np.frombuffer(ALPHABET.encode(), np.uint8), len(ALPHABET)
         else:
-            symbols = np.unique(np.concatenate([text[a : a + n + self.window - 1] for a, n in zip(begin, run, strict=True)]))
+            symbols = np.unique(
+                np.concatenate([text[a : a + n + self.window - 1] for a, n in zip(begin, run, strict=True)])
+            )
             size = len(symbols) + 1
         codes = np.full(256, size - 1, np.uint8)
         codes[symbols] = np.arange(len(symbols))

@@ -24,7 +24,9 @@ def shifted(x: Tensor, client: Tensor | np.ndarray, clients: int, noise: float, 
         return x
     pixels = x.dtype == torch.uint8
     if not pixels and not x.is_floating_point():
-        raise DataError(f"noise and rotation need real inputs or bytes, got {x.dtype}; set partition.noise and partition.rotation to 0.")
+        raise DataError(
+            f"noise and rotation need real inputs or bytes, got {x.dtype}; set partition.noise and partition.rotation to 0."
+        )
     if rotation and x.ndim != 4:
         raise DataError(
             f"rotation needs images [channels, height, width], got inputs of shape {list(x.shape[1:])}; set partition.rotation = 0."

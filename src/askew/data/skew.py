@@ -23,7 +23,9 @@ def heterogeneity(counts: np.ndarray) -> dict[str, float | int]:
     """
     held = counts[counts.sum(1) > 0]
     if not held.size:
-        raise DataError("no client holds a sample, so nothing can be said about the partition; use more data or fewer clients.")
+        raise DataError(
+            "no client holds a sample, so nothing can be said about the partition; use more data or fewer clients."
+        )
     sizes = held.sum(1)
     own, all_ = held / sizes[:, None], held.sum(0) / sizes.sum()
     tv = np.abs(own - all_).sum(1) / 2

@@ -83,9 +83,13 @@ class Synthetic(Planted):
     (0, 0): the same inputs and solution everywhere; (α, 0): own solutions; (0, β): own inputs.
     """
 
-    idea: ClassVar[str] = "Synthetic(α, β) of FedDyn and FedDC: own solutions if α > 0, own inputs if β > 0; any number of clients"
+    idea: ClassVar[str] = (
+        "Synthetic(α, β) of FedDyn and FedDC: own solutions if α > 0, own inputs if β > 0; any number of clients"
+    )
     samples: int = setting("mean samples of a client", default=200, least=1, most=MOST_SAMPLES)
-    sigma: float = setting(f"lognormal spread of the clients' sizes; none exceeds {MOST_SAMPLES:,}", default=0.0, least=0, most=100)
+    sigma: float = setting(
+        f"lognormal spread of the clients' sizes; none exceeds {MOST_SAMPLES:,}", default=0.0, least=0, most=100
+    )
     iid_data: bool | None = setting("all clients draw inputs alike; left out: if beta = 0", default=None)
     iid_solution: bool | None = setting("all clients share one W, b; left out: if alpha = 0", default=None)
 
@@ -117,7 +121,9 @@ class SyntheticLeaf(Planted):
     A client has 50 + LogNormal(4, 2) samples, nine tenths to train; one beyond 100,000 is cut there.
     """
 
-    idea: ClassVar[str] = "the original Synthetic(α, β) of FedProx: own inputs, own solutions, sizes 50 + LogNormal(4, 2)"
+    idea: ClassVar[str] = (
+        "the original Synthetic(α, β) of FedProx: own inputs, own solutions, sizes 50 + LogNormal(4, 2)"
+    )
     dim = 60
     labels = 10
     alpha = 1.0

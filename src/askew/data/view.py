@@ -20,7 +20,7 @@ BITS = 24
 ODD = -0x61C8864680B583EB  # 2^64/φ: the step of a Weyl sequence
 
 
-class View(Protocol):
+class InputTransform(Protocol):
     """What a dataset may bring along; without marks, samples are seen as in a test."""
 
     @property
@@ -53,7 +53,7 @@ def drawn(marks: Tensor, which: int, below: int = 1 << BITS) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PixelTransform:
     """Bytes [.., c, h, w] to normalised numbers; at random flipped, cut out of a padded image, turned.
 
     Every random change moves whole pixels, so all of them together are one look-up in the stored image.
@@ -143,11 +143,13 @@ class Pixels:
             there = (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
             inside = there if inside is None else inside & there
             y, x = y.clamp(0, rows - 1), x.clamp(0, columns - 1)
-        return (y * columns + x).flatten(1), None if inside is None else inside.expand(len(marks), height, width).flatten(1)
+        return (y * columns + x).flatten(1), None if inside is None else inside.expand(
+            len(marks), height, width
+        ).flatten(1)
 
 
 @dataclass(frozen=True)
-class Windows:
+class TextWindows:
     """Pieces of one long text: a stored sample is the place where its window begins."""
 
     text: Tensor  # [length] codes of characters

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.types import Me, Part, State, taken
-from ..data.federation import Plan
+from ..core.types import Client, Part, State, taken
+from ..data.federation import RoundPlan
 
 
-class Inbox(NamedTuple):
+class PhaseInputs(NamedTuple):
     """What the server hands to the C clients of a phase."""
 
     x: Tensor  # [P], or [C, P] where clients have private parts
@@ -35,9 +35,9 @@ class Inbox(NamedTuple):
     size: Tensor
     coin: Tensor
 
-    def me(self, i: int) -> Me:
+    def me(self, i: int) -> Client:
         """One client's view: plain numbers, its own rows."""
-        return Me(
+        return Client(
             self.x if self.x.dim() == 1 else self.x[i],
             self.buffers if self.buffers.dim() == 1 else self.buffers[i],
             self.server | taken(self.memory, i),
@@ -57,7 +57,7 @@ class Inbox(NamedTuple):
         )
 
 
-class Outbox(NamedTuple):
+class PhaseOutputs(NamedTuple):
     """What the C clients return; their models and their carry only if asked for, as both are as large as the uploads."""
 
     up: State
@@ -69,12 +69,12 @@ class Outbox(NamedTuple):
     came: list[int] | None = None  # the rows of the cohort that these are, where some did not answer; None: all
 
 
-class Ask(NamedTuple):
+class PhaseRequest(NamedTuple):
     """One phase of one run's round, for an engine to do."""
 
     phase: Algorithm
-    inbox: Inbox
-    plan: Plan
+    inbox: PhaseInputs
+    plan: RoundPlan
     want: Collection[str]  # "w", "carry": what is needed beside the uploads
 
 
@@ -83,10 +83,10 @@ class Engine(Protocol):
 
     name: str
 
-    def map(self, asks: Sequence[Ask]) -> list[Outbox]: ...
+    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]: ...
 
 
-def ahead(engine: Engine, asks: Sequence[Ask]) -> None:
+def ahead(engine: Engine, asks: Sequence[PhaseRequest]) -> None:
     """Tell an engine that can use it what it will be asked for next. Only the models and states in these asks are not yet those."""
     if asks and (look := getattr(engine, "ahead", None)):
         look(asks)

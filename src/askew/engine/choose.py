@@ -17,19 +17,32 @@ from torch import nn
 from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS, Space
 from ..errors import EngineError
-from .base import Ask, Engine
-from .ranks import part
+from .base import Engine, PhaseRequest
+from .distributed import part
 
 MUCH = 10**11  # parameters times samples of all rounds; below, a trial costs more than it can win
 MOMENT = 0.06  # seconds that one trial may take on a CPU, one client after another
-STEPS = 2  # of each client in a trial, or as many as take that moment: a round begins and ends once, however many there are
+STEPS = (
+    2  # of each client in a trial, or as many as take that moment: a round begins and ends once, however many there are
+)
 TRIALS = 3  # of each engine, after one that does not count
 TICK = 1e-6  # seconds
 HOPELESS = 2.0  # times as long as the first engine: not tried again
 CLEARLY = 0.9  # of the first engine's time: what another must stay below
 SMALL = 100_000  # parameters; above, one client's step keeps a core busy by itself
 WIDE = 8.0  # clients at work side by side, on average; below, a vmapped step costs more than the steps it replaces
-DENSE = (nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Flatten, nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Sequential)
+DENSE = (
+    nn.Linear,
+    nn.ReLU,
+    nn.Tanh,
+    nn.GELU,
+    nn.Sigmoid,
+    nn.Flatten,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.Identity,
+    nn.Sequential,
+)
 VMAPPED = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # layers besides that are known to work so, and slow on a CPU
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
@@ -38,7 +51,9 @@ class EngineSettings(Settings):
     """Where and how a run is computed."""
 
     title = "engine"
-    name: str = setting("engine; auto chooses and says why", default="auto", choices=("auto", "sequential", "slots", "vmapped"))
+    name: str = setting(
+        "engine; auto chooses and says why", default="auto", choices=("auto", "sequential", "slots", "vmapped")
+    )
     device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
     workers: int = setting(
         "processes on this machine that share the work, with the same results; 0: one, and on a CPU more once long rounds make it worth it",
@@ -51,7 +66,9 @@ class EngineSettings(Settings):
         default="float32",
         choices=("float32", "float64", "tf32", "bf16"),
     )
-    compile: bool = setting("compile the network's forward and backward pass (torch.compile); slow to start", default=False)
+    compile: bool = setting(
+        "compile the network's forward and backward pass (torch.compile); slow to start", default=False
+    )
 
     @property
     def storage(self) -> torch.dtype:
@@ -60,9 +77,13 @@ class EngineSettings(Settings):
 
     def check(self) -> None:
         if self.compile and self.name == "vmapped":
-            raise EngineError('engine: compile = true is for engine.name = "sequential" or "slots"; leave one of the two out.')
+            raise EngineError(
+                'engine: compile = true is for engine.name = "sequential" or "slots"; leave one of the two out.'
+            )
         if self.dtype == "bf16" and self.name == "vmapped":
-            raise EngineError('engine: dtype = "bf16" is for engine.name = "sequential" or "slots"; leave one of the two out.')
+            raise EngineError(
+                'engine: dtype = "bf16" is for engine.name = "sequential" or "slots"; leave one of the two out.'
+            )
 
 
 def stochastic(module: nn.Module) -> bool:
@@ -74,7 +95,7 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """An engine and why it; `others` apply as well."""
 
     name: str
@@ -82,46 +103,64 @@ class Choice(NamedTuple):
     others: tuple[str, ...] = ()
 
 
-def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool = False) -> Choice:
+def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool = False) -> EngineChoice:
     """The engine by the rule; `width` is a cohort's work divided by its longest client's."""
     if name in ("vmapped", "slots") and stochastic(module):
-        raise EngineError(f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".')
+        raise EngineError(
+            f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".'
+        )
     if name != "auto":
-        return Choice(name, "as configured")
+        return EngineChoice(name, "as configured")
     if stochastic(module):
-        return Choice("sequential", "the network draws random numbers while training")
-    foreign = [type(m).__name__ for m in module.modules() if not isinstance(m, DENSE) and not type(m).__module__.startswith("askew.")]
+        return EngineChoice("sequential", "the network draws random numbers while training")
+    foreign = [
+        type(m).__name__
+        for m in module.modules()
+        if not isinstance(m, DENSE) and not type(m).__module__.startswith("askew.")
+    ]
     if space.device.type == "cuda":
         slots = "a GPU is kept busy by many clients at a time"
         if plain or {*foreign} - VMAPPED or has_batch_norm(module):
-            return Choice("slots", slots)
+            return EngineChoice("slots", slots)
         if space.P <= SMALL:
-            return Choice("vmapped", f"a small network ({space.P:,} parameters): one kernel serves many clients")
-        return Choice("slots", slots, ("vmapped",)) if foreign else Choice("vmapped", "dense: one product serves many", ("slots",))
+            return EngineChoice("vmapped", f"a small network ({space.P:,} parameters): one kernel serves many clients")
+        return (
+            EngineChoice("slots", slots, ("vmapped",))
+            if foreign
+            else EngineChoice("vmapped", "dense: one product serves many", ("slots",))
+        )
     if foreign:
-        return Choice("sequential", f"{foreign[0]} is faster, or only known to work, one client at a time")
+        return EngineChoice("sequential", f"{foreign[0]} is faster, or only known to work, one client at a time")
     if plain:
-        return Choice("sequential", "compiled and bfloat16 networks are trained one client at a time")
+        return EngineChoice("sequential", "compiled and bfloat16 networks are trained one client at a time")
     if width < 2:
-        return Choice("sequential", f"only about {width:.1f} clients would be at work side by side")
+        return EngineChoice("sequential", f"only about {width:.1f} clients would be at work side by side")
     if space.P > SMALL:
-        return Choice("sequential", f"with {space.P:,} parameters one client's step keeps the machine busy", ("vmapped",))
+        return EngineChoice(
+            "sequential", f"with {space.P:,} parameters one client's step keeps the machine busy", ("vmapped",)
+        )
     if width < WIDE:
-        return Choice("sequential", f"only about {width:.1f} clients would be at work side by side", ("vmapped",))
+        return EngineChoice("sequential", f"only about {width:.1f} clients would be at work side by side", ("vmapped",))
     few = f"a small dense network ({space.P:,} parameters), about {width:.0f} clients at work side by side"
-    return Choice("vmapped", few, ("sequential",))
+    return EngineChoice("vmapped", few, ("sequential",))
 
 
-def worth(ask: Ask, rounds: int) -> bool:
+def worth(ask: PhaseRequest, rounds: int) -> bool:
     """Is there so much to do, if all rounds are like this one, that a trial pays?"""
     return rounds * ask.inbox.x.shape[-1] * sum(len(work.places) for work in ask.plan.train) >= MUCH
 
 
-def tried(rule: Choice, ask: Ask, width: float, make: Callable[[str], Engine], clock: Callable[[], float] = time.perf_counter) -> Choice:
+def tried(
+    rule: EngineChoice,
+    ask: PhaseRequest,
+    width: float,
+    make: Callable[[str], Engine],
+    clock: Callable[[], float] = time.perf_counter,
+) -> EngineChoice:
     """The fastest of a rule's engines at some of a round's work, whose results are thrown away."""
     device, times = ask.inbox.x.device, dict[str, float]()
 
-    def seconds(engine: Engine, ask: Ask) -> float:
+    def seconds(engine: Engine, ask: PhaseRequest) -> float:
         began = clock()
         engine.map([ask])
         if device.type == "cuda":
@@ -148,12 +187,14 @@ def tried(rule: Choice, ask: Ask, width: float, make: Callable[[str], Engine], c
                 times[name] = min(times.get(name, math.inf), seconds(engine, ask))
     best = min(times, key=lambda name: times[name] if name == rule.name else times[name] / CLEARLY)
     told = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in times.items())
-    return Choice(best, f"measured on some steps of the first round: {told}")
+    return EngineChoice(best, f"measured on some steps of the first round: {told}")
 
 
-def beginning(ask: Ask, clients: int, steps: int) -> Ask:
+def beginning(ask: PhaseRequest, clients: int, steps: int) -> PhaseRequest:
     """The first steps of the clients that have most of them."""
     rows = sorted(range(len(ask.plan.train)), key=lambda i: -ask.plan.train[i].batches)[:clients]
     plan = ask.plan.only(rows)
     looks = {name: [work.first(1) for work in works] for name, works in plan.looks.items()}
-    return ask._replace(inbox=part(ask.inbox, rows), plan=plan._replace(train=[work.first(steps) for work in plan.train], looks=looks))
+    return ask._replace(
+        inbox=part(ask.inbox, rows), plan=plan._replace(train=[work.first(steps) for work in plan.train], looks=looks)
+    )

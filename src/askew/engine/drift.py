@@ -41,11 +41,22 @@ def layers(space: Space) -> dict[str, slice]:
 
 def trail(space: Space) -> State:
     """What is remembered from round to round: the last update, the model a window began with, its squared lengths and its rounds."""
-    return {"moved": space.precise(), "start": space.start, "tally": torch.zeros(2, dtype=torch.float64, device=space.device)}
+    return {
+        "moved": space.precise(),
+        "start": space.start,
+        "tally": torch.zeros(2, dtype=torch.float64, device=space.device),
+    }
 
 
 def recorded(
-    space: Space, trail: State, round: int, old: Tensor, new: Tensor, deltas: Tensor, weights: Tensor, learned: Tensor | None = None
+    space: Space,
+    trail: State,
+    round: int,
+    old: Tensor,
+    new: Tensor,
+    deltas: Tensor,
+    weights: Tensor,
+    learned: Tensor | None = None,
 ) -> tuple[Record, State]:
     """The record of a round that led from one model to another, and the trail after it; `learned` [C, P] are drifts clients keep."""
     moved = new.double() - old.double()

@@ -28,7 +28,9 @@ def per_sample(task: Task, w: Tensor, buffers: Tensor, samples: Samples, fed: Fe
         batch = Batch(fed.inputs(samples.x[at : at + CHUNK]), samples.y[at : at + CHUNK])
         output = task.frozen(w, buffers, batch)[0]
         loss.append(task.criterion(output, batch.y))
-        right.append((output.argmax(-1) == batch.y).to(output.dtype) if fed.classes else torch.full_like(loss[-1], torch.nan))
+        right.append(
+            (output.argmax(-1) == batch.y).to(output.dtype) if fed.classes else torch.full_like(loss[-1], torch.nan)
+        )
     return torch.cat(right), torch.cat(loss)
 
 
@@ -37,7 +39,7 @@ def first_half(count: int) -> Tensor:
     return torch.from_numpy(np.sort(generator(0, "halves").permutation(count)[: count // 2]))
 
 
-class Exam:
+class Evaluator:
     """Accuracy and loss of models on one set of samples.
 
     The score [2] (float64, the accuracy nan without classes) stays on the device until somebody asks; on CUDA the whole
@@ -86,7 +88,7 @@ def dressed(w: Tensor, buffers: Tensor, part: Part, row: dict[str, Tensor]) -> t
     return w.index_copy(0, part.w, row["w"]), buffers.index_copy(0, part.b, row["b"])
 
 
-def examine_clients(exam: Exam, w: Tensor, buffers: Tensor, part: Part, bank: Bank) -> Tensor:
+def examine_clients(exam: Evaluator, w: Tensor, buffers: Tensor, part: Part, bank: Bank) -> Tensor:
     """The mean over all clients of their own models' scores; clients that never trained share one model."""
     clients = len(exam.fed.eligible)
     rest = clients - len(bank)
@@ -116,7 +118,9 @@ def spread(task: Task, w: Tensor, buffers: Tensor, fed: Federation, part: Part, 
     else:
         models = (dressed(w, buffers, part, {n: v[0] for n, v in bank.read([i]).items()}) for i in ids)
         held = (Samples(pool.x[own], pool.y[own]) for own in places)
-        accuracy = np.sort([float(per_sample(task, *model, own, fed)[0].mean()) for model, own in zip(models, held, strict=True)])
+        accuracy = np.sort(
+            [float(per_sample(task, *model, own, fed)[0].mean()) for model, own in zip(models, held, strict=True)]
+        )
     tenth = max(1, round(0.1 * len(accuracy)))
     return {
         "client_accuracy_mean": float(accuracy.mean()),
@@ -126,11 +130,15 @@ def spread(task: Task, w: Tensor, buffers: Tensor, fed: Federation, part: Part, 
     }
 
 
-def raised(task: Task, models: Sequence[tuple[Tensor, Tensor]], fed: Federation, ids: Sequence[int]) -> dict[str, float | None]:
+def raised(
+    task: Task, models: Sequence[tuple[Tensor, Tensor]], fed: Federation, ids: Sequence[int]
+) -> dict[str, float | None]:
     """The share of these clients on whose own samples the second of two models has a higher mean loss than the first."""
     pool, places = fed.gather(ids)
     every = torch.from_numpy(np.concatenate([*places, np.zeros(0, dtype=np.int64)])).to(pool.y.device)
-    first, second = (per_sample(task, *model, Samples(pool.x[every], pool.y[every]), fed)[1].double() for model in models)
+    first, second = (
+        per_sample(task, *model, Samples(pool.x[every], pool.y[every]), fed)[1].double() for model in models
+    )
     ends = np.cumsum([0, *map(len, places)])
     changes = [change.mean() for change in np.split((second - first).cpu().numpy(), ends[1:-1])] if places else []
     return {"raised": float(np.mean(np.array(changes) > RAISED)) if changes else None}
@@ -145,7 +153,10 @@ def rarest(fed: Federation) -> np.ndarray[Any, Any]:
 
 def by_rarity(task: Task, w: Tensor, buffers: Tensor, fed: Federation) -> dict[str, float]:
     """Test accuracy on the rarest classes and on the others."""
-    right, rare = per_sample(task, w, buffers, fed.test, fed)[0].double(), torch.from_numpy(rarest(fed)).to(fed.test.y.device)
+    right, rare = (
+        per_sample(task, w, buffers, fed.test, fed)[0].double(),
+        torch.from_numpy(rarest(fed)).to(fed.test.y.device),
+    )
     among = torch.isin(fed.test.y, rare)
     few, rest = torch.stack([right[among].mean(), right[~among].mean()]).tolist()
     return {"accuracy_rare": few, "accuracy_common": rest}

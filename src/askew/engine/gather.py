@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.entropy import available
-from .jobs import Feed
+from .jobs import SampleBuffer
 
 BLOCK = 2048  # numbers of one program
 
@@ -34,17 +34,23 @@ class Taken(NamedTuple):
     real: Tensor
 
 
-def take(feed: Feed, reach: Reach, limit: Reach, span: int) -> Taken:
+def take(feed: SampleBuffer, reach: Reach, limit: Reach, span: int) -> Taken:
     """Batches of length `span`. A client takes part while it has batches, and no more steps behind it than `limit` allows."""
     if feed.x.is_cuda and available():
         return launched(feed, reach, limit, span)
     row = torch.minimum(reach.first + reach.at, reach.last)
     places, lengths = feed.rows.index_select(0, row)[:, :span], feed.lengths.index_select(0, row)
     live = (reach.at < reach.batches) & (limit.at <= limit.batches)
-    return Taken(feed.x[places], feed.y[places], feed.weight.index_select(0, row)[:, :span], live, torch.where(live, lengths, 0).int())
+    return Taken(
+        feed.x[places],
+        feed.y[places],
+        feed.weight.index_select(0, row)[:, :span],
+        live,
+        torch.where(live, lengths, 0).int(),
+    )
 
 
-def launched(feed: Feed, reach: Reach, limit: Reach, span: int) -> Taken:
+def launched(feed: SampleBuffer, reach: Reach, limit: Reach, span: int) -> Taken:
     """The same by the kernel."""
     groups, device = len(reach.first), feed.x.device
     x, y = (t.new_empty((groups, span, *t.shape[1:])) for t in (feed.x, feed.y))
@@ -54,7 +60,9 @@ def launched(feed: Feed, reach: Reach, limit: Reach, span: int) -> Taken:
     counters = (reach.first, reach.last, reach.batches, reach.at, limit.batches, limit.at)
     grid = (-(-span * wide // BLOCK), groups)
     taken = Taken(x, y, weight, live, real)
-    _kernel()[grid](feed.x, feed.y, feed.rows, feed.lengths, *counters, *taken, feed.rows.shape[1], span, wide, deep, BLOCK)
+    _kernel()[grid](
+        feed.x, feed.y, feed.rows, feed.lengths, *counters, *taken, feed.rows.shape[1], span, wide, deep, BLOCK
+    )
     return taken
 
 
@@ -75,13 +83,19 @@ def _kernel() -> Any:
         e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         sample = e // wide
         spot = tl.minimum(sample, n - 1) * wide + e - sample * wide  # padding is the last sample again
-        tl.store(into_x + group * span * wide + e, tl.load(x + begin * wide + spot, mask=sample < span), mask=sample < span)
+        tl.store(
+            into_x + group * span * wide + e, tl.load(x + begin * wide + spot, mask=sample < span), mask=sample < span
+        )
         if tl.program_id(0) == 0:
             for start in range(0, span * deep, BLOCK):
                 d = start + tl.arange(0, BLOCK)
                 here = d // deep
                 there = tl.minimum(here, n - 1) * deep + d - here * deep
-                tl.store(into_y + group * span * deep + d, tl.load(y + begin * deep + there, mask=here < span), mask=here < span)
+                tl.store(
+                    into_y + group * span * deep + d,
+                    tl.load(y + begin * deep + there, mask=here < span),
+                    mask=here < span,
+                )
             for start in range(0, span, BLOCK):
                 s = start + tl.arange(0, BLOCK)
                 tl.store(weight + group * span + s, tl.where(s < n, 1.0, 0.0), mask=s < span)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.local import Moving
+from ..core.local import Progress
 
 SMALL = 4096  # numbers; so few are copied together with others
 SPARE = 2**30  # bytes that rehearsals may leave behind
@@ -46,7 +46,10 @@ class Tape:
         if torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) > SPARE:
             torch.cuda.empty_cache()  # what the rehearsals left is of no use to the graph, which allocates from a pool of its own
         graph = torch.cuda.CUDAGraph()
-        with warnings.catch_warnings(), torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+        with (
+            warnings.catch_warnings(),
+            torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
+        ):
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a hook may have nothing to do
             body()
         return graph
@@ -72,12 +75,12 @@ def copy(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
         torch._foreach_copy_(into, values)
 
 
-def moved(moving: Moving) -> list[Tensor]:
+def moved(moving: Progress) -> list[Tensor]:
     """The tensors of what moves, in a fixed order."""
     return [moving.w, moving.total, *moving.carry.values()]
 
 
-def renew(old: Moving, new: Moving, live: Tensor | None = None) -> None:
+def renew(old: Progress, new: Progress, live: Tensor | None = None) -> None:
     """Put new values in the place of old ones, of `live` rows only; a hook may have returned an old one under another name."""
     to, source = moved(old), [new.w, new.total, *(new.carry[n] for n in old.carry)]
     places = {t.data_ptr(): n for n, t in enumerate(to)}

@@ -14,18 +14,20 @@ from torch import Tensor
 
 from ..core.local import Result
 from ..core.types import Batch
-from ..data.federation import Pick, Plan, Work
-from .base import Ask, Outbox
+from ..data.federation import ClientBatches, RoundPlan, SampleIndex
+from .base import PhaseOutputs, PhaseRequest
 from .graphs import copy
 
 CHUNK = 16384  # samples gathered at a time
 SMALL = 2**28  # bytes; a feed below is made four times as large as needed, others twice
 
 
-class Feed:
+class SampleBuffer:
     """The samples of the jobs of a wave in order of use, and for every batch the places of its samples, at fixed addresses."""
 
-    def __init__(self, x: Tensor, y: Tensor, samples: int, batches: int, length: int, dtype: torch.dtype, last: bool) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, samples: int, batches: int, length: int, dtype: torch.dtype, last: bool
+    ) -> None:
         self.x, self.y = (t.new_empty((samples, *t.shape[1:])) for t in (x, y))
         if last and x.dim() == 4:
             self.x = self.x.to(memory_format=torch.channels_last)
@@ -43,13 +45,15 @@ class Feed:
     def holds(self, samples: int, batches: int, length: int) -> bool:
         return samples <= len(self.x) and batches <= len(self.rows) and length <= self.rows.shape[1]
 
-    def fill(self, jobs: Sequence[tuple[Plan, Work]]) -> None:
+    def fill(self, jobs: Sequence[tuple[RoundPlan, ClientBatches]]) -> None:
         """Lay the samples out, job after job; neighbours with the same pool are gathered together."""
         device, at = self.y.device, 0
         for _, some in groupby(jobs, key=lambda job: (id(job[0].pool.x), id(job[0].view))):
             part = list(some)
             plan, marks = part[0][0], [work.marks for _, work in part if work.marks is not None]
-            pick = Pick(joined([work.places for _, work in part], device), joined(marks, device) if marks else None)
+            pick = SampleIndex(
+                joined([work.places for _, work in part], device), joined(marks, device) if marks else None
+            )
             x, y = (t[at : at + len(pick.places)] for t in (self.x, self.y))
             at += len(pick.places)
             if plan.view is None and x.is_contiguous():  # as they are: straight into place
@@ -84,12 +88,12 @@ def joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.cat([*parts], out=room).to(device, non_blocking=True)
 
 
-class Room:
+class ResultRows:
     """The results of a cohort, row by row."""
 
     def __init__(self, rows: int, want: Collection[str]) -> None:
         self.rows, self.want = rows, want
-        self.outbox: Outbox | None = None
+        self.outbox: PhaseOutputs | None = None
         self.entries: list[Tensor] = []
 
     def put(self, i: int, result: Result, main: torch.cuda.Stream | None) -> None:
@@ -114,25 +118,33 @@ class Room:
     def _given(self, result: Result) -> tuple[list[Tensor], list[list[str]]]:
         """What is wanted of a result, and the names of its parts."""
         carry = result.carry if "carry" in self.want else {"buffers": result.carry["buffers"]}
-        given = [*result.up.values(), *result.mine.values(), *carry.values(), result.loss, *([result.w] if "w" in self.want else [])]
+        given = [
+            *result.up.values(),
+            *result.mine.values(),
+            *carry.values(),
+            result.loss,
+            *([result.w] if "w" in self.want else []),
+        ]
         return given, [list(result.up), list(result.mine), list(carry)]
 
     def _take(self, entries: list[Tensor], names: list[list[str]]) -> None:
         self.entries, rest = entries, iter(entries)
         up, mine, kept = ({n: next(rest) for n in part} for part in names)
         loss, w = next(rest), next(rest, None)
-        self.outbox = Outbox(up, mine, kept if "carry" in self.want else {}, kept["buffers"], loss, w)
+        self.outbox = PhaseOutputs(up, mine, kept if "carry" in self.want else {}, kept["buffers"], loss, w)
 
 
-class Errand:
+class ClientJobs:
     """What one ask is made of: a work of every name for each client, its numbers, and room for the results."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: PhaseRequest) -> None:
         self.phase, self.inbox, self.plan, want = ask
         phase, plan = self.phase, self.plan
         names = [*(["train"] if phase.trains else []), *sorted({*phase.before, *phase.each, *phase.after})]
-        self.works = [{n: (plan.train if n == "train" else plan.looks[n])[i] for n in names} for i in range(len(plan.ids))]
-        self.room = Room(len(plan.ids), want)
+        self.works = [
+            {n: (plan.train if n == "train" else plan.looks[n])[i] for n in names} for i in range(len(plan.ids))
+        ]
+        self.room = ResultRows(len(plan.ids), want)
 
     @cached_property
     def numbers(self) -> Tensor:
@@ -153,15 +165,15 @@ def free(device: torch.device) -> float:
     return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else math.inf
 
 
-def example(plan: Plan, work: Work) -> Batch:
+def example(plan: RoundPlan, work: ClientBatches) -> Batch:
     """One sample as the network sees it."""
     return plan.batch(work.to(plan.pool.y.device).pick(0, 1))
 
 
-Jobs = Sequence[tuple[Errand, int]]
+Jobs = Sequence[tuple[ClientJobs, int]]
 
 
-Own = list[tuple[Plan, Work]]
+Own = list[tuple[RoundPlan, ClientBatches]]
 
 
 def needed(jobs: Jobs) -> dict[str, tuple[Own, tuple[int, int, int]]]:
@@ -178,7 +190,9 @@ class Full(Exception):
     """There is no room for the jobs' samples in what there is."""
 
 
-def lay(feeds: dict[str, Feed], jobs: Jobs, last: bool = False, grow: bool = True) -> tuple[bool, dict[str, list[int]]]:
+def lay(
+    feeds: dict[str, SampleBuffer], jobs: Jobs, last: bool = False, grow: bool = True
+) -> tuple[bool, dict[str, list[int]]]:
     """Put the jobs' samples in place.
 
     Returns whether a feed was too small, and is another one now, and for each name where every job's batches begin.
@@ -191,7 +205,7 @@ def lay(feeds: dict[str, Feed], jobs: Jobs, last: bool = False, grow: bool = Tru
             x, y, *_ = example(*own[0])
             spare = 4 if need[0] * x.numel() * x.element_size() < SMALL else 2
             longest = max(need[2], feeds[name].rows.shape[1] if name in feeds else 0)
-            feeds[name] = Feed(x, y, spare * need[0], spare * need[1], longest, jobs[0][0].inbox.x.dtype, last)
+            feeds[name] = SampleBuffer(x, y, spare * need[0], spare * need[1], longest, jobs[0][0].inbox.x.dtype, last)
             grown = True
         feeds[name].fill(own)
         ends = np.cumsum([work.batches for _, work in own]).tolist()

@@ -10,17 +10,19 @@ from typing import Any
 import torch
 
 from ..core.algorithm import Algorithm
-from ..core.local import Moving, client_round, together
+from ..core.local import Progress, client_round, together
 from ..core.rng import torch_seed
 from ..core.task import Task
-from ..core.types import Me
-from ..data.federation import Pick, Plan
-from .base import Ask, Inbox, Outbox
-from .jobs import Room
+from ..core.types import Client
+from ..data.federation import RoundPlan, SampleIndex
+from .base import PhaseInputs, PhaseOutputs, PhaseRequest
+from .jobs import ResultRows
 
-CACHED = 2**20  # bytes of samples that are gathered at a time where steps are taken together: beside a network, half of a usual cache
+CACHED = (
+    2**20
+)  # bytes of samples that are gathered at a time where steps are taken together: beside a network, half of a usual cache
 
-Many = tuple[Pick, tuple[int, ...]]  # batches that follow each other, and where they end; () if it is one
+Many = tuple[SampleIndex, tuple[int, ...]]  # batches that follow each other, and where they end; () if it is one
 
 
 class Alone:
@@ -31,11 +33,15 @@ class Alone:
     is of several batches, as many as stay in a cache; of all, if they need not be gathered.
     """
 
-    def __init__(self, task: Task, plan: Plan, i: int, several: bool = False) -> None:
+    def __init__(self, task: Task, plan: RoundPlan, i: int, several: bool = False) -> None:
         self.task, self.plan, self.i = task, plan, i
         self.most = 0  # samples at a time
         if several and task.walk:
-            self.most = CACHED // (task.walk.inputs * task.space.dtype.itemsize) if plan.table is None else plan.train[i].samples
+            self.most = (
+                CACHED // (task.walk.inputs * task.space.dtype.itemsize)
+                if plan.table is None
+                else plan.train[i].samples
+            )
 
     def steps(self) -> Iterator[Many]:
         work, k = self.plan.train[self.i].to(self.plan.pool.y.device), 0
@@ -50,10 +56,10 @@ class Alone:
             share = (b - a) / len(work.places)
             yield (work.pick(a, b), ()), share if step is None else share / self.plan.train[self.i].batches
 
-    def all(self, move: Callable[..., Any], me: Me, *moving: Any) -> Any:
+    def all(self, move: Callable[..., Any], me: Client, *moving: Any) -> Any:
         return move(me, *moving)
 
-    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: Many, share: float) -> Moving:
+    def some(self, move: Callable[..., Progress], me: Client, moving: Progress, batch: Many, share: float) -> Progress:
         pick, cuts = batch
         gathered = self.plan.stored(pick, cuts) if len(cuts) > 2 else self.plan.batch(pick)._replace(cuts=cuts)
         return move(self.task, me, moving, gathered, share)
@@ -67,11 +73,11 @@ class Sequential:
     def __init__(self, task: Task, seed: int, stochastic: bool) -> None:
         self.task, self.seed, self.stochastic = task, seed, stochastic
 
-    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         return [self._map(*ask) for ask in asks]
 
-    def _map(self, phase: Algorithm, inbox: Inbox, plan: Plan, want: Collection[str]) -> Outbox:
-        room = Room(len(plan.train), want)
+    def _map(self, phase: Algorithm, inbox: PhaseInputs, plan: RoundPlan, want: Collection[str]) -> PhaseOutputs:
+        room = ResultRows(len(plan.train), want)
         for i in range(len(plan.train)):
             if self.stochastic:
                 torch.manual_seed(torch_seed(self.seed, "network", inbox.round, plan.ids[i]))

@@ -17,14 +17,25 @@ from ..core.bank import Bank
 from ..core.rng import coin
 from ..core.space import Space
 from ..core.types import Cohort, State, nova_length, taken
-from ..data.federation import Federation, Local, Plan
+from ..data.federation import Federation, LocalSettings, RoundPlan
 from ..errors import AlgorithmError, ConfigError
 from . import drift as drifting
-from .base import Ask, Engine, Inbox, Outbox, ahead, clock
+from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest, ahead, clock
 from .jobs import sent
-from .witness import Examine, Seen, Witness
+from .round_metrics import Examine, RoundMetric, RoundUpdates
 
-RECORD = ("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped", "absent")
+RECORD = (
+    "round",
+    "participants",
+    "train_loss",
+    "accuracy",
+    "loss",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+    "dropped",
+    "absent",
+)
 TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 
 
@@ -43,7 +54,7 @@ class Made(NamedTuple):
     buffers: Tensor
     state: State
     kept: dict[str, State]  # rows of the banks: "mine", "memory", "private"
-    seen: Seen
+    seen: RoundUpdates
 
     def only(self, rows: list[int]) -> Made:
         return self._replace(kept={name: taken(state, rows) for name, state in self.kept.items()})
@@ -66,7 +77,7 @@ class Server:
         alg: Algorithm,
         space: Space,
         fed: Federation,
-        local: Local,
+        local: LocalSettings,
         engine: Engine,
         seed: int,
         least: int = 1,
@@ -76,11 +87,11 @@ class Server:
         owns: Callable[[int], bool] | None = None,
         drift: bool = False,
         times: bool = False,
-        witnesses: Sequence[Witness] = (),
+        witnesses: Sequence[RoundMetric] = (),
     ) -> None:
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
         self.rounds = rounds  # T, which some schedules need
-        self.ready: tuple[Any, Plan] | None = None
+        self.ready: tuple[Any, RoundPlan] | None = None
         self.worked: list[tuple[Any, Tensor]] = []  # of the plans made last
         self.examine = examine  # accuracy and loss of a model on the public set
         self.least = least  # 2: batches of one sample are skipped, which batch norm cannot take
@@ -97,14 +108,18 @@ class Server:
         self.privates = Bank({} if self.private.empty else own)
         self.looks = sorted({name for phase in self.phases for name in (*phase.before, *phase.each, *phase.after)})
         if "gradient" in self.looks and least > 1:
-            raise ConfigError(f"{alg.called()}: full gradients of a batch-norm network are not defined (chunks differ); use another norm.")
+            raise ConfigError(
+                f"{alg.called()}: full gradients of a batch-norm network are not defined (chunks differ); use another norm."
+            )
         clash = sorted({*self.state, *self.memory.start} & {*RECORD, *TIMES})
         if clash:
-            raise AlgorithmError(f"{alg.called()}: {clash[0]!r} is a name of the round's record; rename that server state.")
+            raise AlgorithmError(
+                f"{alg.called()}: {clash[0]!r} is a name of the round's record; rename that server state."
+            )
 
     # one round --------------------------------------------------------------------------------------------------
 
-    def prepare(self, round: int, ids: Sequence[int], share: Sequence[float] = ()) -> Plan:
+    def prepare(self, round: int, ids: Sequence[int], share: Sequence[float] = ()) -> RoundPlan:
         """The plan of a round, kept for `play`: it may be made while the device is busy with the round before."""
         key = (round, tuple(ids), tuple(share))
         if self.ready is None or self.ready[0] != key:
@@ -112,7 +127,7 @@ class Server:
             self._work(able(self.ready[1]), round)
         return self.ready[1]
 
-    def following(self, ask: Ask) -> Ask | None:
+    def following(self, ask: PhaseRequest) -> PhaseRequest | None:
         """What comes after this ask, but for models and states, if that is prepared; of a round with several phases it is not known.
 
         Where times are recorded, a round's samples count for that round.
@@ -146,7 +161,9 @@ class Server:
             record: dict[str, Any] = end.value
             return record
 
-    def moves(self, round: int, ids: Sequence[int], share: Sequence[float] = (), absent: int = 0) -> Generator[Ask, Outbox, dict[str, Any]]:
+    def moves(
+        self, round: int, ids: Sequence[int], share: Sequence[float] = (), absent: int = 0
+    ) -> Generator[PhaseRequest, PhaseOutputs, dict[str, Any]]:
         """One round, which asks an engine for each phase and is sent its results; it returns the round's record.
 
         The model, all state and all banks change together or, if nobody is left, not at all. `share` is how much of its
@@ -155,7 +172,7 @@ class Server:
         plan = able(self.prepare(round, ids, share))
         rows = {"mine": self.clients, "memory": self.memory, "private": self.privates}
         kept = {name: bank.read(plan.ids) for name, bank in rows.items()}
-        at = Made(self.x, self.buffers, self.state, kept, Seen.nothing(round, self.x, self.buffers))
+        at = Made(self.x, self.buffers, self.state, kept, RoundUpdates.nothing(round, self.x, self.buffers))
         traffic, losses, carry = Traffic(), list[float](), State()
         gone: set[int] = set()  # asked, without an answer
         recorded, whole, numbers = drifting.Record(), False, dict[str, float]()
@@ -168,7 +185,7 @@ class Server:
                 break
             inbox = self._inbox(phase, round, plan, at, carry)
             want = [*(["w"] if at.kept["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
-            out = self._cut((yield Ask(phase, inbox, plan, want)))
+            out = self._cut((yield PhaseRequest(phase, inbox, plan, want)))
             self._count(traffic, phase, inbox, out, absent if n == 0 else None)
             if out.came is not None:
                 gone |= {*plan.ids} - {plan.ids[i] for i in out.came}
@@ -193,7 +210,9 @@ class Server:
             x, seen = at.x, at.seen
             if self.trail is not None:
                 learned = at.kept["mine"].get("h") if self.clients.owns is None else None
-                recorded, self.trail = drifting.recorded(self.space, self.trail, round, self.x, x, seen.deltas, seen.weights, learned)
+                recorded, self.trail = drifting.recorded(
+                    self.space, self.trail, round, self.x, x, seen.deltas, seen.weights, learned
+                )
             for witness in self.witnesses if len(seen.deltas) else ():
                 recorded |= witness(seen._replace(new=x, buffers=at.buffers))
             self.x, self.buffers, self.state = x, at.buffers, at.state
@@ -213,13 +232,15 @@ class Server:
             **(numbers if healthy else {n: float(v) for n, v in self.state.items() if v.dim() == 0}),
         }
 
-    def _made(self, phase: Algorithm, round: int, plan: Plan, out: Outbox, at: Made) -> Made:
+    def _made(self, phase: Algorithm, round: int, plan: RoundPlan, out: PhaseOutputs, at: Made) -> Made:
         """What a phase's reports make of model, buffers, state and rows."""
         cohort, seen, buffers = self._cohort(round, plan, out, at.x, phase), at.seen, at.buffers
         x, state, memory = self._aggregate(phase, at.x, out.up, cohort, at.state, at.kept["memory"])
         if "delta" in out.up and (self.trail is not None or self.witnesses):
             weights = self._weights(phase, out.up, cohort)
-            seen = seen._replace(ids=plan.ids, deltas=out.up["delta"], locals=out.buffers, weights=weights, public=cohort.public)
+            seen = seen._replace(
+                ids=plan.ids, deltas=out.up["delta"], locals=out.buffers, weights=weights, public=cohort.public
+            )
         if phase.trains and buffers.numel():
             shared = self._weights(phase, out.up, cohort) @ out.buffers
             buffers = shared if self.private.empty else shared.index_copy(0, self.private.b, buffers[self.private.b])
@@ -229,7 +250,7 @@ class Server:
         mine = self._same(phase, "finish", "client state", at.kept["mine"], out.mine)
         return Made(x, buffers, state, {"mine": mine, "memory": memory, "private": private}, seen)
 
-    def _guess(self, phase: Algorithm, round: int, plan: Plan, out: Outbox, at: Made) -> Made:
+    def _guess(self, phase: Algorithm, round: int, plan: RoundPlan, out: PhaseOutputs, at: Made) -> Made:
         """The same before it is known whether all reports are sound, so that the host need not wait for the device in between."""
         try:
             return self._made(phase, round, plan, out, at)
@@ -238,7 +259,7 @@ class Server:
                 raise
             return at
 
-    def _told(self, out: Outbox, made: Made) -> Told:
+    def _told(self, out: PhaseOutputs, made: Made) -> Told:
         """All that the host must know of a phase, from the device at once."""
         kept = [] if out.w is None else [out.w]  # private coordinates are in no upload
         reports = [t for t in (*out.up.values(), *out.mine.values(), *kept, out.buffers) if t.numel()]
@@ -252,19 +273,29 @@ class Server:
         sound = np.isfinite(rows.reshape(each.shape)).all(0)
         return Told(rows[: len(sound)].tolist(), sound.tolist(), bool(np.isfinite(whole).all()), numbers)
 
-    def _inbox(self, phase: Algorithm, round: int, plan: Plan, at: Made, carry: State) -> Inbox:
+    def _inbox(self, phase: Algorithm, round: int, plan: RoundPlan, at: Made, carry: State) -> PhaseInputs:
         x, buffers, state, kept, _ = at
-        down = {n: v.to(self.space.dtype) if v.is_floating_point() else v for n, v in state.items() if n in phase.broadcast}
+        down = {
+            n: v.to(self.space.dtype) if v.is_floating_point() else v for n, v in state.items() if n in phase.broadcast
+        }
         memory = {n: v for n, v in kept["memory"].items() if n in phase.broadcast}
         if kept["private"]:
             count = len(plan.ids)
             x = x.expand(count, -1).index_copy(1, self.private.w, kept["private"]["w"])
             buffers = buffers.expand(count, -1).index_copy(1, self.private.b, kept["private"]["b"])
         local = self.local
-        rates = (local.rate(round, self.rounds), local.rate(1, self.rounds), local.momentum, local.weight_decay, local.clip_limit)
-        return Inbox(x, buffers, down, memory, kept["mine"], carry, self.parts, *rates, round, *self._work(plan, round))
+        rates = (
+            local.rate(round, self.rounds),
+            local.rate(1, self.rounds),
+            local.momentum,
+            local.weight_decay,
+            local.clip_limit,
+        )
+        return PhaseInputs(
+            x, buffers, down, memory, kept["mine"], carry, self.parts, *rates, round, *self._work(plan, round)
+        )
 
-    def _work(self, plan: Plan, round: int) -> Tensor:
+    def _work(self, plan: RoundPlan, round: int) -> Tensor:
         """Of the participants their steps, the length of these under momentum, relative sizes, and what their coins show."""
         for works, told in self.worked:
             if len(works) == len(plan.train) and all(a is b for a, b in zip(works, plan.train, strict=True)):
@@ -276,12 +307,14 @@ class Server:
         self.worked = [*self.worked[-1:], (plan.train, told)]
         return told
 
-    def _cohort(self, round: int, plan: Plan, out: Outbox, x: Tensor, phase: Algorithm) -> Cohort:
+    def _cohort(self, round: int, plan: RoundPlan, out: PhaseOutputs, x: Tensor, phase: Algorithm) -> Cohort:
         steps, tau, size, _ = self._work(plan, round)
         p = size / size.sum() if self.alg.by_samples else torch.full_like(size, 1 / len(size))
         public: State | None = None
         if self.examine is not None and phase.trains and "delta" in out.up:
-            scores = [self.examine(x + delta, buffers) for delta, buffers in zip(out.up["delta"], out.buffers, strict=True)]
+            scores = [
+                self.examine(x + delta, buffers) for delta, buffers in zip(out.up["delta"], out.buffers, strict=True)
+            ]
             accuracy, loss = torch.stack(scores, 1).to(self.space.dtype)
             public = {"accuracy": accuracy, "loss": loss}
         now, first = (self.local.rate(t, self.rounds) for t in (round, 1))
@@ -311,7 +344,7 @@ class Server:
 
     # guards and accounts ----------------------------------------------------------------------------------------
 
-    def _cut(self, out: Outbox) -> Outbox:
+    def _cut(self, out: PhaseOutputs) -> PhaseOutputs:
         """Private coordinates never go up: every upload of length P arrives with zeros there."""
         if not self.private.w.numel():
             return out
@@ -319,7 +352,9 @@ class Server:
         up = {n: t.index_fill(1, self.private.w, 0) if n in whole else t for n, t in out.up.items()}
         return out._replace(up=up)
 
-    def _count(self, traffic: Traffic, phase: Algorithm, inbox: Inbox, out: Outbox, absent: int | None) -> None:
+    def _count(
+        self, traffic: Traffic, phase: Algorithm, inbox: PhaseInputs, out: PhaseOutputs, absent: int | None
+    ) -> None:
         """Bytes of what is declared to travel, for every client that was asked; a number of absent ones marks the first phase."""
         hidden, asked, answers = self.private.w.numel(), len(inbox.steps), len(out.loss)
         one = torch.empty((), dtype=self.space.dtype).element_size()
@@ -365,12 +400,14 @@ def _shares(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((n,), 0.5 / max(1, n), dtype=dtype, device=device)
 
 
-def able(plan: Plan) -> Plan:
+def able(plan: RoundPlan) -> RoundPlan:
     """The plan of those who have anything to do."""
     rows = [i for i, work in enumerate(plan.train) if work.batches]
     return plan if len(rows) == len(plan.train) else plan.only(rows)
 
 
-def only(out: Outbox, rows: list[int]) -> Outbox:
+def only(out: PhaseOutputs, rows: list[int]) -> PhaseOutputs:
     w = None if out.w is None else out.w[rows]
-    return Outbox(taken(out.up, rows), taken(out.mine, rows), taken(out.carry, rows), out.buffers[rows], out.loss[rows], w)
+    return PhaseOutputs(
+        taken(out.up, rows), taken(out.mine, rows), taken(out.carry, rows), out.buffers[rows], out.loss[rows], w
+    )

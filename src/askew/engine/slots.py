@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.local import Moving, Result, client_moves
+from ..core.local import Progress, Result, client_moves
 from ..core.task import Bound
-from ..core.types import Batch, Me
-from ..data.federation import Work
-from .base import Ask, Inbox, Outbox
+from ..core.types import Batch, Client
+from ..data.federation import ClientBatches
+from .base import PhaseInputs, PhaseOutputs, PhaseRequest
 from .graphs import Tape, copy, fresh, moved, renew
-from .jobs import Errand, Feed, Jobs, example, free, lay
+from .jobs import ClientJobs, Jobs, SampleBuffer, example, free, lay
 
 MOST = 32  # slots; more gained nothing on an H200, LeNet5 to ResNet18
 PARTS = 4  # a large batch is padded to one of so many lengths,
@@ -48,15 +48,15 @@ def stream_of(device: torch.device, n: int) -> torch.cuda.Stream | None:
 class Slot:
     """Fixed buffers, a network bound to some of them, a stream, and the graphs of the moves captured so far."""
 
-    def __init__(self, task: Bound, feeds: dict[str, Feed], even: bool, n: int) -> None:
+    def __init__(self, task: Bound, feeds: dict[str, SampleBuffer], even: bool, n: int) -> None:
         self.task, self.feeds, self.even = task, feeds, even
         self.device = task.space.device
         self.stream = stream_of(self.device, n)
         self.tape = Tape(self.device, self.stream)
         self.cursor = {name: torch.zeros(1, dtype=torch.long, device=self.device) for name in feeds}
         self.share = torch.zeros((), dtype=task.space.dtype, device=self.device)
-        self.me: Me | None = None
-        self.moving: Moving | None = None
+        self.me: Client | None = None
+        self.moving: Progress | None = None
         self.result: Result | None = None
 
     def follow(self, main: torch.cuda.Stream | None) -> None:
@@ -69,42 +69,51 @@ class Slot:
         if self.stream is not None:
             torch.cuda.set_stream(self.stream)
 
-    def load(self, inbox: Inbox, numbers: Tensor, i: int) -> Me:
+    def load(self, inbox: PhaseInputs, numbers: Tensor, i: int) -> Client:
         """Put a client's view in place: tensors are copied, numbers that differ between clients or rounds become tensors."""
         x, buffers = (t if t.dim() == 1 else t[i] for t in (inbox.x, inbox.buffers))
-        rows = [x, buffers, *inbox.server.values(), *(v[i] for state in (inbox.memory, inbox.mine, inbox.carry) for v in state.values())]
+        rows = [
+            x,
+            buffers,
+            *inbox.server.values(),
+            *(v[i] for state in (inbox.memory, inbox.mine, inbox.carry) for v in state.values()),
+        ]
         if self.me is None:
             self.numbers, self.rows = fresh(numbers[i]), [fresh(row) for row in rows]
             lr, lr0, round, steps, tau, size, coin = self.numbers.unbind()
             rest = iter(self.rows[2:])
-            server, mine, carry = ({n: next(rest) for n in names} for names in ((*inbox.server, *inbox.memory), inbox.mine, inbox.carry))
+            server, mine, carry = (
+                {n: next(rest) for n in names} for names in ((*inbox.server, *inbox.memory), inbox.mine, inbox.carry)
+            )
             fixed = (inbox.part, lr, lr0, inbox.momentum, inbox.decay, inbox.clip, steps, tau, size, round, coin)
-            self.me = Me(self.rows[0], self.rows[1], server, mine, carry, *fixed)
+            self.me = Client(self.rows[0], self.rows[1], server, mine, carry, *fixed)
         copy([self.numbers, *self.rows], [numbers[i], *rows])
         return self.me
 
     # moves ------------------------------------------------------------------------------------------------------
 
-    def begin(self, move: Callable[[Me], Moving]) -> Moving:
+    def begin(self, move: Callable[[Client], Progress]) -> Progress:
         assert self.me is not None
         me = self.me
         if self.moving is None:
             new = move(me)
-            self.moving = Moving(fresh(new.w), {n: fresh(v) for n, v in new.carry.items()}, fresh(new.total))
+            self.moving = Progress(fresh(new.w), {n: fresh(v) for n, v in new.carry.items()}, fresh(new.total))
         self.play("begin", partial(self._begin, move, me))
         return self.moving
 
-    def _begin(self, move: Callable[[Me], Moving], me: Me) -> None:
+    def _begin(self, move: Callable[[Client], Progress], me: Client) -> None:
         assert self.moving is not None
         renew(self.moving, move(me))
 
-    def finish(self, move: Callable[[Me, Moving], Result]) -> Result:
+    def finish(self, move: Callable[[Client, Progress], Result]) -> Result:
         assert self.me is not None and self.moving is not None
         me, moving = self.me, self.moving
         if self.result is None:
             r = move(me, moving)
             self.result = r._replace(
-                up={n: fresh(v) for n, v in r.up.items()}, mine={n: fresh(v) for n, v in r.mine.items()}, loss=fresh(r.loss)
+                up={n: fresh(v) for n, v in r.up.items()},
+                mine={n: fresh(v) for n, v in r.mine.items()},
+                loss=fresh(r.loss),
             )
 
         def body() -> None:
@@ -118,7 +127,7 @@ class Slot:
         self.play("finish", body)
         return self.result._replace(w=moving.w, carry=moving.carry)
 
-    def some(self, move: Callable[..., Moving], name: str, k: int, first: int, length: int, share: float) -> Moving:
+    def some(self, move: Callable[..., Progress], name: str, k: int, first: int, length: int, share: float) -> Progress:
         """One move on the k-th batch of the job's work of this name, whose first batch is row `first` of the feed."""
         assert self.me is not None and self.moving is not None
         me, moving, feed, cursor = self.me, self.moving, self.feeds[name], self.cursor[name]
@@ -153,7 +162,7 @@ class Slot:
 class Job:
     """The course of one client in a slot."""
 
-    def __init__(self, slot: Slot, works: dict[str, Work], first: dict[str, int]) -> None:
+    def __init__(self, slot: Slot, works: dict[str, ClientBatches], first: dict[str, int]) -> None:
         self.slot, self.works, self.first = slot, works, first
         self.lengths = {name: work.lengths() for name, work in works.items()}
 
@@ -165,20 +174,22 @@ class Job:
         total = sum(lengths) * (1 if step is None else self.works["train"].batches)
         return (((name, j), length / total) for j, length in enumerate(lengths))
 
-    def all(self, move: Callable[..., Any], me: Me, *moving: Moving) -> Any:
+    def all(self, move: Callable[..., Any], me: Client, *moving: Progress) -> Any:
         return self.slot.finish(move) if moving else self.slot.begin(move)
 
-    def some(self, move: Callable[..., Moving], me: Me, moving: Moving, batch: tuple[str, int], share: float) -> Moving:
+    def some(
+        self, move: Callable[..., Progress], me: Client, moving: Progress, batch: tuple[str, int], share: float
+    ) -> Progress:
         name, k = batch
         return self.slot.some(move, name, k, self.first[name], self.lengths[name][k], share)
 
 
-class Station:
+class SlotPool:
     """The slots of one kind of job, and the feeds that their graphs read from."""
 
     def __init__(self, make: Making, even: bool, last: bool) -> None:
         self.make, self.even, self.last = make, even, last
-        self.feeds: dict[str, Feed] = {}
+        self.feeds: dict[str, SampleBuffer] = {}
         self.slots: list[Slot] = []
         self.idle: list[Slot] = []
         self.cost = 0.0  # bytes that one slot takes
@@ -208,9 +219,9 @@ class Slots:
     def __init__(self, make: Making, even: bool, most: int = MOST, last: bool = False) -> None:
         """`even`: batches must not be padded; `last`: inputs lie channels-last."""
         self.make, self.even, self.most, self.last = make, even, most, last
-        self.stations: dict[Any, Station] = {}
+        self.stations: dict[Any, SlotPool] = {}
 
-    def map(self, asks: Sequence[Ask]) -> list[Outbox]:
+    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         while True:
             try:
                 return self._map(asks)
@@ -226,36 +237,36 @@ class Slots:
     def _count(self) -> int:
         return sum(len(station.slots) for station in self.stations.values())
 
-    def _map(self, asks: Sequence[Ask]) -> list[Outbox]:
-        errands = [Errand(ask) for ask in asks]
+    def _map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        errands = [ClientJobs(ask) for ask in asks]
         jobs = [(errand, i) for errand in errands for i in range(len(errand.works))]
         queue = deque(sorted(jobs, key=lambda job: -job[0].plan.train[job[1]].batches))
         while queue:
             self._play(self._wave(queue))
         return [outbox for errand in errands if (outbox := errand.room.outbox) is not None]
 
-    def _wave(self, queue: deque[tuple[Errand, int]]) -> deque[tuple[Station, Errand, int, dict[str, int]]]:
+    def _wave(self, queue: deque[tuple[ClientJobs, int]]) -> deque[tuple[SlotPool, ClientJobs, int, dict[str, int]]]:
         """Take as many jobs as memory has room for their samples, and lay those out."""
         errand, i = queue[0]
         x = example(errand.plan, next(iter(errand.works[i].values()))).x
         room = min(free(x.device) * SHARE, MOST_BYTES) / (x.element_size() * x.numel())
-        jobs, load = list[tuple[Errand, int]](), 0
+        jobs, load = list[tuple[ClientJobs, int]](), 0
         while queue and (not jobs or load <= room):
             errand, i = queue.popleft()
             load += sum(len(work.places) for work in errand.works[i].values())
             jobs.append((errand, i))
-        wave: list[tuple[Station, Errand, int, dict[str, int]]] = []
+        wave: list[tuple[SlotPool, ClientJobs, int, dict[str, int]]] = []
         for key in dict.fromkeys(errand.key() for errand, _ in jobs):
-            station = self.stations.setdefault(key, Station(self.make, self.even, self.last))
+            station = self.stations.setdefault(key, SlotPool(self.make, self.even, self.last))
             mine = [job for job in jobs if job[0].key() == key]
             wave += [(station, *job, first) for job, first in zip(mine, station.lay(mine), strict=True)]
         return deque(sorted(wave, key=lambda job: -job[1].plan.train[job[2]].batches))
 
-    def _play(self, wave: deque[tuple[Station, Errand, int, dict[str, int]]]) -> None:
+    def _play(self, wave: deque[tuple[SlotPool, ClientJobs, int, dict[str, int]]]) -> None:
         """Keep the slots busy until no job is left: one move of each at a time."""
         device = wave[0][1].numbers.device
         main = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        going: list[tuple[Station, Slot, Errand, int, Generator[None, None, Result]]] = []
+        going: list[tuple[SlotPool, Slot, ClientJobs, int, Generator[None, None, Result]]] = []
         used: set[Slot] = set()
 
         def advance() -> None:
@@ -283,7 +294,9 @@ class Slots:
                         used.add(slot)
                     slot.enter()
                     me = slot.load(errand.inbox, errand.numbers, i)
-                    going.append((station, slot, errand, i, client_moves(errand.phase, me, Job(slot, errand.works[i], first))))
+                    going.append(
+                        (station, slot, errand, i, client_moves(errand.phase, me, Job(slot, errand.works[i], first)))
+                    )
                     if before:
                         advance()
                         station.cost = before - free(device)

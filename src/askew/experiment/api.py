@@ -17,14 +17,14 @@ from ..data.adapt import kind
 from ..data.dataset import Dataset, Source, from_user
 from ..errors import ConfigError
 from ..models import Network
-from .config import Config, Handed, load_config
-from .run import Watch, play
+from .config import Config, FromPython, load_config
+from .run import OnRound, play
 from .store import Run
 
 Table = str | Mapping[str, Any]
 
 
-class OwnData(Handed, Source):
+class OwnData(FromPython, Source):
     """Data handed in from Python; the fingerprint tells one dataset from another."""
 
     fingerprint: str = setting("hash of the samples", default="")
@@ -34,7 +34,9 @@ class OwnData(Handed, Source):
     def of(cls, data: Any, test: Any) -> OwnData:
         dataset = from_user(data, test)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
-        mark = fingerprint(*dataset.train, *dataset.test, owner, about=f"{dataset.classes} {spelled(dataset.criterion)} {dataset.view}")
+        mark = fingerprint(
+            *dataset.train, *dataset.test, owner, about=f"{dataset.classes} {spelled(dataset.criterion)} {dataset.view}"
+        )
         cls.held[mark] = dataset
         return cls(fingerprint=mark)
 
@@ -46,7 +48,7 @@ class OwnData(Handed, Source):
         return self.held[self.fingerprint]
 
 
-class OwnNetwork(Handed, Network):
+class OwnNetwork(FromPython, Network):
     """A network handed in from Python, which starts from the weights it has."""
 
     kind: str = setting("its class", default="")
@@ -100,7 +102,7 @@ def run(
     lr: float | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
-    watch: Watch | None = None,
+    watch: OnRound | None = None,
     save_every: float = 5.0,
     **parameters: Any,
 ) -> Run:
@@ -128,14 +130,24 @@ def run(
         tables["data"] = data if known else OwnData.of(data, test)
     if isinstance(model, nn.Module):
         model = OwnNetwork.of(model)
-    given = {"model": model, "partition": partition, "participation": participation, "local": local, "evaluation": evaluation}
+    given = {
+        "model": model,
+        "partition": partition,
+        "participation": participation,
+        "local": local,
+        "evaluation": evaluation,
+    }
     for name, value in (given | {"engine": engine, "seed": seed, "rounds": rounds}).items():
         if value is not None:
             tables[name] = value
     for name in ("data", "model", "partition", "participation", "engine"):
         if isinstance(tables.get(name), str):
             tables[name] = {"name": tables[name]}
-    for table, values in (("partition", {"clients": clients}), ("participation", {"cohort": cohort}), ("local", {"lr": lr})):
+    for table, values in (
+        ("partition", {"clients": clients}),
+        ("participation", {"cohort": cohort}),
+        ("local", {"lr": lr}),
+    ):
         if None not in values.values():
             merge(tables, table, values)
     if parameters:

@@ -22,15 +22,15 @@ from ..data.dataset import Dataset, NaturalSource, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
 from ..engine.base import Engine
-from ..engine.choose import Choice, EngineSettings, choose, has_batch_norm, stochastic, tried, worth
-from ..engine.evaluate import Exam
-from ..engine.ranks import ALONE, Group, Ranks, SharedExam
-from ..engine.rows import Rows
+from ..engine.choose import EngineChoice, EngineSettings, choose, has_batch_norm, stochastic, tried, worth
+from ..engine.distributed import ALONE, DistributedEngine, ProcessGroup, SharedEvaluator
+from ..engine.evaluate import Evaluator
+from ..engine.round_metrics import ClientWeights, LocalFit
 from ..engine.sequential import Sequential
 from ..engine.server import Server
 from ..engine.slots import Slots
+from ..engine.stacked import Stacked
 from ..engine.vmapped import Vmapped
-from ..engine.witness import Fit, Weighing
 from ..errors import EngineError, ModelError
 from ..models import fused
 from ..models.network import Chain, fuse
@@ -40,7 +40,7 @@ from .config import Config
 GRAPHS = ("cuda",)  # devices on which clients side by side are captured as graphs
 
 
-class House(NamedTuple):
+class BuiltRun(NamedTuple):
     """Everything a run is made of."""
 
     config: Config
@@ -48,7 +48,7 @@ class House(NamedTuple):
     module: nn.Module
     space: Space
     task: Task
-    exam: Exam
+    exam: Evaluator
     server: Server
     facts: dict[str, Any]
 
@@ -61,11 +61,13 @@ def device_of(name: str) -> torch.device:
     if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
         raise EngineError(f"engine: unknown device {name!r}; allowed are auto, cpu, cuda and cuda:N. Try auto.")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise EngineError(f"engine: there is no device {name!r} here ({torch.cuda.device_count()} CUDA devices); use auto or cpu.")
+        raise EngineError(
+            f"engine: there is no device {name!r} here ({torch.cuda.device_count()} CUDA devices); use auto or cpu."
+        )
     return torch.device(name)
 
 
-def own_device(device: torch.device, group: Group) -> torch.device:
+def own_device(device: torch.device, group: ProcessGroup) -> torch.device:
     """The CUDA device of a rank: each has one to itself."""
     count, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", group.rank))
     if device.index is not None or local >= count:
@@ -90,18 +92,22 @@ def steady_heap() -> None:
         pass
 
 
-class Workshop:
+class BuildCache:
     """What runs that are played together share: samples on the device, engines with their slots, exams."""
 
-    found: ClassVar[dict[Any, Choice]] = {}  # by trial, for all workshops of a process: the runs of a sweep get one engine
+    found: ClassVar[
+        dict[Any, EngineChoice]
+    ] = {}  # by trial, for all workshops of a process: the runs of a sweep get one engine
 
     def __init__(self) -> None:
         self.data: dict[Any, Dataset] = {}
         self.federations: dict[Any, Federation] = {}
         self.engines: dict[Any, tuple[Engine, Task]] = {}
-        self.exams: dict[Any, Exam] = {}
+        self.exams: dict[Any, Evaluator] = {}
 
-    def samples(self, source: Source, partition: Partition, clients: int, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
+    def samples(
+        self, source: Source, partition: Partition, clients: int, seed: int, device: torch.device, dtype: torch.dtype
+    ) -> Any:
         """The source's samples, on the device once for all runs; a source whose clients are drawn one by one stays itself."""
         if isinstance(source, NaturalSource) and isinstance(partition, Natural):
             return source
@@ -128,14 +134,18 @@ class Workshop:
         return self.federations[key]
 
 
-def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, kept: Choice | None = None) -> House:
+def build(
+    config: Config, shop: BuildCache | None = None, group: ProcessGroup = ALONE, kept: EngineChoice | None = None
+) -> BuiltRun:
     """Data, network, engine and server, as configured; for a rank of a group, its part of them.
 
     `kept` is the engine that rounds before were played with, which auto then takes again.
     """
     steady_heap()
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA starts: 8 queues would make slots wait for each other
-    shop = shop or Workshop()
+    os.environ.setdefault(
+        "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+    )  # read when CUDA starts: 8 queues would make slots wait for each other
+    shop = shop or BuildCache()
     device, dtype, half = device_of(config.engine.device), config.engine.storage, config.engine.dtype == "bf16"
     if group.size > 1 and device.type == "cuda":
         device = own_device(device, group)
@@ -157,7 +167,9 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, ke
     name, reason = elect(rule, kept, config, space, fed, width / group.size, make, group)
     # Slots hold nothing of a run but its network's structure, unless part of the network is never trained.
     alike = (
-        name != "sequential" and all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
+        name != "sequential"
+        and all(p.requires_grad for p in module.parameters())
+        and all(b.is_floating_point() for b in module.buffers())
     )
     key = (name, config.model, fed.shape, fed.classes, fed.criterion, config.engine) if alike else object()
     if key not in shop.engines:
@@ -165,11 +177,15 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, ke
     engine, task = shop.engines[key]
     exam, halves = (key, id(fed.test.x), config.evaluation.halves), config.evaluation.halves
     if exam not in shop.exams:
-        shop.exams[exam] = SharedExam(task, fed, fed.test, group, halves) if group.size > 1 else Exam(task, fed, fed.test, halves)
+        shop.exams[exam] = (
+            SharedEvaluator(task, fed, fed.test, group, halves)
+            if group.size > 1
+            else Evaluator(task, fed, fed.test, halves)
+        )
     judged = "public" in alg.needs or config.evaluation.weights
-    examine = Exam(task, fed, fed.public) if fed.public is not None and judged else None
+    examine = Evaluator(task, fed, fed.public) if fed.public is not None and judged else None
     least = 2 if has_batch_norm(module) else 1
-    engine, owns = (Ranks(engine, group), group.owns) if group.size > 1 else (engine, None)
+    engine, owns = (DistributedEngine(engine, group), group.owns) if group.size > 1 else (engine, None)
     server = Server(
         alg,
         space,
@@ -183,7 +199,10 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, ke
         owns=owns,
         drift=config.evaluation.drift,
         times=config.evaluation.times,
-        witnesses=[*([Fit(task, fed)] * config.evaluation.fit), *([Weighing(fed, examine)] if config.evaluation.weights else [])],
+        witnesses=[
+            *([LocalFit(task, fed)] * config.evaluation.fit),
+            *([ClientWeights(fed, examine)] if config.evaluation.weights else []),
+        ],
     )
     facts = {
         "name": config.name(),
@@ -200,18 +219,18 @@ def build(config: Config, shop: Workshop | None = None, group: Group = ALONE, ke
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    return House(config, fed, module, space, task, shop.exams[exam], server, facts)
+    return BuiltRun(config, fed, module, space, task, shop.exams[exam], server, facts)
 
 
 def elect(
-    rule: Choice,
-    kept: Choice | None,
+    rule: EngineChoice,
+    kept: EngineChoice | None,
     config: Config,
     space: Space,
     fed: Federation,
     width: float,
     make: Callable[[str], tuple[Engine, Task]],
-    group: Group,
+    group: ProcessGroup,
 ) -> tuple[str, str]:
     """The engine and why: the kept one, else one found before for such runs, else by trial; of several ranks, the first decides."""
     if rule.others and kept and kept.name in (rule.name, *rule.others):
@@ -221,17 +240,28 @@ def elect(
         server = Server(config.algorithm, space, fed, config.local, engine, config.seed, rounds=config.rounds)
         ask = next(server.moves(1, came.ids.tolist(), came.share.tolist()), None)
         if ask and worth(ask, config.rounds):
-            like = (rule, round(width), config.model, config.local, config.engine, fed.shape, fed.classes, fed.criterion)
-            if like not in Workshop.found:
-                Workshop.found[like] = tried(rule, ask, width, lambda name: make(name)[0])
-            rule = Workshop.found[like]
+            like = (
+                rule,
+                round(width),
+                config.model,
+                config.local,
+                config.engine,
+                fed.shape,
+                fed.classes,
+                fed.criterion,
+            )
+            if like not in BuildCache.found:
+                BuildCache.found[like] = tried(rule, ask, width, lambda name: make(name)[0])
+            rule = BuildCache.found[like]
     name, reason = group.tell([rule.name, rule.reason])
     return name, reason
 
 
 def matrix_units(module: nn.Module, device: torch.device, engine: EngineSettings) -> bool:
     """Will convolutions run faster channels-last? In bfloat16, with channels enough; group norm wants it only if compiled."""
-    deep = isinstance(module, Chain) and any(isinstance(layer, nn.Conv2d) and layer.in_channels >= 16 for layer in module.modules())
+    deep = isinstance(module, Chain) and any(
+        isinstance(layer, nn.Conv2d) and layer.in_channels >= 16 for layer in module.modules()
+    )
     grouped = any(isinstance(layer, nn.GroupNorm) for layer in module.modules())
     return deep and device.type == "cuda" and engine.dtype == "bf16" and (engine.compile or not grouped)
 
@@ -251,12 +281,16 @@ def kernels_on(device: torch.device, dtype: torch.dtype) -> str:
     return "C" if native.library(dense.SOURCE, dtype) else f"torch ({native.why_not(dense.SOURCE)})"
 
 
-def engine_of(name: str, module: nn.Module, space: Space, fed: Federation, config: Config, half: bool) -> tuple[Engine, Task]:
+def engine_of(
+    name: str, module: nn.Module, space: Space, fed: Federation, config: Config, half: bool
+) -> tuple[Engine, Task]:
     """An engine, and a task to evaluate with."""
     if name == "vmapped":
-        functional = Functional(module if space.device.type == "cpu" else fused_on(space.device, module), space, fed.criterion, half)
+        functional = Functional(
+            module if space.device.type == "cpu" else fused_on(space.device, module), space, fed.criterion, half
+        )
         if space.device.type in GRAPHS and not has_batch_norm(module):
-            return Rows(functional), functional
+            return Stacked(functional), functional
         return Vmapped(functional, has_batch_norm(module)), functional
     if name == "slots" or space.device.type == "cpu":
         module = fused_on(space.device, module)
@@ -271,7 +305,9 @@ def divided(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Who holds what: samples of every client by class, [N, K] (K = 0 without classes), and in all, [N]."""
     fed = Federation(config.data, config.partition, config.seed)
     if fed.shares is not None:
-        return fed.shares.histogram(fed.pool.y.numpy(), fed.classes) if fed.classes else np.zeros((fed.clients, 0)), fed.sizes
+        return fed.shares.histogram(fed.pool.y.numpy(), fed.classes) if fed.classes else np.zeros(
+            (fed.clients, 0)
+        ), fed.sizes
     counts = [np.bincount(fed.gather([i])[0].y, minlength=fed.classes) for i in range(fed.clients)]
     return np.array(counts), fed.sizes
 
@@ -285,7 +321,9 @@ def checked_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.M
         module = with_features(module, example)
     except (RuntimeError, ValueError, TypeError, IndexError) as e:
         first = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise ModelError(f"the network cannot take inputs of shape {fed.shape}: {first}; change the network or the data.") from None
+        raise ModelError(
+            f"the network cannot take inputs of shape {fed.shape}: {first}; change the network or the data."
+        ) from None
     for call in calls:
         if not callable(getattr(module, call, None)):
             raise ModelError(

@@ -9,7 +9,7 @@ from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
 from ..core.settings import Registry, Settings, allowed, spoken, types_of
 from ..data import partitions, sources
-from ..data.federation import Local
+from ..data.federation import LocalSettings
 from ..data.partition import Natural
 from ..data.synthetic import Synthetic
 from ..engine.choose import EngineSettings
@@ -82,7 +82,13 @@ def costs(method: Algorithm) -> Costs:
     for norm in ("batch", "none"):  # some methods refuse batch norm
         model, engine = MLP(norm=norm), EngineSettings(name="sequential", device="cpu")
         config = Config(
-            rounds=1, data=small, partition=Natural(clients=2), model=model, algorithm=method, local=Local(steps=1), engine=engine
+            rounds=1,
+            data=small,
+            partition=Natural(clients=2),
+            model=model,
+            algorithm=method,
+            local=LocalSettings(steps=1),
+            engine=engine,
         )
         try:
             house = build(config)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.bank import Bank
-from ..engine.ranks import ALONE, Group
+from ..engine.distributed import ALONE, ProcessGroup
 from ..engine.server import Server
 from ..errors import StoreError
 from .store import disk
@@ -34,7 +34,9 @@ def banks_of(server: Server) -> dict[str, Bank]:
 
 def held(server: Server) -> dict[str, Tensor]:
     """What a server holds beside its banks."""
-    own = {f"server.{n}": v for n, v in server.state.items()} | {f"trail.{n}": v for n, v in (server.trail or {}).items()}
+    own = {f"server.{n}": v for n, v in server.state.items()} | {
+        f"trail.{n}": v for n, v in (server.trail or {}).items()
+    }
     return {"x": server.x, "buffers": server.buffers} | own
 
 
@@ -53,16 +55,18 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) 
             beside.unlink(missing_ok=True)
 
 
-def gathered(bank: Bank, group: Group) -> tuple[list[int], dict[str, Tensor]]:
+def gathered(bank: Bank, group: ProcessGroup) -> tuple[list[int], dict[str, Tensor]]:
     """The clients and rows of a bank; where ranks hold some each, rank 0 gets all."""
     rows = bank.read(bank.clients)
     if bank.owns is None or not bank.start:
         return bank.clients, rows
     held = [group.tell(bank.clients, rank) for rank in range(group.size)]
-    return list(chain.from_iterable(held)), {n: group.collect(v, [len(clients) for clients in held]) for n, v in rows.items()}
+    return list(chain.from_iterable(held)), {
+        n: group.collect(v, [len(clients) for clients in held]) for n, v in rows.items()
+    }
 
 
-def save(folder: Path, server: Server, round: int, digest: str, group: Group = ALONE) -> None:
+def save(folder: Path, server: Server, round: int, digest: str, group: ProcessGroup = ALONE) -> None:
     """All state after a round, written by rank 0 with the help of all."""
     tensors = {n: v.clone() for n, v in held(server).items()}  # a method may keep x itself, and the file shares nothing
     owners: dict[str, list[int]] = {}
@@ -79,7 +83,9 @@ def restore(folder: Path, server: Server, digest: str) -> int:
     path = folder / FILE
     if not path.exists():
         return 0
-    broken = StoreError(f"the checkpoint {path} is damaged or of another run; remove it, or use --fresh to start this run over.")
+    broken = StoreError(
+        f"the checkpoint {path} is damaged or of another run; remove it, or use --fresh to start this run over."
+    )
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
@@ -87,7 +93,9 @@ def restore(folder: Path, server: Server, digest: str) -> int:
     except (SafetensorError, OSError):
         raise broken from None
     want = held(server)
-    if about.get("digest") != marked(digest, server) or any(n not in tensors or tensors[n].shape != v.shape for n, v in want.items()):
+    if about.get("digest") != marked(digest, server) or any(
+        n not in tensors or tensors[n].shape != v.shape for n, v in want.items()
+    ):
         raise broken
 
     def place(name: str, like: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ..core.algorithm import Algorithm
 from ..core.settings import Registry, Settings, setting
 from ..data import partitions, sources
 from ..data.dataset import Source
-from ..data.federation import Local
+from ..data.federation import LocalSettings
 from ..data.partition import Partition
 from ..engine.choose import EngineSettings
 from ..errors import ConfigError, did_you_mean
@@ -39,19 +39,32 @@ class Evaluation(Settings):
     title = "evaluation"
     every: int = setting("rounds between evaluations; the last round is always evaluated", default=1, least=1)
     halves: bool = setting(
-        "also measure the accuracy on two fixed halves of the test set, one to choose settings by, one to report", default=False
+        "also measure the accuracy on two fixed halves of the test set, one to choose settings by, one to report",
+        default=False,
     )
     spread: bool = setting(
-        "also measure the accuracy on each client's own samples: mean, worst and best tenth, standard deviation", default=False
+        "also measure the accuracy on each client's own samples: mean, worst and best tenth, standard deviation",
+        default=False,
     )
-    drift: bool = setting("also record how the participants' updates lie to each other and to the global update", default=False)
-    fit: bool = setting("also measure, in the first 100 rounds, the participants' models on their own samples", default=False)
+    drift: bool = setting(
+        "also record how the participants' updates lie to each other and to the global update", default=False
+    )
+    fit: bool = setting(
+        "also measure, in the first 100 rounds, the participants' models on their own samples", default=False
+    )
     weights: bool = setting(
-        "also record how the participants' weights go with their labels and sizes, and how their models do on public data", default=False
+        "also record how the participants' weights go with their labels and sizes, and how their models do on public data",
+        default=False,
     )
-    rare: bool = setting("also measure the accuracy on the three classes that the fewest clients hold, and on the others", default=False)
-    times: bool = setting("also record the seconds of the clients' part of a round and of the server's, waiting for each", default=False)
-    descent: bool = setting("also measure for how many participants the server's step raised the loss on their own samples", default=False)
+    rare: bool = setting(
+        "also measure the accuracy on the three classes that the fewest clients hold, and on the others", default=False
+    )
+    times: bool = setting(
+        "also record the seconds of the clients' part of a round and of the server's, waiting for each", default=False
+    )
+    descent: bool = setting(
+        "also measure for how many participants the server's step raised the loss on their own samples", default=False
+    )
 
 
 CHOICES: dict[str, Registry[Any]] = {
@@ -61,7 +74,7 @@ CHOICES: dict[str, Registry[Any]] = {
     "model": networks,
     "algorithm": algorithms,
 }
-TABLES: dict[str, type[Settings]] = {"local": Local, "evaluation": Evaluation, "engine": EngineSettings}
+TABLES: dict[str, type[Settings]] = {"local": LocalSettings, "evaluation": Evaluation, "engine": EngineSettings}
 NAMES = {"data": "digits", "partition": "dirichlet", "participation": "uniform", "model": "mlp", "algorithm": "fedavg"}
 KINDS: dict[type[Settings], Registry[Any]] = {
     Algorithm: algorithms,
@@ -92,7 +105,7 @@ class Config:
     participation: Participation = field(default_factory=lambda: participations[NAMES["participation"]]())
     model: Network = field(default_factory=lambda: networks[NAMES["model"]]())
     algorithm: Algorithm = field(default_factory=lambda: algorithms[NAMES["algorithm"]]())
-    local: Local = field(default_factory=Local)
+    local: LocalSettings = field(default_factory=LocalSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: EngineSettings = field(default_factory=EngineSettings)
     plugins: tuple[str, ...] = ()
@@ -105,8 +118,12 @@ class Config:
             if key not in known:
                 raise ConfigError(f"unknown setting {key!r}; {did_you_mean(key, known)}")
             if (key in CHOICES or key in TABLES) and not isinstance(value, (Mapping, Settings)):
-                example = f"{key}.name = {value!r}" if key in CHOICES else f"{key}.{next(iter(TABLES[key]().table()))} = …"
-                raise ConfigError(f"{key} is a table of settings, got {value!r}; write {example}, or [{key}] in a file.")
+                example = (
+                    f"{key}.name = {value!r}" if key in CHOICES else f"{key}.{next(iter(TABLES[key]().table()))} = …"
+                )
+                raise ConfigError(
+                    f"{key} is a table of settings, got {value!r}; write {example}, or [{key}] in a file."
+                )
         top = Top.build({k: v for k, v in tables.items() if k in Top().table()})
         for path in top.plugins:
             load_plugin(path)
@@ -131,7 +148,7 @@ class Config:
             page["plugins"] = list(self.plugins)
         for name, registry in CHOICES.items():
             part = getattr(self, name)
-            page[name] = {"name": part.name if isinstance(part, Handed) else registry.name_of(part), **part.table()}
+            page[name] = {"name": part.name if isinstance(part, FromPython) else registry.name_of(part), **part.table()}
         return page | {name: getattr(self, name).table() for name in TABLES}
 
     def toml(self) -> str:
@@ -140,7 +157,10 @@ class Config:
     def digest(self) -> str:
         """Eight letters for the configuration, the files it reads and the text of every method that is not askew's own."""
         page = {k: v for k, v in self.tables().items() if k != "plugins"}
-        for name in (*CHOICES, *TABLES):  # what is as usual is left out, so that a setting which is new in askew changes no name
+        for name in (
+            *CHOICES,
+            *TABLES,
+        ):  # what is as usual is left out, so that a setting which is new in askew changes no name
             usual = {f.name: f.default for f in fields(getattr(self, name))}
             page[name] = {k: v for k, v in page[name].items() if k not in usual or v != usual[k]}
         page["engine"].pop("workers", None)  # a run may go on with another number of processes
@@ -174,7 +194,7 @@ def content(path: Path) -> str:
         return ""
 
 
-class Handed:
+class FromPython:
     """Marks settings that stand for an object handed in from Python; `name` is what the stored page calls it."""
 
     name = "own"
@@ -185,8 +205,10 @@ def chosen(registry: Registry[Any], name: str, table: Mapping[str, Any], default
     key = table.get("name", default)
     if not isinstance(key, str):
         raise ConfigError(f"{name}.name must be a text in quotes, got {key!r}; known: {', '.join(sorted(registry))}.")
-    if key == Handed.name and key not in registry:
-        raise ConfigError(f"{name}.name is {key!r}: it was handed in from Python and is not stored; call askew.run with it again.")
+    if key == FromPython.name and key not in registry:
+        raise ConfigError(
+            f"{name}.name is {key!r}: it was handed in from Python and is not stored; call askew.run with it again."
+        )
     return registry[key].build({k: v for k, v in table.items() if k != "name"}, name)
 
 
@@ -194,7 +216,9 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), p
     """A configuration from a file, with `key=value` overrides on top."""
     tables = tables_of(path, overrides, plugins)
     if "sweep" in tables:
-        raise ConfigError("this file has a [sweep] table, which spans several runs; use askew sweep with it, or remove the table.")
+        raise ConfigError(
+            "this file has a [sweep] table, which spans several runs; use askew sweep with it, or remove the table."
+        )
     return Config.build(tables)
 
 
@@ -237,7 +261,9 @@ def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
             if isinstance(cls, type) and issubclass(cls, base):
                 registry.register(name, cls, replace=replace)
                 return cls
-        raise ConfigError(f"register: {cls!r} is none of {', '.join(base.__name__ for base in KINDS)}; derive it from one of them.")
+        raise ConfigError(
+            f"register: {cls!r} is none of {', '.join(base.__name__ for base in KINDS)}; derive it from one of them."
+        )
 
     return add
 
@@ -253,7 +279,9 @@ def plugin_fault(e: BaseException) -> str | None:
     for frame in reversed(traceback.extract_tb(e.__traceback__)):
         if frame.filename in plugins:
             what = f"{type(e).__name__}: {e}"
-            return f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again."
+            return (
+                f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again."
+            )
     return None
 
 
@@ -285,7 +313,9 @@ def load_plugin(path: str) -> None:
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == spec.origin]
         lines += [e.lineno] if isinstance(e, SyntaxError) else []
         where = f"in line {lines[-1]}: " if lines else ""
-        raise ConfigError(f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; correct the file and try again.") from None
+        raise ConfigError(
+            f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; correct the file and try again."
+        ) from None
     module.__dict__["__askew_text__"] = text
     if not any(member.__module__ == name for registry in CHOICES.values() for member in registry.members.values()):
         raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')

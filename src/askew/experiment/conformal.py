@@ -31,7 +31,7 @@ from ..core.settings import Settings, setting
 from ..core.types import Batch
 from ..engine.evaluate import CHUNK
 from ..errors import DataError, ModelError, StoreError
-from .build import Workshop, build
+from .build import BuildCache, build
 from .config import Config
 from .run import torch_state
 from .store import Run, jsonable, write_json
@@ -52,7 +52,9 @@ class Conformal(Settings):
     title = "conformal"
     alpha: float = setting("share of samples whose set may miss the true class", default=0.1, above=0, below=1)
     calibration: float = setting("part of the test set that calibrates", default=0.5, above=0, below=1)
-    splits: int = setting("random divisions into calibration and measurement, over which means are taken", default=10, least=1)
+    splits: int = setting(
+        "random divisions into calibration and measurement, over which means are taken", default=10, least=1
+    )
     k_reg: int = setting("k: so many top classes bear no penalty (raps)", default=1, least=0)
     penalty: float = setting("λ: penalty of every further class (raps)", default=0.01, least=0)
     randomised: bool = setting("draw U; otherwise it is 1, and sets are larger", default=True)
@@ -162,7 +164,9 @@ def law(calibrating: int, measured: int, alpha: float) -> Array:
 
     if not rest:
         return np.repeat([0.0, 1.0], [m, 1])
-    told: Array = np.exp([beta(j + k, m - j + rest) - beta(k, rest) - beta(j + 1, m - j + 1) - log(m + 1) for j in range(m + 1)])
+    told: Array = np.exp(
+        [beta(j + k, m - j + rest) - beta(k, rest) - beta(j + 1, m - j + 1) - log(m + 1) for j in range(m + 1)]
+    )
     return told
 
 
@@ -184,7 +188,9 @@ def measured(probabilities: Array, labels: Array, how: Conformal, seed: int = 0)
     """Coverage and set size of every method at alpha, over curves of alpha, and by set size."""
     n, classes = probabilities.shape
     if n < 2:
-        raise DataError(f"conformal: {n} test samples cannot be divided into some that calibrate and some that are measured; take more.")
+        raise DataError(
+            f"conformal: {n} test samples cannot be divided into some that calibrate and some that are measured; take more."
+        )
     calibrating = how.calibrating(n)
     told: dict[str, Any] = {
         "accuracy": float((probabilities.argmax(1) == labels).mean()),
@@ -207,7 +213,9 @@ def measured(probabilities: Array, labels: Array, how: Conformal, seed: int = 0)
             "empty": float(np.mean([(o.size == 0).mean() for o in first])),
             "strata": strata(first, classes),
         }
-        means = {what: [float(np.mean([getattr(o, what).mean() for o in each])) for each in rest] for what in Outcome._fields}
+        means = {
+            what: [float(np.mean([getattr(o, what).mean() for o in each])) for each in rest] for what in Outcome._fields
+        }
         told["curves"][method] = {"alpha": list(LEVELS), "coverage": means["covered"], "size": means["size"]}
     return told
 
@@ -215,12 +223,16 @@ def measured(probabilities: Array, labels: Array, how: Conformal, seed: int = 0)
 # runs -----------------------------------------------------------------------------------------------------------
 
 
-def probabilities(run: Run, shop: Workshop | None = None) -> tuple[Array, Array]:
+def probabilities(run: Run, shop: BuildCache | None = None) -> tuple[Array, Array]:
     """What a stored run's global model says of the test samples [n, K], and their labels [n]."""
     if run.folder is None or not (run.folder / "model.safetensors").is_file():
-        raise StoreError(f"the run {run.name} has no stored model; run it with askew run, or with out= in Python, and name its folder.")
+        raise StoreError(
+            f"the run {run.name} has no stored model; run it with askew run, or with out= in Python, and name its folder."
+        )
     if not run.finished:
-        raise StoreError(f"the run {run.name} has played {len(run.rounds)} of {run.config['rounds']} rounds; let it end first: askew run.")
+        raise StoreError(
+            f"the run {run.name} has played {len(run.rounds)} of {run.config['rounds']} rounds; let it end first: askew run."
+        )
     config = Config.build(run.config)
     network = replace(config.model, weights=str(run.folder / "model.safetensors"), new_head=False)
     with torch_state(config), torch.no_grad():
@@ -239,7 +251,7 @@ def probabilities(run: Run, shop: Workshop | None = None) -> tuple[Array, Array]
 
 def conformal(runs: Sequence[Run], how: Conformal | None = None) -> list[dict[str, Any]]:
     """Measure finished runs, and keep each one's tables in its folder, where a report finds them."""
-    how, shop = how or Conformal(), Workshop()
+    how, shop = how or Conformal(), BuildCache()
     for run in runs:
         run.conformal = jsonable(measured(*probabilities(run, shop), how, int(run.config["seed"])))
         assert run.folder is not None

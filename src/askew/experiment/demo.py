@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .config import Config
-from .run import Watch, play_all
+from .run import OnRound, play_all
 from .store import Run
 
 ROUNDS, SEEDS = 30, 3
@@ -45,6 +45,6 @@ def configs(rounds: int = ROUNDS, seeds: int = SEEDS) -> list[Config]:
     return [Config.build(shared | {"algorithm": method, "seed": seed}) for seed in range(seeds) for method in METHODS]
 
 
-def demo(runs: list[Config], out: Path, watch: Watch | None = None) -> Iterator[Run]:
+def demo(runs: list[Config], out: Path, watch: OnRound | None = None) -> Iterator[Run]:
     """Train the runs; those that are stored already are read back."""
     return play_all(runs, out, watch=watch)

@@ -18,21 +18,21 @@ import torch
 from torch import Tensor
 
 from ..core.task import WithFeatures
-from ..engine.base import Ask, Engine, Outbox, ahead, clock
-from ..engine.choose import Choice
+from ..engine.base import Engine, PhaseOutputs, PhaseRequest, ahead, clock
+from ..engine.choose import EngineChoice
+from ..engine.distributed import ALONE, ProcessGroup, joined
 from ..engine.evaluate import by_owner, by_rarity, dressed, examine_clients, mean_private, raised, spread
-from ..engine.ranks import ALONE, Group, joined
 from ..engine.server import timed
 from ..errors import EngineError, StoreError
 from ..participation import Turnout
 from . import checkpoint, workers
-from .build import House, Workshop, build, device_of
+from .build import BuildCache, BuiltRun, build, device_of
 from .config import Config, read_back
 from .store import Record, Run, append_lines, load, locked, read_json, read_rounds, to_json, write_json, write_text
 from .toml import read_toml
 from .workers import free_cores, hired, visible
 
-Watch = Callable[[Run, Record | None], None]  # called once before the first round and after every round
+OnRound = Callable[[Run, Record | None], None]  # called once before the first round and after every round
 
 TOGETHER = 32  # runs that share a device
 BRIEF = 0.1  # seconds; shorter rounds follow one another without a pause
@@ -41,7 +41,14 @@ WORTH = 20.0  # seconds that processes nobody asked for must save
 CREW = 16  # of them at most
 
 
-def play(config: Config, out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0) -> Run:
+def play(
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    fresh: bool = False,
+    watch: OnRound | None = None,
+    save_every: float = 5.0,
+) -> Run:
     """Run a configuration. With `out` it lives in a folder there: finished runs are read back, interrupted ones resumed.
 
     `fresh` starts over; `watch` sees every record; `save_every` is the least number of seconds between checkpoints.
@@ -51,7 +58,12 @@ def play(config: Config, out: str | Path | None = None, *, fresh: bool = False, 
 
 
 def play_all(
-    configs: Sequence[Config], out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0
+    configs: Sequence[Config],
+    out: str | Path | None = None,
+    *,
+    fresh: bool = False,
+    watch: OnRound | None = None,
+    save_every: float = 5.0,
 ) -> Iterator[Run]:
     """Run several configurations: on a GPU many at a time, which fill it better than one, elsewhere one after the other.
 
@@ -84,7 +96,12 @@ def play_all(
 
 
 def play_together(
-    configs: Sequence[Config], out: str | Path | None = None, *, fresh: bool = False, watch: Watch | None = None, save_every: float = 5.0
+    configs: Sequence[Config],
+    out: str | Path | None = None,
+    *,
+    fresh: bool = False,
+    watch: OnRound | None = None,
+    save_every: float = 5.0,
 ) -> list[Run]:
     """Run configurations with the same engine settings side by side, round by round; on several ranks, one at a time."""
     group = joined()
@@ -101,12 +118,16 @@ def play_together(
         done = group.tell([n for n, folder in enumerate(folders) if group.leads and stored(folder)])
         runs = {n: load(folder) for n, folder in enumerate(folders) if folder and n in done}
         if len(runs) < len(configs):
-            with torch_state(configs[0], group), enough_memory(), stop_requests(patient=group.size > 1 or workers.employed) as stopping:
-                shop, players = Workshop(), list[Player]()
+            with (
+                torch_state(configs[0], group),
+                enough_memory(),
+                stop_requests(patient=group.size > 1 or workers.employed) as stopping,
+            ):
+                shop, players = BuildCache(), list[ActiveRun]()
                 for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
                     if n not in runs:
                         house = build(config, shop, group, engine_before(folder))
-                        players.append(Player(house, folder, watch if group.leads else None, save_every, group))
+                        players.append(ActiveRun(house, folder, watch if group.leads else None, save_every, group))
                         runs[n] = players[-1].run
                 for player in players:
                     player.run.facts["together"] = len(players)  # whose time is told as equal shares
@@ -114,10 +135,17 @@ def play_together(
     return [runs[n] for n in range(len(configs))]
 
 
-class Player:
+class ActiveRun:
     """One run at play: whose turn it is, what is written."""
 
-    def __init__(self, house: House, folder: Path | None, watch: Watch | None, save_every: float, group: Group = ALONE) -> None:
+    def __init__(
+        self,
+        house: BuiltRun,
+        folder: Path | None,
+        watch: OnRound | None,
+        save_every: float,
+        group: ProcessGroup = ALONE,
+    ) -> None:
         self.house, self.config, self.server, self.group = house, house.config, house.server, group
         self.watch, self.save_every, self.due = watch, save_every, time.monotonic() + save_every
         self.run = Run(read_back(house.config), facts=house.facts, federation=house.fed.labels(), folder=folder)
@@ -142,23 +170,33 @@ class Player:
 
     def gives_up(self) -> bool:
         """Would several processes end the run so much sooner that they should go on with it?"""
-        run, free = self.run, self.config.engine.workers == 0 and self.group.size == 1 and self.house.space.device.type == "cpu"
+        run, free = (
+            self.run,
+            self.config.engine.workers == 0 and self.group.size == 1 and self.house.space.device.type == "cpu",
+        )
         if not free or not run.folder or len(run.rounds) < 2:
             return False
         took = min(float(r["seconds"]) for r in run.rounds[-2:])  # the first round warms up
         crew = min(free_cores(), CREW, len(run.rounds[-1]["participants"]))
-        if crew > 1 and took >= LONG and took * (self.config.rounds - self.t) * (1 - 1 / crew) > WORTH and visible(self.config):
+        if (
+            crew > 1
+            and took >= LONG
+            and took * (self.config.rounds - self.t) * (1 - 1 / crew) > WORTH
+            and visible(self.config)
+        ):
             run.crew = crew
         return run.crew > 1
 
     def look_ahead(self, t: int) -> None:
         """Who comes and with which batches does not depend on the rounds before: found out while the device is busy."""
         if t <= self.config.rounds and t not in self.coming:
-            came = self.config.participation.turnout(self.config.seed, t, self.house.fed.eligible, self.house.fed.clients)
+            came = self.config.participation.turnout(
+                self.config.seed, t, self.house.fed.eligible, self.house.fed.clients
+            )
             self.coming[t] = came
             self.server.prepare(t, came.ids.tolist(), came.share.tolist())
 
-    def moves(self) -> Generator[Ask, Outbox, Record]:
+    def moves(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """The next round."""
         self.look_ahead(self.t + 1)
         came, self.before = self.coming.pop(self.t + 1), (self.server.x, self.server.buffers)
@@ -181,8 +219,14 @@ class Player:
             record |= measured(self.house, scores) if scores else {"accuracy": None, "loss": None}
             if scores and self.config.evaluation.descent:
                 record |= raised(self.house.task, self.models, self.house.fed, record["participants"])
-            if record["round"] == self.config.rounds and self.config.evaluation.spread and self.house.fed.test_owner is not None:
-                came = np.bincount([i for r in (*self.run.rounds, record) for i in r["participants"]], minlength=self.house.fed.clients)
+            if (
+                record["round"] == self.config.rounds
+                and self.config.evaluation.spread
+                and self.house.fed.test_owner is not None
+            ):
+                came = np.bincount(
+                    [i for r in (*self.run.rounds, record) for i in r["participants"]], minlength=self.house.fed.clients
+                )
                 record |= by_owner(self.house.task, self.server.x, self.server.buffers, self.house.fed, came.tolist())
         self.run.rounds.append(record)
         if self.run.folder and self.group.leads:
@@ -207,16 +251,18 @@ class Player:
         if run.folder and not run.finished:
             checkpoint.save(run.folder, self.server, self.t, self.config.digest(), self.group)
         if run.folder and self.group.leads:
-            checkpoint.save_tensors(run.folder / "model.safetensors", run.model, {"round": str(self.t), "run": run.name})
+            checkpoint.save_tensors(
+                run.folder / "model.safetensors", run.model, {"round": str(self.t), "run": run.name}
+            )
             if run.finished:
                 (run.folder / checkpoint.FILE).unlink(missing_ok=True)
             write_json(run.folder / "run.json", run.facts)
 
 
-def loop(players: Sequence[Player], stopping: Callable[[], bool], group: Group = ALONE) -> None:
+def loop(players: Sequence[ActiveRun], stopping: Callable[[], bool], group: ProcessGroup = ALONE) -> None:
     """Round after round of every run: who comes, one round, how good it is, what is written."""
     active = [player for player in players if not player.over]
-    untold: list[tuple[Player, Record, float, bool]] = []
+    untold: list[tuple[ActiveRun, Record, float, bool]] = []
     brief = False  # then models are measured and records written while the device is busy with other runs, or with the next round
 
     def tell() -> None:
@@ -255,16 +301,16 @@ def loop(players: Sequence[Player], stopping: Callable[[], bool], group: Group =
         player.end()
 
 
-def one_round(players: Sequence[Player], meanwhile: Callable[[], None], examine: bool) -> list[Record]:
+def one_round(players: Sequence[ActiveRun], meanwhile: Callable[[], None], examine: bool) -> list[Record]:
     """The next round of every run, phase by phase; runs that share an engine are handed to it together.
 
     `meanwhile` is called when a phase is on its way; `examine` measures a run's model as soon as its round is over.
     """
     rounds = [player.moves() for player in players]
     records: dict[int, Record] = {}
-    asks: dict[int, Ask] = {}
+    asks: dict[int, PhaseRequest] = {}
 
-    def go_on(n: int, out: Outbox | None) -> None:
+    def go_on(n: int, out: PhaseOutputs | None) -> None:
         try:
             asks[n] = next(rounds[n]) if out is None else rounds[n].send(out)
         except StopIteration as end:
@@ -276,7 +322,7 @@ def one_round(players: Sequence[Player], meanwhile: Callable[[], None], examine:
         go_on(n, None)
     while asks:
         now, asks = asks, {}
-        outs: dict[int, Outbox] = {}
+        outs: dict[int, PhaseOutputs] = {}
         engines: dict[int, Engine] = {id(players[n].server.engine): players[n].server.engine for n in now}
         for key, engine in engines.items():
             mine = [n for n in now if id(players[n].server.engine) == key]
@@ -298,7 +344,7 @@ def evaluation_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def examined(house: House) -> dict[str, Tensor]:
+def examined(house: BuiltRun) -> dict[str, Tensor]:
     """Scores of what the algorithm calls its models; the first is the headline."""
     server, fed, exam = house.server, house.fed, house.exam
     how, part = server.alg.evaluates(), server.private
@@ -314,7 +360,7 @@ def examined(house: House) -> dict[str, Tensor]:
     return scores
 
 
-def measured(house: House, scores: dict[str, Tensor]) -> Record:
+def measured(house: BuiltRun, scores: dict[str, Tensor]) -> Record:
     """Scores as plain numbers, and how evenly the clients are served where that is asked for."""
     server, fed, part = house.server, house.fed, house.server.private
     record: Record = {}
@@ -323,7 +369,10 @@ def measured(house: House, scores: dict[str, Tensor]) -> Record:
         record |= {f"accuracy{tail}": accuracy if fed.classes else None, f"loss{tail}": loss}
         if half and fed.classes and not tail:
             count, chosen = len(fed.test.y), len(fed.test.y) // 2
-            record |= {"accuracy_choose": half[0], "accuracy_report": (count * accuracy - chosen * half[0]) / (count - chosen)}
+            record |= {
+                "accuracy_choose": half[0],
+                "accuracy_report": (count * accuracy - chosen * half[0]) / (count - chosen),
+            }
     if house.config.evaluation.spread and fed.classes:
         own = server.alg.evaluates() == "clients" and not part.empty
         record |= spread(house.task, server.x, server.buffers, fed, part, server.privates if own else None)
@@ -332,13 +381,15 @@ def measured(house: House, scores: dict[str, Tensor]) -> Record:
     return record
 
 
-def model_of(house: House) -> dict[str, Tensor]:
+def model_of(house: BuiltRun) -> dict[str, Tensor]:
     """The global model by the network's own names; of one client's training, that client's."""
     server, x, buffers = house.server, house.server.x, house.server.buffers
     if server.alg.pooled and len(server.privates):
         x, buffers = dressed(x, buffers, server.private, {n: v[0] for n, v in server.privates.read([0]).items()})
     prefix = "module." if isinstance(house.module, WithFeatures) else ""
-    return {n.removeprefix(prefix): v for n, v in {**house.space.split(x), **house.space.split_buffers(buffers)}.items()}
+    return {
+        n.removeprefix(prefix): v for n, v in {**house.space.split(x), **house.space.split_buffers(buffers)}.items()
+    }
 
 
 # the folder -----------------------------------------------------------------------------------------------------
@@ -355,10 +406,10 @@ def stored(folder: Path | None) -> bool:
     return load(folder).finished
 
 
-def engine_before(folder: Path | None) -> Choice | None:
+def engine_before(folder: Path | None) -> EngineChoice | None:
     """The engine of a run that goes on: another one's rounds would differ from those before by rounding."""
     facts = read_json(folder / "run.json") if folder and (folder / checkpoint.FILE).exists() else {}
-    return Choice(str(facts["engine"]), str(facts["reason"])) if {"engine", "reason"} <= facts.keys() else None
+    return EngineChoice(str(facts["engine"]), str(facts["reason"])) if {"engine", "reason"} <= facts.keys() else None
 
 
 def fixed(page: dict[str, Any]) -> dict[str, Any]:
@@ -376,19 +427,29 @@ def check_same(folder: Path, config: Config) -> None:
 
 def clear(folder: Path) -> None:
     """Remove what a run stored, and nothing else."""
-    for name in ("run.toml", "rounds.jsonl", "run.json", "federation.json", "model.safetensors", "conformal.json", checkpoint.FILE):
+    for name in (
+        "run.toml",
+        "rounds.jsonl",
+        "run.json",
+        "federation.json",
+        "model.safetensors",
+        "conformal.json",
+        checkpoint.FILE,
+    ):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
-def resume(run: Run, house: House, group: Group = ALONE) -> int:
+def resume(run: Run, house: BuiltRun, group: ProcessGroup = ALONE) -> int:
     """Begin a folder, or go on from its checkpoint; returns the last round played."""
     assert run.folder is not None
     folder, log = run.folder, run.folder / "rounds.jsonl"
     known = read_rounds(log)
     last = checkpoint.restore(folder, house.server, house.config.digest())
     if last > len(known):
-        raise StoreError(f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over.")
+        raise StoreError(
+            f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over."
+        )
     run.rounds = known[:last]
     if not group.leads:
         return last
@@ -403,7 +464,7 @@ def resume(run: Run, house: House, group: Group = ALONE) -> int:
 
 
 @contextmanager
-def torch_state(config: Config, group: Group = ALONE) -> Iterator[None]:
+def torch_state(config: Config, group: ProcessGroup = ALONE) -> Iterator[None]:
     """One thread on the CPU: small batches gain nothing from more, and on a busy machine more are slower. Full float32 on CUDA.
 
     What a run changes in torch (threads, TF32, random state) is as it was when the run ends.

@@ -41,7 +41,9 @@ class Run:
     federation: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     conformal: dict[str, Any] = field(default_factory=dict, repr=False)  # what `askew conformal` measured
-    model: dict[str, Any] = field(default_factory=dict, repr=False)  # tensors by name, where the run was made in this process
+    model: dict[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # tensors by name, where the run was made in this process
     crew: int = field(default=1, repr=False)  # processes that would end it sooner, where it was stopped for them
 
     @property
@@ -59,7 +61,10 @@ class Run:
     def curve(self, key: str) -> tuple[list[int], list[float]]:
         """Rounds and values of one record key, where a number was recorded; "table.name" is an entry of a table."""
         table, _, name = key.partition(".")
-        values = [(r["round"], r[table].get(name) if name and isinstance(r.get(table), dict) else r.get(key)) for r in self.rounds]
+        values = [
+            (r["round"], r[table].get(name) if name and isinstance(r.get(table), dict) else r.get(key))
+            for r in self.rounds
+        ]
         points = [(at, float(value)) for at, value in values if isinstance(value, (int, float))]
         return [at for at, _ in points], [value for _, value in points]
 
@@ -139,12 +144,20 @@ def load(folder: str | Path) -> Run:
 
     folder = Path(folder)
     if not folder.is_dir():
-        raise StoreError(f"there is no run folder {str(folder)!r}; name a folder that `askew run` made, such as runs/NAME.")
+        raise StoreError(
+            f"there is no run folder {str(folder)!r}; name a folder that `askew run` made, such as runs/NAME."
+        )
     if not (folder / "run.toml").is_file():
-        raise StoreError(f"{str(folder)!r} is not a run folder: it has no run.toml; name a folder that `askew run` made.")
+        raise StoreError(
+            f"{str(folder)!r} is not a run folder: it has no run.toml; name a folder that `askew run` made."
+        )
     config = read_toml(folder / "run.toml")
-    if not isinstance(config.get("rounds"), int) or not all(isinstance(config.get(t), dict) and "name" in config[t] for t in NAMED):
-        raise StoreError(f"{folder / 'run.toml'} does not tell a whole run (truncated?); restore it, or remove the folder and run again.")
+    if not isinstance(config.get("rounds"), int) or not all(
+        isinstance(config.get(t), dict) and "name" in config[t] for t in NAMED
+    ):
+        raise StoreError(
+            f"{folder / 'run.toml'} does not tell a whole run (truncated?); restore it, or remove the folder and run again."
+        )
     facts = read_json(folder / "run.json")
     if facts.get("state") == "running" and not held(folder):
         facts["state"] = "interrupted"  # its process was killed and could not say so
@@ -194,7 +207,9 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise StoreError(f"{path} is not a text file in UTF-8; restore it, or remove the folder and run again.") from None
+        raise StoreError(
+            f"{path} is not a text file in UTF-8; restore it, or remove the folder and run again."
+        ) from None
     except OSError as e:
         raise StoreError(f"cannot read {path}: {e.strerror}; check that it exists and that you may read it.") from None
 
@@ -208,7 +223,9 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError
     except ValueError:
-        raise StoreError(f"{path} is not a JSON object (truncated?); restore it, or remove the folder and run again.") from None
+        raise StoreError(
+            f"{path} is not a JSON object (truncated?); restore it, or remove the folder and run again."
+        ) from None
     return value
 
 
@@ -235,7 +252,9 @@ def disk(path: Path) -> Iterator[None]:
     except OSError as e:
         full = e.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = (
-            "free some space and start the run again: it goes on from what is stored" if full else "name a folder you can write, with --out"
+            "free some space and start the run again: it goes on from what is stored"
+            if full
+            else "name a folder you can write, with --out"
         )
         raise StoreError(f"cannot write {path}: {e.strerror or e}; {advice}.") from None
 
@@ -281,7 +300,9 @@ def locked(folder: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise StoreError(f"another process is writing {folder}; wait for it to end, or run another configuration.") from None
+        raise StoreError(
+            f"another process is writing {folder}; wait for it to end, or run another configuration."
+        ) from None
     try:
         yield
     finally:

@@ -22,7 +22,9 @@ def load_sweep(
     tables = tables_of(path, overrides, plugins)
     spans = tables.pop("sweep", {})
     if not isinstance(spans, Mapping):
-        raise ConfigError(f'sweep is a table of lists, got {spans!r}; write for example [sweep] and "local.lr" = [0.1, 0.01] below it.')
+        raise ConfigError(
+            f'sweep is a table of lists, got {spans!r}; write for example [sweep] and "local.lr" = [0.1, 0.01] below it.'
+        )
     return grid(tables, flat(spans) | dict(spanned(text) for text in over))
 
 
@@ -47,7 +49,9 @@ def grid(tables: Mapping[str, Any], spans: Mapping[str, Any]) -> list[Config]:
     """Every combination; the first key changes slowest. A key may be a whole table: `algorithm = [{name = …}, {name = …}]`."""
     for key, values in spans.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"sweep: {key} must be a list of one value or more, got {values!r}; write {key} = [0.1, 0.01].")
+            raise ConfigError(
+                f"sweep: {key} must be a list of one value or more, got {values!r}; write {key} = [0.1, 0.01]."
+            )
     count = 1
     for values in spans.values():
         count *= len(values)

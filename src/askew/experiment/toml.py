@@ -24,7 +24,9 @@ def read_toml(path: str | Path, advice: str = "name a TOML file") -> dict[str, A
     except FileNotFoundError:
         raise ConfigError(f"there is no file {str(path)!r}; {advice}.") from None
     except OSError as e:
-        raise StoreError(f"cannot read {path}: {e.strerror}; check that it is a file and that you may read it.") from None
+        raise StoreError(
+            f"cannot read {path}: {e.strerror}; check that it is a file and that you may read it."
+        ) from None
 
 
 def value_of(text: str) -> Any:

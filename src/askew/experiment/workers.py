@@ -29,13 +29,13 @@ from safetensors.torch import load_file
 
 from .. import errors
 from ..data import files
-from ..engine.ranks import Lost, place
+from ..engine.distributed import Lost, place
 from ..errors import AskewError, ConfigError, EngineError
-from .config import CHOICES, Config, Handed, plugin_fault, plugin_module, read_back
+from .config import CHOICES, Config, FromPython, plugin_fault, plugin_module, read_back
 from .store import Record, Run, load
 
 if TYPE_CHECKING:
-    from .run import Watch
+    from .run import OnRound
 
 Told = dict[str, Any]
 Say = Callable[[Told], None]
@@ -54,7 +54,12 @@ BEGIN = (
 
 
 def hired(
-    configs: Sequence[Config], out: str | Path | None, fresh: bool, watch: Watch | None, save_every: float, stopping: Callable[[], bool]
+    configs: Sequence[Config],
+    out: str | Path | None,
+    fresh: bool,
+    watch: OnRound | None,
+    save_every: float,
+    stopping: Callable[[], bool],
 ) -> Generator[Run, None, None]:
     """Run configurations one after the other, each on all processes that the first one asks for."""
     for config in configs:
@@ -63,7 +68,7 @@ def hired(
         home = Path(held.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
         job: Told = {"pages": [read_back(config) for config in configs], "out": str(home), "fresh": fresh}
         job["save_every"] = math.inf if out is None else save_every
-        crew = held.enter_context(Crew(configs[0].engine.workers, play_pages, job))
+        crew = held.enter_context(WorkerPool(configs[0].engine.workers, play_pages, job))
         todo, run = iter(configs), None
         for told in crew.heard(stopping):
             if "begun" in told:
@@ -104,14 +109,14 @@ def check_visible(config: Config) -> None:
     for name in CHOICES:
         part = getattr(config, name)
         module = type(part).__module__
-        if isinstance(part, Handed) or not (module.startswith("askew.") or module in known):
+        if isinstance(part, FromPython) or not (module.startswith("askew.") or module in known):
             raise ConfigError(
                 f"engine.workers = {config.engine.workers}: new processes cannot see the {name} that was handed in from Python; "
                 "set engine.workers = 1, or register it in a file and name that in plugins."
             )
 
 
-class Crew:
+class WorkerPool:
     """The processes that were started, by rank, and a line to each. All of them do the same job; rank 0 speaks of it."""
 
     def __init__(self, size: int, do: Callable[[Told, Say], None], job: Told) -> None:
@@ -134,8 +139,18 @@ class Crew:
         here, there = Pipe()
         self.lines[here] = rank
         loop = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port}
-        told |= {"TORCHELASTIC_USE_AGENT_STORE": True, "OMP_NUM_THREADS": 1, **({"GLOO_SOCKET_IFNAME": loop[0]} if loop else {})}
+        told = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": self.size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": self.store.port,
+        }
+        told |= {
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+            "OMP_NUM_THREADS": 1,
+            **({"GLOO_SOCKET_IFNAME": loop[0]} if loop else {}),
+        }
         told |= {"THP_MEM_ALLOC_ENABLE": 1}  # large pages for a round's rows
         told |= {"ASKEW_DATA": files.folder(), "ASKEW_LINE": there.fileno()}
         told |= {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
@@ -185,7 +200,9 @@ class Crew:
 
     def _reason(self) -> Exception:
         """Why it failed: what a rank says of itself, else who died, and only then who lost the others."""
-        rank, told = min(self.reasons.items(), key=lambda item: (item[1]["failed"] == Lost.__name__, not item[1]["says"], item[0]))
+        rank, told = min(
+            self.reasons.items(), key=lambda item: (item[1]["failed"] == Lost.__name__, not item[1]["says"], item[0])
+        )
         kind = getattr(errors, told["failed"], EngineError if told["failed"] == Lost.__name__ else RuntimeError)
         if told["says"]:
             reason: Exception = kind(told["says"])
@@ -217,7 +234,9 @@ class Crew:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.end()
 
 

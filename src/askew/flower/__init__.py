@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ..errors import EngineError
-from .site import DataModule
+from .deployment_data import DataModule
 
 FLOWER = "flwr>=1.41,<1.42"  # what was tested; the extra `flower` says the same
 

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..experiment.store import disk, write_text
 from ..experiment.toml import literal, read_toml, to_toml
 from ..version import __version__
-from .field import Rules
+from .server import Rules
 
 PACKAGE = "askew_app"
 
@@ -59,7 +59,9 @@ app = {side}_app(PAGE, DATA)
 """
 
 
-def write_app(page: Path, folder: Path, data: Path | None = None, rules: Rules | None = None, publisher: str = "askew") -> None:
+def write_app(
+    page: Path, folder: Path, data: Path | None = None, rules: Rules | None = None, publisher: str = "askew"
+) -> None:
     """Write an app folder for a run's page of TOML and, where clients have data of their own, a data module; plugins go along.
 
     What the server and the clients read beside (datasets, files that the page names) must be on their machines.
@@ -68,10 +70,17 @@ def write_app(page: Path, folder: Path, data: Path | None = None, rules: Rules |
 
 
 def lay_out(
-    tables: Mapping[str, Any], folder: Path, data: Path | None, rules: Rules | None, name: str = "run", publisher: str = "askew"
+    tables: Mapping[str, Any],
+    folder: Path,
+    data: Path | None,
+    rules: Rules | None,
+    name: str = "run",
+    publisher: str = "askew",
 ) -> None:
     """The same for a page that is read already."""
-    if folder.is_file() or (folder.exists() and any(folder.iterdir()) and not (folder / PACKAGE / "run.toml").is_file()):
+    if folder.is_file() or (
+        folder.exists() and any(folder.iterdir()) and not (folder / PACKAGE / "run.toml").is_file()
+    ):
         raise ConfigError(f"{str(folder)!r} holds other files; name a new folder for the app.")
     inside, tables = folder / PACKAGE, dict(tables)
     if isinstance(tables.get("plugins"), list):
@@ -105,7 +114,9 @@ def read_app(folder: Path) -> tuple[dict[str, Any], Path | None, dict[str, Any]]
     """What an app folder was written from: tables, data module and rules."""
     page, data = folder / PACKAGE / "run.toml", folder / PACKAGE / "data.py"
     if not page.is_file():
-        raise ConfigError(f"{str(folder)!r} is no app folder: it has no {PACKAGE}/run.toml; name one that `askew deploy app` wrote.")
+        raise ConfigError(
+            f"{str(folder)!r} is no app folder: it has no {PACKAGE}/run.toml; name one that `askew deploy app` wrote."
+        )
     tables, rules = read_toml(page), read_toml(folder / "pyproject.toml")
     if isinstance(tables.get("plugins"), list):
         tables["plugins"] = [str(page.parent / str(path)) for path in tables["plugins"]]

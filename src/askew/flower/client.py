@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from ..core.types import State
-from ..data.federation import Plan
-from ..engine.base import Ask, Inbox
+from ..data.federation import RoundPlan
+from ..engine.base import PhaseInputs, PhaseRequest
 from ..engine.evaluate import dressed
 from ..errors import DataError
 from ..experiment.checkpoint import marked
 from ..version import __version__
-from .keep import Kept, Place
+from .client_state import Kept, Place
+from .deployment_data import Home
 from .privacy import clipped, noisy
-from .site import Home
-from .wire import Letter, Refused, Sealed, Shared, expect, opened, over, told, under
+from .wire import Payload, RawPayload, Refused, Shared, expect, opened, over, told, under
 
 SERVER = "the server"
 STAGES = ("keys", "shares", "unmask")  # of secure aggregation, beside the training itself
@@ -26,7 +26,7 @@ RATES = ("lr", "lr0", "momentum", "decay", "clip")
 OWN = ("steps", "tau", "size", "coin")
 
 
-def hello(home: Home) -> Letter:
+def hello(home: Home) -> Payload:
     """Who this is and what it has; no sample and no label is told."""
     fed = home.fed
     own = fed.inputs(fed.test.x[:1])
@@ -39,7 +39,7 @@ def hello(home: Home) -> Letter:
         "digest": home.config.digest(),
         "version": __version__,
     }
-    return Letter(numbers, {})
+    return Payload(numbers, {})
 
 
 class Client:
@@ -51,24 +51,32 @@ class Client:
         self.server, self.space = self.house.server, self.house.space  # of the server only what it declares
         self.shared = Shared(self.space, self.server.private)
         private = {"w": self.space.start[self.server.private.w], "b": self.space.buffers[self.server.private.b]}
-        start = over("mine.", self.server.alg.client_state(self.space)) | ({} if self.server.private.empty else over("private.", private))
+        start = over("mine.", self.server.alg.client_state(self.space)) | (
+            {} if self.server.private.empty else over("private.", private)
+        )
         self.kept = Kept(place, start, self.client)
 
-    def answer(self, kind: str, letter: Sealed) -> Letter:
+    def answer(self, kind: str, letter: RawPayload) -> Payload:
         """The answer to a letter of training ("train" and its stages) or evaluation ("evaluate")."""
         expect(letter, SERVER, mark=marked(self.house.config.digest(), self.server), client=self.client)
         if kind.startswith("train."):
             return self.stage(kind.removeprefix("train."), letter)
         return self.train(letter) if kind == "train" else self.evaluate(letter)
 
-    def train(self, letter: Sealed) -> Letter:
+    def train(self, letter: RawPayload) -> Payload:
         """One phase of one round."""
         round, n, used = (told(letter, name, int, SERVER) for name in ("round", "phase", "used"))
         if n >= len(self.server.phases):
-            raise Refused(f"{SERVER}: this is of phase {n}, expected one of {len(self.server.phases)} from 0; start the run over.")
+            raise Refused(
+                f"{SERVER}: this is of phase {n}, expected one of {len(self.server.phases)} from 0; start the run over."
+            )
         phase, last = self.server.phases[n], n + 1 == len(self.server.phases)
         names = phase.broadcast
-        state = {k: v.to(self.space.dtype) if v.is_floating_point() else v for k, v in self.server.state.items() if k in names}
+        state = {
+            k: v.to(self.space.dtype) if v.is_floating_point() else v
+            for k, v in self.server.state.items()
+            if k in names
+        }
         memory = {k: v for k, v in self.server.memory.start.items() if k in names}
         sent = self.shared.forms(state, "server.") | self.shared.forms(memory, "memory.")
         if "x" in letter.parcels or n == 0:
@@ -81,10 +89,16 @@ class Client:
         own = [[told(letter, name, float, SERVER)] for name in OWN]
         steps, tau, size, coin = torch.tensor(own, dtype=self.space.dtype, device=self.space.device)
         server = self.shared.whole(under("server.", tensors), state)
-        rest = rows(self.shared.whole(under("memory.", tensors), memory)), rows(under("mine.", before)), rows(under("carry.", before))
+        rest = (
+            rows(self.shared.whole(under("memory.", tensors), memory)),
+            rows(under("mine.", before)),
+            rows(under("carry.", before)),
+        )
         parts = self.server.parts
-        inbox = Inbox(x, buffers, server, *rest, parts, lr, lr0, momentum, decay, clip, round, steps, tau, size, coin)
-        (out,) = self.server.engine.map([Ask(phase, inbox, plan, ("w", "carry"))])
+        inbox = PhaseInputs(
+            x, buffers, server, *rest, parts, lr, lr0, momentum, decay, clip, round, steps, tau, size, coin
+        )
+        (out,) = self.server.engine.map([PhaseRequest(phase, inbox, plan, ("w", "carry"))])
         up, mine, carry = ({k: v[0] for k, v in part.items()} for part in (out.up, out.mine, out.carry))
         assert out.w is not None
         after = over("mine.", mine)
@@ -99,8 +113,14 @@ class Client:
         if self.privacy.secure:
             weight = float(size) if self.server.alg.by_samples else 1.0
             told_up, loss = {"hidden": self._hidden(letter, told_up, weight, loss)}, 0.0
-        numbers = {"client": self.client, "round": round, "phase": n, "loss": loss, "samples": int(self.home.fed.sizes[self.client])}
-        return Letter(numbers, told_up)
+        numbers = {
+            "client": self.client,
+            "round": round,
+            "phase": n,
+            "loss": loss,
+            "samples": int(self.home.fed.sizes[self.client]),
+        }
+        return Payload(numbers, told_up)
 
     def _shown(self, up: State) -> State:
         """What of an upload the server may see."""
@@ -110,7 +130,7 @@ class Client:
             up = {name: noisy(t, self.privacy.noise * self.privacy.clip) for name, t in up.items()}
         return over("up.", up)
 
-    def _hidden(self, letter: Sealed, tensors: State, weight: float, loss: float) -> Tensor:
+    def _hidden(self, letter: RawPayload, tensors: State, weight: float, loss: float) -> Tensor:
         """Tensors by their weight, and the loss, under the masks of secure aggregation."""
         from .secure import Hidden, pressed
 
@@ -119,18 +139,20 @@ class Client:
         hidden = Hidden(self.vault, self.client, self.privacy.fewest, SERVER).hide(stage_of(letter), letter, words)
         return torch.from_numpy(hidden.view("int64"))
 
-    def stage(self, name: str, letter: Sealed) -> Letter:
+    def stage(self, name: str, letter: RawPayload) -> Payload:
         """One of the stages of secure aggregation in which nobody trains."""
         from .secure import Hidden
 
         if not self.privacy.secure or name not in STAGES:
-            raise Refused(f"{SERVER}: a stage {name!r:.20} of secure aggregation was asked for, and this run has none; start the run over.")
+            raise Refused(
+                f"{SERVER}: a stage {name!r:.20} of secure aggregation was asked for, and this run has none; start the run over."
+            )
         opened(letter, {}, SERVER)
         place, hidden = stage_of(letter), Hidden(self.vault, self.client, self.privacy.fewest, SERVER)
         stages = {"keys": hidden.keys, "shares": hidden.shares, "unmask": hidden.unmask}
         found = stages[name](place, letter)
         round, n = (told(letter, part, int, SERVER) for part in ("round", "phase"))
-        return Letter({"client": self.client, "round": round, "phase": n, **found}, {})
+        return Payload({"client": self.client, "round": round, "phase": n, **found}, {})
 
     def _here(self, state: State) -> State:
         return {name: t.to(self.space.device) for name, t in state.items()}
@@ -142,9 +164,13 @@ class Client:
             buffers = self.shared.whole_buffers(tensors, self.space.buffers)
         else:
             x, buffers = before["x"], before["buffers"]
-        return (x, buffers) if self.server.private.empty else dressed(x, buffers, self.server.private, under("private.", before))
+        return (
+            (x, buffers)
+            if self.server.private.empty
+            else dressed(x, buffers, self.server.private, under("private.", before))
+        )
 
-    def _plan(self, letter: Sealed, round: int) -> Plan:
+    def _plan(self, letter: RawPayload, round: int) -> RoundPlan:
         """This round's batches; as many as the server counts on."""
         plan, steps = self.server.prepare(round, [self.client]), told(letter, "steps", float, SERVER)
         if not 1 <= steps <= plan.train[0].batches:
@@ -154,11 +180,13 @@ class Client:
             )
         return plan._replace(train=[plan.train[0].first(int(steps))])
 
-    def evaluate(self, letter: Sealed) -> Letter:
+    def evaluate(self, letter: RawPayload) -> Payload:
         """The scores of the server's models, private parts in place, on this client's test set."""
         round, used = (told(letter, name, int, SERVER) for name in ("round", "used"))
         names = told(letter, "models", str, SERVER).split(",")
-        forms = self.shared.forms({f"model.{name}": self.space.start for name in names} | self.shared.buffers(self.space.buffers))
+        forms = self.shared.forms(
+            {f"model.{name}": self.space.start for name in names} | self.shared.buffers(self.space.buffers)
+        )
         tensors = self._here(opened(letter, forms, SERVER))
         numbers: dict[str, int | list[float]] = {"client": self.client, "round": round, "samples": 0}
         if self.home.tested:
@@ -167,10 +195,10 @@ class Client:
             for name in names:
                 model = {"x": tensors[f"model.{name}"]} | {n: t for n, t in tensors.items() if n == "buffers"}
                 numbers[f"scores.{name}"] = self.house.exam(*self._model(model, before)).tolist()
-        return Letter(numbers, {})
+        return Payload(numbers, {})
 
 
-def stage_of(letter: Sealed) -> str:
+def stage_of(letter: RawPayload) -> str:
     """Which sum this is about."""
     return "round {}, phase {}".format(*(told(letter, part, int, SERVER) for part in ("round", "phase")))
 

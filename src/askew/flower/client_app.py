@@ -12,9 +12,9 @@ from flwr.clientapp import ClientApp
 from ..errors import AskewError
 from ..experiment.run import enough_memory, torch_state
 from .client import SERVER, STAGES, Client, hello
-from .keep import InContext, InFile, Place
-from .site import DataModule, Home, read_page
-from .wire import Letter, from_records, to_records, told
+from .client_state import InContext, InFile, Place
+from .deployment_data import DataModule, Home, read_page
+from .wire import Payload, from_records, to_records, told
 
 RAISED = 2  # Flower's code of a client's own error
 
@@ -23,7 +23,7 @@ def client_app(page: Path, data: DataModule | None = None) -> ClientApp:
     """The client of an app whose run is on this page of TOML."""
     app, homes = ClientApp(), dict[tuple[int, int | None], Home]()
 
-    def answer(kind: str, message: Message, context: Context) -> Letter:
+    def answer(kind: str, message: Message, context: Context) -> Payload:
         config = read_page(page, data)
         letter = from_records(message.content, SERVER)
         classes = None if kind == "query" else told(letter, "classes", int, SERVER)
@@ -37,7 +37,9 @@ def client_app(page: Path, data: DataModule | None = None) -> ClientApp:
                 return hello(home)
             if config.privacy.secure and "secure" not in context.state:
                 context.state["secure"] = ConfigRecord()
-            return Client(home, place_of(home, context), context.state.config_records.get("secure")).answer(kind, letter)
+            return Client(home, place_of(home, context), context.state.config_records.get("secure")).answer(
+                kind, letter
+            )
 
     def handler(kind: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:

@@ -71,7 +71,12 @@ class Keys(NamedTuple):
         """Every file, and whether it is a secret."""
         names = {"ca.crt": False, "ca.key": True, "server.pem": False, "server.key": True}
         for client in range(self.clients):
-            names |= {f"node-{client}": True, f"node-{client}.pub": False, f"node-{client}.pem": False, f"node-{client}.key": True}
+            names |= {
+                f"node-{client}": True,
+                f"node-{client}.pub": False,
+                f"node-{client}.pem": False,
+                f"node-{client}.key": True,
+            }
         return {self.folder / name: secret for name, secret in names.items()}
 
 
@@ -86,7 +91,9 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str] = (), days: int =
     names = [general(host) for host in dict.fromkeys([*hosts, *HOSTS])]
     keys = Keys(folder, clients)
     if there := [path.name for path in keys.files() if path.exists()]:
-        raise ConfigError(f"{str(folder)!r} holds {', '.join(there[:3])} already, and keys are never overwritten; name a new folder.")
+        raise ConfigError(
+            f"{str(folder)!r} holds {', '.join(there[:3])} already, and keys are never overwritten; name a new folder."
+        )
 
     def pem(key: EllipticCurvePrivateKey) -> bytes:
         return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -97,7 +104,9 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str] = (), days: int =
     for name in ("server", *(f"node-{client}" for client in range(clients))):
         key = generate_private_key(SECP384R1())
         reached = names if name == "server" else [general(host) for host in HOSTS]
-        found[f"{name}.pem"] = certificate(f"askew {name}", key, days, reached, (root, authority)).public_bytes(Encoding.PEM)
+        found[f"{name}.pem"] = certificate(f"askew {name}", key, days, reached, (root, authority)).public_bytes(
+            Encoding.PEM
+        )
         found[f"{name}.key"] = pem(key)
     for client in range(clients):
         own = generate_private_key(SECP384R1())
@@ -106,7 +115,9 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str] = (), days: int =
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for path, secret in keys.files().items():
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:
+            with os.fdopen(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb"
+            ) as file:
                 file.write(found[path.name])
     return keys
 

@@ -19,7 +19,7 @@ from typing import Self
 from uuid import uuid4
 
 from ..errors import EngineError
-from ..experiment.run import Watch, stored
+from ..experiment.run import OnRound, stored
 from ..experiment.store import Run, load, read_rounds, write_text
 from ..experiment.toml import literal
 from . import require_flower
@@ -52,7 +52,12 @@ class Loopback:
     """
 
     def __init__(
-        self, folder: Path, clients: int, cwd: Path | None = None, env: Mapping[str, str] | None = None, keys: Keys | None = None
+        self,
+        folder: Path,
+        clients: int,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        keys: Keys | None = None,
     ) -> None:
         require_flower()
         self.folder, self.clients, self.cwd, self.port = folder.resolve(), clients, cwd, free_port()
@@ -89,7 +94,9 @@ class Loopback:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.end()
 
     def node(self, client: int, port: int | None = None) -> None:
@@ -122,7 +129,13 @@ class Loopback:
         self.stop(name)
         with open(self.folder / f"{name}.log", "ab") as log, deferred():
             self.running[name] = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.env, cwd=self.cwd, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self.env,
+                cwd=self.cwd,
+                start_new_session=True,
             )
         return self.running[name]
 
@@ -134,7 +147,7 @@ class Loopback:
             time.sleep(0.1)
         raise EngineError(f"Flower's {name} did not start; {self.told(name)}")
 
-    def play(self, app: Path, folder: Path, watch: Watch | None = None, say: Say | None = None) -> Run:
+    def play(self, app: Path, folder: Path, watch: OnRound | None = None, say: Say | None = None) -> Run:
         """Run an app to its end; its rounds are read from the run's folder as they are written. What the server warns of is said."""
         log, begun, run, now, ended = self.folder / "run.log", changed(folder / "run.json"), None, 0, set[str]()
         read = log.stat().st_size if log.exists() else 0
@@ -161,7 +174,9 @@ class Loopback:
             if over:
                 break
             for name in [
-                name for name, each in self.running.items() if each is not process and each.poll() is not None and name not in ended
+                name
+                for name, each in self.running.items()
+                if each is not process and each.poll() is not None and name not in ended
             ]:
                 if name == "superlink" or run is None:
                     raise EngineError(f"Flower's {name} ended; {self.told(name)}")
@@ -177,7 +192,9 @@ class Loopback:
         """The end of a sentence about a process that failed: the last thing worth reading in its log, and where that is."""
         path = self.folder / f"{name}.log"
         lines = [line for line in plain(path.read_bytes()) if not NOISE.match(line)]
-        last = re.sub(r"^(ERROR\s*:\s*|askew\.errors\.\w+: )", "", lines[-1]).rstrip(".") if lines else "it said nothing"
+        last = (
+            re.sub(r"^(ERROR\s*:\s*|askew\.errors\.\w+: )", "", lines[-1]).rstrip(".") if lines else "it said nothing"
+        )
         return f"{last}; its log is {path}."
 
     def stop(self, name: str, kill: bool = False) -> None:
@@ -224,7 +241,9 @@ def deferred() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {s: signal.signal(s, lambda number, frame: came.append(number)) for s in ENDING if callable(signal.getsignal(s))}
+    before = {
+        s: signal.signal(s, lambda number, frame: came.append(number)) for s in ENDING if callable(signal.getsignal(s))
+    }
     try:
         yield
     finally:

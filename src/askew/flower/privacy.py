@@ -18,10 +18,14 @@ class Privacy(Settings):
     """How uploads are hidden from the server, and the model's readers."""
 
     title = "privacy"
-    clip: float = setting("largest length of a client's upload, longer ones are shortened; 0: as long as they are", default=0.0, least=0)
+    clip: float = setting(
+        "largest length of a client's upload, longer ones are shortened; 0: as long as they are", default=0.0, least=0
+    )
     noise: float = setting("standard deviation of the Gaussian noise, as a multiple of clip", default=0.0, least=0)
     where: str = setting(
-        "who adds it: the server, to the sum, or every client, to its upload", default="server", choices=("server", "client")
+        "who adds it: the server, to the sum, or every client, to its upload",
+        default="server",
+        choices=("server", "client"),
     )
     secure: bool = setting("secure aggregation: the server learns sums of uploads and no upload", default=False)
     fewest: int = setting("clients whose sum the server may learn, at least", default=3, least=2)
@@ -29,7 +33,9 @@ class Privacy(Settings):
 
     def check(self) -> None:
         if self.noise and not self.clip:
-            raise ConfigError(f"privacy: noise = {self.noise:g} needs a largest length to be measured by; set clip, for example to 1.0.")
+            raise ConfigError(
+                f"privacy: noise = {self.noise:g} needs a largest length to be measured by; set clip, for example to 1.0."
+            )
 
     @property
     def on(self) -> bool:
@@ -49,7 +55,11 @@ class Privacy(Settings):
         ε = T / (2 z²) + √(2 T ln(1/δ)) / z.  Bun, Steinke, 2016 (arXiv 1605.02065), Propositions 1.3 and 1.6, Lemma 1.7. Nothing is
         taken off for rounds in which others were drawn.
         """
-        return rounds / (2 * self.noise**2) + math.sqrt(2 * rounds * math.log(1 / self.delta)) / self.noise if self.noise else math.inf
+        return (
+            rounds / (2 * self.noise**2) + math.sqrt(2 * rounds * math.log(1 / self.delta)) / self.noise
+            if self.noise
+            else math.inf
+        )
 
     def remark(self, rounds: int) -> str:
         """What the run's facts say."""
@@ -97,8 +107,14 @@ def sums_only(server: Server, blank: list[State]) -> bool:
     for phase, like in zip(server.phases, blank, strict=True):
         up = {n: torch.from_numpy(rng.normal(size=(MANY, *t.shape))) for n, t in like.items()}
         mean = {n: torch.tensordot(p, t, 1).expand_as(t) for n, t in up.items()}
-        (one, told), (other, told_too) = (phase.aggregate(x, rows, who, dict(state)) for rows, who in ((up, cohort), (mean, alike)))
-        pairs = [(one, other), (phase.weights(up, cohort), phase.weights(mean, alike)), *((told[n], told_too[n]) for n in told)]
+        (one, told), (other, told_too) = (
+            phase.aggregate(x, rows, who, dict(state)) for rows, who in ((up, cohort), (mean, alike))
+        )
+        pairs = [
+            (one, other),
+            (phase.weights(up, cohort), phase.weights(mean, alike)),
+            *((told[n], told_too[n]) for n in told),
+        ]
         if not all(torch.allclose(a.double(), b.double(), rtol=1e-6, atol=1e-9) for a, b in pairs):
             return False
     return True
@@ -112,12 +128,18 @@ def check_fit(privacy: Privacy, server: Server, blank: list[State]) -> None:
             f"{name}: its server's step needs every client's upload, not their mean alone, which is all that "
             f"{'secure aggregation' if privacy.secure else 'noise on the sum'} leaves; use FedAvg or another that docs/privacy.md lists."
         )
-    if privacy.clip and (server.alg.client_state(server.space) or any({*up} - {"delta"} for up in blank) or len(blank) > 1):
+    if privacy.clip and (
+        server.alg.client_state(server.space) or any({*up} - {"delta"} for up in blank) or len(blank) > 1
+    ):
         raise ConfigError(
             f"{name}: clipping changes what the server receives, and its clients keep or send more than their update; "
             "use FedAvg, or another method that docs/privacy.md lists."
         )
     if privacy.noise and server.private.b.numel() < server.space.Q:
-        raise ConfigError("privacy: noise protects no batch-norm statistics, which would travel beside; use a network with another norm.")
+        raise ConfigError(
+            "privacy: noise protects no batch-norm statistics, which would travel beside; use a network with another norm."
+        )
     if privacy.central and server.alg.by_samples:
-        raise ConfigError(f'{name}: noise on the sum is measured for equal weights; set algorithm.weighting = "uniform".')
+        raise ConfigError(
+            f'{name}: noise on the sum is measured for equal weights; set algorithm.weighting = "uniform".'
+        )

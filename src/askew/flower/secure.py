@@ -35,7 +35,7 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from torch import Tensor
 
-from .wire import Numbers, Refused, Sealed, told
+from .wire import Numbers, RawPayload, Refused, told
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Vault = MutableMapping[str, Any]  # what a client keeps between the stages: in memory, never in a file
@@ -48,7 +48,9 @@ SHARE = 4 + 48  # bytes of a share of 32 secret ones
 def pressed(t: Tensor) -> Words:
     """Numbers as whole ones modulo 2^64, to the nearest 2^-33."""
     if not bool((t.abs() < LARGEST).all()):
-        raise Refused(f"an upload has numbers of {LARGEST:g} and more, or none at all, which cannot be summed; lower the learning rate.")
+        raise Refused(
+            f"an upload has numbers of {LARGEST:g} and more, or none at all, which cannot be summed; lower the learning rate."
+        )
     return (t.detach().cpu().double() * ONE).round().long().numpy().view(np.uint64)
 
 
@@ -99,7 +101,7 @@ class Hidden:
     def __init__(self, vault: Vault, client: int, fewest: int, sender: str) -> None:
         self.vault, self.client, self.fewest, self.sender = vault, client, fewest, sender
 
-    def keys(self, place: str, letter: Sealed) -> Numbers:
+    def keys(self, place: str, letter: RawPayload) -> Numbers:
         """Two new keys: for masks, and for letters to other clients."""
         pairs = {name: generate_key_pairs() for name in ("mask", "letter")}
         self.vault.clear()
@@ -108,9 +110,11 @@ class Hidden:
         self.vault.update(place=place, own=list(public.values()))
         return public
 
-    def shares(self, place: str, letter: Sealed) -> Numbers:
+    def shares(self, place: str, letter: RawPayload) -> Numbers:
         """Shares of the own secrets, to each client its own, sealed."""
-        clients, masks, letters = (self._list(letter, name, kind) for name, kind in (("clients", int), ("mask", bytes), ("letter", bytes)))
+        clients, masks, letters = (
+            self._list(letter, name, kind) for name, kind in (("clients", int), ("mask", bytes), ("letter", bytes))
+        )
         self._at(place, "mask", "letter")
         whole = len({*clients}) == len(clients) == len(masks) == len(letters) == len({*masks, *letters}) / 2
         if not whole or [self.client, *self.vault["own"]] not in map(list, zip(clients, masks, letters, strict=True)):
@@ -122,7 +126,11 @@ class Hidden:
                 f"{self.sender}: a sum of {len(clients)} clients was asked for, at least {self.fewest} must hide each other; wait for more."
             )
         seed, least = os.urandom(32), majority(len(clients))
-        pairs = zip(create_shares(seed, least, len(clients)), create_shares(self.vault["mask"], least, len(clients)), strict=True)
+        pairs = zip(
+            create_shares(seed, least, len(clients)),
+            create_shares(self.vault["mask"], least, len(clients)),
+            strict=True,
+        )
         sealed = [
             encrypt(agreed(self.vault["letter"], key), way(self.client, to) + one + other)
             for to, key, (one, other) in zip(clients, letters, pairs, strict=True)
@@ -130,30 +138,49 @@ class Hidden:
         self.vault.update(seed=seed, clients=clients, masks=masks, letters=letters)
         return {"sealed": sealed}
 
-    def hide(self, place: str, letter: Sealed, vector: Words) -> Words:
+    def hide(self, place: str, letter: RawPayload, vector: Words) -> Words:
         """The vector under its masks; the clients that are masked with are those whose shares came."""
         present, sealed = self._list(letter, "present", int), self._list(letter, "sealed", bytes)
         self._at(place, "seed", "clients")
-        if not {self.client} <= {*present} <= {*self.vault["clients"]} or len({*present}) != len(present) or len(present) != len(sealed):
-            raise Refused(f"{self.sender}: shares came of clients that have no part in this sum; start the round again.")
+        if (
+            not {self.client} <= {*present} <= {*self.vault["clients"]}
+            or len({*present}) != len(present)
+            or len(present) != len(sealed)
+        ):
+            raise Refused(
+                f"{self.sender}: shares came of clients that have no part in this sum; start the round again."
+            )
         if len(present) < max(self.fewest, majority(len(self.vault["clients"]))):
             raise Refused(f"{self.sender}: {len(present)} clients are left, too few to hide each other; wait for more.")
         public = dict(zip(self.vault["clients"], self.vault["masks"], strict=True))
         others = {i: public[i] for i in present if i != self.client}
-        hidden = vector + stream(self.vault["seed"], len(vector)) + between(self.vault["mask"], self.client, others, len(vector))
+        hidden = (
+            vector
+            + stream(self.vault["seed"], len(vector))
+            + between(self.vault["mask"], self.client, others, len(vector))
+        )
         self.vault.update(present=present, sealed=sealed)
         del self.vault["seed"]  # one vector, one mask
         return hidden
 
-    def unmask(self, place: str, letter: Sealed) -> Numbers:
+    def unmask(self, place: str, letter: RawPayload) -> Numbers:
         """Of every client the share of one secret: of its own mask if it answered, of its key if it did not."""
         answered = self._list(letter, "answered", int)
         self._at(place, "present", "sealed")
-        if not {*answered} <= {*self.vault["present"]} or len({*answered}) < max(self.fewest, majority(len(self.vault["clients"]))):
-            raise Refused(f"{self.sender}: {len(answered)} clients answered, too few to tell their sum; start the round again.")
+        if not {*answered} <= {*self.vault["present"]} or len({*answered}) < max(
+            self.fewest, majority(len(self.vault["clients"]))
+        ):
+            raise Refused(
+                f"{self.sender}: {len(answered)} clients answered, too few to tell their sum; start the round again."
+            )
         letters = dict(zip(self.vault["clients"], self.vault["letters"], strict=True))
-        opened = [self._opened(i, letters[i], t) for i, t in zip(self.vault["present"], self.vault["sealed"], strict=True)]
-        shares = [both[:SHARE] if i in answered else both[SHARE:] for i, both in zip(self.vault["present"], opened, strict=True)]
+        opened = [
+            self._opened(i, letters[i], t) for i, t in zip(self.vault["present"], self.vault["sealed"], strict=True)
+        ]
+        shares = [
+            both[:SHARE] if i in answered else both[SHARE:]
+            for i, both in zip(self.vault["present"], opened, strict=True)
+        ]
         self.vault.clear()  # asked once, told once
         return {"shares": shares}
 
@@ -172,11 +199,11 @@ class Hidden:
                 f"{self.sender}: this stage of {place} does not follow from what was asked before; it takes part again in another round."
             )
 
-    def _list(self, letter: Sealed, name: str, kind: type[int] | type[bytes]) -> list[Any]:
+    def _list(self, letter: RawPayload, name: str, kind: type[int] | type[bytes]) -> list[Any]:
         return texts(letter, name, kind, self.sender)
 
 
-def check_keys(letter: Sealed, names: Sequence[str], sender: str) -> None:
+def check_keys(letter: RawPayload, names: Sequence[str], sender: str) -> None:
     """Refuse keys that no other client could agree on a secret with."""
     own = private_key_to_bytes(generate_key_pairs()[0])
     for name in names:
@@ -189,11 +216,13 @@ def check_keys(letter: Sealed, names: Sequence[str], sender: str) -> None:
             ) from None
 
 
-def texts(letter: Sealed, name: str, kind: type[int] | type[bytes], sender: str) -> list[Any]:
+def texts(letter: RawPayload, name: str, kind: type[int] | type[bytes], sender: str) -> list[Any]:
     """A list of one kind; no text in it is long."""
     values = told(letter, name, list, sender)
     if not all(type(v) is kind and (isinstance(v, int) or len(v) <= 1_000) for v in values):
-        raise Refused(f"{sender}: {name} must be a list of {kind.__name__}, got {values!r:.60}; take part again in another round.")
+        raise Refused(
+            f"{sender}: {name} must be a list of {kind.__name__}, got {values!r:.60}; take part again in another round."
+        )
     return values
 
 
@@ -212,7 +241,9 @@ def whole(parts: Sequence[bytes], least: int) -> bytes:
     return secret
 
 
-def unmasked(hidden: Mapping[int, Words], masks: Mapping[int, bytes], shares: Mapping[int, Sequence[bytes]], count: int) -> Words:
+def unmasked(
+    hidden: Mapping[int, Words], masks: Mapping[int, bytes], shares: Mapping[int, Sequence[bytes]], count: int
+) -> Words:
     """The sum of the vectors: of those who answered; `shares` are of all who were masked with, `masks` everybody's public keys."""
     total = np.zeros(count, np.uint64)
     for one in hidden.values():
@@ -220,6 +251,10 @@ def unmasked(hidden: Mapping[int, Words], masks: Mapping[int, bytes], shares: Ma
     for client, parts in shares.items():
         secret = whole(parts, majority(len(masks)))
         # those who answered hold masks with one who did not
-        mask = between(secret, client, {i: masks[i] for i in hidden}, count) if client not in hidden else -stream(secret, count)
+        mask = (
+            between(secret, client, {i: masks[i] for i in hidden}, count)
+            if client not in hidden
+            else -stream(secret, count)
+        )
         total = total + mask
     return total

@@ -12,11 +12,13 @@ from flwr.serverapp import Grid, ServerApp
 from httpx import HTTPError
 
 from ..experiment.store import Record, Run
-from .field import Answer, Rules, serve
-from .site import DataModule, read_page
-from .wire import ALIKE, Letter, Refused, from_records, line, to_records
+from .deployment_data import DataModule, read_page
+from .server import Answer, Rules, serve
+from .wire import ALIKE, Payload, Refused, from_records, line, to_records
 
-LONGER = 5.0  # seconds that Flower keeps a message beyond its time, so that it is the server who says that nobody answered
+LONGER = (
+    5.0  # seconds that Flower keeps a message beyond its time, so that it is the server who says that nobody answered
+)
 
 
 class GridPost:
@@ -28,8 +30,11 @@ class GridPost:
     def nodes(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
 
-    def send(self, kind: str, letters: Mapping[int, Letter], group: str, timeout: float) -> dict[str, int]:
-        messages = [Message(to_records(letter), node, kind, ttl=timeout + LONGER, group_id=group) for node, letter in letters.items()]
+    def send(self, kind: str, letters: Mapping[int, Payload], group: str, timeout: float) -> dict[str, int]:
+        messages = [
+            Message(to_records(letter), node, kind, ttl=timeout + LONGER, group_id=group)
+            for node, letter in letters.items()
+        ]
         self.sent += sum(weight(message) for message in messages)
         return {name: node for name, node in zip(self.grid.push_messages(messages), letters, strict=False) if name}
 
@@ -39,7 +44,12 @@ class GridPost:
         except HTTPError:
             raise
         except Exception as e:  # whatever a false message makes Flower stumble over; those that came with it are lost
-            log(WARNING, "a message came that Flower cannot read (%s), and its sender is waited for in vain; %s.", line(str(e)), ALIKE)
+            log(
+                WARNING,
+                "a message came that Flower cannot read (%s), and its sender is waited for in vain; %s.",
+                line(str(e)),
+                ALIKE,
+            )
             return {}
         self.received += sum(weight(reply) for reply in replies.values())
         return {name: self._read(reply) for name, reply in replies.items() if name in names}
@@ -79,5 +89,15 @@ def watch(run: Run, record: Record | None) -> None:
         if "privacy" in run.facts:
             log(INFO, "privacy: %s", run.facts["privacy"])
         return
-    told = {name: record.get(name) for name in ("accuracy", "loss", "train_loss", "dropped", "absent") if record.get(name) is not None}
-    log(INFO, "round %s of %s: %s", record["round"], run.config["rounds"], ", ".join(f"{k} {v:.4g}" for k, v in told.items()))
+    told = {
+        name: record.get(name)
+        for name in ("accuracy", "loss", "train_loss", "dropped", "absent")
+        if record.get(name) is not None
+    }
+    log(
+        INFO,
+        "round %s of %s: %s",
+        record["round"],
+        run.config["rounds"],
+        ", ".join(f"{k} {v:.4g}" for k, v in told.items()),
+    )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.space import Space
 from ..core.types import Part, State
-from ..engine.ranks import Form
+from ..engine.distributed import TensorSpec
 from ..errors import EngineError
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ class Refused(EngineError):
     """A letter that cannot be what was asked for."""
 
 
-class Letter(NamedTuple):
+class Payload(NamedTuple):
     """What one side says to the other."""
 
     numbers: Numbers
     tensors: State
 
 
-class Sealed(NamedTuple):
+class RawPayload(NamedTuple):
     """A letter on its way: tensors are bytes."""
 
     numbers: Numbers
@@ -58,11 +58,11 @@ class Sealed(NamedTuple):
         return sum(map(len, [*self.numbers, *self.parcels, *self.parcels.values()])) + beside
 
 
-def sealed(letter: Letter) -> Sealed:
-    return Sealed(letter.numbers, {name: packed(t) for name, t in letter.tensors.items()})
+def sealed(letter: Payload) -> RawPayload:
+    return RawPayload(letter.numbers, {name: packed(t) for name, t in letter.tensors.items()})
 
 
-def opened(letter: Sealed, forms: Mapping[str, Form], sender: str, finite: bool = True) -> State:
+def opened(letter: RawPayload, forms: Mapping[str, TensorSpec], sender: str, finite: bool = True) -> State:
     """The tensors of a letter, which must be these; no other letter may be larger."""
     allowed = BESIDE + sum(form.bytes + HEADER for form in forms.values())
     if letter.bytes > allowed:
@@ -72,7 +72,9 @@ def opened(letter: Sealed, forms: Mapping[str, Form], sender: str, finite: bool 
     tensors = {name: unpacked(letter.parcels[name], form, f"{sender}, tensor {name!r}") for name, form in forms.items()}
     for name, t in tensors.items():
         if finite and t.is_floating_point() and not bool(torch.isfinite(t).all()):
-            raise Refused(f"{sender}, tensor {name!r}: not all of its numbers are finite, as they must be; lower the learning rate.")
+            raise Refused(
+                f"{sender}, tensor {name!r}: not all of its numbers are finite, as they must be; lower the learning rate."
+            )
     return tensors
 
 
@@ -96,7 +98,7 @@ def packed(t: Tensor) -> bytes:
     return file.getvalue()
 
 
-def unpacked(data: bytes, form: Form, what: str) -> Tensor:
+def unpacked(data: bytes, form: TensorSpec, what: str) -> Tensor:
     """A tensor of this form; no memory is taken for another one."""
     if len(data) > form.bytes + HEADER:
         raise Refused(f"{what}: {len(data):,} bytes came, at most {form.bytes + HEADER:,} are allowed; {ALIKE}.")
@@ -110,29 +112,39 @@ def unpacked(data: bytes, form: Form, what: str) -> Tensor:
         raise Refused(f"{what}: its bytes are no plain array in numpy's format; {ALIKE}.")
     wanted = np.dtype(kind(form.dtype)).str
     if (dtype, shape) != (wanted, form.shape) or (columns and len(shape) > 1):
-        raise Refused(f"{what}: {dtype!s:.20} {list(shape)!s:.60} came, expected {wanted} {list(form.shape)} by rows; {ALIKE}.")
+        raise Refused(
+            f"{what}: {dtype!s:.20} {list(shape)!s:.60} came, expected {wanted} {list(form.shape)} by rows; {ALIKE}."
+        )
     if len(data) - start != form.bytes:
-        raise Refused(f"{what}: {len(data) - start:,} bytes of numbers came, expected {form.bytes:,}; send the whole array.")
+        raise Refused(
+            f"{what}: {len(data) - start:,} bytes of numbers came, expected {form.bytes:,}; send the whole array."
+        )
     if not form.bytes:
         return torch.empty(form.shape, dtype=form.dtype)
     return torch.frombuffer(bytearray(memoryview(data)[start:]), dtype=form.dtype).view(form.shape)
 
 
-def told(letter: Sealed, name: str, kind: type[T], sender: str) -> T:
+def told(letter: RawPayload, name: str, kind: type[T], sender: str) -> T:
     """One number of a letter, of the right type; whole ones are at least 0, no text and no list is long."""
     value = letter.numbers.get(name)
-    if type(value) is not kind or (type(value) is int and value < 0) or (isinstance(value, (str, list)) and len(value) > LONGEST):
+    if (
+        type(value) is not kind
+        or (type(value) is int and value < 0)
+        or (isinstance(value, (str, list)) and len(value) > LONGEST)
+    ):
         came = "nothing" if value is None else f"{value!r:.60}"
         raise Refused(f"{sender}: {name} must be of type {kind.__name__} (whole numbers from 0), got {came}; {ALIKE}.")
     return value
 
 
-def expect(letter: Sealed, sender: str, **values: int | str) -> None:
+def expect(letter: RawPayload, sender: str, **values: int | str) -> None:
     """Refuse an answer to another question: of another round, phase, client or run."""
     for name, wanted in values.items():
         came = told(letter, name, int, sender) if isinstance(wanted, int) else told(letter, name, str, sender)
         if came != wanted:
-            raise Refused(f"{sender}: this is of {name} {line(str(came))}, expected {name} {wanted}; it is left out, {ALIKE}.")
+            raise Refused(
+                f"{sender}: this is of {name} {line(str(came))}, expected {name} {wanted}; it is left out, {ALIKE}."
+            )
 
 
 # private parts --------------------------------------------------------------------------------------------------
@@ -158,9 +170,9 @@ class Shared:
         long = {n for n, t in like.items() if t.shape == (self.space.P,)}
         return {n: like[n].index_copy(0, self.w, t.to(like[n].device)) if n in long else t for n, t in state.items()}
 
-    def forms(self, state: State, prefix: str = "") -> dict[str, Form]:
+    def forms(self, state: State, prefix: str = "") -> dict[str, TensorSpec]:
         """The forms of such tensors as they travel."""
-        return {prefix + n: Form(tuple(t.shape), t.dtype) for n, t in self.cut(state).items()}
+        return {prefix + n: TensorSpec(tuple(t.shape), t.dtype) for n, t in self.cut(state).items()}
 
     def buffers(self, b: Tensor) -> State:
         """The buffers that travel; nothing where there is none."""
@@ -189,7 +201,7 @@ def over(prefix: str, state: Mapping[str, Tensor]) -> State:
 # Flower's records -----------------------------------------------------------------------------------------------
 
 
-def to_records(letter: Letter) -> RecordDict:
+def to_records(letter: Payload) -> RecordDict:
     """A letter as Flower carries it: one array record, one record of numbers."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -201,11 +213,11 @@ def to_records(letter: Letter) -> RecordDict:
     return RecordDict({"arrays": ArrayRecord(arrays), "numbers": ConfigRecord(dict(letter.numbers))})
 
 
-def from_records(records: RecordDict, sender: str) -> Sealed:
+def from_records(records: RecordDict, sender: str) -> RawPayload:
     """A letter out of Flower's records; what the arrays hold is checked when it is opened."""
     from flwr.app import ArrayRecord, ConfigRecord
 
     arrays, numbers = records.get("arrays"), records.get("numbers")
     if len(records) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(numbers, ConfigRecord):
         raise Refused(f"{sender} sent records named {named(records)}, expected 'arrays' and 'numbers'; {ALIKE}.")
-    return Sealed(dict(numbers), {name: array.data for name, array in arrays.items()})
+    return RawPayload(dict(numbers), {name: array.data for name, array in arrays.items()})

@@ -73,7 +73,10 @@ def real_of(x: Tensor) -> Tensor | None:
 
 def rows_first(info: Any, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
     """Each tensor with its vmapped dimension first."""
-    return [t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, dims, strict=True)]
+    return [
+        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip(tensors, dims, strict=True)
+    ]
 
 
 def dense(t: Tensor) -> Tensor:
@@ -104,7 +107,24 @@ def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int, real: Tensor | None = 
     which = torch.empty((groups, b, co, ho, wo), dtype=torch.uint8, device=x.device)
     total, (block, warps, stages) = b * ho * wo, FORWARD
     tile = min(TILE, 4 * padded(co))
-    sizes = (total, w.stride(0), bias.stride(0), ci, h, wd, co, k, ho, wo, pad, block, padded(co), tile, precision(), real is not None)
+    sizes = (
+        total,
+        w.stride(0),
+        bias.stride(0),
+        ci,
+        h,
+        wd,
+        co,
+        k,
+        ho,
+        wo,
+        pad,
+        block,
+        padded(co),
+        tile,
+        precision(),
+        real is not None,
+    )
     _kernels().forward[(-(-total // block), groups)](
         x, w, bias, y, which, x if real is None else real, *sizes, num_warps=warps, num_stages=stages
     )
@@ -129,15 +149,52 @@ def backward(
     each = -(-blocks // max(8, min(MOST_PARTS, PROGRAMS // (groups * tiles))))
     parts = -(-blocks // each)
     partial = torch.empty((groups, 4 * parts, co * ci * k * k + co), dtype=torch.float32, device=x.device)
-    shape = (b * ho * wo, each, parts, ci, h, wd, co, k, ho, wo, pad, block, padded(co), tile, precision(), real is not None)
+    shape = (
+        b * ho * wo,
+        each,
+        parts,
+        ci,
+        h,
+        wd,
+        co,
+        k,
+        ho,
+        wo,
+        pad,
+        block,
+        padded(co),
+        tile,
+        precision(),
+        real is not None,
+    )
     counts = x if real is None else real
     kernels.weights[(parts * groups, tiles)](x, g, which, partial, counts, *shape, num_warps=warps, num_stages=stages)
     sums = partial.sum(1)
     dx = torch.empty_like(x) if inner else x.new_empty((groups, 0))
     if inner:
         rows, columns, (block, warps, stages) = (h + pad) // 2 + 1, (wd + pad) // 2 + 1, INPUTS
-        sizes = (b, w.stride(0), rows, columns, ci, h, wd, co, k, ho, wo, pad, block, padded(co), padded(ci), precision(), real is not None)
-        kernels.inputs[(-(-b * rows * columns // block), groups)](g, which, w, dx, counts, *sizes, num_warps=warps, num_stages=stages)
+        sizes = (
+            b,
+            w.stride(0),
+            rows,
+            columns,
+            ci,
+            h,
+            wd,
+            co,
+            k,
+            ho,
+            wo,
+            pad,
+            block,
+            padded(co),
+            padded(ci),
+            precision(),
+            real is not None,
+        )
+        kernels.inputs[(-(-b * rows * columns // block), groups)](
+            g, which, w, dx, counts, *sizes, num_warps=warps, num_stages=stages
+        )
     return sums[:, :-co].view(w.shape), sums[:, -co:], dx
 
 
@@ -199,7 +256,16 @@ class _Backward(torch.autograd.Function):
         raise NotImplementedError("a fused convolution has no second derivative")
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], g: Tensor, x: Tensor, weight: Tensor, which: Tensor, pad: int, inner: bool) -> Any:
+    def vmap(
+        info: Any,
+        dims: tuple[int | None, ...],
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        which: Tensor,
+        pad: int,
+        inner: bool,
+    ) -> Any:
         g, x, weight, which = rows_first(info, dims[:4], (g, x, weight, which))
         return backward(g, x, weight, which, pad, inner), (0, 0, 0)
 
@@ -258,7 +324,10 @@ def _kernels() -> Any:
         arg = tl.where(a2 > best, 2, arg)
         best = tl.maximum(best, a2, tl.PropagateNan.ALL)
         arg = tl.where(a3 > best, 3, arg)
-        best = tl.maximum(best, a3, tl.PropagateNan.ALL) + tl.load(bias + out, mask=out < co, other=0.0).to(tl.float32)[None, :]
+        best = (
+            tl.maximum(best, a3, tl.PropagateNan.ALL)
+            + tl.load(bias + out, mask=out < co, other=0.0).to(tl.float32)[None, :]
+        )
         arg = tl.where(best > 0, arg, 4)  # 4: the ReLU is off, nothing flows back
         best = tl.where(best != best, best, tl.maximum(best, 0.0))
         spot = (image[:, None] * co + out[None, :]) * (ho * wo) + place[:, None]
@@ -303,7 +372,9 @@ def _kernels() -> Any:
         ky, kx = qy[None, :] - row[:, None] % 4 // 2, qx[None, :] - row[:, None] % 2
         mine = (row[:, None] < 4 * co) & (c[None, :] < ci) & (ky >= 0) & (ky < k) & (kx >= 0) & (kx < k)
         tl.store(base + (out[:, None] * ci + c[None, :]) * (k * k) + ky * k + kx, acc, mask=mine)
-        tl.store(base + co * ci * k * k + out[:, None] + q[None, :] * 0, acc, mask=(row[:, None] < 4 * co) & one[None, :])
+        tl.store(
+            base + co * ci * k * k + out[:, None] + q[None, :] * 0, acc, mask=(row[:, None] < 4 * co) & one[None, :]
+        )
 
     @loose
     def inputs(g, which, w, dx, real, images, apart,
@@ -342,7 +413,10 @@ def _kernels() -> Any:
             taps = w + ((row // 4)[:, None] * ci + (column // 4)[None, :]) * (k * k) + ky * k + kx
             weight = tl.load(taps, mask=seen, other=0.0).to(tl.float32)
             acc = tl.dot(tl.reshape(placed, (BLOCK, 4 * OUT)), weight, acc, input_precision=exact)
-        y, x = (half_y * 2 - pad)[:, None] + (column % 4 // 2)[None, :], (half_x * 2 - pad)[:, None] + (column % 2)[None, :]
+        y, x = (
+            (half_y * 2 - pad)[:, None] + (column % 4 // 2)[None, :],
+            (half_x * 2 - pad)[:, None] + (column % 2)[None, :],
+        )
         inside = live[:, None] & (column < 4 * ci)[None, :] & (y >= 0) & (y < h) & (x >= 0) & (x < wd)
         tl.store(dx + (image[:, None] * ci + (column // 4)[None, :]) * (h * wd) + y * wd + x, acc, mask=inside)
 

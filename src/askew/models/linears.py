@@ -18,7 +18,10 @@ from .fused import available, dense, real_of, rows_first
 SAMPLES = 64  # of one program
 OUTPUTS = 32
 INPUTS = 64
-FORWARD = {"tf32": (SAMPLES, 32), "tf32x3": (16, 64)}  # samples, and inputs at a time; three products of 64 samples fill the registers
+FORWARD = {
+    "tf32": (SAMPLES, 32),
+    "tf32x3": (16, 64),
+}  # samples, and inputs at a time; three products of 64 samples fill the registers
 MOST = 1024  # inputs or outputs: above, cuBLAS is better,
 FEW = 2**13  # as it is for the gradients of more samples
 
@@ -58,7 +61,9 @@ def forward(x: Tensor, w: Tensor, bias: Tensor, relu: bool, real: Tensor | None)
     return y
 
 
-def backward(g: Tensor, x: Tensor, w: Tensor, y: Tensor, relu: bool, deep: bool, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    g: Tensor, x: Tensor, w: Tensor, y: Tensor, relu: bool, deep: bool, real: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of weights, bias and, if `deep`, of the input."""
     g, x, w = g.contiguous(), x.contiguous(), dense(w)
     (groups, batch, inner), outer = x.shape, w.shape[1]
@@ -91,7 +96,9 @@ class _Linears(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, weight, y, *rest), deep = grads, ctx.saved_tensors, ctx.needs_input_grad[0]
         nothing = (None,) * (1 + len(rest))
-        if rest and fits(x, weight) and x.shape[0] * x.shape[1] <= FEW:  # without `rest` it is one of those that are vmapped
+        if (
+            rest and fits(x, weight) and x.shape[0] * x.shape[1] <= FEW
+        ):  # without `rest` it is one of those that are vmapped
             dw, db, dx = backward(g, x, weight, y, ctx.relu, deep, rest[0])
             return dx if deep else None, dw, db, *nothing
         g = torch.ops.aten.threshold_backward(g, y, 0) if ctx.relu else g
@@ -130,19 +137,30 @@ def _kernels() -> Any:
         w += group * apart
         bias += group * bias_apart
         y += group * batch * outer
-        sample, out = tl.program_id(0) * SAMPLES + tl.arange(0, SAMPLES), tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+        sample, out = (
+            tl.program_id(0) * SAMPLES + tl.arange(0, SAMPLES),
+            tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS),
+        )
         acc, stop = tl.zeros((SAMPLES, OUTPUTS), dtype=tl.float32), inner
         if COUNTED:
             stop = tl.where(tl.program_id(0) * SAMPLES < tl.load(real + group), inner, 0)
         for start in range(0, stop, INPUTS):
             k = start + tl.arange(0, INPUTS)
-            a = tl.load(x + sample[:, None] * inner + k[None, :], mask=(sample < batch)[:, None] & (k < inner)[None, :], other=0.0)
-            b = tl.load(w + out[None, :] * inner + k[:, None], mask=(out < outer)[None, :] & (k < inner)[:, None], other=0.0)
+            a = tl.load(
+                x + sample[:, None] * inner + k[None, :],
+                mask=(sample < batch)[:, None] & (k < inner)[None, :],
+                other=0.0,
+            )
+            b = tl.load(
+                w + out[None, :] * inner + k[:, None], mask=(out < outer)[None, :] & (k < inner)[:, None], other=0.0
+            )
             acc = tl.dot(a, b, acc, input_precision=exact)
         acc += tl.load(bias + out, mask=out < outer, other=0.0)[None, :]
         if RELU:
             acc = tl.where(acc < 0, 0.0, acc)
-        tl.store(y + sample[:, None] * outer + out[None, :], acc, mask=(sample < batch)[:, None] & (out < outer)[None, :])
+        tl.store(
+            y + sample[:, None] * outer + out[None, :], acc, mask=(sample < batch)[:, None] & (out < outer)[None, :]
+        )
 
     @loose
     def backward(g, x, w, y, dw, db, dx, real, batch, apart, inner: tl.constexpr, outer: tl.constexpr, down: tl.constexpr,
@@ -166,10 +184,18 @@ def _kernels() -> Any:
                 slope = tl.load(g + spot, mask=keep, other=0.0)
                 if RELU:
                     slope = tl.where(tl.load(y + spot, mask=keep, other=0.0) <= 0, 0.0, slope)
-                before = tl.load(x + sample[:, None] * inner + k[None, :], mask=(sample < batch)[:, None] & (k < inner)[None, :], other=0.0)
+                before = tl.load(
+                    x + sample[:, None] * inner + k[None, :],
+                    mask=(sample < batch)[:, None] & (k < inner)[None, :],
+                    other=0.0,
+                )
                 acc = tl.dot(slope, before, acc, input_precision=exact)
                 sums += tl.sum(slope, 1)
-            tl.store(dw + (group * outer + out[:, None]) * inner + k[None, :], acc, mask=(out < outer)[:, None] & (k < inner)[None, :])
+            tl.store(
+                dw + (group * outer + out[:, None]) * inner + k[None, :],
+                acc,
+                mask=(out < outer)[:, None] & (k < inner)[None, :],
+            )
             if tl.program_id(0) == 0:
                 tl.store(db + group * outer + out, sums, mask=out < outer)
         else:
@@ -183,8 +209,12 @@ def _kernels() -> Any:
                 slope = tl.load(g + spot, mask=keep, other=0.0)
                 if RELU:
                     slope = tl.where(tl.load(y + spot, mask=keep, other=0.0) <= 0, 0.0, slope)
-                weight = tl.load(w + out[:, None] * inner + k[None, :], mask=(out < outer)[:, None] & (k < inner)[None, :], other=0.0)
+                weight = tl.load(
+                    w + out[:, None] * inner + k[None, :], mask=(out < outer)[:, None] & (k < inner)[None, :], other=0.0
+                )
                 back = tl.dot(slope, weight, back, input_precision=exact)
-            tl.store(dx + sample[:, None] * inner + k[None, :], back, mask=(sample < batch)[:, None] & (k < inner)[None, :])
+            tl.store(
+                dx + sample[:, None] * inner + k[None, :], back, mask=(sample < batch)[:, None] & (k < inner)[None, :]
+            )
 
     return SimpleNamespace(forward=forward, backward=backward)

@@ -18,7 +18,9 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
-            raise ModelError(f"charlstm reads tokens, whole numbers from 0, and these inputs are {x.dtype}; use a text dataset, or mlp.")
+            raise ModelError(
+                f"charlstm reads tokens, whole numbers from 0, and these inputs are {x.dtype}; use a text dataset, or mlp."
+            )
         return x
 
 

@@ -52,7 +52,9 @@ class Chain(Row):
                 x = linears.linear(x, layers[k], relu)
                 k += 1 + relu
             elif type(layers[k]) is nn.ReLU and k + 1 < len(layers) and type(layers[k + 1]) is nn.MaxPool2d:
-                x = layers[k](layers[k + 1](x))  # the same values and slopes in either order, and here of a quarter of the pixels
+                x = layers[k](
+                    layers[k + 1](x)
+                )  # the same values and slopes in either order, and here of a quarter of the pixels
                 k += 2
             else:
                 x = layers[k](x)
@@ -68,7 +70,9 @@ class Chain(Row):
         *body, out = self
         linear = [k for k, layer in enumerate(body) if isinstance(layer, nn.Linear)]
         if not linear:
-            raise ModelError("this network has no hidden layer whose transfer could be measured; use mlp, cnn, lenet or resnet18.")
+            raise ModelError(
+                "this network has no hidden layer whose transfer could be measured; use mlp, cnn, lenet or resnet18."
+            )
         for layer in body[: linear[-1]]:
             x = layer(x)
         full, narrow = x, x.detach()
@@ -115,7 +119,9 @@ def project(module: nn.Module, width: int) -> None:
     name, f = next(reversed(module._modules)), last.in_features
     delattr(module, name)
     out = nn.Linear(width, last.out_features, bias=last.bias is not None)
-    for key, layer in zip((HEAD[0], "head_relu", HEAD[1], name), (nn.Linear(f, f), nn.ReLU(), nn.Linear(f, width), out), strict=True):
+    for key, layer in zip(
+        (HEAD[0], "head_relu", HEAD[1], name), (nn.Linear(f, f), nn.ReLU(), nn.Linear(f, width), out), strict=True
+    ):
         module.add_module(key, layer.to(last.weight))
 
 
@@ -134,7 +140,9 @@ class Network(Settings):
 
     def check(self) -> None:
         if self.new_head and not self.weights:
-            raise ConfigError(f"{self.called()}: new_head = true is about model.weights, which is not set; set it, or leave new_head out.")
+            raise ConfigError(
+                f"{self.called()}: new_head = true is about model.weights, which is not set; set it, or leave new_head out."
+            )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """A fresh module for inputs of this shape (without the batch); classes = 0, a regression, gives one output."""
@@ -161,7 +169,9 @@ def normed(norm: str, channels: int, groups: int = GROUPS) -> nn.Module:
     return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(groups, channels)
 
 
-def need_image(network: str, shape: tuple[int, ...], least: int = 4, instead: str = "mlp or softmax, which take any shape") -> None:
+def need_image(
+    network: str, shape: tuple[int, ...], least: int = 4, instead: str = "mlp or softmax, which take any shape"
+) -> None:
     """Refuse what is no image, or too small for the network's strides."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ModelError(

@@ -19,19 +19,25 @@ STEMS = ("small", "imagenet")
 Norm = Callable[[int], nn.Module]
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions, or three of a bottleneck, each with its normalisation, around a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, norm: Norm) -> None:
         super().__init__()
-        plan = [(1, width, 1), (3, width, stride), (1, 4 * width, 1)] if bottleneck else [(3, width, stride), (3, width, 1)]
+        plan = (
+            [(1, width, 1), (3, width, stride), (1, 4 * width, 1)]
+            if bottleneck
+            else [(3, width, stride), (3, width, 1)]
+        )
         self.depth, outputs = len(plan), inputs
         for k, (kernel, count, step) in enumerate(plan, 1):
             self.add_module(f"conv{k}", nn.Conv2d(outputs, count, kernel, step, kernel // 2, bias=False))
             self.add_module(f"bn{k}", norm(count))
             outputs = count
         same = stride == 1 and inputs == outputs
-        self.downsample = nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+        self.downsample = (
+            nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+        )
 
     def forward(self, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__) -> Tensor:
         """`run` may run the layers of a block without downsampling at less than their width."""
@@ -91,14 +97,21 @@ class ResNet(Network):
     def check(self) -> None:
         super().check()
         if NARROWEST % self.groups:
-            raise ConfigError(f"{self.called()}: groups must divide {NARROWEST} channels, got {self.groups}; try 2 or 32.")
+            raise ConfigError(
+                f"{self.called()}: groups must divide {NARROWEST} channels, got {self.groups}; try 2 or 32."
+            )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         name = self.called().lower()
         if self.stem == "small":
             need_image(name, shape, 8)
         else:
-            need_image(f'{name} with stem = "imagenet"', shape, 32, 'stem = "small" for images from 8×8, mlp for what is no image')
+            need_image(
+                f'{name} with stem = "imagenet"',
+                shape,
+                32,
+                'stem = "small" for images from 8×8, mlp for what is no image',
+            )
         return chain(self.layers(shape[0], classes), Residual)
 
     def layers(self, channels: int, classes: int) -> Iterator[tuple[str, nn.Module]]:
@@ -112,7 +125,7 @@ class ResNet(Network):
         for k, count in enumerate(self.blocks, 1):
             width, stage = NARROWEST * 2 ** (k - 1), nn.Sequential()
             for b in range(count):
-                stage.append(Block(inputs, width, 2 if k > 1 and b == 0 else 1, self.bottleneck, norm))
+                stage.append(ResidualBlock(inputs, width, 2 if k > 1 and b == 0 else 1, self.bottleneck, norm))
                 inputs = 4 * width if self.bottleneck else width
             yield f"layer{k}", stage
         yield "avgpool", nn.AdaptiveAvgPool2d(1)

@@ -95,9 +95,13 @@ class MLP(Network):
     def check(self) -> None:
         super().check()
         if not self.hidden or min(self.hidden) < 1:
-            raise ConfigError(f"MLP: hidden must be one width ≥ 1 or several, got {list(self.hidden)}; without hidden layers, use softmax.")
+            raise ConfigError(
+                f"MLP: hidden must be one width ≥ 1 or several, got {list(self.hidden)}; without hidden layers, use softmax."
+            )
         if self.norm == "group" and any(width % GROUPS or width < 2 * GROUPS for width in self.hidden):
-            raise ConfigError(f'MLP: norm = "group" needs even widths ≥ {2 * GROUPS}, got hidden = {list(self.hidden)}; try [64].')
+            raise ConfigError(
+                f'MLP: norm = "group" needs even widths ≥ {2 * GROUPS}, got hidden = {list(self.hidden)}; try [64].'
+            )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return chain(dense(shape, self.hidden, classes, self.norm))
@@ -130,12 +134,17 @@ class LeNet(Network):
     channels: ClassVar[tuple[int, ...]] = (6, 16)
     hidden: ClassVar[tuple[int, ...]] = (120, 84)
     norm: str = setting("normalisation after each convolution; group: two groups", default="none", choices=NORMS)
-    padding: int = setting("pixels of padding around the first convolution, 2 in the textbook's for 28×28", default=0, least=0, most=4)
+    padding: int = setting(
+        "pixels of padding around the first convolution, 2 in the textbook's for 28×28", default=0, least=0, most=4
+    )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         need_image(self.called().lower(), shape)
         needed = 2 if min(shape[1:]) < 16 else 0
-        return chain(convolved(shape, self.channels, 5, (max(self.padding, needed), needed), self.hidden, classes, self.norm), Pooled)
+        return chain(
+            convolved(shape, self.channels, 5, (max(self.padding, needed), needed), self.hidden, classes, self.norm),
+            Pooled,
+        )
 
 
 class CNN64(LeNet):
@@ -144,7 +153,9 @@ class CNN64(LeNet):
     Images below 16×16 are padded by 2 in both convolutions, larger ones not at all unless told.
     """
 
-    idea: ClassVar[str] = "LeNet with 64 channels and linear layers of 384 and 192, as FedDC's; 797,962 parameters on CIFAR-10"
+    idea: ClassVar[str] = (
+        "LeNet with 64 channels and linear layers of 384 and 192, as FedDC's; 797,962 parameters on CIFAR-10"
+    )
     channels: ClassVar[tuple[int, ...]] = (64, 64)
     hidden: ClassVar[tuple[int, ...]] = (384, 192)
 
@@ -152,7 +163,9 @@ class CNN64(LeNet):
 class LeNetPMVR(Network):
     """LeNet as in FedPMVR's code: tanh, average pooling, and a layer of 120 at each position before the one of 84."""
 
-    idea: ClassVar[str] = "LeNet with tanh and average pooling as in FedPMVR's code; 164,116 parameters on 28×28 grey images"
+    idea: ClassVar[str] = (
+        "LeNet with tanh and average pooling as in FedPMVR's code; 164,116 parameters on 28×28 grey images"
+    )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         need_image("lenet_pmvr", shape, 16, "lenet for smaller images, mlp for what is no image")

@@ -35,7 +35,11 @@ def start_from(module: nn.Module, path: str, new_head: bool) -> None:
         kinds = {"missing": absent, "unexpected": extra, "of another shape": shapes}
         told = "; ".join(f"{len(names)} {kind} ({few(names)})" for kind, names in kinds.items() if names)
         only_head = drawn and not extra and all(layer_of(n) in drawn for n in (*absent, *other))
-        hint = f"set model.new_head = true to leave {', '.join(sorted(drawn))} as drawn" if only_head else "take a file of this network"
+        hint = (
+            f"set model.new_head = true to leave {', '.join(sorted(drawn))} as drawn"
+            if only_head
+            else "take a file of this network"
+        )
         raise ModelError(f"the weights in {path} do not fit the network: {told}; {hint}.")
     with torch.no_grad():
         for name, tensor in wanted.items():
@@ -46,16 +50,24 @@ def start_from(module: nn.Module, path: str, new_head: bool) -> None:
 def tensors_in(path: Path) -> dict[str, Tensor]:
     """The float tensors of a file by their names, out of what wrappers there are."""
     if not path.is_file():
-        raise ModelError(f"there is no weights file {str(path)!r}; name a .safetensors file or a torch state dict in model.weights.")
+        raise ModelError(
+            f"there is no weights file {str(path)!r}; name a .safetensors file or a torch state dict in model.weights."
+        )
     found = read(path)
     for wrapper in ("state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
             found = found[wrapper]
     if not isinstance(found, Mapping) or not found:
         raise ModelError(f"the weights file {path} holds no tensors by name; save the network's state_dict().")
-    odd = [str(n) for n, t in found.items() if not isinstance(n, str) or not isinstance(t, Tensor) or t.layout is not torch.strided]
+    odd = [
+        str(n)
+        for n, t in found.items()
+        if not isinstance(n, str) or not isinstance(t, Tensor) or t.layout is not torch.strided
+    ]
     if odd:
-        raise ModelError(f"the weights file {path} holds {len(odd)} values that are no tensors ({few(odd)}); save the state_dict() alone.")
+        raise ModelError(
+            f"the weights file {path} holds {len(odd)} values that are no tensors ({few(odd)}); save the state_dict() alone."
+        )
     return floats(found)
 
 
@@ -68,7 +80,9 @@ def read(path: Path) -> object:
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError:
-        raise ModelError(f"the weights file {path} may not be read; change its permissions, or name another file.") from None
+        raise ModelError(
+            f"the weights file {path} may not be read; change its permissions, or name another file."
+        ) from None
     except Exception:
         raise ModelError(
             f"the weights file {path} is damaged, of another format, or holds Python objects, which could run code and are not opened; "

@@ -49,7 +49,9 @@ def outputs(x: Tensor, w: Tensor, bias: Tensor, real: Tensor | None, exact: str,
     total, step = b * ho * wo, 16 if k * ci <= 16 else step
     sizes = (total, ci, h, wd, co, k, ho, wo, block, step, exact, half, real is not None)
     grid = (-(-4 * total // block), groups)
-    _kernels().forward[grid](x, w, bias, y, which, x if real is None else real, *sizes, num_warps=warps, num_stages=stages)
+    _kernels().forward[grid](
+        x, w, bias, y, which, x if real is None else real, *sizes, num_warps=warps, num_stages=stages
+    )
     return first(y), first(which)
 
 
@@ -77,8 +79,25 @@ def slopes(
         return dw, db, x.new_empty((groups, 0))
     dx, turned = torch.empty_like(x), w.permute(0, 3, 4, 2, 1).contiguous()
     block, step, warps, stages = INPUTS
-    shape = (b, ci, h, wd, co, k, ho, wo, block, step, max(16, 1 << (ci - 1).bit_length()), exact, half, real is not None)
-    kernels.inputs[(-(-b * h * wd // block), groups)](g, which, turned, dx, counts, *shape, num_warps=warps, num_stages=stages)
+    shape = (
+        b,
+        ci,
+        h,
+        wd,
+        co,
+        k,
+        ho,
+        wo,
+        block,
+        step,
+        max(16, 1 << (ci - 1).bit_length()),
+        exact,
+        half,
+        real is not None,
+    )
+    kernels.inputs[(-(-b * h * wd // block), groups)](
+        g, which, turned, dx, counts, *shape, num_warps=warps, num_stages=stages
+    )
     return dw, db, first(dx)
 
 
@@ -103,7 +122,9 @@ def _kernels() -> Any:
         at, out, depth = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, co), tl.arange(0, STEP)
         pooled, place = at // 4, at % 4
         image, spot, live = pooled // (ho * wo), pooled % (ho * wo), pooled < total
-        corner = image * (h * wd * ci) + (2 * (spot // wo) + place // 2) * (wd * ci) + (2 * (spot % wo) + place % 2) * ci
+        corner = (
+            image * (h * wd * ci) + (2 * (spot // wo) + place // 2) * (wd * ci) + (2 * (spot % wo) + place % 2) * ci
+        )
         acc, stop = tl.zeros((BLOCK, co), dtype=tl.float32), k * tiles
         if COUNTED:
             stop = tl.where(tl.program_id(0) * BLOCK < tl.load(real + group) * (4 * ho * wo), k * tiles, 0)
@@ -166,7 +187,9 @@ def _kernels() -> Any:
             placed = tl.reshape(placed, (BLOCK, co))
             pooled, place = at // 4, at % 4
             image, spot = pooled // (ho * wo), pooled % (ho * wo)
-            corner = image * (h * wd * ci) + (2 * (spot // wo) + place // 2) * (wd * ci) + (2 * (spot % wo) + place % 2) * ci
+            corner = (
+                image * (h * wd * ci) + (2 * (spot // wo) + place // 2) * (wd * ci) + (2 * (spot % wo) + place % 2) * ci
+            )
             inside = (pooled < total)[:, None] & valid[None, :]
             patch = tl.load(x + corner[:, None] + offset[None, :], mask=inside, other=0.0)
             if HALF:
@@ -192,7 +215,10 @@ def _kernels() -> Any:
         w += group * (k * k * ci * co)
         at, channel, out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, IN), tl.arange(0, STEP)
         image, y, x = at % images, at // images // wd, at // images % wd
-        one, two = tl.program_id(0) * BLOCK // images, tl.minimum(tl.program_id(0) * BLOCK + BLOCK, images * (h * wd)) - 1
+        one, two = (
+            tl.program_id(0) * BLOCK // images,
+            tl.minimum(tl.program_id(0) * BLOCK + BLOCK, images * (h * wd)) - 1,
+        )
         two = two // images  # the first and the last pixel; where they are in one row, few convolutions see them
         here, there = tl.where(one // wd == two // wd, one % wd, 0), tl.where(one // wd == two // wd, two % wd, wd - 1)
         top, left = tl.maximum(one // wd - 2 * ho + 1, 0), tl.maximum(here - 2 * wo + 1, 0)

@@ -15,7 +15,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ..experiment.store import Run, write_atomic
-from .tables import Group, average, brief, clients, group, participation_name, partition_name, same, spread
+from .tables import RunGroup, average, brief, clients, group, participation_name, partition_name, same, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,7 +87,7 @@ def save(picture: Picture, folder: Path) -> Path:
     return path
 
 
-def draw(groups: Sequence[Group]) -> list[Picture]:
+def draw(groups: Sequence[RunGroup]) -> list[Picture]:
     with style():
         drawn = (
             accuracy(groups),
@@ -114,22 +114,30 @@ def short(label: str) -> str:
     return fill(f" {label}" if label.startswith("_") else label, 32, break_on_hyphens=False, drop_whitespace=False)
 
 
-def accuracy(groups: Sequence[Group]) -> Picture | None:
+def accuracy(groups: Sequence[RunGroup]) -> Picture | None:
     figure, alt = curves(groups, {"accuracy": "Test accuracy, %"}, scale=100)
-    return Picture("accuracy", "Accuracy", f"Line chart of test accuracy by round. {alt}", seeds_note(groups), figure) if alt else None
+    return (
+        Picture("accuracy", "Accuracy", f"Line chart of test accuracy by round. {alt}", seeds_note(groups), figure)
+        if alt
+        else None
+    )
 
 
-def losses(groups: Sequence[Group]) -> Picture | None:
+def losses(groups: Sequence[RunGroup]) -> Picture | None:
     figure, alt = curves(groups, {"train_loss": "Training loss", "loss": "Test loss"})
     note = "Training loss: mean of the mini-batch losses of those who took part. " + seeds_note(groups)
-    return Picture("loss", "Loss", f"Line charts of training and test loss by round. {alt}", note, figure) if alt else None
+    return (
+        Picture("loss", "Loss", f"Line charts of training and test loss by round. {alt}", note, figure) if alt else None
+    )
 
 
-def seeds_note(groups: Sequence[Group]) -> str:
+def seeds_note(groups: Sequence[RunGroup]) -> str:
     return "Line: mean over seeds; band: ± one standard deviation." if any(len(g.runs) > 1 for g in groups) else ""
 
 
-def curves(groups: Sequence[Group], panels: dict[str, str], scale: float = 1, logs: bool = True) -> tuple[Figure, str]:
+def curves(
+    groups: Sequence[RunGroup], panels: dict[str, str], scale: float = 1, logs: bool = True
+) -> tuple[Figure, str]:
     """One panel for each key that was recorded; the methods' last values in words, none where there is no curve."""
     recorded = {key: words for key, words in panels.items() if any(g.curve(key).rounds for g in groups)}
     named = {g.label: short(g.label) for g in groups}
@@ -153,7 +161,13 @@ def curves(groups: Sequence[Group], panels: dict[str, str], scale: float = 1, lo
         axes.locator_params(axis="x", integer=True)
     order = sorted(handles, key=lambda label: -ends[label])
     if len(groups) > 1 and order:  # read down the legend as down the right end of the lines
-        figure.legend([handles[k] for k in order], [named[k] for k in order], loc="outside right upper", ncols=columns, fontsize=9.5)
+        figure.legend(
+            [handles[k] for k in order],
+            [named[k] for k in order],
+            loc="outside right upper",
+            ncols=columns,
+            fontsize=9.5,
+        )
     last = [f"{k} {ends[k]:.3g}{' %' if scale == 100 else ''}" for k in order]
     return figure, f"Last values: {', '.join(last)}." if last else ""
 
@@ -179,10 +193,13 @@ def running_mean(values: Sequence[float], reach: int) -> list[float]:
     return [mean(values[max(0, n - reach) : n + reach + 1]) for n in range(len(values))]
 
 
-def bars(groups: Sequence[Group]) -> Picture | None:
+def bars(groups: Sequence[RunGroup]) -> Picture | None:
     """Best accuracy of each method (lowest test loss where there is no accuracy): seeds as dots, mean and deviation as a bar."""
     accurate = any(g.values(lambda run: run.best_accuracy) for g in groups)
-    results = {n: [100 * v for v in g.values(lambda run: run.best_accuracy)] if accurate else g.last("loss") for n, g in enumerate(groups)}
+    results = {
+        n: [100 * v for v in g.values(lambda run: run.best_accuracy)] if accurate else g.last("loss")
+        for n, g in enumerate(groups)
+    }
     order = sorted((n for n in results if results[n]), key=lambda n: average(results[n]) or 0, reverse=not accurate)
     if len(order) < 2:
         return None
@@ -196,8 +213,16 @@ def bars(groups: Sequence[Group]) -> Picture | None:
         axes.errorbar(middle, y, xerr=std, color=colour, elinewidth=7, alpha=0.35)
         axes.plot(values, [y] * len(values), "o", color=colour, markersize=4, alpha=0.8)
         axes.plot(middle, y, MARKERS[n % len(MARKERS)], color=colour, markersize=10, markeredgecolor="white")
-        text = (f"{middle:.1f}" if accurate else f"{middle:.3g}") + (f" ± {std:.1f}" if accurate and std is not None else "")
-        axes.annotate(text, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontweight="bold" if y == len(order) - 1 else None)
+        text = (f"{middle:.1f}" if accurate else f"{middle:.3g}") + (
+            f" ± {std:.1f}" if accurate and std is not None else ""
+        )
+        axes.annotate(
+            text,
+            (1.01, y),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontweight="bold" if y == len(order) - 1 else None,
+        )
         words.append(f"{groups[n].label} {text}")
     axes.set_yticks(range(len(order)), named)
     axes.set_ylim(-0.6, len(order) - 0.4)
@@ -207,11 +232,15 @@ def bars(groups: Sequence[Group]) -> Picture | None:
     what = "Best test accuracy, in %" if accurate else "Last test loss"
     spreads = "Large mark: mean; small dots: seeds; bar: ± one standard deviation. " if seeds_note(groups) else ""
     return Picture(
-        "bars", "Methods", f"{what}, of each method: {', '.join(reversed(words))}.", f"{spreads}The axis does not begin at zero.", figure
+        "bars",
+        "Methods",
+        f"{what}, of each method: {', '.join(reversed(words))}.",
+        f"{spreads}The axis does not begin at zero.",
+        figure,
     )
 
 
-def coverage(groups: Sequence[Group]) -> Picture | None:
+def coverage(groups: Sequence[RunGroup]) -> Picture | None:
     """Coverage of prediction sets against their mean size, and what the uncalibrated ones cover; means over seeds."""
     import numpy as np
 
@@ -242,12 +271,14 @@ def coverage(groups: Sequence[Group]) -> Picture | None:
         figure.legend(list(handles.values()), list(named.values()), loc="outside right upper", fontsize=9.5)
     splits = max(run.conformal["settings"]["splits"] for g in groups for run in g.runs if run.conformal)
     note = f"Means over {splits} divisions of the test set into calibration and measurement{' and over seeds' * bool(seeds_note(groups))}. "
-    note += "Further left is better: fewer classes for the same coverage. Dotted: what is covered is what was asked for."
+    note += (
+        "Further left is better: fewer classes for the same coverage. Dotted: what is covered is what was asked for."
+    )
     alt = f"Coverage of prediction sets by their mean size. RAPS, classes at 90 % coverage: {', '.join(words)}."
     return Picture("coverage", "Prediction sets", alt, note, figure)
 
 
-def drift(groups: Sequence[Group]) -> Picture | None:
+def drift(groups: Sequence[RunGroup]) -> Picture | None:
     """How the participants' updates lie to the global update, to the one before, and to each other."""
     panels = {
         "drift_cosine_mean": "Cosine to the global update",
@@ -270,12 +301,18 @@ def drift(groups: Sequence[Group]) -> Picture | None:
     marks(figure.axes[-1], groups)
     note = f"Cosines: mean over those who took part{'; band: from the lowest to the highest' * alone}. "
     note += diversity_note(groups) + seeds_note(groups)
-    return Picture("drift", "Drift", f"Line charts of cosines of updates and of drift diversity by round. {alt}", note, figure)
+    return Picture(
+        "drift", "Drift", f"Line charts of cosines of updates and of drift diversity by round. {alt}", note, figure
+    )
 
 
-def layers(groups: Sequence[Group]) -> Picture | None:
+def layers(groups: Sequence[RunGroup]) -> Picture | None:
     """Drift diversity of each layer: the median over rounds, mean over seeds."""
-    names = list(dict.fromkeys(name for g in groups for run in g.runs for r in run.rounds for name in r.get("drift_layers") or ()))
+    names = list(
+        dict.fromkeys(
+            name for g in groups for run in g.runs for r in run.rounds for name in r.get("drift_layers") or ()
+        )
+    )
     heights: dict[int, dict[str, float]] = {}
     for n, g in enumerate(groups):
         found = {name: [median(v) for run in g.runs if (v := run.curve(f"drift_layers.{name}")[1])] for name in names}
@@ -289,7 +326,15 @@ def layers(groups: Sequence[Group]) -> Picture | None:
     for k, (n, each) in enumerate(heights.items()):
         at = [names.index(name) + (k + 0.5) * room - 0.41 for name in each]
         look: dict[str, Any] = {"color": COLOURS[n % len(COLOURS)], "hatch": HATCHES[n // len(COLOURS) % len(HATCHES)]}
-        axes.bar(at, list(each.values()), width=0.92 * room, label=short(groups[n].label), edgecolor="white", linewidth=0, **look)
+        axes.bar(
+            at,
+            list(each.values()),
+            width=0.92 * room,
+            label=short(groups[n].label),
+            edgecolor="white",
+            linewidth=0,
+            **look,
+        )
     every = ceil(len(names) / 32)
     crowded: dict[str, Any] = {"rotation": 90, "fontsize": 9} if len(names) > 12 else {}
     axes.set_xticks(range(0, len(names), every), names[::every], **crowded)
@@ -302,22 +347,24 @@ def layers(groups: Sequence[Group]) -> Picture | None:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=9.5)
     most = [f"{groups[n].label} {max(each.items(), key=lambda item: item[1])[0]}" for n, each in heights.items()]
     note = f"Medians over the rounds, layers from input to output. {diversity_note(groups)}"
-    return Picture("layers", "Drift by layer", f"Bars of drift diversity by layer. Most diverse: {', '.join(most)}.", note, figure)
+    return Picture(
+        "layers", "Drift by layer", f"Bars of drift diversity by layer. Most diverse: {', '.join(most)}.", note, figure
+    )
 
 
-def cohort(groups: Sequence[Group]) -> int:
+def cohort(groups: Sequence[RunGroup]) -> int:
     """How many took part in most of the rounds with a record of drift."""
     told = (r for g in groups for run in g.runs for r in run.rounds if r.get("drift_diversity") is not None)
     return int(Counter(len(r["participants"]) - r["dropped"] for r in told).most_common(1)[0][0])
 
 
-def marks(axes: Axes, groups: Sequence[Group]) -> None:
+def marks(axes: Axes, groups: Sequence[RunGroup]) -> None:
     """What drift diversity is where updates are orthogonal, and where they are equal."""
     for height in (1, 1 / cohort(groups)):
         axes.axhline(height, color=INK, linewidth=1, linestyle=":", zorder=1)
 
 
-def diversity_note(groups: Sequence[Group]) -> str:
+def diversity_note(groups: Sequence[RunGroup]) -> str:
     equal = f"1/{cohort(groups)} where the updates of {cohort(groups)} clients are equal"
     return f"Drift diversity is {equal}, 1 where they are orthogonal and more where they cancel (dotted lines). "
 
@@ -331,7 +378,9 @@ def logarithmic(axes: Axes, values: Sequence[float]) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
-        axes.set_ylim(max(axes.get_ylim()[0], min(values) / 2), min(axes.get_ylim()[1], 2 * max(values)))  # bands may leave the axis
+        axes.set_ylim(
+            max(axes.get_ylim()[0], min(values) / 2), min(axes.get_ylim()[1], 2 * max(values))
+        )  # bands may leave the axis
 
 
 def wide(bars: int) -> float:
@@ -349,14 +398,22 @@ def distinct(runs: Iterable[Run], *tables: str) -> list[Run]:
     return list(found.values())
 
 
-def scenes(name: str, title: str, what: str, groups: Sequence[Group], several: Sequence[Run], drawn: Figure, notes: list[str]) -> Picture:
+def scenes(
+    name: str,
+    title: str,
+    what: str,
+    groups: Sequence[RunGroup],
+    several: Sequence[Run],
+    drawn: Figure,
+    notes: list[str],
+) -> Picture:
     """A picture with a panel for each of several federations."""
     more = f" Of {len(several)}, the first {FEDERATIONS} are shown." if len(several) > FEDERATIONS else ""
     seeds = " Of several seeds, one is shown." if any(len(g.runs) > 1 for g in groups) else ""
     return Picture(name, title, f"{what} {' '.join(notes)}", " ".join(notes) + more + seeds, drawn)
 
 
-def partition(groups: Sequence[Group]) -> Picture | None:
+def partition(groups: Sequence[RunGroup]) -> Picture | None:
     """Samples by class and client, below a strip of the clients' sizes; one pair for each federation."""
     import numpy as np
 
@@ -364,7 +421,10 @@ def partition(groups: Sequence[Group]) -> Picture | None:
     runs = distinct(told, "data", "partition")
     if not runs:
         return None
-    counts = [np.asarray(run.federation.get("labels") or np.zeros((0, 0)), dtype=float)[:CLIENTS].T for run in runs[:FEDERATIONS]]
+    counts = [
+        np.asarray(run.federation.get("labels") or np.zeros((0, 0)), dtype=float)[:CLIENTS].T
+        for run in runs[:FEDERATIONS]
+    ]
     tall = [1.75 + (min(4.6, max(1.7, 0.24 * len(count))) if count.size else 0) for count in counts]
     figure = canvas(10, sum(tall))
     notes = []
@@ -387,8 +447,12 @@ def partition(groups: Sequence[Group]) -> Picture | None:
         held = (count > 0).sum(0)
         classes = f"{held.min()} to {held.max()} of {len(count)} classes and " if count.size else ""
         first = f"The first {shown} of {total} clients are shown: each" if shown < total else "A client"
-        notes.append(f"{title}{': ' if title else ''}{first} holds {classes}{sizes.min():.0f} to {sizes.max():.0f} samples.")
-    return scenes("partition", "Who holds what", "Heat map of samples by class and client.", groups, runs, figure, notes)
+        notes.append(
+            f"{title}{': ' if title else ''}{first} holds {classes}{sizes.min():.0f} to {sizes.max():.0f} samples."
+        )
+    return scenes(
+        "partition", "Who holds what", "Heat map of samples by class and client.", groups, runs, figure, notes
+    )
 
 
 def heat(axes: Axes, count: Any) -> Any:
@@ -404,7 +468,7 @@ def heat(axes: Axes, count: Any) -> Any:
     return axes.pcolormesh(*edges, count, cmap="Blues", vmin=0, **rims)
 
 
-def participation(groups: Sequence[Group]) -> Picture | None:
+def participation(groups: Sequence[RunGroup]) -> Picture | None:
     """How often each client took part; above 500 clients, how many clients took part how often."""
     told = (run for g in groups for run in g.runs if any(r.get("participants") for r in run.rounds))
     runs = distinct(told, "participation")
@@ -429,12 +493,24 @@ def participation(groups: Sequence[Group]) -> Picture | None:
             axes.bar(range(total), counts, color=BLUE, width=wide(total))
             axes.set_xlim(-0.5, total - 0.5)
         mark, span = (axes.axvline, axes.axvspan) if many else (axes.axhline, axes.axhspan)
-        span(max(0.0, mean - chance), mean + chance, color=ORANGE, alpha=0.15, linewidth=0, zorder=0.5, label="± 2 deviations by chance")
+        span(
+            max(0.0, mean - chance),
+            mean + chance,
+            color=ORANGE,
+            alpha=0.15,
+            linewidth=0,
+            zorder=0.5,
+            label="± 2 deviations by chance",
+        )
         mark(mean, color=ORANGE, linestyle="--", linewidth=1.6, label=f"Equal turns: {mean:.3g} of {rounds} rounds")
-        axes.set(xlabel="Rounds taken part in" if many else "Client", ylabel="Clients" if many else "Rounds taken part in")
+        axes.set(
+            xlabel="Rounds taken part in" if many else "Client", ylabel="Clients" if many else "Rounds taken part in"
+        )
         axes.locator_params(integer=True)
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=9, borderaxespad=0.2)
         never = counts.count(0)
         left = f"{never} never did" if never else "nobody was left out"
-        notes.append(f"{title}{': ' if title else ''}Clients took part in {min(counts)} to {max(counts)} of {rounds} rounds; {left}.")
+        notes.append(
+            f"{title}{': ' if title else ''}Clients took part in {min(counts)} to {max(counts)} of {rounds} rounds; {left}."
+        )
     return scenes("participation", "Who took part", "Histogram of the clients' turns.", groups, runs, figure, notes)

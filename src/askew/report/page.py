@@ -14,7 +14,7 @@ from ..errors import StoreError
 from ..experiment.store import Run, write_text
 from ..experiment.toml import to_toml
 from .figures import COLOURS, Picture, draw, save
-from .tables import Group, brief, clients, group, participation_name, partition_name, plain, table
+from .tables import RunGroup, brief, clients, group, participation_name, partition_name, plain, table
 
 Row = dict[str, Any]
 
@@ -53,7 +53,9 @@ def write_report(runs: Sequence[Run], folder: Path, title: str | None = None) ->
     """Write index.html, which needs no other file, and the pictures beside it as PNG; return the page's path."""
     groups = group(runs)
     if not groups:
-        raise StoreError("a report needs at least one run, got none; name the folders that `askew run` made, such as runs/NAME.")
+        raise StoreError(
+            "a report needs at least one run, got none; name the folders that `askew run` made, such as runs/NAME."
+        )
     pictures = draw(groups)
     for picture in pictures:
         save(picture, Path(folder))
@@ -62,12 +64,21 @@ def write_report(runs: Sequence[Run], folder: Path, title: str | None = None) ->
     return path
 
 
-def page(groups: Sequence[Group], rows: Sequence[Row], pictures: Sequence[Picture], title: str | None) -> str:
-    rows = [{**row, "label": brief(row["label"]), "baseline": row["baseline"] and brief(row["baseline"])} for row in rows]
-    tasks = [[row for g, row in zip(groups, rows, strict=True) if g.task == task] for task in dict.fromkeys(g.task for g in groups)]
+def page(groups: Sequence[RunGroup], rows: Sequence[Row], pictures: Sequence[Picture], title: str | None) -> str:
+    rows = [
+        {**row, "label": brief(row["label"]), "baseline": row["baseline"] and brief(row["baseline"])} for row in rows
+    ]
+    tasks = [
+        [row for g, row in zip(groups, rows, strict=True) if g.task == task]
+        for task in dict.fromkeys(g.task for g in groups)
+    ]
     results = [f'<p class="result">{escape(headline(peers))}</p>' for peers in tasks[:HEADLINES]]
     results += [f'<p class="what">{len(tasks) - HEADLINES} more in the table.</p>'] if len(tasks) > HEADLINES else []
-    what = brief(groups[0].label) if len(groups) == 1 else f"{len(groups)} {'methods' if len(tasks) == 1 else 'configurations'}"
+    what = (
+        brief(groups[0].label)
+        if len(groups) == 1
+        else f"{len(groups)} {'methods' if len(tasks) == 1 else 'configurations'}"
+    )
     runs = [run for g in groups for run in g.runs]
     facts = ["The pictures lie beside this page as PNG files."] if pictures else []
     for word, key in (("askew", "version"), ("torch", "torch"), ("device", "device")):
@@ -87,7 +98,7 @@ def page(groups: Sequence[Group], rows: Sequence[Row], pictures: Sequence[Pictur
     )
 
 
-def either(groups: Sequence[Group], words: str | Callable[[Group], str]) -> str:
+def either(groups: Sequence[RunGroup], words: str | Callable[[RunGroup], str]) -> str:
     """What the groups have in common (the name in a table of the configuration, or words), or up to three alternatives."""
     found = [str(g.config.get(words, {}).get("name", "")) if isinstance(words, str) else words(g) for g in groups]
     found = list(dict.fromkeys(filter(None, found)))
@@ -98,22 +109,34 @@ def counted(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def sentence(groups: Sequence[Group]) -> str:
+def sentence(groups: Sequence[RunGroup]) -> str:
     """What was run: "30 clients, Dirichlet α = 0.2, 20% take part each round · digits · mlp · 40 rounds · 3 seeds"."""
     number = either(groups, lambda g: counted(clients(g.runs[0]), "client") if clients(g.runs[0]) else "")
-    who = [number, either(groups, lambda g: partition_name(g.config)), either(groups, lambda g: participation_name(g.config))]
+    who = [
+        number,
+        either(groups, lambda g: partition_name(g.config)),
+        either(groups, lambda g: participation_name(g.config)),
+    ]
     rounds = either(groups, lambda g: counted(g.config["rounds"], "round"))
     seeds = counted(max(len(g.runs) for g in groups), "seed")
-    return " · ".join(filter(None, [", ".join(filter(None, who)), either(groups, "data"), either(groups, "model"), rounds, seeds]))
+    return " · ".join(
+        filter(None, [", ".join(filter(None, who)), either(groups, "data"), either(groups, "model"), rounds, seeds])
+    )
 
 
 def notices(runs: Sequence[Run], pictures: Sequence[Picture]) -> list[str]:
     """What is missing, and why."""
     drawn = {picture.name for picture in pictures}
     late = sum(not run.finished for run in runs)
-    found = [f"{late} of {counted(len(runs), 'run')} did not reach the last round; the figures count the rounds so far."] if late else []
+    found = (
+        [f"{late} of {counted(len(runs), 'run')} did not reach the last round; the figures count the rounds so far."]
+        if late
+        else []
+    )
     found += ["No round has a test accuracy, so there are no accuracy curves."] if "accuracy" not in drawn else []
-    return found + (["No run tells who holds what, so there is no picture of the partition."] if "partition" not in drawn else [])
+    return found + (
+        ["No run tells who holds what, so there is no picture of the partition."] if "partition" not in drawn else []
+    )
 
 
 def percent(value: float, std: float | None = None) -> str:
@@ -125,7 +148,11 @@ def headline(rows: Sequence[Row]) -> str:
     ranked = sorted((r for r in rows if r["best_accuracy"] is not None), key=lambda r: -r["best_accuracy"])
     if not ranked:
         lost = min((r for r in rows if r["test_loss"] is not None), key=lambda r: float(r["test_loss"]), default=None)
-        return f"{lost['label']} ends with a test loss of {lost['test_loss']:.4g}." if lost else "No round has been evaluated yet."
+        return (
+            f"{lost['label']} ends with a test loss of {lost['test_loss']:.4g}."
+            if lost
+            else "No round has been evaluated yet."
+        )
     best = ranked[0]
     text = f"{best['label']} reaches {percent(best['best_accuracy'], best['best_accuracy_std'])} test accuracy"
     rival = next((r for r in ranked[1:] if r["label"] == best["baseline"]), ranked[1] if len(ranked) > 1 else None)
@@ -137,7 +164,9 @@ def headline(rows: Sequence[Row]) -> str:
     text += ", a lead within the spread between seeds." if 0 < gap <= noise else "."
     fast = fastest(rows)
     if fast:
-        text += f" {'It' if fast is best else fast['label']} needs {counted(fast['rounds_to_target'], 'round')} to reach"
+        text += (
+            f" {'It' if fast is best else fast['label']} needs {counted(fast['rounds_to_target'], 'round')} to reach"
+        )
         text += f" the best of {fast['baseline']}, which itself takes {fast['rounds_to_target'] * fast['speedup']:.0f}."
     return text
 
@@ -154,11 +183,17 @@ def tiles(rows: Sequence[Row]) -> str:
     milliseconds, megabytes = 1e3 * (best["seconds_per_round"] or 0), (best["bytes_up"] + best["bytes_down"]) / 1e6
     shown = {
         f"best accuracy · {best['label']}": percent(best["best_accuracy"]) if best["best_accuracy"] is not None else "",
-        f"fewer rounds to {fast['baseline']}’s best · {fast['label']}" if fast else "": f"{fast['speedup']:.1f}×" if fast else "",
+        f"fewer rounds to {fast['baseline']}’s best · {fast['label']}" if fast else "": f"{fast['speedup']:.1f}×"
+        if fast
+        else "",
         f"a round · {best['label']}": f"{milliseconds:.{places([milliseconds])}f} ms" if milliseconds else "",
         f"up and down in a run · {best['label']}": f"{megabytes:.{places([megabytes])}f} MB",
     }
-    return "".join(f"<div><strong>{escape(value)}</strong><span>{escape(words)}</span></div>" for words, value in shown.items() if value)
+    return "".join(
+        f"<div><strong>{escape(value)}</strong><span>{escape(words)}</span></div>"
+        for words, value in shown.items()
+        if value
+    )
 
 
 def places(values: Sequence[float]) -> int:
@@ -167,12 +202,20 @@ def places(values: Sequence[float]) -> int:
     return min(4, max(0, 2 - floor(log10(top)))) if top else 0
 
 
-def comparison(groups: Sequence[Group], rows: Sequence[Row]) -> str:
+def comparison(groups: Sequence[RunGroup], rows: Sequence[Row]) -> str:
     """The table; the best value of a task is bold unless all are equal."""
-    heads, cells = [heading("Method")], [[method(n, g, row)] for n, (g, row) in enumerate(zip(groups, rows, strict=True))]
+    heads, cells = (
+        [heading("Method")],
+        [[method(n, g, row)] for n, (g, row) in enumerate(zip(groups, rows, strict=True))],
+    )
     targets = sorted({r["baseline"] for r in rows if r["baseline"] not in (None, r["label"])})
     for c in (c for c in COLUMNS if telling(c.key, rows, targets)):
-        heads.append(heading(f"Rounds to {targets[0]}’s best" if c.key == "rounds_to_target" and len(targets) == 1 else c.heading, c.unit))
+        heads.append(
+            heading(
+                f"Rounds to {targets[0]}’s best" if c.key == "rounds_to_target" and len(targets) == 1 else c.heading,
+                c.unit,
+            )
+        )
         values = [None if row[c.key] is None else row[c.key] * c.scale for row in rows]
         digits = 0 if c.key in WHOLE else 2 if c.unit == "%" else places([v for v in values if v is not None])
         texts = ["" if v is None else f"{v:.{digits}f}" for v in values]
@@ -193,8 +236,9 @@ def comparison(groups: Sequence[Group], rows: Sequence[Row]) -> str:
         if row["baseline"] in targets
     }
     note += f"Rounds are counted to {'; '.join(goals.values())}." if note and goals else ""
-    return f'<div class="scroll"><table id="methods"><thead><tr>{"".join(heads)}</tr></thead><tbody>\n{body}\n</tbody></table></div>' + (
-        f'<p class="note">{escape(note)}</p>' if note else ""
+    return (
+        f'<div class="scroll"><table id="methods"><thead><tr>{"".join(heads)}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+        + (f'<p class="note">{escape(note)}</p>' if note else "")
     )
 
 
@@ -215,7 +259,7 @@ def swatch(n: int) -> str:
     return f'<i style="background:{COLOURS[n % len(COLOURS)]}"></i>'
 
 
-def method(n: int, g: Group, row: Row) -> str:
+def method(n: int, g: RunGroup, row: Row) -> str:
     mark = "" if row["finished"] else " <em>unfinished</em>"
     return f'<th scope="row" data-v="{escape(g.label)}" title="{escape(g.label)}">{swatch(n)}{escape(row["label"])}{mark}</th>'
 
@@ -227,11 +271,14 @@ def figure(picture: Picture) -> str:
     return f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2><figure>{image}{caption}</figure></section>'
 
 
-def configuration(n: int, g: Group) -> str:
+def configuration(n: int, g: RunGroup) -> str:
     """All that was set for one group, and for each seed what ran it and how to run it again."""
     seeds = []
     for run in g.runs:
-        facts = [f"seed {plain(run.config.get('seed'))}", f"{len(run.rounds)} of {counted(run.config['rounds'], 'round')}"]
+        facts = [
+            f"seed {plain(run.config.get('seed'))}",
+            f"{len(run.rounds)} of {counted(run.config['rounds'], 'round')}",
+        ]
         facts += [str(run.facts[key]) for key in ("state", "engine", "device") if run.facts.get(key)]
         again = shlex.join(["askew", "run", str(run.folder / "run.toml")]) if run.folder else "# not stored in a folder"
         seeds.append(f"<li>{escape(' · '.join(facts))}<pre>{escape(again)}</pre></li>")

@@ -38,7 +38,9 @@ def picture(counts: Any, sizes: Any, title: str) -> Figure:
     tall = min(4.6, max(1.7, 0.24 * classes))
     with style():
         figure = canvas(10, tall + 1.9 if classes else 2.2)
-        panels = figure.subplots(2 if classes else 1, 1, sharex=True, squeeze=False, height_ratios=[0.8, tall] if classes else None)[:, 0]
+        panels = figure.subplots(
+            2 if classes else 1, 1, sharex=True, squeeze=False, height_ratios=[0.8, tall] if classes else None
+        )[:, 0]
         panels[0].bar(range(len(shown)), sizes, width=wide(len(shown)), color="#9AA7B4")
         panels[0].set(ylabel="Samples", xlim=(-0.5, len(shown) - 0.5))
         panels[0].set_title(title, pad=14)
@@ -51,7 +53,9 @@ def picture(counts: Any, sizes: Any, title: str) -> Figure:
             most = limit(count[count > 0])
             mesh.set_clim(0, most)
             beyond, whole = "max" if most < count.max() else "neither", MaxNLocator("auto", integer=True)
-            bar = figure.colorbar(mesh, ax=panels, label="Samples of a class", pad=0.01, aspect=30, extend=beyond, ticks=whole)
+            bar = figure.colorbar(
+                mesh, ax=panels, label="Samples of a class", pad=0.01, aspect=30, extend=beyond, ticks=whole
+            )
             bar.outline.set_visible(False)
         panels[-1].set(xlabel=label)
         panels[-1].locator_params(axis="x", integer=True)
@@ -78,10 +82,16 @@ def summary(figures: dict[str, float | int], *more: tuple[str, str]) -> Renderab
         [
             ("clients", f"{f['clients']:,}" + (f", {empty:,} of them without samples" if empty else "")),
             ("samples", f"{f['samples']:,}"),
-            ("samples of a client", f"{f['size_min']:,} to {f['size_max']:,}, median {f['size_median']:,.10g}, mean {f['size_mean']:,.1f}"),
+            (
+                "samples of a client",
+                f"{f['size_min']:,} to {f['size_max']:,}, median {f['size_median']:,.10g}, mean {f['size_mean']:,.1f}",
+            ),
             ("variation of sizes", f"{f['size_cv']:.3f}, standard deviation by mean"),
             ("classes of a client", f"mean {f['classes_mean']:.2f}"),
-            ("effective classes", f"mean {f['effective_classes_mean']:.2f}, least {f['effective_classes_min']:.2f}; exp of the entropy"),
+            (
+                "effective classes",
+                f"mean {f['effective_classes_mean']:.2f}, least {f['effective_classes_min']:.2f}; exp of the entropy",
+            ),
             ("total variation", f"mean {f['tv_mean']:.3f}, largest {f['tv_max']:.3f}; a client's labels against all"),
             ("Jensen–Shannon", f"mean {f['js_mean']:.3f}, largest {f['js_max']:.3f} bits; likewise"),
             *more,

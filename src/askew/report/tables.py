@@ -24,7 +24,7 @@ class Curve(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs of one configuration, one a seed."""
 
     label: str
@@ -81,7 +81,7 @@ def described(run: Run) -> Flat:
     return flatten(run.config) | ({"engine.name": "flower"} if run.facts.get("engine") == "flower" else {})
 
 
-def group(runs: Iterable[Run]) -> list[Group]:
+def group(runs: Iterable[Run]) -> list[RunGroup]:
     """Groups in order of appearance; of two runs with one configuration and seed the longer one counts."""
     families: dict[str, dict[Any, Run]] = {}
     for run in runs:
@@ -90,7 +90,9 @@ def group(runs: Iterable[Run]) -> list[Group]:
         if seed not in seeds or len(run.rounds) > len(seeds[seed].rounds):
             seeds[seed] = run
     members = [tuple(seeds.values()) for seeds in families.values()]
-    return [Group(label, each) for label, each in zip(name([described(m[0]) for m in members]), members, strict=True)]
+    return [
+        RunGroup(label, each) for label, each in zip(name([described(m[0]) for m in members]), members, strict=True)
+    ]
 
 
 def name(flats: Sequence[Flat]) -> list[str]:
@@ -173,7 +175,7 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[dict[str, An
     return rows
 
 
-def rounds_to(g: Group, target: float | None) -> int | None:
+def rounds_to(g: RunGroup, target: float | None) -> int | None:
     """The first round whose mean accuracy over the seeds is at least the target."""
     curve = g.curve("accuracy")
     return next((r for r, v in zip(curve.rounds, curve.mean, strict=True) if target is not None and v >= target), None)

@@ -53,7 +53,13 @@ def size(count: float) -> str:
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return "–"
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 100 else f"{seconds / 60:.3g} min"
+    return (
+        f"{1000 * seconds:.3g} ms"
+        if seconds < 1
+        else f"{seconds:.3g} s"
+        if seconds < 100
+        else f"{seconds / 60:.3g} min"
+    )
 
 
 def times(value: float | None) -> str:
@@ -72,7 +78,9 @@ SELDOM = {"head": 0, "weights": "", "new_head": False, "drop_last": False}
 def settings(table: dict[str, Any], without: Sequence[str] = ()) -> str:
     """A table of a configuration in one line: its name, then key=value; what is seldom used only where it is used."""
     shown = {k: v for k, v in table.items() if k not in ("name", *without) and (k not in SELDOM or v != SELDOM[k])}
-    return " ".join([*([str(table["name"])] if "name" in table else []), *(f"{k}={short(v)}" for k, v in shown.items())])
+    return " ".join(
+        [*([str(table["name"])] if "name" in table else []), *(f"{k}={short(v)}" for k, v in shown.items())]
+    )
 
 
 def short(value: Any) -> str:
@@ -102,7 +110,11 @@ def engine(run: Run) -> str:
 def state(run: Run) -> str:
     """Finished, or how far it came."""
     done, rounds = len(run.rounds), run.config["rounds"]
-    return f"finished, {rounds} rounds" if run.finished else f"{run.facts.get('state', 'begun')}, {done} of {rounds} rounds"
+    return (
+        f"finished, {rounds} rounds"
+        if run.finished
+        else f"{run.facts.get('state', 'begun')}, {done} of {rounds} rounds"
+    )
 
 
 def go_on(folder: Path, engine: str = "") -> str:
@@ -110,7 +122,9 @@ def go_on(folder: Path, engine: str = "") -> str:
     if engine == "flower":
         work = folder / "flower"  # where `askew deploy up` keeps its app
         secure = ["--secure"] * (work / "keys").is_dir()
-        return command("deploy", "up", work / "app", "--out", folder.parent, *secure) if work.is_dir() else "flwr run APP"
+        return (
+            command("deploy", "up", work / "app", "--out", folder.parent, *secure) if work.is_dir() else "flwr run APP"
+        )
     return command("run", folder / "run.toml", "--out", folder.parent)
 
 
@@ -125,7 +139,12 @@ class Ticker:
         begun = [Run(read_back(config), facts={"name": config.name()}) for config in configs]
         self.labels = {run.name: g.label for g in group(begun) for run in g.runs}  # as the table of all will name them
         self.parts: dict[str, float] = {}  # of runs at play
-        columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[words]}"), TimeRemainingColumn(compact=True))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            TextColumn("{task.fields[words]}"),
+            TimeRemainingColumn(compact=True),
+        )
         self.bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True)
         self.whole = self.bars.add_task(title, total=self.runs, words=self.count()) if self.runs > 1 else None
         self.bar = self.bars.add_task("", total=None, visible=False, words="")
@@ -134,7 +153,9 @@ class Ticker:
         self.bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.bars.stop()
 
     def __call__(self, run: Run, record: Record | None) -> None:
@@ -151,7 +172,9 @@ class Ticker:
         self.parts[run.name] = done / rounds
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done + sum(self.parts.values()))
-        elif not self.console.is_terminal and record is not None and (done % ceil(rounds / LINES) == 0 or done == rounds):
+        elif (
+            not self.console.is_terminal and record is not None and (done % ceil(rounds / LINES) == 0 or done == rounds)
+        ):
             self.console.print(words, highlight=False, soft_wrap=True)
 
     def begin(self, run: Run) -> None:
@@ -167,7 +190,9 @@ class Ticker:
             if run.rounds:
                 self.say(f"going on after round {len(run.rounds)} of {run.config['rounds']}", "yellow")
         called = self.called(run) if self.runs > 1 else run.algorithm
-        self.bars.reset(self.bar, total=run.config["rounds"], completed=len(run.rounds), visible=True, description=called)
+        self.bars.reset(
+            self.bar, total=run.config["rounds"], completed=len(run.rounds), visible=True, description=called
+        )
 
     def end(self, run: Run) -> None:
         """One of several runs is through."""
@@ -216,9 +241,15 @@ def figures(run: Run) -> list[tuple[str, RenderableType]]:
 
 def summary(run: Run) -> RenderableType:
     """How a run ended, where it is and what to type next."""
-    rows = figures(run) + [("engine", engine(run))] + ([("stored in", Text(str(run.folder), overflow="fold"))] if run.folder else [])
+    rows = (
+        figures(run)
+        + [("engine", engine(run))]
+        + ([("stored in", Text(str(run.folder), overflow="fold"))] if run.folder else [])
+    )
     following = [command("show", run.folder), command("report", run.folder, "--out", "report")] if run.folder else []
-    return Group(Text(), pairs(rows), Text(), pairs([("next" if n == 0 else "", Text(line)) for n, line in enumerate(following)]))
+    return Group(
+        Text(), pairs(rows), Text(), pairs([("next" if n == 0 else "", Text(line)) for n, line in enumerate(following)])
+    )
 
 
 def shown(run: Run) -> RenderableType:
@@ -227,7 +258,11 @@ def shown(run: Run) -> RenderableType:
     about: list[tuple[str, RenderableType]] = [
         ("federation", scene(run)),
         ("algorithm", settings(config["algorithm"])),
-        ("model", settings(config["model"]) + (f", {run.facts['parameters']:,} parameters" if run.facts.get("parameters") else "")),
+        (
+            "model",
+            settings(config["model"])
+            + (f", {run.facts['parameters']:,} parameters" if run.facts.get("parameters") else ""),
+        ),
         ("local", settings(config.get("local", {}))),
         ("seed", str(config.get("seed", "–"))),
         ("engine", engine(run)),
@@ -240,7 +275,9 @@ def shown(run: Run) -> RenderableType:
         parts += [Text(), Text("accuracy by round", "cyan"), chart(at, accuracy)]
     if run.rounds:
         parts += [Text(), last_rounds(run)]
-    logged = [key for key in dict.fromkeys(key for r in run.rounds for key in r) if key not in RECORD and run.curve(key)[1]]
+    logged = [
+        key for key in dict.fromkeys(key for r in run.rounds for key in r) if key not in RECORD and run.curve(key)[1]
+    ]
     if logged:
         parts += [Text(), also(run, logged)]
     if not run.finished and run.folder:
@@ -251,8 +288,19 @@ def shown(run: Run) -> RenderableType:
 def last_rounds(run: Run) -> Table:
     table = plain_table("round", "clients", "accuracy", "test\nloss", "train\nloss", "left\nout", "up", "down", "time")
     for r in run.rounds[-LAST:]:
-        values = [str(r["round"]), str(len(r.get("participants") or ())), percent(r.get("accuracy")), digits(r.get("loss"))]
-        values += [digits(r.get("train_loss")), str(r["dropped"]), size(r["bytes_up"]), size(r["bytes_down"]), duration(r["seconds"])]
+        values = [
+            str(r["round"]),
+            str(len(r.get("participants") or ())),
+            percent(r.get("accuracy")),
+            digits(r.get("loss")),
+        ]
+        values += [
+            digits(r.get("train_loss")),
+            str(r["dropped"]),
+            size(r["bytes_up"]),
+            size(r["bytes_down"]),
+            duration(r["seconds"]),
+        ]
         table.add_row(*values)
     return table
 
@@ -353,7 +401,9 @@ def cell(row: dict[str, Any], column: Column, peers: Sequence[dict[str, Any]]) -
     known = [peer[column.key] for peer in peers if peer[column.key] is not None]
     best = column.better and min(known) < max(known) and value == (max if column.better > 0 else min)(known)
     deviation = row.get(f"{column.key}_std") if column is HEADLINE else None
-    words = f"{column.scale * value:{column.form}}" + (f" ± {column.scale * deviation:{column.form}}" if deviation is not None else "")
+    words = f"{column.scale * value:{column.form}}" + (
+        f" ± {column.scale * deviation:{column.form}}" if deviation is not None else ""
+    )
     return Text(words, BEST if best else "")
 
 
@@ -386,7 +436,9 @@ def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
         common = [p for p in first if others and all(p in other for other in others)]
         for entry in entries:
             own = [p for p in entry["parameters"] if p not in common]
-            shown.add_row(entry["name"], Group(Text(entry["idea"]), *([explained(own)] if own else [])), end_section=True)
+            shown.add_row(
+                entry["name"], Group(Text(entry["idea"]), *([explained(own)] if own else [])), end_section=True
+            )
         if not common:
             return shown
         return Group(shown, Text(f"\nevery {one} has these settings too\n", "cyan"), explained(common))
@@ -408,9 +460,16 @@ def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
         "sent: by and to one client in a round, kept: from round to round, both in multiples of the model, measured on a small network "
         "with batch norm. exact: claims the true optimum under skewed data and partial participation."
     ) + (" +1N: and once for each client." if any(entry["memory"] for entry in entries) else "")
-    return Group(shown, Text(f"\n{notes}\n", QUIET), settled, Text("\nwhat each setting means: askew list algorithms --json", QUIET))
+    return Group(
+        shown,
+        Text(f"\n{notes}\n", QUIET),
+        settled,
+        Text("\nwhat each setting means: askew list algorithms --json", QUIET),
+    )
 
 
 def explained(parameters: Sequence[dict[str, Any]]) -> Table:
     """Settings with their defaults, meanings and ranges."""
-    return pairs((f"{p['name']} = {short(p['default'])}", Text(f"{p['doc']} ({p['allowed']})", QUIET)) for p in parameters)
+    return pairs(
+        (f"{p['name']} = {short(p['default'])}", Text(f"{p['doc']} ({p['allowed']})", QUIET)) for p in parameters
+    )

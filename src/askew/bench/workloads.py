@@ -1,0 +1,131 @@
+"""What is timed: the works, and each as a configuration on random samples.
+
+Nothing is downloaded, and no time depends on the samples' values, but for one network: where the files of MNIST are there, it is
+given its images, which are mostly background, and that can be passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from ..core.settings import setting
+from ..data import files, sources
+from ..data.dataset import Dataset, Samples, Source
+from ..engine.choose import EngineSettings
+from ..errors import ConfigError, did_you_mean
+from ..experiment.config import Config, FromPython
+from ..models import CNN64, MLP, CharLSTM, LeNet, Network, ResNet18, Softmax
+
+LR = 0.01
+TEST = 10  # samples of the test set, which no bench looks at
+IMAGE = (3, 32, 32)
+
+
+class Workload(NamedTuple):
+    """What one round trains: clients, and of each its steps and batch size."""
+
+    network: Network
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    steps: int
+    batch: int
+    heavy: bool = False  # minutes a round on a CPU
+
+    @property
+    def samples(self) -> int:
+        return self.clients * self.steps * self.batch
+
+    @property
+    def images(self) -> str:
+        """The dataset whose images are taken instead of random numbers; none where it has none, or they are not there."""
+        wanted = "mnist" if self[:3] == NETWORKS["mnist"] else ""
+        return wanted if wanted and files.find(wanted) else ""
+
+
+# network: itself, the shape of an input, classes
+NETWORKS: dict[str, tuple[Network, tuple[int, ...], int]] = {
+    "lenet": (LeNet(), IMAGE, 10),
+    "cnn64": (CNN64(), IMAGE, 10),
+    "resnet18": (ResNet18(), IMAGE, 100),
+    "mlp": (MLP(hidden=(200, 200)), (784,), 10),
+    "mnist": (MLP(hidden=(200, 200)), (1, 28, 28), 10),
+    "mlp64": (MLP(), (64,), 10),
+    "softmax": (Softmax(), (60,), 10),
+    "charlstm": (CharLSTM(), (80,), 80),
+}
+SIZES = re.compile(rf"({'|'.join(NETWORKS)})-([1-9]\d*)x([1-9]\d*)x([1-9]\d*)")
+WORKS = {
+    "lenet-10x10x50": Workload(*NETWORKS["lenet"], 10, 10, 50),
+    "lenet-10x2x256": Workload(*NETWORKS["lenet"], 10, 2, 256),
+    "lenet-100x10x50": Workload(*NETWORKS["lenet"], 100, 10, 50),
+    "cnn64-15x50x50": Workload(*NETWORKS["cnn64"], 15, 50, 50, heavy=True),
+    "cnn64-100x10x50": Workload(*NETWORKS["cnn64"], 100, 10, 50, heavy=True),
+    "resnet18-10x10x50": Workload(*NETWORKS["resnet18"], 10, 10, 50, heavy=True),
+    "resnet18-10x2x256": Workload(*NETWORKS["resnet18"], 10, 2, 256, heavy=True),
+    "mlp-mnist-100": Workload(*NETWORKS["mnist"], 100, 12, 50),
+    "softmax-100": Workload(*NETWORKS["softmax"], 100, 10, 10),
+    "charlstm-10x5x10": Workload(*NETWORKS["charlstm"], 10, 5, 10),
+    "tiny": Workload(Softmax(), (4,), 2, 3, 2, 4),
+}
+SHARED = ("lenet-10x10x50", "mlp-mnist-100", "softmax-100")  # works that other frameworks are given
+
+
+def work_of(name: str) -> Workload:
+    """A work by its name: one of the list, or a network with any number of clients, steps and samples in a batch."""
+    if name in WORKS:
+        return WORKS[name]
+    if sizes := SIZES.fullmatch(name):
+        return Workload(*NETWORKS[sizes[1]], int(sizes[2]), int(sizes[3]), int(sizes[4]))
+    raise ConfigError(
+        f"bench: unknown work {name!r}; allowed is NETWORK-CLIENTSxSTEPSxBATCH, as lenet-20x5x64, besides: {did_you_mean(name, WORKS)}"
+    )
+
+
+class Noise(FromPython, Source):
+    """Random samples; of a text, random tokens; or a dataset's images in random order, over again if they are too few."""
+
+    samples: int = setting("training samples", default=1, least=1)
+    shape: tuple[int, ...] = setting("shape of one input", default=())
+    classes: int = setting("classes", default=2, least=2)
+    tokens: bool = setting("inputs are tokens", default=False)
+    images: str = setting("the dataset whose images are taken instead", default="")
+
+    def load(self, seed: int, clients: int) -> Dataset:
+        g = torch.Generator().manual_seed(seed)
+        if self.images:
+            real = sources[self.images]().load(seed, clients)
+            order = torch.randperm(len(real.train.y), generator=g)
+            order = order[torch.arange(self.samples) % len(order)]
+            train, test = Samples(*(t[order] for t in real.train)), Samples(*(t[:TEST] for t in real.test))
+            return replace(real, train=train, test=test)
+
+        def some(n: int) -> Samples:
+            size = (n, *self.shape)
+            x = torch.randint(self.classes, size, generator=g) if self.tokens else torch.randn(size, generator=g)
+            return Samples(x, torch.randint(self.classes, (n,), generator=g))
+
+        return Dataset(some(self.samples), some(TEST), self.classes)
+
+
+def configured(name: str, engine: EngineSettings, skewed: bool = False) -> Config:
+    """A work as a configuration; skewed: clients differ in size, and the samples are as many in all."""
+    work = work_of(name)
+    tokens = isinstance(work.network, CharLSTM)
+    partition = {"name": "dirichlet", "alpha": 0.2, "min_size": 0} if skewed else {"name": "iid"}
+    return Config.build(
+        {
+            "data": Noise(
+                samples=work.samples, shape=work.shape, classes=work.classes, tokens=tokens, images=work.images
+            ),
+            "partition": partition | {"clients": work.clients},
+            "participation": {"name": "full"},
+            "model": work.network,
+            "local": {"batch": work.batch, "lr": LR},
+            "engine": engine,
+        }
+    )

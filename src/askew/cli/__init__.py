@@ -1,0 +1,1 @@
+"""The command line: one module a group of verbs, `main` puts them together."""

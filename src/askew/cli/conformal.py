@@ -1,0 +1,150 @@
+"""`askew conformal`: prediction sets of finished runs, how often they hold the true class and how large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..errors import ConfigError
+from ..experiment import conformal as library
+from ..experiment.conformal import METHODS, Conformal
+from ..experiment.store import load_all, to_json, write_atomic
+from ..report import tables, terminal
+from ..report.figures import coverage, style
+from .options import AsJson, Folder, Folders, examples, put
+
+EPILOG = examples(
+    "askew conformal runs",
+    "askew conformal runs/NAME --alpha 0.05 --calibration 0.2",
+    "askew conformal runs --plot coverage.png",
+    "askew conformal runs --penalty 0.1 --k-reg 3 --json",
+)
+HEADINGS = ("naive", "APS", "RAPS")  # of METHODS
+KINDS = (".png", ".svg", ".pdf")
+USUAL = Conformal()
+
+
+def conformal(
+    folders: Folders,
+    alpha: Annotated[
+        float, typer.Option(metavar="A", help="Share of samples whose set may miss the true class.")
+    ] = USUAL.alpha,
+    calibration: Annotated[
+        float, typer.Option(metavar="PART", help="Part of the test set that calibrates.")
+    ] = USUAL.calibration,
+    splits: Annotated[
+        int, typer.Option(metavar="N", help="Random divisions over which means are taken.")
+    ] = USUAL.splits,
+    k_reg: Annotated[int, typer.Option(metavar="K", help="RAPS: so many top classes bear no penalty.")] = USUAL.k_reg,
+    penalty: Annotated[float, typer.Option(metavar="λ", help="RAPS: penalty of every further class.")] = USUAL.penalty,
+    fixed: Annotated[bool, typer.Option("--fixed", help="Draw nothing in scores; sets are larger.")] = False,
+    nonempty: Annotated[
+        bool, typer.Option("--nonempty", help="Put the top class into sets that would be empty.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw coverage against set size: png, svg or pdf.")
+    ] = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the prediction sets of finished runs: naive ones, APS and RAPS.
+
+    What is measured is kept in each run's folder, and `askew report` draws it. Runs that differ only in their seed share a row.
+    """
+    if plot is not None and plot.suffix not in KINDS:
+        raise ConfigError(
+            f"conformal: --plot must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {str(plot)!r}; try coverage.png."
+        )
+    table = {
+        "alpha": alpha,
+        "calibration": calibration,
+        "splits": splits,
+        "k_reg": k_reg,
+        "penalty": penalty,
+        "nonempty": nonempty,
+    }
+    how = Conformal.build({**table, "randomised": not fixed})
+    runs = load_all(folders)
+    library.conformal(runs, how)
+    groups = tables.group(runs)
+    if plot is not None:
+        with style():
+            picture = coverage(groups)
+        assert picture is not None
+        write_atomic(plot, picture.render(plot.suffix[1:]))
+    if as_json:
+        print(
+            to_json(
+                [
+                    {"run": str(run.folder), "algorithm": run.algorithm, "seed": run.config["seed"], **run.conformal}
+                    for run in runs
+                ]
+            )
+        )
+    else:
+        put(shown(groups, how, plot))
+
+
+def shown(groups: Sequence[tables.RunGroup], how: Conformal, plot: Path | None) -> RenderableType:
+    """A row a method; for a single one also the coverage by set size."""
+    table = terminal.plain_table(
+        "method", "acc. %", *(f"{heading}\n{what}" for heading in HEADINGS for what in ("cov. %", "size"))
+    )
+    table.columns[0].justify, table.columns[0].overflow = "left", "fold"
+    for g in groups:
+        cells = [
+            (100, "accuracy", None),
+            *((scale, what, m) for m in METHODS for scale, what in ((100, "coverage"), (1, "size"))),
+        ]
+        table.add_row(g.label, *(cell(g, scale, what, method) for scale, what, method in cells))
+    parts: list[RenderableType] = [table, Text(remarks(groups, how), terminal.QUIET)]
+    if len(groups) == 1:
+        parts += [Text(), by_size(groups[0])]
+    if plot:
+        parts += [Text(), terminal.pairs([("picture", str(plot))])]
+    return Group(*parts)
+
+
+def cell(g: tables.RunGroup, scale: float, what: str, method: str | None) -> str:
+    told = [run.conformal["methods"][method] if method else run.conformal for run in g.runs]
+    value = scale * (tables.average([each[what] for each in told]) or 0.0)
+    return f"{value:.1f}" if scale == 100 else f"{value:.2f}"
+
+
+def remarks(groups: Sequence[tables.RunGroup], how: Conformal) -> str:
+    """What the headings leave unsaid."""
+    first, *others = [run.conformal for g in groups for run in g.runs]
+    words = f"Asked for: coverage {terminal.percent(1 - how.alpha)}. Means over {how.splits} random divisions"
+    words += " and over seeds." if any(len(g.runs) > 1 for g in groups) else "."
+    counts = [first["calibrating"], first["measured"]]
+    if all([other["calibrating"], other["measured"]] == counts for other in others):
+        low, high = first["band"]
+        words += (
+            f" {counts[0]:,} test samples calibrate, {counts[1]:,} are measured: one division's coverage by APS or RAPS"
+        )
+        words += f" lies between {terminal.percent(low)} and {terminal.percent(high)} with probability 99%."
+    return words
+
+
+def by_size(g: tables.RunGroup) -> RenderableType:
+    """The coverage of sets of each size."""
+    told: dict[str, list[dict[str, Any]]] = {
+        method: g.runs[0].conformal["methods"][method]["strata"] for method in METHODS
+    }
+    ends = sorted({(each["from"], each["to"]) for strata in told.values() for each in strata})
+    table = terminal.plain_table(
+        "set size", *(f"{heading}\n{what}" for heading in HEADINGS for what in ("share %", "cov. %"))
+    )
+    for low, high in ends:
+        row = [str(low) if low == high else f"{low}–{high}"]
+        for strata in told.values():
+            found = next((each for each in strata if each["to"] == high), None)
+            row += ["–", "–"] if found is None else [f"{100 * found['share']:.1f}", f"{100 * found['coverage']:.1f}"]
+        table.add_row(*row)
+    seeds = f" Of seed {g.runs[0].config['seed']}." if len(g.runs) > 1 else ""
+    return Group(Text(f"coverage by set size.{seeds}", "cyan"), table)

@@ -1,0 +1,381 @@
+"""The command line: verbs that call the library. Exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.text import Text
+
+from ..data.skew import heterogeneity
+from ..engine.distributed import place
+from ..errors import AskewError, ConfigError
+from ..experiment import catalogue
+from ..experiment import demo as demonstration
+from ..experiment.build import divided
+from ..experiment.config import load_config, load_plugin, plugin_fault
+from ..experiment.run import play, play_all
+from ..experiment.store import Run, load, load_all
+from ..experiment.sweep import load_sweep
+from ..report import skew, table, terminal, write_report
+from ..report.tables import partition_name
+from ..version import __version__
+from . import (
+    bench as cli_bench,
+)
+from . import (
+    conformal as cli_conformal,
+)
+from . import (
+    data as cli_data,
+)
+from . import (
+    deploy as cli_deploy,
+)
+from . import (
+    ledger as cli_ledger,
+)
+from . import (
+    papers as cli_papers,
+)
+from .options import AsJson, Folder, Folders, Fresh, Out, Overrides, Plugins, Quiet, examples, put, put_json, stopped
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has moved about
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(cli_data.app)
+app.add_typer(cli_deploy.app)
+
+Configuration = Annotated[
+    Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")
+]
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        print(f"askew {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog=examples(
+        "askew demo",
+        "askew run --set algorithm.name=feddyn --set rounds=50",
+        "askew list algorithms",
+        "askew compare runs",
+    )
+)
+def top(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    """Federated learning when data and turnout are askew."""
+
+
+@app.command(
+    epilog=examples(
+        "askew run",
+        "askew run --set algorithm.name=fedprox --set algorithm.mu=0.1",
+        "askew run experiment.toml --set seed=1 --out runs",
+        "askew run --plugin mine.py --set algorithm.name=mine",
+        "askew run experiment.toml --workers 4",
+    )
+)
+def run(
+    file: Configuration = None,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    out: Out = Path("runs"),
+    folder: Folder = None,
+    fresh: Fresh = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Processes that share the work; 0: as many as pay.", show_default="engine.workers"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one federation.
+
+    A finished run is read back, an interrupted one goes on. Ctrl-C ends the round and stores everything; a second one stops at once.
+    """
+    config = load_config(
+        file, [*(overrides or ()), *([] if workers is None else [f"engine.workers={workers}"])], plugins or ()
+    )
+    said = Console(stderr=True, quiet=quiet)
+    again = terminal.go_on(out / config.name())
+    try:
+        with terminal.Ticker(said) as ticker:
+            done = play(config, out, fresh=fresh, watch=ticker)
+    except KeyboardInterrupt:
+        stopped(said, "stopped at once; rounds since the last checkpoint will be played again", again)
+    if as_json:
+        put_json(done.summary())
+    if not done.finished:
+        stopped(said, f"stopped after round {len(done.rounds)} of {done.config['rounds']}, all of it stored", again)
+    if not ticker.played:
+        ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
+    if not as_json and not quiet:
+        put(terminal.summary(done))
+
+
+@app.command(
+    epilog=examples(
+        "askew sweep --over local.lr=0.1,0.03,0.01 --over seed=0,1,2",
+        "askew sweep --over algorithm.name=fedavg,scaffold,feddyn --set rounds=50",
+        "askew sweep grid.toml --out runs",
+    )
+)
+def sweep(
+    file: Configuration = None,
+    over: Annotated[
+        list[str] | None, typer.Option("--over", metavar="KEY=A,B,…", help="Values to try; repeatable.")
+    ] = None,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    out: Out = Path("runs"),
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train every combination of some settings' values; on a GPU many runs at a time.
+
+    The sweep table of a file and --over span the combinations. Finished runs are read back, interrupted ones go on.
+    """
+    configs, said = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
+    runs: list[Run] = []
+    with terminal.Ticker(said, configs, "sweep") as ticker:
+        for done in play_all(configs, out, watch=ticker):
+            if not done.finished:
+                ticker.bars.stop()
+                words = [
+                    w
+                    for flag, values in (("--over", over), ("--set", overrides))
+                    for v in values or ()
+                    for w in (flag, v)
+                ]
+                again = terminal.command("sweep", *([str(file)] if file else []), *words, "--out", out)
+                stopped(said, f"stopped in run {len(runs) + 1} of {len(configs)}, all of it stored", again)
+            ticker.end(done)
+            runs.append(done)
+    if as_json:
+        put_json([done.summary() for done in runs])
+    else:
+        put(terminal.comparison(runs))
+
+
+@app.command(
+    epilog=examples(
+        "askew partition --set data.name=cifar10 --set partition.clients=100",
+        "askew partition experiment.toml --out who-holds-what.svg",
+        "askew partition --set partition.name=labels --set partition.labels=2 --json",
+    )
+)
+def partition(
+    file: Configuration = None,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The picture: png, svg or pdf.")] = Path("partition.png"),
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a configuration divides its data among clients: figures, and a heat map of classes by clients."""
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"partition: --out must end in .png, .svg or .pdf, got {str(out)!r}; try partition.png.")
+    config = load_config(file, overrides or (), plugins or ())
+    counts, sizes = divided(config)
+    told = heterogeneity(counts if counts.shape[1] else sizes[:, None])
+    if as_json:
+        put_json(told)
+        return
+    scene = {"data": config.tables()["data"], "partition": config.tables()["partition"]}
+    title = f"{scene['data']['name']}, {len(sizes):,} clients, {partition_name(scene)}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    skew.picture(counts, sizes, title).savefig(out, dpi=150)
+    put(Group(Text(title, "bold"), skew.summary(told, ("picture", str(out)))))
+
+
+@app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help="One of algorithms, datasets, experiments, models, partitions, participations."
+        ),
+    ],
+    plugins: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what a configuration can name, with its settings; or the papers' experiments."""
+    for path in plugins or ():
+        load_plugin(path)
+    if kind == "experiments":
+        cli_papers.listed(as_json)
+        return
+    entries = catalogue.entries(kind)
+    if as_json:
+        put_json(entries)
+    else:
+        put(terminal.catalogue(kind, entries))
+
+
+@app.command(epilog=examples("askew show runs/NAME", "askew show runs/NAME --json"))
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Show one run: settings, figures, curve and last rounds."""
+    found = load(folder)
+    if as_json:
+        put_json(found.summary() | {"config": found.config, "facts": found.facts, "records": found.rounds})
+    else:
+        put(terminal.shown(found))
+
+
+@app.command(
+    epilog=examples("askew compare runs", "askew compare runs/A runs/B --target 0.9", "askew compare runs --json")
+)
+def compare(
+    folders: Folders,
+    target: Annotated[
+        float | None,
+        typer.Option(metavar="ACC", help="Count rounds to this accuracy, 0 to 1.", show_default="fedavg's best"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs in one table; runs that differ only in their seed share a row."""
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"compare: --target must be > 0 and ≤ 1, got {target:g}; accuracies are fractions, try 0.9.")
+    runs = load_all(folders)
+    if as_json:
+        put_json(table(runs, target))
+    else:
+        put(terminal.comparison(runs, target))
+
+
+@app.command(
+    epilog=examples("askew report runs --out report", "askew report runs/A runs/B --out report --title 'A against B'")
+)
+def report(
+    folders: Folders,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page and its pictures.")] = Path("report"),
+    title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default=False)] = None,
+) -> None:
+    """Write one HTML page with tables and pictures of runs."""
+    print(write_report(load_all(folders), out, title))
+
+
+@app.command(epilog=examples("askew demo", "askew demo --rounds 20 --seeds 1"))
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the report.")] = Path("demo"),
+    rounds: Annotated[int, typer.Option(metavar="N", help="Communication rounds of each run.")] = demonstration.ROUNDS,
+    seeds: Annotated[
+        int, typer.Option(metavar="K", help="Runs of each method, which differ in their seed.")
+    ] = demonstration.SEEDS,
+) -> None:
+    """Compare seven methods on thirty clients with skewed digits, in a minute, and write a report."""
+    configs, said = demonstration.configs(rounds, seeds), Console(stderr=True)
+    runs: list[Run] = []
+    with terminal.Ticker(said, configs, "demo") as ticker:
+        for done in demonstration.demo(configs, out / "runs", ticker):
+            if not done.finished:
+                ticker.bars.stop()
+                again = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))
+                stopped(said, f"stopped in run {len(runs) + 1} of {len(configs)}, all of it stored", again)
+            ticker.end(done)
+            runs.append(done)
+    if not ticker.played:
+        ticker.say(
+            f"all {len(runs)} runs were finished already and are read back; remove {out / 'runs'} to train them again",
+            "yellow",
+        )
+    put(terminal.comparison(runs))
+    page = write_report(runs, out / "report", "Seven methods on thirty clients with skewed digits")
+    put(terminal.pairs([("", ""), ("report", str(page)), ("next", terminal.command("show", runs[0].folder or ""))]))
+
+
+app.command(epilog=cli_conformal.EPILOG)(cli_conformal.conformal)
+app.command(epilog=cli_bench.EPILOG)(cli_bench.bench)
+app.command(epilog=cli_papers.EPILOG)(cli_papers.reproduce)
+app.command(epilog=cli_ledger.EPILOG)(cli_ledger.ledger)
+
+
+# errors ---------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; every error becomes one sentence on standard error and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks
+    words, whole = list(sys.argv[1:] if argv is None else argv) or ["--help"], typer.main.get_command(app)
+    try:
+        with hushed() if place()[0] else nullcontext():
+            code = whole.main(words, prog_name="askew", standalone_mode=False)
+        sys.stdout.flush()
+    except AskewError as e:
+        return fail(str(e))
+    except UsageError as e:
+        return fail(misused(e, whole, words))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except OSError as e:
+        return fail(
+            f"{e.filename or 'the system'}: {e.strerror or e}; check that the path is right, may be written and has space."
+        )
+    except Exception as e:
+        return unexpected(e)
+    return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Of several ranks only the first speaks; errors are told by all."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def fail(sentence: str, code: int = 2) -> int:
+    """Say one sentence, in one line."""
+    Console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.split())), soft_wrap=True)
+    return code
+
+
+def misused(e: Any, whole: Any, words: Sequence[str]) -> str:
+    """A usage error with what the command takes and where to read more."""
+    known = e.ctx.command if e.ctx else whole.commands.get(words[0], whole)
+    path = e.ctx.command_path if e.ctx else "askew" if known is whole else f"askew {known.name}"
+    if commands := getattr(known, "commands", None):
+        takes = f"commands are {', '.join(commands)}"
+    else:
+        takes = (
+            f"{path} takes {' '.join(p.opts[0] if p.param_type_name == 'option' else p.metavar for p in known.params)}"
+        )
+    said = e.format_message().strip().rstrip(".")
+    return f"{said[:1].lower()}{said[1:]}{' ' if said.endswith('?') else '; '}{takes}; see {path} --help."
+
+
+def unexpected(e: Exception) -> int:
+    """A mistake of a plugin is the plugin's; anything else is ours."""
+    if os.environ.get("ASKEW_DEBUG"):
+        traceback.print_exc()
+    if fault := plugin_fault(e):
+        return fail(fault)
+    what = f"{type(e).__name__}: {e}"
+    return fail(
+        f"unexpected {what}; this is a defect of askew: please report it with the traceback that ASKEW_DEBUG=1 shows.",
+        1,
+    )

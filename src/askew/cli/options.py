@@ -1,0 +1,65 @@
+"""What the commands share: options, and how something is put on standard output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from ..data import files
+from ..experiment.store import to_json
+
+
+def use(path: Path | None) -> None:
+    if path is not None:
+        files.use(path)
+
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        callback=use,
+        help="Folder of the datasets.",
+        show_default="ASKEW_DATA, or a folder in the user's cache",
+    ),
+]
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")
+]
+Plugins = Annotated[
+    list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")
+]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over, even if the run is stored already.")]
+Dtype = Annotated[str, typer.Option(metavar="TYPE", help="float32, tf32, bf16 or float64.")]
+Compiled = Annotated[bool, typer.Option("--compile", help="Compile the networks.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")]
+
+
+def examples(*lines: str) -> str:
+    """The end of a help page. Each line is a paragraph: older versions of typer join the lines of one."""
+    return "\n\n".join(["Examples:", *(f"$ {line}" for line in lines)])
+
+
+def put(what: RenderableType) -> None:
+    """Tables fit the terminal; command lines and paths are not broken."""
+    Console().print(what, soft_wrap=isinstance(what, Text))
+
+
+def put_json(value: Any) -> None:
+    print(to_json(value, indent=1))
+
+
+def stopped(said: Console, what: str, command: str, code: int = 130) -> NoReturn:
+    """Say how to go on, after a Ctrl-C unless the code says otherwise, and leave."""
+    said.print(Text(f"{what}; to go on:\n  {command}", "yellow"), soft_wrap=True)
+    raise typer.Exit(code)
