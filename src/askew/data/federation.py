@@ -22,7 +22,7 @@ from ..errors import ConfigError, DataError
 from .dataset import Criterion, Dataset, NaturalSource, Samples, Source
 from .partition import Assignment, FromFile, Natural, Partition
 from .shift import shifted
-from .view import InputTransform, PixelTransform, marks
+from .view import InputTransform, marks
 
 CHUNK = 1024  # samples in one chunk of a look
 KEPT = 8  # plans
@@ -117,7 +117,6 @@ class RoundPlan(NamedTuple):
     looks: dict[str, list[ClientBatches]]
     view: InputTransform | None = None
     dtype: torch.dtype = torch.float32
-    table: Tensor | None = None  # the federation's
 
     def only(self, rows: Sequence[int]) -> RoundPlan:
         """The plan of some of the participants."""
@@ -132,17 +131,9 @@ class RoundPlan(NamedTuple):
         )
         return Batch(self.view(x, self.dtype, pick.marks) if self.view else x, y, weight)
 
-    def stored(self, pick: SampleIndex, cuts: tuple[int, ...]) -> Batch:
-        """Several batches; where bytes can be seen one by one, where they are."""
-        if self.table is None:
-            return self.batch(pick)._replace(cuts=cuts)
-        return Batch(self.pool.x, self.pool.y.index_select(0, pick.places), None, cuts, pick.places, self.table)
-
 
 class Federation:
     """Clients 0…N−1, their samples, and a common test set."""
-
-    table: Tensor | None = None  # the numbers that bytes of the pool are seen as, where that is all
 
     def __init__(
         self,
@@ -210,8 +201,6 @@ class Federation:
         if not len(self.eligible):
             raise DataError("no client holds a sample; use more data, or fewer clients (partition.clients).")
         self.mean_size = float(self.sizes[self.eligible].mean())
-        if isinstance(self.view, PixelTransform) and self.pool.x.dtype is torch.uint8:
-            self.table = self.view.table(self.pool.x.shape[1], dtype)
         self.made: dict[Any, RoundPlan] = {}  # the latest plans, which runs that share a federation share
 
     def _shifted_pool(self, shares: Assignment) -> Tensor:
@@ -330,7 +319,7 @@ class Federation:
             "validation": [held if len(held) else own for own, held in parts],
         }
         glances = {name: [self._work(own, CHUNK, 1) for own in seen[name]] for name in looks}
-        return RoundPlan([int(i) for i in ids], pool, train, glances, self.view, self.dtype, self.table)
+        return RoundPlan([int(i) for i in ids], pool, train, glances, self.view, self.dtype)
 
     def _train(
         self, own: np.ndarray[Any, Any], round: int, client: int, local: LocalSettings, least: int

@@ -77,12 +77,6 @@ class PixelTransform:
         """What bytes are multiplied by, and what is taken off then."""
         return 1 / (255 * self.std), self.mean / self.std
 
-    def table(self, channels: int, dtype: torch.dtype) -> Tensor | None:
-        """The numbers that bytes are seen as [256], where that is all, and every pixel is seen alike."""
-        if self.random or channels > 1:
-            return None
-        return self(torch.arange(256, device=self.mean.device).to(torch.uint8).view(256, 1, 1, 1), dtype).flatten()
-
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         channels, height, width = stored
         return channels, self.crop or height, self.crop or width

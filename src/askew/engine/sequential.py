@@ -30,18 +30,14 @@ class Alone:
 
     What travels through the loop are picks, so that a batch is gone before the next one is gathered: two of them alive
     at a time make the allocator ask the system for fresh pages at every step. Where `several` steps may be taken at once, a pick
-    is of several batches, as many as stay in a cache; of all, if they need not be gathered.
+    is of several batches, as many as stay in a cache.
     """
 
     def __init__(self, task: Task, plan: RoundPlan, i: int, several: bool = False) -> None:
         self.task, self.plan, self.i = task, plan, i
         self.most = 0  # samples at a time
         if several and task.walk:
-            self.most = (
-                CACHED // (task.walk.inputs * task.space.dtype.itemsize)
-                if plan.table is None
-                else plan.train[i].samples
-            )
+            self.most = CACHED // (task.walk.inputs * task.space.dtype.itemsize)
 
     def steps(self) -> Iterator[Many]:
         work, k = self.plan.train[self.i].to(self.plan.pool.y.device), 0
@@ -61,7 +57,7 @@ class Alone:
 
     def some(self, move: Callable[..., Progress], me: Client, moving: Progress, batch: Many, share: float) -> Progress:
         pick, cuts = batch
-        gathered = self.plan.stored(pick, cuts) if len(cuts) > 2 else self.plan.batch(pick)._replace(cuts=cuts)
+        gathered = self.plan.batch(pick)._replace(cuts=cuts)
         return move(self.task, me, moving, gathered, share)
 
 
