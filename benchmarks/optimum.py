@@ -99,11 +99,11 @@ def distances(name: str, problem: tuple[Dataset, nn.Module, Tensor, dict[str, An
     house = build(config)
     found = []
     for t in range(1, max(ROUNDS) + 1):
-        house.server.play(
+        house.server.run_round(
             t, config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist()
         )
         if t in ROUNDS:
-            away = float((house.server.x - best).norm() / best.norm())
+            away = float((house.server.w - best).norm() / best.norm())
             found.append(away if math.isfinite(away) else None)
     return found
 

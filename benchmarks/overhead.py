@@ -87,7 +87,7 @@ def measure(name: str, algorithm: str, rounds: int) -> dict[str, Any]:
         go = bare_round(house, t, start, model)
 
         def play(t: int = t) -> None:
-            house.server.play(
+            house.server.run_round(
                 t, config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist()
             )
 

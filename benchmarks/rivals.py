@@ -43,7 +43,7 @@ import askew
 from askew.bench.baselines import Plain, share
 from askew.bench.workloads import LR, Noise, work_of
 from askew.data import files
-from askew.engine.distributed import joined
+from askew.engine.distributed import process_group
 from askew.errors import did_you_mean
 from askew.experiment.build import build
 from askew.experiment.config import Config
@@ -92,7 +92,7 @@ def train(net: Plain, x: Tensor, y: Tensor, batch: int) -> None:
 
 
 def with_askew(name: str, way: Way, turn: Turn) -> None:
-    work, group = work_of(name), joined()
+    work, group = work_of(name), process_group()
     tables = {
         "data": Noise(samples=OF * work.steps * work.batch, shape=work.shape, classes=work.classes, images=work.images),
         "partition": {"name": "iid", "clients": OF},
@@ -107,7 +107,7 @@ def with_askew(name: str, way: Way, turn: Turn) -> None:
         house = build(config, group=group)
         who = lambda t: config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist()
         for t in range(1, FOREVER):
-            house.server.play(t, who(t), meanwhile=lambda t=t: house.server.prepare(t + 1, who(t + 1)))
+            house.server.run_round(t, who(t), meanwhile=lambda t=t: house.server.prepare(t + 1, who(t + 1)))
             turn()
 
 

@@ -44,7 +44,7 @@ def main() -> None:
         for house, seen in zip(houses, times, strict=True):
             began = time.perf_counter()
             ids = house.config.participation.sample(house.config.seed, t, house.fed.eligible, house.fed.clients)
-            house.server.play(t, ids.tolist())
+            house.server.run_round(t, ids.tolist())
             seen.append(time.perf_counter() - began)
     for row, seen in zip(rows, times, strict=True):
         row["ms_per_round"] = 1e3 * statistics.median(seen[2:])

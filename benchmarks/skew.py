@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from askew.bench.workloads import configured
-from askew.engine.base import clock
+from askew.engine.base import finished_time
 from askew.engine.choose import EngineSettings
 from askew.experiment.build import build
 from askew.experiment.run import torch_state
@@ -29,12 +29,12 @@ def rounds(work: str, engine: EngineSettings, skewed: bool, count: int) -> float
         house = build(config)
         server, device, ids, took = house.server, house.space.device, house.fed.eligible.tolist(), list[float]()
         for t in range(1, WARM_UP + count + 1):
-            began = clock(device)
-            server.play(t, ids, meanwhile=lambda t=t: server.prepare(t + 1, ids))
-            took.append(1e3 * (clock(device) - began))
+            began = finished_time(device)
+            server.run_round(t, ids, meanwhile=lambda t=t: server.prepare(t + 1, ids))
+            took.append(1e3 * (finished_time(device) - began))
         if device.type == "cuda" and not skewed:
             with profile(activities=[ProfilerActivity.CUDA]) as seen:
-                server.play(WARM_UP + count + 1, ids)
+                server.run_round(WARM_UP + count + 1, ids)
                 torch.cuda.synchronize()
             kernels = seen.key_averages()
             busy = sum(k.device_time_total for k in kernels) / 1e3

@@ -72,8 +72,8 @@ def test_images_are_taken_where_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     house = build(works.configured("mnist-3x2x5", on_cpu()))
     assert house.fed.pool.x.dtype is torch.uint8 and len(house.fed.pool.y) == 30
     ids, hand = house.fed.eligible.tolist(), baselines.PlainLoop(house)
-    house.server.play(1, ids)
-    assert hand.apart(hand.round(hand.batches(ids, 1)), house.server.x) < 1e-3
+    house.server.run_round(1, ids)
+    assert hand.apart(hand.round(hand.batches(ids, 1)), house.server.w) < 1e-3
     shared, labels = baselines.share("mnist-3x2x5", 4, "cpu")  # after four times ten of the forty it begins anew
     torch.testing.assert_close(shared, (x[:10] / 255 - 0.25) / 0.5)
     assert torch.equal(labels, y[:10])

@@ -182,7 +182,7 @@ def test_synthetic_leaf_is_the_original() -> None:
     data = source.load(0, 8)
     total = len(data.train.y) + len(data.test.y)
     assert 0.1 <= len(data.test.y) / total < 0.12
-    train, test = source.divided(0, 0)
+    train, test = source.client_label_counts(0, 0)
     assert len(train.y) == int(0.9 * source.count(0, 0)) and len(train.y) + len(test.y) == source.count(0, 0)
     assert torch.equal(data.test.x[: len(test.x)], test.x)
 

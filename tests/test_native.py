@@ -306,8 +306,8 @@ def test_steps_with_a_pull_are_those_one_by_one(method: str, monkeypatch: pytest
     """Methods whose direction is affine: many steps at a time in C against direction, clipping and descend at every step."""
     seen, ask = list[bool](), local.affine_rule
 
-    def spied(alg: Any, me: Any) -> Any:
-        rule, b = ask(alg, me)
+    def spied(alg: Any, client: Any) -> Any:
+        rule, b = ask(alg, client)
         seen.append(b is not None)
         return rule, b
 

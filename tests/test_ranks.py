@@ -31,7 +31,7 @@ from askew.core.types import State
 from askew.data.dataset import Samples
 from askew.data.federation import LocalSettings
 from askew.engine import distributed as ranks
-from askew.engine.distributed import DistributedEngine, Group, Lost, SharedEvaluator, dealt, hang_up
+from askew.engine.distributed import DistributedEngine, Group, PeerLost, SharedEvaluator, dealt, hang_up
 from askew.engine.evaluate import CHUNK, Evaluator
 from askew.engine.server import Server
 from askew.errors import AlgorithmError, ConfigError, EngineError
@@ -88,7 +88,7 @@ class Threads(Group):
         self.board[self.rank] = rows
         self.barrier.wait()
         assert [len(self.board[r]) for r in range(self.size)] == list(counts)
-        whole = torch.cat([self.board[r] for r in range(self.size)]) if self.leads else rows
+        whole = torch.cat([self.board[r] for r in range(self.size)]) if self.is_leader else rows
         self.barrier.wait()
         return whole
 
@@ -115,7 +115,7 @@ def on_ranks(size: int, make: Callable[[Threads], T], do: Callable[[T], Any]) ->
     failed = [
         error
         for each in done
-        if (error := each.exception()) and not isinstance(error, threading.BrokenBarrierError | Lost)
+        if (error := each.exception()) and not isinstance(error, threading.BrokenBarrierError | PeerLost)
     ]
     if failed:
         raise failed[0]
@@ -205,9 +205,9 @@ def test_common_memory_grows_and_is_nobody_elses(tmp_path: Path, monkeypatch: py
             area = group.common(count)
             assert area is not None and len(area) == count
             area[group.rank] = 10 * count + group.rank
-            group.gather([0])
+            group.gather_numbers([0])
             seen.append(area[:2].tolist())
-            group.gather([0])
+            group.gather_numbers([0])
         return seen[0], seen[2]
 
     before = {*Path("/dev/shm").glob("askew-*")}
@@ -225,10 +225,10 @@ def test_ranks_on_one_machine_talk_over_lines_until_one_is_gone(monkeypatch: pyt
     def talk(group: Threads) -> list[list[int]]:
         assert group.lines is None and group.common(8) is not None and group.lines
         monkeypatch.setattr(group, "fill", None)  # gloo is not asked any more
-        told = [group.gather([group.rank, -5 * group.rank]).tolist() for _ in range(3)][-1]
+        told = [group.gather_numbers([group.rank, -5 * group.rank]).tolist() for _ in range(3)][-1]
         if group.rank != 1:
-            with pytest.raises(Lost, match=r"lost each other \(.*\); start the run again"):
-                group.gather([0])
+            with pytest.raises(PeerLost, match=r"lost each other \(.*\); start the run again"):
+                group.gather_numbers([0])
         hang_up(group.lines)  # first the one who does not wait for the others
         return told
 
@@ -251,7 +251,7 @@ def test_work_is_dealt_out_longest_first() -> None:
 def test_ranks_with_other_data_or_another_model_are_found_out() -> None:
     def other_model(group: Threads) -> Server:
         server = ranked(FedAvg(), group)
-        server.x[0] += group.rank * 1e-12
+        server.w[0] += group.rank * 1e-12
         return server
 
     def other_data(group: Threads) -> Server:
@@ -261,15 +261,15 @@ def test_ranks_with_other_data_or_another_model_are_found_out() -> None:
 
     for make in (other_model, other_data):
         with pytest.raises(EngineError, match=r"different rounds, batches or models before round 1; give all"):
-            on_ranks(2, make, lambda server: server.play(1, [0, 1]))
+            on_ranks(2, make, lambda server: server.run_round(1, [0, 1]))
 
 
 def test_uploads_that_change_their_shape_are_refused() -> None:
     class Odd(FedAvg):
         """Sends one number more in the second round."""
 
-        def finish(self, w: Tensor, me: askew.Client) -> tuple[State, State]:
-            return {"delta": w - me.x, "more": w.new_zeros(int(me.round))}, me.mine
+        def finish(self, theta: Tensor, client: askew.Client) -> tuple[State, State]:
+            return {"delta": theta - client.w, "more": theta.new_zeros(int(client.round))}, client.state
 
     with pytest.raises(AlgorithmError, match="the same names, shapes and types"):
         on_ranks(2, lambda group: ranked(Odd(), group), lambda server: play_rounds(server, COHORTS))
@@ -298,7 +298,7 @@ def test_an_exam_taken_together_gives_the_same_bits(count: int) -> None:
     server = serve(FedAvg(), problem(FedAvg()), LOCAL)
     task, fed, rng = server.engine.task, server.fed, torch.Generator().manual_seed(0)
     samples = Samples(torch.randn(count, 4, generator=rng, dtype=torch.float64), torch.arange(count) % 3)
-    expected = Evaluator(task, fed, samples)(server.x, server.buffers)
+    expected = Evaluator(task, fed, samples)(server.w, server.buffers)
     for size in (2, 3):
         exams = on_ranks(
             size,
@@ -332,7 +332,7 @@ def test_an_exam_is_divided_by_whole_chunks(
 
     def take(pair: tuple[Server, Threads]) -> list[int]:
         server, group = pair
-        SharedEvaluator(server.engine.task, server.fed, samples, group)(server.x, server.buffers)
+        SharedEvaluator(server.engine.task, server.fed, samples, group)(server.w, server.buffers)
         return seen.pop(threading.get_ident(), [])
 
     done = on_ranks(3, lambda group: (serve(FedAvg(), problem(FedAvg()), LOCAL), group), take)

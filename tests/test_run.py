@@ -200,7 +200,7 @@ def test_without_a_checkpoint_an_interrupted_run_starts_over(tmp_path: Path) -> 
 
 def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
     house = build(Config.build({**TINY, "algorithm": {"name": "scaffold"}}))
-    house.server.play(1, [0, 1, 2])
+    house.server.run_round(1, [0, 1, 2])
     checkpoint.save(tmp_path, house.server, 1, "abc")
     with pytest.raises(StoreError, match="of another run"):
         checkpoint.restore(tmp_path, house.server, "abd")

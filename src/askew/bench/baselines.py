@@ -47,7 +47,7 @@ class PlainLoop:
             optimiser = torch.optim.SGD(self.model.parameters(), lr=LR)
             for index in batches:
                 optimiser.zero_grad()
-                with torch.autocast(x.device.type, torch.bfloat16, enabled=self.house.task.half):
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=self.house.task.bf16):
                     output = self.model(x[index])[0]
                 torch.autograd.backward(F.cross_entropy(output.to(self.house.space.dtype), y[index]))
                 optimiser.step()

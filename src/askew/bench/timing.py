@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import torch
 
-from ..engine.base import clock
+from ..engine.base import finished_time
 from ..engine.choose import EngineSettings
-from ..engine.distributed import joined
+from ..engine.distributed import process_group
 from ..errors import ConfigError
 from ..experiment.build import BuiltRun, build, device_of
 from ..experiment.run import enough_memory, torch_state
@@ -117,7 +117,7 @@ def time_job(job: Told, say: Say) -> None:
 
 def time_rounds(name: str, engine: EngineSettings, rounds: int, skewed: bool, tick: Tick) -> Timing:
     """Rounds of this process, or of all that share its work; the loop by hand runs at the first, while the others wait."""
-    config, group = configured(name, engine, skewed), joined()
+    config, group = configured(name, engine, skewed), process_group()
     with torch_state(config, group), enough_memory():
         house = build(config, group=group)
         device, ids = house.space.device, house.fed.eligible.tolist()
@@ -126,20 +126,22 @@ def time_rounds(name: str, engine: EngineSettings, rounds: int, skewed: bool, ti
 
         def play(t: int) -> None:
             forget_peak(device)
-            ours.append(timed(device, lambda: house.server.play(t, ids, meanwhile=lambda: ahead(t + 1))))
+            ours.append(
+                measure_time(device, lambda: house.server.run_round(t, ids, meanwhile=lambda: prepare_next(t + 1)))
+            )
             peaks.append(peak(device))
 
-        def ahead(t: int) -> None:
+        def prepare_next(t: int) -> None:
             house.server.prepare(t, ids)
 
         def loop(t: int) -> None:
-            if group.leads:
+            if group.is_leader:
                 batches = hand.batches(ids, t)
-                bare.append(timed(device, lambda: hand.round(batches)))
+                bare.append(measure_time(device, lambda: hand.round(batches)))
 
         speed = matmul_speed(device, engine.dtype)
         play(1)
-        apart = hand.apart(hand.round(hand.batches(ids, 1)), house.server.x) if group.leads else 0.0
+        apart = hand.apart(hand.round(hand.batches(ids, 1)), house.server.w) if group.is_leader else 0.0
         tick()
         for t in range(2, rounds + 2):
             for turn in (play, loop) if t % 2 else (loop, play):
@@ -181,11 +183,11 @@ def time_rounds(name: str, engine: EngineSettings, rounds: int, skewed: bool, ti
     )
 
 
-def timed(device: torch.device, go: Callable[[], object]) -> float:
+def measure_time(device: torch.device, go: Callable[[], object]) -> float:
     """Seconds until it is done, on the device too."""
-    began = clock(device)
+    began = finished_time(device)
     go()
-    return clock(device) - began
+    return finished_time(device) - began
 
 
 # memory ---------------------------------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ def matmul_speed(device: torch.device, dtype: str) -> float:
     n = 8192 if device.type == "cuda" else 1024
     kind = {"float64": torch.float64, "bf16": torch.bfloat16}.get(dtype, torch.float32)
     a, b = (torch.randn(n, n, device=device).to(kind) for _ in range(2))
-    return 2 * n**3 / min(timed(device, lambda: a @ b) for _ in range(12))
+    return 2 * n**3 / min(measure_time(device, lambda: a @ b) for _ in range(12))
 
 
 def launch_floor(house: BuiltRun, steps: int) -> float:
@@ -250,7 +252,7 @@ def empty_kernel(device: torch.device) -> float:
     with torch.cuda.graph(graph):
         for _ in range(count):
             number.add_(1)
-    return min(timed(device, graph.replay) for _ in range(10)) / count
+    return min(measure_time(device, graph.replay) for _ in range(10)) / count
 
 
 # other frameworks -----------------------------------------------------------------------------------------------
@@ -310,8 +312,8 @@ class Laps:
         self.last = time.perf_counter()
 
     def __call__(self) -> None:
-        lap = clock(self.device) - self.last
-        self.pairs.append((lap, timed(self.device, lambda: self.hand.round(self.batches))))
+        lap = finished_time(self.device) - self.last
+        self.pairs.append((lap, measure_time(self.device, lambda: self.hand.round(self.batches))))
         self.last = time.perf_counter()
 
 

@@ -16,11 +16,11 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from ..data.skew import heterogeneity
-from ..engine.distributed import place
+from ..engine.distributed import rank_and_size
 from ..errors import AskewError, ConfigError
 from ..experiment import catalogue
 from ..experiment import demo as demonstration
-from ..experiment.build import divided
+from ..experiment.build import client_label_counts
 from ..experiment.config import load_config, load_plugin, plugin_fault
 from ..experiment.run import play, play_all
 from ..experiment.store import Run, load, load_all
@@ -193,7 +193,7 @@ def partition(
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"partition: --out must end in .png, .svg or .pdf, got {str(out)!r}; try partition.png.")
     config = load_config(file, overrides or (), plugins or ())
-    counts, sizes = divided(config)
+    counts, sizes = client_label_counts(config)
     told = heterogeneity(counts if counts.shape[1] else sizes[:, None])
     if as_json:
         put_json(told)
@@ -320,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks
     words, whole = list(sys.argv[1:] if argv is None else argv) or ["--help"], typer.main.get_command(app)
     try:
-        with hushed() if place()[0] else nullcontext():
+        with hushed() if rank_and_size()[0] else nullcontext():
             code = whole.main(words, prog_name="askew", standalone_mode=False)
         sys.stdout.flush()
     except AskewError as e:

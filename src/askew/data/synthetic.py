@@ -138,12 +138,12 @@ class SyntheticLeaf(Planted):
         return sizes
 
     def client(self, seed: int, client: int) -> Samples:
-        return self.divided(seed, client)[0]
+        return self.client_label_counts(seed, client)[0]
 
     def test_set(self, seed: int, clients: int) -> Samples:
-        return pool(self.divided(seed, i)[1] for i in range(min(clients, self.test_clients)))
+        return pool(self.client_label_counts(seed, i)[1] for i in range(min(clients, self.test_clients)))
 
-    def divided(self, seed: int, client: int) -> tuple[Samples, Samples]:
+    def client_label_counts(self, seed: int, client: int) -> tuple[Samples, Samples]:
         """One client's training and test samples."""
         x, y = self.draw(seed, client)
         cut = len(y) * 9 // 10

@@ -93,7 +93,7 @@ def costs(method: Algorithm) -> Costs:
         try:
             house = build(config)
             clients = house.fed.eligible.tolist()
-            record = house.server.play(1, clients)
+            record = house.server.run_round(1, clients)
         except AskewError:
             continue
         space = house.space

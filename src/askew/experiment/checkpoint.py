@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.bank import Bank
-from ..engine.distributed import ALONE, ProcessGroup
+from ..engine.distributed import SINGLE, ProcessGroup
 from ..engine.server import Server
 from ..errors import StoreError
 from .store import disk
@@ -35,9 +35,9 @@ def banks_of(server: Server) -> dict[str, Bank]:
 def held(server: Server) -> dict[str, Tensor]:
     """What a server holds beside its banks."""
     own = {f"server.{n}": v for n, v in server.state.items()} | {
-        f"trail.{n}": v for n, v in (server.trail or {}).items()
+        f"trail.{n}": v for n, v in (server.drift_history or {}).items()
     }
-    return {"x": server.x, "buffers": server.buffers} | own
+    return {"x": server.w, "buffers": server.buffers} | own
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
@@ -60,13 +60,13 @@ def gathered(bank: Bank, group: ProcessGroup) -> tuple[list[int], dict[str, Tens
     rows = bank.read(bank.clients)
     if bank.owns is None or not bank.start:
         return bank.clients, rows
-    held = [group.tell(bank.clients, rank) for rank in range(group.size)]
+    held = [group.broadcast(bank.clients, rank) for rank in range(group.size)]
     return list(chain.from_iterable(held)), {
-        n: group.collect(v, [len(clients) for clients in held]) for n, v in rows.items()
+        n: group.collect_rows(v, [len(clients) for clients in held]) for n, v in rows.items()
     }
 
 
-def save(folder: Path, server: Server, round: int, digest: str, group: ProcessGroup = ALONE) -> None:
+def save(folder: Path, server: Server, round: int, digest: str, group: ProcessGroup = SINGLE) -> None:
     """All state after a round, written by rank 0 with the help of all."""
     tensors = {n: v.clone() for n, v in held(server).items()}  # a method may keep x itself, and the file shares nothing
     owners: dict[str, list[int]] = {}
@@ -74,7 +74,7 @@ def save(folder: Path, server: Server, round: int, digest: str, group: ProcessGr
         owners[kind], rows = gathered(bank, group)
         tensors |= {f"{kind}.{n}": v for n, v in rows.items()}
     about = {"round": str(round), "digest": marked(digest, server), "owners": json.dumps(owners)}
-    if group.leads:
+    if group.is_leader:
         save_tensors(folder / FILE, tensors, about)
 
 
@@ -101,9 +101,9 @@ def restore(folder: Path, server: Server, digest: str) -> int:
     def place(name: str, like: Tensor) -> Tensor:
         return tensors[name].to(like.device, like.dtype)
 
-    server.x, server.buffers = place("x", server.x), place("buffers", server.buffers)
+    server.w, server.buffers = place("x", server.w), place("buffers", server.buffers)
     server.state = {n: place(f"server.{n}", v) for n, v in server.state.items()}
-    server.trail = server.trail and {n: place(f"trail.{n}", v) for n, v in server.trail.items()}
+    server.drift_history = server.drift_history and {n: place(f"trail.{n}", v) for n, v in server.drift_history.items()}
     owners = json.loads(about["owners"])
     for kind, bank in banks_of(server).items():
         if owners[kind]:

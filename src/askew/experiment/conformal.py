@@ -245,7 +245,7 @@ def probabilities(run: Run, shop: BuildCache | None = None) -> tuple[Array, Arra
             raise DataError(f"the run {run.name} is a regression; conformal takes data with classes.")
         test, server = house.fed.test, house.server
         batches = zip(torch.split(test.x, CHUNK), torch.split(test.y, CHUNK), strict=True)
-        logits = [house.task.frozen(server.x, server.buffers, Batch(house.fed.inputs(x), y))[0] for x, y in batches]
+        logits = [house.task.frozen(server.w, server.buffers, Batch(house.fed.inputs(x), y))[0] for x, y in batches]
         return torch.softmax(torch.cat(logits).double(), 1).cpu().numpy(), test.y.cpu().numpy()
 
 

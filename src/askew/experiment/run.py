@@ -18,11 +18,19 @@ import torch
 from torch import Tensor
 
 from ..core.task import WithFeatures
-from ..engine.base import Engine, PhaseOutputs, PhaseRequest, ahead, clock
+from ..engine.base import Engine, PhaseOutputs, PhaseRequest, finished_time, prepare_next
 from ..engine.choose import EngineChoice
-from ..engine.distributed import ALONE, ProcessGroup, joined
-from ..engine.evaluate import by_owner, by_rarity, dressed, examine_clients, mean_private, raised, spread
-from ..engine.server import timed
+from ..engine.distributed import SINGLE, ProcessGroup, process_group
+from ..engine.evaluate import (
+    accuracy_by_owner,
+    accuracy_by_rarity,
+    client_spread,
+    evaluate_clients,
+    mean_private,
+    share_raised,
+    with_private,
+)
+from ..engine.server import measure_time
 from ..errors import EngineError, StoreError
 from ..participation import Turnout
 from . import checkpoint, workers
@@ -70,7 +78,7 @@ def play_all(
     With engine.workers > 1 processes are started that share each run's work; with 0, once a run proves long enough to be worth it.
     It ends with the first run that was stopped.
     """
-    todo, alone = list(configs), joined().size == 1
+    todo, alone = list(configs), process_group().size == 1
     while todo:
         first, count = todo[0], 1
         hires = alone and first.engine.workers > 1
@@ -104,18 +112,18 @@ def play_together(
     save_every: float = 5.0,
 ) -> list[Run]:
     """Run configurations with the same engine settings side by side, round by round; on several ranks, one at a time."""
-    group = joined()
+    group = process_group()
     if group.size > 1 and len(configs) > 1:
         return [play(config, out, fresh=fresh, watch=watch, save_every=save_every) for config in configs]
     with ExitStack() as held:
         folders = [folder_of(config, out) for config in configs]
         for config, folder in zip(configs, folders, strict=True):
-            if folder and group.leads:
+            if folder and group.is_leader:
                 held.enter_context(locked(folder))
                 if fresh:
                     clear(folder)
                 check_same(folder, config)
-        done = group.tell([n for n, folder in enumerate(folders) if group.leads and stored(folder)])
+        done = group.broadcast([n for n, folder in enumerate(folders) if group.is_leader and stored(folder)])
         runs = {n: load(folder) for n, folder in enumerate(folders) if folder and n in done}
         if len(runs) < len(configs):
             with (
@@ -127,7 +135,7 @@ def play_together(
                 for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
                     if n not in runs:
                         house = build(config, shop, group, engine_before(folder))
-                        players.append(ActiveRun(house, folder, watch if group.leads else None, save_every, group))
+                        players.append(ActiveRun(house, folder, watch if group.is_leader else None, save_every, group))
                         runs[n] = players[-1].run
                 for player in players:
                     player.run.facts["together"] = len(players)  # whose time is told as equal shares
@@ -144,7 +152,7 @@ class ActiveRun:
         folder: Path | None,
         watch: OnRound | None,
         save_every: float,
-        group: ProcessGroup = ALONE,
+        group: ProcessGroup = SINGLE,
     ) -> None:
         self.house, self.config, self.server, self.group = house, house.config, house.server, group
         self.watch, self.save_every, self.due = watch, save_every, time.monotonic() + save_every
@@ -199,12 +207,12 @@ class ActiveRun:
     def moves(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """The next round."""
         self.look_ahead(self.t + 1)
-        came, self.before = self.coming.pop(self.t + 1), (self.server.x, self.server.buffers)
-        return self.server.moves(self.t + 1, came.ids.tolist(), came.share.tolist(), len(came.absent))
+        came, self.before = self.coming.pop(self.t + 1), (self.server.w, self.server.buffers)
+        return self.server.round_requests(self.t + 1, came.ids.tolist(), came.share.tolist(), len(came.absent))
 
     def examine(self) -> dict[str, Tensor]:
         """The round is played: how good it is, if that is to be known; the answer is still on the device."""
-        self.t, self.models = self.t + 1, (self.before, (self.server.x, self.server.buffers))
+        self.t, self.models = self.t + 1, (self.before, (self.server.w, self.server.buffers))
         if self.t % self.config.evaluation.every and not self.over:
             return {}
         if aside := self.aside():
@@ -218,7 +226,7 @@ class ActiveRun:
         with torch.cuda.stream(self.aside()):
             record |= measured(self.house, scores) if scores else {"accuracy": None, "loss": None}
             if scores and self.config.evaluation.descent:
-                record |= raised(self.house.task, self.models, self.house.fed, record["participants"])
+                record |= share_raised(self.house.task, self.models, self.house.fed, record["participants"])
             if (
                 record["round"] == self.config.rounds
                 and self.config.evaluation.spread
@@ -227,9 +235,11 @@ class ActiveRun:
                 came = np.bincount(
                     [i for r in (*self.run.rounds, record) for i in r["participants"]], minlength=self.house.fed.clients
                 )
-                record |= by_owner(self.house.task, self.server.x, self.server.buffers, self.house.fed, came.tolist())
+                record |= accuracy_by_owner(
+                    self.house.task, self.server.w, self.server.buffers, self.house.fed, came.tolist()
+                )
         self.run.rounds.append(record)
-        if self.run.folder and self.group.leads:
+        if self.run.folder and self.group.is_leader:
             append_lines(self.run.folder / "rounds.jsonl", [record])
 
     def keep(self, due: bool) -> None:
@@ -250,7 +260,7 @@ class ActiveRun:
         run.model = {n: v.cpu() for n, v in model_of(self.house).items()}
         if run.folder and not run.finished:
             checkpoint.save(run.folder, self.server, self.t, self.config.digest(), self.group)
-        if run.folder and self.group.leads:
+        if run.folder and self.group.is_leader:
             checkpoint.save_tensors(
                 run.folder / "model.safetensors", run.model, {"round": str(self.t), "run": run.name}
             )
@@ -259,7 +269,7 @@ class ActiveRun:
             write_json(run.folder / "run.json", run.facts)
 
 
-def loop(players: Sequence[ActiveRun], stopping: Callable[[], bool], group: ProcessGroup = ALONE) -> None:
+def loop(players: Sequence[ActiveRun], stopping: Callable[[], bool], group: ProcessGroup = SINGLE) -> None:
     """Round after round of every run: who comes, one round, how good it is, what is written."""
     active = [player for player in players if not player.over]
     untold: list[tuple[ActiveRun, Record, float, bool]] = []
@@ -279,17 +289,17 @@ def loop(players: Sequence[ActiveRun], stopping: Callable[[], bool], group: Proc
             records = one_round(active, tell, brief)
         finally:
             tell()
-        seconds = (clock(active[0].house.space.device) - began) / len(active)  # a run's share
+        seconds = (finished_time(active[0].house.space.device) - began) / len(active)  # a run's share
         if not brief:
             for player in active:
                 player.scores = player.examine()
         brief = seconds < BRIEF and all(player.patient for player in active)
         here = time.monotonic()
-        due = [bool(now) for now in group.gather([here >= player.due for player in active])[0].tolist()]
+        due = [bool(now) for now in group.gather_numbers([here >= player.due for player in active])[0].tolist()]
         untold += zip(active, records, [seconds] * len(active), due, strict=True)
         if not brief or any(due) or any(player.over for player in active):
             tell()
-        stop = group.gather([stopping()]).any()
+        stop = group.gather_numbers([stopping()]).any()
         if stop:
             tell()
         for player in [player for player in active if player.over]:
@@ -326,13 +336,15 @@ def one_round(players: Sequence[ActiveRun], meanwhile: Callable[[], None], exami
         engines: dict[int, Engine] = {id(players[n].server.engine): players[n].server.engine for n in now}
         for key, engine in engines.items():
             mine = [n for n in now if id(players[n].server.engine) == key]
-            with timed([players[n].server for n in mine], "clients"):
-                outs |= dict(zip(mine, engine.map([now[n] for n in mine]), strict=True))
+            with measure_time([players[n].server for n in mine], "clients"):
+                outs |= dict(zip(mine, engine.run([now[n] for n in mine]), strict=True))
         for n in now:
             players[n].look_ahead(players[n].t + 2)
         for key, engine in engines.items():
             servers = {n: players[n].server for n in now if id(players[n].server.engine) == key}
-            ahead(engine, [ask for n, server in servers.items() if (ask := server.following(now[n])) is not None])
+            prepare_next(
+                engine, [ask for n, server in servers.items() if (ask := server.next_request(now[n])) is not None]
+            )
         meanwhile()
         for n, out in outs.items():
             go_on(n, out)
@@ -346,16 +358,16 @@ def evaluation_stream(device: torch.device) -> torch.cuda.Stream:
 
 def examined(house: BuiltRun) -> dict[str, Tensor]:
     """Scores of what the algorithm calls its models; the first is the headline."""
-    server, fed, exam = house.server, house.fed, house.exam
+    server, fed, exam = house.server, house.fed, house.evaluator
     how, part = server.alg.evaluates(), server.private
     scores: dict[str, Tensor] = {}
-    for name, w in server.alg.models(server.x, server.state).items():
+    for name, w in server.alg.models(server.w, server.state).items():
         buffers = server.buffers
         if how == "clients" and not part.empty:
-            scores[name] = examine_clients(exam, w, buffers, part, server.privates)
+            scores[name] = evaluate_clients(exam, w, buffers, part, server.privates)
         else:
             if how == "mean" and not part.empty:
-                w, buffers = dressed(w, buffers, part, mean_private(server.privates, len(fed.eligible)))
+                w, buffers = with_private(w, buffers, part, mean_private(server.privates, len(fed.eligible)))
             scores[name] = exam(w, buffers)
     return scores
 
@@ -375,17 +387,17 @@ def measured(house: BuiltRun, scores: dict[str, Tensor]) -> Record:
             }
     if house.config.evaluation.spread and fed.classes:
         own = server.alg.evaluates() == "clients" and not part.empty
-        record |= spread(house.task, server.x, server.buffers, fed, part, server.privates if own else None)
+        record |= client_spread(house.task, server.w, server.buffers, fed, part, server.privates if own else None)
     if house.config.evaluation.rare and fed.classes and fed.shares is not None and part.empty:
-        record |= by_rarity(house.task, server.x, server.buffers, fed)
+        record |= accuracy_by_rarity(house.task, server.w, server.buffers, fed)
     return record
 
 
 def model_of(house: BuiltRun) -> dict[str, Tensor]:
     """The global model by the network's own names; of one client's training, that client's."""
-    server, x, buffers = house.server, house.server.x, house.server.buffers
+    server, x, buffers = house.server, house.server.w, house.server.buffers
     if server.alg.pooled and len(server.privates):
-        x, buffers = dressed(x, buffers, server.private, {n: v[0] for n, v in server.privates.read([0]).items()})
+        x, buffers = with_private(x, buffers, server.private, {n: v[0] for n, v in server.privates.read([0]).items()})
     prefix = "module." if isinstance(house.module, WithFeatures) else ""
     return {
         n.removeprefix(prefix): v for n, v in {**house.space.split(x), **house.space.split_buffers(buffers)}.items()
@@ -440,7 +452,7 @@ def clear(folder: Path) -> None:
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
-def resume(run: Run, house: BuiltRun, group: ProcessGroup = ALONE) -> int:
+def resume(run: Run, house: BuiltRun, group: ProcessGroup = SINGLE) -> int:
     """Begin a folder, or go on from its checkpoint; returns the last round played."""
     assert run.folder is not None
     folder, log = run.folder, run.folder / "rounds.jsonl"
@@ -451,7 +463,7 @@ def resume(run: Run, house: BuiltRun, group: ProcessGroup = ALONE) -> int:
             f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over."
         )
     run.rounds = known[:last]
-    if not group.leads:
+    if not group.is_leader:
         return last
     write_text(folder / "run.toml", house.config.toml())
     write_text(log, "".join(to_json(r) + "\n" for r in run.rounds))
@@ -464,7 +476,7 @@ def resume(run: Run, house: BuiltRun, group: ProcessGroup = ALONE) -> int:
 
 
 @contextmanager
-def torch_state(config: Config, group: ProcessGroup = ALONE) -> Iterator[None]:
+def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
     """One thread on the CPU: small batches gain nothing from more, and on a busy machine more are slower. Full float32 on CUDA.
 
     What a run changes in torch (threads, TF32, random state) is as it was when the run ends.

@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 
 from .. import errors
 from ..data import files
-from ..engine.distributed import Lost, place
+from ..engine.distributed import PeerLost, rank_and_size
 from ..errors import AskewError, ConfigError, EngineError
 from .config import CHOICES, Config, FromPython, plugin_fault, plugin_module, read_back
 from .store import Record, Run, load
@@ -201,9 +201,10 @@ class WorkerPool:
     def _reason(self) -> Exception:
         """Why it failed: what a rank says of itself, else who died, and only then who lost the others."""
         rank, told = min(
-            self.reasons.items(), key=lambda item: (item[1]["failed"] == Lost.__name__, not item[1]["says"], item[0])
+            self.reasons.items(),
+            key=lambda item: (item[1]["failed"] == PeerLost.__name__, not item[1]["says"], item[0]),
         )
-        kind = getattr(errors, told["failed"], EngineError if told["failed"] == Lost.__name__ else RuntimeError)
+        kind = getattr(errors, told["failed"], EngineError if told["failed"] == PeerLost.__name__ else RuntimeError)
         if told["says"]:
             reason: Exception = kind(told["says"])
             return reason
@@ -247,7 +248,7 @@ def work(do: Callable[[Told, Say], None]) -> None:
     """The life of a process that was started."""
     global employed
     employed = True
-    line, leads = Connection(int(os.environ.pop("ASKEW_LINE"))), place()[0] == 0
+    line, leads = Connection(int(os.environ.pop("ASKEW_LINE"))), rank_and_size()[0] == 0
     job = json.loads(line.recv_bytes())
     listener = threading.Thread(target=heed, args=(line,), daemon=True)
     listener.start()
