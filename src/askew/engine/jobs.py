@@ -48,15 +48,15 @@ class SampleBuffer:
     def fill(self, jobs: Sequence[tuple[RoundPlan, ClientBatches]]) -> None:
         """Lay the samples out, job after job; neighbours with the same pool are gathered together."""
         device, at = self.y.device, 0
-        for _, some in groupby(jobs, key=lambda job: (id(job[0].pool.x), id(job[0].view))):
+        for _, some in groupby(jobs, key=lambda job: (id(job[0].pool.x), id(job[0].transform))):
             part = list(some)
-            plan, marks = part[0][0], [work.marks for _, work in part if work.marks is not None]
+            plan, draws = part[0][0], [work.draws for _, work in part if work.draws is not None]
             pick = SampleIndex(
-                joined([work.places for _, work in part], device), joined(marks, device) if marks else None
+                joined([work.places for _, work in part], device), joined(draws, device) if draws else None
             )
             x, y = (t[at : at + len(pick.places)] for t in (self.x, self.y))
             at += len(pick.places)
-            if plan.view is None and x.is_contiguous():  # as they are: straight into place
+            if plan.transform is None and x.is_contiguous():  # as they are: straight into place
                 for pool, to in zip(plan.pool, (x, y), strict=True):
                     torch.index_select(pool, 0, pick.places, out=to)
                 continue
@@ -167,7 +167,7 @@ def free(device: torch.device) -> float:
 
 def example(plan: RoundPlan, work: ClientBatches) -> Batch:
     """One sample as the network sees it."""
-    return plan.batch(work.to(plan.pool.y.device).pick(0, 1))
+    return plan.batch(work.to(plan.pool.y.device).slice(0, 1))
 
 
 Jobs = Sequence[tuple[ClientJobs, int]]

@@ -43,14 +43,14 @@ class Alone:
         work, k = self.plan.train[self.i].to(self.plan.pool.y.device), 0
         while k < work.batches:
             stop = max(k + 1, bisect_right(work.cuts, work.cuts[k] + self.most) - 1)
-            yield work.pick(work.cuts[k], work.cuts[stop]), tuple(cut - work.cuts[k] for cut in work.cuts[k : stop + 1])
+            yield work.slice(work.cuts[k], work.cuts[stop]), tuple(cut - work.cuts[k] for cut in work.cuts[k : stop + 1])
             k = stop
 
     def chunks(self, name: str, step: int | None) -> Iterator[tuple[Many, float]]:
         work = self.plan.looks[name][self.i].to(self.plan.pool.y.device)
         for a, b in pairwise(work.cuts):
             share = (b - a) / len(work.places)
-            yield (work.pick(a, b), ()), share if step is None else share / self.plan.train[self.i].batches
+            yield (work.slice(a, b), ()), share if step is None else share / self.plan.train[self.i].batches
 
     def all(self, move: Callable[..., Any], me: Client, *moving: Any) -> Any:
         return move(me, *moving)

@@ -304,8 +304,8 @@ def engine_of(
 def divided(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Who holds what: samples of every client by class, [N, K] (K = 0 without classes), and in all, [N]."""
     fed = Federation(config.data, config.partition, config.seed)
-    if fed.shares is not None:
-        return fed.shares.histogram(fed.pool.y.numpy(), fed.classes) if fed.classes else np.zeros(
+    if fed.assignment is not None:
+        return fed.assignment.histogram(fed.pool.y.numpy(), fed.classes) if fed.classes else np.zeros(
             (fed.clients, 0)
         ), fed.sizes
     counts = [np.bincount(fed.gather([i])[0].y, minlength=fed.classes) for i in range(fed.clients)]

@@ -376,7 +376,7 @@ def measured(house: BuiltRun, scores: dict[str, Tensor]) -> Record:
     if house.config.evaluation.spread and fed.classes:
         own = server.alg.evaluates() == "clients" and not part.empty
         record |= spread(house.task, server.x, server.buffers, fed, part, server.privates if own else None)
-    if house.config.evaluation.rare and fed.classes and fed.shares is not None and part.empty:
+    if house.config.evaluation.rare and fed.classes and fed.assignment is not None and part.empty:
         record |= by_rarity(house.task, server.x, server.buffers, fed)
     return record
 
