@@ -78,7 +78,7 @@ class Participation(Settings):
 class CohortParticipation(Participation):
     """A rule that takes m of the clients present, at random without replacement, or all if they are fewer.
 
-    The base class of several rules.
+    It is the base class of several rules.
     """
 
     fraction: float = setting("share of the clients that take part in a round", default=0.2, above=0, most=1)
@@ -111,7 +111,7 @@ class CohortParticipation(Participation):
 class Uniform(CohortParticipation):
     """m clients at random without replacement: m = max(1, round(fraction·N)), or `cohort`.
 
-    All eligible clients if they are fewer.
+    If fewer clients are eligible, all of them take part.
     """
 
     idea: ClassVar[str] = "a fixed number of clients, all equally likely, without replacement"
@@ -179,9 +179,9 @@ def chances(seed: int, clients: int, gamma: float) -> np.ndarray:
 
 
 class Cyclic(CohortParticipation):
-    """Groups of equal size take turns, round by round; m clients of the group whose turn it is, at random.
+    """Groups of equal size take turns, round by round; m clients of the group whose turn it is take part.
 
-    All of the group if they are fewer.
+    They are drawn at random; if the group has fewer, all of it takes part.
     """
 
     idea: ClassVar[str] = "fixed groups of clients take turns, as day follows night"
@@ -213,10 +213,11 @@ def membership(seed: int | None, clients: int, groups: int) -> np.ndarray:
 
 
 class Markov(CohortParticipation):
-    """Every client is a Markov chain of its own, there or away; m clients at random of those there.
+    """Every client is a Markov chain of its own, there or away; m clients at random of those there take part.
 
-    All if they are fewer, perhaps none. In round 1 a client is there with the stationary chance, join / (join + leave):
-    so it is in every round, and its states t rounds apart are correlated by (1 − join − leave)^t.
+    If fewer are there, all of them take part; there may be none. In round 1 a client is there with the stationary
+    chance, join / (join + leave): so it is in every round, and its states t rounds apart are correlated by
+    (1 − join − leave)^t.
     """
 
     idea: ClassVar[str] = "clients come and go: each stays there or away for a while"
@@ -255,8 +256,8 @@ def latest_state(seed: int, clients: int, join: float, leave: float) -> list[tup
 class Trace(Participation):
     """The clients come that a file names: as it was observed, or as another program drew it.
 
-    A .json file is a list of rounds, each a list of client ids from 0 to N − 1; a .npy file is a bool array [rounds,
-    N].
+    A .json file is a list of rounds, each a list of client ids from 0 to N − 1. A .npy file is a bool array
+    [rounds, N].
     """
 
     idea: ClassVar[str] = "a file says who comes in each round"

@@ -296,9 +296,9 @@ def deal_overlapping(
 class DirichletPrior(Partition):
     """Client i draws its samples' classes from a prior q_i ~ Dir_K(α).
 
-    FedDyn (Acar et al., ICLR 2021), FedDC (Gao et al., CVPR 2022). Sizes first, as in the lognormal partition. Then,
-    until all is handed out: a client not yet full, each as likely, gets one sample of a class drawn from q_i,
-    renormalised over the classes with samples left. Sizes are exact, priors hold until classes run out.
+    As in FedDyn (Acar et al., ICLR 2021) and FedDC (Gao et al., CVPR 2022). Sizes first, as in the lognormal
+    partition. Then, until all is handed out: a client not yet full, each as likely, gets one sample of a class drawn
+    from q_i, renormalised over the classes with samples left. Sizes are exact, priors hold until classes run out.
     """
 
     idea: ClassVar[str] = "each client has a Dirichlet(alpha) prior over the classes; equal sizes, or lognormal ones"
@@ -456,7 +456,7 @@ class LabelsPerClient(Partition):
 class Shards(Partition):
     """Sort by label, cut into N·`shards` shards whose sizes differ by at most one, deal them at random.
 
-    McMahan et al., AISTATS 2017.
+    From McMahan et al., AISTATS 2017.
     """
 
     idea: ClassVar[str] = "samples sorted by label and cut into shards, a few of them to each client"
@@ -503,9 +503,9 @@ class Natural(Partition):
 class FromFile(Partition):
     """A split of your own.
 
-    A .json file holds a list of clients, each a list of its sample indices, or an object {"name of a client":
-    [indices], …}, clients in the file's order. A .npy file holds the client number of every sample, −1 for nobody's.
-    Samples left out are nobody's.
+    A .json file holds a list of clients, each a list of its sample indices, or an object of such lists by the clients'
+    names, in the file's order. A .npy file holds the client number of every sample, −1 for nobody's. Samples left out
+    are nobody's.
     """
 
     idea: ClassVar[str] = "a split of your own, from a file of sample indices"

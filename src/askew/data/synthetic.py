@@ -90,8 +90,8 @@ def first_counts(source: LinearTeachers, seed: int, clients: int) -> np.ndarray:
 class Synthetic(LinearTeachers):
     """Synthetic(α, β) as FedDyn (Acar et al., ICLR 2021) and FedDC (Gao et al., CVPR 2022) use it.
 
-    The test set is the training data. (0, 0): the same inputs and solution everywhere; (α, 0): own solutions; (0, β):
-    own inputs.
+    (0, 0): the same inputs and solution everywhere; (α, 0): own solutions; (0, β): own inputs. The test set is the
+    training data.
     """
 
     idea: ClassVar[str] = (

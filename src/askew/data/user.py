@@ -13,8 +13,8 @@ def from_user(data: Dataset | UserData, test: UserData | None = None) -> Dataset
 
     That is (x, y) arrays or tensors, map-style torch datasets of (x, y) pairs, what `adapt` takes, or a ready Dataset.
     Whole-number targets are class labels, others are targets of a regression under the squared error. Inputs become
-    float32; signed whole numbers (tokens) stay whole, unsigned bytes (pixels) do not. Without `test`, a fixed fifth is held
-    out.
+    float32; signed whole numbers (tokens) stay whole, unsigned bytes (pixels) do not. Without `test`, a fixed fifth is
+    held out.
     """
     if isinstance(data, Dataset):
         if test is not None:
