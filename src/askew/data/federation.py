@@ -80,7 +80,7 @@ class SampleIndex(NamedTuple):
     draws: Tensor | None = None
 
     def at(self, index: Any) -> SampleIndex:
-        """The part of both that an index of tensors selects."""
+        """The part of both that an index selects, whatever tensors can be indexed by."""
         return SampleIndex(self.places[index], None if self.draws is None else self.draws[index])
 
 
@@ -154,7 +154,10 @@ class Federation:
     pool: Samples  # of all clients; the samples that are nobody's are in it too
     assignment: Assignment | None  # which client holds which places in the pool
     source: NaturalSource | None
+    clients: int  # N
     sizes: np.ndarray  # [N] int64, training samples of every client, those held out for validation not counted
+    eligible: np.ndarray  # int64, the clients that have training samples
+    mean_size: float  # training samples of an eligible client
     test: Samples
     test_owner: np.ndarray | None  # [m] the client of every test sample, where clients are natural and have some
     public: Samples | None  # the server's own
@@ -215,22 +218,16 @@ class Federation:
                 "public data are taken class by class, and a regression has no classes; "
                 "use a method without public data."
             )
-        self.assignment = self._assign_samples(dataset, partition, seed, public)
+        labels, owner = dataset.train.y.cpu().numpy(), dataset.owner
+        if public:
+            chosen = choose_balanced(labels, public, seed)
+            self.public = self.pool.select(chosen)
+            self.assignment = split_without(partition, labels, seed, owner, chosen)
+        else:
+            self.assignment = partition.split(labels, seed, owner)
         self.sizes = self.assignment.sizes
         if self.shift:
             self.pool = Samples(self._shift_pool(self.assignment, self.shift), self.pool.y)
-
-    def _assign_samples(self, dataset: Dataset, partition: Partition, seed: int, public: int) -> Assignment:
-        """Who holds which training samples; sets the public samples, which nobody holds."""
-        labels, owner = dataset.train.y.cpu().numpy(), dataset.owner
-        if not public:
-            return partition.split(labels, seed, owner)
-        chosen, remaining = choose_balanced(labels, public, seed)
-        self.public = self.pool.select(chosen)
-        if isinstance(partition, FromFile):  # whose indices are those of all samples
-            return partition.split(labels, seed, owner).without(chosen)
-        divided = partition.split(labels[remaining], seed, None if owner is None else owner[remaining])
-        return Assignment(remaining[divided.order], divided.offsets)
 
     def _shift_pool(self, assignment: Assignment, shift: FeatureShift) -> Tensor:
         """The inputs of the pool, those of each client shifted by its own amount."""
@@ -239,8 +236,8 @@ class Federation:
                 "partition.noise and partition.rotation need clients that share no sample; "
                 "set partition.overlap = false."
             )
-        x, owner = self.pool.x.clone(), np.repeat(np.arange(assignment.clients), assignment.sizes)
-        x[assignment.order] = shift_inputs(x[assignment.order], owner, *shift)
+        x = self.pool.x.clone()
+        x[assignment.order] = shift_inputs(x[assignment.order], assignment.owners, *shift)
         return x
 
     def _split_validation(self, places: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
@@ -309,6 +306,7 @@ class Federation:
         least: int,
         share: Sequence[float],
     ) -> RoundPlan:
+        """A new plan; the arguments are those of `plan`."""
         pool, places = self.gather(ids)
         parts = [self._split_validation(held, client) for client, held in zip(ids, places, strict=True)]
         train = [
@@ -392,17 +390,26 @@ def public_count(partition: Partition, needs: Sequence[str], samples: int) -> in
     return count
 
 
-def choose_balanced(labels: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of `count` random samples, as equal in number by class as the data allow, and of the remaining ones."""
+def choose_balanced(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Sorted indices of `count` random samples, as equal in number by class as the data allow."""
     order = generator(seed, "public").permutation(len(labels))
     shuffled = labels[order]
     rank = np.zeros(len(labels), dtype=np.int64)  # how many of its class came before a sample
     for label in np.unique(shuffled):
         of_class = shuffled == label
         rank[of_class] = np.arange(of_class.sum())
-    chosen = order[np.argsort(rank, kind="stable")[:count]]
+    return np.sort(order[np.argsort(rank, kind="stable")[:count]])
+
+
+def split_without(
+    partition: Partition, labels: np.ndarray, seed: int, owner: np.ndarray | None, chosen: np.ndarray
+) -> Assignment:
+    """Who holds which samples, where nobody holds the `chosen` ones."""
+    if isinstance(partition, FromFile):  # whose indices are those of all samples
+        return partition.split(labels, seed, owner).without(chosen)
     remaining = np.setdiff1d(np.arange(len(labels)), chosen)
-    return np.sort(chosen), remaining
+    assignment = partition.split(labels[remaining], seed, None if owner is None else owner[remaining])
+    return Assignment(remaining[assignment.order], assignment.offsets)
 
 
 def samples_of_further_clients(source: NaturalSource, seed: int, clients: int, count: int) -> Samples:

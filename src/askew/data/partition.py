@@ -40,6 +40,11 @@ class Assignment(NamedTuple):
         """The number of samples of every client, int64 [N]."""
         return np.diff(self.offsets)
 
+    @property
+    def owners(self) -> np.ndarray:
+        """The client of every entry of `order`, int64."""
+        return np.repeat(np.arange(self.clients), self.sizes)
+
     def client(self, i: int) -> np.ndarray:
         """The sample indices of one client, ascending."""
         return self.order[self.offsets[i] : self.offsets[i + 1]]
@@ -47,14 +52,13 @@ class Assignment(NamedTuple):
     def without(self, removed: np.ndarray) -> Assignment:
         """The same assignment without some samples, which become nobody's."""
         remaining = ~np.isin(self.order, removed)
-        owner = np.repeat(np.arange(self.clients), self.sizes)[remaining]
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=self.clients))])
+        sizes = np.bincount(self.owners[remaining], minlength=self.clients)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
         return Assignment(self.order[remaining], offsets)
 
     def histogram(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """The number of samples of every client and class, int64 [N, classes]."""
-        owner = np.repeat(np.arange(self.clients), self.sizes)
-        counts = np.bincount(owner * classes + labels[self.order], minlength=self.clients * classes)
+        counts = np.bincount(self.owners * classes + labels[self.order], minlength=self.clients * classes)
         return counts.reshape(self.clients, classes)
 
 
@@ -82,11 +86,10 @@ def shuffle_within_classes(labels: np.ndarray, totals: np.ndarray, rng: np.rando
 def deal_samples(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Assignment:
     """A random assignment that gives every client `counts` [classes, N] samples of each class; others are nobody's."""
     classes, clients = counts.shape
-    owner = np.empty(len(labels), dtype=np.int64)
+    with_nobody = np.column_stack([counts, totals - counts.sum(1)])
     takers = np.tile(np.append(np.arange(clients), -1), classes)
-    owner[shuffle_within_classes(labels, totals, rng)] = np.repeat(
-        takers, np.column_stack([counts, totals - counts.sum(1)]).ravel()
-    )
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[shuffle_within_classes(labels, totals, rng)] = np.repeat(takers, with_nobody.ravel())
     return group_by_owner(owner, clients)
 
 

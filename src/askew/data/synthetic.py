@@ -18,10 +18,12 @@ MAX_SAMPLES = 100_000  # samples of a client
 class LinearTeachers(NaturalSource):
     """Samples labelled by linear models, one for each client or one for all; the base class of both generators.
 
-    x ~ N(v_i, diag(j^−1.2)), y = argmax(xᵀW_i + b_i); own inputs: v_i ~ N(B_i, I) with B_i ~ N(0, β), else v_i = 0; own
-    solutions: entries of W_i, b_i ~ N(u_i, 1) with u_i ~ N(0, α), else one common W, b ~ N(0, 1). Second arguments are
-    standard deviations. As u_i shifts all classes alike it cancels in the argmax: what counts is whether clients have
-    solutions of their own.
+    x ~ N(v_i, diag(j^−1.2)), y = argmax(xᵀW_i + b_i);
+    own inputs: v_i ~ N(B_i, I) with B_i ~ N(0, β), else v_i = 0;
+    own solutions: entries of W_i, b_i ~ N(u_i, 1) with u_i ~ N(0, α), else one common W, b ~ N(0, 1).
+
+    Second arguments are standard deviations. As u_i shifts all classes alike it cancels in the argmax: what counts is
+    whether clients have solutions of their own.
     """
 
     dim: int = setting("length of an input", default=30, least=1, most=1_000_000)

@@ -24,10 +24,17 @@ class InputTransform(Protocol):
     """What turns a dataset's stored samples into inputs; without draws it does what is done in a test."""
 
     @property
-    def random(self) -> bool: ...
-    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]: ...
-    def to(self, device: torch.device) -> Self: ...
-    def __call__(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None = None) -> Tensor: ...
+    def random(self) -> bool:
+        """Does it do anything at random, so that uses of samples need draws?"""
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an input, from the shape of a stored sample."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same transform with its tensors on a device."""
+
+    def __call__(self, x: Tensor, dtype: torch.dtype, draws: Tensor | None = None) -> Tensor:
+        """Inputs [.., *shape] from stored samples [.., *stored] and the draws [..] of their uses."""
 
 
 def sample_draws(seed: int, count: int, round: int = 0, client: int = -1) -> Tensor:
