@@ -43,7 +43,10 @@ class Alone:
         work, k = self.plan.train[self.i].to(self.plan.pool.y.device), 0
         while k < work.batches:
             stop = max(k + 1, bisect_right(work.cuts, work.cuts[k] + self.most) - 1)
-            yield work.slice(work.cuts[k], work.cuts[stop]), tuple(cut - work.cuts[k] for cut in work.cuts[k : stop + 1])
+            yield (
+                work.slice(work.cuts[k], work.cuts[stop]),
+                tuple(cut - work.cuts[k] for cut in work.cuts[k : stop + 1]),
+            )
             k = stop
 
     def chunks(self, name: str, step: int | None) -> Iterator[tuple[Many, float]]:

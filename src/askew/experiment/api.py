@@ -36,7 +36,10 @@ class OwnData(FromPython, Source):
         dataset = from_user(data, test)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
         mark = fingerprint(
-            *dataset.train, *dataset.test, owner, about=f"{dataset.classes} {spelled(dataset.criterion)} {dataset.transform}"
+            *dataset.train,
+            *dataset.test,
+            owner,
+            about=f"{dataset.classes} {spelled(dataset.criterion)} {dataset.transform}",
         )
         cls.held[mark] = dataset
         return cls(fingerprint=mark)

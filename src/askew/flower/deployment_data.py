@@ -31,7 +31,9 @@ from ..experiment.toml import read_toml
 from .privacy import Privacy
 
 Node = Mapping[str, bool | int | float | str]  # a node's configuration, as --node-config gives it
-Held = Dataset | tuple[UserData, UserData | None, UserData | None]  # training, validation and test data; or a ready Dataset
+Held = (
+    Dataset | tuple[UserData, UserData | None, UserData | None]
+)  # training, validation and test data; or a ready Dataset
 SAMPLES = {"spread", "fit", "weights", "rare", "descent"}  # measurements that need the clients' samples,
 UPLOADS = {"drift", "fit", "weights"}  # and those that need each client's upload
 Kept = tuple[Samples | None, Samples | None]  # the server's public and test data
@@ -138,7 +140,9 @@ class Own(Federation):
         super().__init__(owned, partition, config.seed, device, config.engine.storage, needs)
         self.sizes[client] -= self.held
 
-    def _split_validation(self, own: np.ndarray[Any, Any], client: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _split_validation(
+        self, own: np.ndarray[Any, Any], client: int
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         return (own[: -self.held], own[-self.held :]) if self.held else super()._split_validation(own, client)
 
 
