@@ -209,8 +209,8 @@ def engine_of(name: str, task: Task, even: bool) -> Engine:
 
 def equipped(fed: Federation, needs: Sequence[str]) -> Federation:
     """The same holdings with what a method needs beside them: validation parts, or twenty samples at the server."""
-    if "validation" in needs and fed.shares is not None:
-        owner = np.repeat(np.arange(fed.clients), fed.shares.sizes)
+    if "validation" in needs and fed.assignment is not None:
+        owner = np.repeat(np.arange(fed.clients), fed.assignment.sizes)
         dataset = Dataset(fed.pool, fed.test, fed.classes, owner, fed.criterion)
         fed = Federation(dataset, Natural(clients=fed.clients), fed.seed, "cpu", fed.dtype, needs)
     if "public" in needs and fed.public is None:

@@ -17,7 +17,7 @@ from askew.bench import timing as bench
 from askew.bench import workloads as works
 from askew.cli import bench as cli_bench
 from askew.data.dataset import Dataset, Samples
-from askew.data.view import PixelTransform
+from askew.data.transform import PixelTransform
 from askew.engine.choose import EngineSettings
 from askew.errors import ConfigError
 from askew.experiment.build import build
@@ -64,7 +64,9 @@ def test_images_are_taken_where_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     """And seen alike by us, by the loop by hand, and by other frameworks."""
     x, y = torch.randint(0, 256, (40, 1, 28, 28), dtype=torch.uint8), torch.randint(0, 10, (40,))
     samples = Samples(x, y)
-    real = Dataset(samples, samples, 10, view=PixelTransform(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5)))
+    real = Dataset(
+        samples, samples, 10, transform=PixelTransform(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5))
+    )
     monkeypatch.setattr(works.files, "find", lambda name: name == "mnist")
     for module in (works, baselines):
         monkeypatch.setattr(module, "sources", {"mnist": lambda: SimpleNamespace(load=lambda *_: real)})

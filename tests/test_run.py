@@ -332,7 +332,7 @@ def test_the_spread_over_clients_by_hand() -> None:
     house = build(Config.build(tables))
     weight, bias = run.model["out.weight"], run.model["out.bias"]
     right = (house.fed.pool.x.flatten(1) @ weight.T + bias).argmax(1) == house.fed.pool.y
-    each = np.array([right[house.fed.shares.client(i)].float().mean() for i in range(10)])
+    each = np.array([right[house.fed.assignment.client(i)].float().mean() for i in range(10)])
     record = run.rounds[0]
     assert record["client_accuracy_mean"] == pytest.approx(each.mean(), abs=1e-6)
     assert record["client_accuracy_std"] == pytest.approx(each.std(), abs=1e-6)

@@ -132,8 +132,8 @@ def test_what_the_weights_go_with(engine: str, problem: Problem) -> None:
     server, task = watched(FedPDC(), problem, engine)
     server.engine = heard = Listening(server.engine)
     fed = server.fed
-    assert fed.public is not None and fed.shares is not None
-    labels = [fed.pool.y[fed.shares.client(i)].numpy() for i in range(6)]
+    assert fed.public is not None and fed.assignment is not None
+    labels = [fed.pool.y[fed.assignment.client(i)].numpy() for i in range(6)]
     entropies = np.array([stats.entropy(np.bincount(y, minlength=3)) for y in labels])
     right = lambda w: float(
         (task.frozen(w, server.buffers, Batch(*fed.public))[0].argmax(1) == fed.public.y).double().mean()
@@ -196,7 +196,7 @@ def test_the_classes_that_the_fewest_clients_hold() -> None:
     tables = {"rounds": 1, "model": {"name": "mlp", "hidden": [8]}, "partition": {"alpha": 0.1, "clients": 6}}
     house = build(Config.build(tables))
     counts = [
-        len({i for i in range(6) if (house.fed.pool.y[house.fed.shares.client(i)] == k).any()}) for k in range(10)
+        len({i for i in range(6) if (house.fed.pool.y[house.fed.assignment.client(i)] == k).any()}) for k in range(10)
     ]  # type: ignore[union-attr]
     rare = sorted(range(10), key=lambda k: (counts[k], k))[:3]
     assert rarest(house.fed).tolist() == rare and len(set(counts)) > 1

@@ -123,8 +123,8 @@ def share(name: str, client: int, device: str) -> tuple[Tensor, Tensor]:
 def images(name: str) -> Samples:
     """A dataset's, as numbers."""
     data = sources[name]().load(0, 1)
-    assert data.view is not None
-    return Samples(data.view(data.train.x, torch.float32), data.train.y)
+    assert data.transform is not None
+    return Samples(data.transform(data.train.x, torch.float32), data.train.y)
 
 
 def with_pfl(name: str, rounds: int, device: str, lap: Lap) -> None:

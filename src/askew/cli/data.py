@@ -90,7 +90,7 @@ def get(names: Names, folder: Folder = None) -> None:
 @app.command(epilog=examples("askew data check cifar10"))
 def check(name: Name, folder: Folder = None) -> None:
     """Compare every file of a dataset with its published checksum; exit code 2 if one differs."""
-    sums = files.check(files.place(name))
+    sums = files.check(files.locate(name))
     shown = terminal.plain_table("file", "MD5", "")
     for column in shown.columns:
         column.justify = "left"

@@ -113,7 +113,7 @@ def client_spread(
 
     With a bank of private parts it is each client's own model that serves it.
     """
-    ids = fed.eligible.tolist() if fed.shares is not None else fed.eligible[:SHOWN].tolist()
+    ids = fed.eligible.tolist() if fed.assignment is not None else fed.eligible[:SHOWN].tolist()
     pool, places = fed.gather(ids)
     if bank is None:
         right = per_sample(task, w, buffers, pool, fed)[0].cpu().numpy()
@@ -149,8 +149,8 @@ def share_raised(
 
 def rarest_classes(fed: Federation) -> np.ndarray[Any, Any]:
     """The classes that the fewest clients hold; of equals the first."""
-    assert fed.shares is not None
-    holders = (fed.shares.histogram(fed.pool.y.cpu().numpy(), fed.classes) > 0).sum(0)
+    assert fed.assignment is not None
+    holders = (fed.assignment.histogram(fed.pool.y.cpu().numpy(), fed.classes) > 0).sum(0)
     return np.argsort(holders, kind="stable")[:RARE]
 
 

@@ -75,9 +75,9 @@ class ClientWeights:
 
     def __init__(self, fed: Federation, evaluate: EvaluateModel | None) -> None:
         self.evaluate, self.sizes = evaluate, fed.sizes
-        labelled = fed.classes and fed.shares is not None
+        labelled = fed.classes and fed.assignment is not None
         counts = (
-            fed.shares.histogram(fed.pool.y.cpu().numpy(), fed.classes) if labelled and fed.shares is not None else None
+            fed.assignment.histogram(fed.pool.y.cpu().numpy(), fed.classes) if labelled and fed.assignment is not None else None
         )
         self.entropies = None if counts is None else entropy(counts / np.maximum(counts.sum(1, keepdims=True), 1))
 

@@ -60,14 +60,14 @@ class SampleBuffer:
     def fill(self, sources: Sources) -> None:
         """Lay the samples out, job after job; neighbours with the same pool are gathered together."""
         device, at = self.y.device, 0
-        for _, group in groupby(sources, key=lambda source: (id(source[0].pool.x), id(source[0].view))):
+        for _, group in groupby(sources, key=lambda source: (id(source[0].pool.x), id(source[0].transform))):
             part = list(group)
-            plan, marks = part[0][0], [work.marks for _, work in part if work.marks is not None]
+            plan, draws = part[0][0], [work.draws for _, work in part if work.draws is not None]
             places = join([work.places for _, work in part], device)
-            index = SampleIndex(places, join(marks, device) if marks else None)
+            index = SampleIndex(places, join(draws, device) if draws else None)
             x, y = (t[at : at + len(places)] for t in (self.x, self.y))
             at += len(places)
-            if plan.view is None and x.is_contiguous():  # as they are: straight into place
+            if plan.transform is None and x.is_contiguous():  # as they are: straight into place
                 for pool, to in zip(plan.pool, (x, y), strict=True):
                     torch.index_select(pool, 0, places, out=to)
                 continue
@@ -129,7 +129,7 @@ def needs_of(jobs: Jobs) -> dict[str, tuple[Sources, Needs]]:
 
 def example(plan: RoundPlan, work: ClientBatches) -> Batch:
     """One sample as the network sees it."""
-    return plan.batch(work.to(plan.pool.y.device).pick(0, 1))
+    return plan.batch(work.to(plan.pool.y.device).slice(0, 1))
 
 
 def free_bytes(device: torch.device) -> float:

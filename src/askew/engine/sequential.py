@@ -43,12 +43,12 @@ class ClientSchedule:
         while k < work.batches:
             stop = max(k + 1, bisect_right(work.cuts, work.cuts[k] + self.most) - 1)
             cuts = tuple(cut - work.cuts[k] for cut in work.cuts[k : stop + 1])
-            yield Samples(work.pick(work.cuts[k], work.cuts[stop]), cuts)
+            yield Samples(work.slice(work.cuts[k], work.cuts[stop]), cuts)
             k = stop
 
     def chunks(self, name: str, step: int | None) -> Iterator[Samples]:
         work = self.plan.looks[name][self.i].to(self.plan.pool.y.device)
-        return (Samples(work.pick(a, b), (0, b - a)) for a, b in pairwise(work.cuts))
+        return (Samples(work.slice(a, b), (0, b - a)) for a, b in pairwise(work.cuts))
 
     def share(self, name: str, chunk: Samples, step: int | None) -> float:
         """What a chunk adds to a mean over all samples; after every step, to the mean over the steps as well."""

@@ -38,9 +38,9 @@ class BatchTable:
     """The batches of all rows as arrays, so that batch k of all rows is gathered at once."""
 
     def __init__(self, works: list[ClientBatches], device: torch.device) -> None:
-        marks = [work.marks for work in works if work.marks is not None]
+        draws = [work.draws for work in works if work.draws is not None]
         places = torch.cat([work.places for work in works]).to(device)
-        self.index = SampleIndex(places, torch.cat(marks).to(device) if marks else None)
+        self.index = SampleIndex(places, torch.cat(draws).to(device) if draws else None)
         self.sizes = np.array([len(work.places) for work in works])
         self.first = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         self.count = np.array([work.batches for work in works])

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm
 from ..core.settings import Settings, setting
-from ..data.adapt import kind
-from ..data.dataset import Dataset, Source, from_user
+from ..data.adapt import library_type
+from ..data.dataset import Dataset, Source
+from ..data.user import from_user
 from ..errors import ConfigError
 from ..models import Network
 from .config import Config, FromPython, load_config
@@ -35,7 +36,10 @@ class OwnData(FromPython, Source):
         dataset = from_user(data, test)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
         mark = fingerprint(
-            *dataset.train, *dataset.test, owner, about=f"{dataset.classes} {spelled(dataset.criterion)} {dataset.view}"
+            *dataset.train,
+            *dataset.test,
+            owner,
+            about=f"{dataset.classes} {spelled(dataset.criterion)} {dataset.transform}",
         )
         cls.held[mark] = dataset
         return cls(fingerprint=mark)
@@ -126,7 +130,7 @@ def run(
     else:
         tables = {"algorithm": {"name": what}}
     if data is not None:
-        known = isinstance(data, (str, Mapping, Source)) and not kind(data)  # a dictionary of splits is data
+        known = isinstance(data, (str, Mapping, Source)) and not library_type(data)  # a dictionary of splits is data
         tables["data"] = data if known else OwnData.of(data, test)
     if isinstance(model, nn.Module):
         model = OwnNetwork.of(model)

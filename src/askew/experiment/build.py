@@ -349,9 +349,9 @@ def run_facts(
 def client_label_counts(config: Config) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Who holds what: samples of every client by class, [N, K] (K = 0 without classes), and in all, [N]."""
     fed = Federation(config.data, config.partition, config.seed)
-    if fed.shares is None:
+    if fed.assignment is None:
         counts = [np.bincount(fed.gather([i])[0].y, minlength=fed.classes) for i in range(fed.clients)]
         return np.array(counts), fed.sizes
     if not fed.classes:
         return np.zeros((fed.clients, 0)), fed.sizes
-    return fed.shares.histogram(fed.pool.y.numpy(), fed.classes), fed.sizes
+    return fed.assignment.histogram(fed.pool.y.numpy(), fed.classes), fed.sizes

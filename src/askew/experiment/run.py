@@ -388,7 +388,7 @@ def measured(house: BuiltRun, scores: dict[str, Tensor]) -> Record:
     if house.config.evaluation.spread and fed.classes:
         own = server.alg.evaluates() == "clients" and not part.empty
         record |= client_spread(house.task, server.w, server.buffers, fed, part, server.privates if own else None)
-    if house.config.evaluation.rare and fed.classes and fed.shares is not None and part.empty:
+    if house.config.evaluation.rare and fed.classes and fed.assignment is not None and part.empty:
         record |= accuracy_by_rarity(house.task, server.w, server.buffers, fed)
     return record
 
