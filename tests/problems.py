@@ -1,6 +1,7 @@
 """Small problems with known answers, and servers built directly on them, so that tests compare vectors in float64.
 
-Letters as in the papers: L_i(w) = ½ (w − a_i)ᵀ A_i (w − a_i); N clients, K local steps, x the global model, θ a local one.
+Letters as in the papers: L_i(w) = ½ (w − a_i)ᵀ A_i (w − a_i); N clients, K local steps, w the global model, θ a local
+one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from askew.core.algorithm import Algorithm
+from askew.core.algorithm import Algorithm, Gradient
 from askew.core.bank import Bank
 from askew.core.space import Space
 from askew.core.task import Bound, Functional, Task, with_features
@@ -34,57 +35,63 @@ from askew.kernels.steps import RowSteps, StepKernels
 from askew.models import MLP, Softmax
 
 Record = dict[str, Any]
-Term = Callable[[Tensor], Tensor]
+Term = Callable[[Tensor], Tensor]  # something that is added to a gradient, as a function of theta
+Direction = Callable[[Tensor, Gradient], Tensor]
 
 
 class Problem(NamedTuple):
-    """Who holds what, and the network."""
+    """Clients with their samples, and a network."""
 
     fed: Federation
     module: nn.Module
 
     @property
     def clients(self) -> list[int]:
+        """The clients that hold samples."""
         return [int(i) for i in self.fed.eligible]
 
     def samples(self, client: int) -> Samples:
+        """The samples of one client."""
         pool, (own,) = self.fed.gather([client])
         return Samples(pool.x[own], pool.y[own])
 
     def optimum(self, weights: Sequence[float] | None = None) -> Tensor:
-        """Of least squares: the minimum of the weighted mean of the clients' mean losses, of the plain mean if left out."""
-        held = [self.samples(i) for i in self.clients]
-        p = [1.0] * len(held) if weights is None else weights
-        A = sum(p_i * s.x.T @ s.x / len(s.y) for p_i, s in zip(p, held, strict=True))
-        b = sum(p_i * s.x.T @ s.y[:, 0] / len(s.y) for p_i, s in zip(p, held, strict=True))
+        """Of least squares: the minimum of the weighted mean of the clients' mean losses; without weights, of the plain
+        mean.
+        """
+        samples = [self.samples(i) for i in self.clients]
+        p = [1.0] * len(samples) if weights is None else weights
+        A = sum(p_i * s.x.T @ s.x / len(s.y) for p_i, s in zip(p, samples, strict=True))
+        b = sum(p_i * s.x.T @ s.y[:, 0] / len(s.y) for p_i, s in zip(p, samples, strict=True))
         return torch.linalg.solve(A, b)
 
 
-# problems -------------------------------------------------------------------------------------------------------
+# problems -------------------------------------------------------------------------------------------------------------
 
 
 def federation(
-    held: Sequence[Samples],
+    samples: Sequence[Samples],
     classes: int = 0,
     criterion: Criterion = "squared_error",
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Federation:
-    """Client i holds held[i]; the test set is all of it."""
-    train = Samples(torch.cat([s.x for s in held]), torch.cat([s.y for s in held]))
-    owner = np.repeat(np.arange(len(held)), [len(s.y) for s in held])
-    return Federation(Dataset(train, train, classes, owner, criterion), Natural(clients=len(held)), seed, "cpu", dtype)
+    """A federation in which client i holds samples[i]; the test set is all of them."""
+    train = Samples(torch.cat([s.x for s in samples]), torch.cat([s.y for s in samples]))
+    owner = np.repeat(np.arange(len(samples)), [len(s.y) for s in samples])
+    dataset = Dataset(train, train, classes, owner, criterion)
+    return Federation(dataset, Natural(clients=len(samples)), seed, "cpu", dtype)
 
 
-def linear(d: int) -> nn.Module:
+def linear_model(d: int) -> nn.Module:
     """w·x without an intercept, from w = 0."""
     layer = nn.Linear(d, 1, bias=False)
     nn.init.zeros_(layer.weight)
     return layer
 
 
-class Halves(nn.Module):
-    """w·x with the four weights in two layers, from w = 0."""
+class TwoLayerLinear(nn.Module):
+    """w·x with the four weights in two layers side by side, from w = 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,11 +104,12 @@ class Halves(nn.Module):
 
 
 def least_squares(A: Tensor, a: Tensor, copies: Sequence[int] | None = None) -> Problem:
-    """Client i's full gradient is A_i (w − a_i): its d rows are √d times a root of A_i; copies of them change n_i alone."""
+    """A problem in which client i's full gradient is A_i (w − a_i); more copies of its d samples change n_i alone."""
     d = a.shape[1]
     copies = [1] * len(a) if copies is None else copies
-    rows = [(math.sqrt(d) * torch.linalg.cholesky(A_i).T).repeat(k, 1) for A_i, k in zip(A, copies, strict=True)]
-    return Problem(federation([Samples(x, (x @ a_i)[:, None]) for x, a_i in zip(rows, a, strict=True)]), linear(d))
+    inputs = [(math.sqrt(d) * torch.linalg.cholesky(A_i).T).repeat(k, 1) for A_i, k in zip(A, copies, strict=True)]
+    samples = [Samples(x, (x @ a_i)[:, None]) for x, a_i in zip(inputs, a, strict=True)]
+    return Problem(federation(samples), linear_model(d))
 
 
 def quadratics(clients: int = 10, d: int = 4, copies: Sequence[int] | None = None, seed: int = 0) -> Problem:
@@ -119,39 +127,43 @@ def scalars(*clients: tuple[float, float], copies: Sequence[int] | None = None) 
     return least_squares(A[:, None, None], a[:, None], copies)
 
 
-def regression(sizes: Sequence[int], d: int = 3, seed: int = 0, draws: int = 0) -> Problem:
-    """Least squares with noise: batches of one client differ, clients differ more; `draws` seeds the batches."""
+def regression(sizes: Sequence[int], d: int = 3, seed: int = 0, batch_seed: int = 0) -> Problem:
+    """Least squares with noise: batches of one client differ, clients differ more."""
     rng = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=rng, dtype=torch.float64)
-    rows = [draw(n, d) for n in sizes]
-    held = [Samples(x, x @ draw(d, 1) + 0.5 * draw(len(x), 1)) for x in rows]
-    return Problem(federation(held, seed=draws), linear(d))
+    inputs = [draw(n, d) for n in sizes]
+    samples = [Samples(x, x @ draw(d, 1) + 0.5 * draw(len(x), 1)) for x in inputs]
+    return Problem(federation(samples, seed=batch_seed), linear_model(d))
 
 
-def tastes(sizes: Sequence[int], d: int = 4, classes: int = 3, seed: int = 0) -> list[Samples]:
-    """Classes around centres, each client with labels of its own taste."""
+def skewed_samples(sizes: Sequence[int], d: int = 4, classes: int = 3, seed: int = 0) -> list[Samples]:
+    """Samples of classes around centres, for each client with other shares of the labels."""
     rng = np.random.default_rng(seed)
-    centres, held = rng.normal(size=(classes, d)), []
+    centres, samples = rng.normal(size=(classes, d)), []
     for n in sizes:
         y = rng.choice(classes, n, p=rng.dirichlet(np.full(classes, 0.5)))
-        held.append(Samples(torch.from_numpy(centres[y] + rng.normal(size=(n, d))), torch.from_numpy(y)))
-    return held
+        samples.append(Samples(torch.from_numpy(centres[y] + rng.normal(size=(n, d))), torch.from_numpy(y)))
+    return samples
 
 
-def labelled(held: Sequence[Samples], norm: str = "none", dtype: torch.dtype = torch.float64, seed: int = 0) -> Problem:
+def classification(
+    samples: Sequence[Samples], norm: str = "none", dtype: torch.dtype = torch.float64, seed: int = 0
+) -> Problem:
     """Three classes and a small network with a hidden layer, which always starts alike."""
-    fed = federation(held, 3, "cross_entropy", seed, dtype)
-    return Problem(fed, network(fed, norm))
+    fed = federation(samples, 3, "cross_entropy", seed, dtype)
+    return Problem(fed, small_network(fed, norm))
 
 
-def network(fed: Federation, norm: str = "none", hidden: int = 4) -> nn.Module:
+def small_network(fed: Federation, norm: str = "none", hidden: int = 4) -> nn.Module:
+    """A network with one hidden layer, drawn from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return MLP(hidden=(hidden,), norm=norm).module(fed.shape, fed.classes)
 
 
-def softmax(sizes: Sequence[int], seed: int = 0) -> Problem:
-    fed = federation(tastes(sizes, seed=seed), 3, "cross_entropy")
+def softmax_regression(sizes: Sequence[int], seed: int = 0) -> Problem:
+    """Three classes and a network without a hidden layer: a convex problem."""
+    fed = federation(skewed_samples(sizes, seed=seed), 3, "cross_entropy")
     return Problem(fed, Softmax().module(fed.shape, fed.classes))
 
 
@@ -159,13 +171,11 @@ def softmax_optimum(problem: Problem, decay: float) -> Tensor:
     """The minimum of the plain mean of the clients' losses plus decay/2 ‖w‖², by Newton's method."""
     space = Space(problem.module, torch.float64)
     task = Functional(problem.module, space)
-    held = [problem.samples(i) for i in problem.clients]
+    samples = [problem.samples(i) for i in problem.clients]
 
     def total(w: Tensor) -> Tensor:
-        losses = [
-            torch.nn.functional.cross_entropy(torch.func.functional_call(task.module, space.split(w), (s.x,))[0], s.y)
-            for s in held
-        ]
+        output = lambda x: torch.func.functional_call(task.module, space.split(w), (x,))[0]
+        losses = [torch.nn.functional.cross_entropy(output(s.x), s.y) for s in samples]
         return torch.stack(losses).mean() + decay / 2 * w @ w
 
     w = space.start.clone()
@@ -175,17 +185,17 @@ def softmax_optimum(problem: Problem, decay: float) -> Tensor:
     return w
 
 
-# servers --------------------------------------------------------------------------------------------------------
+# servers --------------------------------------------------------------------------------------------------------------
 
 
-class Pairs(Vmapped):
+class PairsOfClients(Vmapped):
     """Two clients at a time, whatever the memory."""
 
     def _chunk_size(self, request: PhaseRequest, steps: RowSteps | None) -> int:
         return 2
 
 
-def engine_of(name: str, task: Task, even: bool) -> Engine:
+def make_engine(name: str, task: Task, even: bool) -> Engine:
     """An engine by name.
 
     sequential    the reference: no kernels
@@ -203,188 +213,193 @@ def engine_of(name: str, task: Task, even: bool) -> Engine:
         return Stacked(task, most=3) if name == "stacked" else Stacked(task, spared=1)
     kernels = None if name == "plain_rows" else StepKernels(task, set())
     if name == "pairs":
-        return Pairs(task, even, kernels)
+        return PairsOfClients(task, even, kernels)
     return Vmapped(task, even, kernels, **({"budget": 1} if name == "single" else {}))
 
 
-def equipped(fed: Federation, needs: Sequence[str]) -> Federation:
-    """The same holdings with what a method needs beside them: validation parts, or twenty samples at the server."""
+def with_needs(fed: Federation, needs: Sequence[str]) -> Federation:
+    """The same clients and samples, with what a method needs: validation parts, or twenty public samples."""
     if "validation" in needs and fed.assignment is not None:
         owner = np.repeat(np.arange(fed.clients), fed.assignment.sizes)
         dataset = Dataset(fed.pool, fed.test, fed.classes, owner, fed.criterion)
         fed = Federation(dataset, Natural(clients=fed.clients), fed.seed, "cpu", fed.dtype, needs)
     if "public" in needs and fed.public is None:
-        x, y = tastes([1, 20])[1]
+        x, y = skewed_samples([1, 20])[1]
         fed = copy.copy(fed)
         fed.public = Samples(x.to(fed.dtype), y)
     return fed
 
 
-def serve(
+def make_server(
     alg: Algorithm, problem: Problem, local: LocalSettings, engine: str = "sequential", rounds: int = 0
 ) -> Server:
-    """A server at its first round."""
-    fed = equipped(problem.fed, alg.needs)
+    """A server before its first round."""
+    fed = with_needs(problem.fed, alg.needs)
     module = with_features(problem.module.to(fed.dtype), fed.test.x[:2])
     space, batch_norm = Space(module, fed.dtype), has_batch_norm(module)
     task = (Bound if engine in ("sequential", "kernels", "slots") else Functional)(module, space, fed.criterion)
     evaluate = Evaluator(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
-    trained_by, least = engine_of(engine, task, batch_norm), 2 if batch_norm else 1
-    return Server(alg, space, fed, local, trained_by, fed.seed, least, rounds=rounds, evaluate=evaluate)
+    made, least = make_engine(engine, task, batch_norm), 2 if batch_norm else 1
+    return Server(alg, space, fed, local, made, fed.seed, least, rounds=rounds, evaluate=evaluate)
 
 
-def play(server: Server, cohorts: Iterable[Sequence[int]], first: int = 1) -> list[Record]:
-    """Rounds with given participants."""
+def run_rounds(server: Server, cohorts: Iterable[Sequence[int]], first: int = 1) -> list[Record]:
+    """The records of rounds with given participants."""
     return [server.run_round(t, ids) for t, ids in enumerate(cohorts, first)]
 
 
-def play_ahead(server: Server, cohorts: Sequence[Sequence[int]]) -> list[Record]:
-    """The same, each round prepared while the one before is at work."""
-    coming = [*cohorts[1:], cohorts[-1]]
+def run_prepared_rounds(server: Server, cohorts: Sequence[Sequence[int]]) -> list[Record]:
+    """The same, each round prepared while the one before runs."""
+    next_cohorts = [*cohorts[1:], cohorts[-1]]
     return [
-        server.run_round(t, ids, meanwhile=lambda t=t, after=after: server.prepare(t + 1, after))  # type: ignore[misc]
-        for t, (ids, after) in enumerate(zip(cohorts, coming, strict=True), 1)
+        server.run_round(t, ids, meanwhile=lambda t=t, coming=coming: server.prepare(t + 1, coming))  # type: ignore[misc]
+        for t, (ids, coming) in enumerate(zip(cohorts, next_cohorts, strict=True), 1)
     ]
 
 
-def played(
+def trained_server(
     alg: Algorithm, problem: Problem, local: LocalSettings, cohorts: Iterable[Sequence[int]], engine: str = "sequential"
 ) -> Server:
-    """A server after these rounds."""
-    server = serve(alg, problem, local, engine)
-    play(server, cohorts)
+    """A server after rounds with these participants."""
+    server = make_server(alg, problem, local, engine)
+    run_rounds(server, cohorts)
     return server
 
 
-def draws(rounds: int, cohort: int, clients: int, seed: int = 0) -> list[list[int]]:
-    """Participants of every round, without replacement."""
+def random_cohorts(rounds: int, cohort: int, clients: int, seed: int = 0) -> list[list[int]]:
+    """The participants of every round, drawn without replacement."""
     rng = np.random.default_rng(seed)
     return [sorted(rng.choice(clients, cohort, replace=False).tolist()) for _ in range(rounds)]
 
 
-def row(bank: Bank, client: int) -> State:
-    """What is kept of one client."""
+# comparing ------------------------------------------------------------------------------------------------------------
+
+
+def client_row(bank: Bank, client: int) -> State:
+    """What a bank holds of one client."""
     return {n: v[0] for n, v in bank.read([client]).items()}
 
 
-def everything(server: Server, order: Sequence[int] | None = None) -> State:
+def full_state(server: Server, order: Sequence[int] | None = None) -> State:
     """All that a server holds, with a row of every bank for every client (in the given order)."""
     order = range(server.fed.clients) if order is None else order
-    kept = {"w": server.w, "buffers": server.buffers} | {f"server.{n}": v.clone() for n, v in server.state.items()}
-    for name, bank in (("clients", server.clients), ("memory", server.memory), ("private", server.privates)):
-        kept |= {f"{name}.{n}": v for n, v in bank.read(list(order)).items()}
-    return {n: v.clone() for n, v in kept.items()}
+    state = {"w": server.w, "buffers": server.buffers} | {f"server.{n}": v.clone() for n, v in server.state.items()}
+    for name, bank in server.banks.items():
+        state |= {f"{name}.{n}": v for n, v in bank.read(list(order)).items()}
+    return {n: v.clone() for n, v in state.items()}
 
 
-def apart(one: State, other: State) -> float:
+def largest_gap(one: State, other: State) -> float:
     """The largest difference between two states, entry by entry relative to the larger of 1 and the entry's size."""
     assert {n: (v.shape, v.dtype) for n, v in one.items()} == {n: (v.shape, v.dtype) for n, v in other.items()}
     gaps = [(one[n] - v).abs().max().item() / max(1.0, v.abs().max().item()) for n, v in other.items() if v.numel()]
     return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps, default=0.0)
 
 
-def same(one: State, other: State) -> bool:
-    """Bit for bit."""
+def identical(one: State, other: State) -> bool:
+    """Are two states equal bit for bit?"""
     return one.keys() == other.keys() and all(torch.equal(one[n], v) for n, v in other.items())
 
 
 def close(one: Tensor, other: Tensor | Sequence[float] | float, within: float = 1e-12) -> bool:
-    """Equal up to rounding."""
-    return apart({"": one}, {"": torch.as_tensor(other, dtype=one.dtype).expand_as(one)}) <= within
+    """Are two tensors equal up to rounding?"""
+    return largest_gap({"": one}, {"": torch.as_tensor(other, dtype=one.dtype).expand_as(one)}) <= within
 
 
-class Spoiled:
-    """An engine whose answers are spoiled for some clients: one entry of their report is no number."""
+# engines around engines -----------------------------------------------------------------------------------------------
+
+
+class FaultyReports:
+    """An engine that replaces one number in the reports of some clients, by default with NaN."""
 
     def __init__(
-        self, engine: Engine, bad: Collection[int], where: str = "up", value: float = math.nan, at: int = 0
+        self, engine: Engine, clients: Collection[int], field: str = "up", value: float = math.nan, at: int = 0
     ) -> None:
-        self.engine, self.name, self.bad = engine, engine.name, bad
-        self.where, self.value, self.at = where, value, at
+        """`field`: of PhaseOutputs; `at`: the place of the number in the row."""
+        self.engine, self.name, self.clients = engine, engine.name, clients
+        self.field, self.value, self.at = field, value, at
 
     def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
-        (out,) = self.engine.run(requests)
-        entry = getattr(out, self.where)
+        (outputs,) = self.engine.run(requests)
+        entry = getattr(outputs, self.field)
         tensor = entry[sorted(entry)[-1]] if isinstance(entry, dict) else entry
-        rows = [i for i, client in enumerate(requests[0].plan.ids) if client in self.bad]
+        rows = [i for i, client in enumerate(requests[0].plan.ids) if client in self.clients]
         tensor.view(len(tensor), -1)[rows, self.at] = self.value
-        return [out]
+        return [outputs]
 
 
-class Listening:
+class RecordingEngine:
     """An engine that remembers what went in and out."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.name = engine, engine.name
-        self.heard: list[tuple[PhaseInputs, RoundPlan, PhaseOutputs]] = []
+        self.calls: list[tuple[PhaseInputs, RoundPlan, PhaseOutputs]] = []
 
     def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
-        (out,) = self.engine.run(requests)
-        self.heard.append((requests[0].inputs, requests[0].plan, out))
-        return [out]
+        (outputs,) = self.engine.run(requests)
+        self.calls.append((requests[0].inputs, requests[0].plan, outputs))
+        return [outputs]
 
 
-# local training by the book -------------------------------------------------------------------------------------
+def round_outputs(server: Server, round: int, ids: Sequence[int]) -> PhaseOutputs:
+    """Run a round; returns what its clients sent."""
+    server.engine = recording = RecordingEngine(server.engine)
+    server.run_round(round, ids)
+    server.engine = recording.engine
+    return recording.calls[-1][2]
 
 
-class Walk(NamedTuple):
-    """Where a client's round ended and the raw gradient of every step [K, d]."""
+# local training, written out ------------------------------------------------------------------------------------------
 
-    end: Tensor
+
+class LocalTraining(NamedTuple):
+    """Where a client's round ended, its momentum, and the plain gradient of every step [K, d]."""
+
+    theta: Tensor
+    momentum: Tensor
     gradients: Tensor
 
 
-def batches(plan: RoundPlan) -> Iterator[Samples]:
+def first_client_batches(plan: RoundPlan) -> Iterator[Samples]:
     """The batches of the plan's first client."""
     work = plan.train[0]
     for places in work.places.split(work.lengths()):
         yield Samples(plan.pool.x[places], plan.pool.y[places])
 
 
-def nothing(theta: Tensor) -> Tensor:
+def no_term(theta: Tensor) -> Tensor:
     return torch.zeros_like(theta)
 
 
-def here(theta: Tensor, gradient_at: Term) -> Tensor:
-    return gradient_at(theta)
-
-
-def trained(
-    on: Problem,
+def train_locally(
+    problem: Problem,
     local: LocalSettings,
     client: int,
     round: int,
     start: Tensor,
-    direction: Callable[[Tensor, Term], Tensor] = here,
-    beside: Term = nothing,
+    direction: Direction | None = None,
+    *,
+    gain: float = 1.0,
+    inside: Term = no_term,
+    beside: Term = no_term,
     v: Tensor | None = None,
     rho: Tensor | float | None = None,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Least squares: direction → clip → weight decay and `beside` → momentum ρ on v → step. The end, v and all raw gradients."""
-    theta, raw = start.clone(), []
+) -> LocalTraining:
+    """A client's round of least squares, written out independently of the code under test.
+
+    direction → clip → weight decay and `beside` → momentum ρ on v → step. The direction, where it is not given, is
+    gain·gradient + `inside`.
+    """
+    direction = direction or (lambda theta, gradient_at: gain * gradient_at(theta) + inside(theta))
+    theta, gradients = start.clone(), []
     v = torch.zeros_like(theta) if v is None else v
     rho = local.momentum if rho is None else rho
-    for X, y in batches(on.fed.plan([client], round, local)):
-        at = lambda u, X=X, y=y: X.T @ (X @ u - y[:, 0]) / len(y)
-        raw.append(at(theta))
-        d = direction(theta, at)
+    for X, y in first_client_batches(problem.fed.plan([client], round, local)):
+        gradient_at = lambda u, X=X, y=y: X.T @ (X @ u - y[:, 0]) / len(y)
+        gradients.append(gradient_at(theta))
+        d = direction(theta, gradient_at)
         if local.clip and d.norm() > local.clip:
             d = d * (local.clip / (d.norm() + 1e-6))
         v = rho * v + d + local.weight_decay * theta + beside(theta)
         theta = theta - local.rate(round) * v
-    return theta, v, raw
-
-
-def walk(
-    on: Problem,
-    local: LocalSettings,
-    client: int,
-    round: int,
-    x: Tensor,
-    inside: Term = nothing,
-    beside: Term = nothing,
-    share: float = 1.0,
-) -> Walk:
-    """The same in the direction share·gradient + `inside`."""
-    end, _, raw = trained(on, local, client, round, x, lambda theta, at: share * at(theta) + inside(theta), beside)
-    return Walk(end, torch.stack(raw))
+    return LocalTraining(theta, v, torch.stack(gradients))
