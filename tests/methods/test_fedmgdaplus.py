@@ -69,8 +69,8 @@ def test_weights_of_two_in_their_box() -> None:
 def test_bounds_of_three_weights() -> None:
     """Of two weights one's lower bound is the other's upper; of three each bound can act alone.
 
-    Equal shares; two updates are e_1 and e_2. Against the third, −(e_1 + e_2)/√2, weights 1/(1 + √2) = 0.414 and 0.293 would cancel: the upper bound stops at
-    0.383.
+    Equal shares; two updates are e_1 and e_2. Against the third, −(e_1 + e_2)/√2, weights 1/(1 + √2) = 0.414 and 0.293
+    would cancel: the upper bound stops at 0.383.
     The third as (e_1 + e_2)/√2 is of no use: the lower bound keeps it at 1/30.
     """
     side = math.sqrt(0.5)

@@ -78,7 +78,7 @@ def test_the_shortest_of_two_in_closed_form(seed: int, d: int) -> None:
 
 
 def check_weights_in_a_box(u: np.ndarray, eps: float) -> None:
-    """Karush–Kuhn–Tucker: ⟨u*, u_i⟩ is one number ν inside the box, at least ν at a lower, at most ν at an upper bound."""
+    """Karush–Kuhn–Tucker: ⟨u*, u_i⟩ is one number ν inside the box, ≥ ν at a lower and ≤ ν at an upper bound."""
     share = np.random.default_rng(len(u)).dirichlet(np.ones(len(u)))
     low, high = np.clip(share - eps, 0, 1), np.clip(share + eps, 0, 1)
     weights = slsqp(u @ u.T, low, high, share)

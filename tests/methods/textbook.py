@@ -1,4 +1,4 @@
-"""What the tests of methods share: cohorts, local settings, the papers' quantities, and two rounds to compute by hand."""
+"""What the tests of methods share: cohorts, settings, the papers' quantities, and two rounds to compute by hand."""
 
 from __future__ import annotations
 
