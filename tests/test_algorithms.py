@@ -129,8 +129,8 @@ NEUTRAL: dict[str, dict[str, Any]] = {
 }
 SILENT = {"solo", "centralised"}  # nothing goes up, w stays, private rows learn, momentum lives as long as the client
 # No setting makes these FedAvg: SCAFFOLD's variates have no strength (it is FedAvg in the first round), and FedDyn
-# (with FedSpeed) adds the mean drift to the mean model whatever α is. FedVARP and MIFA are FedAvg where all clients take
-# part, which they do not here. FedPDC and loss-biased FedAvg have weights of their own, MGDA and FedMGDA+ steps of
+# (with FedSpeed) adds the mean drift to the mean model whatever α is. FedVARP and MIFA are FedAvg where all clients
+# take part, which they do not here. FedPDC and loss-biased FedAvg have weights of their own, MGDA and FedMGDA+ steps of
 # length 1 or less. SOLO and centralised training average nothing. FedAMD follows remembered gradients.
 NEVER_FEDAVG = {"scaffold", "feddyn", "fedspeed", "fedvarp", "mifa", "fedpdc", "lossbias", "mgda", "fedmgdaplus"}
 NEVER_FEDAVG |= {"fedamd", *SILENT}
