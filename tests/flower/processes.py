@@ -99,6 +99,6 @@ EXTRA_BYTES = 64 * 1024  # that a message may take on the sockets, besides a twe
 
 
 def check_bytes(counted: tuple[int, int], passed: tuple[int, int], messages: int) -> None:
-    """The sockets pass what was counted, down and up, and not much more: records, requests, polling and the app itself."""
+    """The sockets pass what was counted, down and up, and little more: records, requests, polling and the app."""
     for least, total in zip(counted, passed, strict=True):
         assert least < total < 1.05 * least + messages * EXTRA_BYTES

@@ -68,8 +68,8 @@ def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_app_is_written_without_flower(folder: Path, no_flower: None, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "deploy app run.toml app --data data.py --clients 3 --set rounds=7 --rule timeout=60 --rule out=/srv/runs"
-    assert main(words.split()) == 0
+    command = "deploy app run.toml app --data data.py --clients 3 --set rounds=7 --rule timeout=60 --rule out=/srv/runs"
+    assert main(command.split()) == 0
     out = capsys.readouterr().out
     assert "3, with data of their own" in out and "askew deploy up app" in out and "flwr run app" in out
     tables, data, rules = app.read_app(Path("app"))
@@ -88,27 +88,9 @@ def test_an_app_is_written_without_flower(folder: Path, no_flower: None, capsys:
 
 def test_an_apps_plugins_go_from_app_to_app(folder: Path) -> None:
     """An app can be written from an app: its parts are the same, under the same names."""
-    Path("mine.py").write_text(
-        "import askew\nfrom askew.algorithms import FedAvg\n\n@askew.register('mine', replace=True)\nclass "
-        "Mine(FedAvg):\n    pass\n"
-    )
-    assert (
-        main(
-            [
-                "deploy",
-                "app",
-                "run.toml",
-                "run",
-                "--plugin",
-                "mine.py",
-                "--set",
-                'algorithm={name = "mine"}',
-                "--data",
-                "data.py",
-            ]
-        )
-        == 0
-    )
+    Path("mine.py").write_text(PLUGIN)
+    options = ["--plugin", "mine.py", "--set", 'algorithm={name = "mine"}', "--data", "data.py"]
+    assert main(["deploy", "app", "run.toml", "run", *options]) == 0
     assert main(["deploy", "app", "run", "two"]) == 0
     names = {path.relative_to("run") for path in Path("run").rglob("*.*")}
     assert Path("askew_app/plugin_0_mine.py") in names
@@ -118,7 +100,7 @@ def test_an_apps_plugins_go_from_app_to_app(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("command", "sentence"),
     [
         (
             "app none.toml app",
@@ -149,9 +131,9 @@ def test_an_apps_plugins_go_from_app_to_app(folder: Path) -> None:
     ],
 )
 def test_a_wrong_command_is_answered_in_one_sentence(
-    words: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    command: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if words.startswith(("up", "keys")) and find_spec("cryptography") is None and "missing" not in says:
+    if command.startswith(("up", "keys")) and find_spec("cryptography") is None and "missing" not in sentence:
         pytest.skip("needs the extra flower")
     Path("folder").mkdir()
     Path("full").mkdir()
@@ -159,18 +141,18 @@ def test_a_wrong_command_is_answered_in_one_sentence(
     Path("failing.py").write_text("1 / 0\n")
     Path("empty.py").write_text("")
     Path("bad.py").write_text("client of node\n")
-    assert main(["deploy", *words.split()]) == 2
+    assert main(["deploy", *command.split()]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and says in err, err
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and sentence in err, err
     assert not Path("app").exists() and not Path("runs").exists() and not Path("keys").exists()
     assert [path.name for path in Path("full").iterdir()] == ["node-1"] and Path("full/node-1").read_text() == "secret"
 
 
-@pytest.mark.parametrize("words", ["up run.toml", "keys keys --clients 2"])
+@pytest.mark.parametrize("command", ["up run.toml", "keys keys --clients 2"])
 def test_without_flower_one_sentence_says_how_to_get_it(
-    words: str, folder: Path, no_flower: None, capsys: pytest.CaptureFixture[str]
+    command: str, folder: Path, no_flower: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["deploy", *words.split()]) == 2
+    assert main(["deploy", *command.split()]) == 2
     out, err = capsys.readouterr()
     assert (
         out == ""
@@ -290,8 +272,8 @@ def test_a_federation_of_real_processes_plays_the_simulators_run(
     assert (deployed.bytes_up, deployed.bytes_down) == (simulated.bytes_up, simulated.bytes_down)
 
 
-def start_deployment(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "askew", "deploy", "up", *words]
+def start_deployment(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "askew", "deploy", "up", *arguments]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -325,8 +307,8 @@ def only_run() -> Path:
 def test_an_interrupted_federation_leaves_no_process_and_goes_on(
     number: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("run.toml", "--clients", "1", "--rule", "timeout=120")
-    first = start_deployment(*words)
+    arguments = ("run.toml", "--clients", "1", "--rule", "timeout=120")
+    first = start_deployment(*arguments)
     assert first.stderr is not None
     before = read_until(first.stderr, "round 1/2")
     wait_until(lambda: any(Path("runs").glob(f"*/{checkpoint.FILE}")))
@@ -348,7 +330,7 @@ def test_an_interrupted_federation_leaves_no_process_and_goes_on(
     deployed, simulated = load(only_run()), simulate(full_run(clients=1))
     assert json.loads(out) | {"run": None} == deployed.summary() | {"run": None} and deployed.finished
     assert largest_difference(load_file(only_run() / "model.safetensors"), simulated.model) <= TOLERANCE
-    third = start_deployment(*words, "--quiet")  # finished: nothing is started
+    third = start_deployment(*arguments, "--quiet")  # finished: nothing is started
     assert third.communicate(timeout=60) == ("", "") and third.returncode == 0
 
 

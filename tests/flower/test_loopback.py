@@ -1,7 +1,7 @@
 """Real deployments on this machine: a SuperLink, three SuperNodes and every message in a process of its own.
 
-All are slow. One federation serves all methods. Weights are compared up to 1e-6: they are the same numbers where processes round
-alike.
+All are slow. One federation serves all methods. Weights are compared up to 1e-6: they are the same numbers where
+processes round alike.
 """
 
 from __future__ import annotations

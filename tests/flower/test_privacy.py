@@ -26,7 +26,7 @@ from in_process import (
 from askew.algorithms import algorithms
 from askew.errors import ConfigError
 from askew.experiment.build import BuildCache
-from askew.flower.deployment_data import build_one_by_one, read_config
+from askew.flower.deployment_data import build_run, read_config
 from askew.flower.privacy import Privacy, add_noise, check_supported, clip_upload
 from askew.flower.remote_engine import zero_uploads
 from askew.flower.wire import Payload
@@ -115,7 +115,7 @@ def is_supported(key: str, folder: Path, **privacy: Any) -> bool:
             tables["model"] = NO_NORM
     try:
         config = read_config(write_config(tables | {"privacy": privacy}, folder))
-        server = build_one_by_one(config, BuildCache()).server
+        server = build_run(config, BuildCache()).server
         check_supported(config.privacy, server, zero_uploads(server))
     except ConfigError:
         return False

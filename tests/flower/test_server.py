@@ -1,4 +1,4 @@
-"""The server of a deployment, with clients in this process: lost and false replies, restarts, clients that come and go."""
+"""The server of a deployment, with clients in this process: lost and false replies, restarts, changing nodes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SERVER = "the server"  # how sentences call the sender of a message
 SECURE_STAGES = ("keys", "shares", "unmask")  # of secure aggregation, beside the training itself
-# Numbers of a training message: those that are the same for all clients of a round, and those of one client.
+# Numbers of a training message, named as in PhaseInputs: those of all clients of a round, and those of one client.
 COMMON_NUMBERS = ("lr", "lr0", "momentum", "decay", "clip")
 CLIENT_NUMBERS = ("steps", "tau", "size", "coin")
 STATE_PREFIX = "mine."  # of the method's client state in stored files, which older versions wrote too
@@ -231,14 +231,13 @@ class DeployedClient:
         return tensors, loss
 
     def _mask(self, payload: RawPayload, tensors: State, loss: float) -> Tensor:
-        """One masked vector for secure aggregation: all tensors, multiplied by the client's weight, and the loss."""
-        from .secure import SecureClient, to_fixed_point  # needs Flower, which a plain client does not
+        """The upload as one masked vector for secure aggregation."""
+        from .secure import SecureClient, pack_upload  # needs Flower, which a plain client does not
 
         weight = read_value(payload, "size", float, SERVER) if self.server.alg.by_samples else 1.0
-        parts = [weight * tensors[name].flatten().double().cpu() for name in sorted(tensors)]
-        vector = to_fixed_point(torch.cat([*parts, torch.tensor([loss], dtype=torch.float64)]))
         secure = SecureClient(self.secrets, self.client, self.privacy.fewest, SERVER)
-        return torch.from_numpy(secure.mask(sum_name(payload), payload, vector).view("int64"))
+        masked = secure.mask(sum_name(payload), payload, pack_upload(tensors, weight, loss))
+        return torch.from_numpy(masked.view("int64"))
 
     def _to_device(self, state: State) -> State:
         return {name: t.to(self.space.device) for name, t in state.items()}

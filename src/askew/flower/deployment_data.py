@@ -315,7 +315,7 @@ class ClientSetup:
                     f"the node's num-partitions is {parts}, and partition.clients is {config.partition.clients}; "
                     "make them equal."
                 )
-            self.built = build_on_divided_data(config)
+            self.built = build_on_divided_dataset(config)
             self.fed = self.built.fed
             return
         dataset, validation, self.has_test_set = read_client_data(data.client(node))
@@ -329,19 +329,19 @@ class ClientSetup:
 
     @cached_property
     def built(self) -> BuiltRun:
-        return build_one_by_one(self.config, GivenFederationCache(self.fed))
+        return build_run(self.config, GivenFederationCache(self.fed))
 
 
 @lru_cache(maxsize=1)
-def build_on_divided_data(config: DeploymentConfig) -> BuiltRun:
+def build_on_divided_dataset(config: DeploymentConfig) -> BuiltRun:
     """The run on the configuration's divided dataset, built once for all clients of a process.
 
     Flower's simulation has many clients in one process.
     """
-    return build_one_by_one(config, BuildCache())
+    return build_run(config, BuildCache())
 
 
-def build_one_by_one(config: DeploymentConfig, cache: BuildCache) -> BuiltRun:
+def build_run(config: DeploymentConfig, cache: BuildCache) -> BuiltRun:
     """The run, for server or client, with the engine that trains one client at a time unless another is named."""
     engine = config.engine
     engine = replace(engine, name="sequential" if engine.name == "auto" else engine.name, workers=1)

@@ -218,7 +218,7 @@ class RemoteEngine:
         self, n: int, inputs: PhaseInputs, payloads: Mapping[int, Payload], enough: int
     ) -> dict[int, ClientUpload]:
         """The weighted mean by secure aggregation, in place of every upload; nothing if too few clients are left."""
-        from .secure import SecureServer  # needs Flower, which this module does not
+        from .secure import SecureServer, unpack_mean, vector_length  # need Flower, which this module does not
 
         def exchange(
             kind: str, payloads: Mapping[int, Payload], enough: int, read: Callable[[RawPayload, str], T]
@@ -230,25 +230,17 @@ class RemoteEngine:
             return self._exchange(kind, payloads, inputs.round, enough, read_reply)
 
         specs = self._upload_specs(n, inputs)
-        sizes = [math.prod(specs[name].shape) for name in sorted(specs)]
         header = {**self.run_numbers, "round": inputs.round, "phase": n}
+        secure = SecureServer(exchange, header, self.privacy.fewest)
         try:
-            # The sum of the clients' vectors: all tensors, multiplied by the clients' weights, and the loss.
-            clients, total = SecureServer(exchange, header, self.privacy.fewest).sum_vectors(
-                payloads, sum(sizes) + 1, enough
-            )
+            clients, total = secure.sum_vectors(payloads, vector_length(specs), enough)
         except InvalidMessage as e:
             self.warn(f"round {inputs.round}: {e}")
             return {}
         weights = inputs.size.tolist() if self.server.alg.by_samples else [1.0] * len(payloads)
         weight = sum(w for client, w in zip(payloads, weights, strict=True) if client in clients)
-        pieces = (total[:-1].to(inputs.x.device) / weight).split(sizes)
-        tensors = {
-            name: piece.view(specs[name].shape).to(specs[name].dtype)
-            for name, piece in zip(sorted(specs), pieces, strict=True)
-        }
-        mean = self._make_upload(n, inputs, tensors, float(total[-1]) / len(clients))
-        return dict.fromkeys(clients, mean)
+        tensors, loss = unpack_mean(total, specs, weight, len(clients), inputs.x.device)
+        return dict.fromkeys(clients, self._make_upload(n, inputs, tensors, loss))
 
     def _phase_outputs(self, n: int, inputs: PhaseInputs, uploads: dict[int, ClientUpload]) -> PhaseOutputs:
         """The uploads by row of the cohort, stacked. With too few of them none is used: their losses become NaN."""

@@ -18,6 +18,7 @@ masks are not used, as they come from 32 bits.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from hashlib import sha256
@@ -39,6 +40,7 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from torch import Tensor
 
+from ..core.types import State
 from ..engine.distributed import TensorSpec
 from .wire import SAME_SETUP, InvalidMessage, Numbers, Payload, RawPayload, read_tensors, read_value
 
@@ -66,6 +68,33 @@ def to_fixed_point(t: Tensor) -> UInt64Array:
 def from_fixed_point(words: UInt64Array) -> Tensor:
     """The numbers, in float64, that `to_fixed_point` made whole."""
     return torch.from_numpy(words.view(np.int64).astype(np.float64)) / SCALE
+
+
+def vector_length(specs: Mapping[str, TensorSpec]) -> int:
+    """How many numbers the vector of an upload with these tensors has."""
+    return sum(math.prod(spec.shape) for spec in specs.values()) + 1
+
+
+def pack_upload(tensors: State, weight: float, loss: float) -> UInt64Array:
+    """The vector that a client adds to the sum: its tensors by name, multiplied by its weight, and then its loss."""
+    parts = [weight * tensors[name].flatten().double().cpu() for name in sorted(tensors)]
+    return to_fixed_point(torch.cat([*parts, torch.tensor([loss], dtype=torch.float64)]))
+
+
+def unpack_mean(
+    total: Tensor, specs: Mapping[str, TensorSpec], weight: float, clients: int, device: torch.device
+) -> tuple[State, float]:
+    """The weighted mean of the tensors, and the mean loss, from the sum of the vectors of so many clients.
+
+    `weight` is the sum of the clients' weights.
+    """
+    names = sorted(specs)
+    mean, sizes = total[:-1].to(device) / weight, [math.prod(specs[name].shape) for name in names]
+    parts = torch.split(mean, sizes)
+    tensors = {
+        name: part.view(specs[name].shape).to(specs[name].dtype) for name, part in zip(names, parts, strict=True)
+    }
+    return tensors, float(total[-1]) / clients
 
 
 def pseudorandom_words(secret: bytes, count: int) -> UInt64Array:

@@ -20,7 +20,7 @@ from .deployment_data import (
     DeploymentConfig,
     GivenFederationCache,
     RemoteFederation,
-    build_one_by_one,
+    build_run,
     read_server_data,
 )
 from .registry import ClientRegistry
@@ -85,7 +85,7 @@ def serve(
     warn: Warn = print,
     on_round: OnRound | None = None,
 ) -> Run:
-    """Play a run on the clients that the transport reaches; an interrupted run continues after its last round."""
+    """Run a configuration on the clients that the transport reaches; an interrupted run is continued."""
     folder = folder_of(config, rules.out)
     assert folder is not None
     with locked(folder):
@@ -117,12 +117,12 @@ def build_on_clients(
     used. `stored_federation` is what an interrupted run had written about its clients.
     """
     if data is None:
-        built = build_one_by_one(config, BuildCache())
+        built = build_run(config, BuildCache())
         registry.fed = built.fed
         registry.wait_for(registry.rules.nodes or registry.clients)
     else:
         registry.fed = join_federation(config, registry, data, stored_federation)
-        built = build_one_by_one(config, GivenFederationCache(registry.fed))
+        built = build_run(config, GivenFederationCache(registry.fed))
     server = built.server
     server.clients = Bank({"round": torch.zeros((), dtype=torch.int64, device=built.space.device)})
     server.privates = Bank({})
