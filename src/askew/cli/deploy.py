@@ -301,7 +301,7 @@ def build_config(request: DeployRequest, import_data: bool = True) -> Deployment
     module = None
     if request.data is not None:
         check_syntax(request.data)
-        module = DataModule.of(import_file(request.data)) if import_data else DataModule(not_imported)
+        module = DataModule.of(import_file(request.data)) if import_data else DataModule(placeholder_client)
     else:
         # Checked here first, so that sentences name no file but the user's.
         Config.build({name: table for name, table in request.tables.items() if name != "privacy"})
@@ -311,7 +311,7 @@ def build_config(request: DeployRequest, import_data: bool = True) -> Deployment
         return read_config(path, module)
 
 
-def not_imported(node: NodeConfig) -> ClientDataset:
+def placeholder_client(node: NodeConfig) -> ClientDataset:
     """Stands for the function of a data module that is not imported."""
     raise NotImplementedError
 

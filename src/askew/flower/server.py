@@ -121,7 +121,7 @@ def build_on_clients(
         registry.fed = built.fed
         registry.wait_for(registry.rules.nodes or registry.clients)
     else:
-        registry.fed = join_federation(config, registry, data, stored_federation)
+        registry.fed = wait_for_federation(config, registry, data, stored_federation)
         built = build_run(config, GivenFederationCache(registry.fed))
     server = built.server
     server.clients = Bank({"round": torch.zeros((), dtype=torch.int64, device=built.space.device)})
@@ -133,7 +133,7 @@ def build_on_clients(
     return built, engine
 
 
-def join_federation(
+def wait_for_federation(
     config: DeploymentConfig, registry: ClientRegistry, data: DataModule, stored_federation: Record
 ) -> RemoteFederation:
     """The federation of clients with their own data, once enough of them have joined."""
