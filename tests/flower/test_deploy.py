@@ -243,9 +243,9 @@ def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
         and found.facts["state"] == "interrupted"
         and terminal.state(found) == "interrupted, 0 of 2 rounds"
     )
-    assert terminal.go_on(folder, "flower") == "flwr run APP"
+    assert terminal.resume_command(folder, "flower") == "flwr run APP"
     (folder / "flower" / "keys").mkdir(parents=True)
-    assert terminal.go_on(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path} --secure"
+    assert terminal.resume_command(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path} --secure"
 
 
 @needs_flower

@@ -151,7 +151,7 @@ def up(
     work = home / "flower"
     where: list[str | Path] = ["--data-dir", folder] if folder else []
     again = terminal.command("deploy", "up", work / "app", "--out", out, *["--secure"] * secure, *where)
-    with locked(work), terminal.Ticker(said) as ticker:
+    with locked(work), terminal.ProgressDisplay(said) as ticker:
         if stored(home) and not fresh:
             ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
             done = load(home)
