@@ -26,8 +26,8 @@ EPILOG = examples(
     "askew ledger --check --out ledger.md",
     "askew ledger --results elsewhere --json",
 )
-RESULTS = Path("results")  # where `askew reproduce` stores results unless told otherwise
-PAGE = Path("docs/reproduction.md")  # of a checkout: what --check compares unless told otherwise
+RESULTS = Path("results")  # where `askew reproduce` stores results by default
+PAGE = Path("docs/reproduction.md")  # of a checkout: what --check compares by default
 
 
 def ledger(

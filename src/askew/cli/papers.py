@@ -144,6 +144,7 @@ def run_with_progress(
 
 
 def progress_display(console: Console, missing: Sequence[PlannedRun], title: str) -> terminal.ProgressDisplay:
+    """One bar for several runs; one run is shown in detail."""
     if len(missing) > 1:
         return ExperimentProgress(console, [p.config for p in missing], title)
     return terminal.ProgressDisplay(console)
@@ -224,6 +225,7 @@ def comparison_json(reproduction: Reproduction, cells: Sequence[TableCell], pict
 
 
 def cell_json(cell: TableCell, with_paper: bool) -> dict[str, Any]:
+    """One cell of the table for a script."""
     printed = cell.printed if with_paper else None
     return {
         "case": cell.case,

@@ -256,7 +256,7 @@ def method_picture(groups: Sequence[RunGroup]) -> Picture | None:
     labels = [legend_label(groups[n].label) for n in order]
     figure = canvas(10, 0.9 + sum(0.25 + 0.17 * (text.count("\n") + 1) for text in labels))
     axes = figure.add_subplot(xlabel="Best test accuracy, %" if accurate else "Last test loss")
-    words = []
+    texts = []
     for y, n in enumerate(order):
         colour, values = COLOURS[n % len(COLOURS)], results[n]
         middle, std = average(values) or 0.0, sample_std(values)
@@ -272,14 +272,14 @@ def method_picture(groups: Sequence[RunGroup]) -> Picture | None:
             va="center",
             fontweight="bold" if y == len(order) - 1 else None,
         )
-        words.append(f"{groups[n].label} {text}")
+        texts.append(f"{groups[n].label} {text}")
     axes.set_yticks(range(len(order)), labels)
     axes.set_ylim(-0.6, len(order) - 0.4)
     axes.margins(x=0.08)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     what = "Best test accuracy, in %" if accurate else "Last test loss"
-    alt = f"{what}, of each method: {', '.join(reversed(words))}."
+    alt = f"{what}, of each method: {', '.join(reversed(texts))}."
     marks = "Large mark: mean; small dots: seeds; bar: ± one standard deviation. " if seeds_note(groups) else ""
     return Picture("bars", "Methods", alt, f"{marks}The axis does not begin at zero.", figure)
 
@@ -296,7 +296,7 @@ def coverage_picture(groups: Sequence[RunGroup]) -> Picture | None:
     figure = canvas(10, max(3.9, 0.21 * line_count(labels.values()) + 0.7))
     titles = {"raps": "RAPS", "aps": "APS", "naive": "Naive, not calibrated"}
     panels = dict(zip(titles, figure.subplots(1, 3, sharey=True), strict=True))
-    handles, words = {}, []
+    handles, texts = {}, []
     for n, curves in measured.items():
         asked = 100 * (1 - np.asarray(curves[0]["raps"]["alpha"]))
         shown = asked >= LOWEST_COVERAGE
@@ -305,7 +305,7 @@ def coverage_picture(groups: Sequence[RunGroup]) -> Picture | None:
             x = asked if method == "naive" else size
             handles[n] = draw_line(axes, n, x[shown].tolist(), (100 * covered[shown]).tolist(), [])
             if method == "raps":
-                words.append(f"{groups[n].label} {np.interp(-90, -100 * covered, size):.2f}")
+                texts.append(f"{groups[n].label} {np.interp(-90, -100 * covered, size):.2f}")
     for method, axes in panels.items():
         axes.set(title=titles[method], xlabel="Coverage asked for, %" if method == "naive" else "Mean set size")
     panels["raps"].set_ylabel("Coverage, %")
@@ -320,7 +320,7 @@ def coverage_picture(groups: Sequence[RunGroup]) -> Picture | None:
         f"Means over {splits} divisions of the test set into calibration and measurement{seeds}. "
         "Further left is better: fewer classes for the same coverage. Dotted: what is covered is what was asked for."
     )
-    alt = f"Coverage of prediction sets by their mean size. RAPS, classes at 90 % coverage: {', '.join(words)}."
+    alt = f"Coverage of prediction sets by their mean size. RAPS, classes at 90 % coverage: {', '.join(texts)}."
     return Picture("coverage", "Prediction sets", alt, note, figure)
 
 
@@ -402,6 +402,7 @@ def mark_diversity(axes: Axes, groups: Sequence[RunGroup]) -> None:
 
 
 def diversity_note(groups: Sequence[RunGroup]) -> str:
+    """What the values of drift diversity mean."""
     cohort = usual_cohort(groups)
     equal = f"1/{cohort} where the updates of {cohort} clients are equal"
     return f"Drift diversity is {equal}, 1 where they are orthogonal and more where they cancel (dotted lines). "

@@ -54,7 +54,7 @@ COLUMNS = (
     PageColumn("dropped", "Dropped", better=-1),
 )
 WHOLE_NUMBERS = ("seeds", "best_round", "rounds", "rounds_to_target")  # columns without decimals
-MAX_HEADLINES = 4  # tasks whose result is told at the top
+MAX_HEADLINES = 4  # tasks whose result stands at the top
 
 
 def write_report(runs: Sequence[Run], folder: Path, title: str | None = None) -> Path:
@@ -104,7 +104,7 @@ def report_page(
         results="".join(results),
         tiles=f'<div class="tiles">{tiles(rows)}</div>' if len(tasks) == 1 else "",
         notices="".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices(runs, pictures)),
-        comparison=comparison(groups, rows),
+        comparison=comparison_table(groups, rows),
         figures="\n".join(map(picture_section, pictures)),
         configurations="\n".join(configuration_section(n, g) for n, g in enumerate(groups)),
         facts=escape(" · ".join(facts)),
@@ -164,7 +164,8 @@ def notices(runs: Sequence[Run], pictures: Sequence[Picture]) -> list[str]:
     return found
 
 
-def percent(value: float, std: float | None = None) -> str:
+def percent_text(value: float, std: float | None = None) -> str:
+    """A fraction in percent, with its standard deviation: "78.5 ± 0.7 %"."""
     return f"{100 * value:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "") + " %"
 
 
@@ -178,7 +179,7 @@ def headline(rows: Sequence[ComparisonRow]) -> str:
         lowest = min(measured, key=lambda r: float(r["test_loss"]))
         return f"{lowest['label']} ends with a test loss of {lowest['test_loss']:.4g}."
     best = ranked[0]
-    text = f"{best['label']} reaches {percent(best['best_accuracy'], best['best_accuracy_std'])} test accuracy"
+    text = f"{best['label']} reaches {percent_text(best['best_accuracy'], best['best_accuracy_std'])} test accuracy"
     rival = next((r for r in ranked[1:] if r["label"] == best["baseline"]), ranked[1] if len(ranked) > 1 else None)
     if not rival:
         return f"{text}, at round {best['best_round']:.0f} of {best['rounds']:.0f}."
@@ -206,7 +207,7 @@ def tiles(rows: Sequence[ComparisonRow]) -> str:
     milliseconds, megabytes = 1e3 * (best["seconds_per_round"] or 0), (best["bytes_up"] + best["bytes_down"]) / 1e6
     shown: dict[str, str] = {}
     if best["best_accuracy"] is not None:
-        shown[f"best accuracy · {best['label']}"] = percent(best["best_accuracy"])
+        shown[f"best accuracy · {best['label']}"] = percent_text(best["best_accuracy"])
     if fast:
         shown[f"fewer rounds to {fast['baseline']}’s best · {fast['label']}"] = f"{fast['speedup']:.1f}×"
     if milliseconds:
@@ -223,7 +224,7 @@ def decimals(values: Sequence[float]) -> int:
     return min(4, max(0, 2 - floor(log10(top)))) if top else 0
 
 
-def comparison(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:
+def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:
     """The table of all groups, with a note on its figures."""
     headings = [heading_cell("Method")]
     cells = [[method_cell(n, g, row)] for n, (g, row) in enumerate(zip(groups, rows, strict=True))]
@@ -239,7 +240,7 @@ def comparison(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str
     head, body = "".join(headings), "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     note = "Means over the seeds, ± one standard deviation. " if any(row["seeds"] > 1 for row in rows) else ""
     targets = {
-        row["baseline"]: f"{percent(row['target'])}, the peak of {row['baseline']}’s mean curve"
+        row["baseline"]: f"{percent_text(row['target'])}, the peak of {row['baseline']}’s mean curve"
         for row in rows
         if row["baseline"] in baselines
     }
@@ -280,6 +281,7 @@ def is_informative(key: str, rows: Sequence[ComparisonRow], baselines: Sequence[
 
 
 def heading_cell(text: str, unit: str = "") -> str:
+    """The heading of a column, a button that sorts by it."""
     small = f"&nbsp;<small>{unit}</small>" if unit else ""
     return f'<th scope="col" aria-sort="none"><button>{escape(text)}{small}</button></th>'
 
@@ -290,11 +292,13 @@ def swatch(n: int) -> str:
 
 
 def method_cell(n: int, g: RunGroup, row: ComparisonRow) -> str:
+    """The first cell of a row: the n-th method's colour and label."""
     label, mark = escape(g.label), "" if row["finished"] else " <em>unfinished</em>"
     return f'<th scope="row" data-v="{label}" title="{label}">{swatch(n)}{escape(row["label"])}{mark}</th>'
 
 
 def picture_section(picture: Picture) -> str:
+    """A picture as SVG inside of the page, with its note."""
     data = b64encode(picture.render("svg")).decode()
     image = f'<div class="scroll"><img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.alt)}"></div>'
     caption = f"<figcaption>{escape(picture.note)}</figcaption>" if picture.note else ""

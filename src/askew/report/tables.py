@@ -123,8 +123,8 @@ def group_labels(groups: Sequence[FlatSettings]) -> list[str]:
     for settings in groups:
         method = settings["algorithm.name"]
         keys = [k for k in settings if k in shown[method]]
-        words = [settings[k] if k.endswith(".name") else f"{k.removeprefix('algorithm.')}={settings[k]}" for k in keys]
-        names.append(" ".join([method, *words]))
+        parts = [settings[k] if k.endswith(".name") else f"{k.removeprefix('algorithm.')}={settings[k]}" for k in keys]
+        names.append(" ".join([method, *parts]))
     return names
 
 

@@ -38,7 +38,7 @@ LAST_ROUNDS = 5  # rounds that are shown one by one
 BEST, QUIET = "bold green", "dim"  # styles of text
 
 
-# words ----------------------------------------------------------------------------------------------------------
+# texts ----------------------------------------------------------------------------------------------------------
 
 
 def percent(value: float | None) -> str:
@@ -157,13 +157,13 @@ class ProgressDisplay:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(None),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(compact=True),
         )
         self.bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True)
         # the bar of all runs, if there are several, and that of one run
-        self.whole = self.bars.add_task(title, total=self.runs, words=self.count()) if self.runs > 1 else None
-        self.bar = self.bars.add_task("", total=None, visible=False, words="")
+        self.whole = self.bars.add_task(title, total=self.runs, text=self.count()) if self.runs > 1 else None
+        self.bar = self.bars.add_task("", total=None, visible=False, text="")
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -184,7 +184,7 @@ class ProgressDisplay:
         last, loss = run.last("accuracy"), run.last("train_loss")
         text = f"round {done}/{rounds}" + (f" · accuracy {percent(last)}" if last is not None else "")
         text += f" · loss {loss:.2f}" if loss is not None else ""
-        self.bars.update(self.bar, completed=done, words=text)
+        self.bars.update(self.bar, completed=done, text=text)
         self.parts[run.name] = done / rounds
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done + sum(self.parts.values()))
@@ -213,7 +213,7 @@ class ProgressDisplay:
         self.done += 1
         self.parts.pop(run.name, None)
         if self.whole is not None:
-            self.bars.update(self.whole, completed=self.done, words=self.count())
+            self.bars.update(self.whole, completed=self.done, text=self.count())
         if not self.console.is_terminal and self.training:
             self.say(f"{self.count()}: {self.run_title(run)}: best accuracy {percent(run.best_accuracy)}")
         self.training = False
@@ -394,12 +394,12 @@ def comparison(runs: Sequence[Run], target: float | None = None) -> RenderableTy
     """One row for each method, the best values among methods on the same task highlighted."""
     rows, tasks = table(runs, target), [g.task for g in group_runs(runs)]
     columns = [column for column in (HEADLINE, *COLUMNS) if any(row[column.key] is not None for row in rows)]
-    shown = plain_table("method", *(column.heading for column in columns))
-    shown.columns[0].justify, shown.columns[0].overflow = "left", "fold"
+    methods = plain_table("method", *(column.heading for column in columns))
+    methods.columns[0].justify, methods.columns[0].overflow = "left", "fold"
     for row, task in zip(rows, tasks, strict=True):
         peers = [other for other, its in zip(rows, tasks, strict=True) if its == task]
-        shown.add_row(row["label"], *(comparison_cell(row, column, peers) for column in columns))
-    return Group(shown, Text(comparison_remarks(rows, target), QUIET))
+        methods.add_row(row["label"], *(comparison_cell(row, column, peers) for column in columns))
+    return Group(methods, Text(comparison_remarks(rows, target), QUIET))
 
 
 def comparison_cell(row: ComparisonRow, column: ComparisonColumn, peers: Sequence[ComparisonRow]) -> Text:
@@ -418,18 +418,20 @@ def comparison_cell(row: ComparisonRow, column: ComparisonColumn, peers: Sequenc
 def comparison_remarks(rows: Sequence[ComparisonRow], given: float | None) -> str:
     """Sentences below the comparison: seeds, the target (`given`, or fedavg's best) and unfinished rows."""
     seeds, targets, bases = ({row[key] for row in rows} for key in ("seeds", "target", "baseline"))
-    words = []
+    sentences = []
     if seeds != {1}:
-        words.append(f"Means over {f'{max(seeds)} seeds' if len(seeds) == 1 else 'seeds'}, ± one standard deviation.")
+        sentences.append(
+            f"Means over {f'{max(seeds)} seeds' if len(seeds) == 1 else 'seeds'}, ± one standard deviation."
+        )
     if given is not None:
-        words.append(f"Target: accuracy {percent(given)}.")
+        sentences.append(f"Target: accuracy {percent(given)}.")
     elif len(targets) == len(bases) == 1 and None not in targets:
-        words.append(f"Target: accuracy {percent(targets.pop())}, the best of {bases.pop()}.")
+        sentences.append(f"Target: accuracy {percent(targets.pop())}, the best of {bases.pop()}.")
     elif targets != {None}:
-        words.append("Target: the best accuracy of fedavg on the same task.")
+        sentences.append("Target: the best accuracy of fedavg on the same task.")
     unfinished = sum(not row["finished"] for row in rows)
-    words += [f"{unfinished} of {len(rows)} did not reach the last round."] if unfinished else []
-    return " ".join(words)
+    sentences += [f"{unfinished} of {len(rows)} did not reach the last round."] if unfinished else []
+    return " ".join(sentences)
 
 
 # catalogue ------------------------------------------------------------------------------------------------------
@@ -439,35 +441,35 @@ def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
     """Everything of one kind that a configuration can name, such as "models", with its settings."""
     if kind == "algorithms":
         return algorithm_catalogue(entries)
-    shown, one = plain_table(), kind.removesuffix("s")
-    shown.add_column(one, style="bold", no_wrap=True)
-    shown.add_column("what it is, and its settings with their defaults (–: left out)")
+    listing, one = plain_table(), kind.removesuffix("s")
+    listing.add_column(one, style="bold", no_wrap=True)
+    listing.add_column("what it is, and its settings with their defaults (–: left out)")
     first, *others = [entry["parameters"] for entry in entries]
     common = [p for p in first if others and all(p in other for other in others)]
     for entry in entries:
         special = [p for p in entry["parameters"] if p not in common]
         about = Group(Text(entry["idea"]), *([explain_settings(special)] if special else []))
-        shown.add_row(entry["name"], about, end_section=True)
+        listing.add_row(entry["name"], about, end_section=True)
     if not common:
-        return shown
-    return Group(shown, Text(f"\nevery {one} has these settings too\n", "cyan"), explain_settings(common))
+        return listing
+    return Group(listing, Text(f"\nevery {one} has these settings too\n", "cyan"), explain_settings(common))
 
 
 def algorithm_catalogue(entries: Sequence[dict[str, Any]]) -> RenderableType:
     """All methods: what they send and keep, their ideas and papers, then their settings."""
-    shown, setting_table = plain_table(), plain_table()
-    for each in (shown, setting_table):
+    listing, setting_table = plain_table(), plain_table()
+    for each in (listing, setting_table):
         each.add_column("algorithm", style="bold", no_wrap=True)
     for heading in ("sent\ndown", "sent\nup", "kept at\nserver", "kept at\nclient"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("exact", justify="center", no_wrap=True)
-    shown.add_column("idea and paper")
+        listing.add_column(heading, justify="right", no_wrap=True)
+    listing.add_column("exact", justify="center", no_wrap=True)
+    listing.add_column("idea and paper")
     setting_table.add_column("settings, with their defaults (–: left out)")
     for entry in entries:
         server = times(entry["server_state"]) + (f"+{times(entry['memory'])}N" if entry["memory"] else "")
         costs = [times(entry["down"]), times(entry["up"]), server, times(entry["client_state"])]
         about = Text.assemble(entry["idea"], "\n", (entry["paper"], QUIET))
-        shown.add_row(entry["name"], *costs, Text("yes", "green") if entry["exact"] else "–", about)
+        listing.add_row(entry["name"], *costs, Text("yes", "green") if entry["exact"] else "–", about)
         defaults = [f"{p['name']}={setting_text(p['default'])}" for p in entry["parameters"]]
         setting_table.add_row(entry["name"], " ".join(defaults))
     notes = (
@@ -476,7 +478,7 @@ def algorithm_catalogue(entries: Sequence[dict[str, Any]]) -> RenderableType:
         "participation."
     ) + (" +1N: and once for each client." if any(entry["memory"] for entry in entries) else "")
     more = Text("\nwhat each setting means: askew list algorithms --json", QUIET)
-    return Group(shown, Text(f"\n{notes}\n", QUIET), setting_table, more)
+    return Group(listing, Text(f"\n{notes}\n", QUIET), setting_table, more)
 
 
 def explain_settings(parameters: Sequence[dict[str, Any]]) -> Table:

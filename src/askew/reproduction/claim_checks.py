@@ -185,20 +185,20 @@ def participation_gini() -> CheckResult:
         p = chances(seed, clients, gamma) if gamma else np.full(clients, 0.01)
         return np.random.default_rng([seed, 1]).multinomial(cohort * ROUNDS, p / p.sum())
 
-    def figures(seed: int, gamma: float) -> list[float]:
+    def measure(seed: int, gamma: float) -> list[float]:
         """Gini coefficient, clients that are never drawn, and the coefficient with replacement."""
         rule = Skewed(gamma=gamma, fraction=cohort / clients)
         counts = participation_counts(rule, seed, clients, ROUNDS)
         return [gini(counts), float(np.sum(counts == 0)), gini(counts_with_replacement(seed, gamma))]
 
-    tables = np.array([[figures(seed, gamma) for gamma in gammas] for seed in range(DRAWS)])
-    words = "; ".join(
+    tables = np.array([[measure(seed, gamma) for gamma in gammas] for seed in range(DRAWS)])
+    figures_text = "; ".join(
         f"γ {gamma:g}: {coefficient:.2f}, {never:.0f} never drawn, {replaced:.2f} with replacement"
         for gamma, coefficient, never, replaced in zip(gammas, *tables.mean(0).T, strict=True)
     )
     rising = (np.diff(tables[..., 0]) > 0).all(1)
     share = f"rising in {rising.sum()} of {DRAWS} draws"
-    return bool(rising.all()), f"mean Gini coefficient over {ROUNDS} rounds, {share}: {words}"
+    return bool(rising.all()), f"mean Gini coefficient over {ROUNDS} rounds, {share}: {figures_text}"
 
 
 def shortest_descends() -> CheckResult:
@@ -249,8 +249,8 @@ def pmvr_damping() -> CheckResult:
             sent, raw = torch.stack([up["delta"] for up, _ in done])[:, head.w], (models - x)[:, head.w]
             ratios.setdefault(reading, []).append(float((sent - sent.mean(0)).norm() / (raw - raw.mean(0)).norm()))
     exact = all(abs(ratio - (1 - alpha)) < 1e-4 for ratio in ratios["displacement"])
-    words = "; ".join(f"{reading} {', '.join(f'{r:.3f}' for r in each)}" for reading, each in ratios.items())
-    grounds = f"ratios at α = {alpha} in three rounds of random models: {words}"
+    figures_text = "; ".join(f"{reading} {', '.join(f'{r:.3f}' for r in each)}" for reading, each in ratios.items())
+    grounds = f"ratios at α = {alpha} in three rounds of random models: {figures_text}"
     return exact, f"{grounds}; the other readings change the steps themselves"
 
 

@@ -46,6 +46,7 @@ class ClaimCell(NamedTuple):
 
     @property
     def n(self) -> int:
+        """The number of seeds."""
         return len(self.values)
 
     @property
@@ -182,15 +183,16 @@ def combine_findings(findings: Sequence[Finding]) -> str:
     return FAILS if FAILS in found else found.pop() if len(found) == 1 else UNDECIDED
 
 
-# words of findings ----------------------------------------------------------------------------------------------
+# texts of findings ----------------------------------------------------------------------------------------------
 
 
-def verdict(passes: Iterable[bool], fails: Iterable[bool]) -> str:
+def cells_verdict(passes: Iterable[bool], fails: Iterable[bool]) -> str:
     """The verdict on a rule from its cells: one that fails refutes it, all must pass for it to hold."""
     return FAILS if any(fails) else HOLDS if all(passes) else UNDECIDED
 
 
 def p_text(p: float) -> str:
+    """A p-value with two digits."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
@@ -213,6 +215,7 @@ def cell_list(cells: Sequence[ClaimCell], text: Callable[[ClaimCell], str]) -> s
 
 
 def paired_test_name(cells: Sequence[ClaimCell]) -> str:
+    """What the paired test over these cells is called in a finding."""
     exact = ", exact sign flips decide" if any(paired_test(c.values).exact_above is not None for c in cells) else ""
     return f"paired t, one-sided{', Holm' if len(cells) > 1 else ''}{exact}"
 
@@ -241,7 +244,7 @@ def extreme_cells(
 # the tests ------------------------------------------------------------------------------------------------------
 
 
-def above(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_above(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """Every cell's mean is above the bound; one that is below, after Holm over the cells, refutes it."""
     cells = evaluator.cells(rule)
     tests = [paired_test([v - rule.bound for v in c.values]) for c in cells]
@@ -251,29 +254,29 @@ def above(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
         tied = rule.tie > 0 and test.n >= MIN_SEEDS and fmean(map(abs, c.values)) < rule.tie
         passes.append(tied or test.is_above or (test.is_zero and not rule.strict))
         fails.append(not tied and ((test.is_below and p < SIGNIFICANCE) or (test.is_zero and rule.strict)))
-    words = [count_above(cells, rule.bound), *extreme_cells(cells, tests, adjusted, rule.bound)]
-    return Finding(verdict(passes, fails), paired_test_name(cells), "; ".join(words), tuple(cells))
+    parts = [count_above(cells, rule.bound), *extreme_cells(cells, tests, adjusted, rule.bound)]
+    return Finding(cells_verdict(passes, fails), paired_test_name(cells), "; ".join(parts), tuple(cells))
 
 
-def sign(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_sign(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """A condition beside a test: every cell's mean is above the bound. Where it is not, nothing is decided."""
     cells = evaluator.cells(rule)
-    found = verdict([c.n >= MIN_SEEDS and c.mean > rule.bound for c in cells], [])
-    words = [*([rule.what] if rule.what else []), count_above(cells, rule.bound)]
-    return Finding(found, "by sign", "; ".join(words), tuple(cells))
+    found = cells_verdict([c.n >= MIN_SEEDS and c.mean > rule.bound for c in cells], [])
+    parts = [*([rule.what] if rule.what else []), count_above(cells, rule.bound)]
+    return Finding(found, "by sign", "; ".join(parts), tuple(cells))
 
 
-def similar(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_similar(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """In every cell the 90% interval lies inside the range; one wholly outside refutes it."""
     cells = evaluator.cells(rule)
     answers = [is_within(c.values, rule.low, rule.high) for c in cells]
     inside = f"{sum(a is True for a in answers)} of {len(cells)} intervals inside {rule.low:.3g} to {rule.high:.3g}"
     intervals = cell_list(cells, lambda c: "{:.3g} to {:.3g}".format(*t_interval(c.values)))
-    found = verdict([a is True for a in answers], [a is False for a in answers])
+    found = cells_verdict([a is True for a in answers], [a is False for a in answers])
     return Finding(found, "two one-sided t, 90% interval", f"{inside}; {intervals}", tuple(cells))
 
 
-def trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """At each seed a line through the steps: its slope has the stated sign, and no two neighbours are reversed."""
     slopes, pairs = list[ClaimCell](), list[ClaimCell]()
     for names in rule.cells:
@@ -290,13 +293,13 @@ def trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     passes += [not test.is_below and test.n >= MIN_SEEDS for test in pair_tests]
     fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
     fails += [test.is_zero for test in slope_tests]
-    words = [f"slopes as stated: {count_above(slopes)}", *extreme_cells(slopes, slope_tests, adjusted[: len(slopes)])]
-    words += [f"{sum(test.is_below for test in pair_tests)} of {len(pairs)} neighbours reversed"]
+    parts = [f"slopes as stated: {count_above(slopes)}", *extreme_cells(slopes, slope_tests, adjusted[: len(slopes)])]
+    parts += [f"{sum(test.is_below for test in pair_tests)} of {len(pairs)} neighbours reversed"]
     name = "t on slopes and neighbours, one-sided, Holm"
-    return Finding(verdict(passes, fails), name, "; ".join(words), (*slopes, *pairs))
+    return Finding(cells_verdict(passes, fails), name, "; ".join(parts), (*slopes, *pairs))
 
 
-def printed(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_printed(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """Every cell is within two standard deviations, ours and the paper's together, of the printed number.
 
     Half a point is always allowed.
@@ -310,7 +313,7 @@ def printed(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
         texts[id(c)] = f"{c.mean:.2f} ± {std:.2f}, printed {value:g}, room {room:.2f}"
     fails = [c.n >= MIN_SEEDS and not ok for c, ok in zip(cells, passes, strict=True)]
     name = "within 2 standard deviations, at least 0.5"
-    return Finding(verdict(passes, fails), name, cell_list(cells, lambda c: texts[id(c)]), tuple(cells))
+    return Finding(cells_verdict(passes, fails), name, cell_list(cells, lambda c: texts[id(c)]), tuple(cells))
 
 
 def printed_value(evaluator: RuleEvaluator, rule: ClaimRule, names: Mapping[str, str]) -> tuple[float, float]:
@@ -323,7 +326,7 @@ def printed_value(evaluator: RuleEvaluator, rule: ClaimRule, names: Mapping[str,
     return float(number.value), float(number.spread or 0)
 
 
-def between(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_between(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """Every cell's mean is in the range within some standard errors; one that is out by more refutes it."""
     cells, passes, fails = evaluator.cells(rule), list[bool](), list[bool]()
     for c in cells:
@@ -333,19 +336,19 @@ def between(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
         fails.append(c.n >= MIN_SEEDS and out > rule.errors[1] * error and not passes[-1])
     means = cell_list(cells, lambda c: f"{c.mean:.3g}")
     name = f"mean in {rule.low:g} to {rule.high:g}, by standard errors"
-    return Finding(verdict(passes, fails), name, means, tuple(cells))
+    return Finding(cells_verdict(passes, fails), name, means, tuple(cells))
 
 
-def share(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_share(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """In every cell more than a share of the seeds say yes; one where most say no refutes it."""
     cells = evaluator.cells(rule)
     passes = [c.n >= MIN_SEEDS and c.mean > rule.more for c in cells]
     fails = [c.n >= MIN_SEEDS and c.mean < 0.5 for c in cells]
     counts = cell_list(cells, lambda c: f"{sum(c.values):g} of {c.n}")
-    return Finding(verdict(passes, fails), f"more than {rule.more:g} of the seeds", counts, tuple(cells))
+    return Finding(cells_verdict(passes, fails), f"more than {rule.more:g} of the seeds", counts, tuple(cells))
 
 
-def count(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_count(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """At least so many cells have a mean above the bound; cells that agree in the name `of` count once."""
     cells = evaluator.cells(rule)
     reached = {
@@ -355,11 +358,11 @@ def count(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     }
     complete = all(c.n >= MIN_SEEDS for c in cells)
     found = HOLDS if len(reached) >= rule.least else FAILS if complete else UNDECIDED
-    words = f"{len(reached)}: {', '.join(sorted(reached)) or 'none'}"
-    return Finding(found, f"at least {rule.least} above {rule.bound:g}", words, tuple(cells))
+    names = f"{len(reached)}: {', '.join(sorted(reached)) or 'none'}"
+    return Finding(found, f"at least {rule.least} above {rule.bound:g}", names, tuple(cells))
 
 
-def unpaired(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_unpaired(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """The mean of `d` is above that of `b`, which comes from other data."""
     firsts, seconds = evaluator.cells(rule), evaluator.cells(rule, rule.b)
     tests = [welch_test(a.values, b.values) for a, b in zip(firsts, seconds, strict=True)]
@@ -369,51 +372,51 @@ def unpaired(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
         a._replace(values=a.values if b.n else [], missing=a.missing + b.missing)
         for a, b in zip(firsts, seconds, strict=True)
     ]
-    words = [f"{mean_text(test)}, {p_text(test.p_above)}" for c, test in zip(cells, tests, strict=True) if c.n]
-    found = verdict([test.is_above for test in tests], fails)
-    return Finding(found, "Welch's t, one-sided", "; ".join(words), tuple(cells))
+    parts = [f"{mean_text(test)}, {p_text(test.p_above)}" for c, test in zip(cells, tests, strict=True) if c.n]
+    found = cells_verdict([test.is_above for test in tests], fails)
+    return Finding(found, "Welch's t, one-sided", "; ".join(parts), tuple(cells))
 
 
-def fact(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def check_fact(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """Counted, not estimated: true in every cell and seed, and one seed suffices."""
     cells = evaluator.cells(rule)
     true = [all(c.values) for c in cells if c.n]
-    found = verdict([bool(c.n) and all(c.values) for c in cells], [not t for t in true])
+    found = cells_verdict([bool(c.n) and all(c.values) for c in cells], [not t for t in true])
     return Finding(found, "counted", f"true in {sum(true)} of {len(true)} cells", tuple(cells))
 
 
-def report(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def report_cells(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """No verdict: mean, standard deviation, number of seeds and the p-value of the sign; of many cells the extremes."""
     cells = evaluator.cells(rule)
     measured = [c for c in cells if c.n]
     if len(cells) > MAX_CELLS:
         measured.sort(key=lambda c: c.mean)
-    words = [count_above(cells)] if len(measured) > MAX_CELLS else []
-    for c in [measured[0], measured[-1]] if words else measured:
+    parts = [count_above(cells)] if len(measured) > MAX_CELLS else []
+    for c in [measured[0], measured[-1]] if parts else measured:
         test = paired_test(c.values)
         p = f", {p_text(min(test.p_above, test.p_below))}" if test.n >= MIN_SEEDS else ""
-        words.append(f"{f'{c.name}: ' if len(cells) > 1 else ''}{mean_text(test)} ({test.n}){p}")
-    return Finding("", "", "; ".join(words), tuple(cells))
+        parts.append(f"{f'{c.name}: ' if len(cells) > 1 else ''}{mean_text(test)} ({test.n}){p}")
+    return Finding("", "", "; ".join(parts), tuple(cells))
 
 
-def custom(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+def run_claim_check(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """Decided by the methods' code or by arithmetic, without a stored run."""
-    true, words = CLAIM_CHECKS[rule.function]()
-    return Finding(HOLDS if true else FAILS, "deduced", words)
+    true, grounds = CLAIM_CHECKS[rule.function]()
+    return Finding(HOLDS if true else FAILS, "deduced", grounds)
 
 
 # The tests by the names that claims.toml uses.
 RULE_TESTS: dict[str, Callable[[RuleEvaluator, ClaimRule], Finding]] = {
-    "above": above,
-    "sign": sign,
-    "similar": similar,
-    "trend": trend,
-    "printed": printed,
-    "between": between,
-    "share": share,
-    "count": count,
-    "welch": unpaired,
-    "fact": fact,
-    "custom": custom,
-    "report": report,
+    "above": check_above,
+    "sign": check_sign,
+    "similar": check_similar,
+    "trend": check_trend,
+    "printed": check_printed,
+    "between": check_between,
+    "share": check_share,
+    "count": check_count,
+    "welch": check_unpaired,
+    "fact": check_fact,
+    "custom": run_claim_check,
+    "report": report_cells,
 }

@@ -40,6 +40,7 @@ class Evidence:
         return self.found[experiment]
 
     def look_up(self, e: Experiment) -> dict[CellKey, list[GridPoint]]:
+        """As `points`, computed."""
         if e.runs:
             return {key: points for owner in e.runs for key, points in self.points(owner).items() if e.includes(*key)}
         found: dict[CellKey, list[GridPoint]] = {}

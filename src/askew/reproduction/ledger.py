@@ -84,15 +84,18 @@ class LedgerRow(NamedTuple):
 
     @property
     def validated(self) -> str:
+        """Our number with settings and round chosen on held-out samples; – if there is none."""
         return self.mean_text(self.held_out) if self.held_out else "–"
 
     @property
     def difference(self) -> str:
+        """Our mean less the printed number; – where one of them is not a number."""
         if not self.values or self.missed or not is_number(self.printed.value):
             return "–"
         return f"{fmean(self.values) - float(self.printed.value):+.{self.digits}f}"
 
     def mean_text(self, values: Sequence[float]) -> str:
+        """The mean ± one standard deviation, with the row's number of decimals."""
         std = sample_std(values)
         return f"{fmean(values):.{self.digits}f}" + ("" if std is None else f" ± {std:.{self.digits}f}")
 
@@ -111,6 +114,7 @@ class ClaimResult(NamedTuple):
 
     @property
     def verdict(self) -> str:
+        """One of VERDICTS."""
         if not self.claim.rules:
             return UNTESTABLE if self.claim.kind == "theory-not-testable" else NOT_RUN
         return combine_findings(self.findings[self.scale])
@@ -196,14 +200,17 @@ class PaperSection(NamedTuple):
 
 
 def count_measured(rows: Iterable[LedgerRow]) -> int:
+    """How many of the rows have a number of ours."""
     return sum(bool(row.values) for row in rows)
 
 
 def count_seeds(seeds: int) -> str:
+    """The number with its noun: "1 seed", "3 seeds"."""
     return f"{seeds} seed{'s' * (seeds != 1)}"
 
 
 def is_number(text: str) -> bool:
+    """Whether a printed text is a number; ">600" and "O(d)" are not."""
     return bool(re.fullmatch(r"-?\d+(\.\d+)?", text)) and text != "00"
 
 

@@ -57,6 +57,7 @@ def table_lines(table: LedgerTable) -> list[str]:
 
 
 def claim_cells(result: ClaimResult) -> list[str]:
+    """The cells of a claim, as CLAIM_COLUMNS names them."""
     claim = result.claim
     where = f"{claim.where}; {', '.join(claim.experiments)}"
     return [
@@ -69,6 +70,7 @@ def claim_cells(result: ClaimResult) -> list[str]:
 
 
 def row_cells(row: LedgerRow) -> list[str]:
+    """The cells of a printed number, as NUMBER_COLUMNS names them."""
     p = row.printed
     note = f" ({p.note})" if p.note else ""
     return [

@@ -67,6 +67,7 @@ def paper_section(section: PaperSection) -> str:
 
 
 def claim_row(result: ClaimResult) -> str:
+    """One claim with its verdict, evidence and controls."""
     claim, kind = result.claim, CLASSES[result.verdict]
     where = escape(f"{claim.where} · {', '.join(claim.experiments)}")
     return (

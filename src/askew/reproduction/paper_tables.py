@@ -119,7 +119,7 @@ def comparison_tables(reproduction: Reproduction, cells: Sequence[TableCell]) ->
     parts: list[RenderableType] = []
     for metric in dict.fromkeys(cell.metric for cell in cells):
         parts += [metric_table([cell for cell in cells if cell.metric == metric], reproduction.scale == "full"), Text()]
-    return Group(*parts, Text(comparison_remarks(reproduction, cells), QUIET))
+    return Group(*parts, Text(table_remarks(reproduction, cells), QUIET))
 
 
 def metric_table(cells: Sequence[TableCell], with_paper: bool) -> Table:
@@ -144,16 +144,16 @@ def metric_table(cells: Sequence[TableCell], with_paper: bool) -> Table:
     return table
 
 
-def comparison_remarks(reproduction: Reproduction, cells: Sequence[TableCell]) -> str:
+def table_remarks(reproduction: Reproduction, cells: Sequence[TableCell]) -> str:
     """Sentences below the tables: seeds, scale and what is still missing."""
     seeds = sorted({seed for cell in cells for seed in cell.seeds})
-    words = [f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}." if seeds else "Nothing was run."]
-    words += ["Means ± one standard deviation."] if len(seeds) > 1 else []
+    sentences = [f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}." if seeds else "Nothing was run."]
+    sentences += ["Means ± one standard deviation."] if len(seeds) > 1 else []
     scale, missing = reproduction.scale, len(reproduction.missing)
     if scale != "full":
-        words.append(f"Scale {scale}: not the published settings, and not comparable with the paper's numbers.")
-    words += [f"{missing} runs are still to be made."] if missing else []
-    return " ".join(words)
+        sentences.append(f"Scale {scale}: not the published settings, and not comparable with the paper's numbers.")
+    sentences += [f"{missing} runs are still to be made."] if missing else []
+    return " ".join(sentences)
 
 
 def mean_text(values: Sequence[float], cell: TableCell) -> str:

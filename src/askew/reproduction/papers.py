@@ -93,10 +93,12 @@ class Experiment:
 
     @property
     def paper(self) -> str:
+        """The folder of its paper."""
         return self.id.partition("/")[0]
 
     @property
     def trains(self) -> bool:
+        """Whether runs are trained for it."""
         return self.shows not in UNTRAINED
 
     def at(self, scale: str) -> Scale:
@@ -192,7 +194,7 @@ def read_experiment(path: Path) -> Experiment:
 
 def experiment_from_tables(name: str, page: Mapping[str, Any]) -> Experiment:
     """The experiment that the tables of a file describe, with the defaults of what it leaves out."""
-    runs, own = page.get("runs", ()), not page.get("runs")
+    runs, trains_itself = page.get("runs", ()), not page.get("runs")
     return Experiment(
         id=name,
         title=page["title"],
@@ -211,11 +213,11 @@ def experiment_from_tables(name: str, page: Mapping[str, Any]) -> Experiment:
         base=dict(page.get("base", {})),
         cases=tuple(
             Case(c["name"], c.get("set", {}), c.get("methods", {}))
-            for c in page.get("case", [{"name": "all"}] if own else [])
+            for c in page.get("case", [{"name": "all"}] if trains_itself else [])
         ),
         methods=tuple(
             Method(m["name"], m.get("set", {}), dict(m.get("grid", {})), tuple(m.get("cases", ())))
-            for m in page.get("method", [{"name": "FedAvg"}] if own else [])
+            for m in page.get("method", [{"name": "FedAvg"}] if trains_itself else [])
         ),
         grid=dict(page.get("grid", {})),
         choose=tuple(page.get("choose", ("best_accuracy", "-mean_train_loss_100"))),
@@ -224,6 +226,7 @@ def experiment_from_tables(name: str, page: Mapping[str, Any]) -> Experiment:
 
 
 def scale_from_table(table: Mapping[str, Any]) -> Scale:
+    """What one [scale.NAME] changes."""
     lists = (tuple(table.get(key, ())) for key in ("seeds", "cases", "methods"))
     return Scale(table.get("set", {}), dict(table.get("grid", {})), *lists)
 
@@ -379,10 +382,11 @@ def spec_value(spec: RunSpec, kind: str) -> Any:
 
 def hyper_text(hyper: Mapping[str, Any]) -> str:
     """A grid point in one line, sorted: "algorithm.mu=1 local.lr=0.1"."""
-    return " ".join(f"{key}={setting_text(hyper[key])}" for key in sorted(hyper))
+    return " ".join(f"{key}={hyper_value_text(hyper[key])}" for key in sorted(hyper))
 
 
-def setting_text(value: Any) -> str:
+def hyper_value_text(value: Any) -> str:
+    """One value of a grid point as text: a string as it is, a float without needless zeros."""
     return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else literal(value)
 
 

@@ -41,6 +41,7 @@ class Reproduction:
         return metrics if metrics and all(metric in metrics for metric in needed) else None
 
     def is_done(self, planned: PlannedRun) -> bool:
+        """Whether a run is stored with everything that this experiment needs."""
         metrics = self.metrics_of(planned)
         return metrics is not None and not (planned.key in self.need_curve and is_pruned(metrics))
 

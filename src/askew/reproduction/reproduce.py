@@ -61,14 +61,17 @@ class ResultWriter:
         self.due = 0.0  # time of the next write
 
     def add(self, run: Run) -> None:
+        """Take the results of a finished run."""
         self.added.add(run.name)
         self.rows.extend(result_rows(self.planned[run.name], run))
 
     def write_if_due(self) -> None:
+        """Write what was added, unless results were written a moment ago."""
         if self.rows and time.monotonic() >= self.due:
             self.write()
 
     def write(self) -> None:
+        """Write what was added, to the folder and to the reproduction's metrics."""
         write_results(self.folder, self.rows)
         self.reproduction.runs |= metrics_by_run(self.rows)
         self.rows.clear()

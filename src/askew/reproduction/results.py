@@ -101,9 +101,9 @@ def run_command(planned: PlannedRun) -> str:
         f"seed={planned.seed}",
     ]
     dtype = ["--dtype", planned.config.engine.dtype] if planned.config.engine.dtype != "float32" else []
-    words = ["askew", "reproduce", planned.experiment, "--scale", planned.scale, *dtype]
-    words += ["--seeds", str(planned.seed + 1)]
-    return shlex.join([*words, *(word for item in only for word in ("--only", item))])
+    command = ["askew", "reproduce", planned.experiment, "--scale", planned.scale, *dtype]
+    command += ["--seeds", str(planned.seed + 1)]
+    return shlex.join([*command, *(word for item in only for word in ("--only", item))])
 
 
 # metrics --------------------------------------------------------------------------------------------------------
@@ -249,6 +249,7 @@ def parse_curve(text: str) -> tuple[list[int], list[float]]:
 
 
 def results_file(folder: Path, experiment: str, scale: str) -> Path:
+    """The path of an experiment's results at one scale."""
     return folder / f"{experiment.replace('/', '-')}-{scale}.csv"
 
 

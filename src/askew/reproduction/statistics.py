@@ -45,12 +45,14 @@ class MeanTest(NamedTuple):
 
 
 def t_cdf(t: float, freedom: float) -> float:
+    """The distribution function of Student's t."""
     from scipy.special import stdtr
 
     return float(stdtr(freedom, t))
 
 
 def t_quantile(p: float, freedom: float) -> float:
+    """The quantile of Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, p))
