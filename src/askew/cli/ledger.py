@@ -43,8 +43,9 @@ def ledger(
 ) -> None:
     """Put every number and claim of the papers beside what was measured.
 
-    Made from the papers' files and the stored results alone: the same files give the same page. Without --out and
-    --html nothing is written.
+    Made from the papers' files and the stored results alone: the same files give the same page.
+
+    Without --out and --html nothing is written.
     """
     if results != RESULTS and not results.is_dir():
         raise StoreError(
