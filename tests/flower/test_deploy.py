@@ -220,9 +220,9 @@ def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> Non
     run = load(folder)
     assert not held(folder) and run.facts["state"] == "interrupted"
     assert terminal.state(run) == "interrupted, 0 of 2 rounds"
-    assert terminal.go_on(folder, "flower") == "flwr run APP"
+    assert terminal.resume_command(folder, "flower") == "flwr run APP"
     (folder / "flower" / "keys").mkdir(parents=True)
-    assert terminal.go_on(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path} --secure"
+    assert terminal.resume_command(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path} --secure"
 
 
 @needs_flower

@@ -152,7 +152,7 @@ def up(
     request = read_request(source, data, overrides, plugins, clients, rules, out=str(out.resolve()), fresh=fresh)
     config, console = build_config(request), Console(stderr=True, quiet=quiet)
     run_folder = out / config.name()
-    with locked(run_folder / "flower"), terminal.Ticker(console) as ticker:
+    with locked(run_folder / "flower"), terminal.ProgressDisplay(console) as ticker:
         if stored(run_folder) and not fresh:
             ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
             run = load(run_folder)
@@ -178,7 +178,7 @@ def run_on_loopback(
     run_folder: Path,
     data_dir: Path | None,
     secure: bool,
-    ticker: terminal.Ticker,
+    ticker: terminal.ProgressDisplay,
 ) -> Run:
     """Write the app of a run, start a federation on this machine and run the app on it to its end."""
     work, count = run_folder / "flower", config.client_count
