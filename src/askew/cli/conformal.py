@@ -15,7 +15,7 @@ from ..experiment import conformal as library
 from ..experiment.conformal import METHODS, Conformal
 from ..experiment.store import load_all, to_json, write_atomic
 from ..report import tables, terminal
-from ..report.figures import coverage, style
+from ..report.figures import coverage_picture, style
 from .options import AsJson, Folder, Folders, examples, put
 
 EPILOG = examples(
@@ -71,10 +71,10 @@ def conformal(
     how = Conformal.build({**table, "randomised": not fixed})
     runs = load_all(folders)
     library.conformal(runs, how)
-    groups = tables.group(runs)
+    groups = tables.group_runs(runs)
     if plot is not None:
         with style():
-            picture = coverage(groups)
+            picture = coverage_picture(groups)
         assert picture is not None
         write_atomic(plot, picture.render(plot.suffix[1:]))
     if as_json:

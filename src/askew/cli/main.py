@@ -114,9 +114,9 @@ def run(
         file, [*(overrides or ()), *([] if workers is None else [f"engine.workers={workers}"])], plugins or ()
     )
     said = Console(stderr=True, quiet=quiet)
-    again = terminal.go_on(out / config.name())
+    again = terminal.resume_command(out / config.name())
     try:
-        with terminal.Ticker(said) as ticker:
+        with terminal.ProgressDisplay(said) as ticker:
             done = play(config, out, fresh=fresh, watch=ticker)
     except KeyboardInterrupt:
         stopped(said, "stopped at once; rounds since the last checkpoint will be played again", again)
@@ -154,7 +154,7 @@ def sweep(
     """
     configs, said = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
     runs: list[Run] = []
-    with terminal.Ticker(said, configs, "sweep") as ticker:
+    with terminal.ProgressDisplay(said, configs, "sweep") as ticker:
         for done in play_all(configs, out, watch=ticker):
             if not done.finished:
                 ticker.bars.stop()
@@ -201,8 +201,8 @@ def partition(
     scene = {"data": config.tables()["data"], "partition": config.tables()["partition"]}
     title = f"{scene['data']['name']}, {len(sizes):,} clients, {partition_name(scene)}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    skew.picture(counts, sizes, title).savefig(out, dpi=150)
-    put(Group(Text(title, "bold"), skew.summary(told, ("picture", str(out)))))
+    skew.draw_skew(counts, sizes, title).savefig(out, dpi=150)
+    put(Group(Text(title, "bold"), skew.skew_table(told, ("picture", str(out)))))
 
 
 @app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
@@ -220,7 +220,7 @@ def list_(
     for path in plugins or ():
         load_plugin(path)
     if kind == "experiments":
-        cli_papers.listed(as_json)
+        cli_papers.list_experiments(as_json)
         return
     entries = catalogue.entries(kind)
     if as_json:
@@ -239,7 +239,7 @@ def show(
     if as_json:
         put_json(found.summary() | {"config": found.config, "facts": found.facts, "records": found.rounds})
     else:
-        put(terminal.shown(found))
+        put(terminal.run_details(found))
 
 
 @app.command(
@@ -286,7 +286,7 @@ def demo(
     """Compare seven methods on thirty clients with skewed digits, in a minute, and write a report."""
     configs, said = demonstration.configs(rounds, seeds), Console(stderr=True)
     runs: list[Run] = []
-    with terminal.Ticker(said, configs, "demo") as ticker:
+    with terminal.ProgressDisplay(said, configs, "demo") as ticker:
         for done in demonstration.demo(configs, out / "runs", ticker):
             if not done.finished:
                 ticker.bars.stop()
