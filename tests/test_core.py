@@ -1,4 +1,4 @@
-"""Space, task, bank, random streams and settings, each against what it must mean."""
+"""Space, task, gradients, algebra, random streams, bank and settings, each against its definition."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import nn
 
-from askew.algorithms import FedAvg
-from askew.core.algebra import clipped, dot, norm
-from askew.core.algorithm import Algorithm
+from askew.core.algebra import clip_norm, dot, norm, step_along
 from askew.core.bank import Bank
-from askew.core.local import Progress, begin, differentiate, slide_rows, slope_rows, step, straight
+from askew.core.differentiate import differentiate
 from askew.core.rng import generator, key, torch_seed
 from askew.core.settings import Registry, Settings, setting
 from askew.core.space import BATCH_NORMS, Space
-from askew.core.task import Bound, Functional, Task, WithFeatures, dense_layers, with_features
-from askew.core.types import Batch, Client, State, nova_length
-from askew.engine.server import halved
+from askew.core.task import Bound, Functional, WithFeatures, with_features
+from askew.core.types import Batch, momentum_length
+from askew.engine.server import half_means
 from askew.errors import AlgorithmError, ConfigError, ModelError, UnknownName
 from askew.models import networks
 
@@ -50,13 +48,13 @@ def test_a_module_is_its_vector_and_back() -> None:
 
 def test_parts_by_kind_by_name_and_from_the_end() -> None:
     space = Space(mlp("batch"))
-    normal = space.kind(*BATCH_NORMS)
-    assert normal.indices.numel() == 16 and normal.buffer_indices.numel() == 16
-    assert torch.equal(space.start[normal.w], torch.cat([torch.ones(8), torch.zeros(8)]))
-    assert space.layers("out").w.numel() == 8 * 3 + 3
-    assert torch.equal(space.last(1).w, space.layers("out").w)
-    assert space.everything().w.numel() == space.P
-    assert space.nothing().empty and not normal.empty
+    norms = space.kind(*BATCH_NORMS)
+    assert norms.indices.numel() == 16 and norms.buffer_indices.numel() == 16
+    assert torch.equal(space.start[norms.indices], torch.cat([torch.ones(8), torch.zeros(8)]))
+    assert space.layers("out").indices.numel() == 8 * 3 + 3
+    assert torch.equal(space.last(1).indices, space.layers("out").indices)
+    assert space.everything().indices.numel() == space.P
+    assert space.nothing().empty and not norms.empty
     with pytest.raises(ModelError, match="no layer 'head'"):
         space.layers("head")
 
@@ -102,16 +100,15 @@ def test_both_tasks_give_torchs_own_gradient_and_statistics(norm_kind: str) -> N
         assert torch.allclose(after, buffers, atol=1e-15)
 
 
-def test_a_loss_that_speaks_of_w_itself_is_differentiated_too() -> None:
+def test_a_loss_that_depends_on_theta_itself_is_differentiated_too() -> None:
     module = mlp().double()
     space = Space(module, torch.float64)
     batch = Batch(torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 1]))
     for task in (Bound(module, space), Functional(module, space)):
-        plain = differentiate(task, lambda u, task=task: task.loss(u, batch), space.start, space.buffers)[0]
-        ridge = differentiate(
-            task, lambda u, task=task: task.loss(u, batch) + 0.5 * u.square().sum(), space.start, space.buffers
-        )[0]
-        assert torch.allclose(ridge - plain, space.start, atol=1e-12)
+        plain = lambda u, task=task: task.loss(u, batch)
+        ridge = lambda u, plain=plain: plain(u) + 0.5 * u.square().sum()
+        g, with_ridge = (differentiate(task, loss, space.start, space.buffers).gradient for loss in (plain, ridge))
+        assert torch.allclose(with_ridge - g, space.start, atol=1e-12)
 
 
 def test_padding_weighs_nothing() -> None:
@@ -124,12 +121,12 @@ def test_padding_weighs_nothing() -> None:
         torch.tensor([1.0, 1, 1, 0, 0]),
     )
     task = Bound(module, space)
-    one = differentiate(task, lambda u: task.loss(u, Batch(x, y)), space.start, space.buffers)[0]
-    two = differentiate(task, lambda u: task.loss(u, padded), space.start, space.buffers)[0]
+    one = differentiate(task, lambda u: task.loss(u, Batch(x, y)), space.start, space.buffers).gradient
+    two = differentiate(task, lambda u: task.loss(u, padded), space.start, space.buffers).gradient
     assert torch.allclose(one, two, atol=1e-15)
 
 
-def test_a_plain_module_gains_features_and_survives_copying() -> None:
+def test_a_plain_module_is_given_features_and_can_be_copied() -> None:
     plain = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
     example = torch.randn(3, 4)
     wrapped = with_features(plain, example)
@@ -137,11 +134,11 @@ def test_a_plain_module_gains_features_and_survives_copying() -> None:
         output, features = module(example)
         inner = module.module
         assert torch.equal(output, inner[2](features)) and torch.equal(features, inner[1](inner[0](example)))
-    ours = mlp()
-    assert with_features(ours, torch.randn(2, 6)) is ours
+    own = mlp()
+    assert with_features(own, torch.randn(2, 6)) is own
 
 
-def test_frozen_models_run_in_evaluation_mode_and_move_nothing() -> None:
+def test_frozen_models_run_in_evaluation_mode_and_change_nothing() -> None:
     module = mlp("batch")
     space = Space(module)
     task = Bound(module, space)
@@ -164,9 +161,15 @@ def test_norms_and_products_are_accumulated_in_float64() -> None:
 
 def test_clipping_shortens_and_never_lengthens() -> None:
     d = torch.tensor([3.0, 4.0])
-    assert torch.allclose(clipped(d, 1.0), d / 5, atol=1e-6)
-    assert torch.equal(clipped(d, 10.0), d)
-    assert clipped(d, float("inf")) is d
+    assert torch.allclose(clip_norm(d, 1.0), d / 5, atol=1e-6)
+    assert torch.equal(clip_norm(d, 10.0), d)
+    assert clip_norm(d, float("inf")) is d
+
+
+def test_a_step_is_the_same_with_a_number_and_with_a_tensor_as_its_rate() -> None:
+    theta, d = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -4.0])
+    assert torch.allclose(step_along(theta, d, 0.5), torch.tensor([-0.5, 4.0]))
+    assert torch.equal(step_along(theta, d, 0.5), step_along(theta, d, torch.tensor(0.5)))
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
@@ -176,13 +179,14 @@ def test_the_length_of_a_path_under_momentum(rho: float) -> None:
         for _ in range(k):
             c = rho * c + 1
             a += c
-        assert float(nova_length(torch.tensor([float(k)], dtype=torch.float64), rho)[0]) == pytest.approx(a, rel=1e-12)
+        steps = torch.tensor([float(k)], dtype=torch.float64)
+        assert float(momentum_length(steps, rho)[0]) == pytest.approx(a, rel=1e-12)
 
 
 # random streams -------------------------------------------------------------------------------------------------
 
 
-def test_every_draw_has_an_address() -> None:
+def test_draws_follow_from_seed_purpose_round_and_client() -> None:
     draw = lambda *address: generator(*address).random(4).tolist()
     assert draw(0, "batches", 3, 7) == draw(0, "batches", 3, 7)
     others = [(1, "batches", 3, 7), (0, "other", 3, 7), (0, "batches", 4, 7), (0, "batches", 3, 8)]
@@ -191,18 +195,16 @@ def test_every_draw_has_an_address() -> None:
     assert torch_seed(0, "model") != torch_seed(1, "model")
 
 
-def test_an_address_is_the_key_of_philox() -> None:
+def test_the_key_of_a_stream_is_that_of_philox() -> None:
     for client in range(20):
         words = np.frombuffer(key(5, "batches", 3, client), dtype=np.uint64)
         plain = np.random.Generator(np.random.Philox(key=words))
-        mine = generator(5, "batches", 3, client)
-        assert (
-            np.array_equal(mine.permutation(300), plain.permutation(300))
-            and mine.standard_normal() == plain.standard_normal()
-        )
+        stream = generator(5, "batches", 3, client)
+        assert np.array_equal(stream.permutation(300), plain.permutation(300))
+        assert stream.standard_normal() == plain.standard_normal()
 
 
-def test_addressed_draws_look_uniform() -> None:
+def test_draws_of_many_clients_are_uniform() -> None:
     coins = np.array([generator(0, "coin", 1, client).random() for client in range(4000)])
     assert abs(coins.mean() - 0.5) < 4 * np.sqrt(1 / 12 / 4000)
     assert abs(np.corrcoef(coins[:-1], coins[1:])[0, 1]) < 4 / np.sqrt(4000)
@@ -263,8 +265,8 @@ def test_a_stateless_bank_costs_nothing() -> None:
 # settings -------------------------------------------------------------------------------------------------------
 
 
-class Knobs(Settings):
-    """For the tests below."""
+class Example(Settings):
+    """A setting of every type."""
 
     rate: float = setting("a rate", default=0.1, above=0, hint="try 0.1.")
     count: int = setting("a count", default=3, least=1, most=9)
@@ -274,58 +276,58 @@ class Knobs(Settings):
     widths: tuple[int, ...] = setting("widths", default=(64,))
 
 
-class Finer(Knobs):
+class OtherDefault(Example):
     rate = 0.01
 
 
 def test_settings_are_canonical_and_frozen() -> None:
-    knobs = Knobs.build({"rate": 1, "count": 4.0, "widths": [8, 4], "cap": 2})
-    assert knobs.rate == 1.0 and isinstance(knobs.rate, float)
-    assert knobs.count == 4 and isinstance(knobs.count, int)
-    assert knobs.widths == (8, 4) and knobs.cap == 2.0
+    example = Example.build({"rate": 1, "count": 4.0, "widths": [8, 4], "cap": 2})
+    assert example.rate == 1.0 and isinstance(example.rate, float)
+    assert example.count == 4 and isinstance(example.count, int)
+    assert example.widths == (8, 4) and example.cap == 2.0
     with pytest.raises(AttributeError):
-        knobs.rate = 2.0  # type: ignore[misc]
+        example.rate = 2.0  # type: ignore[misc]
 
 
 def test_a_plain_override_is_a_new_default_with_the_old_rules() -> None:
-    assert Finer().rate == 0.01 and Knobs().rate == 0.1
-    with pytest.raises(ConfigError, match="Finer: rate must be > 0"):
-        Finer(rate=0.0)
+    assert OtherDefault().rate == 0.01 and Example().rate == 0.1
+    with pytest.raises(ConfigError, match="OtherDefault: rate must be > 0"):
+        OtherDefault(rate=0.0)
 
 
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ({"rate": -1}, "Knobs: rate must be > 0, got -1; try 0.1."),
-        ({"rate": "fast"}, "Knobs: rate must be a number, got 'fast'; try 0.1."),
-        ({"rate": True}, "Knobs: rate must be a number, got true; try 0.1."),
-        ({"rate": float("nan")}, "Knobs: rate must be a number, got nan; try 0.1."),
-        ({"rate": float("inf")}, "Knobs: rate must be finite, got inf; try 0.1."),
-        ({"count": 2.5}, "Knobs: count must be a whole number, got 2.5; the default is 3."),
-        ({"count": 10}, "Knobs: count must be ≥ 1 and ≤ 9, got 10; the default is 3."),
-        ({"kind": "plian"}, "Knobs: unknown kind 'plian'; did you mean 'plain'? Known: fancy, plain."),
-        ({"on": 1}, "Knobs: on must be true or false, got 1; the default is false."),
+        ({"rate": -1}, "Example: rate must be > 0, got -1; try 0.1."),
+        ({"rate": "fast"}, "Example: rate must be a number, got 'fast'; try 0.1."),
+        ({"rate": True}, "Example: rate must be a number, got true; try 0.1."),
+        ({"rate": float("nan")}, "Example: rate must be a number, got nan; try 0.1."),
+        ({"rate": float("inf")}, "Example: rate must be finite, got inf; try 0.1."),
+        ({"count": 2.5}, "Example: count must be a whole number, got 2.5; the default is 3."),
+        ({"count": 10}, "Example: count must be ≥ 1 and ≤ 9, got 10; the default is 3."),
+        ({"kind": "plian"}, "Example: unknown kind 'plian'; did you mean 'plain'? Known: fancy, plain."),
+        ({"on": 1}, "Example: on must be true or false, got 1; the default is false."),
         (
             {"widths": [1, "a"]},
-            "Knobs: widths must be a list, each item a whole number, got [1, 'a']; the default is [64].",
+            "Example: widths must be a list, each item a whole number, got [1, 'a']; the default is [64].",
         ),
-        ({"rte": 1}, "Knobs: unknown setting rte; did you mean 'rate'? Known: cap, count, kind, on, rate, widths."),
+        ({"rte": 1}, "Example: unknown setting rte; did you mean 'rate'? Known: cap, count, kind, on, rate, widths."),
     ],
 )
-def test_a_refusal_says_what_what_is_allowed_and_what_to_do(table: dict[str, object], sentence: str) -> None:
+def test_a_refusal_says_what_was_wrong_what_is_allowed_and_what_to_do(table: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Knobs.build(table)
+        Example.build(table)
     assert str(caught.value) == sentence
 
 
 def test_a_registry_knows_the_nearest_name_and_keeps_its_members() -> None:
-    registry: Registry[Knobs] = Registry("knob", {"knobs": Knobs})
-    with pytest.raises(UnknownName, match="did you mean 'knobs'"):
-        registry["knob"]
-    registry.register("finer", Finer)
-    assert registry.name_of(Finer()) == "finer" and list(registry) == ["knobs", "finer"]
+    registry: Registry[Example] = Registry("example", {"example": Example})
+    with pytest.raises(UnknownName, match="did you mean 'example'"):
+        registry["exampel"]
+    registry.register("other", OtherDefault)
+    assert registry.name_of(OtherDefault()) == "other" and list(registry) == ["example", "other"]
     with pytest.raises(ConfigError, match="exists already"):
-        registry.register("knobs", Finer)
+        registry.register("example", OtherDefault)
 
 
 def test_hooks_that_break_the_interface_are_named() -> None:
@@ -346,12 +348,12 @@ def test_hooks_that_break_the_interface_are_named() -> None:
         def server_state(self, space):  # type: ignore[no-untyped-def]
             return {"loss": space.scalar()}
 
-    for method, words in (
+    for method, sentence in (
         (Widens(), "aggregate.. must return the model"),
         (Invents(), "note.. may only renew"),
         (Clashes(), "'loss' is a name"),
     ):
-        with pytest.raises(AlgorithmError, match=words):
+        with pytest.raises(AlgorithmError, match=sentence):
             askew.run(method, model="softmax", rounds=1, clients=10)
 
 
@@ -375,187 +377,29 @@ def test_channels_last_is_another_order_of_the_same_coordinates() -> None:
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(grads[0].values(), grads[1].values(), strict=True))
 
 
-# steps in place -------------------------------------------------------------------------------------------------
-
-
-class Noting(FedAvg):
-    """FedAvg, but its steps are not known to be straight."""
-
-    def note(self, theta: torch.Tensor, g: torch.Tensor, d: torch.Tensor, client: Client) -> State:
-        return {}
-
-
-class Penalised(FedAvg):
-    def loss(self, task: Task, theta: torch.Tensor, batch: Batch, client: Client) -> torch.Tensor:
-        return task.loss(theta, batch) + 0.1 * (theta - client.w + 1).square().sum()
-
-
-class PenalisedNoting(Penalised, Noting):
-    pass
-
-
-class Odd(nn.Module):
-    """Linear layers that are called twice, with a third dimension, without a bias, never, and whose weights are used besides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.twice, self.bare, self.deep = nn.Linear(6, 6), nn.Linear(6, 4, bias=False), nn.Linear(3, 2)
-        self.never, self.out, self.scale = nn.Linear(2, 2), nn.Linear(8, 3), nn.Parameter(torch.ones(6))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = torch.tanh(self.twice(torch.tanh(self.twice(x * self.scale))))
-        h = torch.cat([self.bare(h), self.deep(h.view(-1, 2, 3)).flatten(1)], 1)
-        return self.out(h) + F.linear(x[:, :4], self.bare.weight[:3, :4]), h
-
-
-def me_of(space: Space, momentum: float = 0.0, decay: float = 0.0, clip: float = float("inf")) -> Client:
-    return Client(space.start, space.buffers, {}, {}, {}, {}, 0.1, 0.1, momentum, decay, clip, 3.0, 3.0, 1.0, 1, 0.5)
-
-
-@pytest.mark.parametrize("module", [mlp(), mlp("batch"), Odd(), networks["cnn"].build({}).module((1, 8, 8), 3)])
-@pytest.mark.parametrize("ways", [(FedAvg(), Noting()), (Penalised(), PenalisedNoting())])
-def test_a_step_in_place_is_the_step(module: nn.Module, ways: tuple[Algorithm, Algorithm]) -> None:
-    space = Space(module, torch.float64)
-    shape = (1, 8, 8) if isinstance(next(module.children()), nn.Conv2d) else (6,)
-    batches = [Batch(torch.randn(5, *shape, dtype=torch.float64), torch.randint(0, 3, (5,))) for _ in range(3)]
-    ends = list[Progress]()
-    for alg in ways:
-        task, me = Bound(module, space), me_of(space)
-        moving = begin(alg, me)
-        for batch in batches:
-            moving = step(alg, task, me, moving, batch)
-        assert (moving.w is task.flat) == straight(alg, me) == (alg is ways[0])
-        ends.append(moving)
-    here, there = ends
-    assert not torch.equal(here.w, space.start)
-    torch.testing.assert_close(here.w, there.w, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(here.total, there.total, rtol=1e-12, atol=0)
-    torch.testing.assert_close(here.carry["buffers"], there.carry["buffers"], rtol=1e-12, atol=1e-13)
-
-
-def test_a_step_in_place_of_half_precision_passes_is_the_step() -> None:
-    space, batch = Space(mlp()), Batch(torch.randn(5, 6), torch.randint(0, 3, (5,)))
-    ends = [
-        step(alg, Bound(mlp(), space, half=True), me_of(space), begin(alg, me_of(space)), batch).w
-        for alg in (FedAvg(), Noting())
-    ]
-    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
-
-
-def test_a_step_in_place_leaves_the_received_model_alone() -> None:
-    space = Space(mlp())
-    task, me, start = Bound(mlp(), space), me_of(space), space.start.clone()
-    step(FedAvg(), task, me, begin(FedAvg(), me), Batch(torch.randn(5, 6), torch.randint(0, 3, (5,))))
-    assert torch.equal(me.x, start) and not torch.equal(task.flat, start)
-
-
-def test_only_steps_along_the_gradient_are_straight() -> None:
-    space = Space(mlp())
-    assert straight(FedAvg(), me_of(space))
-    for me in (
-        me_of(space, momentum=0.9),
-        me_of(space, decay=0.1),
-        me_of(space, clip=1.0),
-        me_of(space)._replace(lr=torch.tensor(0.1)),
-    ):
-        assert not straight(FedAvg(), me)
-    assert not straight(Noting(), me_of(space))
-
-
-class Backwards(nn.Sequential):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in reversed(self):
-            x = layer(x)
-        return x
-
-
-def linears(*layers: nn.Module) -> nn.Module:
-    return WithFeatures(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), *layers, nn.Linear(5, 3, bias=False)))
-
-
-TWICE = nn.ReLU()  # one module in two places
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        mlp(),
-        linears(nn.Tanh(), nn.Sigmoid()),
-        linears(nn.GELU(), nn.Identity()),
-        linears(nn.GELU("tanh"), TWICE, nn.Linear(5, 5), TWICE),
-    ],
-)
-@pytest.mark.parametrize("criterion", ["cross_entropy", "squared_error"])
-@pytest.mark.parametrize("padded", [False, True])
-def test_rows_that_step_in_place_take_their_own_steps(module: nn.Module, criterion: str, padded: bool) -> None:
-    space, rate = Space(module, torch.float64), 0.1
-    task, bound = Functional(module, space, criterion), Bound(module, space, criterion)
-    w = space.start + 0.1 * torch.randn(4, space.P, dtype=torch.float64)
-    x = torch.randn(4, 5, 2, 3, dtype=torch.float64)
-    y = torch.randint(0, 3, (4, 5)) if criterion == "cross_entropy" else torch.randn(4, 5, 3, dtype=torch.float64)
-    weight = (torch.arange(5) < torch.tensor([[5], [3], [1], [4]])).double() if padded else None
-    new = w.clone()
-    some = Batch(x[:3], y[:3], None if weight is None else weight[:3])
-    slopes, same = slope_rows(task, w[:3], some)
-    values = slide_rows(task, new[:3], some, rate)
-    torch.testing.assert_close(same, values, rtol=1e-12, atol=0)
-    for i in range(3):
-        batch = Batch(x[i], y[i], None if weight is None else weight[i])
-        g, value, _ = differentiate(bound, lambda u, batch=batch: bound.loss(u, batch), w[i], space.buffers)
-        torch.testing.assert_close(slopes[i], g, rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(new[i], w[i] - rate * g, rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(values[i], value, rtol=1e-12, atol=0)
-    assert torch.equal(new[3], w[3])  # a row that has no work
-
-
-def test_what_is_not_a_row_of_linear_layers_is_not_taken_for_one() -> None:
-    assert [name for name, _ in dense_layers(mlp())] == ["flat", "fc1", "fc_relu1", "out"]
-    assert [name for name, _ in dense_layers(linears(nn.ReLU()))] == ["module.0", "module.1", "module.2", "module.3"]
-    frozen = linears(nn.ReLU())
-    frozen.get_submodule("module.1").requires_grad_(False)
-    others = [frozen, mlp("batch"), Odd(), linears(nn.LayerNorm(5)), linears(nn.Sequential(nn.Linear(5, 5)))]
-    others += [
-        WithFeatures(Backwards(nn.Linear(5, 3), nn.Linear(6, 5))),
-        WithFeatures(nn.Sequential(nn.Flatten(2), nn.Linear(3, 3))),
-    ]
-    again, tied = nn.Linear(5, 5), linears(nn.Linear(5, 5), nn.Linear(5, 5))
-    tied.get_submodule("module.2").weight = tied.get_submodule("module.3").weight
-    others += [
-        linears(again, again),
-        tied,
-        linears(nn.Tanh(), nn.ReLU(inplace=True)),
-    ]  # weights that are two layers', outputs that change
-    others += [
-        WithFeatures(nn.Sequential(nn.Linear(3, 2), nn.Flatten(), nn.Linear(4, 3)))
-    ]  # the first one has more dimensions
-    for module in (*others, networks["cnn"].build({}).module((1, 8, 8), 3)):
-        assert not dense_layers(module)
-    assert not Functional(mlp(), Space(mlp()), half=True).layers and not Bound(mlp(), Space(mlp()), half=True).layers
-
-
-# what reaches the server ----------------------------------------------------------------------------------------
+# reports that are not finite ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [1, 7, 1000])
-def test_rows_with_something_that_is_no_number_are_seen(dtype: torch.dtype, length: int) -> None:
+def test_rows_with_a_number_that_is_not_finite_are_found(dtype: torch.dtype, length: int) -> None:
     rows = torch.randn(5, length, dtype=dtype)
     rows[1, -1], rows[2, 0] = float("nan"), float("inf")
     rows[3, 0], rows[3, -1] = float("inf"), float("-inf")
-    assert halved(rows).isfinite().tolist() == [True, False, False, False, True]
-    assert halved(rows.view(5, length, 1)).isfinite().tolist() == halved(rows).isfinite().tolist()
+    assert half_means(rows).isfinite().tolist() == [True, False, False, False, True]
+    assert half_means(rows.view(5, length, 1)).isfinite().tolist() == half_means(rows).isfinite().tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [1, 2, 3, 1000, 100_003])
-def test_numbers_however_large_are_numbers(dtype: torch.dtype, length: int) -> None:
+def test_the_largest_numbers_are_finite(dtype: torch.dtype, length: int) -> None:
     most = torch.finfo(dtype).max
     rows = torch.full((3, length), most, dtype=dtype)
     rows[1] = -most
     rows[2, ::2] = -most
-    assert halved(rows).isfinite().all() and halved(rows[:, 0]).isfinite().all()
+    assert half_means(rows).isfinite().all() and half_means(rows[:, 0]).isfinite().all()
 
 
-def test_rows_of_whole_numbers_and_of_nothing_are_numbers() -> None:
-    assert halved(torch.full((3, 2), 2**62)).tolist() == halved(torch.zeros(3, 0)).tolist() == [0.0] * 3
-    assert halved(torch.tensor([1.0, float("nan")])).isfinite().tolist() == [True, False]
+def test_rows_of_whole_numbers_and_empty_rows_are_finite() -> None:
+    assert half_means(torch.full((3, 2), 2**62)).tolist() == half_means(torch.zeros(3, 0)).tolist() == [0.0] * 3
+    assert half_means(torch.tensor([1.0, float("nan")])).isfinite().tolist() == [True, False]
