@@ -29,7 +29,7 @@ from askew.engine.server import Server
 from askew.errors import ConfigError
 from askew.experiment.build import BuiltRun
 from askew.experiment.config import Config
-from askew.experiment.run import examined, measured
+from askew.experiment.run_evaluation import evaluate_models, evaluation_record
 from problems import (
     Listening,
     Problem,
@@ -998,7 +998,7 @@ def evaluated(server: Server, on: Problem) -> Record:
     task = Functional(on.module, server.space, on.fed.criterion)
     exam = Evaluator(task, on.fed, on.fed.test)
     house = BuiltRun(Config(), on.fed, on.module, server.space, task, exam, server, {})
-    return measured(house, examined(house))
+    return evaluation_record(house, evaluate_models(house))
 
 
 def loss_of(on: Problem, server: Server, x: Tensor, buffers: Tensor) -> float:

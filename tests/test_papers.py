@@ -22,7 +22,7 @@ from askew.engine.evaluate import Evaluator, first_half
 from askew.errors import ConfigError, ModelError, StoreError, UnknownName
 from askew.experiment.build import build
 from askew.experiment.config import Config
-from askew.experiment.run import play as play_one
+from askew.experiment.launch import run_config as play_one
 from askew.experiment.store import Record, Run
 from askew.reproduction import cost, paper_figures, papers
 from askew.reproduction import results as stored

@@ -37,9 +37,9 @@ from askew.engine.server import Server
 from askew.errors import AlgorithmError, ConfigError, EngineError
 from askew.experiment import checkpoint
 from askew.experiment import run as runs
-from askew.experiment.config import CHOICES, Config, read_back
-from askew.experiment.run import play, play_all
-from askew.experiment.store import locked
+from askew.experiment.config import CHOICES, Config, stored_tables
+from askew.experiment.run import play, run_all
+from askew.experiment.store import lock_folder
 from askew.experiment.workers import WorkerPool, play_pages
 from problems import Problem, Record, Spoiled, apart, everything, labelled, same, serve, tastes
 from problems import play as play_rounds
@@ -429,7 +429,7 @@ def test_a_sweep_stopped_on_two_processes_goes_on_with_three_to_the_same_bits(pl
     ]
     one, two, three = ([configured(workers, plugins=[plugin], **kind) for kind in kinds] for workers in (1, 2, 3))
     assert [c.name() for c in one] == [c.name() for c in two] == [c.name() for c in three]
-    expected = list(play_all(one))
+    expected = list(run_all(one))
     assert any(r["dropped"] for r in expected[2].rounds)
 
     def stop(run: askew.Run, record: Record | None) -> None:
@@ -437,13 +437,13 @@ def test_a_sweep_stopped_on_two_processes_goes_on_with_three_to_the_same_bits(pl
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    first = list(play_all(two, tmp_path / "runs", watch=stop))
+    first = list(run_all(two, tmp_path / "runs", watch=stop))
     assert [run.finished for run in first] == [True, True, False] and 2 <= len(first[2].rounds) < 40
     assert first[2].facts["state"] == "interrupted" and first[2].facts["workers"] == 2
     assert signal.getsignal(signal.SIGINT) is before and not started()
     seen: list[tuple[str, int]] = []
     broken = configured(3, plugins=[plugin], algorithm={"name": "broken"}, rounds=1)
-    going = play_all(
+    going = run_all(
         [*three, broken], tmp_path / "runs", watch=lambda run, record: seen.append((run.algorithm, len(run.rounds)))
     )
     again = [next(going) for _ in three]
@@ -471,7 +471,7 @@ def test_without_a_folder_the_model_comes_back_and_a_killed_rank_0_is_named(capf
             killed.append(time.monotonic())
 
     short, long = (configured(2, algorithm={"name": "scaffold"}, rounds=rounds) for rounds in (2, 100_000))
-    going = play_all([short, long], watch=kill)
+    going = run_all([short, long], watch=kill)
     run, alone = next(going), play(configured(1, algorithm={"name": "scaffold"}, rounds=2))
     assert run.folder is None and run.finished and records(run) == records(alone) and run.name == alone.name
     assert all(torch.equal(run.model[n], t) for n, t in alone.model.items())
@@ -498,7 +498,7 @@ def test_a_killed_rank_ends_the_command_with_one_sentence(tmp_path: Path, capfd:
     assert err.startswith("error: process 1 of the 2 that shared the work was ended by SIGKILL; ")
     [log] = tmp_path.glob("*/rounds.jsonl")
     assert len(askew.load(log.parent).rounds) >= 1
-    with locked(log.parent):  # nobody holds it any more
+    with lock_folder(log.parent):  # nobody holds it any more
         pass
 
 
@@ -557,14 +557,14 @@ def test_a_wish_to_stop_is_heard_after_more_processes_took_over(
 
 
 def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
-    page = read_back(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
+    page = stored_tables(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
     with WorkerPool(2, play_pages, {"pages": [page], "out": str(tmp_path), "fresh": False, "save_every": 5.0}) as crew:
         wait_for_a_round(tmp_path)
         for line in crew.lines:
             line.close()
         assert [process.wait(20) for process in crew.processes] == [0, 0]
     [log] = tmp_path.glob("*/rounds.jsonl")
-    with locked(log.parent):
+    with lock_folder(log.parent):
         pass
 
 

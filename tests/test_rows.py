@@ -22,7 +22,7 @@ from askew.errors import EngineError
 from askew.experiment import build
 from askew.experiment.build import BuildCache
 from askew.experiment.config import Config
-from askew.experiment.run import play_together
+from askew.experiment.run import run_together
 from askew.experiment.store import Run
 
 LOCAL = {"epochs": 2, "batch": 16, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3, "clip": 5.0}
@@ -64,7 +64,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def alone(config: Config) -> Run:
-    (run,) = play_together([dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="sequential"))])
+    (run,) = run_together([dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="sequential"))])
     return run
 
 
@@ -85,7 +85,7 @@ def test_runs_of_a_sweep_share_the_rows(method: str, own: str | None, monkeypatc
     seen = played(monkeypatch)
     values = ((0.1, 0.1, 0), (0.5, 0.05, 0), (0.9, 0.1, 1))
     configs = [configured({"name": method} | ({own: value} if own else {}), lr, seed) for value, lr, seed in values]
-    for config, run in zip(configs, play_together(configs), strict=True):
+    for config, run in zip(configs, run_together(configs), strict=True):
         assert apart(run, alone(config)) < 1e-13
     assert max(map(sum, seen)) == 15
 
@@ -101,7 +101,7 @@ class Stubborn(FedAvg):
 
 def test_a_method_that_cannot_bear_tensors_has_rows_of_its_own() -> None:
     configs = [configured(Stubborn(mu=mu)) for mu in (0.1, 0.5)]
-    for config, run in zip(configs, play_together(configs), strict=True):
+    for config, run in zip(configs, run_together(configs), strict=True):
         assert apart(run, alone(config)) < 1e-13
 
 
@@ -138,7 +138,7 @@ def test_an_error_of_a_hook_is_not_hidden() -> None:
             raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        play_together([configured(Broken(mu=0.1)), configured(Broken(mu=0.2))])
+        run_together([configured(Broken(mu=0.1)), configured(Broken(mu=0.2))])
 
 
 def test_more_jobs_than_rows() -> None:
@@ -167,7 +167,7 @@ def test_running_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(rows.Block, "load", tight)
     config = configured({"name": "fedavg"}, partition={"name": "iid", "clients": 12})
-    (run,) = play_together([config])
+    (run,) = run_together([config])
     assert apart(run, alone(config)) < 1e-13 and asked[0] == 5 and max(asked[-3:]) <= 2
 
     def never(block: rows.Block, jobs: Jobs, *rest: Any) -> None:
@@ -175,7 +175,7 @@ def test_running_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(rows.Block, "load", never)
     with pytest.raises(EngineError, match="not enough memory"):
-        play_together([config])
+        run_together([config])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddc", "moon"])
@@ -184,7 +184,7 @@ def test_a_few_long_clients_go_ahead(method: str, monkeypatch: pytest.MonkeyPatc
     seen = played(monkeypatch)
     skewed = {"name": "dirichlet", "alpha": 0.2, "clients": 24}
     config = configured({"name": method}, partition=skewed, participation={"cohort": 12}, local=LOCAL | {"batch": 8})
-    (run,) = play_together([config])
+    (run,) = run_together([config])
     assert apart(run, alone(config)) < 1e-13
     assert any(len(lanes) == 2 and lanes[0] < lanes[1] for lanes in seen)
 

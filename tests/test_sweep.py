@@ -12,7 +12,7 @@ import askew
 from askew.data.federation import LocalSettings
 from askew.errors import ConfigError
 from askew.experiment.config import Config
-from askew.experiment.run import play, play_all, play_together
+from askew.experiment.run import play, run_all, run_together
 from askew.experiment.sweep import grid, load_sweep
 
 TINY: dict[str, Any] = {
@@ -82,7 +82,7 @@ def test_runs_that_share_slots_are_the_runs_they_are_alone(method: str) -> None:
         "algorithm": [{"name": method}, {"name": "fedprox", "mu": 0.3}],
     }
     configs = grid(TINY, spans)
-    together = play_together(configs)
+    together = run_together(configs)
     for config, run in zip(configs, together, strict=True):
         alone = play(config)
         assert all(torch.allclose(run.model[n], v, rtol=0, atol=1e-13) for n, v in alone.model.items())
@@ -95,7 +95,7 @@ def test_runs_of_unequal_length_end_each_in_its_time(tmp_path: Path) -> None:
         Config.build({**TINY, "rounds": n, "local": LocalSettings(batch=b).table()})
         for n, b in ((1, 8), (4, 32), (2, 0))
     ]
-    runs = play_together(configs, tmp_path)
+    runs = run_together(configs, tmp_path)
     assert [len(run.rounds) for run in runs] == [1, 4, 2] and all(run.finished for run in runs)
-    again = list(play_all(configs, tmp_path))
+    again = list(run_all(configs, tmp_path))
     assert [records(run) for run in again] == [records(run) for run in runs]

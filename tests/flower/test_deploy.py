@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from askew import flower
 from askew.cli.main import main
 from askew.experiment import checkpoint
-from askew.experiment.store import held, load, locked, write_json
+from askew.experiment.store import is_locked, load, lock_folder, write_json
 from askew.flower import app
 from askew.flower.loopback import Loopback
 from askew.report import terminal
@@ -233,13 +233,13 @@ def test_keys_are_whole_private_and_good_for_the_hosts(desk: Path, capsys: pytes
 
 def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
     folder = tmp_path / "scaffold-flower"
-    with locked(folder):
+    with lock_folder(folder):
         written(TABLES, folder)
         write_json(folder / "run.json", {"state": "running", "engine": "flower"})
-        assert held(folder) and load(folder).facts["state"] == "running"
+        assert is_locked(folder) and load(folder).facts["state"] == "running"
     found = load(folder)
     assert (
-        not held(folder)
+        not is_locked(folder)
         and found.facts["state"] == "interrupted"
         and terminal.state(found) == "interrupted, 0 of 2 rounds"
     )

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from askew.errors import ConfigError, EngineError, StoreError
 from askew.experiment.config import Config
-from askew.experiment.run import play
+from askew.experiment.launch import run_config
 from askew.experiment.store import load
 from askew.flower.client_state import InFile, InMemory, Kept
 from askew.flower.deployment_data import read_page
@@ -325,7 +325,7 @@ def test_the_command_line_reads_a_deployed_run(tmp_path: Path, capsys: pytest.Ca
 
     tables = page(VARIANTS["scaffold"])
     run, _, _ = deployed(tables, tmp_path)
-    theirs = play(Config.build(tables), tmp_path / "runs")
+    theirs = run_config(Config.build(tables), tmp_path / "runs")
     for words in (["show", str(run.folder)], ["compare", str(run.folder), str(theirs.folder)]):
         assert main(words) == 0
     told = capsys.readouterr().out

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigError
-from ..experiment.config import Config, tables_of
-from ..experiment.run import stored
-from ..experiment.store import load, locked
-from ..experiment.toml import to_toml, value_of
+from ..experiment.config import Config, load_tables
+from ..experiment.run_folder import is_finished
+from ..experiment.store import load, lock_folder
+from ..experiment.toml import parse_value, to_toml
 from ..flower import DataModule, require_flower
 from ..flower.app import PACKAGE, lay_out, read_app
 from ..flower.deployment_data import DeploymentConfig, Held, Node, read_page
@@ -31,7 +31,19 @@ from ..flower.keys import DAYS, Keys, make_keys
 from ..flower.loopback import ENDING, Loopback
 from ..flower.server import Rules
 from ..report import terminal
-from .options import AsJson, Folder, Fresh, Out, Overrides, Plugins, Quiet, examples, put, put_json, stopped
+from .options import (
+    AsJson,
+    Folder,
+    Fresh,
+    Out,
+    Overrides,
+    Plugins,
+    Quiet,
+    examples,
+    exit_with_command,
+    print_json,
+    print_rich,
+)
 
 app = typer.Typer(name="deploy", add_completion=False)
 
@@ -98,7 +110,7 @@ def app_(
             "data": wanted.data and str(wanted.data),
             "rules": wanted.rules.table(),
         }
-        put_json(told)
+        print_json(told)
         return
     whose = "data of their own" if wanted.data else f"parts of {config.tables()['data']['name']}"
     here, there = terminal.command("deploy", "up", folder), shlex.join(["flwr", "run", str(folder)])
@@ -108,7 +120,9 @@ def app_(
         ("", ""),
         ("on this machine", here),
     ]
-    put(terminal.pairs([(name, Text(text, overflow="fold")) for name, text in [*rows, ("on a SuperLink", there)]]))
+    print_rich(
+        terminal.pairs([(name, Text(text, overflow="fold")) for name, text in [*rows, ("on a SuperLink", there)]])
+    )
 
 
 @app.command(
@@ -151,8 +165,8 @@ def up(
     work = home / "flower"
     where: list[str | Path] = ["--data-dir", folder] if folder else []
     again = terminal.command("deploy", "up", work / "app", "--out", out, *["--secure"] * secure, *where)
-    with locked(work), terminal.Ticker(said) as ticker:
-        if stored(home) and not fresh:
+    with lock_folder(work), terminal.Ticker(said) as ticker:
+        if is_finished(home) and not fresh:
             ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
             done = load(home)
         else:
@@ -168,11 +182,13 @@ def up(
                     done = link.play(work / "app", home, ticker, lambda text: ticker.say(f"note: {text}", "yellow"))
             except KeyboardInterrupt:
                 ticker.bars.stop()
-                stopped(said, "stopped, and all processes are ended; the round at play will be played again", again)
+                exit_with_command(
+                    said, "stopped, and all processes are ended; the round at play will be played again", again
+                )
     if as_json:
-        put_json(done.summary())
+        print_json(done.summary())
     elif not quiet:
-        put(terminal.summary(done))
+        print_rich(terminal.summary(done))
 
 
 @app.command(
@@ -198,7 +214,7 @@ def keys(
     """
     made = make_keys(folder, clients, hosts or (), days)
     if as_json:
-        put_json([{"file": str(path), "secret": secret} for path, secret in made.files().items()])
+        print_json([{"file": str(path), "secret": secret} for path, secret in made.files().items()])
         return
     last = clients - 1
     each = "node-0, node-0.pem, node-0.key" + (f" … node-{last}, node-{last}.pem, node-{last}.key" if last else "")
@@ -208,7 +224,7 @@ def keys(
         ("each client", f"its own of {each}"),
         ("nobody", "ca.key: whoever has it can pass for the server"),
     ]
-    put(terminal.pairs([*rows, ("", "")]))
+    print_rich(terminal.pairs([*rows, ("", "")]))
     name = (hosts or ["SERVER"])[0]
     commands = {
         "on the server:": ["flower-superlink", "--host", "0.0.0.0", *made.server(), *LINK],
@@ -223,8 +239,8 @@ def keys(
         ],
     }
     for where, words in commands.items():
-        put(Text.assemble((where, "cyan"), f"\n  {shlex.join(words)}"))
-    put(
+        print_rich(Text.assemble((where, "cyan"), f"\n  {shlex.join(words)}"))
+    print_rich(
         Text(
             "\nWhoever reaches the server's port can also start apps there: let in your nodes alone (docs/flower.md).",
             "yellow",
@@ -256,7 +272,7 @@ def asked(
     before, kept, rules = read_app(source) if source.is_dir() else ({}, None, {})
     more = [*(overrides or ()), *([] if clients is None else [f"partition.clients={clients}"])]
     page = source / PACKAGE / "run.toml" if source.is_dir() else source
-    tables = tables_of(page, more, plugins or (), "name a TOML file, or a folder that `askew deploy app` wrote")
+    tables = load_tables(page, more, plugins or (), "name a TOML file, or a folder that `askew deploy app` wrote")
     if "sweep" in tables:
         raise ConfigError(
             "this file has a [sweep] table, which spans several runs, and a deployment is one; remove the table."
@@ -271,7 +287,7 @@ def asked(
             raise ConfigError(f"--rule takes name=value, got {text!r}; for example --rule timeout=60.")
         if name in fixed:
             raise ConfigError(f"--rule {name} has an option of its own here; use --{name}.")
-        rules[name] = value_of(value.strip())
+        rules[name] = parse_value(value.strip())
     return Asked(tables, data or kept, Rules.build({**rules, **fixed}))
 
 

@@ -15,7 +15,7 @@ from ..report import terminal
 from ..reproduction import ledger as library
 from ..reproduction.ledger_page import write_ledger
 from ..reproduction.papers import papers_folder
-from .options import AsJson, examples, put, put_json
+from .options import AsJson, examples, print_json, print_rich
 
 EPILOG = examples(
     "askew ledger", "askew ledger --check", "askew ledger --html ledger.html", "askew ledger --results elsewhere --json"
@@ -52,9 +52,11 @@ def ledger(
         if html:
             write_ledger(chapters, html)
     if as_json:
-        put_json([{"id": j.claim.id, "verdict": j.words, "paper": j.claim.printed} for c in chapters for j in c.claims])
+        print_json(
+            [{"id": j.claim.id, "verdict": j.words, "paper": j.claim.printed} for c in chapters for j in c.claims]
+        )
     else:
-        put(shown(chapters, [] if check else [out, *([html] if html else [])]))
+        print_rich(shown(chapters, [] if check else [out, *([html] if html else [])]))
 
 
 def shown(chapters: list[library.Chapter], written: list[Path]) -> Group:

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..engine.choose import EngineSettings
 from ..errors import ConfigError
 from ..experiment.build import device_of
-from ..experiment.run import TOGETHER
+from ..experiment.launch import TOGETHER
 from ..experiment.store import Record, Run
 from ..report import terminal
 from ..reproduction import cost, paper_figures
@@ -23,7 +23,7 @@ from ..reproduction.papers import experiments
 from ..reproduction.reproduce import Cell, Reproduction, play, start, table
 from ..reproduction.results import read
 from ..reproduction.worked_examples import toy
-from .options import AsJson, Compiled, Dtype, Folder, examples, put, put_json, stopped
+from .options import AsJson, Compiled, Dtype, Folder, examples, exit_with_command, print_json, print_rich
 
 EPILOG = examples(
     "askew reproduce feddpc/table2 --scale smoke",
@@ -95,7 +95,7 @@ def reproduce(
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
     begun = start(id, scale, only or (), seeds, results, engine if engine != EngineSettings() else None, alone)
     if plan:
-        put_json(planned(begun, results)) if as_json else put(papers.planned(begun, *costs(begun, results)))
+        print_json(planned(begun, results)) if as_json else print_rich(papers.planned(begun, *costs(begun, results)))
         return
     for title in (id, f"{id}, further seeds"):
         if missing := begun.missing:
@@ -107,28 +107,28 @@ def reproduce(
             words += ["--processes", str(processes)] * (processes > 1)
             again = terminal.command("reproduce", id, "--scale", scale, *words, "--out", out, "--results", results)
             if begun.unfinished:
-                stopped(
+                exit_with_command(
                     said, f"stopped with {len(begun.missing)} of {len(missing)} runs to go, all of it stored", again
                 )
             if begun.lost:
                 what = f"{len(begun.lost)} of {len(missing)} runs were not made, as their processes were lost, all others are stored"
-                stopped(said, f"{what}: {papers.called(begun.lost)}", again, 1)
+                exit_with_command(said, f"{what}: {papers.called(begun.lost)}", again, 1)
             begun.plan()
     example = toy(begun.experiment.id, scale) if begun.experiment.shows == "toy" else None
     cells, pictures = table(begun), paper_figures.write(begun, out / "figures", example)
     if as_json:
-        put_json(told(begun, cells, pictures))
+        print_json(told(begun, cells, pictures))
         return
     if example:
-        put(papers.figures(example.headings, example.rows))
+        print_rich(papers.figures(example.headings, example.rows))
     elif begun.experiment.trains:
-        put(papers.compared(begun, cells))
+        print_rich(papers.compared(begun, cells))
     else:
-        put(papers.figures(*paper_figures.told(begun)))
+        print_rich(papers.figures(*paper_figures.told(begun)))
     for note in begun.experiment.notes:
         Console().print(Text(f"note: {note}", "yellow"))  # prose, which fits the terminal
     for path in pictures:
-        put(Text(f"figure: {path}"))
+        print_rich(Text(f"figure: {path}"))
 
 
 def costs(begun: Reproduction, results: Path) -> tuple[int, dict[str, float | None], int | None, int]:
@@ -197,6 +197,6 @@ def listed(as_json: bool) -> None:
         papers.Listed(e.id, e.where, e.title, *cost.total(e, "full", H200, rates)) for e in experiments().values()
     ]
     if as_json:
-        put_json([entry._asdict() for entry in entries])
+        print_json([entry._asdict() for entry in entries])
     else:
-        put(papers.listing(entries, H200))
+        print_rich(papers.listing(entries, H200))

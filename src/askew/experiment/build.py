@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -77,21 +76,6 @@ def own_device(device: torch.device, group: ProcessGroup) -> torch.device:
     return torch.device("cuda", local)
 
 
-@cache
-def steady_heap() -> None:
-    """Let glibc keep what a step frees for the next step, up to 256 MB.
-
-    By default it returns the top of the heap to the system after every step and asks for fresh pages in the next one;
-    on a virtual machine those page faults were a sixth of LeNet5's time. Elsewhere than on glibc nothing is done.
-    """
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-1, 256 * 2**20)  # M_TRIM_THRESHOLD
-        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD; 32 MB is the most it takes
-    except (OSError, AttributeError):
-        pass
-
-
 class BuildCache:
     """What runs that are played together share: samples on the device, engines with their slots, exams."""
 
@@ -141,10 +125,6 @@ def build(
 
     `kept` is the engine that rounds before were played with, which auto then takes again.
     """
-    steady_heap()
-    os.environ.setdefault(
-        "CUDA_DEVICE_MAX_CONNECTIONS", "32"
-    )  # read when CUDA starts: 8 queues would make slots wait for each other
     shop = shop or BuildCache()
     device, dtype, half = device_of(config.engine.device), config.engine.storage, config.engine.dtype == "bf16"
     if group.size > 1 and device.type == "cuda":

@@ -13,7 +13,7 @@ from ..data.federation import RoundPlan
 from ..engine.base import PhaseInputs, PhaseRequest
 from ..engine.evaluate import dressed
 from ..errors import DataError
-from ..experiment.checkpoint import marked
+from ..experiment.checkpoint import layout_digest
 from ..version import __version__
 from .client_state import Kept, Place
 from .deployment_data import Home
@@ -58,7 +58,7 @@ class Client:
 
     def answer(self, kind: str, letter: RawPayload) -> Payload:
         """The answer to a letter of training ("train" and its stages) or evaluation ("evaluate")."""
-        expect(letter, SERVER, mark=marked(self.house.config.digest(), self.server), client=self.client)
+        expect(letter, SERVER, mark=layout_digest(self.house.config.digest(), self.server), client=self.client)
         if kind.startswith("train."):
             return self.stage(kind.removeprefix("train."), letter)
         return self.train(letter) if kind == "train" else self.evaluate(letter)

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from ..errors import AskewError
-from ..experiment.run import enough_memory, torch_state
+from ..experiment.process_state import explain_out_of_memory, torch_state
 from .client import SERVER, STAGES, Client, hello
 from .client_state import InContext, InFile, Place
 from .deployment_data import DataModule, Home, read_page
@@ -27,7 +27,7 @@ def client_app(page: Path, data: DataModule | None = None) -> ClientApp:
         config = read_page(page, data)
         letter = from_records(message.content, SERVER)
         classes = None if kind == "query" else told(letter, "classes", int, SERVER)
-        with torch_state(config), enough_memory():
+        with torch_state(config), explain_out_of_memory():
             key = (context.node_id, classes)
             if key not in homes:  # of many nodes in one process, as in Flower's simulation, the latest
                 homes.clear()

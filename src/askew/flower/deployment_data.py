@@ -23,7 +23,7 @@ from ..data.dataset import Dataset, Given, Samples, Source, completed, pool, sam
 from ..data.federation import SHOWN, Federation
 from ..data.partition import Natural
 from ..errors import ConfigError, DataError
-from ..experiment.api import fingerprint, spelled
+from ..experiment.api import fingerprint, source_text
 from ..experiment.build import BuildCache, BuiltRun, build, device_of
 from ..experiment.config import Config, FromPython
 from ..experiment.toml import read_toml
@@ -54,7 +54,7 @@ class DataModule(NamedTuple):
 
     def mark(self) -> str:
         """Stands for the module's text."""
-        return fingerprint(about=spelled(inspect.getmodule(self.client) or self.client))
+        return fingerprint(about=source_text(inspect.getmodule(self.client) or self.client))
 
 
 class NodeData(FromPython, Source):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigError
-from ..experiment.store import disk
+from ..experiment.store import explain_write_errors
 from . import require_flower
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str] = (), days: int =
         own = generate_private_key(SECP384R1())
         found[f"node-{client}"] = own.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         found[f"node-{client}.pub"] = own.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
-    with disk(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for path, secret in keys.files().items():
             with os.fdopen(

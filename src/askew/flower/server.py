@@ -29,9 +29,11 @@ from ..engine.distributed import TensorSpec
 from ..engine.server import Server
 from ..errors import EngineError
 from ..experiment.build import BuildCache, BuiltRun, device_of
-from ..experiment.checkpoint import marked
-from ..experiment.run import ActiveRun, OnRound, check_same, clear, enough_memory, folder_of, loop, stored, torch_state
-from ..experiment.store import Record, Run, load, locked, read_json, write_json
+from ..experiment.checkpoint import layout_digest
+from ..experiment.process_state import explain_out_of_memory, torch_state
+from ..experiment.run import ActiveRun, OnRound, TrainedRound, round_loop
+from ..experiment.run_folder import check_same_config, clear_run, is_finished, run_folder
+from ..experiment.store import Record, Run, load, lock_folder, read_json, write_json
 from ..version import __version__
 from .client import OWN, RATES
 from .deployment_data import DataModule, DeploymentConfig, Remote, Site, house_of, server_data
@@ -241,7 +243,7 @@ class RemoteEngine:
     def __init__(self, server: Server, roll: ClientRegistry, rules: Rules, classes: int, digest: str) -> None:
         self.server, self.roll, self.rules, self.post, self.say = server, roll, rules, roll.post, roll.say
         self.shared, self.blank = Shared(server.space, server.private), uploads(server)
-        self.about: dict[str, int | str] = {"mark": marked(digest, server), "classes": classes}
+        self.about: dict[str, int | str] = {"mark": layout_digest(digest, server), "classes": classes}
         self.privacy = roll.config.privacy
         check_fit(self.privacy, server, self.blank)
         self.enough = 0  # answers to wait for; 0: all
@@ -488,12 +490,12 @@ class DeployedRun(ActiveRun):
         self.field, self.folder, self.wire = field, folder, (0, 0)
         super().__init__(house, folder, watch, save_every=0.0)
 
-    def look_ahead(self, t: int) -> None:
+    def prepare_round(self, t: int) -> None:
         """Who is there is known when the round begins."""
 
-    def moves(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
+    def start_round(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """The next round: participants are drawn from the clients that are there."""
-        t, fed, field = self.t + 1, self.house.fed, self.field
+        t, fed, field = self.t + 1, self.built.fed, self.field
         there = field.roll.wait(field.rules.answers)
         present = np.array([i for i in fed.eligible.tolist() if i in there], dtype=np.int64)
         came = self.config.participation.turnout(self.config.seed, t, present, fed.clients)
@@ -510,20 +512,19 @@ class DeployedRun(ActiveRun):
         field.post.sent = field.post.received = 0
         return self.server.moves(t, asked, [share.get(i, 1.0) for i in asked], len(came.absent))
 
-    def examine(self) -> dict[str, Tensor]:
+    def evaluate(self) -> dict[str, Tensor]:
         self.wire = self.field.post.sent, self.field.post.received
         if not self.field.asks_clients:
-            return super().examine()
-        self.t += 1
-        return self.field.examine(self.t) if self.t % self.config.evaluation.every == 0 or self.over else {}
+            return super().evaluate()
+        return self.field.examine(self.t) if self.evaluation_due else {}
 
-    def close(self, record: Record, seconds: float, scores: dict[str, Tensor]) -> None:
-        record |= dict(zip(("wire_down", "wire_up"), self.wire, strict=True))
+    def write_record(self, trained: TrainedRound) -> None:
+        trained.record |= dict(zip(("wire_down", "wire_up"), self.wire, strict=True))
         if self.field.privacy.clip:
-            record["train_loss"] = None  # no client tells
-        super().close(record, seconds, scores)
-        if isinstance(self.house.fed, Remote) and self.run.federation != (
-            known := self.house.fed.labels()
+            trained.record["train_loss"] = None  # no client tells
+        super().write_record(trained)
+        if isinstance(self.built.fed, Remote) and self.run.federation != (
+            known := self.built.fed.labels()
         ):  # somebody joined
             self.run.federation = known
             write_json(self.folder / FEDERATION, known)
@@ -538,23 +539,23 @@ def serve(
     watch: OnRound | None = None,
 ) -> Run:
     """Play a run on the clients that the post reaches. Its folder is that of a simulated one; it goes on from its last round."""
-    folder = folder_of(config, rules.out)
+    folder = run_folder(config, rules.out)
     assert folder is not None
-    with locked(folder):
+    with lock_folder(folder):
         if rules.fresh:
-            clear(folder)
-        check_same(folder, config)
-        if stored(folder):
+            clear_run(folder)
+        check_same_config(folder, config)
+        if is_finished(folder):
             say(f"{folder} holds this run already, finished; set fresh = true to play it again.")
             return load(folder)
-        with torch_state(config), enough_memory():
+        with torch_state(config), explain_out_of_memory():
             season = DeployedRun(
                 *housed(config, ClientRegistry(post, rules, config, say), rules, data, read_json(folder / FEDERATION)),
                 folder,
                 watch,
             )
             try:
-                loop([season], lambda: False)
+                round_loop([season], lambda: False)
             except BaseException:
                 season.run.facts["state"] = "interrupted"
                 write_json(folder / "run.json", season.run.facts)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ..core.settings import plain
 from ..engine.server import RECORD
-from ..experiment.config import Config, read_back
+from ..experiment.config import Config, stored_tables
 from ..experiment.store import Record, Run
 from .tables import brief, clients, group, participation_name, partition_name, table
 
@@ -136,7 +136,7 @@ class Ticker:
 
     def __init__(self, console: Console, configs: Sequence[Config] = (), title: str = "") -> None:
         self.console, self.runs, self.done, self.played, self.training = console, max(1, len(configs)), 0, 0, False
-        begun = [Run(read_back(config), facts={"name": config.name()}) for config in configs]
+        begun = [Run(stored_tables(config), facts={"name": config.name()}) for config in configs]
         self.labels = {run.name: g.label for g in group(begun) for run in g.runs}  # as the table of all will name them
         self.parts: dict[str, float] = {}  # of runs at play
         columns = (

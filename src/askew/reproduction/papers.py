@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, UnknownName, did_you_mean
-from ..experiment.config import CHOICES, NAMES, Config, put_into
-from ..experiment.toml import literal, read_toml, value_of
+from ..experiment.config import CHOICES, DEFAULT_NAMES, Config, set_key
+from ..experiment.toml import literal, parse_value, read_toml
 
 SCALES = ("full", "reduced", "smoke")
 SHOWS = ("table", "curves", "bars", "coverage", "histogram", "heatmap", "toy", "cost")
@@ -287,7 +287,7 @@ def spanned(e: Experiment, scale: str = "full", seeds: int | Sequence[int] | Non
 
 def tables(p: Point, scale: str) -> Tables:
     """The settings of one run as nested tables."""
-    whole: Tables = {"algorithm": {"name": NAMES["algorithm"]}}
+    whole: Tables = {"algorithm": {"name": DEFAULT_NAMES["algorithm"]}}
     for part in (
         p.experiment.base,
         p.case.set,
@@ -297,7 +297,7 @@ def tables(p: Point, scale: str) -> Tables:
     ):
         whole = merged(whole, part)
     for key, value in p.hyper.items():
-        put_into(whole, key, value, "grid: ")
+        set_key(whole, key, value, "grid: ")
     return whole | {"seed": p.seed}
 
 
@@ -315,8 +315,8 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
     for key, value in above.items():
         old = out.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            name = value.get("name", old.get("name", NAMES.get(key)))
-            if key in CHOICES and name != old.get("name", NAMES[key]):
+            name = value.get("name", old.get("name", DEFAULT_NAMES.get(key)))
+            if key in CHOICES and name != old.get("name", DEFAULT_NAMES[key]):
                 known = {f.name for f in fields(CHOICES[key][name])}
                 old = {k: v for k, v in old.items() if k in known}
             out[key] = merged(old, value)
@@ -342,7 +342,7 @@ def filters(only: Iterable[str], points: Sequence[Point]) -> list[Any]:
             raise UnknownName(
                 f"--only: there is no {text.strip()!r} here; {did_you_mean(text.strip(), cases | methods)}"
             )
-        wanted.setdefault(kind, []).append(text.strip() if kind in ("case", "method") else value_of(text.strip()))
+        wanted.setdefault(kind, []).append(text.strip() if kind in ("case", "method") else parse_value(text.strip()))
     return [tester(kind, values) for kind, values in wanted.items()]
 
 

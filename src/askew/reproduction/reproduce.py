@@ -22,8 +22,9 @@ from ..errors import ConfigError, ModelError
 from ..experiment.build import device_of
 from ..experiment.config import Config
 from ..experiment.conformal import conformal
-from ..experiment.process_pool import Speak, shared
-from ..experiment.run import OnRound, play_all
+from ..experiment.launch import run_all
+from ..experiment.process_pool import Notify, run_in_pool
+from ..experiment.run import OnRound
 from ..experiment.store import Record, Run, read_text
 from . import results as stored
 from .cost import memory, work
@@ -130,7 +131,7 @@ def play(
     results: str | Path,
     watch: OnRound | None = None,
     processes: int = 1,
-    speak: Speak = lambda words: None,
+    speak: Notify = lambda words: None,
 ) -> Iterator[Run]:
     """Play what is missing; results are written as runs end. It ends with the first run that was stopped."""
     if begun.alone and processes > 1:
@@ -166,12 +167,12 @@ def play(
     folder = Path(out) / "alone" if begun.alone else out  # where no run lies that was played among others
     if processes > 1 and len(missing) > 1:
         parts = [[p.config for p in part] for part in shares(missing, processes)]
-        runs = shared(parts, folder, processes, seen, speak)
+        runs = run_in_pool(parts, folder, processes, seen, speak)
     else:
         runs = (
             run
             for batch in batches(missing, begun.alone)
-            for run in play_all([p.config for p in batch], folder, watch=seen)
+            for run in run_all([p.config for p in batch], folder, watch=seen)
         )
     came = set[str]()
     try:
