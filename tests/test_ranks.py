@@ -1,6 +1,7 @@
 """Several processes share a run: whatever their number, it is the same run; and none of them ends unnoticed.
 
-What ranks exchange is tried with threads, which are cheap; that processes find each other, stop, fail and go on, with processes.
+What ranks exchange is tested with threads, which are cheap; that processes find each other, stop, fail and go on, with
+processes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -31,16 +34,16 @@ from askew.core.types import State
 from askew.data.dataset import Samples
 from askew.data.federation import LocalSettings
 from askew.engine import distributed as ranks
-from askew.engine.distributed import DistributedEngine, Group, Lost, SharedEvaluator, dealt, hang_up
+from askew.engine.distributed import DistributedEngine, Lost, ProcessGroup, SharedEvaluator, dealt, hang_up
 from askew.engine.evaluate import CHUNK, Evaluator
 from askew.engine.server import Server
 from askew.errors import AlgorithmError, ConfigError, EngineError
-from askew.experiment import checkpoint
-from askew.experiment import run as runs
+from askew.experiment import checkpoint, launch
+from askew.experiment.api import OwnData
 from askew.experiment.config import CHOICES, Config, stored_tables
-from askew.experiment.run import play, run_all
+from askew.experiment.launch import run_all, run_config, run_shared
 from askew.experiment.store import lock_folder
-from askew.experiment.workers import WorkerPool, play_pages
+from askew.experiment.workers import WorkerGroup
 from problems import Problem, Record, Spoiled, apart, everything, labelled, same, serve, tastes
 from problems import play as play_rounds
 
@@ -68,7 +71,7 @@ def problem(alg: Algorithm) -> Problem:
 # ranks as threads -----------------------------------------------------------------------------------------------
 
 
-class Threads(Group):
+class Threads(ProcessGroup):
     """A rank in a thread: what others need is read off a common board."""
 
     def __init__(self, rank: int, size: int, board: dict[int, Tensor], barrier: threading.Barrier) -> None:
@@ -122,7 +125,9 @@ def on_ranks(size: int, make: Callable[[Threads], T], do: Callable[[T], Any]) ->
     return [(one, each.result()) for one, each in zip(made, done, strict=True)]
 
 
-def ranked(alg: Algorithm, group: Group, engine: str = "sequential", spoil: dict[str, Any] | None = None) -> Server:
+def ranked(
+    alg: Algorithm, group: ProcessGroup, engine: str = "sequential", spoil: dict[str, Any] | None = None
+) -> Server:
     server = serve(alg, problem(alg), LOCAL, engine, rounds=len(COHORTS))
     server.engine = DistributedEngine(Spoiled(server.engine, **spoil) if spoil else server.engine, group)
     server.clients = Bank(server.clients.start, owns=group.owns)
@@ -380,6 +385,9 @@ BASE: dict[str, Any] = {
 }
 
 
+TAKE_OVER: dict[str, Any] = {"free_cores": lambda: 2, "LEAST_ROUND_SECONDS": 0.0, "LEAST_SAVED_SECONDS": 0.0}
+
+
 def configured(workers: int, **tables: Any) -> Config:
     return Config.build(BASE | tables | {"engine": {"name": "sequential", "workers": workers}})
 
@@ -388,17 +396,18 @@ def records(run: askew.Run) -> list[Record]:
     return [{k: v for k, v in r.items() if k != "seconds"} for r in run.rounds]
 
 
-def started() -> dict[int, int]:
-    """Processes that this one started, by rank."""
+def workers_alive() -> dict[int, int]:
+    """The ids of the worker processes that this one started, by rank."""
     found: dict[int, int] = {}
-    for page in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((page / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            words = dict(word.split("=", 1) for word in (page / "environ").read_text().split("\0") if "=" in word)
+            parent = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            environment = (process / "environ").read_text().split("\0")
         except OSError:
             continue
-        if parent == os.getpid() and "RANK" in words:
-            found[int(words["RANK"])] = int(page.name)
+        variables = dict(line.split("=", 1) for line in environment if "=" in line)
+        if parent == os.getpid() and "RANK" in variables:
+            found[int(variables["RANK"])] = int(process.name)
     return found
 
 
@@ -411,13 +420,14 @@ def wait_for_a_round(out: Path, alive: Callable[[], bool] = lambda: True) -> Non
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file of methods, which the registries forget afterwards."""
+    """The path of a plugin; afterwards its methods are not registered any more."""
     for registry in CHOICES.values():
         monkeypatch.setattr(registry, "members", dict(registry.members))
     (tmp_path / "own.py").write_text(PLUGIN)
     return str(tmp_path / "own.py")
 
 
+@pytest.mark.slow
 def test_a_sweep_stopped_on_two_processes_goes_on_with_three_to_the_same_bits(plugin: str, tmp_path: Path) -> None:
     kinds: list[dict[str, Any]] = [
         {"algorithm": {"name": "fedavg"}, "participation": {"cohort": 1}},
@@ -440,22 +450,24 @@ def test_a_sweep_stopped_on_two_processes_goes_on_with_three_to_the_same_bits(pl
     first = list(run_all(two, tmp_path / "runs", watch=stop))
     assert [run.finished for run in first] == [True, True, False] and 2 <= len(first[2].rounds) < 40
     assert first[2].facts["state"] == "interrupted" and first[2].facts["workers"] == 2
-    assert signal.getsignal(signal.SIGINT) is before and not started()
-    seen: list[tuple[str, int]] = []
+    assert signal.getsignal(signal.SIGINT) is before and not workers_alive()
+    watched: list[tuple[str, int]] = []
     broken = configured(3, plugins=[plugin], algorithm={"name": "broken"}, rounds=1)
     going = run_all(
-        [*three, broken], tmp_path / "runs", watch=lambda run, record: seen.append((run.algorithm, len(run.rounds)))
+        [*three, broken], tmp_path / "runs", watch=lambda run, record: watched.append((run.algorithm, len(run.rounds)))
     )
     again = [next(going) for _ in three]
     with pytest.raises(
         EngineError, match=r"own.py' failed in line 27: AttributeError: .* correct the file and try again"
     ):
         next(going)
-    assert seen[0] == ("fragile", len(first[2].rounds)) and not started()  # what was finished is not played again
-    for run, other, early in zip(again, expected, [*first[:2], *again[2:]], strict=True):
+    assert (
+        watched[0] == ("fragile", len(first[2].rounds)) and not workers_alive()
+    )  # what was finished is not trained again
+    for run, other, first_time in zip(again, expected, [*first[:2], *again[2:]], strict=True):
         assert records(run) == records(other)
-        assert early.model.keys() == other.model.keys() and all(
-            torch.equal(early.model[n], t) for n, t in other.model.items()
+        assert first_time.model.keys() == other.model.keys() and all(
+            torch.equal(first_time.model[n], t) for n, t in other.model.items()
         )
         assert run.folder is not None and not (run.folder / checkpoint.FILE).exists()
         assert records(askew.load(run.folder)) == records(other)
@@ -467,26 +479,27 @@ def test_without_a_folder_the_model_comes_back_and_a_killed_rank_0_is_named(capf
 
     def kill(run: askew.Run, record: Record | None) -> None:
         if record and record["round"] == 5:
-            os.kill(started()[0], signal.SIGKILL)
+            os.kill(workers_alive()[0], signal.SIGKILL)
             killed.append(time.monotonic())
 
     short, long = (configured(2, algorithm={"name": "scaffold"}, rounds=rounds) for rounds in (2, 100_000))
     going = run_all([short, long], watch=kill)
-    run, alone = next(going), play(configured(1, algorithm={"name": "scaffold"}, rounds=2))
+    run, alone = next(going), run_config(configured(1, algorithm={"name": "scaffold"}, rounds=2))
     assert run.folder is None and run.finished and records(run) == records(alone) and run.name == alone.name
     assert all(torch.equal(run.model[n], t) for n, t in alone.model.items())
     with pytest.raises(
         EngineError, match=r"^process 0 of the 2 that shared the work was ended by SIGKILL; .* goes on from"
     ):
         next(going)
-    assert time.monotonic() - killed[0] < 10 and not started()
+    assert time.monotonic() - killed[0] < 10 and not workers_alive()
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_command_with_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def kill() -> None:
         wait_for_a_round(tmp_path)
-        os.kill(started()[1], signal.SIGKILL)
+        os.kill(workers_alive()[1], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -494,7 +507,7 @@ def test_a_killed_rank_ends_the_command_with_one_sentence(tmp_path: Path, capfd:
     code = main(["run", str(tmp_path / "long.toml"), "--workers", "2", "--out", str(tmp_path), "--quiet"])
     killer.join()
     out, err = capfd.readouterr()
-    assert code == 2 and out == "" and err.count("\n") == 1 and not started()
+    assert code == 2 and out == "" and err.count("\n") == 1 and not workers_alive()
     assert err.startswith("error: process 1 of the 2 that shared the work was ended by SIGKILL; ")
     [log] = tmp_path.glob("*/rounds.jsonl")
     assert len(askew.load(log.parent).rounds) >= 1
@@ -502,67 +515,91 @@ def test_a_killed_rank_ends_the_command_with_one_sentence(tmp_path: Path, capfd:
         pass
 
 
-def test_ranks_started_as_torchrun_does_are_one_run_and_one_speaks(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_ranks_started_as_torchrun_does_are_one_run_and_one_prints(tmp_path: Path) -> None:
     config = configured(1, algorithm={"name": "scaffold"}, rounds=3)
     (tmp_path / "a.toml").write_text(config.toml())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "askew", "run", str(tmp_path / "a.toml"), "--json", "--out", str(tmp_path)]
-    told = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
-        subprocess.Popen(command, env=told | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, env=environment | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for rank in "01"
     ]
     (out, err), silent = (rank.communicate(timeout=100) for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0, 0], err
     assert silent == ("", "") and err.count("round 3/3") == 1
     run = askew.load(json.loads(out)["run"])
-    assert run.facts["workers"] == 2 and records(run) == records(play(config))
+    assert run.facts["workers"] == 2 and records(run) == records(run_config(config))
 
 
+def test_workers_take_over_only_long_runs_that_they_would_end_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where rounds are short, few are left, the machine is busy, one process is asked for, or nothing is stored."""
+    monkeypatch.setattr(launch, "free_cores", lambda: 3)
+    records = [{"seconds": seconds, "participants": [0, 1, 2, 3]} for seconds in (9.0, 1.0, 1.2)]
+
+    def workers(config: Config, rounds: int = 3, folder: Path | None = Path("runs"), t: int = 3) -> int:
+        run = askew.Run({}, records[:rounds], folder=folder)
+        built = SimpleNamespace(space=SimpleNamespace(device=torch.device("cpu")))
+        takeover = launch.Takeover()
+        active: Any = SimpleNamespace(run=run, config=config, group=ProcessGroup(), built=built, t=t)
+        assert takeover(active) == (takeover.workers > 1)
+        return takeover.workers
+
+    long = configured(0, rounds=100)
+    assert workers(long) == 3 and workers(long, rounds=1) == 1 and workers(long, folder=None) == 1
+    assert workers(configured(1, rounds=100)) == 1 and workers(configured(2, rounds=100)) == 1
+    assert workers(long, t=69) == 3 and workers(long, t=71) == 1  # 31 or 29 rounds of a second, two thirds saved
+    assert workers(replace(long, data=OwnData.of((torch.randn(9, 2), torch.arange(9) % 3), None))) == 1
+    monkeypatch.setattr(launch, "free_cores", lambda: 1)
+    assert workers(long) == 1
+    monkeypatch.setattr(launch, "free_cores", lambda: 8)
+    assert workers(long) == 4  # as many as take part in a round
+    records[1]["seconds"] = 0.04
+    assert workers(configured(0, rounds=100_000)) == 1
+
+
+@pytest.mark.slow
 def test_a_long_run_goes_on_with_more_processes_where_cores_are_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the same bits; not where rounds are short, little is left, the machine is busy, one process is asked for, or nothing is stored."""
+    """To the same bits."""
     config = configured(0, algorithm={"name": "scaffold"}, rounds=5)
-    alone = play(configured(1, algorithm={"name": "scaffold"}, rounds=5))
-    limits = {"free_cores": lambda: 2, "LONG": 0.0, "WORTH": 0.0}
-    for name, value in {"free_cores": lambda: 1, "LONG": 60.0, "WORTH": 3600.0}.items():
-        with monkeypatch.context() as patch:
-            for key, limit in (limits | {name: value}).items():
-                patch.setattr(runs, key, limit)
-            assert play(config, tmp_path / name).facts["workers"] == 1
-    for key, limit in limits.items():
-        monkeypatch.setattr(runs, key, limit)
-    assert play(config).facts["workers"] == play(configured(1, rounds=5), tmp_path / "one").facts["workers"] == 1
-    seen: list[int] = []
-    run = play(config, tmp_path, watch=lambda run, record: seen.append(len(run.rounds)))
-    assert run.finished and run.facts["workers"] == 2 and seen == [0, 1, 2, 2, 3, 4, 5] and not started()
+    alone = run_config(configured(1, algorithm={"name": "scaffold"}, rounds=5))
+    for key, limit in TAKE_OVER.items():
+        monkeypatch.setattr(launch, key, limit)
+    lengths: list[int] = []
+    run = run_config(config, tmp_path, watch=lambda run, record: lengths.append(len(run.rounds)))
+    assert run.finished and run.facts["workers"] == 2 and lengths == [0, 1, 2, 2, 3, 4, 5] and not workers_alive()
     assert records(run) == records(alone) and all(torch.equal(run.model[n], t) for n, t in alone.model.items())
-    assert records(play(config, tmp_path)) == records(alone)  # read back
+    assert records(run_config(config, tmp_path)) == records(alone)  # read back
 
 
-def test_a_wish_to_stop_is_heard_after_more_processes_took_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key, limit in {"free_cores": lambda: 2, "LONG": 0.0, "WORTH": 0.0}.items():
-        monkeypatch.setattr(runs, key, limit)
+@pytest.mark.slow
+def test_a_run_that_more_processes_took_over_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, limit in TAKE_OVER.items():
+        monkeypatch.setattr(launch, key, limit)
 
     def stop(run: askew.Run, record: Record | None) -> None:
         if record and record["round"] == 4:
             os.kill(os.getpid(), signal.SIGINT)
 
-    run = play(configured(0, rounds=100_000), tmp_path, watch=stop)
-    assert not run.finished and run.facts["state"] == "interrupted" and len(run.rounds) >= 4 and not started()
+    run = run_config(configured(0, rounds=100_000), tmp_path, watch=stop)
+    assert not run.finished and run.facts["state"] == "interrupted" and len(run.rounds) >= 4 and not workers_alive()
 
 
+@pytest.mark.slow
 def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
-    page = stored_tables(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
-    with WorkerPool(2, play_pages, {"pages": [page], "out": str(tmp_path), "fresh": False, "save_every": 5.0}) as crew:
+    tables = stored_tables(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
+    job = {"configs": [tables], "out": str(tmp_path), "fresh": False, "save_every": 5.0}
+    with WorkerGroup(2, run_shared, job) as group:
         wait_for_a_round(tmp_path)
-        for line in crew.lines:
-            line.close()
-        assert [process.wait(20) for process in crew.processes] == [0, 0]
+        for connection in group.connections:
+            connection.close()
+        assert [process.wait(20) for process in group.processes] == [0, 0]
     [log] = tmp_path.glob("*/rounds.jsonl")
     with lock_folder(log.parent):
         pass
@@ -571,7 +608,7 @@ def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
 # what cannot be -------------------------------------------------------------------------------------------------
 
 
-def test_what_new_processes_cannot_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_from_python_are_refused_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algorithms, "members", dict(algorithms.members))
 
     @askew.register("mine")

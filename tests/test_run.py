@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
 
 
 def test_without_fcntl_all_works_but_storing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows: the module loads, and who wants to lock a folder is told in one sentence."""
+    """As on Windows: the module loads, and locking a folder is refused in one sentence."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
     spec = importlib.util.spec_from_file_location("askew.experiment.store_elsewhere", store.__file__)
     assert spec is not None and spec.loader is not None
@@ -436,7 +436,7 @@ def test_exact_steps_and_epochs_cut_the_same_stream() -> None:
         assert work.batches == 4 and work.places.tolist() == whole.places[: len(work.places)].tolist()
 
 
-def test_what_is_handed_in_is_told_apart_by_all_that_matters(tmp_path: Path) -> None:
+def test_two_objects_from_python_that_differ_are_two_runs(tmp_path: Path) -> None:
     x, y = blobs()
     dataset = lambda **more: askew.Dataset(askew.Samples(x, y), askew.Samples(x[:50], y[:50]), 3, **more)
     owners = [np.arange(len(y)) % 4, np.arange(len(y)) // 100]
@@ -476,11 +476,11 @@ def test_centralised_training_leaves_the_model_it_trained() -> None:
 
 
 def test_settings_that_cannot_work_together_are_refused_when_they_load() -> None:
-    for key, words in (
+    for key, sentence in (
         ("fedprox", "FedProx: mu × local.lr must be < 2"),
         ("fednova", "FedNova: mu × local.lr must be < 2"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=sentence):
             Config.build({"algorithm": {"name": key, "mu": 2.0}, "local": {"lr": 1.0}})
         Config.build({"algorithm": {"name": key, "mu": 1.9}, "local": {"lr": 1.0}})
     for key in ("fedvarp", "mifa"):
