@@ -24,6 +24,7 @@ from askew.experiment.conformal import (
     MeasuredSets,
     band,
     coverage_distribution,
+    interpolate,
     measure,
     measure_sets,
     prediction_sets,
@@ -260,6 +261,14 @@ def test_strata_add_up_to_the_whole() -> None:
         assert sum(s["share"] for s in figures["strata"]) == pytest.approx(1)
         assert sum(s["share"] * s["coverage"] for s in figures["strata"]) == pytest.approx(figures["coverage"])
         assert sum(s["share"] * s["to"] for s in figures["strata"]) == pytest.approx(figures["size"])
+
+
+def test_sizes_at_equal_coverage_lie_between_neighbours() -> None:
+    curve = {"coverage": [0.9, 0.8, 0.6], "size": [3.0, 2.0, 1.0]}
+    assert interpolate(curve, "size", 0.85, of="coverage") == pytest.approx(2.5)
+    assert interpolate(curve, "coverage", 1.5, of="size") == pytest.approx(0.7)
+    assert interpolate(curve, "size", 0.95, of="coverage") is None
+    assert interpolate(curve, "size", 0.5, of="coverage") is None
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,9 @@ def bench(
 
     The workload mlp-mnist-100 is done on the images of MNIST, where its files are found.
 
-    Where pfl, fedlab or flwr (with its simulation) is installed, it is given the first, the MLP's and the softmax
-    workloads too: with one thread, and with as many as there are workers.
+    Where pfl, fedlab or flwr (with its simulation) is installed, it is given the first, the MLP's and the softmax one.
+
+    It gets one thread, and as many as there are workers.
     """
     if listed:
         facts = [{"work": name, **workload_facts(workload)} for name, workload in WORKLOADS.items()]

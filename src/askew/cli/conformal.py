@@ -56,31 +56,29 @@ def conformal(
 ) -> None:
     """Measure the prediction sets of finished runs: naive ones, APS and RAPS.
 
-    What is measured is stored in each run's folder, and `askew report` draws it. Runs that differ only in their seed
-    share a row.
+    What is measured is stored in each run's folder, and `askew report` draws it.
+
+    Runs that differ only in their seed share a row.
     """
     if plot is not None and plot.suffix not in PICTURES:
         raise ConfigError(
             f"conformal: --plot must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}, got {str(plot)!r}; "
             "try coverage.png."
         )
-    table = {
-        "alpha": alpha,
-        "calibration": calibration,
-        "splits": splits,
-        "k_reg": k_reg,
-        "penalty": penalty,
-        "nonempty": nonempty,
-    }
-    how = Conformal.build({**table, "randomised": not fixed})
+    how = Conformal(
+        alpha=alpha,
+        calibration=calibration,
+        splits=splits,
+        k_reg=k_reg,
+        penalty=penalty,
+        nonempty=nonempty,
+        randomised=not fixed,
+    )
     runs = load_all(folders)
     library.conformal(runs, how)
     groups = tables.group(runs)
     if plot is not None:
-        with style():
-            picture = coverage(groups)
-        assert picture is not None
-        write_atomic(plot, picture.render(plot.suffix[1:]))
+        draw_coverage(groups, plot)
     if as_json:
         rows = [
             {"run": str(run.folder), "algorithm": run.algorithm, "seed": run.config["seed"], **run.conformal}
@@ -89,6 +87,14 @@ def conformal(
         print(to_json(rows))
     else:
         print_rich(results(groups, how, plot))
+
+
+def draw_coverage(groups: Sequence[tables.RunGroup], file: Path) -> None:
+    """Write a picture of coverage against set size; its format follows from the file's name."""
+    with style():
+        picture = coverage(groups)
+    assert picture is not None
+    write_atomic(file, picture.render(file.suffix[1:]))
 
 
 def results(groups: Sequence[tables.RunGroup], how: Conformal, plot: Path | None) -> RenderableType:

@@ -112,8 +112,9 @@ def run(
 ) -> None:
     """Train one federation.
 
-    A finished run is read back, an interrupted one goes on. Ctrl-C ends the round and stores everything; a second one
-    stops at once.
+    A finished run is read back, an interrupted one goes on.
+
+    Ctrl-C ends the round and stores everything; a second one stops at once.
     """
     config = load_config(
         file, [*(overrides or ()), *([] if workers is None else [f"engine.workers={workers}"])], plugins or ()

@@ -84,9 +84,9 @@ def scores(method: str, probabilities: Array, u: Array, how: Conformal) -> Array
     rank, above = rank_classes(probabilities)
     if method == "naive":
         return above
-    own = (u if how.randomised else np.ones_like(u))[:, None] * probabilities
+    of_class = (u if how.randomised else np.ones_like(u))[:, None] * probabilities
     penalty = how.penalty if method == "raps" else 0.0
-    total: Array = above + own + penalty * np.maximum(0, rank - how.k_reg)
+    total: Array = above + of_class + penalty * np.maximum(0, rank - how.k_reg)
     return total
 
 
@@ -183,6 +183,13 @@ def band(calibrating: int, measured: int, alpha: float, outside: float = 0.01) -
     below = np.cumsum(coverage_distribution(calibrating, measured, alpha))
     low, high = np.searchsorted(below, [outside / 2, 1 - outside / 2])
     return float(low / measured), float(min(high, measured) / measured)
+
+
+def interpolate(curve: dict[str, list[float]], what: str, value: float, of: str) -> float | None:
+    """Column `what` of a curve where column `of` has a value, by linear interpolation; None outside of the curve."""
+    points = sorted(zip(curve[of], curve[what], strict=True))
+    x, y = zip(*points, strict=True)
+    return float(np.interp(value, x, y)) if x[0] <= value <= x[-1] else None
 
 
 def measure(probabilities: Array, labels: Array, how: Conformal, seed: int = 0) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def run_together(
                     built = build(config, build_cache, group, previous_engine(folder))
                     active.append(ActiveRun(built, folder, watch if group.leads else None, save_every, group))
                     runs[n] = active[-1].run
-            for one in active:
-                one.run.facts["together"] = len(active)  # a round's time is divided equally among them
+            for run in active:
+                run.run.facts["together"] = len(active)  # a round's time is divided equally among them
             round_loop(active, lambda: stopping() or (len(active) == 1 and hand_over(active[0])), group)
     return [runs[n] for n in range(len(configs))]
 
@@ -112,6 +112,7 @@ class ActiveRun:
         self.watch, self.save_every, self.next_save = watch, save_every, time.monotonic() + save_every
         self.run = Run(stored_tables(built.config), facts=built.facts, federation=built.fed.labels(), folder=folder)
         self.t = begin_or_resume(self.run, built, group) if folder else 0  # the last round trained
+        self.before: Model = (self.server.x, self.server.buffers)  # before the round that is trained
         self.turnouts: dict[int, Turnout] = {}  # by round: who takes part, where that is known before it begins
         if watch:
             watch(self.run, None)

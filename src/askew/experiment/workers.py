@@ -35,7 +35,7 @@ from .process_tuning import ENVIRONMENT, tune_process
 
 Message = dict[str, Any]  # a JSON object
 Send = Callable[[Message], None]
-Job = Callable[[Message, Send], None]  # what a worker does: the job's settings, and how it sends messages to its parent
+WorkerFunction = Callable[[Message, Send], None]  # of the job, and of the function that sends messages to the parent
 
 POLL_SECONDS = 0.2  # seconds between two looks at whether somebody wants to stop
 GRACE_SECONDS = 3.0  # seconds in which a better reason for a failure may arrive, or a worker may end by itself
@@ -43,7 +43,7 @@ CONNECTION = "ASKEW_CONNECTION"  # the environment variable with the number of t
 # Signals are ignored until the worker listens to its parent: Ctrl-C reaches all processes of a terminal.
 WORKER_CODE = (
     "import signal as s; [s.signal(n, s.SIG_IGN) for n in (s.SIGINT, s.SIGTERM)]; "
-    "from askew.experiment.workers import run_worker; from {} import {} as job; run_worker(job)"
+    "from askew.experiment.workers import run_worker; from {} import {} as function; run_worker(function)"
 )
 
 _is_worker = False
@@ -60,8 +60,8 @@ def is_worker() -> bool:
 class WorkerGroup:
     """Worker processes that do one job together, and a pipe to each; `processes` is in the order of ranks."""
 
-    def __init__(self, size: int, job: Job, settings: Message) -> None:
-        self.size, self.code = size, WORKER_CODE.format(job.__module__, job.__name__)
+    def __init__(self, size: int, function: WorkerFunction, job: Message) -> None:
+        self.size, self.code = size, WORKER_CODE.format(function.__module__, function.__name__)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: dict[Connection, int] = {}  # to the workers that are alive, with their ranks
         self.finished: set[int] = set()  # ranks
@@ -73,7 +73,7 @@ class WorkerGroup:
                 self._start(rank)
             for connection in self.connections:
                 with suppress(OSError):  # a worker that is gone is noticed in `messages`
-                    connection.send_bytes(json.dumps(settings).encode())
+                    connection.send_bytes(json.dumps(job).encode())
         except BaseException:
             self.end()
             raise
@@ -204,13 +204,13 @@ class WorkerGroup:
 # a worker -------------------------------------------------------------------------------------------------------
 
 
-def run_worker(job: Job) -> None:
-    """Do the job that the parent sends, then wait until the parent closes the pipe; all that a worker process does."""
+def run_worker(function: WorkerFunction) -> None:
+    """Call the function with the job that the parent sends, then wait for the parent: all that a worker does."""
     global _is_worker
     _is_worker = True
     tune_process()
     connection, leads = Connection(int(os.environ.pop(CONNECTION))), place()[0] == 0
-    settings = json.loads(connection.recv_bytes())
+    job = json.loads(connection.recv_bytes())
     listener = threading.Thread(target=obey_parent, args=(connection,), daemon=True)
     listener.start()
 
@@ -218,9 +218,9 @@ def run_worker(job: Job) -> None:
         connection.send_bytes(json.dumps(message).encode())
 
     try:
-        job(settings, send if leads else lambda message: None)
+        function(job, send if leads else lambda message: None)
         send({"done": True})
-        listener.join()  # until the parent has heard it of all: who left earlier might be missed by the others
+        listener.join()  # until all are done, which the parent knows: the others might still need this one
     except BaseException as e:
         if os.environ.get("ASKEW_DEBUG"):
             traceback.print_exc()
