@@ -98,11 +98,11 @@ def distances(name: str, problem: tuple[Dataset, nn.Module, Tensor, dict[str, An
     built = build(config)
     relative: list[float | None] = []
     for t in range(1, max(ROUNDS) + 1):
-        built.server.play(
+        built.server.run_round(
             t, config.participation.sample(config.seed, t, built.fed.eligible, built.fed.clients).tolist()
         )
         if t in ROUNDS:
-            distance = float((built.server.x - best).norm() / best.norm())
+            distance = float((built.server.w - best).norm() / best.norm())
             relative.append(distance if math.isfinite(distance) else None)
     return relative
 

@@ -90,7 +90,7 @@ def measure(name: str, algorithm: str, rounds: int) -> dict[str, Any]:
         bare_training = bare_round(built, t, start, model)
 
         def askew_round(t: int = t) -> None:
-            built.server.play(
+            built.server.run_round(
                 t, config.participation.sample(config.seed, t, built.fed.eligible, built.fed.clients).tolist()
             )
 

@@ -43,7 +43,7 @@ import askew
 from askew.bench.baselines import LogitsNetwork, client_samples
 from askew.bench.workloads import LR, RandomSamples, find_workload
 from askew.data import files
-from askew.engine.distributed import joined
+from askew.engine.distributed import process_group
 from askew.errors import did_you_mean
 from askew.experiment.build import build
 from askew.experiment.config import Config
@@ -93,7 +93,7 @@ def train(net: LogitsNetwork, x: Tensor, y: Tensor, batch: int) -> None:
 
 
 def with_askew(name: str, way: Way, next_round: NextRound) -> None:
-    workload, group = find_workload(name), joined()
+    workload, group = find_workload(name), process_group()
     tables = {
         "data": RandomSamples(
             samples=CLIENTS * workload.steps * workload.batch,
@@ -114,7 +114,7 @@ def with_askew(name: str, way: Way, next_round: NextRound) -> None:
         fed, server = built.fed, built.server
         cohort = lambda t: config.participation.sample(config.seed, t, fed.eligible, fed.clients).tolist()
         for t in range(1, FOREVER):
-            server.play(t, cohort(t), meanwhile=lambda t=t: server.prepare(t + 1, cohort(t + 1)))
+            server.run_round(t, cohort(t), meanwhile=lambda t=t: server.prepare(t + 1, cohort(t + 1)))
             next_round()
 
 

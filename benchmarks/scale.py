@@ -46,7 +46,7 @@ def main() -> None:
         for built, seconds in zip(federations, times, strict=True):
             began = time.perf_counter()
             ids = built.config.participation.sample(built.config.seed, t, built.fed.eligible, built.fed.clients)
-            built.server.play(t, ids.tolist())
+            built.server.run_round(t, ids.tolist())
             seconds.append(time.perf_counter() - began)
     for row, seconds in zip(rows, times, strict=True):
         row["ms_per_round"] = 1e3 * statistics.median(seconds[2:])

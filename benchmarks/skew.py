@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from askew.bench.workloads import workload_config
-from askew.engine.base import clock
+from askew.engine.base import finished_time
 from askew.engine.choose import EngineSettings
 from askew.experiment.build import build
 from askew.experiment.process_state import torch_state
@@ -30,12 +30,12 @@ def round_ms(workload: str, engine: EngineSettings, skewed: bool, count: int) ->
         built = build(config)
         server, device, ids, took = built.server, built.space.device, built.fed.eligible.tolist(), list[float]()
         for t in range(1, WARM_UP + count + 1):
-            began = clock(device)
-            server.play(t, ids, meanwhile=lambda t=t: server.prepare(t + 1, ids))
-            took.append(1e3 * (clock(device) - began))
+            began = finished_time(device)
+            server.run_round(t, ids, meanwhile=lambda t=t: server.prepare(t + 1, ids))
+            took.append(1e3 * (finished_time(device) - began))
         if device.type == "cuda" and not skewed:
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-                server.play(WARM_UP + count + 1, ids)
+                server.run_round(WARM_UP + count + 1, ids)
                 torch.cuda.synchronize()
             kernels = profiler.key_averages()
             busy = sum(k.device_time_total for k in kernels) / 1e3

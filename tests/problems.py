@@ -30,6 +30,7 @@ from askew.engine.server import Server
 from askew.engine.slots import Slots
 from askew.engine.stacked import Stacked
 from askew.engine.vmapped import Vmapped
+from askew.kernels.steps import RowSteps, StepKernels
 from askew.models import MLP, Softmax
 
 Record = dict[str, Any]
@@ -180,27 +181,36 @@ def softmax_optimum(problem: Problem, decay: float) -> Tensor:
 class Pairs(Vmapped):
     """Two clients at a time, whatever the memory."""
 
-    def _chunk(self, phase: Algorithm, inbox: PhaseInputs, plan: RoundPlan) -> int:
+    def _chunk_size(self, request: PhaseRequest, steps: RowSteps | None) -> int:
         return 2
 
 
 def engine_of(name: str, task: Task, even: bool) -> Engine:
-    """By name: sequential, two slots, three rows or two lots of rows without graphs, vmapped, or vmapped in chunks of one and of two."""
-    if name == "sequential":
-        return Sequential(task, 0, False)
+    """An engine by name.
+
+    sequential    the reference: no kernels
+    kernels       the same with kernels
+    slots         two slots without graphs
+    stacked       three rows without graphs;  lots: two lots of rows
+    vmapped       as in use, with kernels;  plain_rows: without;  pairs, single: in chunks of two and of one
+    """
+    if name in ("sequential", "kernels"):
+        return Sequential(task, 0, False, StepKernels(task, set()) if name == "kernels" else None)
     if name == "slots":
         return Slots(lambda: Bound(task.module, task.space, task.criterion), even, most=2)
-    if name == "rows":
-        return Stacked(task, most=3)
-    if name == "lanes":
-        return Stacked(task, spared=1)
-    return Pairs(task, even) if name == "pairs" else Vmapped(task, even, **({"budget": 1} if name == "single" else {}))
+    assert isinstance(task, Functional)
+    if name in ("stacked", "lots"):
+        return Stacked(task, most=3) if name == "stacked" else Stacked(task, spared=1)
+    kernels = None if name == "plain_rows" else StepKernels(task, set())
+    if name == "pairs":
+        return Pairs(task, even, kernels)
+    return Vmapped(task, even, kernels, **({"budget": 1} if name == "single" else {}))
 
 
 def equipped(fed: Federation, needs: Sequence[str]) -> Federation:
     """The same holdings with what a method needs beside them: validation parts, or twenty samples at the server."""
-    if "validation" in needs and fed.shares is not None:
-        owner = np.repeat(np.arange(fed.clients), fed.shares.sizes)
+    if "validation" in needs and fed.assignment is not None:
+        owner = np.repeat(np.arange(fed.clients), fed.assignment.sizes)
         dataset = Dataset(fed.pool, fed.test, fed.classes, owner, fed.criterion)
         fed = Federation(dataset, Natural(clients=fed.clients), fed.seed, "cpu", fed.dtype, needs)
     if "public" in needs and fed.public is None:
@@ -217,22 +227,22 @@ def serve(
     fed = equipped(problem.fed, alg.needs)
     module = with_features(problem.module.to(fed.dtype), fed.test.x[:2])
     space, batch_norm = Space(module, fed.dtype), has_batch_norm(module)
-    task = (Bound if engine in ("sequential", "slots") else Functional)(module, space, fed.criterion)
-    examine = Evaluator(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
+    task = (Bound if engine in ("sequential", "kernels", "slots") else Functional)(module, space, fed.criterion)
+    evaluate = Evaluator(task, fed, fed.public) if fed.public is not None and "public" in alg.needs else None
     trained_by, least = engine_of(engine, task, batch_norm), 2 if batch_norm else 1
-    return Server(alg, space, fed, local, trained_by, fed.seed, least, rounds=rounds, examine=examine)
+    return Server(alg, space, fed, local, trained_by, fed.seed, least, rounds=rounds, evaluate=evaluate)
 
 
 def play(server: Server, cohorts: Iterable[Sequence[int]], first: int = 1) -> list[Record]:
     """Rounds with given participants."""
-    return [server.play(t, ids) for t, ids in enumerate(cohorts, first)]
+    return [server.run_round(t, ids) for t, ids in enumerate(cohorts, first)]
 
 
 def play_ahead(server: Server, cohorts: Sequence[Sequence[int]]) -> list[Record]:
     """The same, each round prepared while the one before is at work."""
     coming = [*cohorts[1:], cohorts[-1]]
     return [
-        server.play(t, ids, meanwhile=lambda t=t, after=after: server.prepare(t + 1, after))  # type: ignore[misc]
+        server.run_round(t, ids, meanwhile=lambda t=t, after=after: server.prepare(t + 1, after))  # type: ignore[misc]
         for t, (ids, after) in enumerate(zip(cohorts, coming, strict=True), 1)
     ]
 
@@ -260,7 +270,7 @@ def row(bank: Bank, client: int) -> State:
 def everything(server: Server, order: Sequence[int] | None = None) -> State:
     """All that a server holds, with a row of every bank for every client (in the given order)."""
     order = range(server.fed.clients) if order is None else order
-    kept = {"x": server.x, "buffers": server.buffers} | {f"server.{n}": v.clone() for n, v in server.state.items()}
+    kept = {"w": server.w, "buffers": server.buffers} | {f"server.{n}": v.clone() for n, v in server.state.items()}
     for name, bank in (("clients", server.clients), ("memory", server.memory), ("private", server.privates)):
         kept |= {f"{name}.{n}": v for n, v in bank.read(list(order)).items()}
     return {n: v.clone() for n, v in kept.items()}
@@ -292,11 +302,11 @@ class Spoiled:
         self.engine, self.name, self.bad = engine, engine.name, bad
         self.where, self.value, self.at = where, value, at
 
-    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
-        (out,) = self.engine.map(asks)
+    def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        (out,) = self.engine.run(requests)
         entry = getattr(out, self.where)
         tensor = entry[sorted(entry)[-1]] if isinstance(entry, dict) else entry
-        rows = [i for i, client in enumerate(asks[0].plan.ids) if client in self.bad]
+        rows = [i for i, client in enumerate(requests[0].plan.ids) if client in self.bad]
         tensor.view(len(tensor), -1)[rows, self.at] = self.value
         return [out]
 
@@ -308,9 +318,9 @@ class Listening:
         self.engine, self.name = engine, engine.name
         self.heard: list[tuple[PhaseInputs, RoundPlan, PhaseOutputs]] = []
 
-    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
-        (out,) = self.engine.map(asks)
-        self.heard.append((asks[0].inbox, asks[0].plan, out))
+    def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        (out,) = self.engine.run(requests)
+        self.heard.append((requests[0].inputs, requests[0].plan, out))
         return [out]
 
 

@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 
 import askew
 from askew.data import Samples, adapt, from_user
-from askew.data.adapt import HUB, from_flower, input_column, kind, target_column
-from askew.data.dataset import completed
+from askew.data.adapt import LIBRARY_TYPES, from_flower, input_column, library_type, target_column
+from askew.data.arrays import make_dataset
 from askew.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -27,7 +27,8 @@ ROWS = RNG.standard_normal((10, 3, 2)).astype(np.float32)
 LABELS = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
 
 
-def refused(sentence: str, data: Any, test: Any = None, x: Any = None, y: Any = None) -> None:
+def check_refused(sentence: str, data: Any, test: Any = None, x: Any = None, y: Any = None) -> None:
+    """Check that `adapt` refuses the data with this sentence."""
     with pytest.raises(DataError, match=sentence) as caught:
         adapt.adapt(data, test, x=x, y=y)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
@@ -36,43 +37,47 @@ def refused(sentence: str, data: Any, test: Any = None, x: Any = None, y: Any = 
 # --- without the libraries
 
 
-def named(path: str, *bases: type) -> Any:
-    """An empty object of a type with this name."""
+def make_type(path: str, *bases: type) -> Any:
+    """An empty type with this full name."""
     module, _, name = path.rpartition(".")
     return type(name, bases, {"__module__": module})
 
 
-@pytest.mark.parametrize("path", HUB)
-def test_types_are_told_by_their_names_and_their_bases(path: str) -> None:
-    given = named(path)
-    assert kind(given()) == kind(named("mine.Own", given)()) == HUB[path]
+@pytest.mark.parametrize("path", LIBRARY_TYPES)
+def test_types_are_recognised_by_their_names_and_their_bases(path: str) -> None:
+    given = make_type(path)
+    assert library_type(given()) == library_type(make_type("mine.Own", given)()) == LIBRARY_TYPES[path]
 
 
-def test_what_only_sounds_alike_is_left_alone() -> None:
-    mine = named("datasets.Dataset", TensorDataset)(torch.zeros(10, 2), torch.tensor(LABELS))
-    assert kind(mine) == kind({}) == kind((ROWS, LABELS)) == kind(None) == ""
-    assert from_user(mine).classes == 3
+def test_types_of_similar_names_are_not_recognised() -> None:
+    similar = make_type("datasets.Dataset", TensorDataset)(torch.zeros(10, 2), torch.tensor(LABELS))
+    assert library_type(similar) == library_type({}) == library_type((ROWS, LABELS)) == library_type(None) == ""
+    assert from_user(similar).classes == 3
 
 
 def test_loading_the_module_loads_neither_library() -> None:
     code = "import sys, askew.data.adapt; print({'datasets', 'flwr_datasets', 'pyarrow', 'PIL'} & {*sys.modules})"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-        == "set()"
-    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "set()"
 
 
 def test_what_cannot_be_adapted_is_refused_in_one_sentence() -> None:
-    table = named("datasets.arrow_dataset.Dataset")()
-    splits = named("datasets.dataset_dict.DatasetDict", dict)
-    refused(
+    table = make_type("datasets.arrow_dataset.Dataset")()
+    splits = make_type("datasets.dataset_dict.DatasetDict", dict)
+    check_refused(
         r"adapt takes a datasets.Dataset or DatasetDict.*got tuple; hand other data to askew.run as they are",
         (ROWS, LABELS),
     )
-    refused("are a stream, .*; load them without streaming=True", named("datasets.iterable_dataset.IterableDataset")())
-    refused(r'no split train to train on, only: a, b; .* adapt\(data\["…"\], data\["…"\]\)', splits(a=table, b=table))
-    refused("no split train to train on, only: none", splits())
-    refused("the test data must be a datasets.Dataset like the training data, got tuple", table, test=(ROWS, LABELS))
+    check_refused(
+        "are a stream, .*; load them without streaming=True", make_type("datasets.iterable_dataset.IterableDataset")()
+    )
+    check_refused(
+        r'no split train to train on, only: a, b; .* adapt\(data\["…"\], data\["…"\]\)', splits(a=table, b=table)
+    )
+    check_refused("no split train to train on, only: none", splits())
+    check_refused(
+        "the test data must be a datasets.Dataset like the training data, got tuple", table, test=(ROWS, LABELS)
+    )
     with pytest.raises(
         DataError, match="from_flower takes a FederatedDataset or a partitioner, got Dataset; use adapt"
     ):
@@ -151,9 +156,9 @@ def test_an_input_that_is_named_is_not_what_to_predict() -> None:
     assert target_column({"label": ClassLabel(), "y": ClassLabel()}, ["label"]) == "y"
 
 
-def test_owners_are_held_out_with_their_samples() -> None:
+def test_owners_stay_with_their_samples_as_a_fifth_is_held_out() -> None:
     owner = np.repeat(np.arange(7), 5)
-    data = completed(Samples(torch.from_numpy(owner[:, None]).float(), torch.zeros(35)), None, owner)
+    data = make_dataset(Samples(torch.from_numpy(owner[:, None]).float(), torch.zeros(35)), None, owner)
     assert data.owner is not None and len(data.owner) == 28
     assert data.train.x[:, 0].tolist() == data.owner.tolist()
 
@@ -175,7 +180,7 @@ def hub() -> Iterator[Any]:
         yield pytest.importorskip("datasets", reason="needs the Hugging Face datasets library: pip install -e '.[hub]'")
 
 
-def pictured(hub: Any, images: Any) -> Any:
+def image_table(hub: Any, images: Any) -> Any:
     """A table of images with the labels a, b and c; nothing is a d."""
     features = hub.Features(img=hub.Image(), label=hub.ClassLabel(names=["a", "b", "c", "d"]))
     return hub.Dataset.from_dict({"img": list(images), "label": LABELS[: len(images)]}, features=features)
@@ -183,24 +188,24 @@ def pictured(hub: Any, images: Any) -> Any:
 
 @pytest.mark.parametrize(("images", "stored"), [(GREY, GREY[:, None]), (COLOUR, COLOUR.transpose(0, 3, 1, 2))])
 @pytest.mark.parametrize("chunk", [3, 256])
-def test_images_stay_bytes_and_are_seen_in_0_to_1(
+def test_images_stay_bytes_and_become_inputs_in_0_to_1(
     hub: Any, monkeypatch: pytest.MonkeyPatch, images: Any, stored: Any, chunk: int
 ) -> None:
     monkeypatch.setattr(adapt, "CHUNK", chunk)
-    table = pictured(hub, images)
+    table = image_table(hub, images)
     data = from_user(hub.DatasetDict(train=table, validation=table.select([1]), test=table.select([4, 2])))
     assert (
         data.train.x.dtype == torch.uint8 and np.array_equal(data.train.x, stored) and data.train.y.tolist() == LABELS
     )
     assert np.array_equal(data.test.x, stored[[4, 2]]) and data.test.y.tolist() == [1, 2]
     assert data.classes == 4, "the classes are those that the column declares"
-    assert data.owner is None and data.criterion == "cross_entropy" and data.view is not None
-    seen = data.view(data.train.x, torch.float64)
-    assert torch.allclose(seen, torch.from_numpy(stored / 255), atol=1e-7) and not data.view.random
+    assert data.owner is None and data.criterion == "cross_entropy" and data.transform is not None
+    inputs = data.transform(data.train.x, torch.float64)
+    assert torch.allclose(inputs, torch.from_numpy(stored / 255), atol=1e-7) and not data.transform.random
 
 
 def test_splits_are_found_by_name(hub: Any) -> None:
-    table = pictured(hub, GREY)
+    table = image_table(hub, GREY)
     for name in ("test", "validation", "valid"):
         assert len(adapt.adapt(hub.DatasetDict(train=table, other=table, **{name: table.select([1, 2])})).test.y) == 2
     alone, same = adapt.adapt(hub.DatasetDict(test=table)), adapt.adapt(table)
@@ -211,16 +216,16 @@ def test_splits_are_found_by_name(hub: Any) -> None:
 
 def test_rows_come_in_the_order_of_the_table(hub: Any) -> None:
     order = [7, 1, 8, 3, 0]
-    data = adapt.adapt(pictured(hub, GREY).select(order), pictured(hub, GREY))
+    data = adapt.adapt(image_table(hub, GREY).select(order), image_table(hub, GREY))
     assert np.array_equal(data.train.x, GREY[order, None]) and data.train.y.tolist() == [LABELS[i] for i in order]
 
 
 def test_a_format_changes_nothing_but_the_columns_to_choose_from(hub: Any) -> None:
-    table = pictured(hub, GREY).add_column("target", [0.5] * 10)
+    table = image_table(hub, GREY).add_column("target", [0.5] * 10)
     for form in ("torch", "numpy", "arrow"):
         assert torch.equal(adapt.adapt(table.with_format(form)).train.x, adapt.adapt(table).train.x)
     assert adapt.adapt(table.with_format("numpy", columns=["img", "target"])).classes == 0
-    refused(
+    check_refused(
         r"have a transform .*; apply it with .map\(\), or drop it by .reset_format\(\)",
         table.with_transform(lambda batch: batch),
     )
@@ -243,19 +248,20 @@ def test_lists_of_numbers_are_tensors(hub: Any, monkeypatch: pytest.MonkeyPatch,
     table = hub.Dataset.from_dict({"x": ROWS.tolist(), "y": LABELS}, features=features).select(range(9, -1, -1))
     data = adapt.adapt(table, table)
     assert data.train.x.dtype == torch.float32 and np.array_equal(data.train.x, ROWS[::-1])
-    assert data.train.y.tolist() == LABELS[::-1] and data.classes == 3 and data.view is None
+    assert data.train.y.tolist() == LABELS[::-1] and data.classes == 3 and data.transform is None
 
 
 def test_numbers_follow_the_rules_for_arrays(hub: Any) -> None:
-    def made(x: Any, y: Any, kind: str) -> askew.Dataset:
+    def adapt_lists(x: Any, y: Any, kind: str) -> askew.Dataset:
         features = hub.Features(
             x=hub.List(hub.Value(kind)), y=hub.Value("float64" if isinstance(y[0], float) else "bool")
         )
         return adapt.adapt(hub.Dataset.from_dict({"x": x, "y": y}, features=features))
 
-    tokens, pixels = made([[1, 2], [3, 4]], [True, False], "int32"), made([[1, 255], [3, 4]], [0.5, 1.5], "uint8")
+    tokens = adapt_lists([[1, 2], [3, 4]], [True, False], "int32")
+    pixels = adapt_lists([[1, 255], [3, 4]], [0.5, 1.5], "uint8")
     assert tokens.train.x.dtype == torch.int64 and tokens.classes == 2
-    assert pixels.train.x.dtype == torch.float32 and pixels.view is None
+    assert pixels.train.x.dtype == torch.float32 and pixels.transform is None
     assert pixels.classes == 0 and pixels.criterion == "squared_error" and pixels.train.y.dtype == torch.float32
 
 
@@ -268,28 +274,33 @@ def test_columns_can_be_named(hub: Any) -> None:
         and both.classes == 2
     )
     assert one.train.x.tolist() == [[1], [2], [3]] and one.train.x.dtype == torch.float32 and one.classes == 0
-    refused("several input columns must hold one number each, and some of a, d hold lists", table, x=["a", "d"], y="c")
-    refused("the training data have no column 'z', only: a, b, c, d; name one of them", table, x="z", y="c")
-    refused("the training data have no column 'z'", table, y="z")
-    refused("the test data have no column 'a', only: b", table, table.select_columns(["b"]), x="a", y="b")
+    check_refused(
+        "several input columns must hold one number each, and some of a, d hold lists", table, x=["a", "d"], y="c"
+    )
+    check_refused("the training data have no column 'z', only: a, b, c, d; name one of them", table, x="z", y="c")
+    check_refused("the training data have no column 'z'", table, y="z")
+    check_refused("the test data have no column 'a', only: b", table, table.select_columns(["b"]), x="a", y="b")
 
 
 @pytest.mark.parametrize("chunk", [1, 256])
 def test_images_that_cannot_be_stacked_are_refused(hub: Any, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(adapt, "CHUNK", chunk)
-    unlike = r"'img' of the training data must hold images of one size, all grey \(L\) or all RGB, got {}; convert them, .*resize"
-    refused(unlike.format("L 5×6 and L 4×6"), pictured(hub, [*GREY[:4], GREY[4, :, :4]]))
-    refused(unlike.format("L 5×6 and RGB 5×6"), pictured(hub, [GREY[0], COLOUR[0]]))
-    refused(unlike.format("RGBA 1×2"), pictured(hub, [np.zeros((2, 1, 4), dtype=np.uint8)] * 3))
-    refused("'img' of the training data must hold a value in every row", pictured(hub, [GREY[0], None]))
-    broken = pictured(hub, [{"bytes": b"no image", "path": None}] * 2)
-    refused(r"'img' of the training data holds an image that cannot be read \(.*\); drop or replace it", broken)
-    bare = pictured(hub, GREY).cast_column("img", hub.Image(decode=False))
-    refused("holds images that are not decoded; let them be", bare)
+    unlike = (
+        r"'img' of the training data must hold images of one size, all grey \(L\) or all RGB, got {}; "
+        "convert them, .*resize"
+    )
+    check_refused(unlike.format("L 5×6 and L 4×6"), image_table(hub, [*GREY[:4], GREY[4, :, :4]]))
+    check_refused(unlike.format("L 5×6 and RGB 5×6"), image_table(hub, [GREY[0], COLOUR[0]]))
+    check_refused(unlike.format("RGBA 1×2"), image_table(hub, [np.zeros((2, 1, 4), dtype=np.uint8)] * 3))
+    check_refused("'img' of the training data must hold a value in every row", image_table(hub, [GREY[0], None]))
+    broken = image_table(hub, [{"bytes": b"no image", "path": None}] * 2)
+    check_refused(r"'img' of the training data holds an image that cannot be read \(.*\); drop or replace it", broken)
+    bare = image_table(hub, GREY).cast_column("img", hub.Image(decode=False))
+    check_refused("holds images that are not decoded; let them be", bare)
     assert np.array_equal(
         adapt.adapt(bare.cast_column("img", hub.Image()), bare.cast_column("img", hub.Image())).train.x, GREY[:, None]
     )
-    mixed = pictured(hub, [GREY[0], COLOUR[0]]).cast_column("img", hub.Image(mode="RGB"))
+    mixed = image_table(hub, [GREY[0], COLOUR[0]]).cast_column("img", hub.Image(mode="RGB"))
     assert adapt.adapt(mixed, mixed).train.x.shape == (2, 3, 6, 5), "the remedy works"
 
 
@@ -324,22 +335,22 @@ def test_columns_that_are_not_numbers_are_refused(
     hub: Any, monkeypatch: pytest.MonkeyPatch, x: Any, y: Any, sentence: str, chunk: int
 ) -> None:
     monkeypatch.setattr(adapt, "CHUNK", chunk)
-    refused(sentence, hub.Dataset.from_dict({"x": x, "y": y}), x="x", y="y")
+    check_refused(sentence, hub.Dataset.from_dict({"x": x, "y": y}), x="x", y="y")
 
 
 def test_a_test_set_that_is_unlike_is_refused(hub: Any) -> None:
-    table = pictured(hub, GREY)
-    refused(r"inputs of shape .*\[1, 6, 5\].* and the test data .*\[3, 6, 5\]", table, pictured(hub, COLOUR))
+    table = image_table(hub, GREY)
+    check_refused(r"inputs of shape .*\[1, 6, 5\].* and the test data .*\[3, 6, 5\]", table, image_table(hub, COLOUR))
     cube = hub.Dataset.from_dict({"img": GREY[:, None].astype(float).tolist(), "label": LABELS})
-    refused("inputs of type torch.uint8 and the test data torch.float32", table, cube)
+    check_refused("inputs of type torch.uint8 and the test data torch.float32", table, cube)
     other = table.cast_column("label", hub.ClassLabel(names=["b", "a", "c", "d"]))
-    refused("the test data must number the classes of 'label' as the training data do", table, other)
+    check_refused("the test data must number the classes of 'label' as the training data do", table, other)
 
 
 def test_a_stream_is_refused(hub: Any) -> None:
-    stream = pictured(hub, GREY).to_iterable_dataset()
-    refused("are a stream", stream)
-    refused("are a stream", hub.IterableDatasetDict(train=stream))
+    stream = image_table(hub, GREY).to_iterable_dataset()
+    check_refused("are a stream", stream)
+    check_refused("are a stream", hub.IterableDatasetDict(train=stream))
 
 
 def test_a_run_on_images_is_the_run_on_their_numbers(hub: Any) -> None:
@@ -374,8 +385,8 @@ def flower(hub: Any) -> Iterator[Any]:
         yield pytest.importorskip("flwr_datasets", reason="needs Flower Datasets: pip install -e '.[hub]'")
 
 
-def numbered(hub: Any, count: int = 60) -> Any:
-    """A table whose rows say who they are."""
+def numbered_table(hub: Any, count: int = 60) -> Any:
+    """A table whose rows hold their numbers."""
     rows = {
         "x": [[float(i), 0.0] for i in range(count)],
         "y": [i % 3 for i in range(count)],
@@ -384,29 +395,31 @@ def numbered(hub: Any, count: int = 60) -> Any:
     return hub.Dataset.from_dict(rows)
 
 
-def holdings(data: askew.Dataset) -> dict[int, list[float]]:
+def rows_of_clients(data: askew.Dataset) -> dict[int, list[float]]:
+    """The numbers of the rows that each client holds."""
     assert data.owner is not None and len(data.owner) == len(data.train.y)
     return {client: data.train.x[data.owner == client, 0].tolist() for client in range(data.owner.max() + 1)}
 
 
 def test_partitions_are_natural_clients(hub: Any, flower: Any) -> None:
     rules = flower.partitioner
-    for made in (
-        lambda: rules.IidPartitioner(7),
-        lambda: rules.NaturalIdPartitioner("who"),
-        lambda: rules.DirichletPartitioner(4, "y", alpha=0.5, min_partition_size=1, seed=1),
-        lambda: rules.LinearPartitioner(4),
+    for partitioner in (
+        rules.IidPartitioner(7),
+        rules.NaturalIdPartitioner("who"),
+        rules.DirichletPartitioner(4, "y", alpha=0.5, min_partition_size=1, seed=1),
+        rules.LinearPartitioner(4),
     ):
-        partitioner = made()
-        partitioner.dataset = numbered(hub)
-        data = from_flower(partitioner, numbered(hub))
+        partitioner.dataset = numbered_table(hub)
+        data = from_flower(partitioner, numbered_table(hub))
         count = partitioner.num_partitions
-        assert holdings(data) == {i: [row[0] for row in partitioner.load_partition(i)["x"]] for i in range(count)}
+        assert rows_of_clients(data) == {
+            i: [row[0] for row in partitioner.load_partition(i)["x"]] for i in range(count)
+        }
         assert len(data.train.y) == len(data.test.y) == 60
         fewer = from_user(partitioner)
         assert len(fewer.train.y) == 48 and len(fewer.test.y) == 12
-        held = set(fewer.test.x[:, 0].tolist())
-        assert holdings(fewer) == {i: [x for x in own if x not in held] for i, own in holdings(data).items()}
+        tests, rows = set(fewer.test.x[:, 0].tolist()), rows_of_clients(data)
+        assert rows_of_clients(fewer) == {i: [x for x in of_client if x not in tests] for i, of_client in rows.items()}
 
 
 def test_a_partition_may_be_empty(hub: Any, flower: Any) -> None:
@@ -417,30 +430,30 @@ def test_a_partition_may_be_empty(hub: Any, flower: Any) -> None:
             return self.dataset.select([range(10), [], range(10, 60)][partition_id])
 
     partitioner = Uneven()
-    partitioner.dataset = numbered(hub)
-    data = from_flower(partitioner, numbered(hub))
+    partitioner.dataset = numbered_table(hub)
+    data = from_flower(partitioner, numbered_table(hub))
     assert data.owner is not None and np.bincount(data.owner).tolist() == [10, 0, 50]
 
 
 @pytest.fixture
 def federated(hub: Any, flower: Any, tmp_path: Path) -> Any:
-    """Makes a FederatedDataset of files, as its users do of the hub's."""
-    numbered(hub).to_parquet(tmp_path / "train.parquet")
-    numbered(hub, 15).to_parquet(tmp_path / "test.parquet")
+    """A function that makes a FederatedDataset of files, as its users do of the hub's."""
+    numbered_table(hub).to_parquet(tmp_path / "train.parquet")
+    numbered_table(hub, 15).to_parquet(tmp_path / "test.parquet")
 
-    def made(partitioners: Any, **splits: str) -> Any:
+    def make_federated(partitioners: Any, **splits: str) -> Any:
         files = {split: str(tmp_path / f"{name}.parquet") for split, name in splits.items()}
         return flower.FederatedDataset(
             dataset="parquet", partitioners=partitioners, data_files=files, cache_dir=str(tmp_path / "cache")
         )
 
-    return made
+    return make_federated
 
 
 def test_a_federated_dataset_brings_its_clients_and_its_test_set(federated: Any) -> None:
     given = federated({"train": 6}, train="train", test="test")
     data = from_user(given)
-    assert holdings(data) == {i: [row[0] for row in given.load_partition(i)["x"]] for i in range(6)}
+    assert rows_of_clients(data) == {i: [row[0] for row in given.load_partition(i)["x"]] for i in range(6)}
     assert sorted(data.test.x[:, 0].tolist()) == list(range(15)) and data.classes == 3
     run = askew.run("feddyn", data=given, model="softmax", partition="natural", clients=6, cohort=3, rounds=2)
     assert run.federation["sizes"] == [10] * 6
@@ -455,7 +468,7 @@ def test_the_splits_of_a_federated_dataset(federated: Any) -> None:
     assert len(from_flower(federated({"train": 6}, train="train", valid="test")).test.y) == 15
     assert len(from_flower(federated({"train": 6}, train="train")).test.y) == 12
     assert len(from_flower(federated({"test": 3}, train="train", test="test")).train.y) == 12
-    refused(
+    check_refused(
         r'only: a, b; .* adapt\(data.partitioners\["…"\], data.load_split\("…"\)\)',
         federated({"a": 2, "b": 2}, a="train", b="test"),
     )
@@ -463,7 +476,7 @@ def test_the_splits_of_a_federated_dataset(federated: Any) -> None:
 
 def test_partitions_that_cannot_be_are_refused(hub: Any, flower: Any, federated: Any) -> None:
     rules = flower.partitioner
-    refused(r"has no dataset yet; set it first, as in partitioner.dataset = data\.$", rules.IidPartitioner(3))
+    check_refused(r"has no dataset yet; set it first, as in partitioner.dataset = data\.$", rules.IidPartitioner(3))
     for partitioner, sentence in (
         (
             rules.VerticalEvenPartitioner(num_partitions=2),
@@ -478,6 +491,6 @@ def test_partitions_that_cannot_be_are_refused(hub: Any, flower: Any, federated:
             "flwr-datasets cannot load or divide the data",
         ),
     ):
-        partitioner.dataset = numbered(hub)
-        refused(sentence, partitioner)
-    refused("flwr-datasets cannot load or divide the data: .*nowhere", federated({"nowhere": 2}, train="train"))
+        partitioner.dataset = numbered_table(hub)
+        check_refused(sentence, partitioner)
+    check_refused("flwr-datasets cannot load or divide the data: .*nowhere", federated({"nowhere": 2}, train="train"))

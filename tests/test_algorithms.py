@@ -27,7 +27,7 @@ from askew.core.rng import coin, generator
 from askew.core.types import Cohort, State
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import LocalSettings
-from askew.engine.evaluate import dressed
+from askew.engine.evaluate import with_private
 from askew.engine.server import Server
 from askew.errors import ConfigError
 from askew.participation import participations
@@ -246,7 +246,7 @@ def test_engines_agree(alg: Algorithm, norm: str) -> None:
         return
     one, told = rounds(alg, problem(norm), "sequential")
     near = within(alg)
-    for engine in ("vmapped", "slots", *(["rows"] if norm != "batch" else [])):
+    for engine in ("vmapped", "slots", *(["stacked"] if norm != "batch" else [])):
         other, heard = rounds(alg, problem(norm), engine)
         assert apart(other, one) < near, engine
         for a, b in zip(told, heard, strict=True):
@@ -259,7 +259,7 @@ def test_engines_agree(alg: Algorithm, norm: str) -> None:
 def test_the_longest_may_go_ahead_and_the_next_round_be_prepared(alg: Algorithm) -> None:
     on = problem("none")
     one, told = rounds(alg, on, "sequential")
-    server = serve(alg, on, ROUGH, "lanes")
+    server = serve(alg, on, ROUGH, "lots")
     heard = play_ahead(server, COHORTS)
     assert apart(everything(server), one) < within(alg)
     assert [r["participants"] for r in heard] == [r["participants"] for r in told]
@@ -284,7 +284,7 @@ def test_engines_agree_in_single_precision(alg: Algorithm) -> None:
     assert apart(other, one) < 4e-5
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vmapped", "rows"])
+@pytest.mark.parametrize("engine", ["sequential", "vmapped", "stacked"])
 @pytest.mark.parametrize("whole", [False, True], ids=["floats", "tokens"])
 def test_a_look_in_chunks_is_the_whole_gradient(whole: bool, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of unequal length, of clients with unequal sizes, on real inputs and on tokens."""
@@ -344,16 +344,18 @@ def test_one_client_alone_is_plain_sgd(alg: Algorithm, norm: str) -> None:
         return
     server, memory = serve(neutral(alg), on, local), None
     for t in (1, 2, 3):
-        own = {"w": server.x[server.private.w], "b": server.buffers[server.private.b]} | row(server.privates, 0)
-        began = dressed(server.x, server.buffers, server.private, own)
+        own = {"w": server.w[server.private.indices], "b": server.buffers[server.private.buffer_indices]} | row(
+            server.privates, 0
+        )
+        began = with_private(server.w, server.buffers, server.private, own)
         x, buffers, after = plain_sgd(on, *began, server, t, memory)
         memory = after if key in SILENT else None
         if key in UNIT_LENGTH:
             x = began[0] + (x - began[0]) / (x - began[0]).norm()
-        server.play(t, [0])
+        server.run_round(t, [0])
         own |= row(server.privates, 0)
-        model = server.state["mean"] if key in DRIFTING else server.x
-        theta, statistics = dressed(model, server.buffers, server.private, own)
+        model = server.state["mean"] if key in DRIFTING else server.w
+        theta, statistics = with_private(model, server.buffers, server.private, own)
         assert close(theta, x) == (key not in NEVER_SGD)
         assert close(statistics, buffers)
 
@@ -364,7 +366,7 @@ def test_without_strength_it_is_fedavg(alg: Algorithm) -> None:
     local = FIVE if alg.trains else ONE_STEP
     ours = played(neutral(alg), problem(), local, COHORTS)
     fedavg = played(FedAvg(weighting=alg.weighting), Problem(ours.fed, problem().module), local, COHORTS)
-    assert close(ours.x, fedavg.x) == (key_of(alg) not in NEVER_FEDAVG)
+    assert close(ours.w, fedavg.w) == (key_of(alg) not in NEVER_FEDAVG)
 
 
 # states ---------------------------------------------------------------------------------------------------------
@@ -377,7 +379,7 @@ def test_states_keep_names_shapes_and_types(alg: Algorithm) -> None:
     before = form(everything(server))
     play(server, COHORTS[:2])
     assert form(everything(server)) == before
-    assert server.x.dtype == server.buffers.dtype == torch.float32
+    assert server.w.dtype == server.buffers.dtype == torch.float32
     assert form(server.state) == form(alg.server_state(server.space))
     assert form(row(server.clients, 2)) == form(alg.client_state(server.space))
     assert form(row(server.memory, 2)) == form(alg.memory(server.space))
@@ -388,9 +390,9 @@ def test_a_round_does_not_change_what_it_was_given(alg: Algorithm) -> None:
     """Hooks are pure: the model and the states handed out are the same afterwards, and clients at home keep theirs."""
     server = serve(alg, problem(), ROUGH)
     play(server, [[0, 1, 2], [1, 3]])
-    x, state, start = server.x, server.state, server.space.start.clone()
+    x, state, start = server.w, server.state, server.space.start.clone()
     kept = everything(server)
-    server.play(3, [1, 2, 4])
+    server.run_round(3, [1, 2, 4])
     assert torch.equal(x, kept["x"]) and all(torch.equal(v, kept[f"server.{n}"]) for n, v in state.items())
     assert torch.equal(server.space.start, start)
     after = everything(server)
@@ -442,7 +444,7 @@ def test_one_participant_is_enough(alg: Algorithm) -> None:
     records = play(server, [[3], [3], [1]])
     assert [r["dropped"] for r in records] == [0, 0, 0]
     assert all(bool(torch.isfinite(v).all()) for v in everything(server).values())
-    moved = "private.w" if key_of(alg) in SILENT else "x"
+    moved = "private.indices" if key_of(alg) in SILENT else "x"
     assert not torch.equal(everything(server)[moved], start[moved])
 
 
@@ -476,11 +478,11 @@ def test_a_client_that_reports_no_numbers_is_left_out(alg: Algorithm, engine: st
     """The round is the one without it, its state stays as it was, and the record counts it."""
     first, second = [0, 1, 2, 4], [1, 2, 3, 5]
     whole, part = (serve(alg, problem(norm_for(alg)), SHORT, engine) for _ in range(2))
-    assert [server.play(1, first)["dropped"] for server in (whole, part)] == [0, 0]
+    assert [server.run_round(1, first)["dropped"] for server in (whole, part)] == [0, 0]
     before = everything(whole)
     whole.engine = Spoiled(whole.engine, {2}, spoiled(alg))
-    record = whole.play(2, second)
-    part.play(2, [1, 3, 5])
+    record = whole.run_round(2, second)
+    part.run_round(2, [1, 3, 5])
     assert record["dropped"] == 1 and record["participants"] == second
     # Bit for bit one after another; under vmap the products of other shapes may round otherwise.
     gap = apart(everything(whole), everything(part))
@@ -506,11 +508,11 @@ def test_an_aggregation_that_a_bad_report_breaks_is_made_without_it() -> None:
     """And one that breaks by itself does so."""
     one, other = serve(Strict(), problem(), SHORT), serve(FedAvg(), problem(), SHORT)
     one.engine = Spoiled(one.engine, {2}, "up")
-    assert one.play(1, [1, 2, 3])["dropped"] == 1
-    other.play(1, [1, 3])
+    assert one.run_round(1, [1, 2, 3])["dropped"] == 1
+    other.run_round(1, [1, 3])
     assert same(everything(one), everything(other))
     with pytest.raises(ValueError, match="four"):
-        one.play(2, [0, 1, 3, 4])
+        one.run_round(2, [0, 1, 3, 4])
     assert same(everything(one), everything(other))
 
 
@@ -523,11 +525,11 @@ def test_an_aggregation_that_a_bad_report_breaks_is_made_without_it() -> None:
 def test_every_part_of_a_report_is_looked_at(alg: Algorithm, where: str, value: float) -> None:
     """The upload, the client's own state, the statistics, the loss, and the private part that only the client keeps."""
     server = serve(alg, problem("batch"), SHORT)
-    server.play(1, [0, 1, 2])
+    server.run_round(1, [0, 1, 2])
     before = everything(server)
-    private = int(server.private.w[0]) if where == "w" else 0
+    private = int(server.private.indices[0]) if where == "w" else 0
     server.engine = Spoiled(server.engine, {1}, where, value, private)
-    assert server.play(2, [0, 1, 2])["dropped"] == 1
+    assert server.run_round(2, [0, 1, 2])["dropped"] == 1
     after = everything(server)
     for name in (n for n in before if n.startswith(("clients.", "private."))):
         assert torch.equal(after[name][1], before[name][1])
@@ -540,11 +542,11 @@ def test_if_nobody_is_left_nothing_moves(alg: Algorithm) -> None:
     play(server, COHORTS[:2])
     before, clean = everything(server), server.engine
     server.engine = Spoiled(clean, {1, 3, 4}, spoiled(alg))
-    record = server.play(3, [1, 3, 4])
+    record = server.run_round(3, [1, 3, 4])
     assert record["dropped"] == 3
     assert same(everything(server), before)
     server.engine = clean
-    assert server.play(4, [1, 3, 4])["dropped"] == 0
+    assert server.run_round(4, [1, 3, 4])["dropped"] == 0
 
 
 @pytest.mark.parametrize("alg", VARIED)
@@ -555,8 +557,8 @@ def test_a_client_that_cannot_take_a_step_is_left_out(alg: Algorithm) -> None:
     on = labelled(tastes([5, 1, 6]), "batch")
     one, other = serve(alg, on, SHORT), serve(alg, on, SHORT)
     assert [r["dropped"] for r in play(one, [[0, 1, 2], [1], [1, 2]])] == [1, 1, 1]
-    other.play(1, [0, 2])
-    other.play(3, [2])
+    other.run_round(1, [0, 2])
+    other.run_round(3, [2])
     assert same(everything(one), everything(other))
 
 
@@ -564,7 +566,7 @@ def test_a_step_out_of_the_numbers_is_not_taken() -> None:
     """All reports are finite and the sum is not: the server's factor alone overflows."""
     server = serve(Scaffold(server_scale=1e308), problem(), LocalSettings(batch=0, lr=50.0))
     before = everything(server)
-    assert server.play(1, [0, 1])["dropped"] == 2
+    assert server.run_round(1, [0, 1])["dropped"] == 2
     assert same(everything(server), before)
 
 
@@ -712,8 +714,8 @@ def test_exactness_is_as_claimed(alg: Algorithm) -> None:
     server = serve(type(alg)(**EXACT.get(key, {})), on, LocalSettings(batch=0, steps=3, lr=0.2))
     away = []
     for t, ids in enumerate(draws(150 if alg.exact else 60, 4, 10), 1):
-        server.play(t, ids)
-        away.append(float((server.x - on.optimum()).norm()))
+        server.run_round(t, ids)
+        away.append(float((server.w - on.optimum()).norm()))
     if alg.exact:
         assert away[-1] < NEAR.get(key, 1e-3)
     else:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from askew.bench import baselines, timing, workloads
 from askew.cli import bench as cli_bench
 from askew.data.dataset import Dataset, Samples
-from askew.data.view import PixelTransform
+from askew.data.transform import PixelTransform
 from askew.engine.choose import EngineSettings
 from askew.errors import ConfigError
 from askew.experiment.build import build
@@ -70,7 +70,9 @@ def test_images_are_taken_where_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     """And they are the same for askew, for the plain loop and for other frameworks."""
     x, y = torch.randint(0, 256, (40, 1, 28, 28), dtype=torch.uint8), torch.randint(0, 10, (40,))
     samples = Samples(x, y)
-    real = Dataset(samples, samples, 10, view=PixelTransform(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5)))
+    real = Dataset(
+        samples, samples, 10, transform=PixelTransform(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5))
+    )
     monkeypatch.setattr(workloads.files, "find", lambda name: name == "mnist")
     for module in (workloads, baselines):
         monkeypatch.setattr(module, "sources", {"mnist": lambda: SimpleNamespace(load=lambda *_: real)})
@@ -78,8 +80,8 @@ def test_images_are_taken_where_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     built = build(workloads.workload_config("mnist-3x2x5", on_cpu()))
     assert built.fed.pool.x.dtype is torch.uint8 and len(built.fed.pool.y) == 30
     ids, loop = built.fed.eligible.tolist(), baselines.PlainLoop(built)
-    built.server.play(1, ids)
-    assert loop.difference(loop.round(loop.batches(ids, 1)), built.server.x) < 1e-3
+    built.server.run_round(1, ids)
+    assert loop.difference(loop.round(loop.batches(ids, 1)), built.server.w) < 1e-3
     shared, labels = baselines.client_samples(
         "mnist-3x2x5", 4, "cpu"
     )  # after four times ten of the forty it begins anew

@@ -50,7 +50,7 @@ class Paced:
         self.name, self.watch, self.pace, self.fails = name, watch, pace, fails
         self.asked = list[PhaseRequest]()
 
-    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+    def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         self.asked += asks
         if self.fails:
             raise RuntimeError("not with this network")
@@ -61,7 +61,7 @@ class Paced:
 @pytest.fixture
 def ask() -> PhaseRequest:
     server = build(Config.build({**PAGE, "engine": {"name": "sequential", "device": "cpu"}})).server
-    return next(server.moves(1, list(range(10))))
+    return next(server.round_requests(1, list(range(10))))
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def test_a_trial_is_the_beginning_of_the_longest_clients_work(ask: PhaseRequest)
         row = ask.plan.ids.index(client)
         count = short.plan.train[i].cuts[-1]
         assert torch.equal(short.plan.train[i].places, ask.plan.train[row].places[:count])
-        assert short.inbox.steps[i] == ask.inbox.steps[row]
+        assert short.inputs.steps[i] == ask.inputs.steps[row]
 
 
 def test_small_works_go_by_the_rule(ask: PhaseRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_module_is_its_vector_and_back() -> None:
 def test_parts_by_kind_by_name_and_from_the_end() -> None:
     space = Space(mlp("batch"))
     normal = space.kind(*BATCH_NORMS)
-    assert normal.w.numel() == 16 and normal.b.numel() == 16
+    assert normal.indices.numel() == 16 and normal.buffer_indices.numel() == 16
     assert torch.equal(space.start[normal.w], torch.cat([torch.ones(8), torch.zeros(8)]))
     assert space.layers("out").w.numel() == 8 * 3 + 3
     assert torch.equal(space.last(1).w, space.layers("out").w)
@@ -332,15 +332,15 @@ def test_hooks_that_break_the_interface_are_named() -> None:
     import askew
 
     class Widens(askew.Algorithm):
-        def aggregate(self, x, up, cohort, server):  # type: ignore[no-untyped-def]
-            return torch.cat([x, x]), server
+        def aggregate(self, w, up, cohort, server):  # type: ignore[no-untyped-def]
+            return torch.cat([w, w]), server
 
     class Invents(askew.Algorithm):
-        def note(self, w, g, d, me):  # type: ignore[no-untyped-def]
-            return {"new": w}
+        def note(self, theta, g, d, client):  # type: ignore[no-untyped-def]
+            return {"new": theta}
 
-        def aggregate(self, x, up, cohort, server):  # type: ignore[no-untyped-def]
-            return x, server
+        def aggregate(self, w, up, cohort, server):  # type: ignore[no-untyped-def]
+            return w, server
 
     class Clashes(askew.Algorithm):
         def server_state(self, space):  # type: ignore[no-untyped-def]
@@ -381,13 +381,13 @@ def test_channels_last_is_another_order_of_the_same_coordinates() -> None:
 class Noting(FedAvg):
     """FedAvg, but its steps are not known to be straight."""
 
-    def note(self, w: torch.Tensor, g: torch.Tensor, d: torch.Tensor, me: Client) -> State:
+    def note(self, theta: torch.Tensor, g: torch.Tensor, d: torch.Tensor, client: Client) -> State:
         return {}
 
 
 class Penalised(FedAvg):
-    def loss(self, task: Task, w: torch.Tensor, batch: Batch, me: Client) -> torch.Tensor:
-        return task.loss(w, batch) + 0.1 * (w - me.x + 1).square().sum()
+    def loss(self, task: Task, theta: torch.Tensor, batch: Batch, client: Client) -> torch.Tensor:
+        return task.loss(theta, batch) + 0.1 * (theta - client.w + 1).square().sum()
 
 
 class PenalisedNoting(Penalised, Noting):

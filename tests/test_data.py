@@ -97,9 +97,9 @@ def test_pooled_data_are_the_clients_in_their_order(source: NaturalSource) -> No
     assert data.owner is not None
     assert np.array_equal(np.bincount(data.owner, minlength=6), source.sizes(2, 6))
     for i in range(6):
-        mine = torch.from_numpy(data.owner == i)
-        assert torch.equal(data.train.x[mine], source.client(2, i).x)
-        assert torch.equal(data.train.y[mine], source.client(2, i).y)
+        of_client = data.train.select(torch.from_numpy(data.owner == i))
+        assert torch.equal(of_client.x, source.client(2, i).x)
+        assert torch.equal(of_client.y, source.client(2, i).y)
 
 
 def test_pooling_too_much_is_refused() -> None:
@@ -116,8 +116,8 @@ def test_synthetic_sizes_and_its_test_set() -> None:
     data = source.load(0, 20)
     assert data.train.x.shape == (4000, 30)
     assert torch.equal(data.train.x, data.test.x) and torch.equal(data.train.y, data.test.y)
-    some = Synthetic(test_clients=3).test_set(0, 20)
-    assert torch.equal(some.x, data.train.x[:600])
+    of_three = Synthetic(test_clients=3).test_set(0, 20)
+    assert torch.equal(of_three.x, data.train.x[:600])
     sizes = Synthetic(sigma=0.5).sizes(1, 200_000)
     assert abs(sizes.mean() / 200 - 1) < 0.01
     assert abs(np.log(sizes).std() - 0.5) < 0.01
@@ -125,7 +125,7 @@ def test_synthetic_sizes_and_its_test_set() -> None:
     assert Synthetic(samples=100_000, sigma=1.0).sizes(1, 1000).max() == 100_000
 
 
-def test_synthetic_inputs_follow_the_law() -> None:
+def test_synthetic_inputs_have_the_declared_distribution() -> None:
     x = Synthetic(samples=20_000).client(0, 3).x.double()
     assert x.mean(0).abs().max() < 0.03
     expected = torch.arange(1, 31, dtype=torch.float64) ** -1.2
@@ -136,8 +136,11 @@ def test_synthetic_inputs_follow_the_law() -> None:
     assert abs(float(centres.mean(1).std()) - 3) < 0.35
 
 
-def fitted_disagreement(source: Synthetic) -> float:
-    """How often client 1's labels differ from those of client 0's own W, b, read off its stream."""
+def disagreement(source: Synthetic) -> float:
+    """The fraction of client 1's labels that differ from those that client 0's W, b give.
+
+    W and b are drawn here from client 0's stream.
+    """
     rng = generator(0, "synthetic solution", client=0 if source.own_solutions else -1)
     mean = rng.normal(0, source.alpha) * source.own_solutions
     w, b = rng.normal(mean, 1, (30, 5)), rng.normal(mean, 1, 5)
@@ -146,26 +149,26 @@ def fitted_disagreement(source: Synthetic) -> float:
 
 
 def test_solutions_are_common_or_own() -> None:
-    assert fitted_disagreement(Synthetic()) == 0
-    assert fitted_disagreement(Synthetic(beta=1.0)) == 0
-    assert fitted_disagreement(Synthetic(alpha=1.0, samples=2000)) > 0.3
-    assert fitted_disagreement(Synthetic(iid_solution=False, samples=2000)) > 0.3
-    assert fitted_disagreement(Synthetic(alpha=1.0, iid_solution=True)) == 0
+    assert disagreement(Synthetic()) == 0
+    assert disagreement(Synthetic(beta=1.0)) == 0
+    assert disagreement(Synthetic(alpha=1.0, samples=2000)) > 0.3
+    assert disagreement(Synthetic(iid_solution=False, samples=2000)) > 0.3
+    assert disagreement(Synthetic(alpha=1.0, iid_solution=True)) == 0
 
 
 def test_the_mean_of_a_solution_cancels_in_the_argmax() -> None:
-    none, some = Synthetic(iid_solution=False), Synthetic(alpha=5.0)
+    without_mean, with_mean = Synthetic(iid_solution=False), Synthetic(alpha=5.0)
     for i in range(5):
-        assert torch.equal(none.client(0, i).y, some.client(0, i).y)
+        assert torch.equal(without_mean.client(0, i).y, with_mean.client(0, i).y)
 
 
-def test_what_is_own_follows_from_alpha_and_beta_unless_said() -> None:
+def test_own_inputs_and_solutions_follow_from_alpha_and_beta_unless_set() -> None:
     cases = {(0, 0): (False, False), (1, 0): (False, True), (0, 1): (True, False), (1, 1): (True, True)}
     for (alpha, beta), expected in cases.items():
         source = Synthetic(alpha=alpha, beta=beta)
         assert (source.own_inputs, source.own_solutions) == expected
-    said = Synthetic(beta=1.0, iid_data=True, iid_solution=False)
-    assert (said.own_inputs, said.own_solutions) == (False, True)
+    explicit = Synthetic(beta=1.0, iid_data=True, iid_solution=False)
+    assert (explicit.own_inputs, explicit.own_solutions) == (False, True)
     # Switching the centres on moves a client's inputs by one vector, and leaves its noise alone.
     moved = Synthetic(beta=1.0).client(0, 0).x - Synthetic().client(0, 0).x
     assert moved.std(0).max() < 1e-5 and moved.abs().max() > 0.5
@@ -182,7 +185,7 @@ def test_synthetic_leaf_is_the_original() -> None:
     data = source.load(0, 8)
     total = len(data.train.y) + len(data.test.y)
     assert 0.1 <= len(data.test.y) / total < 0.12
-    train, test = source.divided(0, 0)
+    train, test = source.split(0, 0)
     assert len(train.y) == int(0.9 * source.count(0, 0)) and len(train.y) + len(test.y) == source.count(0, 0)
     assert torch.equal(data.test.x[: len(test.x)], test.x)
 
@@ -267,7 +270,7 @@ X, Y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
         (
             (X, Y[:3]),
             None,
-            r"as many targets as inputs and at least one, got x of shape \[4, 2\] and y of shape \[3\]; give one target",
+            r"as many targets as inputs and at least one, got x of shape \[4, 2\] and y of shape \[3\]; give one",
         ),
         ((X[:0], Y[:0]), None, "at least one, got x of shape"),
         ((X, Y - 1), None, "class labels of the training data must be 0, 1, 2, …, got -1; renumber them from 0"),

@@ -85,7 +85,7 @@ def test_configurations_load(page: Path, desk: Path) -> None:
 
 @pytest.mark.parametrize("page", having("console"))
 def test_commands_and_their_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "chosen", None)  # --data-dir takes effect as it is parsed
+    monkeypatch.setattr(files, "chosen_folder", None)  # --data-dir takes effect as it is parsed
     verbs: Any = typer.main.get_command(app)
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     lines = [line[2:] for block in blocks(page, "console") for line in block.text.splitlines() if line.startswith("$ ")]

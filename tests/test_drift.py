@@ -29,7 +29,6 @@ from askew.core.types import Batch
 from askew.data.federation import LocalSettings
 from askew.engine import drift
 from askew.engine.drift import layers, measured
-from askew.engine.evaluate import spread
 from askew.engine.server import Server
 from askew.experiment import checkpoint
 from askew.experiment.build import build
@@ -225,7 +224,7 @@ def test_tiny_and_huge_updates_are_measured_alike() -> None:
 
 def recording(alg: Algorithm, problem: Problem, engine: str = "sequential") -> Server:
     server = serve(alg, problem, LOCAL, engine)
-    server.trail = drift.trail(server.space)
+    server.drift_history = drift.trail(server.space)
     return server
 
 
@@ -238,10 +237,10 @@ def problem() -> Problem:
 def test_the_record_follows_from_what_was_sent(alg: Algorithm, problem: Problem) -> None:
     server = recording(alg, problem)
     server.engine = heard = Listening(server.engine)
-    x, previous = server.x.clone(), None
+    x, previous = server.w.clone(), None
     for t, ids in enumerate(draws(4, 3, 6), 1):
-        record = server.play(t, ids)
-        deltas, moved = heard.heard[-1][2].up["delta"].numpy(), (server.x - x).numpy()
+        record = server.run_round(t, ids)
+        deltas, moved = heard.heard[-1][2].up["delta"].numpy(), (server.w - x).numpy()
         lengths = np.linalg.norm(deltas, axis=1)
         cosines = deltas @ moved / lengths / np.linalg.norm(moved)
         assert [record[f"drift_cosine_{end}"] for end in ("mean", "min", "max")] == pytest.approx(
@@ -267,7 +266,7 @@ def test_the_record_follows_from_what_was_sent(alg: Algorithm, problem: Problem)
             cosines, factors = deltas @ previous, lengths / np.linalg.norm(residuals, axis=1)
             ranks = [np.argsort(np.argsort(v)) for v in (cosines / lengths, factors)]
             assert record["drift_previous_rank"] == pytest.approx(np.corrcoef(ranks)[0, 1])
-        x, previous = server.x.clone(), moved
+        x, previous = server.w.clone(), moved
 
 
 @pytest.mark.parametrize("alg", [FedAvg(), MGDA(server_lr=0.1)], ids=lambda alg: alg.called())
@@ -278,10 +277,10 @@ def test_the_variance_of_global_updates_in_a_window(
     monkeypatch.setattr(drift, "WINDOW", 3)
     server = recording(alg, problem)
     server.engine = Spoiled(server.engine, {5})
-    x, records = [server.x.clone()], list[dict[str, Any]]()
+    x, records = [server.w.clone()], list[dict[str, Any]]()
     for t, ids in enumerate([[0, 1], [1, 2], [2, 3], [0, 4], [5], [3, 1], [0, 2]], 1):
-        records.append(server.play(t, ids))
-        x.append(server.x.clone())
+        records.append(server.run_round(t, ids))
+        x.append(server.w.clone())
     for end, window in ((3, x[:4]), (6, [x[3], x[4], x[6]])):
         steps = torch.stack([b - a for a, b in pairwise(window)])
         relative = (steps - steps.mean(0)).square().sum() / len(steps) / steps.mean(0).square().sum()
@@ -328,29 +327,29 @@ def test_off_by_default_it_records_nothing_and_computes_nothing(
 
     monkeypatch.setattr(drift, "measured", never)
     server = serve(FedAvg(), problem, LOCAL)
-    assert server.trail is None and Config().evaluation.drift is False
+    assert server.drift_history is None and Config().evaluation.drift is False
     assert not any(key.startswith("drift") for record in play(server, draws(2, 3, 6)) for key in record)
     assert not any(name.startswith("trail") for name in checkpoint.held(server))
     with pytest.raises(AssertionError):
-        recording(FedAvg(), problem).play(1, [0, 1])
+        recording(FedAvg(), problem).run_round(1, [0, 1])
 
 
 def test_recording_changes_nothing_else(problem: Problem) -> None:
     plain, watched = serve(FedDPC(), problem, LOCAL), recording(FedDPC(), problem)
     one, other = (play(server, draws(3, 3, 6)) for server in (plain, watched))
-    assert torch.equal(plain.x, watched.x)
+    assert torch.equal(plain.w, watched.w)
     assert one == [{k: v for k, v in r.items() if not k.startswith("drift_")} for r in other]
 
 
 def test_those_who_are_left_out_do_not_count_and_a_round_without_any_leaves_no_record(problem: Problem) -> None:
     server, fewer = recording(FedAvg(), problem), recording(FedAvg(), problem)
     server.engine = Spoiled(server.engine, {1})
-    one, other = server.play(1, [0, 1, 2]), fewer.play(1, [0, 2])
+    one, other = server.run_round(1, [0, 1, 2]), fewer.run_round(1, [0, 2])
     drifts = [{k: v for k, v in r.items() if k.startswith("drift_")} for r in (one, other)]
     assert drifts[0] == drifts[1] and one["dropped"] == 1
-    kept = server.trail
-    record = server.play(2, [1])
-    assert not any(key.startswith("drift_") for key in record) and server.trail is kept
+    kept = server.drift_history
+    record = server.run_round(2, [1])
+    assert not any(key.startswith("drift_") for key in record) and server.drift_history is kept
 
 
 def test_private_coordinates_are_no_drift() -> None:
@@ -425,9 +424,9 @@ def test_the_spread_over_clients_by_hand() -> None:
     server = serve(FedAvg(), problem, LOCAL)
     play(server, [[0, 1, 2]])
     task = Bound(problem.module, server.space)
-    predict = lambda x: torch.func.functional_call(task.still, server.space.split(server.x), (x,))[0].argmax(1)
+    predict = lambda x: torch.func.functional_call(task.still, server.space.split(server.w), (x,))[0].argmax(1)
     accuracy = sorted(float((predict(s.x) == s.y).double().mean()) for s in map(problem.samples, range(20)))
-    told = spread(task, server.x, server.buffers, problem.fed, server.private, None)
+    told = spread(task, server.w, server.buffers, problem.fed, server.private, None)
     expected = {
         "mean": np.mean(accuracy),
         "worst10": np.mean(accuracy[:2]),
@@ -469,9 +468,9 @@ def test_for_whom_a_step_raised_the_loss() -> None:
     run, house = play_config(config), build(config)
     shares = []
     for t, record in enumerate(run.rounds, 1):
-        models = [(house.server.x, house.server.buffers)]
-        house.server.play(t, record["participants"])
-        models.append((house.server.x, house.server.buffers))
+        models = [(house.server.w, house.server.buffers)]
+        house.server.run_round(t, record["participants"])
+        models.append((house.server.w, house.server.buffers))
         grew = []
         for own in house.fed.gather(record["participants"])[1]:
             x, y = house.fed.inputs(house.fed.pool.x[own]), house.fed.pool.y[own]

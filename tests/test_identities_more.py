@@ -56,7 +56,7 @@ from askew.core.types import Batch, State
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation, LocalSettings
 from askew.data.partition import Iid
-from askew.engine.evaluate import Evaluator, examine_clients
+from askew.engine.evaluate import Evaluator, evaluate_clients
 from askew.engine.server import Server
 from askew.errors import ConfigError, ModelError
 from askew.models.small import CNN, MLP, chain
@@ -129,7 +129,7 @@ def rows(*vectors: Sequence[float]) -> Tensor:
 def test_fedsgd_is_fedavg_with_one_epoch_and_one_batch(noisy: Problem) -> None:
     local = LocalSettings(epochs=1, batch=0, lr=0.3, momentum=0.6, weight_decay=0.03, clip=0.9, decay=0.9)
     one, other = played(FedSGD(), noisy, local, COHORTS), played(FedAvg(), noisy, local, COHORTS)
-    assert close(one.x, other.x)
+    assert close(one.w, other.w)
 
 
 def test_fedsgd_takes_one_step_whatever_the_epochs(noisy: Problem) -> None:
@@ -141,15 +141,15 @@ def test_fedsgd_of_everybody_is_gradient_descent_on_the_pooled_loss(noisy: Probl
     server, x = serve(FedSGD(), noisy, ONE), zeros(noisy)
     X, y = noisy.fed.pool.x, noisy.fed.pool.y[:, 0]
     for t in (1, 2, 3):
-        server.play(t, ALL)
+        server.run_round(t, ALL)
         x = x - 0.3 * X.T @ (X @ x - y) / len(y)
-        assert close(server.x, x)
+        assert close(server.w, x)
 
 
 def test_fedsgd_in_chunks_is_the_whole_gradient(noisy: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = played(FedSGD(), noisy, ONE, COHORTS)
     monkeypatch.setattr("askew.data.federation.CHUNK", 2)
-    assert close(played(FedSGD(), noisy, ONE, COHORTS).x, whole.x, 1e-13)
+    assert close(played(FedSGD(), noisy, ONE, COHORTS).w, whole.w, 1e-13)
 
 
 # SOLO and centralised -------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_solo_by_the_book(noisy: Problem, schedule: str) -> None:
     server = serve(Solo(), noisy, local, rounds=len(COHORTS))
     own, v = ({i: zeros(noisy) for i in ALL} for _ in range(2))
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         now = LocalSettings(
             epochs=2, batch=3, lr=local.rate(t, len(COHORTS)), momentum=0.6, weight_decay=0.03, clip=0.9
         )
@@ -180,13 +180,13 @@ def test_solo_by_the_book(noisy: Problem, schedule: str) -> None:
             own[i], v[i], _ = trained(noisy, now, i, t, own[i], v=v[i])
         for i in ALL:
             assert close(row(server.privates, i)["w"], own[i]) and close(row(server.clients, i)["momentum"], v[i])
-        assert torch.equal(server.x, server.space.start)
+        assert torch.equal(server.w, server.space.start)
 
 
 def test_solo_with_one_client_is_centralised() -> None:
     on = labelled(tastes([13]), "batch")
     one, other = (played(alg, on, RICH, [[0]] * 4) for alg in (Solo(), Centralised()))
-    assert same(everything(one), everything(other)) and not torch.equal(row(one.privates, 0)["w"], one.x)
+    assert same(everything(one), everything(other)) and not torch.equal(row(one.privates, 0)["w"], one.w)
     held = tastes([40])[0]
     common = {"data": (held.x.float(), held.y), "rounds": 3, "model": "softmax", "local": {"batch": 8, "momentum": 0.9}}
     solo = askew.run("solo", partition="iid", clients=1, cohort=1, **common)  # type: ignore[arg-type]
@@ -202,8 +202,8 @@ def test_solo_reports_the_mean_over_clients_without_the_empty(noisy: Problem) ->
     X, y = on.fed.test
     losses = [0.5 * (X @ row(server.privates, i)["w"] - y[:, 0]).square().mean() for i in ALL]
     task = server.engine.task  # type: ignore[attr-defined]
-    score = examine_clients(
-        Evaluator(task, on.fed, on.fed.test), server.x, server.buffers, server.private, server.privates
+    score = evaluate_clients(
+        Evaluator(task, on.fed, on.fed.test), server.w, server.buffers, server.private, server.privates
     )
     assert Solo().evaluates() == "clients" and float(score[1]) == pytest.approx(float(sum(losses)) / 4, rel=1e-12)
 
@@ -215,15 +215,15 @@ def test_solo_reports_the_mean_over_clients_without_the_empty(noisy: Problem) ->
 def test_fedavgm_by_the_book(noisy: Problem, dampening: float) -> None:
     server, x, M = serve(FedAvgM(beta=0.5, server_lr=0.8, dampening=dampening), noisy, RICH), zeros(noisy), zeros(noisy)
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         M = 0.5 * M + (1 - dampening) * (shares(noisy, ids) @ displacements(noisy, RICH, ids, t, x))
         x = x + 0.8 * M
-        assert close(server.x, x) and close(server.state["M"], M)
+        assert close(server.w, x) and close(server.state["M"], M)
 
 
 def test_fedavgm_without_momentum_is_fedavg(noisy: Problem) -> None:
     one, other = played(FedAvgM(beta=0.0), noisy, RICH, COHORTS), played(FedAvg(), noisy, RICH, COHORTS)
-    assert close(one.x, other.x) and FedAvgM().beta == 0.9
+    assert close(one.w, other.w) and FedAvgM().beta == 0.9
 
 
 SECOND = {
@@ -239,11 +239,11 @@ def test_adaptive_server_optimisers_by_the_book(noisy: Problem, cls: type[FedAda
     x, M, V = zeros(noisy), zeros(noisy), torch.full_like(zeros(noisy), 0.04)
     assert close(server.state["V"], V) and close(server.state["M"], M)
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         D = shares(noisy, ids) @ displacements(noisy, RICH, ids, t, x)
         M, V = 0.5 * M + 0.5 * D, SECOND[cls](V, D)
         x = x + 0.3 * M / (V.sqrt() + 0.2)
-        assert close(server.x, x) and close(server.state["V"], V) and close(server.state["M"], M)
+        assert close(server.w, x) and close(server.state["V"], V) and close(server.state["M"], M)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_the_first_adaptive_step_with_a_large_tau(noisy: Problem, cls: type[FedA
     """V starts at τ², so with η_g = τ → ∞ it is D/2, and for Adam D/(1 + √β2)."""
     server = played(cls(beta1=0.0, beta2=0.64, tau=1e9, server_lr=1e9), noisy, PLAIN, COHORTS[:1])
     D = shares(noisy, COHORTS[0]) @ displacements(noisy, PLAIN, COHORTS[0], 1, zeros(noisy))
-    assert close(server.x, factor * D)
+    assert close(server.w, factor * D)
 
 
 def test_yogi_and_adam_agree_where_the_square_is_the_moment() -> None:
@@ -284,12 +284,12 @@ def test_fedexp_by_the_book(noisy: Problem, times_m: bool) -> None:
     """ε shrinks with the squared rate."""
     server, x = serve(FedExP(eps=0.003, eps_times_m=times_m), noisy, SLOWING), zeros(noisy)
     for t, ids in enumerate(COHORTS, 1):
-        record = server.play(t, ids)
+        record = server.run_round(t, ids)
         p, delta = shares(noisy, ids), displacements(noisy, SLOWING, ids, t, x)
         mean, eps = p @ delta, 0.003 * 0.7 ** (2 * (t - 1)) * (len(ids) if times_m else 1)
         eta = max(1.0, float(p @ delta.square().sum(1) / (2 * (mean @ mean + eps))))
         x = x + eta * mean
-        assert close(server.x, x) and record["eta_g"] == pytest.approx(eta, rel=1e-12)
+        assert close(server.w, x) and record["eta_g"] == pytest.approx(eta, rel=1e-12)
 
 
 def test_fedexp_of_one_or_of_identical_updates_is_fedavg() -> None:
@@ -333,10 +333,10 @@ def test_fedexp_evaluates_the_last_iterate_or_the_mean_of_two(noisy: Problem) ->
     for average in (False, True):
         server = serve(FedExP(evaluate_average_of_last_two=average), noisy, PLAIN)
         play(server, COHORTS[:2])
-        before = server.x
-        server.play(3, COHORTS[2])
-        (model,) = server.alg.models(server.x, server.state).values()
-        assert close(model, (server.x + before) / 2 if average else server.x)
+        before = server.w
+        server.run_round(3, COHORTS[2])
+        (model,) = server.alg.models(server.w, server.state).values()
+        assert close(model, (server.w + before) / 2 if average else server.w)
 
 
 # FedPVR ---------------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_fedpvr_by_the_book(layered: Problem) -> None:
     server, x, c = serve(FedPVR(head=1), layered, RICH), zeros(layered), torch.zeros(2, dtype=torch.float64)
     own, mask = {i: c.clone() for i in ALL}, rows([1.0, 1.0, 0.0, 0.0])[0]
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         step, change = zeros(layered), torch.zeros_like(c)
         for i in ids:
             add = zeros(layered).index_copy(0, HEAD, c - own[i])
@@ -357,7 +357,7 @@ def test_fedpvr_by_the_book(layered: Problem) -> None:
             new = own[i] - c + (x - end)[HEAD] / (len(raw) * RICH.rate(t))
             step, change, own[i] = step + (end - x) / len(ids), change + (new - own[i]) / 4, new
         x, c = x + step, c + change
-        assert close(server.x, x) and close(server.state["c"], c)
+        assert close(server.w, x) and close(server.state["c"], c)
         assert all(close(row(server.clients, i)["c"], own[i]) for i in ALL)
 
 
@@ -367,14 +367,14 @@ def test_fedpvr_with_a_full_mask_is_scaffold_without_momentum() -> None:
         LocalSettings(epochs=2, batch=3, lr=0.1, weight_decay=0.03, clip=0.9, decay=0.9),
     )
     one, other = played(FedPVR(head=2), on, local, COHORTS), played(Scaffold(), on, local, COHORTS)
-    assert close(one.x, other.x) and close(one.state["c"], other.state["c"])
-    assert not close(played(FedPVR(head=1), on, local, COHORTS).x, other.x, 1e-6)
+    assert close(one.w, other.w) and close(one.state["c"], other.state["c"])
+    assert not close(played(FedPVR(head=1), on, local, COHORTS).w, other.w, 1e-6)
 
 
 def test_fedpvr_with_an_empty_mask_is_fedavg() -> None:
     on = labelled(tastes(SIZES))
     server = played(FedPVR(head=0), on, RICH, COHORTS)
-    assert close(server.x, played(FedAvg(weighting="uniform"), on, RICH, COHORTS).x)
+    assert close(server.w, played(FedAvg(weighting="uniform"), on, RICH, COHORTS).w)
     assert server.state["c"].numel() == 0
 
 
@@ -399,26 +399,26 @@ def test_memories_by_the_book(noisy: Problem, cls: type[FedVARP], unit: str) -> 
         {i: zeros(noisy) for i in ALL},
     )
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         rate = SLOWING.rate(t) if unit == "gradient" else 1.0
         new = dict(zip(ids, displacements(noisy, SLOWING, ids, t, x) / rate, strict=True))
         stale = sum(y.values()) / 4
         v = sum(new[i] - y[i] for i in ids) / len(ids) + stale if cls is FedVARP else sum((y | new).values()) / 4
         y, x = y | new, x + 0.9 * rate * v
-        assert close(server.x, x) and all(close(row(server.memory, i)["y"], y[i]) for i in ALL)
+        assert close(server.w, x) and all(close(row(server.memory, i)["y"], y[i]) for i in ALL)
 
 
 @pytest.mark.parametrize("cls", [FedVARP, MIFA])
 def test_memories_of_everybody_are_fedavg_in_every_round(noisy: Problem, cls: type[FedVARP]) -> None:
     one, other = serve(cls(), noisy, RICH), serve(FedAvg(weighting="uniform"), noisy, RICH)
     for t in (1, 2, 3):
-        one.play(t, ALL), other.play(t, ALL)
-        assert close(one.x, other.x)
+        one.run_round(t, ALL), other.run_round(t, ALL)
+        assert close(one.w, other.w)
 
 
 def test_fedvarp_begins_as_fedavg_and_mifa_shorter(noisy: Problem) -> None:
     fedavg, fedvarp, mifa = (
-        played(alg, noisy, RICH, COHORTS[:1]).x for alg in (FedAvg(weighting="uniform"), FedVARP(), MIFA())
+        played(alg, noisy, RICH, COHORTS[:1]).w for alg in (FedAvg(weighting="uniform"), FedVARP(), MIFA())
     )
     assert close(fedvarp, fedavg) and close(mifa, 3 / 4 * fedavg)
     assert FedVARP().weighting == MIFA().weighting == "uniform"
@@ -428,15 +428,15 @@ def stepped(cls: type[FedVARP], on: Problem, ids: Sequence[int]) -> tuple[Tensor
     """The step of a third round in units of gradients, and the memory before it; the first two are FedVARP's."""
     server = played(FedVARP(), on, PLAIN, COHORTS[:2])
     server.alg, server.phases = cls(), cls().phases()
-    x, memory = server.x, server.memory.read(ALL)
-    server.play(3, ids)
-    return (x - server.x) / PLAIN.lr, memory
+    x, memory = server.w, server.memory.read(ALL)
+    server.run_round(3, ids)
+    return (x - server.w) / PLAIN.lr, memory
 
 
 def test_fedvarp_minus_mifa_is_the_surprise(noisy: Problem) -> None:
     ids = [0, 2, 3]
     (one, memory), (other, _) = (stepped(cls, noisy, ids) for cls in (FedVARP, MIFA))
-    x = played(FedVARP(), noisy, PLAIN, COHORTS[:2]).x
+    x = played(FedVARP(), noisy, PLAIN, COHORTS[:2]).w
     Delta = -displacements(noisy, PLAIN, ids, 3, x) / PLAIN.lr
     assert close(one - other, (1 / 3 - 1 / 4) * (Delta + memory["y"][ids]).sum(0))  # y points downhill
 
@@ -467,11 +467,11 @@ def test_the_remembered_mean_is_exact_after_many_rounds(dtype: torch.dtype) -> N
 def test_fedga_exact_by_the_book(noisy: Problem) -> None:
     server, x = serve(FedGA(beta=0.4, server_scale=0.8), noisy, RICH), zeros(noisy)
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         G = torch.stack([gradient(noisy, i, x) for i in ids])
         ends = [trained(noisy, RICH, i, t, x + 0.4 * (G_i - G.mean(0)))[0] for G_i, i in zip(G, ids, strict=True)]
         x = x + 0.8 * (torch.stack(ends).mean(0) - x)
-        assert close(server.x, x)
+        assert close(server.w, x)
 
 
 def test_fedga_memory_by_the_book(noisy: Problem) -> None:
@@ -479,7 +479,7 @@ def test_fedga_memory_by_the_book(noisy: Problem) -> None:
     server, x, mean = serve(FedGA(beta=0.4, form="memory"), noisy, RICH), zeros(noisy), zeros(noisy)
     G: dict[int, Tensor] = {}
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         step, update = zeros(noisy), zeros(noisy)
         for i in ids:
             start = x + 0.4 * (G[i] - mean) if i in G else x
@@ -488,7 +488,7 @@ def test_fedga_memory_by_the_book(noisy: Problem) -> None:
             G[i] = (start - end) / length
             step, update = step + (end - x) / len(ids), update + (x - end) / length / len(ids)
         x, mean = x + step, update
-        assert close(server.x, x) and close(server.state["g"], mean)
+        assert close(server.w, x) and close(server.state["g"], mean)
         assert all(close(row(server.clients, i)["g"], G[i]) for i in G)
 
 
@@ -498,21 +498,21 @@ def test_fedga_without_displacement_is_fedavg(noisy: Problem, form: str) -> None
         played(FedGA(beta=0.0, form=form), noisy, RICH, COHORTS),
         played(FedAvg(weighting="uniform"), noisy, RICH, COHORTS),
     )
-    assert close(one.x, other.x)
+    assert close(one.w, other.w)
 
 
 def test_fedga_displacements_sum_to_zero(noisy: Problem) -> None:
     """So steps of no length leave w."""
     server = serve(FedGA(beta=5.0), noisy, LocalSettings(lr=1e-200))
-    server.x = rows([1.0, -2.0, 3.0])[0]
-    before = server.x
-    server.play(1, [0, 1, 3])
-    assert close(server.x, before, 1e-14)
+    server.w = rows([1.0, -2.0, 3.0])[0]
+    before = server.w
+    server.run_round(1, [0, 1, 3])
+    assert close(server.w, before, 1e-14)
 
 
 def test_fedga_remembering_begins_as_fedavg(noisy: Problem) -> None:
     one = played(FedGA(beta=3.0, form="memory"), noisy, RICH, COHORTS[:1])
-    assert torch.equal(one.x, played(FedAvg(weighting="uniform"), noisy, RICH, COHORTS[:1]).x)
+    assert torch.equal(one.w, played(FedAvg(weighting="uniform"), noisy, RICH, COHORTS[:1]).w)
 
 
 def test_fedga_steps_down_the_variance_of_gradients() -> None:
@@ -530,10 +530,10 @@ def test_fedga_steps_down_the_variance_of_gradients() -> None:
     rest = []
     for beta in (0.02, 0.01):
         server = serve(FedGA(beta=beta), on, ONE)
-        x = server.x = server.space.start + 0.3
-        server.play(1, ALL)
+        x = server.w = server.space.start + 0.3
+        server.run_round(1, ALL)
         mean = torch.stack([grad(lambda u, i=i: loss(i, u))(x) for i in ALL]).mean(0)
-        rest.append(float(((x - server.x) / 0.3 - mean - beta * grad(half_variance)(x)).norm()))
+        rest.append(float(((x - server.w) / 0.3 - mean - beta * grad(half_variance)(x)).norm()))
     assert rest[0] < 1e-3 and rest[0] / rest[1] == pytest.approx(4, rel=0.1)
 
 
@@ -550,7 +550,7 @@ def test_fedpmvr_by_the_book(layered: Problem, reading: str, weighting: str) -> 
     )
     kept = {i: torch.zeros(2, dtype=torch.float64) for i in ALL}
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         ends = []
         for i in ids:
             m = [torch.zeros(2, dtype=torch.float64)]
@@ -578,7 +578,7 @@ def test_fedpmvr_by_the_book(layered: Problem, reading: str, weighting: str) -> 
             else torch.full((len(ids),), 1 / len(ids), dtype=torch.float64)
         )
         x = p @ torch.stack(ends)
-        assert close(server.x, x)
+        assert close(server.w, x)
 
 
 @pytest.mark.parametrize(
@@ -587,39 +587,39 @@ def test_fedpmvr_by_the_book(layered: Problem, reading: str, weighting: str) -> 
 def test_fedpmvr_without_strength_is_fedavg(layered: Problem, reading: str) -> None:
     alpha = 0.7 if reading == "as_published" else 0.0
     one = played(FedPMVR(alpha=alpha, reading=reading, head=1), layered, RICH, COHORTS)
-    assert close(one.x, played(FedAvg(weighting="uniform"), layered, RICH, COHORTS).x)
+    assert close(one.w, played(FedAvg(weighting="uniform"), layered, RICH, COHORTS).w)
 
 
 def test_fedpmvr_is_fedavg_with_a_server_factor_on_the_head(layered: Problem) -> None:
     server, x = serve(FedPMVR(alpha=0.3, head=1), layered, RICH), zeros(layered)
     factor = rows([1.0, 1.0, 0.7, 0.7])[0]
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         x = x + factor * displacements(layered, RICH, ids, t, x).mean(0)
-        assert close(server.x, x, 1e-14)
+        assert close(server.w, x, 1e-14)
 
 
 def test_fedpmvr_at_full_strength_freezes_the_head() -> None:
     server = played(FedPMVR(alpha=1.0, head=1), labelled(tastes(SIZES)), RICH, COHORTS)
-    moved = (server.x - server.space.start).abs()
+    moved = (server.w - server.space.start).abs()
     assert moved[:20].min() > 0 and moved[20:].max() < 1e-15
 
 
 def test_fedpmvr_extra_gradient_with_the_rate_is_one_more_full_step(layered: Problem) -> None:
     server, x = serve(FedPMVR(alpha=0.1, reading="extra_gradient", head=1), layered, PLAIN), zeros(layered)
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         ends = [trained(layered, PLAIN, i, t, x)[0] for i in ids]
         x = torch.stack([end - 0.1 * gradient(layered, i, end) for end, i in zip(ends, ids, strict=True)]).mean(0)
-        assert close(server.x, x)
+        assert close(server.w, x)
 
 
 def on_the_line(reading: str, rounds: int) -> list[float]:
     """w* = 1, local response δ = −0.3 (w − 1), α = 0.1."""
     server, xs = serve(FedPMVR(alpha=0.1, reading=reading), scalars((1.0, 1.0)), ONE), []
     for t in range(1, rounds + 1):
-        server.play(t, [0])
-        xs.append(float(server.x))
+        server.run_round(t, [0])
+        xs.append(float(server.w))
     return xs
 
 
@@ -648,7 +648,7 @@ def test_fedpmvr_with_a_kept_sum_diverges() -> None:
 def test_fedpmvr_head_counts_layers_or_tensors(head: int, unit: str, from_place: int) -> None:
     on = labelled(tastes(SIZES))
     frozen = played(FedPMVR(alpha=1.0, head=head, head_unit=unit), on, RICH, COHORTS[:1])
-    stays = (frozen.x - frozen.space.start).abs() < 1e-15
+    stays = (frozen.w - frozen.space.start).abs() < 1e-15
     assert stays.tolist() == [place >= from_place for place in range(35)]
 
 
@@ -672,10 +672,10 @@ def score(w: Tensor, buffers: Tensor) -> Tensor:
 def test_fedpdc_by_the_book(noisy: Problem, penalty: str, lam: float, adaptive: bool) -> None:
     """a_i = 1 for those who were absent in the round before; η λ (1 − a) ≤ 1 in prox."""
     server, x = serve(FedPDC(penalty=penalty, lam=lam, adaptive=adaptive), noisy, RICH), zeros(noisy)
-    server.examine = score
+    server.evaluate = score
     last: dict[int, float] = {}
     for t, ids in enumerate([[0, 1, 3], [1, 2], [0, 1, 2, 3], [0, 1, 2, 3]], 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         ends = []
         for i in ids:
             factor = (0.5 * t if adaptive else lam) * (1 - last.get(i, 1.0))
@@ -692,16 +692,16 @@ def test_fedpdc_by_the_book(noisy: Problem, penalty: str, lam: float, adaptive: 
         last = {i: float(score(end, end)[0]) for i, end in zip(ids, ends, strict=True)}
         a = torch.tensor(list(last.values()), dtype=torch.float64)
         x = a / a.sum() @ torch.stack(ends)
-        assert close(server.x, x)
+        assert close(server.w, x)
 
 
 @pytest.mark.parametrize("accuracy", [0.4, 0.0])
 def test_fedpdc_with_equal_accuracies_is_uniform_fedavg(noisy: Problem, accuracy: float) -> None:
     """All zero is equal as well."""
     server = serve(FedPDC(), noisy, RICH)
-    server.examine = lambda w, buffers: torch.tensor([accuracy, 0.0])
+    server.evaluate = lambda w, buffers: torch.tensor([accuracy, 0.0])
     play(server, COHORTS)
-    assert close(server.x, played(FedAvg(weighting="uniform"), noisy, RICH, COHORTS).x)
+    assert close(server.w, played(FedAvg(weighting="uniform"), noisy, RICH, COHORTS).w)
 
 
 def test_fedpdc_penalty_changes_the_logged_loss_alone() -> None:
@@ -721,7 +721,7 @@ def test_fedpdc_weighs_by_the_accuracy_on_the_public_set() -> None:
     X, y = server.fed.public
     forward = lambda w: functional_call(on.module, server.space.split(w), (X,))[0]
     a = torch.tensor([float((forward(w).argmax(1) == y).double().mean()) for w in models])
-    assert len(set(a.tolist())) > 1 and close(server.x, (a / a.sum()).double() @ models, 1e-7)
+    assert len(set(a.tolist())) > 1 and close(server.w, (a / a.sum()).double() @ models, 1e-7)
     assert close(server.memory.read(ALL)["a"], a.double(), 1e-7) and server.memory.read(ALL)["at"].tolist() == [1.0] * 4
 
 
@@ -730,9 +730,9 @@ def displaced(on: Problem, local: LocalSettings, ids: Sequence[int], round: int,
     models = []
     for i in ids:
         server = serve(FedAvg(), on, local)
-        server.x = x
-        server.play(round, [i])
-        models.append(server.x)
+        server.w = x
+        server.run_round(round, [i])
+        models.append(server.w)
     return torch.stack(models)
 
 
@@ -766,7 +766,7 @@ def test_lossbias_by_the_book(measure: str) -> None:
     server, x = serve(LossBias(measure=measure), on, RICH), zeros(on)
     own = Problem(server.fed, on.module)
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         ends, losses = [], []
         for i in ids:
             plan = server.fed.plan([i], t, RICH, looks)
@@ -780,7 +780,7 @@ def test_lossbias_by_the_book(measure: str) -> None:
             losses.append(seen[-1] if measure == "final" else sum(seen[1:]) / (len(seen) - 1))
         ell = torch.tensor(losses, dtype=torch.float64)
         x = ell / ell.sum() @ torch.stack(ends)
-        assert close(server.x, x)
+        assert close(server.w, x)
 
 
 def test_validation_parts_are_never_trained_on_and_always_the_same() -> None:
@@ -808,7 +808,7 @@ def test_lossbias_of_equal_losses_is_uniform_fedavg() -> None:
     """Everybody holds the same sample many times, in different numbers."""
     on = scalars((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), copies=[3, 6, 9])
     server = played(LossBias(), on, TWICE, [[0, 1, 2]] * 2)
-    assert close(server.x, played(FedAvg(weighting="uniform"), on, TWICE, [[0, 1, 2]] * 2).x)
+    assert close(server.w, played(FedAvg(weighting="uniform"), on, TWICE, [[0, 1, 2]] * 2).w)
 
 
 # MGDA -----------------------------------------------------------------------------------------------------------
@@ -921,22 +921,22 @@ def test_mgda_takes_no_step_where_it_is_stationary() -> None:
 def test_mgda_of_one_client_is_normalised_sgd_with_decay(noisy: Problem) -> None:
     server, x = serve(MGDA(single_gradient=True, server_lr=0.2, server_decay=0.3), noisy, PLAIN), zeros(noisy)
     for t in (1, 2, 3):
-        server.play(t, [1])
+        server.run_round(t, [1])
         g = gradient(noisy, 1, x)
         x = x - 0.2 * (g / g.norm() + 0.3 * x)
-        assert close(server.x, x)
+        assert close(server.w, x)
 
 
 def test_mgda_by_the_book(noisy: Problem) -> None:
     """Raw gradients along the steps, before clipping and weight decay, which bend the path."""
     server, x = serve(MGDA(server_lr=0.3, server_decay=0.1), noisy, RICH), zeros(noisy)
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         G = torch.stack([torch.stack(trained(noisy, RICH, i, t, x)[2]).mean(0) for i in ids])
         u = G / G.norm(dim=1, keepdim=True)
         alpha = torch.from_numpy(min_norm_point((u @ u.T).numpy()))
         x = x - 0.3 * (alpha @ u + 0.1 * x)
-        assert close(server.x, x, 1e-10)
+        assert close(server.w, x, 1e-10)
 
 
 # FedMGDA+ -------------------------------------------------------------------------------------------------------
@@ -945,18 +945,18 @@ def test_mgda_by_the_book(noisy: Problem) -> None:
 def test_fedmgdaplus_without_freedom_is_fedavg_of_unit_updates(noisy: Problem) -> None:
     server, x = serve(FedMGDAPlus(eps=0.0, server_lr=0.3, server_decay_rate=0.5), noisy, RICH), zeros(noisy)
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         delta = displacements(noisy, RICH, ids, t, x)
         x = x + 0.3 * 0.5 ** (t - 1) * (shares(noisy, ids) @ (delta / delta.norm(dim=1, keepdim=True)))
-        assert close(server.x, x)
+        assert close(server.w, x)
 
 
 def test_fedmgdaplus_with_full_freedom_is_mgda_on_displacements(noisy: Problem) -> None:
     server, x = serve(FedMGDAPlus(eps=1.0), noisy, PLAIN), zeros(noisy)
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         x = descended(MGDA(), -displacements(noisy, PLAIN, ids, t, x), x)[0]
-        assert close(server.x, x, 1e-10)
+        assert close(server.w, x, 1e-10)
 
 
 def test_fedmgdaplus_weights_of_two_in_their_box() -> None:
@@ -1023,7 +1023,7 @@ def test_fedspeed_by_the_book(noisy: Problem, mix: float) -> None:
         {i: zeros(noisy) for i in ALL},
     )
     for t, ids in enumerate(COHORTS, 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         ends = []
         for i in ids:
             alpha = 0.5 / float(noisy.fed.sizes[i] / noisy.fed.sizes.mean())
@@ -1036,7 +1036,7 @@ def test_fedspeed_by_the_book(noisy: Problem, mix: float) -> None:
         for i, end in zip(ids, ends, strict=True):
             h[i] = h[i] + end - x
         x = torch.stack(ends).mean(0) + sum(h.values()) / 4
-        assert close(server.x, x)
+        assert close(server.w, x)
 
 
 @pytest.mark.parametrize("how", [{"rho": 0.0}, {"mix": 0.0}])
@@ -1108,7 +1108,7 @@ def test_fedalign_without_strength_is_fedavg() -> None:
     on = labelled(tastes(SIZES), "batch")
     one, other = played(FedAlign(mu=0.0), on, RICH, COHORTS), played(FedAvg(), on, RICH, COHORTS)
     assert apart(everything(one), everything(other)) < 1e-12
-    assert not close(played(FedAlign(), on, RICH, COHORTS).x, other.x, 1e-4)
+    assert not close(played(FedAlign(), on, RICH, COHORTS).w, other.w, 1e-4)
 
 
 # FedAMD ---------------------------------------------------------------------------------------------------------
@@ -1123,7 +1123,7 @@ def test_fedamd_by_the_book(noisy: Problem) -> None:
     )
     roles = []
     for t, ids in enumerate([*COHORTS, *COHORTS], 1):
-        server.play(t, ids)
+        server.run_round(t, ids)
         moves, new = [], dict(g)
         for i in ids:
             anchor = coin(noisy.fed.seed, t, i) < 0.5
@@ -1140,7 +1140,7 @@ def test_fedamd_by_the_book(noisy: Problem) -> None:
 
             moves.append(trained(noisy, RICH, i, t, x, direction)[0] - x)
         g, x = new, x + (0.9 * torch.stack(moves).mean(0) if moves else 0)
-        assert close(server.x, x) and close(server.state["v"], sum(g.values()) / 4)
+        assert close(server.w, x) and close(server.state["v"], sum(g.values()) / 4)
         assert all(close(row(server.memory, i)["g"], g[i]) for i in ALL)
     assert 0 < sum(roles) < len(roles)
 
@@ -1155,24 +1155,24 @@ def cast(monkeypatch: pytest.MonkeyPatch, anchors: dict[int, list[int]]) -> None
 def test_fedamd_anchors_do_not_move_the_model(noisy: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     cast(monkeypatch, {1: ALL, 2: [0, 1], 3: [0]})
     server = serve(FedAMD(), noisy, PLAIN)
-    server.play(1, ALL)
-    assert torch.equal(server.x, server.space.start)
-    assert close(server.state["v"], torch.stack([gradient(noisy, i, server.x) for i in ALL]).mean(0))
-    server.play(2, [0, 1])
-    assert torch.equal(server.x, server.space.start)
+    server.run_round(1, ALL)
+    assert torch.equal(server.w, server.space.start)
+    assert close(server.state["v"], torch.stack([gradient(noisy, i, server.w) for i in ALL]).mean(0))
+    server.run_round(2, [0, 1])
+    assert torch.equal(server.w, server.space.start)
     alone = serve(FedAMD(), noisy, PLAIN)
-    alone.play(1, ALL)
-    alone.play(3, [2]), server.play(3, [0, 2])
-    assert close(alone.x, server.x, 1e-14) and not close(server.x, server.space.start, 1e-3)
+    alone.run_round(1, ALL)
+    alone.run_round(3, [2]), server.run_round(3, [0, 2])
+    assert close(alone.w, server.w, 1e-14) and not close(server.w, server.space.start, 1e-3)
 
 
 def test_fedamd_first_step_is_along_the_anchored_mean(noisy: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     cast(monkeypatch, {1: [0, 1, 3]})
     server = serve(FedAMD(), noisy, LocalSettings(steps=1, batch=3, lr=0.1))
-    server.play(1, [0, 1, 3])
-    v = (gradient(noisy, 0, server.x) + gradient(noisy, 1, server.x) + gradient(noisy, 3, server.x)) / 4
-    server.play(2, [1, 2])
-    assert close(server.x, -0.1 * v)
+    server.run_round(1, [0, 1, 3])
+    v = (gradient(noisy, 0, server.w) + gradient(noisy, 1, server.w) + gradient(noisy, 3, server.w)) / 4
+    server.run_round(2, [1, 2])
+    assert close(server.w, -0.1 * v)
 
 
 # two rounds of everything, by pencil ----------------------------------------------------------------------------
@@ -1205,7 +1205,7 @@ def test_centralised_by_pencil() -> None:
     on = Problem(federation([Samples(rows([1.0], [2.0]), rows([1.0], [-4.0]))]), linear(1))
     server = serve(Centralised(), on, TWICE)
     for t, w in ((1, -0.6125), (2, -0.95703125)):
-        server.play(t, [0])
+        server.run_round(t, [0])
         assert row(server.privates, 0)["w"].tolist() == exactly(w)
 
 
@@ -1276,11 +1276,11 @@ def test_fedpdc_by_pencil() -> None:
     # Accuracies ¼, ¾, then ½, ½; λ = 2 as a proximal term. x = 0.0475 − 0.96 = −0.9125. Client 0 is held by 1.5:
     # −0.9125 → −0.72125 → −0.5778125. Client 2 was absent: δ = 0.36 · 3.9125. x = −0.9125 + (0.3346875 + 1.4085) / 2.
     server, accuracies = serve(FedPDC(penalty="prox", lam=2.0), scalars(*CLIENTS), TWICE), iter([0.25, 0.75, 0.5, 0.5])
-    server.examine = lambda w, buffers: torch.tensor([next(accuracies), 0.0])
-    server.play(1, [0, 1])
-    assert server.x.tolist() == exactly(-0.9125)
-    server.play(2, [0, 2])
-    assert server.x.tolist() == exactly(-0.04090625)
+    server.evaluate = lambda w, buffers: torch.tensor([next(accuracies), 0.0])
+    server.run_round(1, [0, 1])
+    assert server.w.tolist() == exactly(-0.9125)
+    server.run_round(2, [0, 2])
+    assert server.w.tolist() == exactly(-0.04090625)
 
 
 def test_lossbias_by_pencil() -> None:
@@ -1295,7 +1295,7 @@ def test_mgda_by_pencil() -> None:
     # On the line u_i is a sign. Clients 0 and 2 both pull up: x = 0.5. Then 0 pulls up and 1 down: nobody may lose.
     server = serve(MGDA(server_lr=0.5), scalars(*CLIENTS), TWICE)
     records = play(server, [[0, 2], [0, 1]])
-    assert server.x.tolist() == exactly(0.5)
+    assert server.w.tolist() == exactly(0.5)
     assert [(r["norm"], r["stationary"]) for r in records] == [(1.0, 0.0), (0.0, 1.0)]
 
 
@@ -1304,20 +1304,20 @@ def test_mgda_in_the_plane_by_pencil() -> None:
     # From there client 2 with a = (0.7, 5.1) has −(0, 1) and client 0 −(2.3, 3.9)/√20.5: half of both.
     on = least_squares(torch.eye(2, dtype=torch.float64).expand(3, 2, 2), rows([3.0, 4.0], [4.0, -3.0], [0.7, 5.1]))
     server = serve(MGDA(single_gradient=True), on, ONE)
-    server.play(1, [0, 1])
-    assert server.x.tolist() == exactly(0.7, 0.1)
-    server.play(2, [0, 2])
+    server.run_round(1, [0, 1])
+    assert server.w.tolist() == exactly(0.7, 0.1)
+    server.run_round(2, [0, 2])
     root = math.sqrt(2.3**2 + 3.9**2)
-    assert server.x.tolist() == exactly(0.7 + 1.15 / root, 0.1 + 0.5 + 1.95 / root)
+    assert server.w.tolist() == exactly(0.7 + 1.15 / root, 0.1 + 0.5 + 1.95 / root)
 
 
 def test_fedmgdaplus_by_pencil() -> None:
     # Sizes 1, 3, 2: shares ¼ and ¾, free by 0.1. One up, one down: weights 0.35 and 0.65, x = −0.3. Then both up: x = 0.7.
     server = serve(FedMGDAPlus(eps=0.1), scalars(*CLIENTS, copies=[1, 3, 2, 1]), TWICE)
-    assert server.play(1, [0, 1])["norm"] == pytest.approx(0.3, abs=1e-9)
-    assert server.x.tolist() == pytest.approx([-0.3], abs=1e-9)
-    assert server.play(2, [0, 2])["norm"] == pytest.approx(1, abs=1e-9)
-    assert server.x.tolist() == pytest.approx([0.7], abs=1e-9)
+    assert server.run_round(1, [0, 1])["norm"] == pytest.approx(0.3, abs=1e-9)
+    assert server.w.tolist() == pytest.approx([-0.3], abs=1e-9)
+    assert server.run_round(2, [0, 2])["norm"] == pytest.approx(1, abs=1e-9)
+    assert server.w.tolist() == pytest.approx([0.7], abs=1e-9)
 
 
 def test_fedspeed_by_pencil() -> None:
@@ -1338,13 +1338,13 @@ def test_fedalign_by_pencil() -> None:
         layers["out"].weight.copy_(torch.tensor([[1.0, 0.0]]))  # type: ignore[operator]
     on = Problem(federation([Samples(rows([1.0]), rows([1.0]))]), chain(iter(layers.items())))
     server = serve(FedAlign(mu=0.5), on, LocalSettings(batch=0, steps=1, lr=0.1))
-    server.play(1, [0])
-    assert server.x.tolist() == pytest.approx([2.9, 4.0, 0.4, -0.8], abs=1e-9)
-    server.play(2, [0])
+    server.run_round(1, [0])
+    assert server.w.tolist() == pytest.approx([2.9, 4.0, 0.4, -0.8], abs=1e-9)
+    server.run_round(2, [0])
     r = 0.4 * 2.9 - 0.8 * 4 - 1
     term = 0.5 * (r**2 / 2) * 2 / (2.9 - math.sqrt(2.9**2 + 16))
     u, v = (2.9 - 0.1 * (0.4 * r + term), 4 + 0.08 * r), (0.4 - 0.29 * r, -0.8 - 0.4 * r)
-    assert server.x.tolist() == pytest.approx([*u, *v], abs=1e-9)
+    assert server.w.tolist() == pytest.approx([*u, *v], abs=1e-9)
 
 
 def test_fedamd_by_pencil(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1372,10 +1372,10 @@ def test_fedpmvr_may_correct_the_convolutions_and_nothing_else() -> None:
     method = FedPMVR(alpha=0.25, corrected="convolutions")
     part = method.parts(space)["head"]
     convolutions = [name for name, shape in space.shapes.items() if len(shape) == 4 or name.startswith("conv")]
-    assert len(part.w) == sum(space.shapes[name].numel() for name in convolutions) > 0
+    assert len(part.indices) == sum(space.shapes[name].numel() for name in convolutions) > 0
     w = torch.randn(space.P, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    me: Any = SimpleNamespace(x=space.start, part={"head": part}, mine={})
-    sent, whole = space.split(method.finish(w, me)[0]["delta"]), space.split(w - space.start)
+    client: Any = SimpleNamespace(w=space.start, parts={"head": part}, state={})
+    sent, whole = space.split(method.finish(w, client)[0]["delta"]), space.split(w - space.start)
     for name in space.shapes:
         assert torch.allclose(sent[name], (0.75 if name in convolutions else 1.0) * whole[name], rtol=1e-14, atol=1e-14)
     with pytest.raises(ModelError, match="no convolutions"):

@@ -352,7 +352,7 @@ def test_batch_norm_learns_statistics_and_group_norm_has_none(kind: type[Network
 def test_batch_norm_is_found_by_type_and_group_norm_has_its_groups() -> None:
     for network, channels in ((VGG19(), 5_504), (ResNet18(norm="batch"), 4_800), (ResNet18(), 0)):
         found = Space(network.module((3, 32, 32), 10)).kind(*BATCH_NORMS)
-        assert len(found.w) == len(found.b) == 2 * channels
+        assert len(found.indices) == len(found.buffer_indices) == 2 * channels
     for groups in (2, 32):
         with torch.device("meta"):
             norms = [m for m in ResNet18(groups=groups).module((3, 8, 8), 10).modules() if isinstance(m, nn.GroupNorm)]

@@ -25,7 +25,7 @@ from askew.core.space import Space
 from askew.core.task import Bound, WithFeatures
 from askew.core.types import Batch, Client
 from askew.data.dataset import Dataset, Samples
-from askew.data.view import PixelTransform
+from askew.data.transform import PixelTransform
 from askew.engine import sequential
 from askew.models import conv
 from askew.models.network import fuse
@@ -258,11 +258,11 @@ def test_bytes_and_places_that_do_not_fit_are_refused() -> None:
 @here
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_a_run_on_images_in_bytes_is_the_one_on_numbers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole way, with a view that makes pixels numbers; clients that take one step see them as ever."""
+    """The whole way, with a transform that makes pixels numbers; clients that take one step see them as ever."""
     pool = images(300, 64, 0, 0.2).view(300, 1, 8, 8)
-    view = PixelTransform(torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5))
+    transform = PixelTransform(torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5))
     samples = Samples(pool, torch.randint(0, 4, (300,)))
-    data = Dataset(samples, samples, 4, view=view)
+    data = Dataset(samples, samples, 4, transform=transform)
     seen, walk = list[bool](), dense.Walk.__call__
     monkeypatch.setattr(dense.Walk, "__call__", lambda *given: (seen.append(given[-1] is not None), walk(*given))[1])
     given = {
@@ -306,8 +306,8 @@ def test_steps_with_a_pull_are_those_one_by_one(method: str, monkeypatch: pytest
     """Methods whose direction is affine: many steps at a time in C against direction, clipping and descend at every step."""
     seen, ask = list[bool](), local.affine_rule
 
-    def spied(alg: Any, me: Any) -> Any:
-        rule, b = ask(alg, me)
+    def spied(alg: Any, client: Any) -> Any:
+        rule, b = ask(alg, client)
         seen.append(b is not None)
         return rule, b
 

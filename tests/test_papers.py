@@ -486,7 +486,7 @@ def test_data_and_weights_that_are_not_there_are_missed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASKEW_DATA", str(tmp_path))
-    monkeypatch.setattr("askew.data.files.chosen", None)
+    monkeypatch.setattr("askew.data.files.chosen_folder", None)
     with pytest.raises(Exception, match="askew data get mnist"):
         reproduce("feddc/table1-mnist", "reduced", out=tmp_path / "runs", results=tmp_path / "results")
     monkeypatch.setattr("askew.reproduction.reproduce.files.table", {})
@@ -546,7 +546,7 @@ def test_halves_of_the_test_set_are_fixed_disjoint_and_make_up_the_whole() -> No
     config = Config.build({"rounds": 2, "partition": {"clients": 3}, "evaluation": {"halves": True}})
     house = build(config)
     functional = Functional(house.module, house.space, house.fed.criterion)
-    w, buffers, test = house.server.x, house.server.buffers, house.fed.test
+    w, buffers, test = house.server.w, house.server.buffers, house.fed.test
     accuracy, _, choosing = Evaluator(functional, house.fed, test, halves=True)(w, buffers).tolist()
     right = (functional.frozen(w, buffers, test)[0].argmax(-1) == test.y).double()  # type: ignore[arg-type]
     half = first_half(len(test.y))

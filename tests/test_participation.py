@@ -1,4 +1,4 @@
-"""Participation: sizes of cohorts, the laws of the draws, addresses, and what becomes of those chosen."""
+"""Participation: sizes of cohorts, distributions of the draws, addresses, dropout and stragglers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from askew.errors import ConfigError, DataError
 from askew.participation import (
     Bernoulli,
     Cyclic,
-    Full,
+    FullParticipation,
     Markov,
     Participation,
     Skewed,
@@ -33,27 +33,28 @@ from askew.participation import (
     participations,
 )
 
-Law = dict[tuple[int, ...], float]
+Probabilities = dict[tuple[int, ...], float]
 
 
-def follows(law: Mapping[Any, float], draws: Iterable[Any]) -> bool:
-    """Are the draws within five standard errors of the law, each outcome by itself?"""
+def agree(probabilities: Mapping[Any, float], draws: Iterable[Any]) -> bool:
+    """Is each outcome drawn as often as its probability says, within five standard errors, and no other outcome?"""
     counts = Counter(draws)
     n = counts.total()
-    return set(counts) <= set(law) and all(
-        abs(counts[k] - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1e-9 for k, p in law.items()
+    return set(counts) <= set(probabilities) and all(
+        abs(counts[k] - n * p) <= 5 * np.sqrt(n * p * (1 - p)) + 1e-9 for k, p in probabilities.items()
     )
 
 
-def drawn(
+def draw_rounds(
     rule: Participation, rounds: int, eligible: Iterable[int], clients: int, seed: int = 0
 ) -> list[tuple[int, ...]]:
-    held = np.array(list(eligible))
-    return [tuple(rule.sample(seed, t, held, clients).tolist()) for t in range(1, rounds + 1)]
+    """The clients that a rule chooses in each of the first rounds."""
+    ids = np.array(list(eligible))
+    return [tuple(rule.sample(seed, t, ids, clients).tolist()) for t in range(1, rounds + 1)]
 
 
-def shares(rule: Participation, rounds: int, clients: int, seed: int = 0) -> np.ndarray:
-    """How often each client came, as a share of all turns."""
+def frequencies(rule: Participation, rounds: int, clients: int, seed: int = 0) -> np.ndarray:
+    """How often each client took part, as a fraction of all participations."""
     counts = np.bincount(
         np.concatenate([rule.sample(seed, t, np.arange(clients), clients) for t in range(1, rounds + 1)]),
         minlength=clients,
@@ -61,19 +62,20 @@ def shares(rule: Participation, rounds: int, clients: int, seed: int = 0) -> np.
     return counts / counts.sum()
 
 
-def successive(p: np.ndarray, among: Iterable[int], m: int) -> Law:
-    """Chances of all sets of m, by enumeration: one after the other, each in proportion to p among those left."""
-    law: Law = {}
+def successive(p: np.ndarray, among: Iterable[int], m: int) -> Probabilities:
+    """The probabilities of all sets of m clients, drawn one by one, each in proportion to p among those left."""
+    probabilities: Probabilities = {}
     for order in permutations(among, m):
         left, chance = sum(p[i] for i in among), 1.0
         for i in order:
             chance *= p[i] / left
             left -= p[i]
-        law[tuple(sorted(order))] = law.get(tuple(sorted(order)), 0) + chance
-    return law
+        drawn = tuple(sorted(order))
+        probabilities[drawn] = probabilities.get(drawn, 0) + chance
+    return probabilities
 
 
-def test_the_first_rules_draw_what_they_always_drew() -> None:
+def test_uniform_draws_are_fixed_for_all_versions() -> None:
     everybody = np.arange(30)
     assert Uniform().sample(0, 1, everybody, 30).tolist() == [4, 6, 7, 14, 27, 28]
     assert Uniform().sample(7, 250, everybody, 30).tolist() == [0, 3, 6, 9, 26, 28]
@@ -153,8 +155,8 @@ def test_a_million_clients_cost_only_the_cohort() -> None:
 
 
 def test_full_is_everybody() -> None:
-    assert Full().sample(0, 1, np.array([4, 2, 9]), 10).tolist() == [2, 4, 9]
-    Full().fit(1)
+    assert FullParticipation().sample(0, 1, np.array([4, 2, 9]), 10).tolist() == [2, 4, 9]
+    FullParticipation().fit(1)
 
 
 def test_a_cohort_beyond_the_clients_is_refused() -> None:
@@ -180,23 +182,24 @@ def test_every_rule_says_its_idea(name: str) -> None:
 
 # Every rule, over its settings
 
-PEOPLE = 20
+CLIENTS = 20
 FRACTION, CHANCE = st.floats(0.001, 1), st.floats(0.01, 1)
-SIZED = {"fraction": FRACTION, "cohort": st.integers(0, PEOPLE)}
+SIZED = {"fraction": FRACTION, "cohort": st.integers(0, CLIENTS)}
 SETTINGS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "uniform": SIZED,
     "full": {},
     "bernoulli": {"fraction": FRACTION},
     "skewed": SIZED | {"gamma": st.floats(0, 1e6)},
-    "cyclic": SIZED | {"groups": st.integers(1, PEOPLE), "shuffle": st.booleans()},
+    "cyclic": SIZED | {"groups": st.integers(1, CLIENTS), "shuffle": st.booleans()},
     "markov": SIZED | {"join": CHANCE, "leave": st.floats(0, 1)},
     "trace": {"repeat": st.booleans()},
 }
-FATES = {"dropout": st.floats(0, 1), "stragglers": st.floats(0, 1), "least_work": st.floats(0.01, 0.99)}
+TURNOUT = {"dropout": st.floats(0, 1), "stragglers": st.floats(0, 1), "least_work": st.floats(0.01, 0.99)}
 
 
 @pytest.fixture(scope="module")
-def diary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of four rounds."""
     path = tmp_path_factory.mktemp("trace") / "who.json"
     path.write_text(json.dumps([[3, 1, 19], [], list(range(20)), [0]]))
     return path
@@ -205,28 +208,27 @@ def diary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", list(participations))
 @given(data=st.data(), seed=st.integers(0, 2**40), round=st.integers(1, 60))
 @settings(max_examples=30, deadline=None)
-def test_every_rule_keeps_its_word(name: str, diary: Path, data: st.DataObject, seed: int, round: int) -> None:
-    eligible = np.array(data.draw(st.lists(st.integers(0, PEOPLE - 1), unique=True)), dtype=np.int64)
-    table = data.draw(st.fixed_dictionaries(SETTINGS[name] | FATES))
-    rule = participations[name].build(table | ({"path": str(diary)} if name == "trace" else {}))
-    rule.fit(PEOPLE)
-    ids = rule.sample(seed, round, eligible, PEOPLE)
+def test_every_rule_chooses_eligible_clients_and_is_repeatable(
+    name: str, trace_file: Path, data: st.DataObject, seed: int, round: int
+) -> None:
+    eligible = np.array(data.draw(st.lists(st.integers(0, CLIENTS - 1), unique=True)), dtype=np.int64)
+    table = data.draw(st.fixed_dictionaries(SETTINGS[name] | TURNOUT))
+    rule = participations[name].build(table | ({"path": str(trace_file)} if name == "trace" else {}))
+    rule.fit(CLIENTS)
+    ids = rule.sample(seed, round, eligible, CLIENTS)
     assert ids.dtype == np.int64 and (np.diff(ids) > 0).all() and np.isin(ids, eligible).all()
     if name in ("uniform", "skewed"):
-        assert len(ids) == min(len(eligible), rule.size(PEOPLE))
+        assert len(ids) == min(len(eligible), rule.size(CLIENTS))
     assert name != "bernoulli" or len(ids) >= min(len(eligible), 1)
-    came = rule.turnout(seed, round, eligible, PEOPLE)
+    came = rule.turnout(seed, round, eligible, CLIENTS)
     assert np.array_equal(np.sort(np.concatenate([came.ids, came.absent])), ids)
-    assert (
-        (np.diff(came.ids) > 0).all()
-        and (np.diff(came.absent) > 0).all()
-        and came.ids.dtype == came.absent.dtype == np.int64
-    )
+    for ids in (came.ids, came.absent):
+        assert (np.diff(ids) > 0).all() and ids.dtype == np.int64
     assert came.share.dtype == np.float64 and came.share.shape == came.ids.shape
     assert (came.share >= rule.least_work).all() and (came.share <= 1).all()
     for cache in (chances, membership, latest_state):
         cache.cache_clear()
-    assert all(np.array_equal(a, b) for a, b in zip(came, rule.turnout(seed, round, eligible, PEOPLE), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(came, rule.turnout(seed, round, eligible, CLIENTS), strict=True))
 
 
 @pytest.mark.parametrize("name", [n for n in participations if n not in ("full", "trace")])
@@ -240,16 +242,16 @@ def test_every_draw_has_its_address(name: str) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.3, 0.8, 1.0])
-def test_bernoulli_is_the_independent_law_given_that_somebody_came(fraction: float) -> None:
-    people = (0, 2, 3)
-    sets = [s for k in (1, 2, 3) for s in combinations(people, k)]
-    law = {s: fraction ** len(s) * (1 - fraction) ** (3 - len(s)) / (1 - (1 - fraction) ** 3) for s in sets}
-    assert follows(law, drawn(Bernoulli(fraction=fraction), 6000, people, 5))
+def test_bernoulli_clients_are_independent_given_that_one_came(fraction: float) -> None:
+    eligible = (0, 2, 3)
+    sets = [s for k in (1, 2, 3) for s in combinations(eligible, k)]
+    probabilities = {s: fraction ** len(s) * (1 - fraction) ** (3 - len(s)) / (1 - (1 - fraction) ** 3) for s in sets}
+    assert agree(probabilities, draw_rounds(Bernoulli(fraction=fraction), 6000, eligible, 5))
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 1e-300])
 def test_bernoulli_with_hardly_any_chance_still_brings_one(fraction: float) -> None:
-    assert follows({(i,): 0.25 for i in range(4)}, drawn(Bernoulli(fraction=fraction), 4000, range(4), 4))
+    assert agree({(i,): 0.25 for i in range(4)}, draw_rounds(Bernoulli(fraction=fraction), 4000, range(4), 4))
 
 
 # Skewed
@@ -260,9 +262,9 @@ def test_bernoulli_with_hardly_any_chance_still_brings_one(fraction: float) -> N
     [(1.0, (0, 1, 2, 3), 2), (5.0, (0, 1, 2, 3, 4), 3), (0.5, (0, 2, 4), 1), (2.0, (1, 2, 3), 2)],
 )
 def test_skewed_draws_one_after_the_other(gamma: float, among: tuple[int, ...], m: int) -> None:
-    law = successive(chances(3, 5, gamma), among, m)
-    assert sum(law.values()) == pytest.approx(1)
-    assert follows(law, drawn(Skewed(gamma=gamma, cohort=m), 8000, among, 5, seed=3))
+    probabilities = successive(chances(3, 5, gamma), among, m)
+    assert sum(probabilities.values()) == pytest.approx(1)
+    assert agree(probabilities, draw_rounds(Skewed(gamma=gamma, cohort=m), 8000, among, 5, seed=3))
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1, 5, 10])
@@ -277,36 +279,38 @@ def test_the_chances_are_a_dirichlet_draw_with_concentration_one_over_gamma(gamm
 
 
 def test_without_skew_it_is_uniform_draw_for_draw() -> None:
-    assert drawn(Skewed(gamma=0, fraction=0.3), 20, range(1, 30), 30) == drawn(
+    assert draw_rounds(Skewed(gamma=0, fraction=0.3), 20, range(1, 30), 30) == draw_rounds(
         Uniform(fraction=0.3), 20, range(1, 30), 30
     )
 
 
 @pytest.mark.parametrize("gamma", [1e-9, 5e-324])
-def test_with_hardly_any_skew_it_is_uniform_in_law(gamma: float) -> None:
+def test_with_hardly_any_skew_all_sets_are_equally_likely(gamma: float) -> None:
     assert np.allclose(chances(0, 5, gamma), 0.2, rtol=1e-3)
-    assert follows(
-        dict.fromkeys(combinations(range(5), 2), 0.1), drawn(Skewed(gamma=gamma, cohort=2), 6000, range(5), 5)
+    assert agree(
+        dict.fromkeys(combinations(range(5), 2), 0.1), draw_rounds(Skewed(gamma=gamma, cohort=2), 6000, range(5), 5)
     )
 
 
 def test_more_skew_means_fewer_clients() -> None:
-    """100 clients, C = 0.1: the larger γ, the sparser the histogram of turns (MLDL24, Fig. 1)."""
-    runs = {g: [shares(Skewed(gamma=g, fraction=0.1), 200, 100, seed) for seed in range(4)] for g in (0, 0.5, 1, 5, 10)}
-    effective = [float(np.mean([1 / (turns**2).sum() for turns in runs[g]])) for g in runs]
+    """100 clients, C = 0.1: the larger γ, the sparser the histogram of participations (MLDL24, Fig. 1)."""
+    runs = {
+        g: [frequencies(Skewed(gamma=g, fraction=0.1), 200, 100, seed) for seed in range(4)] for g in (0, 0.5, 1, 5, 10)
+    }
+    effective = [float(np.mean([1 / (often**2).sum() for often in runs[g]])) for g in runs]
     assert all(a > b + 5 for a, b in pairwise(effective))
     assert effective[0] > 90 and effective[-1] < 25
-    assert not any((turns == 0).any() for turns in runs[0])
-    assert all((turns == 0).sum() > 30 for turns in runs[10])
-    assert all(turns.max() > 0.08 for turns in runs[10]), "the most frequent comes nearly always: a tenth of all turns"
+    assert not any((often == 0).any() for often in runs[0])
+    assert all((often == 0).sum() > 30 for often in runs[10])
+    assert all(often.max() > 0.08 for often in runs[10]), "the most frequent comes nearly always: a tenth of all"
 
 
 def test_even_the_unlikeliest_come_when_the_others_are_used_up() -> None:
     rule = Skewed(gamma=1e6, cohort=8)
     p = chances(0, 8, 1e6)
     assert (p > 0).all() and (p == participation.LEAST_CHANCE).any()
-    assert drawn(rule, 3, range(8), 8) == [tuple(range(8))] * 3
-    assert follows(successive(p, range(8), 7), drawn(Skewed(gamma=1e6, cohort=7), 2000, range(8), 8))
+    assert draw_rounds(rule, 3, range(8), 8) == [tuple(range(8))] * 3
+    assert agree(successive(p, range(8), 7), draw_rounds(Skewed(gamma=1e6, cohort=7), 2000, range(8), 8))
 
 
 # Cyclic
@@ -323,17 +327,18 @@ def test_every_cycle_of_groups_sees_everybody_once(clients: int, groups: int, sh
 
 
 def test_groups_by_id_are_blocks_and_groups_at_random_belong_to_the_seed() -> None:
-    assert drawn(Cyclic(groups=3, fraction=1, shuffle=False), 4, range(7), 7) == [(0, 1, 2), (3, 4), (5, 6), (0, 1, 2)]
-    assert drawn(Cyclic(groups=3, fraction=1, shuffle=False), 3, [1, 5, 6], 7) == [(1,), (), (5, 6)]
-    groups = [frozenset(drawn(Cyclic(groups=2, cohort=2), 2, range(4), 4, seed)) for seed in range(1500)]
+    by_id = Cyclic(groups=3, fraction=1, shuffle=False)
+    assert draw_rounds(by_id, 4, range(7), 7) == [(0, 1, 2), (3, 4), (5, 6), (0, 1, 2)]
+    assert draw_rounds(by_id, 3, [1, 5, 6], 7) == [(1,), (), (5, 6)]
+    groups = [frozenset(draw_rounds(Cyclic(groups=2, cohort=2), 2, range(4), 4, seed)) for seed in range(1500)]
     pairs = [frozenset([(0, a), tuple(sorted({1, 2, 3} - {a}))]) for a in (1, 2, 3)]
-    assert follows(dict.fromkeys(pairs, 1 / 3), groups)
+    assert agree(dict.fromkeys(pairs, 1 / 3), groups)
 
 
 def test_within_its_turn_a_group_is_drawn_from_uniformly() -> None:
-    cohorts = drawn(Cyclic(groups=2, cohort=2, shuffle=False), 6000, range(8), 8)
-    assert follows(dict.fromkeys(combinations(range(4), 2), 1 / 6), cohorts[::2])
-    assert follows(dict.fromkeys(combinations(range(4, 8), 2), 1 / 6), cohorts[1::2])
+    cohorts = draw_rounds(Cyclic(groups=2, cohort=2, shuffle=False), 6000, range(8), 8)
+    assert agree(dict.fromkeys(combinations(range(4), 2), 1 / 6), cohorts[::2])
+    assert agree(dict.fromkeys(combinations(range(4, 8), 2), 1 / 6), cohorts[1::2])
     assert len(Cyclic(groups=4, cohort=5).sample(0, 1, np.arange(8), 8)) == 2
 
 
@@ -345,25 +350,24 @@ def test_the_state_of_a_round_does_not_depend_on_what_was_asked_before() -> None
 
     def states(order: Iterable[int]) -> dict[int, list[bool]]:
         latest_state.cache_clear()
-        return {t: rule.there(1, t, 40).tolist() for t in order}
+        return {t: rule.available(1, t, 40).tolist() for t in order}
 
     forward = states(range(1, 31))
-    assert (
-        forward == states(range(30, 0, -1)) == states(np.random.default_rng(0).permutation(np.arange(1, 31)).tolist())
-    )
+    shuffled = np.random.default_rng(0).permutation(np.arange(1, 31)).tolist()
+    assert forward == states(range(30, 0, -1)) == states(shuffled)
     assert states([25])[25] == forward[25] != forward[24]
     # Chains of other seeds, sizes and chances have caches of their own.
     for other in (Markov(join=0.31, leave=0.2), Markov(join=0.3, leave=0.21)):
-        other.there(1, 29, 40)
-    rule.there(2, 29, 40)
-    rule.there(1, 29, 41)
-    assert rule.there(1, 30, 40).tolist() == forward[30]
+        other.available(1, 29, 40)
+    rule.available(2, 29, 40)
+    rule.available(1, 29, 41)
+    assert rule.available(1, 30, 40).tolist() == forward[30]
 
 
 @pytest.mark.parametrize(("join", "leave"), [(0.1, 0.1), (0.05, 0.3), (0.6, 0.7)])
 def test_availability_is_stationary_and_forgets_geometrically(join: float, leave: float) -> None:
     clients, rule = 20_000, Markov(join=join, leave=leave)
-    x = np.stack([rule.there(4, t, clients) for t in range(1, 9)]).astype(float)
+    x = np.stack([rule.available(4, t, clients) for t in range(1, 9)]).astype(float)
     mean = join / (join + leave)
     assert (abs(x.mean(1) - mean) < 5 * np.sqrt(mean * (1 - mean) / clients)).all()
     for lag in (1, 2, 3):
@@ -375,25 +379,25 @@ def test_availability_is_stationary_and_forgets_geometrically(join: float, leave
 
 
 def test_clients_come_and_go_independently() -> None:
-    x = np.stack([Markov(join=0.5, leave=0.5).there(0, t, 4) for t in range(1, 2001)])
-    assert follows({tuple(bits): 1 / 16 for bits in np.ndindex(2, 2, 2, 2)}, map(tuple, x.astype(int).tolist()))
+    x = np.stack([Markov(join=0.5, leave=0.5).available(0, t, 4) for t in range(1, 2001)])
+    assert agree({tuple(bits): 1 / 16 for bits in np.ndindex(2, 2, 2, 2)}, map(tuple, x.astype(int).tolist()))
 
 
 def test_those_there_are_drawn_from_uniformly_and_sometimes_nobody_is() -> None:
     rule = Markov(join=0.2, leave=0.4, cohort=2)
     pairs = []
-    for t, ids in enumerate(drawn(rule, 3000, range(5), 5), 1):
-        there = np.flatnonzero(rule.there(0, t, 5))
+    for t, ids in enumerate(draw_rounds(rule, 3000, range(5), 5), 1):
+        there = np.flatnonzero(rule.available(0, t, 5))
         assert len(ids) == min(2, len(there))
         if len(there) == 3:
             pairs.append(tuple(np.searchsorted(there, ids).tolist()))
-    assert follows({(0, 1): 1 / 3, (0, 2): 1 / 3, (1, 2): 1 / 3}, pairs)
-    assert () in drawn(rule, 100, range(5), 5)
+    assert agree({(0, 1): 1 / 3, (0, 2): 1 / 3, (1, 2): 1 / 3}, pairs)
+    assert () in draw_rounds(rule, 100, range(5), 5)
 
 
 def test_chains_at_their_limits() -> None:
-    assert drawn(Markov(leave=0, fraction=1), 5, range(6), 6) == [tuple(range(6))] * 5
-    flip = drawn(Markov(join=1, leave=1, fraction=1), 4, range(6), 6)
+    assert draw_rounds(Markov(leave=0, fraction=1), 5, range(6), 6) == [tuple(range(6))] * 5
+    flip = draw_rounds(Markov(join=1, leave=1, fraction=1), 4, range(6), 6)
     assert flip[0] == flip[2] and flip[1] == flip[3] and sorted(flip[0] + flip[1]) == list(range(6))
 
 
@@ -401,16 +405,16 @@ def test_chains_at_their_limits() -> None:
 
 
 def test_a_trace_says_who_comes(tmp_path: Path) -> None:
-    listed, ticked = tmp_path / "who.json", tmp_path / "who.npy"
-    listed.write_text("[[4, 0], [], [1, 2, 3]]")
-    np.save(ticked, np.array([[1, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]], dtype=bool))
-    for path in (listed, ticked):
+    lists, array = tmp_path / "who.json", tmp_path / "who.npy"
+    lists.write_text("[[4, 0], [], [1, 2, 3]]")
+    np.save(array, np.array([[1, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]], dtype=bool))
+    for path in (lists, array):
         rule = Trace(path=str(path))
         rule.fit(5)
         assert rule.reads() == (path,)
-        assert drawn(rule, 5, range(5), 5) == [(0, 4), (), (1, 2, 3), (0, 4), ()]
-        assert drawn(rule, 3, [4, 3, 1], 5) == [(4,), (), (1, 3)]
-        assert drawn(Trace(path=str(path), repeat=False), 5, range(5), 5) == [(0, 4), (), (1, 2, 3), (), ()]
+        assert draw_rounds(rule, 5, range(5), 5) == [(0, 4), (), (1, 2, 3), (0, 4), ()]
+        assert draw_rounds(rule, 3, [4, 3, 1], 5) == [(4,), (), (1, 3)]
+        assert draw_rounds(Trace(path=str(path), repeat=False), 5, range(5), 5) == [(0, 4), (), (1, 2, 3), (), ()]
 
 
 def test_a_changed_trace_is_read_again(tmp_path: Path) -> None:
@@ -419,24 +423,24 @@ def test_a_changed_trace_is_read_again(tmp_path: Path) -> None:
     for who in (3, 4):
         path.write_text(f"[[{who}]]")
         os.utime(path, ns=(who, who))
-        assert drawn(rule, 1, range(5), 5) == [(who,)]
+        assert draw_rounds(rule, 1, range(5), 5) == [(who,)]
 
 
-def pickled(path: Path) -> None:
+def write_pickle(path: Path) -> None:
     np.save(path, np.array([[True, None]], dtype=object), allow_pickle=True)
 
 
-def archive(path: Path) -> None:
+def write_archive(path: Path) -> None:
     with path.open("wb") as file:
         np.savez(file, who=np.eye(5, dtype=bool))
 
 
-def cut_short(path: Path) -> None:
+def write_truncated(path: Path) -> None:
     np.save(path, np.ones((100, 5), dtype=bool))
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def header(shape: str) -> Callable[[Path], None]:
+def header_with_shape(shape: str) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         np.save(path, np.ones((2, 5), dtype=bool))
         path.write_bytes(path.read_bytes().replace(b"(2, 5)", shape.encode()))
@@ -464,11 +468,11 @@ def header(shape: str) -> Callable[[Path], None]:
         ("who.json", "[[1], [2, 0, 2]]", "its round 2 names a client twice"),
         ("who.npy", "", "it is empty, damaged or no plain array"),
         ("who.npy", "[[0]]", "no plain array of numpy.save"),
-        ("who.npy", pickled, "no plain array of numpy.save"),
-        ("who.npy", archive, "no plain array of numpy.save"),
-        ("who.npy", cut_short, "damaged"),
-        ("who.npy", header(f"({10**30}, 5)"), "damaged"),
-        ("who.npy", header("(2, 'a')"), "damaged"),
+        ("who.npy", write_pickle, "no plain array of numpy.save"),
+        ("who.npy", write_archive, "no plain array of numpy.save"),
+        ("who.npy", write_truncated, "damaged"),
+        ("who.npy", header_with_shape(f"({10**30}, 5)"), "damaged"),
+        ("who.npy", header_with_shape("(2, 'a')"), "damaged"),
         ("who.npy", np.eye(5), r"it must be a bool array \[rounds, 5\] of one round or more, got float64 \[5, 5\]"),
         ("who.npy", np.ones(5, dtype=bool), r"got bool \[5\]"),
         ("who.npy", np.ones((3, 4), dtype=bool), r"got bool \[3, 4\]"),
@@ -506,13 +510,13 @@ def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_dropout_and_stragglers_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    everybody, purposes, honest = np.arange(30), [], participation.generator
+    everybody, purposes, generator = np.arange(30), [], participation.generator
 
-    def watched(seed: int, purpose: str, round: int) -> np.random.Generator:
+    def note_purpose(seed: int, purpose: str, round: int) -> np.random.Generator:
         purposes.append(purpose)
-        return honest(seed, purpose, round)
+        return generator(seed, purpose, round)
 
-    monkeypatch.setattr(participation, "generator", watched)
+    monkeypatch.setattr(participation, "generator", note_purpose)
     came = Uniform().turnout(0, 1, everybody, 30)
     assert purposes == ["participation"]
     assert np.array_equal(came.ids, Uniform().sample(0, 1, everybody, 30)) and came.absent.size == 0
@@ -520,43 +524,43 @@ def test_without_dropout_and_stragglers_nothing_is_drawn(monkeypatch: pytest.Mon
 
 
 def test_dropout_takes_each_of_those_chosen_with_the_same_chance() -> None:
-    rule = Full(dropout=0.3)
+    rule = FullParticipation(dropout=0.3)
     answers = [tuple(rule.turnout(0, t, np.arange(3), 3).ids.tolist()) for t in range(1, 8001)]
-    assert follows(
-        {s: 0.7 ** len(s) * 0.3 ** (3 - len(s)) for k in range(4) for s in combinations(range(3), k)}, answers
-    )
-    nobody = Full(dropout=1, stragglers=1).turnout(0, 1, np.arange(5), 5)
+    assert agree({s: 0.7 ** len(s) * 0.3 ** (3 - len(s)) for k in range(4) for s in combinations(range(3), k)}, answers)
+    nobody = FullParticipation(dropout=1, stragglers=1).turnout(0, 1, np.arange(5), 5)
     assert nobody.ids.size == nobody.share.size == 0 and nobody.absent.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_stragglers_do_a_uniform_share_of_their_work() -> None:
     n = 40_000
-    share = Full(stragglers=0.25, least_work=0.4).turnout(2, 1, np.arange(n), n).share
+    share = FullParticipation(stragglers=0.25, least_work=0.4).turnout(2, 1, np.arange(n), n).share
     late = share[share < 1]
     assert abs(len(late) / n - 0.25) < 5 * np.sqrt(0.25 * 0.75 / n)
     place = (late - 0.4) / 0.6
-    assert follows(dict.fromkeys(range(10), 0.1), (place * 10).astype(int).tolist())
+    assert agree(dict.fromkeys(range(10), 0.1), (place * 10).astype(int).tolist())
     # Neighbours, rounds, and lateness and dropping out are independent.
-    again = Full(stragglers=0.25, least_work=0.4).turnout(2, 2, np.arange(n), n).share
-    gone = Full(dropout=0.3).turnout(2, 1, np.arange(n), n).absent
+    again = FullParticipation(stragglers=0.25, least_work=0.4).turnout(2, 2, np.arange(n), n).share
+    gone = FullParticipation(dropout=0.3).turnout(2, 1, np.arange(n), n).absent
     dropped = np.isin(np.arange(n), gone)
     for a, b in ((share[:-1], share[1:]), (share, again), (share, dropped)):
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(n)
 
 
-def test_the_fate_of_a_client_does_not_depend_on_the_others() -> None:
-    fates = {"dropout": 0.4, "stragglers": 0.5}
-    few = Uniform(cohort=20, **fates).turnout(3, 7, np.arange(50), 60)
-    everybody = Full(**fates).turnout(3, 7, np.arange(60), 60)
-    crowd = Full(**fates).turnout(3, 7, np.arange(500), 500)
-    work = dict(zip(crowd.ids.tolist(), crowd.share.tolist(), strict=True))
+def test_dropout_and_work_of_a_client_do_not_depend_on_the_others() -> None:
+    settings_ = {"dropout": 0.4, "stragglers": 0.5}
+    few = Uniform(cohort=20, **settings_).turnout(3, 7, np.arange(50), 60)
+    everybody = FullParticipation(**settings_).turnout(3, 7, np.arange(60), 60)
+    more_clients = FullParticipation(**settings_).turnout(3, 7, np.arange(500), 500)
+    work = dict(zip(more_clients.ids.tolist(), more_clients.share.tolist(), strict=True))
     assert 0 < len(few.absent) < 20 and len({*few.share.tolist()}) > 2
     for came in (few, everybody):
         assert not set(came.absent.tolist()) & set(work)
         assert [work[i] for i in came.ids.tolist()] == came.share.tolist()
     # More stragglers are these and others: who was late before does the same.
-    more = Full(stragglers=0.9).turnout(3, 7, np.arange(500), 500).share[crowd.ids]
-    assert (more[crowd.share < 1] == crowd.share[crowd.share < 1]).all() and (more < 1).sum() > (crowd.share < 1).sum()
+    more = FullParticipation(stragglers=0.9).turnout(3, 7, np.arange(500), 500).share[more_clients.ids]
+    assert (more[more_clients.share < 1] == more_clients.share[more_clients.share < 1]).all() and (more < 1).sum() > (
+        more_clients.share < 1
+    ).sum()
 
 
 # Wrong settings
@@ -566,9 +570,9 @@ def test_the_fate_of_a_client_does_not_depend_on_the_others() -> None:
     ("rule", "wrong", "sentence"),
     [
         (Uniform, {"dropout": 1.1}, "Uniform: dropout must be ≥ 0 and ≤ 1, got 1.1"),
-        (Full, {"stragglers": -0.1}, "Full: stragglers must be ≥ 0 and ≤ 1, got -0.1"),
-        (Full, {"least_work": 0}, "Full: least_work must be > 0 and < 1, got 0"),
-        (Full, {"least_work": 1}, "Full: least_work must be > 0 and < 1, got 1"),
+        (FullParticipation, {"stragglers": -0.1}, "Full: stragglers must be ≥ 0 and ≤ 1, got -0.1"),
+        (FullParticipation, {"least_work": 0}, "Full: least_work must be > 0 and < 1, got 0"),
+        (FullParticipation, {"least_work": 1}, "Full: least_work must be > 0 and < 1, got 1"),
         (Bernoulli, {"fraction": 0}, "Bernoulli: fraction must be > 0 and ≤ 1, got 0"),
         (Skewed, {"gamma": -1}, "Skewed: gamma must be ≥ 0, got -1"),
         (Skewed, {"gamma": float("inf")}, "Skewed: gamma must be finite"),

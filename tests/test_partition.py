@@ -1,4 +1,4 @@
-"""Partitions: rules that hold for all labels, and the laws of the random ones."""
+"""Partitions: rules that hold for all labels, and the distributions of the random ones."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from askew.data.partition import (
     Natural,
     Partition,
     Shards,
+    deal_overlapping,
     lognormal_sizes,
-    overlapping,
-    turns,
+    serving_order,
 )
 from askew.errors import ConfigError, DataError, UnknownName
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.array)
 
 
-def whole(shares: Assignment, n: int, clients: int) -> None:
-    """Disjoint and complete."""
-    assert shares.order.dtype == shares.offsets.dtype == np.int64
-    assert shares.clients == clients and shares.offsets[0] == 0 and shares.offsets[-1] == n
-    assert np.array_equal(np.sort(shares.order), np.arange(n))
-    assert (shares.sizes >= 0).all() and shares.sizes.sum() == n
-    assert [len(shares.client(i)) for i in range(clients)] == shares.sizes.tolist()
+def check_complete(assignment: Assignment, n: int, clients: int) -> None:
+    """Check that every one of n samples belongs to exactly one of the clients."""
+    assert assignment.order.dtype == assignment.offsets.dtype == np.int64
+    assert assignment.clients == clients and assignment.offsets[0] == 0 and assignment.offsets[-1] == n
+    assert np.array_equal(np.sort(assignment.order), np.arange(n))
+    assert (assignment.sizes >= 0).all() and assignment.sizes.sum() == n
+    assert [len(assignment.client(i)) for i in range(clients)] == assignment.sizes.tolist()
 
 
 @given(
@@ -52,13 +52,13 @@ def test_dirichlet_hands_out_everything_once(
     labels: np.ndarray, clients: int, alpha: float, cap: bool, seed: int
 ) -> None:
     rule = Dirichlet(clients=clients, alpha=alpha, cap=cap, min_size=0)
-    shares = rule.split(labels, seed)
-    whole(shares, len(labels), clients)
+    assignment = rule.split(labels, seed)
+    check_complete(assignment, len(labels), clients)
     again = rule.split(labels, seed)
-    assert np.array_equal(shares.order, again.order) and np.array_equal(shares.offsets, again.offsets)
+    assert np.array_equal(assignment.order, again.order) and np.array_equal(assignment.offsets, again.offsets)
     if cap:
         # Class after class: who holds n/N samples gets no more.
-        counts = shares.histogram(labels, 7)
+        counts = assignment.histogram(labels, 7)
         held = np.cumsum(counts, axis=1) - counts
         assert (counts[held * clients >= len(labels)] == 0).all()
 
@@ -66,28 +66,28 @@ def test_dirichlet_hands_out_everything_once(
 @given(labels=LABELS, clients=st.integers(1, 40), seed=st.integers(0, 2**40))
 @settings(max_examples=100, deadline=None)
 def test_iid_cuts_evenly(labels: np.ndarray, clients: int, seed: int) -> None:
-    shares = Iid(clients=clients).split(labels, seed)
-    whole(shares, len(labels), clients)
-    assert shares.sizes.max() - shares.sizes.min() <= 1
+    assignment = Iid(clients=clients).split(labels, seed)
+    check_complete(assignment, len(labels), clients)
+    assert assignment.sizes.max() - assignment.sizes.min() <= 1
 
 
 @given(owner=st.lists(st.integers(0, 9), min_size=1, max_size=50).map(np.array), seed=st.integers(0, 9))
 @settings(max_examples=50, deadline=None)
 def test_natural_keeps_the_owners(owner: np.ndarray, seed: int) -> None:
-    shares = Natural(clients=12).split(np.zeros_like(owner), seed, owner)
-    whole(shares, len(owner), 12)
+    assignment = Natural(clients=12).split(np.zeros_like(owner), seed, owner)
+    check_complete(assignment, len(owner), 12)
     for i in range(12):
-        assert np.array_equal(shares.client(i), np.flatnonzero(owner == i))
+        assert np.array_equal(assignment.client(i), np.flatnonzero(owner == i))
 
 
 @given(labels=LABELS, clients=st.integers(1, 20))
 @settings(max_examples=50, deadline=None)
 def test_the_histogram_counts(labels: np.ndarray, clients: int) -> None:
-    shares = Iid(clients=clients).split(labels, 0)
-    table = shares.histogram(labels, 7)
+    assignment = Iid(clients=clients).split(labels, 0)
+    table = assignment.histogram(labels, 7)
     assert table.shape == (clients, 7) and table.dtype == np.int64
     for i in range(clients):
-        assert np.array_equal(table[i], np.bincount(labels[shares.client(i)], minlength=7))
+        assert np.array_equal(table[i], np.bincount(labels[assignment.client(i)], minlength=7))
 
 
 RULES = [
@@ -117,20 +117,20 @@ def test_another_seed_is_another_partition(rule: Partition) -> None:
 def test_every_client_has_its_least_number_on_the_digits(clients: int) -> None:
     labels = Digits().load(0, clients).train.y.numpy()
     for seed in range(3):
-        shares = Dirichlet(clients=clients).split(labels, seed)
-        whole(shares, 1437, clients)
-        assert shares.sizes.min() >= 10
+        assignment = Dirichlet(clients=clients).split(labels, seed)
+        check_complete(assignment, 1437, clients)
+        assert assignment.sizes.min() >= 10
 
 
-def test_dirichlet_shares_have_the_mean_and_variance_of_the_law() -> None:
+def test_dirichlet_proportions_have_their_mean_and_variance() -> None:
     # P_j of Dir_N(a) has mean 1/N and variance (1/N)(1 − 1/N)/(N a + 1); one class, so no cap can act.
     n, clients, alpha, repetitions = 10_000, 8, 0.5, 3000
     rng = generator(0, "law")
     rule = Dirichlet(clients=clients, alpha=alpha, min_size=0)
-    shares = np.array([rule.deal(np.array([n]), rng)[0] for _ in range(repetitions)]) / n
+    proportions = np.array([rule.draw_counts(np.array([n]), rng)[0] for _ in range(repetitions)]) / n
     variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
-    assert np.abs(shares.mean(0) - 1 / clients).max() < 4.5 * np.sqrt(variance / repetitions)
-    assert np.abs(shares.var(0) / variance - 1).max() < 0.15
+    assert np.abs(proportions.mean(0) - 1 / clients).max() < 4.5 * np.sqrt(variance / repetitions)
+    assert np.abs(proportions.var(0) / variance - 1).max() < 0.15
 
 
 def test_classes_are_independent_without_the_cap_and_balance_with_it() -> None:
@@ -139,8 +139,8 @@ def test_classes_are_independent_without_the_cap_and_balance_with_it() -> None:
     for cap in (False, True):
         rng = generator(0, "law")
         rule = Dirichlet(clients=10, alpha=0.2, cap=cap, min_size=0)
-        sizes[cap] = np.array([rule.deal(totals, rng).sum(0) for _ in range(400)])
-    # Without the cap a size is the sum of ten independent shares.
+        sizes[cap] = np.array([rule.draw_counts(totals, rng).sum(0) for _ in range(400)])
+    # Without the cap a size is the sum of ten independent assignment.
     expected = 10 * 1000**2 * 0.1 * 0.9 / (10 * 0.2 + 1)
     assert abs(sizes[False].var() / expected - 1) < 0.1
     assert sizes[True].var() < 0.8 * sizes[False].var()
@@ -150,11 +150,11 @@ def test_the_samples_of_a_class_are_shuffled() -> None:
     # Sample 0 is equally likely at every client, however the cuts lie.
     labels = np.zeros(40, dtype=np.int64)
     rule = Dirichlet(clients=4, alpha=50.0, min_size=1)
-    seen = np.zeros(4)
+    counts = np.zeros(4)
     for seed in range(600):
-        shares = rule.split(labels, seed)
-        seen[np.searchsorted(shares.offsets, np.flatnonzero(shares.order == 0)[0], side="right") - 1] += 1
-    assert ((seen - 150) ** 2 / 150).sum() < 16.3  # chi-squared, 3 degrees of freedom: exceeded once in a thousand
+        assignment = rule.split(labels, seed)
+        counts[np.searchsorted(assignment.offsets, np.flatnonzero(assignment.order == 0)[0], side="right") - 1] += 1
+    assert ((counts - 150) ** 2 / 150).sum() < 16.3  # chi-squared, 3 degrees of freedom: exceeded once in a thousand
 
 
 def test_a_large_alpha_is_nearly_iid_and_a_small_one_is_not() -> None:
@@ -180,9 +180,9 @@ def test_one_client_gets_all() -> None:
 
 def test_many_clients_may_stay_empty() -> None:
     labels = np.arange(20_000) % 10
-    shares = Dirichlet(clients=10_000, min_size=0).split(labels, 0)
-    whole(shares, 20_000, 10_000)
-    assert shares.sizes.min() == 0
+    assignment = Dirichlet(clients=10_000, min_size=0).split(labels, 0)
+    check_complete(assignment, 20_000, 10_000)
+    assert assignment.sizes.min() == 0
 
 
 def test_too_few_samples_are_refused_at_once() -> None:
@@ -206,7 +206,7 @@ def test_targets_that_are_no_labels_are_refused() -> None:
         DataError, match="needs class labels, whole numbers, and these targets are not; use the iid partition"
     ):
         Dirichlet(min_size=0).split(np.linspace(0, 1, 50), 0)
-    whole(Iid(clients=7).split(np.linspace(0, 1, 50), 0), 50, 7)
+    check_complete(Iid(clients=7).split(np.linspace(0, 1, 50), 0), 50, 7)
 
 
 def test_natural_refuses_what_has_no_owner_or_too_many() -> None:
@@ -232,60 +232,70 @@ def test_settings_and_names_are_refused() -> None:
         partitions["dirichlt"]
 
 
-# --- laws: the frequencies of outcomes against their exact probabilities
+# --- distributions: the frequencies of outcomes against their exact probabilities
 
 
-def follows(law: dict[object, float], draw: Callable[[np.random.Generator], object], repetitions: int = 2000) -> None:
-    """Chi-squared, but by five standard deviations: that of d degrees of freedom has mean d and variance 2 d."""
-    assert sum(law.values()) == pytest.approx(1)
+def check_frequencies(
+    probabilities: dict[object, float], draw: Callable[[np.random.Generator], object], repetitions: int = 2000
+) -> None:
+    """Check that outcomes are drawn as often as their probabilities say, by the chi-squared statistic.
+
+    That of d degrees of freedom has mean d and variance 2 d; five standard deviations are allowed.
+    """
+    assert sum(probabilities.values()) == pytest.approx(1)
     rng = generator(0, "law")
-    seen = Counter(draw(rng) for _ in range(repetitions))
-    assert set(seen) <= set(law)
-    statistic = sum((seen[k] - repetitions * p) ** 2 / (repetitions * p) for k, p in law.items())
-    freedom = len(law) - 1
+    counts = Counter(draw(rng) for _ in range(repetitions))
+    assert set(counts) <= set(probabilities)
+    statistic = sum((counts[k] - repetitions * p) ** 2 / (repetitions * p) for k, p in probabilities.items())
+    freedom = len(probabilities) - 1
     assert statistic < freedom + 5 * np.sqrt(2 * freedom) + 5
 
 
 def sequences(sizes: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
-    """All orders in which clients of these sizes can be served, one not full after the other at even odds."""
-    hungry = [i for i, s in enumerate(sizes) if s]
-    if not hungry:
+    """All orders in which clients of these sizes can get their samples, and the probability of each.
+
+    Each time one of the clients that are not full gets a sample, all equally likely.
+    """
+    not_full = [i for i, s in enumerate(sizes) if s]
+    if not not_full:
         yield (), 1.0
-    for i in hungry:
-        for rest, p in sequences(tuple(s - (i == j) for j, s in enumerate(sizes))):
-            yield (i, *rest), p / len(hungry)
+    for i in not_full:
+        for following, p in sequences(tuple(s - (i == j) for j, s in enumerate(sizes))):
+            yield (i, *following), p / len(not_full)
 
 
-def test_turns_serve_whoever_is_not_full_at_even_odds() -> None:
-    follows(dict(sequences((1, 3, 0, 2))), lambda rng: tuple(turns(np.array([1, 3, 0, 2]), rng)))
+def test_clients_that_are_not_full_are_served_at_even_odds() -> None:
+    check_frequencies(dict(sequences((1, 3, 0, 2))), lambda rng: tuple(serving_order(np.array([1, 3, 0, 2]), rng)))
 
 
 def test_a_flat_prior_draws_the_classes_left_at_even_odds() -> None:
     # As α → ∞ every prior is uniform: classes are then drawn as clients are served.
     rule, served, totals = DirichletPrior(clients=2, alpha=1e300), np.array([0, 1, 1, 0, 1]), np.array([1, 2, 2])
-    follows(dict(sequences((1, 2, 2))), lambda rng: tuple(rule.classes(served, totals, rng)))
+    check_frequencies(dict(sequences((1, 2, 2))), lambda rng: tuple(rule.draw_classes(served, totals, rng)))
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-6])
 def test_a_steep_prior_is_an_order_of_preference(alpha: float) -> None:
     # As α → 0 a client wants one class alone, when that is gone another one alone, and so on: a random order, its own.
     served, totals = [0, 1, 0, 0, 1, 1], (2, 1, 3)
-    law: Counter[object] = Counter()
-    for wishes in product(permutations(range(3)), repeat=2):
-        left, got = list(totals), []
+    probabilities: Counter[object] = Counter()
+    for preferences in product(permutations(range(3)), repeat=2):
+        left, classes = list(totals), []
         for client in served:
-            got.append(next(k for k in wishes[client] if left[k]))
-            left[got[-1]] -= 1
-        law[tuple(got)] += 1 / 36
+            classes.append(next(k for k in preferences[client] if left[k]))
+            left[classes[-1]] -= 1
+        probabilities[tuple(classes)] += 1 / 36
     rule = DirichletPrior(clients=2, alpha=alpha)
-    follows(dict(law), lambda rng: tuple(rule.classes(np.array(served), np.array(totals), rng)))
+    check_frequencies(
+        dict(probabilities), lambda rng: tuple(rule.draw_classes(np.array(served), np.array(totals), rng))
+    )
 
 
-def test_priors_have_the_moments_of_the_dirichlet_law_while_no_class_runs_out() -> None:
+def test_priors_have_the_moments_of_the_dirichlet_while_no_class_runs_out() -> None:
     # m draws from q ~ Dir_K(α): mean m/K, variance m (1/K)(1 − 1/K)(m + Kα)/(1 + Kα).
     clients, classes, m, alpha = 20_000, 4, 5, 0.6
     rule = DirichletPrior(clients=clients, alpha=alpha)
-    drawn = rule.classes(np.repeat(np.arange(clients), m), np.full(classes, 10**9), generator(0, "law")).reshape(
+    drawn = rule.draw_classes(np.repeat(np.arange(clients), m), np.full(classes, 10**9), generator(0, "law")).reshape(
         clients, m
     )
     counts = np.stack([(drawn == k).sum(1) for k in range(classes)], 1)
@@ -295,53 +305,54 @@ def test_priors_have_the_moments_of_the_dirichlet_law_while_no_class_runs_out() 
     assert np.abs(counts.var(0) - variance).max() < 5 * np.sqrt(m**2 * variance / clients)
 
 
-def test_blocks_of_any_length_draw_by_the_same_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_any_length_draw_from_the_same_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     from askew.data import partition
 
     monkeypatch.setattr(partition, "BLOCK", 2)
     monkeypatch.setattr(partition, "CELLS", 6)  # two draws of three classes
-    test_turns_serve_whoever_is_not_full_at_even_odds()
+    test_clients_that_are_not_full_are_served_at_even_odds()
     test_a_flat_prior_draws_the_classes_left_at_even_odds()
     test_labels_are_chosen_at_even_odds_among_those_left()
 
 
 def choices(places: tuple[int, ...], clients: int, labels: int) -> Iterator[tuple[tuple[object, ...], float]]:
-    """All ways in which clients can choose labels among those left, at even odds."""
+    """All ways in which clients can choose labels among those left, at even odds, and the probability of each."""
     left = [k for k, count in enumerate(places) if count]
     if not clients:
         yield (), 1.0
         return
     sets = list(combinations(left, min(labels, len(left))))
     for chosen in sets:
-        for rest, p in choices(tuple(c - (k in chosen) for k, c in enumerate(places)), clients - 1, labels):
-            yield (chosen, *rest), p / len(sets)
+        for following, p in choices(tuple(c - (k in chosen) for k, c in enumerate(places)), clients - 1, labels):
+            yield (chosen, *following), p / len(sets)
 
 
 def test_labels_are_chosen_at_even_odds_among_those_left() -> None:
     rule, places = LabelsPerClient(clients=3, labels=2), np.array([2, 1, 2])
 
     def draw(rng: np.random.Generator) -> object:
-        return tuple(tuple(np.flatnonzero(row).tolist()) for row in rule.choose(places, np.ones(3), rng))
+        return tuple(tuple(np.flatnonzero(row).tolist()) for row in rule.choose_labels(places, np.ones(3), rng))
 
-    follows(dict(choices((2, 1, 2), 3, 2)), draw)
+    check_frequencies(dict(choices((2, 1, 2), 3, 2)), draw)
 
 
 def test_overlapping_clients_draw_from_the_whole_class_each() -> None:
-    # One class of 6: each set of m samples is equally likely at a client of m, whatever others hold; 5 of 6 are drawn by the one left.
+    # One class of 6: each set of m samples is equally likely at a client of m, whatever others hold.
+    # 5 of 6 are drawn by the one that is left.
     labels, totals, counts = np.zeros(6, dtype=np.int64), np.array([6]), np.array([[1, 5, 0]])
-    law = {((a,), tuple(b)): 1 / 36 for a in range(6) for b in combinations(range(6), 5)}
+    one_and_five = {((a,), tuple(b)): 1 / 36 for a in range(6) for b in combinations(range(6), 5)}
 
     def draw(rng: np.random.Generator) -> object:
-        shares = overlapping(labels, totals, counts, rng)
-        return tuple(shares.client(0).tolist()), tuple(shares.client(1).tolist())
+        assignment = deal_overlapping(labels, totals, counts, rng)
+        return tuple(assignment.client(0).tolist()), tuple(assignment.client(1).tolist())
 
-    follows(law, draw)
-    pair = {((a, b), c): 1 / 225 for a, b in combinations(range(6), 2) for c in combinations(range(6), 2)}
+    check_frequencies(one_and_five, draw)
+    two_and_two = {((a, b), c): 1 / 225 for a, b in combinations(range(6), 2) for c in combinations(range(6), 2)}
     counts = np.array([[2, 2, 0]])
-    follows(pair, draw)
+    check_frequencies(two_and_two, draw)
 
 
-def test_lognormal_sizes_have_the_law_s_spread() -> None:
+def test_lognormal_sizes_have_their_spread() -> None:
     clients, sigma = 4000, 0.3
     sizes = lognormal_sizes(10**12, clients, sigma, generator(0, "law"))
     logs = np.log(sizes[1:] / sizes.mean())
@@ -353,17 +364,17 @@ def test_lognormal_sizes_have_the_law_s_spread() -> None:
 @pytest.mark.parametrize(
     "rule", [Lognormal(clients=4), Iid(clients=4), Iid(clients=4, balanced=True), DirichletPrior(clients=4, alpha=2.0)]
 )
-def test_which_samples_a_client_gets_is_chance(rule: Partition) -> None:
-    # Over many seeds the first sample goes where the others of its class go: the clients' shares of them are its chances.
+def test_which_samples_a_client_gets_is_random(rule: Partition) -> None:
+    # Over many seeds the first sample goes where the others of its class go: their frequencies are its chances.
     labels = np.arange(40) % 2
-    first, rest = np.zeros(4), np.zeros(4)
+    first, others = np.zeros(4), np.zeros(4)
     for seed in range(500):
-        shares = rule.split(labels, seed)
+        assignment = rule.split(labels, seed)
         holder = np.empty(40, dtype=np.int64)
-        holder[shares.order] = np.repeat(np.arange(4), shares.sizes)
+        holder[assignment.order] = np.repeat(np.arange(4), assignment.sizes)
         first[holder[0]] += 1
-        rest += np.bincount(holder[2::2], minlength=4) / 19
-    assert (np.abs(first - rest) < 5 * np.sqrt(first * (1 - first / 500))).all()
+        others += np.bincount(holder[2::2], minlength=4) / 19
+    assert (np.abs(first - others) < 5 * np.sqrt(first * (1 - first / 500))).all()
 
 
 def test_shards_are_dealt_at_random() -> None:
@@ -393,10 +404,10 @@ def test_clients_and_equal_classes_are_exchangeable(rule: Partition) -> None:
 @given(labels=LABELS, clients=st.integers(1, 40), seed=st.integers(0, 2**40))
 @settings(max_examples=50, deadline=None)
 def test_balanced_iid_is_even_in_every_class(labels: np.ndarray, clients: int, seed: int) -> None:
-    shares = Iid(clients=clients, balanced=True).split(labels, seed)
-    whole(shares, len(labels), clients)
-    table = shares.histogram(labels, 7)
-    assert (np.ptp(table, axis=0) <= 1).all() and np.ptp(shares.sizes) <= 1
+    assignment = Iid(clients=clients, balanced=True).split(labels, seed)
+    check_complete(assignment, len(labels), clients)
+    table = assignment.histogram(labels, 7)
+    assert (np.ptp(table, axis=0) <= 1).all() and np.ptp(assignment.sizes) <= 1
 
 
 @pytest.mark.parametrize("clients", [100, 500])
@@ -429,9 +440,9 @@ def test_sizes_come_first_and_are_kept(labels: np.ndarray, clients: int, sigma: 
         Lognormal(clients=clients, sigma=sigma),
         DirichletPrior(clients=clients, sigma=sigma, alpha=10**-sigma),
     ):
-        shares = rule.split(labels, seed)
-        whole(shares, len(labels), clients)
-        assert np.array_equal(shares.sizes, expected)
+        assignment = rule.split(labels, seed)
+        check_complete(assignment, len(labels), clients)
+        assert np.array_equal(assignment.sizes, expected)
 
 
 @given(
@@ -445,24 +456,24 @@ def test_dirichlet_prior_hands_out_everything_once_in_equal_parts(
     labels: np.ndarray, clients: int, alpha: float, seed: int
 ) -> None:
     clients = min(clients, len(labels))
-    shares = DirichletPrior(clients=clients, alpha=alpha).split(labels, seed)
-    whole(shares, len(labels), clients)
-    assert np.ptp(shares.sizes) <= 1
+    assignment = DirichletPrior(clients=clients, alpha=alpha).split(labels, seed)
+    check_complete(assignment, len(labels), clients)
+    assert np.ptp(assignment.sizes) <= 1
 
 
 @given(
     labels=LABELS, clients=st.integers(1, 40), alpha=st.floats(1e-8, 1e4), cap=st.booleans(), seed=st.integers(0, 2**40)
 )
 @settings(max_examples=50, deadline=None)
-def test_overlapping_shares_are_floors(labels: np.ndarray, clients: int, alpha: float, cap: bool, seed: int) -> None:
+def test_overlapping_counts_are_floors(labels: np.ndarray, clients: int, alpha: float, cap: bool, seed: int) -> None:
     rule = Dirichlet(clients=clients, alpha=alpha, cap=cap, min_size=0, overlap=True)
-    shares = rule.split(labels, seed)
+    assignment = rule.split(labels, seed)
     totals = np.unique(labels, return_counts=True)[1]
-    table = shares.histogram(labels, 7)[:, np.unique(labels)]
-    assert np.array_equal(table.T, rule.deal(totals, generator(seed, "partition")))
+    table = assignment.histogram(labels, 7)[:, np.unique(labels)]
+    assert np.array_equal(table.T, rule.draw_counts(totals, generator(seed, "partition")))
     assert (table.sum(0) <= totals).all() and (table.sum(0) > totals - clients).all()
     for i in range(clients):
-        assert len(set(shares.client(i).tolist())) == shares.sizes[i]
+        assert len(set(assignment.client(i).tolist())) == assignment.sizes[i]
     if cap:
         held = np.cumsum(table, axis=1) - table
         assert (table[held * clients >= len(labels)] == 0).all()
@@ -470,18 +481,18 @@ def test_overlapping_shares_are_floors(labels: np.ndarray, clients: int, alpha: 
 
 def test_overlapping_clients_share_samples_and_leave_some_out() -> None:
     labels = np.arange(3000) % 10
-    shares = Dirichlet(clients=10, alpha=0.5, overlap=True).split(labels, 0)
-    seen = np.bincount(shares.order, minlength=3000)
-    assert seen.max() > 1 and seen.min() == 0 and shares.sizes.min() >= 10
+    assignment = Dirichlet(clients=10, alpha=0.5, overlap=True).split(labels, 0)
+    holders = np.bincount(assignment.order, minlength=3000)
+    assert holders.max() > 1 and holders.min() == 0 and assignment.sizes.min() >= 10
 
 
-def told_labels(labels: np.ndarray, clients: int, n_c: int, table: np.ndarray) -> None:
-    """The rule of N_c labels a client, replayed in words: client after client, from what is left."""
+def check_label_rule(labels: np.ndarray, clients: int, n_c: int, table: np.ndarray) -> None:
+    """Check the rule of N_c labels a client on the counts [N, classes], client after client, from what is left."""
     quota, left = len(labels) // clients // n_c, np.bincount(labels, minlength=table.shape[1])
     for row in table:
-        takes = np.flatnonzero(row)
-        assert len(takes) == min(n_c, (left > 0).sum())
-        for k in takes:
+        classes = np.flatnonzero(row)
+        assert len(classes) == min(n_c, (left > 0).sum())
+        for k in classes:
             assert row[k] == (left[k] if left[k] < 2 * quota else quota)
         left -= row
 
@@ -491,9 +502,9 @@ def told_labels(labels: np.ndarray, clients: int, n_c: int, table: np.ndarray) -
 def test_labels_per_client_follows_its_rule(labels: np.ndarray, clients: int, n_c: int, seed: int) -> None:
     n_c = min(n_c, len(np.unique(labels)))
     clients = max(1, min(clients, len(labels) // n_c))
-    shares = LabelsPerClient(clients=clients, labels=n_c).split(labels, seed)
-    assert len(np.unique(shares.order)) == len(shares.order)
-    told_labels(labels, clients, n_c, shares.histogram(labels, 7))
+    assignment = LabelsPerClient(clients=clients, labels=n_c).split(labels, seed)
+    assert len(np.unique(assignment.order)) == len(assignment.order)
+    check_label_rule(labels, clients, n_c, assignment.histogram(labels, 7))
 
 
 @given(labels=LABELS, clients=st.integers(1, 30), n_c=st.integers(1, 7), seed=st.integers(0, 2**40))
@@ -510,9 +521,9 @@ def test_balanced_labels_hand_out_everything(labels: np.ndarray, clients: int, n
         ):
             rule.split(labels, seed)
         return
-    shares = rule.split(labels, seed)
-    whole(shares, len(labels), clients)
-    table = shares.histogram(labels, 7)[:, np.unique(labels)]
+    assignment = rule.split(labels, seed)
+    check_complete(assignment, len(labels), clients)
+    table = assignment.histogram(labels, 7)[:, np.unique(labels)]
     assert ((table > 0).sum(1) == n_c).all()
     places = (table > 0).sum(0)
     assert np.array_equal(places, rule.places(totals)) and (places >= 1).all() and (places <= most).all()
@@ -535,17 +546,17 @@ def test_places_go_one_by_one_to_the_class_with_the_most_samples_a_place(
 
 
 def test_labels_of_the_report() -> None:
-    # 100 clients, 100 classes of 500: one label owns a class; with 10, at most two clients or so come off short, by the rest of a class.
+    # 100 clients, 100 classes of 500: with one label a client has a whole class; with 50 a few clients get too little.
     labels = np.arange(50_000) % 100
     one = LabelsPerClient(clients=100, labels=1).split(labels, 0).histogram(labels, 100)
     assert np.array_equal(np.sort(one.argmax(1)), np.arange(100)) and (one.max(1) == 500).all()
     unused, short = [], []
     for seed in range(10):
-        shares = LabelsPerClient(clients=100, labels=50).split(labels, seed)
-        unused.append(50_000 - len(shares.order))
-        short.append((shares.sizes < 500).sum())
+        assignment = LabelsPerClient(clients=100, labels=50).split(labels, seed)
+        unused.append(50_000 - len(assignment.order))
+        short.append((assignment.sizes < 500).sum())
     assert 400 < np.mean(unused) < 800 and 2 < np.mean(short) < 6
-    whole(LabelsPerClient(clients=100, labels=50, balanced=True).split(labels, 0), 50_000, 100)
+    check_complete(LabelsPerClient(clients=100, labels=50, balanced=True).split(labels, 0), 50_000, 100)
 
 
 @given(labels=LABELS, clients=st.integers(1, 30), count=st.integers(1, 6), seed=st.integers(0, 2**40))
@@ -553,12 +564,12 @@ def test_labels_of_the_report() -> None:
 def test_shards_are_runs_of_the_sorted_samples(labels: np.ndarray, clients: int, count: int, seed: int) -> None:
     clients = max(1, min(clients, len(labels) // count))
     count = min(count, len(labels))
-    shares = Shards(clients=clients, shards=count).split(labels, seed)
-    whole(shares, len(labels), clients)
+    assignment = Shards(clients=clients, shards=count).split(labels, seed)
+    check_complete(assignment, len(labels), clients)
     low, high = len(labels) // (clients * count), -(-len(labels) // (clients * count))
-    assert (shares.sizes >= count * low).all() and (shares.sizes <= count * high).all()
+    assert (assignment.sizes >= count * low).all() and (assignment.sizes <= count * high).all()
     # A shard holds one label, and one more for each border of two labels within it.
-    assert (shares.histogram(labels, 7) > 0).sum() <= clients * count + len(np.unique(labels)) - 1
+    assert (assignment.histogram(labels, 7) > 0).sum() <= clients * count + len(np.unique(labels)) - 1
 
 
 def test_shards_of_one_label_each() -> None:
@@ -567,7 +578,7 @@ def test_shards_of_one_label_each() -> None:
     assert (table.sum(1) == 60).all() and np.isin(table, (0, 30, 60)).all()
 
 
-# --- the user's own file
+# --- a user's file
 
 
 def write(path: Path, content: object) -> str:
@@ -590,10 +601,10 @@ def test_a_split_of_one_s_own_in_three_forms(tmp_path: Path) -> None:
     ]
     for form in forms:
         rule = FromFile(clients=3, path=form)
-        shares = rule.split(labels, 0)
-        assert [shares.client(i).tolist() for i in range(3)] == [[0, 5], [], [3]]
+        assignment = rule.split(labels, 0)
+        assert [assignment.client(i).tolist() for i in range(3)] == [[0, 5], [], [3]]
         assert rule.reads() == (Path(form),)
-    assert Iid().reads() == () and shares.order.dtype == np.int64
+    assert Iid().reads() == () and assignment.order.dtype == np.int64
 
 
 WRONG = [
@@ -673,7 +684,8 @@ def test_missing_files_and_other_kinds_are_refused(tmp_path: Path) -> None:
 )
 def test_rules_by_class_need_classes(rule: Partition) -> None:
     with pytest.raises(
-        DataError, match="partition needs class labels, whole numbers, and these targets are not; use the iid partition"
+        DataError,
+        match="partition needs class labels, whole numbers, and these targets are not; use the iid partition",
     ):
         rule.split(np.linspace(0, 1, 500), 0)
 
@@ -701,7 +713,8 @@ def test_rules_by_class_need_classes(rule: Partition) -> None:
         ),
         (
             Shards(),
-            "29 samples cannot be cut into 30 × partition.shards = 2 shards; lower partition.shards or partition.clients",
+            "29 samples cannot be cut into 30 × partition.shards = 2 shards; "
+            "lower partition.shards or partition.clients",
         ),
         (Shards(clients=10**12, shards=10**12), "29 samples cannot be cut into"),
         (Dirichlet(clients=10**12, min_size=10**12), "29 samples cannot give 1000000000000 clients"),

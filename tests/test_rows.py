@@ -95,8 +95,8 @@ class Stubborn(FedAvg):
 
     mu: float = setting("strength", default=0.1, least=0)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        return grad(w) + (self.mu if self.mu > 0.3 else 2 * self.mu) * (w - me.x)
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + (self.mu if self.mu > 0.3 else 2 * self.mu) * (theta - client.w)
 
 
 def test_a_method_that_cannot_bear_tensors_has_rows_of_its_own() -> None:
@@ -112,10 +112,10 @@ def test_settings_that_are_alike_in_one_call_may_be_others_in_the_next() -> None
     for factor in (1.0, 3.0):
         houses = [build.build(configured(Scaled(mu=mu, factor=factor)), shop) for mu in (0.1, 0.2)]
         engine = engine or cast(rows.Stacked, houses[0].server.engine)
-        asks = [next(house.server.moves(1, [0, 1, 2])) for house in houses]
-        moved.append([out.up["delta"] for out in engine.map(asks)])
+        asks = [next(house.server.round_requests(1, [0, 1, 2])) for house in houses]
+        moved.append([out.up["delta"] for out in engine.run(asks)])
         for ask, out in zip(asks, moved[-1], strict=True):
-            one = Sequential(Bound(houses[0].module, houses[0].space), 0, False).map([ask])[0].up["delta"]
+            one = Sequential(Bound(houses[0].module, houses[0].space), 0, False).run([ask])[0].up["delta"]
             assert float((one - out).abs().max()) < 1e-13
     assert engine is not None and float((moved[0][0] - moved[1][0]).abs().max()) > 1e-3 and len(engine.blocks) == 2
 
@@ -126,15 +126,15 @@ class Scaled(FedAvg):
     mu: float = setting("strength", default=0.1, least=0)
     factor: float = setting("factor", default=1.0, least=0)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        return self.factor * grad(w) + self.mu * (w - me.x)
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return self.factor * grad(theta) + self.mu * (theta - client.w)
 
 
 def test_an_error_of_a_hook_is_not_hidden() -> None:
     class Broken(FedAvg):
         mu: float = setting("strength", default=0.1, least=0)
 
-        def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
+        def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
             raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
@@ -152,8 +152,8 @@ def test_more_jobs_than_rows() -> None:
         engine.most = most
         for t in (1, 2, 3):
             came = config.participation.turnout(config.seed, t, house.fed.eligible, house.fed.clients)
-            house.server.play(t, came.ids.tolist())
-        assert float((house.server.x - torch.cat([v.flatten() for v in one.model.values()])).abs().max()) < 1e-13
+            house.server.run_round(t, came.ids.tolist())
+        assert float((house.server.w - torch.cat([v.flatten() for v in one.model.values()])).abs().max()) < 1e-13
 
 
 def test_running_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_samples_are_put_in_place_once_and_ahead(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rows, "lay", counted)
     monkeypatch.setattr(engine, "map", mapped)
     for t, expected in ((1, ids), (2, ids), (3, [1, 2])):
-        server.play(t, ids if t < 3 else [1, 2], meanwhile=lambda t=t, who=expected: server.prepare(t + 1, ids))  # type: ignore[misc]
+        server.run_round(t, ids if t < 3 else [1, 2], meanwhile=lambda t=t, who=expected: server.prepare(t + 1, ids))  # type: ignore[misc]
     assert during == [
         True,
         False,
@@ -228,8 +228,8 @@ def test_samples_are_put_in_place_once_and_ahead(monkeypatch: pytest.MonkeyPatch
     ]  # the first round, whose feed is too small yet, and the one that came otherwise
     monkeypatch.undo()
     for t, who in ((1, ids), (2, ids), (3, [1, 2])):
-        other.server.play(t, who)
-    assert torch.equal(server.x, other.server.x)
+        other.server.run_round(t, who)
+    assert torch.equal(server.w, other.server.w)
 
 
 def test_numbers_of_rows_are_few_and_near() -> None:
@@ -242,7 +242,7 @@ def test_runs_with_one_seed_share_plans_and_samples() -> None:
     shop = BuildCache()
     houses = [build.build(configured({"name": method}), shop) for method in ("fedavg", "fedprox")]
     assert houses[0].fed is houses[1].fed
-    asks = [next(house.server.moves(1, [0, 1, 2])) for house in houses]
+    asks = [next(house.server.round_requests(1, [0, 1, 2])) for house in houses]
     works = [ask.plan.train for ask in asks]
     assert all(a is b for a, b in zip(*works, strict=True))
     feeds: dict[str, SampleBuffer] = {}

@@ -210,7 +210,7 @@ def test_without_a_checkpoint_an_interrupted_run_starts_over(tmp_path: Path) -> 
 
 def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
     built = build(Config.build({**TINY, "algorithm": {"name": "scaffold"}}))
-    built.server.play(1, [0, 1, 2])
+    built.server.run_round(1, [0, 1, 2])
     checkpoint.save(tmp_path, built.server, 1, "abc")
     with pytest.raises(StoreError, match="of another run"):
         checkpoint.restore(tmp_path, built.server, "abd")
@@ -390,7 +390,7 @@ def test_the_spread_over_clients_by_hand() -> None:
     built = build(Config.build(tables))
     weight, bias = run.model["out.weight"], run.model["out.bias"]
     right = (built.fed.pool.x.flatten(1) @ weight.T + bias).argmax(1) == built.fed.pool.y
-    each = np.array([right[built.fed.shares.client(i)].float().mean() for i in range(10)])
+    each = np.array([right[built.fed.assignment.client(i)].float().mean() for i in range(10)])
     record = run.rounds[0]
     assert record["client_accuracy_mean"] == pytest.approx(each.mean(), abs=1e-6)
     assert record["client_accuracy_std"] == pytest.approx(each.std(), abs=1e-6)
@@ -594,14 +594,14 @@ def test_a_record_that_is_not_written_yet_is_written_when_the_next_round_fails(
     overlap: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = Config.build({"rounds": 5, "partition": {"clients": 6}})
-    moves = Server.moves
+    round_requests = Server.round_requests
 
     def failing(server: Server, round: int, *given: object) -> object:
         if round == 4:
             raise EngineError("the device is gone")
-        return moves(server, round, *given)  # type: ignore[arg-type]
+        return round_requests(server, round, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Server, "moves", failing)
+    monkeypatch.setattr(Server, "round_requests", failing)
     with pytest.raises(EngineError):
         run_together([config], tmp_path)
     assert [record["round"] for record in read_rounds(next(tmp_path.glob("*/rounds.jsonl")))] == [1, 2, 3]
@@ -610,7 +610,7 @@ def test_a_record_that_is_not_written_yet_is_written_when_the_next_round_fails(
 def test_times_of_clients_and_server_are_recorded_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on by one at every look: each part of a round is looked at twice."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr("askew.engine.server.clock", lambda device: float(next(ticks)))
+    monkeypatch.setattr("askew.engine.server.finished_time", lambda device: float(next(ticks)))
     given = {"clients": 4, "rounds": 2, "model": {"name": "mlp"}}
     assert not {"seconds_clients", "seconds_server"} & askew.run("fedavg", **given).rounds[0].keys()
     for method, phases in (("fedavg", 1), ("fedga", len(algorithms["fedga"]().phases()))):

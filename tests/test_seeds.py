@@ -35,12 +35,12 @@ def came(house: BuiltRun) -> list[list[int]]:
 def alike(one: BuiltRun, other: BuiltRun) -> dict[str, bool]:
     """Which of the three parts agree; the public set goes with the partition."""
     assert (
-        one.fed.shares is not None
-        and other.fed.shares is not None
+        one.fed.assignment is not None
+        and other.fed.assignment is not None
         and one.fed.public is not None
         and other.fed.public is not None
     )
-    split = all(np.array_equal(a, b) for a, b in zip(one.fed.shares, other.fed.shares, strict=True))
+    split = all(np.array_equal(a, b) for a, b in zip(one.fed.assignment, other.fed.assignment, strict=True))
     assert split == torch.equal(one.fed.public.x, other.fed.public.x)
     weights = torch.equal(one.space.start, other.space.start)
     return {"partition": split, "model": weights, "participation": came(one) == came(other)}

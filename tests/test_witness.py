@@ -28,7 +28,7 @@ from askew.data.partition import Iid, Natural
 from askew.engine import drift
 from askew.engine import round_metrics as witness
 from askew.engine.drift import alike
-from askew.engine.evaluate import Evaluator, by_owner, by_rarity, rarest
+from askew.engine.evaluate import Evaluator, accuracy_by_owner, accuracy_by_rarity, rarest
 from askew.engine.round_metrics import ClientWeights, LocalFit, partial
 from askew.engine.server import Server
 from askew.experiment.build import build
@@ -51,9 +51,9 @@ def watched(alg: Algorithm, problem: Problem, engine: str = "sequential") -> tup
     server = serve(alg, problem, LOCAL, engine)
     task = Bound(copy.deepcopy(problem.module), server.space)
     if server.fed.public is not None:
-        server.examine = Evaluator(task, server.fed, server.fed.public)
-    server.witnesses, server.trail = (
-        [LocalFit(task, server.fed), ClientWeights(server.fed, server.examine)],
+        server.evaluate = Evaluator(task, server.fed, server.fed.public)
+    server.witnesses, server.drift_history = (
+        [LocalFit(task, server.fed), ClientWeights(server.fed, server.evaluate)],
         drift.trail(server.space),
     )
     return server, task
@@ -72,8 +72,8 @@ def test_how_well_local_models_fit(engine: str, problem: Problem) -> None:
     server, task = watched(FedAvg(), problem, engine)
     server.engine = heard = Listening(server.engine)
     for t, ids in enumerate(draws(3, 3, 6), 1):
-        x = server.x.clone()
-        record = server.play(t, ids)
+        x = server.w.clone()
+        record = server.run_round(t, ids)
         models = x + heard.heard[-1][2].up["delta"]
         losses = [loss_of(task, w, problem.samples(i)) for w, i in zip(models, ids, strict=True)]
         assert record["fit_loss"] == pytest.approx(np.mean(losses))
@@ -89,7 +89,7 @@ def test_only_early_rounds_are_measured_so(problem: Problem, monkeypatch: pytest
 def test_witnesses_change_nothing_and_are_not_called_where_no_update_is_sent(problem: Problem) -> None:
     plain, seen = serve(FedPDC(), problem, LOCAL), watched(FedPDC(), problem)[0]
     one, other = (play(server, draws(3, 3, 6)) for server in (plain, seen))
-    assert torch.equal(plain.x, seen.x)
+    assert torch.equal(plain.w, seen.w)
     assert [{k: r[k] for k in one[0]} for r in other] == one
     for alg in (MGDA(server_lr=0.1), Solo()):
         assert not any(
@@ -108,12 +108,12 @@ def test_distances_to_the_next_model_with_and_without_the_drift(alg: Algorithm, 
     server, _ = watched(alg, problem, engine)
     server.engine = heard = Listening(server.engine)
     for t, ids in enumerate(draws(3, 3, 6), 1):
-        x = server.x.clone()
-        record = server.play(t, ids)
+        x = server.w.clone()
+        record = server.run_round(t, ids)
         models = x + heard.heard[-1][2].up["delta"]
-        plain = [float((w - server.x).norm()) for w in models]
+        plain = [float((w - server.w).norm()) for w in models]
         corrected = [
-            float((w + row(server.clients, i)["h"] - server.x).norm()) for w, i in zip(models, ids, strict=True)
+            float((w + row(server.clients, i)["h"] - server.w).norm()) for w, i in zip(models, ids, strict=True)
         ]
         assert (record["drift_apart"], record["drift_apart_corrected"]) == pytest.approx(
             (np.mean(plain), np.mean(corrected))
@@ -132,15 +132,15 @@ def test_what_the_weights_go_with(engine: str, problem: Problem) -> None:
     server, task = watched(FedPDC(), problem, engine)
     server.engine = heard = Listening(server.engine)
     fed = server.fed
-    assert fed.public is not None and fed.shares is not None
-    labels = [fed.pool.y[fed.shares.client(i)].numpy() for i in range(6)]
+    assert fed.public is not None and fed.assignment is not None
+    labels = [fed.pool.y[fed.assignment.client(i)].numpy() for i in range(6)]
     entropies = np.array([stats.entropy(np.bincount(y, minlength=3)) for y in labels])
     right = lambda w: float(
         (task.frozen(w, server.buffers, Batch(*fed.public))[0].argmax(1) == fed.public.y).double().mean()
     )  # type: ignore[union-attr]
     for t, ids in enumerate(draws(4, 5, 6), 1):
-        x = server.x.clone()
-        record = server.play(t, ids)
+        x = server.w.clone()
+        record = server.run_round(t, ids)
         own = np.array([right(w) for w in x + heard.heard[-1][2].up["delta"]])
         by_labels = stats.spearmanr(own, entropies[ids]).statistic
         if math.isnan(by_labels):
@@ -151,7 +151,7 @@ def test_what_the_weights_go_with(engine: str, problem: Problem) -> None:
         assert record["weights_size"] == pytest.approx(
             (by_size - by_labels * both) / math.sqrt((1 - by_labels**2) * (1 - both**2))
         )
-        whole = right(server.x)
+        whole = right(server.w)
         assert record["public_share"] == np.mean(whole >= own) and record["public_ratio"] == pytest.approx(
             np.mean(whole / own[own > 0])
         )
@@ -196,11 +196,11 @@ def test_the_classes_that_the_fewest_clients_hold() -> None:
     tables = {"rounds": 1, "model": {"name": "mlp", "hidden": [8]}, "partition": {"alpha": 0.1, "clients": 6}}
     house = build(Config.build(tables))
     counts = [
-        len({i for i in range(6) if (house.fed.pool.y[house.fed.shares.client(i)] == k).any()}) for k in range(10)
+        len({i for i in range(6) if (house.fed.pool.y[house.fed.assignment.client(i)] == k).any()}) for k in range(10)
     ]  # type: ignore[union-attr]
     rare = sorted(range(10), key=lambda k: (counts[k], k))[:3]
     assert rarest(house.fed).tolist() == rare and len(set(counts)) > 1
-    told = by_rarity(house.task, house.space.start, house.space.buffers, house.fed)
+    told = accuracy_by_rarity(house.task, house.space.start, house.space.buffers, house.fed)
     test = house.fed.test
     right = (
         house.task.frozen(house.space.start, house.space.buffers, Batch(house.fed.inputs(test.x), test.y))[0].argmax(1)
@@ -230,7 +230,7 @@ def test_clients_with_test_samples_of_their_own() -> None:
     w, none = task.space.start, torch.zeros(0, dtype=torch.float64)
     came = [0] * 20
     came[7], came[3] = 5, 9
-    told = by_owner(task, w, none, fed, came)
+    told = accuracy_by_owner(task, w, none, fed, came)
     output = task.frozen(w, none, Batch(fed.test.x, fed.test.y))[0]
     accuracy = (output.argmax(1) == fed.test.y).double().view(20, 2).mean(1)
     assert told["client_test_accuracy_std"] == pytest.approx(float(accuracy.std(correction=0)))

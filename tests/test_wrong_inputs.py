@@ -167,7 +167,7 @@ CASES = [
     setting(
         "engine.name=vmaped",
         "unknown name 'vmaped'",
-        "Known: auto, sequential, slots, vmapped",
+        "Known: auto, sequential, slots, stacked, vmapped",
         "did you mean 'vmapped'?",
     ),
     setting("algorithm.name=zzz", "unknown algorithm 'zzz'", "known: ", "choose one of them"),
@@ -1139,7 +1139,7 @@ def test_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASKEW_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(files, "chosen", None)
+    monkeypatch.setattr(files, "chosen_folder", None)
     shutil.copytree(finished, tmp_path / "runs" / finished.name)
     kept = case.setup(tmp_path, monkeypatch) if case.setup else None
     capsys.readouterr()
@@ -1156,7 +1156,7 @@ def test_one_sentence(
 def test_a_failed_check_shows_the_files_and_says_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(files, "chosen", None)  # restored, whatever --data-dir does to it
+    monkeypatch.setattr(files, "chosen_folder", None)  # restored, whatever --data-dir does to it
     file("shakespeare/pg100.txt", "Enter GHOST.")(tmp_path, monkeypatch)
     assert main(["data", "check", "shakespeare", "--data-dir", str(tmp_path)]) == 2
     out, err = capsys.readouterr()

@@ -65,8 +65,8 @@ def by_pencil(
     """x after the first and after the second round."""
     server, xs = serve(alg, scalars(*CLIENTS, copies=copies), local), []
     for t, ids in enumerate(VISITS, 1):
-        server.play(t, ids)
-        xs.append(float(server.x))
+        server.run_round(t, ids)
+        xs.append(float(server.w))
     return xs, server
 
 

@@ -1,4 +1,7 @@
-"""Participation: who takes part in a round and how much of the work each does, a function of the seed and the round alone."""
+"""Participation: which clients take part in a round, and how much of its local work each does.
+
+Both are a function of the seed and the round alone.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,22 @@ from .core.rng import generator
 from .core.settings import Registry, Settings, setting
 from .errors import ConfigError, DataError
 
-LEAST_CHANCE = 1e-12  # a client whose share of a skewed draw underflowed still comes when the others are used up
+LEAST_CHANCE = 1e-12  # probability; a client whose part in a skewed draw underflowed still comes when no other is left
+MAX_CONCENTRATION = 1e12  # of a Dirichlet: clients' chances differ by a millionth, and nothing overflows
 
 
 class Turnout(NamedTuple):
-    """What became of those chosen for a round."""
+    """Which of the clients chosen for a round answer, and with how much of the work."""
 
-    ids: np.ndarray  # sorted int64, those who answer
-    share: np.ndarray  # float64, the share of its local steps that each of them does; 1: all
-    absent: np.ndarray  # sorted int64, those who were chosen and do not answer
+    ids: np.ndarray  # sorted int64, the clients that answer
+    share: np.ndarray  # float64, the fraction of its local steps that each of them does; 1: all
+    absent: np.ndarray  # sorted int64, the clients that were chosen and do not answer
 
 
 class Participation(Settings):
-    """A rule that chooses the clients of a round; the base of all of them."""
+    """A rule that chooses the clients of a round; the base class of all participation rules."""
 
-    idea: ClassVar[str] = ""
+    idea: ClassVar[str] = ""  # one line for lists of rules
     dropout: float = setting("chance that a chosen client does not answer", default=0.0, least=0, most=1)
     stragglers: float = setting(
         "chance that an answering client does only part of its local steps", default=0.0, least=0, most=1
@@ -40,20 +44,23 @@ class Participation(Settings):
     seed: int | None = setting("seed of who comes; left out: the run's", default=None, least=0)
 
     def fit(self, clients: int) -> None:
-        """Refuse, when the configuration loads, what cannot be with so many clients."""
+        """Refuse settings that are impossible with so many clients; called when the configuration loads."""
 
     def drawn_by(self, seed: int) -> int:
-        """The seed that draws in a run with this one."""
+        """The seed that participation is drawn by in a run of this seed."""
         return seed if self.seed is None else self.seed
 
     def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
-        """Sorted int64 ids of the participants; `eligible` are the ids of the clients that have samples, of N = `clients`."""
+        """Sorted int64 ids of the clients chosen for a round.
+
+        `eligible` are the ids of the clients that have samples, of N = `clients`.
+        """
         raise NotImplementedError
 
     def turnout(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> Turnout:
-        """Who of the sample answers, and with how much of the work; perhaps nobody.
+        """Which of the clients chosen for a round answer, perhaps none, and with how much of the work.
 
-        Client i's fate is the i-th draw of the round, whoever else was chosen.
+        What happens to client i is the i-th draw of the round, whichever other clients were chosen.
         """
         seed = self.drawn_by(seed)
         ids = self.sample(seed, round, eligible, clients)
@@ -63,14 +70,16 @@ class Participation(Settings):
             ids, absent, share = ids[answers], ids[~answers], share[answers]
         if self.stragglers:
             late = generator(seed, "stragglers", round).random(clients)[ids] < self.stragglers
-            share[late] = (
-                self.least_work + (1 - self.least_work) * generator(seed, "work", round).random(clients)[ids[late]]
-            )
+            work = generator(seed, "work", round).random(clients)[ids[late]]
+            share[late] = self.least_work + (1 - self.least_work) * work
         return Turnout(ids, share, absent)
 
 
 class CohortParticipation(Participation):
-    """A rule that takes m of the clients present, at random without replacement, or all if they are fewer; the base of several."""
+    """A rule that takes m of the clients present, at random without replacement, or all if they are fewer.
+
+    It is the base class of several rules.
+    """
 
     fraction: float = setting("share of the clients that take part in a round", default=0.2, above=0, most=1)
     cohort: int = setting(
@@ -85,11 +94,11 @@ class CohortParticipation(Participation):
             )
 
     def size(self, clients: int) -> int:
-        """m, before looking at who is present."""
+        """The number m of clients to take, whichever are present."""
         return self.cohort or max(1, round(self.fraction * clients))
 
     def present(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
-        """The eligible clients that could come this round."""
+        """The eligible clients that can take part in this round."""
         return eligible
 
     def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
@@ -100,14 +109,18 @@ class CohortParticipation(Participation):
 
 
 class Uniform(CohortParticipation):
-    """m clients at random without replacement: m = max(1, round(fraction·N)), or `cohort`; all eligible ones if they are fewer."""
+    """m clients at random without replacement: m = max(1, round(fraction·N)), or `cohort`.
+
+    If fewer clients are eligible, all of them take part.
+    """
 
     idea: ClassVar[str] = "a fixed number of clients, all equally likely, without replacement"
 
 
-class Full(Participation):
+class FullParticipation(Participation):
     """Everybody, every round."""
 
+    title: ClassVar[str] = "Full"
     idea: ClassVar[str] = "all clients, every round"
 
     def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
@@ -115,7 +128,7 @@ class Full(Participation):
 
 
 class Bernoulli(Participation):
-    """Each client comes or not independently of the others, drawn again until somebody came (FedDyn's and FedDC's code)."""
+    """Each client comes or not independently of the others, drawn again until one came (FedDyn's and FedDC's code)."""
 
     idea: ClassVar[str] = "every client comes with the same chance, independently: the number varies, at least one"
     fraction: float = setting("chance that a client takes part in a round", default=0.2, above=0, most=1)
@@ -124,10 +137,10 @@ class Bernoulli(Participation):
         rng, n = generator(seed, "participation", round), len(eligible)
         came = rng.random(clients)[eligible] < self.fraction
         if n and not came.any():
-            # Where drawing again and again ends, at once, however small the chance is: the first who comes is a geometric draw
-            # cut off at n, and those behind are free.
-            stays = math.log1p(-self.fraction)
-            first = min(int(math.log1p(rng.random() * math.expm1(n * stays)) / stays), n - 1)
+            # What drawing again and again ends with, in one draw, however small the chance is: the first client that
+            # comes is a geometric draw cut off at n, and those behind it come or not independently.
+            log_absent = math.log1p(-self.fraction)
+            first = min(int(math.log1p(rng.random() * math.expm1(n * log_absent)) / log_absent), n - 1)
             came = rng.random(n) < self.fraction
             came[:first], came[first] = False, True
         return np.sort(eligible[came]).astype(np.int64, copy=False)
@@ -148,25 +161,28 @@ class Skewed(CohortParticipation):
         if self.gamma == 0:
             return super().sample(seed, round, eligible, clients)
         m = min(self.size(clients), len(eligible))
-        # A race: exponential times of rates p come in the order of successive draws from p, each renormalised over those left.
-        times = (
-            generator(seed, "participation", round).standard_exponential(clients) / chances(seed, clients, self.gamma)
-        )[eligible]
-        winners = eligible[np.argpartition(times, m)[:m]] if m < len(eligible) else eligible
-        return np.sort(winners).astype(np.int64, copy=False)
+        # Exponential times of rates p come in the order of successive draws from p, each renormalised over those left:
+        # so the m earliest are m draws without replacement.
+        times = generator(seed, "participation", round).standard_exponential(clients)
+        times = (times / chances(seed, clients, self.gamma))[eligible]
+        earliest = eligible[np.argpartition(times, m)[:m]] if m < len(eligible) else eligible
+        return np.sort(earliest).astype(np.int64, copy=False)
 
 
 @lru_cache(maxsize=8)
 def chances(seed: int, clients: int, gamma: float) -> np.ndarray:
-    """p ~ Dir_N(1/γ) of one run, cut off below."""
-    # 1e12: spread over the clients by a millionth, and far from an overflow.
-    p = np.maximum(generator(seed, "chances").dirichlet(np.full(clients, min(1 / gamma, 1e12))), LEAST_CHANCE)
+    """The chances p ~ Dir_N(1/γ) of the clients in one run, cut off below, float64 [N]."""
+    concentration = min(1 / gamma, MAX_CONCENTRATION)
+    p = np.maximum(generator(seed, "chances").dirichlet(np.full(clients, concentration)), LEAST_CHANCE)
     p.flags.writeable = False
     return p
 
 
 class Cyclic(CohortParticipation):
-    """Groups of equal size take turns, round by round; m clients at random of the group whose turn it is, all of them if they are fewer."""
+    """Groups of equal size take turns, round by round; m clients of the group whose turn it is take part.
+
+    They are drawn at random; if the group has fewer, all of it takes part.
+    """
 
     idea: ClassVar[str] = "fixed groups of clients take turns, as day follows night"
     groups: int = setting("number of groups", default=5, least=1)
@@ -189,7 +205,7 @@ class Cyclic(CohortParticipation):
 
 @lru_cache(maxsize=8)
 def membership(seed: int | None, clients: int, groups: int) -> np.ndarray:
-    """The group of every client; by id without a seed. Sizes differ by at most one."""
+    """The group of every client, int64 [N], whose sizes differ by at most one; by id without a seed, else at random."""
     place = np.arange(clients) if seed is None else generator(seed, "groups").permutation(clients)
     group = place * groups // clients
     group.flags.writeable = False
@@ -197,10 +213,11 @@ def membership(seed: int | None, clients: int, groups: int) -> np.ndarray:
 
 
 class Markov(CohortParticipation):
-    """Every client is a chain of its own, there or away; m clients at random of those there, all if they are fewer, perhaps nobody.
+    """Every client is a Markov chain of its own, there or away; m clients at random of those there take part.
 
-    In round 1 a client is there with the chance of the stationary law, join / (join + leave): so it is in every round, and
-    its states t rounds apart are correlated by (1 − join − leave)^t.
+    If fewer are there, all of them take part; there may be none. In round 1 a client is there with the stationary
+    chance, join / (join + leave): so it is in every round, and its states t rounds apart are correlated by
+    (1 − join − leave)^t.
     """
 
     idea: ClassVar[str] = "clients come and go: each stays there or away for a while"
@@ -208,10 +225,13 @@ class Markov(CohortParticipation):
     leave: float = setting("chance that a client that is there is away in the next round", default=0.1, least=0, most=1)
 
     def present(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
-        return np.compress(self.there(seed, round, clients)[eligible], eligible)
+        return np.compress(self.available(seed, round, clients)[eligible], eligible)
 
-    def there(self, seed: int, round: int, clients: int) -> np.ndarray:
-        """The state of every client, bool [N]; the round after the one asked last costs one step, an earlier one all from the first."""
+    def available(self, seed: int, round: int, clients: int) -> np.ndarray:
+        """Which clients are there in a round, bool [N].
+
+        The round after the one asked last costs one step of the chains, an earlier one all steps from the first.
+        """
         latest = latest_state(seed, clients, self.join, self.leave)
         t, state = latest[0]
         if t == 0 or t > round:
@@ -226,14 +246,18 @@ class Markov(CohortParticipation):
 
 @lru_cache(maxsize=8)
 def latest_state(seed: int, clients: int, join: float, leave: float) -> list[tuple[int, np.ndarray]]:
-    """Where one run's chains keep the round asked last and its states: one item, replaced as a whole; round 0: not asked yet."""
+    """The round of one run's chains that was asked last, and its states; round 0: none was asked yet.
+
+    They are the one item of a list, which is replaced as a whole.
+    """
     return [(0, np.zeros(0, dtype=bool))]
 
 
 class Trace(Participation):
-    """Those come whom a file names: as it was observed, or as another program drew it.
+    """The clients come that a file names: as it was observed, or as another program drew it.
 
-    A .json file is a list of rounds, each a list of client ids from 0 to N − 1; a .npy file is a bool array [rounds, N].
+    A .json file is a list of rounds, each a list of client ids from 0 to N − 1. A .npy file is a bool array
+    [rounds, N].
     """
 
     idea: ClassVar[str] = "a file says who comes in each round"
@@ -252,16 +276,16 @@ class Trace(Participation):
         return ids[np.isin(ids, eligible)]
 
     def rows(self, clients: int) -> tuple[np.ndarray, ...]:
-        """Sorted ids, round by round; a sentence if the file does not say them."""
+        """The sorted ids of every round of the file; an error if the file cannot be used."""
         path = Path(self.path)
         if path.suffix not in READERS:
             raise ConfigError(
-                f"{self.called()}: path must name a .json or .npy file that says who comes in each round, got {self.path!r}; "
-                "set participation.path."
+                f"{self.called()}: path must name a .json or .npy file that says who comes in each round, "
+                f"got {self.path!r}; set participation.path."
             )
         try:
             stat = path.stat()
-            return trace(path, stat.st_mtime_ns, stat.st_size, clients)
+            return read_trace(path, stat.st_mtime_ns, stat.st_size, clients)
         except OSError as problem:
             reason = problem.strerror or type(problem).__name__
         except (ValueError, RecursionError) as problem:
@@ -272,13 +296,13 @@ class Trace(Participation):
 
 
 @lru_cache(maxsize=8)
-def trace(path: Path, changed: int, size: int, clients: int) -> tuple[np.ndarray, ...]:
-    """The rounds of a file; time of change and size are there so that a new version is read again."""
+def read_trace(path: Path, changed: int, size: int, clients: int) -> tuple[np.ndarray, ...]:
+    """The rounds of a file; the time of its last change and its size are there so that a new version is read again."""
     return READERS[path.suffix](path, clients)
 
 
-def listed(path: Path, clients: int) -> tuple[np.ndarray, ...]:
-    """Rounds from a list of lists of ids."""
+def read_json(path: Path, clients: int) -> tuple[np.ndarray, ...]:
+    """The rounds of a JSON file, a list of lists of ids."""
     page = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(page, list) or not page or not all(isinstance(row, list) for row in page):
         raise ValueError("it must be a list of rounds, one or more, each a list of client ids")
@@ -293,8 +317,11 @@ def listed(path: Path, clients: int) -> tuple[np.ndarray, ...]:
     return tuple(np.array(sorted(row), dtype=np.int64) for row in page)
 
 
-def ticked(path: Path, clients: int) -> tuple[np.ndarray, ...]:
-    """Rounds from a bool array; mapped, so that nothing is unpickled and a false header allocates nothing."""
+def read_npy(path: Path, clients: int) -> tuple[np.ndarray, ...]:
+    """The rounds of a numpy file, a bool array.
+
+    The file is mapped, so that nothing is unpickled and a false header allocates nothing.
+    """
     try:
         page = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OverflowError):
@@ -306,14 +333,14 @@ def ticked(path: Path, clients: int) -> tuple[np.ndarray, ...]:
     return tuple(np.flatnonzero(row).astype(np.int64, copy=False) for row in page)
 
 
-READERS = {".json": listed, ".npy": ticked}
+READERS = {".json": read_json, ".npy": read_npy}
 
 participations: Registry[Participation] = Registry(
     "participation",
     {
         "bernoulli": Bernoulli,
         "cyclic": Cyclic,
-        "full": Full,
+        "full": FullParticipation,
         "markov": Markov,
         "skewed": Skewed,
         "trace": Trace,

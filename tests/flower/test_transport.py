@@ -22,15 +22,15 @@ class Warm(Algorithm):
 
     broadcast = ("c",)
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        return {"delta": w - me.x, "odd": w[:3].double()}, {n: v + 1 for n, v in me.mine.items()}
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        return {"delta": theta - client.w, "odd": theta[:3].double()}, {n: v + 1 for n, v in client.state.items()}
 
-    def carry(self, me: Client) -> State:
-        return {"start": me.x + me.mine["c"]}
+    def carry(self, client: Client) -> State:
+        return {"start": client.w + client.state["c"]}
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         y = server["y"] + up["odd"].mean(1, keepdim=True).float() * up["delta"]
-        return x + cohort.p @ up["delta"], server | {"c": server["c"] + 0.1 * up["delta"].mean(0), "y": y}
+        return w + cohort.p @ up["delta"], server | {"c": server["c"] + 0.1 * up["delta"].mean(0), "y": y}
 
 
 class Everything(Scaffold):
@@ -50,12 +50,12 @@ class Everything(Scaffold):
     def evaluates(self) -> str:
         return "clients"
 
-    def begin(self, me: Client) -> Tensor:
-        return me.x + 0.01 * (me.carry["start"] - me.x) + 0.001 * me.server["y"]
+    def begin(self, client: Client) -> Tensor:
+        return client.w + 0.01 * (client.carry["start"] - client.w) + 0.001 * client.server["y"]
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        x, state = super().aggregate(x, up, cohort, server)
-        return x, state | {"y": server["y"] + up["delta"]}
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        w, state = super().aggregate(w, up, cohort, server)
+        return w, state | {"y": server["y"] + up["delta"]}
 
 
 @pytest.fixture

@@ -163,8 +163,8 @@ def test_private_coordinates_are_cut_and_filled_in() -> None:
     shared, w = Shared(space, private), torch.arange(space.P, dtype=torch.float32)
     state = {"x": w, "scalar": torch.tensor(2.0)}
     sent = shared.cut(state)
-    assert len(sent["x"]) == space.P - 4 and not {*sent["x"].tolist()} & {*w[private.w].tolist()}
+    assert len(sent["x"]) == space.P - 4 and not {*sent["x"].tolist()} & {*w[private.indices].tolist()}
     back = shared.whole(sent, {"x": torch.full_like(w, -1.0), "scalar": torch.tensor(0.0)})
-    assert torch.equal(back["x"][private.w], torch.full((4,), -1.0)) and back["scalar"] == 2
+    assert torch.equal(back["x"][private.indices], torch.full((4,), -1.0)) and back["scalar"] == 2
     assert torch.equal(back["x"][shared.w], w[shared.w])
     assert shared.buffers(space.buffers) == {} and torch.equal(shared.whole_buffers({}, space.buffers), space.buffers)

@@ -8,7 +8,7 @@ import torch
 import askew
 from askew.algorithms import algorithms
 from askew.data.dataset import Dataset, Samples
-from askew.data.view import PixelTransform
+from askew.data.transform import PixelTransform
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -54,7 +54,9 @@ def test_images_in_bytes_are_seen_alike(engine: str) -> None:
     """Grey ones, which on a CPU are not made numbers at all."""
     x = torch.where(torch.rand(200, 1, 8, 8) < 0.2, torch.randint(0, 256, (200, 1, 8, 8)), 0).to(torch.uint8)
     samples = Samples(x, torch.randint(0, 4, (200,)))
-    data = Dataset(samples, samples, 4, view=PixelTransform(torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5)))
+    data = Dataset(
+        samples, samples, 4, transform=PixelTransform(torch.full((1, 1, 1), 0.3), torch.full((1, 1, 1), 0.5))
+    )
     given = {"data": data, "clients": 8, "rounds": 3, "model": "mlp", "local": {"epochs": 2, "batch": 16}}
     runs = [
         askew.run("fedavg", engine={"name": name, "device": device, "dtype": "float64"}, **given)  # type: ignore[arg-type]

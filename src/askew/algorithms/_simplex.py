@@ -45,7 +45,9 @@ def min_norm_point(gram: Array, rounds: int = 10_000) -> Array:
 
 
 def affine_minimiser(gram: Array) -> Array:
-    """Weights summing to 1 (of any sign) of the shortest affine combination; least squares where the points are dependent."""
+    """Weights summing to 1 (of any sign) of the shortest affine combination; least squares where the points are
+    dependent.
+    """
     m = len(gram)
     system = np.block([[gram, np.ones((m, 1))], [np.ones((1, m)), np.zeros((1, 1))]])
     solution = np.linalg.lstsq(system, np.append(np.zeros(m), 1.0), rcond=1e-13)[0]

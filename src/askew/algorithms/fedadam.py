@@ -36,7 +36,7 @@ class FedAdam(Algorithm):
     def second(self, V: Tensor, D: Tensor) -> Tensor:
         return self.beta2 * V + (1 - self.beta2) * D**2
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         D = self.weights(up, cohort) @ up["delta"]
         M, V = self.beta1 * server["M"] + (1 - self.beta1) * D, self.second(server["V"], D)
-        return x + self.server_lr * M / (torch.sqrt(V) + self.tau), {"M": M, "V": V}
+        return w + self.server_lr * M / (torch.sqrt(V) + self.tau), {"M": M, "V": V}

@@ -3,11 +3,11 @@
     ℓ = CE + μ · (CE / ℓ_L) · ℓ_L,    CE / ℓ_L a detached scale
     ℓ_L = mean_B (σ(T_narrow) − σ(T_full))²,    T = F₁ F₂ᵀ / s  the transfer matrix from the block's input to its output
 
-Mendieta et al., Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning, CVPR 2022 (arXiv 2111.14213). σ is the
-top singular value, by ten power iterations from ones; the block runs once more at a quarter of its width on the same
-detached input, and T_full is detached. The authors train with Nesterov momentum, ours is heavy-ball. The block is what
-the network's `transfer` says: in the small networks here the last hidden layer, where the authors have the last
-residual stage. μ = 0 is FedAvg.
+Mendieta et al., Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning, CVPR 2022 (arXiv
+2111.14213). σ is the top singular value, by ten power iterations from ones; the block runs once more at a quarter of
+its width on the same detached input, and T_full is detached. The authors train with Nesterov momentum, ours is
+heavy-ball. The block is what the network's `transfer` says: in the small networks here the last hidden layer, where the
+authors have the last residual stage. μ = 0 is FedAvg.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class FedAlign(FedAvg):
 
     mu: float = setting("strength μ of the alignment", default=0.45, least=0, hint="the paper uses 0.45.")
 
-    def loss(self, task: Task, w: Tensor, batch: Batch, me: Client) -> Tensor:
-        output, before, full, narrow = task(w, batch, call="transfer")
-        ce = task.judge(output, batch)
+    def loss(self, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
+        output, before, full, narrow = task(theta, batch, call="transfer")
+        ce = task.mean_loss(output, batch)
         gap = top_singular_value(before.detach(), narrow) - top_singular_value(before.detach(), full.detach())
         lipschitz = task.mean(gap.square(), batch)
         return ce + self.mu * (ce / (lipschitz + TINY)).detach() * lipschitz

@@ -7,7 +7,8 @@
 Wu et al., Anchor Sampling for Federated Learning with Partial Client Participation, ICML 2023 (arXiv 2206.05891),
 Algorithm 1, constant probability. Miners start from the mean as it was before this round's anchors. The authors' code
 asks every client for a gradient before the first round; here the memory starts at 0. A role is drawn from the client's
-own coin; both kinds of work are done and one of the two results is sent, so that no role is a special case of an engine.
+own coin; both kinds of work are done and one of the two results is sent, so that no role is a special case of an
+engine.
 """
 
 from __future__ import annotations
@@ -36,24 +37,27 @@ class FedAMD(FedAvg):
     def memory(self, space: Space) -> State:
         return {"g": space.zeros()}
 
-    def carry(self, me: Client) -> State:
-        return {"v": me.server["v"], "last": me.x}
+    def carry(self, client: Client) -> State:
+        return {"v": client.server["v"], "last": client.w}
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        return me.carry["v"] - grad(me.carry["last"]) + grad(w)
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return client.carry["v"] - grad(client.carry["last"]) + grad(theta)
 
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
-        return {"v": d, "last": w}
+    def note(self, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
+        return {"v": d, "last": theta}
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        role = (me.x.new_zeros(()) + me.coin < self.anchor).to(w.dtype)
-        return {"message": role * me.carry["gradient"] + (1 - role) * (w - me.x), "anchor": role}, me.mine
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        role = (client.w.new_zeros(()) + client.coin < self.anchor).to(theta.dtype)
+        return {
+            "message": role * client.carry["gradient"] + (1 - role) * (theta - client.w),
+            "anchor": role,
+        }, client.state
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         anchor, miner = up["anchor"], 1 - up["anchor"]
         change = anchor[:, None] * (up["message"] - server["g"])
         step = (miner / miner.sum().clamp(min=1)) @ up["message"]
-        return x + self.scale(cohort) * step, {
+        return w + self.scale(cohort) * step, {
             "g": server["g"] + change,
             "v": server["v"] + change.sum(0) / cohort.clients,
         }

@@ -31,12 +31,13 @@ class FedAvg(Algorithm):
     def check(self) -> None:
         if self.server_lr is not None and self.server_scale != 1.0:
             raise ConfigError(
-                f"{self.called()}: give server_scale or server_lr, not both; server_lr = server_scale × local.lr. Leave one out."
+                f"{self.called()}: give server_scale or server_lr, not both; server_lr = server_scale × local.lr. "
+                "Leave one out."
             )
 
     def scale(self, cohort: Cohort) -> float:
         """s, whichever way it was given."""
         return self.server_scale if self.server_lr is None else self.server_lr / cohort.lr
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        return x + self.scale(cohort) * (self.weights(up, cohort) @ up["delta"]), server
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        return w + self.scale(cohort) * (self.weights(up, cohort) @ up["delta"]), server

@@ -27,6 +27,6 @@ class FedAvgM(Algorithm):
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros()}
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         M = self.beta * server["M"] + (1 - self.dampening) * (self.weights(up, cohort) @ up["delta"])
-        return x + self.server_lr * M, {"M": M}
+        return w + self.server_lr * M, {"M": M}

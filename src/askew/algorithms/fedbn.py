@@ -1,10 +1,10 @@
 """FedBN: batch-norm layers, weights and statistics, stay with their client; the rest is FedAvg.
 
 Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021 (arXiv 2102.07623).
-There is no single global model. `eval = "clients"` measures each client's own model and averages over clients (default);
-"server_mean" puts the mean of the clients' batch norm into the server's model, for the evaluation only; "server_init"
-leaves the server's as it began, which is what the authors' code leaves in the server's model. Batch norm is found by
-the layer's type. Equal weights, as in the authors' code.
+There is no single global model. `eval = "clients"` measures each client's own model and averages over clients
+(default); "server_mean" puts the mean of the clients' batch norm into the server's model, for the evaluation only;
+"server_init" leaves the server's as it began, which is what the authors' code leaves in the server's model. Batch norm
+is found by the layer's type. Equal weights, as in the authors' code.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     θ ← θ − η (α g(θ) + (1 − α) M)
     M ← mean_S (w − θ_i) / (η K_i),    w ← w + η_g mean_S δ_i
 
-Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021 (arXiv 2106.10874), Algorithm 2. The paper assumes equal K;
-each client is divided by its own length here, and by the rate of its round, so that M is a mean of gradients whatever
-sizes and schedule. M starts at 0: the first round takes steps of α.
+Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021 (arXiv 2106.10874), Algorithm 2. The paper assumes
+equal K; each client is divided by its own length here, and by the rate of its round, so that M is a mean of gradients
+whatever sizes and schedule. M starts at 0: the first round takes steps of α.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from torch import Tensor
 from ..core.algorithm import Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Client, Cohort, State
+from ..core.types import Affine, Client, Cohort, State
 from .fedavg import FedAvg
 
 
 class FedCM(FedAvg):
     paper = "Xu et al., 2021"
     idea = "clients mix the server's last direction into every step"
-    affine = True
     weighting = "uniform"
     broadcast = ("M",)
 
@@ -33,9 +32,12 @@ class FedCM(FedAvg):
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros()}
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        return self.alpha * grad(w) + (1 - self.alpha) * me.server["M"]
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return self.alpha * grad(theta) + (1 - self.alpha) * client.server["M"]
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        x, _ = super().aggregate(x, up, cohort, server)
-        return x, {"M": -(cohort.p / (cohort.tau * cohort.lr)) @ up["delta"]}
+    def affine_step(self, client: Client) -> Affine:
+        return Affine(gain=self.alpha, shift=(1 - self.alpha) * client.server["M"])
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        w, _ = super().aggregate(w, up, cohort, server)
+        return w, {"M": -(cohort.p / (cohort.tau * cohort.lr)) @ up["delta"]}

@@ -7,11 +7,11 @@
 Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, CVPR 2022
 (arXiv 2203.11751), Algorithm 1. Paper and code differ twice, and we follow the code: the paper's variate is the
 client's last displacement (`variate = "displacement"`), and it averages θ_i + h_i by sample counts (`rule = "paper"`).
-The divisor has the initial rate, as in the code. For unequal sizes the code also divides c by n_i / n̄, in the local step
-and in the variate (`divide_c`; the same fixed point, less stable), and takes K from the average size in the divisor, which is
-not copied. Without variates and clipping it is FedDyn, without the drift and α SCAFFOLD. `exact` rests on: equal sizes (or
-the sample-weighted mean loss), no clipping, `rule = "code"`: under partial participation the paper's rule leaves the
-participants' drifts in the model.
+The divisor has the initial rate, as in the code. For unequal sizes the code also divides c by n_i / n̄, in the local
+step and in the variate (`divide_c`; the same fixed point, less stable), and takes K from the average size in the
+divisor, which is not copied. Without variates and clipping it is FedDyn, without the drift and α SCAFFOLD. `exact`
+rests on: equal sizes (or the sample-weighted mean loss), no clipping, `rule = "code"`: under partial participation the
+paper's rule leaves the participants' drifts in the model.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Client, Cohort, State
+from ..core.types import Affine, Client, Cohort, State
 from .scaffold import mean_gradient
 
 
 class FedDC(Algorithm):
     paper = "Gao et al., CVPR 2022"
     idea = "each client learns its drift and corrects for it"
-    affine = True
     weighting = "uniform"
     broadcast = ("c",)
     exact = True
+    drift_state = "h"
 
     alpha: float = setting(
         "strength α of the drift penalty", default=0.01, least=0, hint="the paper uses 0.005–0.1, try 0.01."
@@ -49,7 +49,6 @@ class FedDC(Algorithm):
     rule: str = setting(
         "server rule: participants' models plus all drifts, or the paper's", default="code", choices=("code", "paper")
     )
-
     divide_c: bool = setting("divide c by n_i / n̄, as the code does for unequal sizes", default=False)
 
     def server_state(self, space: Space) -> State:
@@ -58,28 +57,92 @@ class FedDC(Algorithm):
     def client_state(self, space: Space) -> State:
         return {"c": space.zeros(), "h": space.zeros()}
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        pull = self.alpha / me.size * (w - me.x + me.mine["h"])
-        return grad(w) + pull + self.common(me) - me.mine["c"]
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        pull = self.alpha / client.size * (theta - client.w + client.state["h"])
+        return grad(theta) + pull + self.c(client) - client.state["c"]
 
-    def common(self, me: Client) -> Tensor:
-        """c as the client uses it."""
-        return me.server["c"] / me.size if self.divide_c else me.server["c"]
+    def affine_step(self, client: Client) -> Affine:
+        strength = self.alpha / client.size
+        shift = strength * (client.state["h"] - client.w) + self.c(client) - client.state["c"]
+        return Affine(pull=strength, shift=shift)
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        delta, h, c = w - me.x, me.mine["h"], me.mine["c"]
-        if self.drift:
-            h = h + delta
-        if self.variate != "off":
-            old = c - self.common(me) if self.variate == "code" else 0.0
-            c = old + mean_gradient(w, me, self.variate_norm, self.variate_lr)
-        dc = (c - me.mine["c"]) * (me.size if self.variate == "code" else 1.0)
-        sent = {"corrected": delta + h} if self.rule == "paper" else {"delta": delta}
-        return sent | {"dc": dc}, {"c": c, "h": h}
+    def c(self, client: Client) -> Tensor:
+        """The server's variate, as the client uses it."""
+        return client.server["c"]
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def new_variate(self, theta: Tensor, client: Client) -> tuple[Tensor, Tensor]:
+        """c_i⁺, and what goes up of its change."""
+        g = mean_gradient(theta, client, self.variate_norm, self.variate_lr)
+        c = client.state["c"] - self.c(client) + g
+        return c, (c - client.state["c"]) * client.size
+
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        delta = theta - client.w
+        c, dc = self.new_variate(theta, client)
+        return {"delta": delta, "dc": dc}, {"c": c, "h": client.state["h"] + delta}
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         c = server["c"] + up["dc"].sum(0) / cohort.clients
-        if self.rule == "paper":
-            return x + cohort.size / cohort.size.sum() @ up["corrected"], {"c": c, "h": server["h"]}
-        h = server["h"] + (up["delta"].sum(0) / cohort.clients if self.drift else 0.0)
-        return (x + self.weights(up, cohort) @ up["delta"] + h).to(x.dtype), {"c": c, "h": h}
+        h = server["h"] + up["delta"].sum(0) / cohort.clients
+        return (w + self.weights(up, cohort) @ up["delta"] + h).to(w.dtype), {"c": c, "h": h}
+
+    def variants(self) -> tuple[type[Algorithm], ...]:
+        chosen: dict[type[Algorithm], bool] = {
+            PaperRule: self.rule == "paper",
+            NoDrift: not self.drift,
+            DisplacementVariate: self.variate == "displacement",
+            NoVariate: self.variate == "off",
+            DividedC: self.divide_c,
+        }
+        return tuple(variant for variant, wanted in chosen.items() if wanted)
+
+
+# variants -----------------------------------------------------------------------------------------------------------
+
+
+class PaperRule(FedDC):
+    """The paper's server rule: the mean of θ_i + h_i by sample counts."""
+
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        up, state = super().finish(theta, client)
+        return {"corrected": up["delta"] + state["h"], "dc": up["dc"]}, state
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        c = server["c"] + up["dc"].sum(0) / cohort.clients
+        return w + cohort.size / cohort.size.sum() @ up["corrected"], {"c": c, "h": server["h"]}
+
+
+class NoDrift(FedDC):
+    """The drift is not learned: it stays at zero."""
+
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        up, state = super().finish(theta, client)
+        return up, state | {"h": client.state["h"]}
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        _, state = super().aggregate(w, up, cohort, server)
+        mean = w + self.weights(up, cohort) @ up["delta"]
+        return (mean + server["h"]).to(w.dtype), state | {"h": server["h"]}
+
+
+class DisplacementVariate(FedDC):
+    """The paper's variate: the client's last displacement, as a mean gradient."""
+
+    def new_variate(self, theta: Tensor, client: Client) -> tuple[Tensor, Tensor]:
+        c = mean_gradient(theta, client, self.variate_norm, self.variate_lr)
+        return c, c - client.state["c"]
+
+
+class NoVariate(FedDC):
+    """Without control variates."""
+
+    def new_variate(self, theta: Tensor, client: Client) -> tuple[Tensor, Tensor]:
+        c = client.state["c"]
+        return c, c - c
+
+
+class DividedC(FedDC):
+    """c divided by n_i / n̄, as the code does for unequal sizes."""
+
+    def c(self, client: Client) -> Tensor:
+        return super().c(client) / client.size

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from ..core.algebra import dot, norm
+from ..core.algorithm import Algorithm
 from ..core.settings import setting
 from ..core.space import Space
 from ..core.types import Cohort, State
 from ..errors import ConfigError
 from .fedavg import FedAvg
 
-PARALLEL = 1e-6  # a residual this small relative to its update has no direction of its own
+PARALLEL = 1e-6  # of an update's length: a residual this short has no direction of its own
 
 
 class FedDPC(FedAvg):
@@ -36,32 +37,77 @@ class FedDPC(FedAvg):
     scaling: bool = setting("scale the residual by λ + ‖δ‖/‖r‖", default=True)
     max_ratio: float | None = setting("cap on ‖δ‖/‖r‖; left out: none", default=None, least=1)
 
+    def server_state(self, space: Space) -> State:
+        return {"prev": space.zeros(), "ratio": space.scalar(), "undefined": space.scalar(), "turn": space.scalar()}
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        delta, d = up["delta"], server["prev"]
+        r = self.residual(delta, d)
+        ratio, defined = length_ratio(delta, r, self.max_ratio)
+        factor = torch.where(defined, self.factor(ratio), 0.0).to(r.dtype)
+        z = self.weights(up, cohort) @ (factor[:, None] * r)
+        record = {"ratio": ratio.max(), "undefined": (~defined).sum(), "turn": cosine(z, d)}
+        state = {name: value.to(w.dtype) for name, value in record.items()}
+        return w + self.scale(cohort) * z, state | {"prev": torch.where(norm(z) > 0, z, d)}
+
+    def residual(self, delta: Tensor, d: Tensor) -> Tensor:
+        """r_i = δ_i − (⟨δ_i, d⟩ / ⟨d, d⟩) d, rows [C, P]; δ_i where there is no d yet."""
+        return remove_component(delta, d)
+
+    def factor(self, ratio: Tensor) -> Tensor:
+        """λ + ‖δ_i‖ / ‖r_i‖."""
+        return self.lam + ratio
+
     def check(self) -> None:
         super().check()
         if self.scaling and not self.projection:
             raise ConfigError(
-                "FedDPC: scaling without projection is not defined by the paper; set scaling = false too, or projection = true."
+                "FedDPC: scaling without projection is not defined by the paper; set scaling = false too, "
+                "or projection = true."
             )
 
-    def server_state(self, space: Space) -> State:
-        return {"prev": space.zeros(), "ratio": space.scalar(), "undefined": space.scalar(), "turn": space.scalar()}
+    def variants(self) -> tuple[type[Algorithm], ...]:
+        return (*(() if self.scaling else (Unscaled,)), *(() if self.projection else (Unprojected,)))
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        delta, d = up["delta"], server["prev"]
-        r = delta
-        if self.projection:
-            length = dot(d, d)
-            there = (length > 0) & (length < torch.inf)
-            way, length = torch.where(there, d, 0.0), torch.where(there, length, 1.0)
-            for _ in range(2):  # the second time removes what rounding left of the first
-                r = r - torch.outer((dot(r, way) / length).to(r.dtype), way)
-        length, left = norm(delta), norm(r)
-        defined = left > PARALLEL * length
-        ratio = torch.where(defined, length / left, 0.0)
-        if self.max_ratio is not None:
-            ratio = ratio.clamp(max=self.max_ratio)
-        factor = torch.where(defined, self.lam + ratio if self.scaling else 1.0, 0.0).to(r.dtype)
-        z = self.weights(up, cohort) @ (factor[:, None] * r)
-        angle = dot(z, d) / (norm(z) * norm(d)).clamp(min=torch.finfo(torch.float64).tiny)  # 0 where there is none
-        told = {"ratio": ratio.max().to(x.dtype), "undefined": (~defined).sum().to(x.dtype), "turn": angle.to(x.dtype)}
-        return x + self.scale(cohort) * z, told | {"prev": torch.where(norm(z) > 0, z, d)}
+
+# guards -------------------------------------------------------------------------------------------------------------
+
+
+def remove_component(rows: Tensor, d: Tensor) -> Tensor:
+    """Rows without their component along d; unchanged where d is zero, or too long for its square to be a number."""
+    square = dot(d, d)
+    usable = (square > 0) & (square < torch.inf)
+    d, square = torch.where(usable, d, 0.0), torch.where(usable, square, 1.0)
+    for _ in range(2):  # the second time removes what rounding left of the first
+        rows = rows - torch.outer((dot(rows, d) / square).to(rows.dtype), d)
+    return rows
+
+
+def length_ratio(delta: Tensor, r: Tensor, most: float | None) -> tuple[Tensor, Tensor]:
+    """‖δ_i‖ / ‖r_i‖ [C], at most `most`, and where it is defined; 0 where the residual has no direction of its own."""
+    length, left = norm(delta), norm(r)
+    defined = left > PARALLEL * length
+    ratio = torch.where(defined, length / left, 0.0)
+    return ratio if most is None else ratio.clamp(max=most), defined
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of the angle between two vectors; 0 where there is none."""
+    return dot(a, b) / (norm(a) * norm(b)).clamp(min=torch.finfo(torch.float64).tiny)
+
+
+# variants -----------------------------------------------------------------------------------------------------------
+
+
+class Unscaled(FedDPC):
+    """z_i = r_i."""
+
+    def factor(self, ratio: Tensor) -> Tensor:
+        return torch.ones_like(ratio)
+
+
+class Unprojected(FedDPC):
+    """r_i = δ_i."""
+
+    def residual(self, delta: Tensor, d: Tensor) -> Tensor:
+        return delta

@@ -31,15 +31,15 @@ class FedExP(Algorithm):
     def server_state(self, space: Space) -> State:
         return {"last": space.start.clone(), "eta_g": space.scalar(1.0)}
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         p = self.weights(up, cohort)
         mean = p @ up["delta"]
         eps = self.eps * (cohort.lr / cohort.lr0) ** 2 * (len(p) if self.eps_times_m else 1)
         below = 2 * (dot(mean, mean) + eps)
         ratio = (p.double() @ dot(up["delta"], up["delta"])) / below if bool(below > 0) else below + 1
-        eta_g = ratio.clamp(min=1.0).to(x.dtype)
-        new = x + eta_g * mean
-        return new, {"last": x if cohort.round > 1 else new, "eta_g": eta_g}  # the start is no iterate
+        eta_g = ratio.clamp(min=1.0).to(w.dtype)
+        new = w + eta_g * mean
+        return new, {"last": w if cohort.round > 1 else new, "eta_g": eta_g}  # the start is no iterate
 
-    def models(self, x: Tensor, server: State) -> dict[str, Tensor]:
-        return {"mean_of_two": (x + server["last"]) / 2} if self.evaluate_average_of_last_two else {"global": x}
+    def models(self, w: Tensor, server: State) -> dict[str, Tensor]:
+        return {"mean_of_two": (w + server["last"]) / 2} if self.evaluate_average_of_last_two else {"global": w}

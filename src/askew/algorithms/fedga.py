@@ -20,20 +20,6 @@ from ..core.types import Client, Cohort, State
 from .fedavg import FedAvg
 
 
-class Probe(Algorithm):
-    """A phase: everybody sends the gradient of its data at x; x stays."""
-
-    before = ("gradient",)
-    trains = False
-    weighting = "uniform"
-
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        return {"gradient": me.carry["gradient"]}, me.mine
-
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        return x, server | {"g": cohort.p @ up["gradient"]}
-
-
 class FedGA(FedAvg):
     paper = "Dandi, Barba, Jaggi, AAAI 2022"
     idea = "displaced starts align the clients' gradients"
@@ -44,26 +30,55 @@ class FedGA(FedAvg):
     form: str = setting("gradients measured anew, or remembered", default="exact", choices=("exact", "memory"))
 
     def phases(self) -> tuple[Algorithm, ...]:
-        return (Probe(), self) if self.form == "exact" else (self,)
+        return (Probe(), self)
 
     def server_state(self, space: Space) -> State:
         return {"g": space.zeros()}
 
+    def begin(self, client: Client) -> Tensor:
+        return client.w + self.beta * (client.carry["gradient"] - client.server["g"])
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        w, _ = super().aggregate(w, up, cohort, server)
+        return w, {"g": server["g"]}
+
+    def variants(self) -> tuple[type[Algorithm], ...]:
+        return (Remembered,) if self.form == "memory" else ()
+
+
+class Probe(Algorithm):
+    """A phase: everybody sends the gradient of its data at w; w stays."""
+
+    before = ("gradient",)
+    trains = False
+    weighting = "uniform"
+
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        return {"gradient": client.carry["gradient"]}, client.state
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        return w, server | {"g": cohort.p @ up["gradient"]}
+
+
+# variants -----------------------------------------------------------------------------------------------------------
+
+
+class Remembered(FedGA):
+    """form = "memory": the client's last mean gradient, and the last global update in the same unit."""
+
+    def phases(self) -> tuple[Algorithm, ...]:
+        return (self,)
+
     def client_state(self, space: Space) -> State:
-        return {"g": space.zeros(), "seen": space.scalar()} if self.form == "memory" else {}
+        return {"g": space.zeros(), "seen": space.scalar()}
 
-    def begin(self, me: Client) -> Tensor:
-        if self.form == "exact":
-            return me.x + self.beta * (me.carry["gradient"] - me.server["g"])
-        return me.x + self.beta * me.mine["seen"] * (me.mine["g"] - me.server["g"])
+    def begin(self, client: Client) -> Tensor:
+        return client.w + self.beta * client.state["seen"] * (client.state["g"] - client.server["g"])
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        up = {"delta": w - me.x}
-        if self.form == "exact":
-            return up, me.mine
-        return up, {"g": (self.begin(me) - w) / (me.tau * me.lr), "seen": torch.ones_like(me.mine["seen"])}
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        g = (self.begin(client) - theta) / (client.tau * client.lr)
+        return {"delta": theta - client.w}, {"g": g, "seen": torch.ones_like(client.state["seen"])}
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        x, _ = super().aggregate(x, up, cohort, server)
-        g = server["g"] if self.form == "exact" else -(cohort.p / (cohort.tau * cohort.lr)) @ up["delta"]
-        return x, {"g": g}
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        w, _ = super().aggregate(w, up, cohort, server)
+        return w, {"g": -(cohort.p / (cohort.tau * cohort.lr)) @ up["delta"]}

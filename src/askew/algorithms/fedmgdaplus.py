@@ -34,11 +34,11 @@ class FedMGDAPlus(Algorithm):
     def server_state(self, space: Space) -> State:
         return {"norm": space.scalar()}
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         length = norm(up["delta"])
         moved = length > 0
         if not bool(moved.any()):
-            return x, {"norm": server["norm"] * 0}
+            return w, {"norm": server["norm"] * 0}
         g = -up["delta"][moved].double() / length[moved, None]
         share = (cohort.p[moved] / cohort.p[moved].sum()).double().cpu().numpy()
         gram = (g @ g.T).cpu().numpy()
@@ -50,4 +50,4 @@ class FedMGDAPlus(Algorithm):
             weights = slsqp(gram, np.clip(share - self.eps, 0, 1), np.clip(share + self.eps, 0, 1), share)
         u = torch.from_numpy(weights).to(g) @ g
         rate = self.server_lr * self.server_decay_rate ** (cohort.round - 1)
-        return x - rate * u.to(x.dtype), {"norm": norm(u).to(x.dtype)}
+        return w - rate * u.to(w.dtype), {"norm": norm(u).to(w.dtype)}

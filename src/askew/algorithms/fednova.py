@@ -3,11 +3,11 @@
     w ← w + τ_eff Σ_S p_i δ_i / a_i,    τ_eff = Σ_S p_i a_i   (with a proximal term: Σ_S p_i K_i)
     per step:  c ← ρ c + 1 − ημ a,   a ← a + c                (plain SGD: a_i = K_i)
 
-Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020
-(arXiv 2007.07481). As in the authors' optimiser the proximal term is outside the clipped norm and, added to the buffer in
-place, carried on by momentum. Their code counts a twice when momentum and proximal term are both on; the recursion above
-is the exact sum of the gradients' coefficients then too. `server_momentum` acts as in FedAvgM, on displacements; the
-authors' is in gradient units, the same at a constant rate.
+Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020 (arXiv
+2007.07481). As in the authors' optimiser the proximal term is outside the clipped norm and, added to the buffer in
+place, carried on by momentum. Their code counts a twice when momentum and proximal term are both on; the recursion
+above is the exact sum of the gradients' coefficients then too. `server_momentum` acts as in FedAvgM, on displacements;
+the authors' is in gradient units, the same at a constant rate.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class FedNova(Algorithm):
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros()}
 
-    def carry(self, me: Client) -> State:
-        return {"c": torch.zeros_like(me.x[0]), "a": torch.zeros_like(me.x[0])}
+    def carry(self, client: Client) -> State:
+        return {"c": torch.zeros_like(client.w[0]), "a": torch.zeros_like(client.w[0])}
 
-    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Client) -> tuple[Tensor, Tensor]:
-        return super().descend(w, d if off(self.mu) else d + self.mu * (w - me.x), v, me)
+    def descend(self, theta: Tensor, d: Tensor, v: Tensor, client: Client) -> tuple[Tensor, Tensor]:
+        return super().descend(theta, d if off(self.mu) else d + self.mu * (theta - client.w), v, client)
 
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
-        c = me.momentum * me.carry["c"] + 1 - me.lr * self.mu * me.carry["a"]
-        return {"c": c, "a": me.carry["a"] + c}
+    def note(self, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
+        c = client.momentum * client.carry["c"] + 1 - client.lr * self.mu * client.carry["a"]
+        return {"c": c, "a": client.carry["a"] + c}
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        return {"delta": w - me.x, "a": me.carry["a"]}, me.mine
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        return {"delta": theta - client.w, "a": client.carry["a"]}, client.state
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         p = self.weights(up, cohort)
         tau_eff = p @ (up["a"] if self.mu == 0 else cohort.steps)
         M = self.server_momentum * server["M"] + tau_eff * ((p / up["a"]) @ up["delta"])
-        return x + M, {"M": M}
+        return w + M, {"M": M}

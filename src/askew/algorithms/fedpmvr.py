@@ -4,7 +4,7 @@
 
     displacement (default)   q: θ − α δ                                    momentum reset every round
     displacement_ema         m_i ← α δ + (1 − α) m_i,   q: θ − m_i         kept by the client
-    displacement_sum         m_i ← α δ + m_i,           q: θ − m_i         kept, never decayed: the public code as intended
+    displacement_sum         m_i ← α δ + m_i,           q: θ − m_i         kept, never decayed: the code as intended
     extra_gradient           G = ∇L_i(θ),   q: θ − α G,   elsewhere: θ − η G          Algorithm 1, literally
     momentum_sgd             every step on q:  m ← α m + (1 − α) g,   θ ← θ − η m      Eqs. 12–15
     additive                 every step on q:  m as above,   θ ← θ − η (g + m)         Eqs. 18 and 27
@@ -55,66 +55,66 @@ class FedPMVR(FedAvg):
         "what `head` counts: layers with parameters, or tensors", default="layers", choices=("layers", "tensors")
     )
     corrected: str = setting(
-        "correct the last layers, as `head` says, or all convolutions", default="head", choices=("head", "convolutions")
+        "correct the last layers, as `head` says, or all convolutions",
+        default="head",
+        choices=("head", "convolutions"),
     )
 
-    def part(self, space: Space) -> Part:
-        if self.corrected == "convolutions":
-            return space.kind(nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        return space.last(self.head) if self.head_unit == "layers" else space.last_tensors(self.head)
+    def correct(self, theta: Tensor, client: Client) -> tuple[Tensor, State]:
+        """The corrected model and the client's new state."""
+        q = client.parts["head"].indices
+        return theta.index_add(0, q, -self.alpha * (theta - client.w)[q]), client.state
+
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        corrected, state = self.correct(theta, client)
+        return {"delta": corrected - client.w}, state
 
     def parts(self, space: Space) -> dict[str, Part]:
-        part = self.part(space)
-        if part.w.numel() == 0:
-            if self.corrected == "convolutions":
-                raise ModelError(
-                    'FedPMVR: this network has no convolutions to correct; set corrected = "head", or take another network.'
-                )
-            raise ModelError("FedPMVR: the head is empty; choose head ≥ 1 on a network with parameters.")
-        return {"head": part}
+        return {"head": head_of(self, space)}
+
+    def variants(self) -> tuple[type[Algorithm], ...]:
+        return (VARIANTS[self.reading],) if self.reading in VARIANTS else ()
+
+
+def head_of(alg: FedPMVR, space: Space) -> Part:
+    """The part of the network that is corrected; a network without one is refused."""
+    if alg.corrected == "convolutions":
+        part = space.kind(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        if part.indices.numel() == 0:
+            raise ModelError(
+                'FedPMVR: this network has no convolutions to correct; set corrected = "head", or take another network.'
+            )
+        return part
+    part = space.last(alg.head) if alg.head_unit == "layers" else space.last_tensors(alg.head)
+    if part.indices.numel() == 0:
+        raise ModelError("FedPMVR: the head is empty; choose head ≥ 1 on a network with parameters.")
+    return part
+
+
+# variants: the paper's other readings -------------------------------------------------------------------------------
+
+
+class DisplacementSum(FedPMVR):
+    """A momentum that the client keeps and that never decays."""
 
     def client_state(self, space: Space) -> State:
-        return (
-            {"m": space.zeros()[self.part(space).w]} if self.reading in ("displacement_ema", "displacement_sum") else {}
-        )
+        return {"m": space.zeros()[head_of(self, space).indices]}
 
-    def phases(self) -> tuple[Algorithm, ...]:
-        return (ExtraGradient.build(self.table()),) if self.reading == "extra_gradient" and not self.after else (self,)
+    def keep(self) -> float:
+        """The share of the old momentum that stays."""
+        return 1.0
 
-    def stepwise(self) -> bool:
-        return self.reading in ("momentum_sgd", "additive")
+    def correct(self, theta: Tensor, client: Client) -> tuple[Tensor, State]:
+        q = client.parts["head"].indices
+        m = self.alpha * (theta - client.w)[q] + self.keep() * client.state["m"]
+        return theta.index_add(0, q, -m), {"m": m}
 
-    def carry(self, me: Client) -> State:
-        return {"m": torch.zeros_like(me.x)[me.part["head"].w]} if self.stepwise() else {}
 
-    def momentum(self, g: Tensor, me: Client) -> Tensor:
-        return self.alpha * me.carry["m"] + (1 - self.alpha) * g[me.part["head"].w]
+class DisplacementEma(DisplacementSum):
+    """A momentum that the client keeps, as a moving average."""
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        g = grad(w)
-        if not self.stepwise():
-            return g
-        head, m = me.part["head"].w, self.momentum(g, me)
-        return g.index_copy(0, head, m) if self.reading == "momentum_sgd" else g.index_add(0, head, m)
-
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
-        return {"m": self.momentum(g, me)} if self.stepwise() else {}
-
-    def correct(self, w: Tensor, me: Client) -> tuple[Tensor, State]:
-        """The corrected model and the client's new state."""
-        head = me.part["head"].w
-        delta = (w - me.x)[head]
-        if self.reading == "displacement":
-            return w.index_add(0, head, -self.alpha * delta), me.mine
-        if self.reading in ("displacement_ema", "displacement_sum"):
-            keep = 1 - self.alpha if self.reading == "displacement_ema" else 1.0
-            m = self.alpha * delta + keep * me.mine["m"]
-            return w.index_add(0, head, -m), {"m": m}
-        return w, me.mine
-
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        corrected, mine = self.correct(w, me)
-        return {"delta": corrected - me.x}, mine
+    def keep(self) -> float:
+        return 1 - self.alpha
 
 
 class ExtraGradient(FedPMVR):
@@ -122,6 +122,48 @@ class ExtraGradient(FedPMVR):
 
     after = ("gradient",)
 
-    def correct(self, w: Tensor, me: Client) -> tuple[Tensor, State]:
-        head, G = me.part["head"].w, me.carry["gradient"]
-        return (w - me.lr * G).index_copy(0, head, w[head] - self.alpha * G[head]), me.mine
+    def correct(self, theta: Tensor, client: Client) -> tuple[Tensor, State]:
+        q, G = client.parts["head"].indices, client.carry["gradient"]
+        return (theta - client.lr * G).index_copy(0, q, theta[q] - self.alpha * G[q]), client.state
+
+
+class AsPublished(FedPMVR):
+    """No correction."""
+
+    def correct(self, theta: Tensor, client: Client) -> tuple[Tensor, State]:
+        return theta, client.state
+
+
+class MomentumSGD(AsPublished):
+    """A momentum of the last layers within the local steps."""
+
+    def carry(self, client: Client) -> State:
+        return {"m": torch.zeros_like(client.w)[client.parts["head"].indices]}
+
+    def momentum(self, g: Tensor, client: Client) -> Tensor:
+        return self.alpha * client.carry["m"] + (1 - self.alpha) * g[client.parts["head"].indices]
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        g = grad(theta)
+        return g.index_copy(0, client.parts["head"].indices, self.momentum(g, client))
+
+    def note(self, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
+        return {"m": self.momentum(g, client)}
+
+
+class Additive(MomentumSGD):
+    """The momentum is added to the gradient."""
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        g = grad(theta)
+        return g.index_add(0, client.parts["head"].indices, self.momentum(g, client))
+
+
+VARIANTS: dict[str, type[FedPMVR]] = {
+    "displacement_ema": DisplacementEma,
+    "displacement_sum": DisplacementSum,
+    "extra_gradient": ExtraGradient,
+    "momentum_sgd": MomentumSGD,
+    "additive": Additive,
+    "as_published": AsPublished,
+}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.algorithm import Gradient
 from ..core.settings import setting
-from ..core.types import Client
+from ..core.types import Affine, Client
 from ..errors import ConfigError
 from .fedavg import FedAvg
 
@@ -22,19 +22,22 @@ def stable(owner: str, mu: float, lr: float) -> None:
     """Explicit steps on a proximal term overshoot for ever longer from η μ = 2 on."""
     if mu * lr >= 2:
         raise ConfigError(
-            f"{owner}: mu × local.lr must be < 2, got {mu * lr:g}; steps on the penalty would diverge: lower mu or local.lr."
+            f"{owner}: mu × local.lr must be < 2, got {mu * lr:g}; steps on the penalty would diverge: lower mu or "
+            "local.lr."
         )
 
 
 class FedProx(FedAvg):
     paper = "Li et al., MLSys 2020"
     idea = "a proximal term pulls local models back to the global one"
-    affine = True
 
     mu: float = setting("strength μ of the proximal term", default=0.01, least=0, hint="papers use 0.001–1, try 0.01.")
 
     def fit(self, lr: float) -> None:
         stable(self.called(), self.mu, lr)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        return grad(w) + self.mu * (w - me.x)
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + self.mu * (theta - client.w)
+
+    def affine_step(self, client: Client) -> Affine:
+        return Affine(pull=self.mu, shift=-self.mu * client.w)

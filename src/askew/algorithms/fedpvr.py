@@ -32,27 +32,27 @@ class FedPVR(FedAvg):
         return {"head": space.last(self.head)}
 
     def server_state(self, space: Space) -> State:
-        return {"c": space.precise()[space.last(self.head).w]}
+        return {"c": space.precise()[space.last(self.head).indices]}
 
     def client_state(self, space: Space) -> State:
-        return {"c": space.zeros()[space.last(self.head).w]}
+        return {"c": space.zeros()[space.last(self.head).indices]}
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        return grad(w).index_add(0, me.part["head"].w, me.server["c"] - me.mine["c"])
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta).index_add(0, client.parts["head"].indices, client.server["c"] - client.state["c"])
 
-    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Client) -> tuple[Tensor, Tensor]:
-        if off(me.momentum):
-            return super().descend(w, d, v, me)
-        d = d + me.decay * w
-        v = me.momentum * v.index_fill(0, me.part["head"].w, 0.0) + d
-        return w - me.lr * v, v
+    def descend(self, theta: Tensor, d: Tensor, v: Tensor, client: Client) -> tuple[Tensor, Tensor]:
+        if off(client.momentum):
+            return super().descend(theta, d, v, client)
+        d = d + client.decay * theta
+        v = client.momentum * v.index_fill(0, client.parts["head"].indices, 0.0) + d
+        return theta - client.lr * v, v
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        head = me.part["head"].w
-        c = me.mine["c"] - me.server["c"] + (me.x - w)[head] / (me.steps * me.lr)
-        dc = (c - me.mine["c"]) * (me.size if self.by_samples else 1.0)
-        return {"delta": w - me.x, "dc": dc}, {"c": c}
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        head = client.parts["head"].indices
+        c = client.state["c"] - client.server["c"] + (client.w - theta)[head] / (client.steps * client.lr)
+        dc = (c - client.state["c"]) * (client.size if self.by_samples else 1.0)
+        return {"delta": theta - client.w, "dc": dc}, {"c": c}
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        x, _ = super().aggregate(x, up, cohort, server)
-        return x, {"c": server["c"] + torch.sum(up["dc"], 0) / cohort.clients}
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        w, _ = super().aggregate(w, up, cohort, server)
+        return w, {"c": server["c"] + torch.sum(up["dc"], 0) / cohort.clients}

@@ -29,7 +29,7 @@ class FedSpeed(FedDyn):
     rho: float = setting("length ρ of the step uphill", default=0.1, least=0)
     mix: float = setting("share a of the uphill gradient", default=1.0, least=0, most=1)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        g = grad(w)
-        up = grad(w + self.rho * g / (torch.linalg.vector_norm(g) + 1e-7))
-        return (1 - self.mix) * g + self.mix * up + self.strength(me) * (me.mine["h"] - me.x)
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        g = grad(theta)
+        up = grad(theta + self.rho * g / (torch.linalg.vector_norm(g) + 1e-7))
+        return (1 - self.mix) * g + self.mix * up + self.strength(client) * (client.state["h"] - client.w)

@@ -30,7 +30,8 @@ class FedVARP(FedAvg):
         super().check()
         if self.by_samples:
             raise ConfigError(
-                f'{self.called()}: weighting must be "uniform", got "samples"; its memory is a plain mean over all clients.'
+                f'{self.called()}: weighting must be "uniform", got "samples"; its memory is a plain mean over all '
+                "clients."
             )
 
     def server_state(self, space: Space) -> State:
@@ -43,12 +44,12 @@ class FedVARP(FedAvg):
         """What the participants add to the remembered mean in this step."""
         return cohort.p.double() @ new
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         rate = cohort.lr if self.memory_unit == "gradient" else 1.0
         y = up["delta"] / rate  # downhill, in the memory's unit; server["y"] holds the participants' rows
         new = y.double() - server["y"]  # in float64, so that the running mean stays the mean of the rows
         step = self.surprise(new, cohort) + server["mean"]
-        return (x + self.scale(cohort) * rate * step).to(x.dtype), {
+        return (w + self.scale(cohort) * rate * step).to(w.dtype), {
             "y": y,
             "mean": server["mean"] + new.sum(0) / cohort.clients,
         }

@@ -31,15 +31,18 @@ class LossBias(FedAvg):
         "when the validation loss is measured", default="final", choices=("final", "mean_over_steps")
     )
 
-    def phases(self) -> tuple[Algorithm, ...]:
-        return (MeanOverSteps.build(self.table()),) if self.measure == "mean_over_steps" and not self.each else (self,)
+    def variants(self) -> tuple[type[Algorithm], ...]:
+        return (MeanOverSteps,) if self.measure == "mean_over_steps" else ()
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        return {"delta": w - me.x, "validation": me.carry["validation"]}, me.mine
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        return {"delta": theta - client.w, "validation": client.carry["validation"]}, client.state
 
     def weights(self, up: State, cohort: Cohort) -> Tensor:
         loss = up["validation"].clamp(min=0)
         return loss / loss.sum() if bool(loss.sum() > 0) else torch.full_like(loss, 1 / len(loss))
+
+
+# variants -----------------------------------------------------------------------------------------------------------
 
 
 class MeanOverSteps(LossBias):

@@ -3,8 +3,8 @@
     u_i = Ḡ_i / ‖Ḡ_i‖,    Ḡ_i the mean of the J mini-batch gradients along client i's local steps
     α = argmin over the simplex of ‖Σ α_i u_i‖²,    u = Σ α_i u_i,    w ← w − η_s (u + wd · w)
 
-Moroni, Tereshko, course project report (MLDL24), after Désidéri, Multiple-gradient descent algorithm, 2012. The length of u
-(at most 1) is kept. The report speaks of one back-propagation (`single_gradient`: the full gradient at w, what the
+Moroni, Tereshko, course project report (MLDL24), after Désidéri, Multiple-gradient descent algorithm, 2012. The length
+of u (at most 1) is kept. The report speaks of one back-propagation (`single_gradient`: the full gradient at w, what the
 descent guarantee supposes), its code averages over the steps (default). The minimum-norm point is exact (Wolfe);
 `solver = "slsqp"` is the report's route. ‖u‖ < 1e-8 is Pareto-stationary: no step.
 """
@@ -34,34 +34,37 @@ class MGDA(Algorithm):
     solver: str = setting("how the minimum-norm point is found", default="wolfe", choices=("wolfe", "slsqp"))
     single_gradient: bool = setting("use the full gradient at w instead of the mean along the steps", default=False)
 
-    def phases(self) -> tuple[Algorithm, ...]:
-        return (SingleGradient.build(self.table()),) if self.single_gradient and self.trains else (self,)
+    def variants(self) -> tuple[type[Algorithm], ...]:
+        return (SingleGradient,) if self.single_gradient else ()
 
     def server_state(self, space: Space) -> State:
         return {"norm": space.scalar(), "stationary": space.scalar()}
 
-    def carry(self, me: Client) -> State:
-        return {"gradient": torch.zeros_like(me.x)}
+    def carry(self, client: Client) -> State:
+        return {"gradient": torch.zeros_like(client.w)}
 
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
-        return {"gradient": me.carry["gradient"] + g / me.steps}
+    def note(self, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
+        return {"gradient": client.carry["gradient"] + g / client.steps}
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        return {"gradient": me.carry["gradient"]}, me.mine
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        return {"gradient": client.carry["gradient"]}, client.state
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         length = norm(up["gradient"])
         moving = up["gradient"][length > 0].double() / length[length > 0, None]
         if len(moving) == 0:
-            return x, {"norm": server["norm"] * 0, "stationary": server["stationary"] * 0 + 1}
+            return w, {"norm": server["norm"] * 0, "stationary": server["stationary"] * 0 + 1}
         gram = (moving @ moving.T).cpu().numpy()
         alpha = torch.from_numpy((min_norm_point if self.solver == "wolfe" else slsqp)(gram)).to(moving)
         u = alpha @ moving
         size = norm(u)
         stationary = size < STATIONARY
-        step = self.server_lr * (u.to(x.dtype) + self.server_decay * x)
-        told = {"norm": size.to(x.dtype), "stationary": stationary.to(x.dtype)}
-        return (x if bool(stationary) else x - step), told
+        step = self.server_lr * (u.to(w.dtype) + self.server_decay * w)
+        record = {"norm": size.to(w.dtype), "stationary": stationary.to(w.dtype)}
+        return (w if bool(stationary) else w - step), record
+
+
+# variants -----------------------------------------------------------------------------------------------------------
 
 
 class SingleGradient(MGDA):
@@ -70,5 +73,5 @@ class SingleGradient(MGDA):
     before = ("gradient",)
     trains = False
 
-    def carry(self, me: Client) -> State:
+    def carry(self, client: Client) -> State:
         return {}

@@ -2,9 +2,10 @@
 
     ℓ = CE + μ · mean_B( −log( e^{cos(z, z_g)/τ} / (e^{cos(z, z_g)/τ} + e^{cos(z, z_p)/τ}) ) )
 
-Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021 (arXiv 2103.16257), Algorithm 1. z, z_g, z_p are the features of
-the trained, the received and the client's previous local model; the last two are frozen and in evaluation mode. A
-client without a previous model has a zero term; the authors' code uses a random network for one that joins late.
+Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021 (arXiv 2103.16257), Algorithm 1. z, z_g, z_p are the
+features of the trained, the received and the client's previous local model; the last two are frozen and in evaluation
+mode. A client without a previous model has a zero term; the authors' code uses a random network for one that joins
+late.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class MOON(FedAvg):
     def client_state(self, space: Space) -> State:
         return {"prev": space.zeros(), "buffers": space.buffers.clone(), "has": space.scalar()}
 
-    def loss(self, task: Task, w: Tensor, batch: Batch, me: Client) -> Tensor:
-        output, z = task(w, batch)
-        z_g = task.frozen(me.x, me.buffers, batch)[1]
-        z_p = task.frozen(me.mine["prev"], me.mine["buffers"], batch)[1]
+    def loss(self, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
+        output, z = task(theta, batch)
+        z_g = task.frozen(client.w, client.buffers, batch)[1]
+        z_p = task.frozen(client.state["prev"], client.state["buffers"], batch)[1]
         farther = (F.cosine_similarity(z, z_p, dim=-1) - F.cosine_similarity(z, z_g, dim=-1)) / self.temperature
-        return task.judge(output, batch) + self.mu * me.mine["has"] * task.mean(F.softplus(farther), batch)
+        contrast = self.mu * client.state["has"] * task.mean(F.softplus(farther), batch)
+        return task.mean_loss(output, batch) + contrast
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        return {"delta": w - me.x}, {"prev": w, "buffers": me.carry["buffers"], "has": torch.ones_like(me.mine["has"])}
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        has = torch.ones_like(client.state["has"])
+        return {"delta": theta - client.w}, {"prev": theta, "buffers": client.carry["buffers"], "has": has}

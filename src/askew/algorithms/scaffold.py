@@ -9,8 +9,8 @@ Algorithm 1. The variates' mean is divided by N, not by the cohort. Under local 
 times too long and the method diverges; `variate_norm = "nova"` divides by η·a_i (FedNova's length of K_i momentum
 steps), the same as `steps` without momentum. FedDyn's and FedDC's codes divide by the initial rate
 (`variate_lr = "initial"`), a relaxation under a decaying rate. With `weighting = "samples"` c is the mean of the c_i by
-sample counts, and the optimum that of the sample-weighted loss; the codes of FedDyn and FedDC also divide c by n_i / n̄ in
-the local step, which is not copied. `exact` rests on: no clipping.
+sample counts, and the optimum that of the sample-weighted loss; the codes of FedDyn and FedDC also divide c by n_i / n̄
+in the local step, which is not copied. `exact` rests on: no clipping.
 """
 
 from __future__ import annotations
@@ -20,20 +20,14 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Client, Cohort, State
+from ..core.types import Affine, Client, Cohort, State
 from .fedavg import FedAvg
-
-
-def mean_gradient(w: Tensor, me: Client, norm: str, rate: str) -> Tensor:
-    """(w − θ)/(K η) in the paper's letters: the mean gradient of the round, as its displacement tells it."""
-    return (me.x - w) / ((me.tau if norm == "nova" else me.steps) * (me.lr if rate == "current" else me.lr0))
 
 
 class Scaffold(FedAvg):
     title = "SCAFFOLD"
     paper = "Karimireddy et al., ICML 2020"
     idea = "control variates cancel the clients' drift"
-    affine = True
     weighting = "uniform"
     broadcast = ("c",)
     exact = True
@@ -52,23 +46,35 @@ class Scaffold(FedAvg):
     def client_state(self, space: Space) -> State:
         return {"c": space.zeros()}
 
-    def phases(self) -> tuple[Algorithm, ...]:
-        return (OptionI.build(self.table()),) if self.option == "I" and not self.before else (self,)
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) - client.state["c"] + client.server["c"]
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        return grad(w) - me.mine["c"] + me.server["c"]
+    def affine_step(self, client: Client) -> Affine:
+        return Affine(shift=client.server["c"] - client.state["c"])
 
-    def new_variate(self, w: Tensor, me: Client) -> Tensor:
-        return me.mine["c"] - me.server["c"] + mean_gradient(w, me, self.variate_norm, self.variate_lr)
+    def new_variate(self, theta: Tensor, client: Client) -> Tensor:
+        return client.state["c"] - client.server["c"] + mean_gradient(theta, client, self.variate_norm, self.variate_lr)
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        c = self.new_variate(w, me)
-        dc = (c - me.mine["c"]) * (me.size if self.by_samples else 1.0)
-        return {"delta": w - me.x, "dc": dc}, me.mine | {"c": c}
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        c = self.new_variate(theta, client)
+        dc = (c - client.state["c"]) * (client.size if self.by_samples else 1.0)
+        return {"delta": theta - client.w, "dc": dc}, client.state | {"c": c}
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        x, server = super().aggregate(x, up, cohort, server)
-        return x, server | {"c": server["c"] + up["dc"].sum(0) / cohort.clients}
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        w, server = super().aggregate(w, up, cohort, server)
+        return w, server | {"c": server["c"] + up["dc"].sum(0) / cohort.clients}
+
+    def variants(self) -> tuple[type[Algorithm], ...]:
+        return (OptionI,) if self.option == "I" else ()
+
+
+def mean_gradient(theta: Tensor, client: Client, norm: str, rate: str) -> Tensor:
+    """(w − θ)/(K η): the mean gradient of the round, as its displacement tells it; K and η by their readings."""
+    length = client.tau if norm == "nova" else client.steps
+    return (client.w - theta) / (length * (client.lr if rate == "current" else client.lr0))
+
+
+# variants -----------------------------------------------------------------------------------------------------------
 
 
 class OptionI(Scaffold):
@@ -76,5 +82,5 @@ class OptionI(Scaffold):
 
     before = ("gradient",)
 
-    def new_variate(self, w: Tensor, me: Client) -> Tensor:
-        return me.carry["gradient"]
+    def new_variate(self, theta: Tensor, client: Client) -> Tensor:
+        return client.carry["gradient"]

@@ -30,11 +30,11 @@ class Solo(Algorithm):
     def evaluates(self) -> str:
         return "clients"
 
-    def carry(self, me: Client) -> State:
-        return {"momentum": me.mine["momentum"]}
+    def carry(self, client: Client) -> State:
+        return {"momentum": client.state["momentum"]}
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        return {}, {"momentum": me.carry["momentum"]}
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        return {}, {"momentum": client.carry["momentum"]}
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        return x, server
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        return w, server

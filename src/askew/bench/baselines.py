@@ -48,7 +48,7 @@ class PlainLoop:
             optimiser = torch.optim.SGD(self.model.parameters(), lr=LR)
             for index in batches:
                 optimiser.zero_grad()
-                with torch.autocast(x.device.type, torch.bfloat16, enabled=self.built.task.half):
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=self.built.task.bf16):
                     output = self.model(x[index])[0]
                 torch.autograd.backward(F.cross_entropy(output.to(self.built.space.dtype), y[index]))
                 optimiser.step()
@@ -123,8 +123,8 @@ def client_samples(name: str, client: int, device: str) -> tuple[Tensor, Tensor]
 def dataset_images(name: str) -> Samples:
     """A dataset's training samples, its images as numbers."""
     data = sources[name]().load(0, 1)
-    assert data.view is not None
-    return Samples(data.view(data.train.x, torch.float32), data.train.y)
+    assert data.transform is not None
+    return Samples(data.transform(data.train.x, torch.float32), data.train.y)
 
 
 def with_pfl(name: str, rounds: int, device: str, on_round_end: OnRoundEnd) -> None:

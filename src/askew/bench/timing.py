@@ -26,9 +26,9 @@ from typing import NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ..engine.base import clock
+from ..engine.base import finished_time
 from ..engine.choose import EngineSettings
-from ..engine.distributed import ProcessGroup, joined
+from ..engine.distributed import ProcessGroup, process_group
 from ..errors import ConfigError
 from ..experiment.build import BuiltRun, build, device_of
 from ..experiment.process_state import explain_out_of_memory, torch_state
@@ -131,7 +131,7 @@ class RoundTimes(NamedTuple):
 
 def time_rounds(name: str, engine: EngineSettings, rounds: int, skewed: bool, on_round_end: OnRoundEnd) -> Timing:
     """Time rounds in this process, together with the other ranks where there are some."""
-    config, group = workload_config(name, engine, skewed), joined()
+    config, group = workload_config(name, engine, skewed), process_group()
     with torch_state(config, group), explain_out_of_memory():
         built = build(config, group=group)
         device, ids = built.space.device, built.fed.eligible.tolist()
@@ -180,19 +180,19 @@ def alternate_rounds(built: BuiltRun, rounds: int, group: ProcessGroup, on_round
 
     def time_ours(t: int) -> None:
         reset_peak_memory(device)
-        ours.append(seconds_of(device, lambda: server.play(t, ids, meanwhile=lambda: prepare(t + 1))))
+        ours.append(seconds_of(device, lambda: server.run_round(t, ids, meanwhile=lambda: prepare(t + 1))))
         peaks.append(peak_memory(device))
 
     def prepare(t: int) -> None:
         server.prepare(t, ids)
 
     def time_plain(t: int) -> None:
-        if group.leads:
+        if group.is_leader:
             batches = loop.batches(ids, t)
             plain.append(seconds_of(device, lambda: loop.round(batches)))
 
     time_ours(1)
-    apart = loop.difference(loop.round(loop.batches(ids, 1)), server.x) if group.leads else 0.0
+    apart = loop.difference(loop.round(loop.batches(ids, 1)), server.w) if group.is_leader else 0.0
     on_round_end()
     for t in range(2, rounds + 2):
         for time_round in (time_ours, time_plain) if t % 2 else (time_plain, time_ours):
@@ -204,9 +204,9 @@ def alternate_rounds(built: BuiltRun, rounds: int, group: ProcessGroup, on_round
 
 def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
     """Seconds until work is done, on the device too."""
-    began = clock(device)
+    began = finished_time(device)
     work()
-    return clock(device) - began
+    return finished_time(device) - began
 
 
 # memory ---------------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class LapTimer:
         self.last = time.perf_counter()
 
     def __call__(self) -> None:
-        lap = clock(self.device) - self.last
+        lap = finished_time(self.device) - self.last
         self.pairs.append((lap, seconds_of(self.device, lambda: self.loop.round(self.batches))))
         self.last = time.perf_counter()
 

@@ -90,7 +90,7 @@ def get(names: Names, folder: Folder = None) -> None:
 @app.command(epilog=examples("askew data check cifar10"))
 def check(name: Name, folder: Folder = None) -> None:
     """Compare every file of a dataset with its published checksum; exit code 2 if one differs."""
-    checksums = files.check(files.place(name))
+    checksums = files.check(files.locate(name))
     table = terminal.plain_table("file", "MD5", "")
     for column in table.columns:
         column.justify = "left"

@@ -17,11 +17,11 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from ..data.skew import heterogeneity
-from ..engine.distributed import place
+from ..engine.distributed import rank_and_size
 from ..errors import AskewError, ConfigError
 from ..experiment import catalogue
 from ..experiment import demo as demonstration
-from ..experiment.build import divided
+from ..experiment.build import client_label_counts
 from ..experiment.config import load_config, load_plugin, plugin_fault
 from ..experiment.launch import run_all, run_config
 from ..experiment.process_tuning import tune_process
@@ -203,7 +203,7 @@ def partition(
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"partition: --out must end in .png, .svg or .pdf, got {str(out)!r}; try partition.png.")
     config = load_config(file, overrides or (), plugins or ())
-    counts, sizes = divided(config)
+    counts, sizes = client_label_counts(config)
     figures = heterogeneity(counts if counts.shape[1] else sizes[:, None])
     if as_json:
         print_json(figures)
@@ -328,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks
     arguments, command = list(sys.argv[1:] if argv is None else argv) or ["--help"], typer.main.get_command(app)
     try:
-        with silent() if place()[0] else nullcontext():  # of several ranks only the first prints
+        with silent() if rank_and_size()[0] else nullcontext():  # of several ranks only the first prints
             code = command.main(arguments, prog_name="askew", standalone_mode=False)
         sys.stdout.flush()
     except AskewError as e:

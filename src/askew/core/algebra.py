@@ -21,12 +21,14 @@ def norm(a: Tensor) -> Tensor:
     return length
 
 
-def stepped(w: Tensor, d: Tensor, rate: Number) -> Tensor:
-    """w − rate·d, in one pass over memory."""
-    return torch.addcmul(w, d, rate, value=-1) if isinstance(rate, Tensor) else torch.sub(w, d, alpha=rate)
+def step_along(theta: Tensor, d: Tensor, rate: Number) -> Tensor:
+    """theta − rate·d, in one pass over memory."""
+    if isinstance(rate, Tensor):
+        return torch.addcmul(theta, d, rate, value=-1)
+    return torch.sub(theta, d, alpha=rate)
 
 
-def clipped(d: Tensor, limit: Number) -> Tensor:
+def clip_norm(d: Tensor, limit: Number) -> Tensor:
     """d, shortened to at most `limit`; the 1e-6 is that of torch's own clipping, which the papers' code calls."""
     if isinstance(limit, float) and math.isinf(limit):
         return d

@@ -1,8 +1,9 @@
-"""Algorithm: what a method declares and the few pure functions in which it differs from FedAvg.
+"""Algorithm: what a method declares, and the few pure functions in which it differs from FedAvg.
 
-Everything else (loops, batching, devices, transport, storage) is written once, below this door. A model is a point
-w in R^P, a cohort a matrix [C, P]. Client hooks are pure functions of one client's `Client`: no `if` on a tensor, no
-`.item()`, nothing in place, so that the same hook runs in a plain loop, under vmap and inside a captured graph.
+Everything else (loops, batching, devices, transport, storage) is written once, below this interface. A model is a
+point in R^P: `w` the global one, `theta` a local one; a cohort is a matrix [C, P]. Client hooks are pure functions of
+one `Client`: no `if` on a tensor, no `.item()`, nothing in place, so that the same hook runs in a plain loop, under
+vmap and inside a captured graph.
 """
 
 from __future__ import annotations
@@ -12,37 +13,45 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .algebra import stepped
+from .algebra import step_along
 from .settings import Settings, off, setting
 from .space import Space
 from .task import Task
-from .types import Batch, Client, Cohort, Part, State
+from .types import Affine, Batch, Client, Cohort, Part, State
 
-Gradient = Callable[[Tensor], Tensor]
+Gradient = Callable[[Tensor], Tensor]  # this batch's gradient at any point of R^P
+
+
+combined: dict[tuple[type[Algorithm], ...], type[Algorithm]] = {}  # one class for one combination
+
+
+def combine(method: type[Algorithm], variants: tuple[type[Algorithm], ...]) -> type[Algorithm]:
+    """A method's class with the overrides of variants on top, and below them those of a user's own subclass."""
+    key = (*variants, method)
+    if variants and key not in combined:
+        names = {"__module__": method.__module__, "__doc__": method.__doc__, "title": method.called()}
+        combined[key] = new = type(method.__name__, key, names | {"settings_class": classmethod(lambda cls: method)})
+        for name in ("__dataclass_fields__", "__init__"):  # the method's own defaults, not those of a variant's parent
+            setattr(new, name, getattr(method, name))
+    return combined[key] if variants else method
 
 
 class Algorithm(Settings):
-    """Fields are hyper-parameters; float fields may be 0-d tensors, so no client hook branches on one."""
+    """A federated method. Fields are hyper-parameters; float fields may be 0-d tensors, so no client hook branches on
+    one.
+    """
 
     paper: ClassVar[str] = ""  # authors, venue, year
     idea: ClassVar[str] = ""  # one line
-    broadcast: ClassVar[
-        tuple[str, ...]
-    ] = ()  # names of server state (the same to all) or memory (to each its row) sent down
-    before: ClassVar[tuple[str, ...]] = ()  # looks at fixed w: "gradient", "validation", at the start,
+    broadcast: ClassVar[tuple[str, ...]] = ()  # server state (the same to all) or memory (to each its row) sent down
+    before: ClassVar[tuple[str, ...]] = ()  # looks at fixed theta ("gradient", "validation") before the first step,
     each: ClassVar[tuple[str, ...]] = ()  # after every step,
-    after: ClassVar[tuple[str, ...]] = ()  # at the end
+    after: ClassVar[tuple[str, ...]] = ()  # after the last step
     trains: ClassVar[bool] = True  # False: this phase only looks
-    needs: ClassVar[
-        tuple[str, ...]
-    ] = ()  # "public", "batchnorm" or what else must be there; refused at load if missing
+    needs: ClassVar[tuple[str, ...]] = ()  # "public", "validation" or a call the network must offer; refused if missing
     pooled: ClassVar[bool] = False  # one client holds all data
-    exact: ClassVar[bool] = (
-        False  # claims the exact optimum under skewed data and partial participation; tests measure it
-    )
-    affine: ClassVar[bool] = (
-        False  # direction is gain·gradient + pull·w + b, numbers and a vector that stay; descend may add to d only a multiple of w
-    )
+    exact: ClassVar[bool] = False  # claims the exact optimum under skewed data and partial participation; tests measure
+    drift_state: ClassVar[str] = ""  # the client state that holds a learned drift, for the drift metrics; "": none
 
     weighting: str = setting(
         "weights of the clients in averages: by sample count, or all equal",
@@ -58,7 +67,15 @@ class Algorithm(Settings):
     def fit(self, lr: float) -> None:
         """Refuse, when the configuration loads, what cannot work with this learning rate; raise ConfigError."""
 
-    # what it keeps ----------------------------------------------------------------------------------------------
+    def variants(self) -> tuple[type[Algorithm], ...]:
+        """The subclasses whose overrides these settings choose; an instance has them on top from its beginning."""
+        return ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "__class__", combine(self.settings_class(), self.variants()))
+
+    # what it keeps ------------------------------------------------------------------------------------------------
 
     def server_state(self, space: Space) -> State:
         """Kept at the server."""
@@ -73,7 +90,7 @@ class Algorithm(Settings):
         return {}
 
     def parts(self, space: Space) -> dict[str, Part]:
-        """Named subsets of the model, seen by hooks as me.part[name]."""
+        """Named subsets of the model, which hooks find in client.parts."""
         return {}
 
     def private(self, space: Space) -> Part:
@@ -81,7 +98,7 @@ class Algorithm(Settings):
         return space.nothing()
 
     def evaluates(self) -> str:
-        """Whose models are measured: "global" x, the "clients"' own, or x with the "mean" of the private parts."""
+        """Whose models are measured: "global" w, the "clients"' own, or w with the "mean" of the private parts."""
         return "global"
 
     def remark(self, space: Space) -> str:
@@ -92,50 +109,58 @@ class Algorithm(Settings):
         """The exchanges of one round, same clients in each; a phase is an Algorithm."""
         return (self,)
 
-    # one client -------------------------------------------------------------------------------------------------
+    # one client ---------------------------------------------------------------------------------------------------
 
-    def begin(self, me: Client) -> Tensor:
-        """Where local training starts."""
-        return me.x
+    def begin(self, client: Client) -> Tensor:
+        """The point where local training starts."""
+        return client.w
 
-    def carry(self, me: Client) -> State:
-        """Own entries of the carry at the start of a phase."""
+    def carry(self, client: Client) -> State:
+        """The method's own entries of the carry at the start of a phase."""
         return {}
 
-    def loss(self, task: Task, w: Tensor, batch: Batch, me: Client) -> Tensor:
+    def loss(self, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
         """What is differentiated; the gradient of a penalty is cheaper in `direction`."""
-        return task.loss(w, batch)
+        return task.loss(theta, batch)
 
-    def direction(self, w: Tensor, grad: Gradient, me: Client) -> Tensor:
-        """The step's direction, before clipping; grad(u) is this batch's gradient at any u."""
-        return grad(w)
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        """The step's direction before clipping."""
+        return grad(theta)
 
-    def descend(self, w: Tensor, d: Tensor, v: Tensor, me: Client) -> tuple[Tensor, Tensor]:
-        """After clipping: weight decay, momentum, step. Returns the new w and the new momentum."""
-        if not off(me.decay):
-            d = d + me.decay * w
-        if not off(me.momentum):
-            d = v = me.momentum * v + d
-        return stepped(w, d, me.lr), v
+    def descend(self, theta: Tensor, d: Tensor, v: Tensor, client: Client) -> tuple[Tensor, Tensor]:
+        """The new theta and momentum, after clipping: weight decay, momentum, step."""
+        if not off(client.decay):
+            d = d + client.decay * theta
+        if not off(client.momentum):
+            d = v = client.momentum * v + d
+        return step_along(theta, d, client.lr), v
 
-    def note(self, w: Tensor, g: Tensor, d: Tensor, me: Client) -> State:
-        """New carry entries after a step: g = grad(w), d the direction before clipping."""
+    def note(self, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
+        """New carry entries after a step: g = grad(theta), d the direction before clipping."""
         return {}
 
-    def finish(self, w: Tensor, me: Client) -> tuple[State, State]:
-        """What goes up and the client's new state. `delta` is reserved: the received model is x + delta."""
-        return {"delta": w - me.x}, me.mine
+    def affine_step(self, client: Client) -> Affine | None:
+        """The class's own direction and descend in one formula, for kernels that take many steps at once; None: no.
 
-    # the server -------------------------------------------------------------------------------------------------
+        Optional. It counts only for the class that also defines these hooks, and is lost by any subclass that touches a
+        part of them (see kernels/affine.py); the first step of a run is computed both ways and compared.
+        """
+        return Affine()
+
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        """What goes up, and the client's new state. `delta` is reserved: the received model is w + delta."""
+        return {"delta": theta - client.w}, client.state
+
+    # the server ---------------------------------------------------------------------------------------------------
 
     def weights(self, up: State, cohort: Cohort) -> Tensor:
         """Weights [C] of the models and of their buffers."""
         return cohort.p
 
-    def aggregate(self, x: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        """The new x, and every entry of server state and of the participants' memory rows."""
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        """The new w, and every entry of server state and of the participants' memory rows."""
         raise NotImplementedError
 
-    def models(self, x: Tensor, server: State) -> dict[str, Tensor]:
+    def models(self, w: Tensor, server: State) -> dict[str, Tensor]:
         """What evaluation measures; the first is the headline."""
-        return {"global": x}
+        return {"global": w}

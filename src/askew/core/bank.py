@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EngineError
-from .types import State, taken
+from .types import State, select_rows
 
 BLOCK = 32 * 2**20  # bytes of a full block; blocks start small and double up to this
 
@@ -148,7 +148,7 @@ class Bank:
             return
         if self.owns is not None:
             own = [i for i, client in enumerate(clients) if self.owns(client)]
-            clients, rows = [clients[i] for i in own], taken(rows, own)
+            clients, rows = [clients[i] for i in own], select_rows(rows, own)
         for client in clients:
             if client not in self.row_of:
                 self.row_of[client] = len(self.row_of)

@@ -20,7 +20,9 @@ def key(seed: int, purpose: str, round: int = 0, client: int = -1) -> bytes:
 
 
 class _Address(ISeedSequence):
-    """A generator's key. Handed over as `key`, the generator would first ask the system for chance, which takes twice as long."""
+    """A generator's key. Handed over as `key`, the generator would first ask the system for chance, which takes twice
+    as long.
+    """
 
     def __init__(self, words: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
         self.words = words

@@ -45,7 +45,7 @@ def setting(
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting,))
 class Settings:
-    """Every subclass becomes a frozen, keyword-only dataclass; a plain override of an inherited field is a new default."""
+    """Every subclass is a frozen, keyword-only dataclass; a plain override of an inherited field is a new default."""
 
     title: ClassVar[str] = ""  # how error sentences call it; the class name if empty
 
@@ -75,6 +75,11 @@ class Settings:
     def reads(self) -> tuple[Path, ...]:
         """Files whose contents belong to the settings: a run of another content is another run."""
         return ()
+
+    @classmethod
+    def settings_class(cls) -> type[Self]:
+        """The class that a configuration names, where an instance's own class was made from it."""
+        return cls
 
     @classmethod
     def called(cls) -> str:
@@ -223,6 +228,7 @@ class Registry(Generic[T]):
     def name_of(self, member: object) -> str:
         """The registered name of an instance or class; its own class name, in small letters, if there is none."""
         cls = member if isinstance(member, type) else type(member)
+        cls = cls.settings_class() if issubclass(cls, Settings) else cls
         return next((name for name, known in self.members.items() if known is cls), cls.__name__.lower())
 
     def register(self, name: str, member: type[T], *, replace: bool = False) -> type[T]:

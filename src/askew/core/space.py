@@ -35,7 +35,8 @@ class Space:
             if isinstance(layer, BATCH_NORMS) and layer.track_running_stats:
                 if layer.momentum is None:
                     raise ModelError(
-                        f"{name}: batch norm with momentum=None keeps a step count, which cannot be averaged; give it 0.1."
+                        f"{name}: batch norm with momentum=None keeps a step count, which cannot be averaged; give it "
+                        "0.1."
                     )
                 layer.num_batches_tracked = (
                     None  # counted in place, which no function transform allows; unused otherwise
@@ -76,7 +77,7 @@ class Space:
         return torch.zeros(self.P, dtype=self.dtype, device=self.device)
 
     def precise(self) -> Tensor:
-        """The origin in float64, for running means over all N clients, which are updated for ever and never recomputed."""
+        """The origin in float64: for running means over all N clients, which are updated for ever."""
         return torch.zeros(self.P, dtype=torch.float64, device=self.device)
 
     def scalar(self, value: float = 0.0) -> Tensor:

@@ -1,9 +1,9 @@
-"""Datasets and how they are divided among clients."""
+"""Datasets and how they are divided among clients; the registries of both."""
 
 from __future__ import annotations
 
 from ..core.settings import Registry
-from .dataset import Dataset, NaturalSource, Samples, Source, from_user
+from .dataset import Dataset, NaturalSource, Samples, Source
 from .digits import Digits
 from .images import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, TinyImageNet
 from .partition import (
@@ -20,6 +20,7 @@ from .partition import (
 )
 from .shakespeare import Shakespeare
 from .synthetic import Synthetic, SyntheticLeaf
+from .user import from_user
 
 sources: Registry[Source] = Registry(
     "dataset",

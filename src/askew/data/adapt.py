@@ -1,7 +1,7 @@
-"""Datasets of the Hugging Face hub and of flwr-datasets as ours: columns of images or numbers, read in chunks.
+"""Adapters for datasets of the Hugging Face hub and of flwr-datasets: columns of images or numbers, read in chunks.
 
-`askew.run(data=…)` calls `adapt` by itself; call it to name columns. Types are told by their names, so that neither library need
-be installed.
+`askew.run(data=…)` calls `adapt` by itself; call it to name columns. The libraries' types are recognised by their
+names, so that neither library need be installed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from ..errors import DataError
-from .dataset import Dataset, Samples, completed, samples
-from .view import PixelTransform
+from .arrays import make_dataset, to_samples
+from .dataset import Dataset, Samples
+from .transform import PixelTransform
 
-HUB = {
+# Types of the two libraries by their full names, and what each holds.
+LIBRARY_TYPES = {
     "datasets.arrow_dataset.Dataset": "table",
     "datasets.dataset_dict.DatasetDict": "splits",
     "datasets.dataset_dict.IterableDatasetDict": "stream",
@@ -25,36 +27,39 @@ HUB = {
     "flwr_datasets.federated_dataset.FederatedDataset": "federated",
     "flwr_datasets.partitioner.partitioner.Partitioner": "partitioner",
 }
-INPUTS = ("image", "img", "x", "pixel_values", "features", "input_ids")
-TARGETS = ("label", "labels", "fine_label", "y", "target")
-TESTS = ("test", "validation", "valid")
-TEXT = "tokenise text first: inputs are images or numbers"
-NAME_IT = "name it, as in askew.data.adapt.adapt(data"
+# Usual names of columns and splits, the best first.
+INPUT_NAMES = ("image", "img", "x", "pixel_values", "features", "input_ids")
+TARGET_NAMES = ("label", "labels", "fine_label", "y", "target")
+TEST_SPLITS = ("test", "validation", "valid")
+TEXT_ADVICE = "tokenise text first: inputs are images or numbers"
+NAMING_ADVICE = "name it, as in askew.data.adapt.adapt(data"
 CHUNK = 256  # rows decoded at once
 
-Names = str | Sequence[str] | None
+ColumnNames = str | Sequence[str] | None
 
 
-def kind(data: object) -> str:
-    """Which of the libraries' types this is; empty: none of them."""
+def library_type(data: object) -> str:
+    """Which of the libraries' types this is: a value of LIBRARY_TYPES, or an empty text if it is none of them."""
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(data).__mro__)
-    return next((HUB[name] for name in names if name in HUB), "")
+    return next((LIBRARY_TYPES[name] for name in names if name in LIBRARY_TYPES), "")
 
 
-def adapt(data: Any, test: Any = None, *, x: Names = None, y: str | None = None) -> Dataset:
+def adapt(data: Any, test: Any = None, *, x: ColumnNames = None, y: str | None = None) -> Dataset:
     """A dataset from a datasets.Dataset or DatasetDict, or from a FederatedDataset or partitioner of flwr-datasets.
 
-    The columns are found by their types and usual names unless `x` and `y` name them; several columns of one number each make
-    one input. The split to train on is train, or the only one; the test set is `test`, or the split test, validation or valid,
-    or a fixed fifth. Images stay bytes and are seen as numbers in 0..1; columns of numbers follow the rules for arrays.
+    The columns are found by their types and usual names unless `x` and `y` name them; several columns of one number
+    each make one input. The split to train on is train, or the only one; the test set is `test`, or the split test,
+    validation or valid, or a fixed fifth. Images stay bytes and become numbers in 0..1 batch by batch; columns of
+    numbers follow the rules for arrays.
     """
-    match kind(data):
+    match library_type(data):
         case "table":
-            return assembled([data], test, x, y)
+            return assemble_dataset([data], test, x, y)
         case "splits":
-            split = training(data, 'data["…"], data["…"]')
-            held = next((data[name] for name in TESTS if name in data and name != split), None)
-            return assembled([data[split]], held if test is None else test, x, y)
+            split = training_split(data, 'data["…"], data["…"]')
+            if test is None:
+                test = next((data[name] for name in TEST_SPLITS if name in data and name != split), None)
+            return assemble_dataset([data[split]], test, x, y)
         case "federated" | "partitioner":
             return from_flower(data, test, x=x, y=y)
         case "stream":
@@ -67,247 +72,283 @@ def adapt(data: Any, test: Any = None, *, x: Names = None, y: str | None = None)
     )
 
 
-def from_flower(data: Any, test: Any = None, *, x: Names = None, y: str | None = None) -> Dataset:
-    """The partitions of a FederatedDataset, or of a partitioner that has its dataset, as natural clients 0, 1, 2, …"""
-    if kind(data) == "federated":
-        whole, partitioners = data, said(lambda: data.partitioners)
-        split = training(partitioners, 'data.partitioners["…"], data.load_split("…")')
-        data = partitioners[split]
+def from_flower(data: Any, test: Any = None, *, x: ColumnNames = None, y: str | None = None) -> Dataset:
+    """A dataset whose natural clients 0, 1, 2, … are the partitions of a FederatedDataset or of a partitioner.
+
+    A partitioner must have its dataset already.
+    """
+    partitioner = data
+    if library_type(data) == "federated":
+        partitioners = load_or_explain(lambda: data.partitioners)
+        split = training_split(partitioners, 'data.partitioners["…"], data.load_split("…")')
+        partitioner = partitioners[split]
         if test is None:
-            others = (loaded(whole, name) for name in TESTS if name != split)
+            others = (load_split(data, name) for name in TEST_SPLITS if name != split)
             test = next((table for table in others if table is not None), None)
-    if kind(data) != "partitioner":
+    if library_type(partitioner) != "partitioner":
         raise DataError(
-            f"from_flower takes a FederatedDataset or a partitioner, got {type(data).__name__}; use adapt for other datasets."
+            f"from_flower takes a FederatedDataset or a partitioner, got {type(partitioner).__name__}; "
+            "use adapt for other datasets."
         )
-    if not data.is_dataset_assigned():
+    if not partitioner.is_dataset_assigned():
         raise DataError("the partitioner has no dataset yet; set it first, as in partitioner.dataset = data.")
-    parts = said(lambda: [data.load_partition(i) for i in range(data.num_partitions)])
-    if any(part.column_names != parts[0].column_names for part in parts):
+    tables = load_or_explain(lambda: [partitioner.load_partition(i) for i in range(partitioner.num_partitions)])
+    if any(table.column_names != tables[0].column_names for table in tables):
         raise DataError(
             "the partitions must all have the same columns, and these differ; use a partitioner that divides the rows."
         )
-    return assembled(parts, test, x, y, np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
+    return assemble_dataset(tables, test, x, y, np.repeat(np.arange(len(tables)), [len(table) for table in tables]))
 
 
-def said(load: Callable[[], Any]) -> Any:
-    """What flwr-datasets loads, or its complaint as a sentence of ours."""
+def load_or_explain(load: Callable[[], Any]) -> Any:
+    """What flwr-datasets loads, or a DataError that quotes its complaint."""
     try:
         return load()
-    except (OSError, ValueError, LookupError, TypeError) as wrong:
-        told = " ".join(str(wrong).split()).rstrip(".")
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        reason = " ".join(str(problem).split()).rstrip(".")
         raise DataError(
-            f"flwr-datasets cannot load or divide the data: {told}; put that right in the FederatedDataset."
+            f"flwr-datasets cannot load or divide the data: {reason}; put that right in the FederatedDataset."
         ) from None
 
 
-def loaded(data: Any, split: str) -> Any:
-    """A split of a FederatedDataset, None if there is none: it does not list them."""
+def load_split(data: Any, split: str) -> Any:
+    """A split of a FederatedDataset, or None if it has none of this name: it does not list its splits."""
     try:
         return data.load_split(split)
     except ValueError:
         return None
 
 
-def training(splits: Mapping[str, Any], instead: str) -> str:
-    """The split to train on."""
+def training_split(splits: Mapping[str, Any], example: str) -> str:
+    """The name of the split to train on; `example` is the argument list that an error message suggests."""
     split = "train" if len(splits) != 1 else next(iter(splits))
     if split not in splits:
-        known = ", ".join(splits) or "none"
         raise DataError(
-            f"there is no split train to train on, only: {known}; hand over one to train on and one to test, adapt({instead})."
+            f"there is no split train to train on, only: {', '.join(splits) or 'none'}; "
+            f"hand over one to train on and one to test, adapt({example})."
         )
     return split
 
 
-def assembled(parts: list[Any], test: Any, x: Names, y: str | None, owner: np.ndarray | None = None) -> Dataset:
-    """One dataset from the tables of the training data and perhaps a test set."""
-    if test is not None and kind(test) != "table":
+def assemble_dataset(
+    tables: list[Any], test: Any, x: ColumnNames, y: str | None, owner: np.ndarray | None = None
+) -> Dataset:
+    """One dataset from the tables of the training data, in their order, and perhaps a table of test data."""
+    if test is not None and library_type(test) != "table":
         raise DataError(
             f"the test data must be a datasets.Dataset like the training data, got {type(test).__name__}; convert them."
         )
-    features = shown(parts[0])
-    names = [x] if isinstance(x, str) else list(x or ())
-    y = y or target_column(features, names)
-    names = names or [input_column(features, y)]
-    train = read(parts, names, y, "training data")
-    held = None if test is None else read([test], names, y, "test data")
-    dataset = completed(train, held, owner)
+    features = visible_features(tables[0])
+    inputs = [x] if isinstance(x, str) else list(x or ())
+    y = y or target_column(features, inputs)
+    inputs = inputs or [input_column(features, y)]
+    train_samples = read_samples(tables, inputs, y, "training data")
+    test_samples = None if test is None else read_samples([test], inputs, y, "test data")
+    dataset = make_dataset(train_samples, test_samples, owner)
     if dataset.train.x.dtype == torch.uint8:
         channels = dataset.train.x.shape[1]
-        dataset = dataclasses.replace(
-            dataset, view=PixelTransform(torch.zeros(channels, 1, 1), torch.ones(channels, 1, 1))
-        )
-    if called(features[y]) == "ClassLabel":
-        if (
-            test is not None
-            and called(test.features[y]) == "ClassLabel"
-            and test.features[y].names != features[y].names
-        ):
-            raise DataError(
-                f"the test data must number the classes of {y!r} as the training data do; cast both to one datasets.ClassLabel."
-            )
+        to_unit_range = PixelTransform(torch.zeros(channels, 1, 1), torch.ones(channels, 1, 1))
+        dataset = dataclasses.replace(dataset, transform=to_unit_range)
+    if type_name(features[y]) == "ClassLabel":
+        require_same_classes(features[y], test, y)
         dataset = dataclasses.replace(dataset, classes=max(dataset.classes, features[y].num_classes))
     return dataset
 
 
-def shown(table: Any) -> dict[str, Any]:
-    """The columns that a table's format shows, and their types."""
+def require_same_classes(labels: Any, test: Any, y: str) -> None:
+    """Refuse a table of test data whose column `y` numbers the classes in another order than the training data do."""
+    if test is None or type_name(test.features[y]) != "ClassLabel":
+        return
+    if test.features[y].names != labels.names:
+        raise DataError(
+            f"the test data must number the classes of {y!r} as the training data do; "
+            "cast both to one datasets.ClassLabel."
+        )
+
+
+# columns --------------------------------------------------------------------------------------------------------
+
+
+def visible_features(table: Any) -> dict[str, Any]:
+    """The types of the columns that a table's format shows, by column name."""
     return {name: table.features[name] for name in table.format["columns"]}
 
 
-def called(feature: Any) -> str:
+def type_name(feature: Any) -> str:
+    """The name of a column's type."""
     return type(feature).__name__
 
 
-def numeric(feature: Any) -> bool:
-    """Numbers, or lists of them?"""
-    while called(feature) in ("List", "LargeList", "Sequence"):
+def is_numeric(feature: Any) -> bool:
+    """Does a column hold numbers, or lists of numbers?"""
+    while type_name(feature) in ("List", "LargeList", "Sequence"):
         feature = feature.feature
-    return called(feature).startswith(("Value", "Array")) and feature.dtype.startswith(("int", "uint", "float", "bool"))
+    return type_name(feature).startswith(("Value", "Array")) and feature.dtype.startswith(
+        ("int", "uint", "float", "bool")
+    )
 
 
 def target_column(features: Mapping[str, Any], inputs: Sequence[str]) -> str:
-    """What to predict: a column of class labels before any other."""
-    rest = [name for name in features if name not in inputs]
-    labels = [name for name in rest if called(features[name]) == "ClassLabel"]
-    return told(features, "what to predict", f'{NAME_IT}, y="…")', TARGETS, labels or rest, labels)
+    """The column to predict: one of class labels before any other."""
+    candidates = [name for name in features if name not in inputs]
+    labels = [name for name in candidates if type_name(features[name]) == "ClassLabel"]
+    advice = f'{NAMING_ADVICE}, y="…")'
+    return find_column(features, "what to predict", advice, TARGET_NAMES, labels or candidates, labels)
 
 
 def input_column(features: Mapping[str, Any], y: str) -> str:
-    """Images before lists of numbers; single numbers, which may be anything, by a usual name alone."""
-    rest = {
+    """The column of the inputs: images before lists of numbers.
+
+    Columns of single numbers may be anything, so that they need a usual name.
+    """
+    candidates = {
         name: feature
         for name, feature in features.items()
-        if name != y and (called(feature) == "Image" or numeric(feature))
+        if name != y and (type_name(feature) == "Image" or is_numeric(feature))
     }
-    images = [name for name in rest if called(rest[name]) == "Image"]
-    certain = images or [name for name in rest if called(rest[name]) != "Value"]
-    return told(features, "the inputs", f'{NAME_IT}, x="…"), and {TEXT}', INPUTS, certain or list(rest), certain)
+    images = [name for name in candidates if type_name(candidates[name]) == "Image"]
+    certain = images or [name for name in candidates if type_name(candidates[name]) != "Value"]
+    advice = f'{NAMING_ADVICE}, x="…"), and {TEXT_ADVICE}'
+    return find_column(features, "the inputs", advice, INPUT_NAMES, certain or list(candidates), certain)
 
 
-def told(
+def find_column(
     features: Mapping[str, Any],
     role: str,
-    remedy: str,
+    advice: str,
     usual: Sequence[str],
-    among: Sequence[str],
+    candidates: Sequence[str],
     certain: Sequence[str],
 ) -> str:
-    """The first usual name among some columns, or the only certain one."""
-    name = next((name for name in usual if name in among), certain[0] if len(certain) == 1 else "")
+    """The candidate with the first of the usual names, or the only certain one.
+
+    `role` and `advice` are for the error message.
+    """
+    name = next((name for name in usual if name in candidates), certain[0] if len(certain) == 1 else "")
     if not name:
-        seen = ", ".join(f"{name} ({f.dtype if called(f) == 'Value' else called(f)})" for name, f in features.items())
-        raise DataError(f"no column for {role} can be told from {seen}; {remedy}.")
+        columns = ", ".join(
+            f"{name} ({feature.dtype if type_name(feature) == 'Value' else type_name(feature)})"
+            for name, feature in features.items()
+        )
+        raise DataError(f"no column for {role} can be told from {columns}; {advice}.")
     return name
 
 
-def read(parts: list[Any], x: Sequence[str], y: str, what: str) -> Samples:
-    """Inputs and targets of the tables that together are the `what`, checked and in our types."""
-    features = shown(parts[0])
+# reading --------------------------------------------------------------------------------------------------------
+
+
+def read_samples(tables: list[Any], x: Sequence[str], y: str, what: str) -> Samples:
+    """The checked samples in some tables that follow one another; `what` names the data in error messages."""
+    features = visible_features(tables[0])
     for name in (*x, y):
         if name not in features:
             raise DataError(f"the {what} have no column {name!r}, only: {', '.join(features)}; name one of them.")
-    if any(part.format["type"] == "custom" for part in parts):
+    if any(table.format["type"] == "custom" for table in tables):
         raise DataError(
-            f"the {what} have a transform that acts as samples are read; apply it with .map(), or drop it by .reset_format()."
+            f"the {what} have a transform that acts as samples are read; "
+            "apply it with .map(), or drop it by .reset_format()."
         )
-    targets = Column(parts, y, what).numbers('number the classes first, as with .class_encode_column("label")')
-    columns = [Column(parts, name, what) for name in x]
-    if len(columns) == 1 and called(features[x[0]]) == "Image":
-        return samples((columns[0].images(), targets), what, as_bytes=True)
-    values = [column.numbers(TEXT) for column in columns]
+    targets = HubColumn(tables, y, what).read_numbers('number the classes first, as with .class_encode_column("label")')
+    columns = [HubColumn(tables, name, what) for name in x]
+    if len(columns) == 1 and type_name(features[x[0]]) == "Image":
+        return to_samples((columns[0].read_images(), targets), what, keep_bytes=True)
+    values = [column.read_numbers(TEXT_ADVICE) for column in columns]
     if len(values) == 1 and values[0].ndim > 1:
-        return samples((values[0], targets), what)
+        return to_samples((values[0], targets), what)
     if any(value.ndim > 1 for value in values):
         raise DataError(
             f"several input columns must hold one number each, and some of {', '.join(x)} hold lists; name one column."
         )
-    return samples((np.column_stack(values).astype(np.float64), targets), what)
+    return to_samples((np.column_stack(values).astype(np.float64), targets), what)
 
 
-class Column(NamedTuple):
+class HubColumn(NamedTuple):
     """One column of tables that follow one another."""
 
-    parts: list[Any]
+    tables: list[Any]
     name: str
-    what: str
+    what: str  # the data that the tables are, for error messages
 
-    def images(self) -> np.ndarray:
-        """Bytes [n, c, h, w]."""
-        return self.filled(self.pictures())
+    def read_images(self) -> np.ndarray:
+        """All images as bytes [n, c, h, w]."""
+        return self.join(self.decode_images())
 
-    def numbers(self, remedy: str) -> np.ndarray:
-        """[n], or [n, ..] of lists; `remedy` is for what is not numbers."""
-        return self.filled(self.regular(chunk.combine_chunks(), remedy) for chunk in self.chunks("arrow"))
+    def read_numbers(self, advice: str) -> np.ndarray:
+        """All numbers [n], or lists of them [n, ..]; `advice` is what to do if they are not numbers."""
+        return self.join(self.to_array(chunk.combine_chunks(), advice) for chunk in self.chunks("arrow"))
 
     def chunks(self, form: str | None) -> Iterator[Any]:
-        for part in self.parts:
-            table = part.with_format(form, columns=[self.name])
-            for start in range(0, len(part), CHUNK):
-                yield table[start : start + CHUNK][self.name]
+        """The values of the column, CHUNK rows at a time, in a format of the library."""
+        for table in self.tables:
+            formatted = table.with_format(form, columns=[self.name])
+            for start in range(0, len(table), CHUNK):
+                yield formatted[start : start + CHUNK][self.name]
 
-    def filled(self, blocks: Iterator[np.ndarray]) -> np.ndarray:
-        """Blocks of rows in one array."""
-        whole, at = np.empty(0), 0
+    def join(self, blocks: Iterator[np.ndarray]) -> np.ndarray:
+        """Blocks of rows in one array that is allocated once."""
+        joined, filled = np.empty(0), 0
         for block in blocks:
-            if at == 0:
-                whole = np.empty((sum(map(len, self.parts)), *block.shape[1:]), block.dtype)
-            if block.shape[1:] != whole.shape[1:]:
-                raise self.uneven()
-            whole[at : at + len(block)] = block
-            at += len(block)
-        return whole
+            if filled == 0:
+                joined = np.empty((sum(map(len, self.tables)), *block.shape[1:]), block.dtype)
+            if block.shape[1:] != joined.shape[1:]:
+                raise self.uneven_lists()
+            joined[filled : filled + len(block)] = block
+            filled += len(block)
+        return joined
 
-    def pictures(self) -> Iterator[np.ndarray]:
-        """Decoded images, all alike."""
-        looks: dict[str, None] = {}
-        if not all(part.features[self.name].decode for part in self.parts):
-            raise self.wrong(
+    def decode_images(self) -> Iterator[np.ndarray]:
+        """Blocks of decoded images, all of one size and mode."""
+        if not all(table.features[self.name].decode for table in self.tables):
+            raise self.refusal(
                 "holds images that are not decoded", f'let them be, with .cast_column("{self.name}", datasets.Image())'
             )
+        modes: dict[str, None] = {}  # an ordered set
         try:
             for chunk in self.chunks(None):
                 if None in chunk:
-                    raise self.missing()
-                looks |= dict.fromkeys(f"{image.mode} {image.width}×{image.height}" for image in chunk)
-                if len(looks) > 1 or chunk[0].mode not in ("L", "RGB"):
-                    raise self.wrong(
-                        f"must hold images of one size, all grey (L) or all RGB, got {' and '.join(list(looks)[:2])}",
-                        f'convert them, as with .cast_column("{self.name}", datasets.Image(mode="RGB")), or resize them with .map()',
+                    raise self.missing_values()
+                modes |= dict.fromkeys(f"{image.mode} {image.width}×{image.height}" for image in chunk)
+                if len(modes) > 1 or chunk[0].mode not in ("L", "RGB"):
+                    raise self.refusal(
+                        f"must hold images of one size, all grey (L) or all RGB, got {' and '.join(list(modes)[:2])}",
+                        f'convert them, as with .cast_column("{self.name}", datasets.Image(mode="RGB")), '
+                        "or resize them with .map()",
                     )
                 block = np.stack([np.asarray(image) for image in chunk])
                 yield block[:, None] if block.ndim == 3 else block.transpose(0, 3, 1, 2)
-        except (OSError, ValueError, SyntaxError) as wrong:
-            raise self.wrong(f"holds an image that cannot be read ({wrong})", "drop or replace it") from None
+        except (OSError, ValueError, SyntaxError) as problem:
+            raise self.refusal(f"holds an image that cannot be read ({problem})", "drop or replace it") from None
 
-    def regular(self, array: Any, remedy: str) -> np.ndarray:
-        """An Arrow array of numbers, or of lists that are all of one length."""
-        import pyarrow as pa
+    def to_array(self, array: Any, advice: str) -> np.ndarray:
+        """An Arrow array of numbers, or of lists that all have one length, as an array of numpy."""
+        import pyarrow as pa  # which comes with the library whose table this is
         import pyarrow.compute as pc
 
         shape = [len(array)]
         while True:
             array = array.storage if isinstance(array, pa.ExtensionArray) else array
             if array.null_count:
-                raise self.missing()
+                raise self.missing_values()
             if not isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
                 break
             lengths = pc.list_value_length(array).to_numpy()
             if not 0 < lengths[0] == lengths.min() == lengths.max():
-                raise self.uneven()
+                raise self.uneven_lists()
             shape.append(int(lengths[0]))
             array = array.flatten()
         values: np.ndarray = array.to_numpy(zero_copy_only=False)
         if values.dtype.kind not in "biuf":
-            raise self.wrong(f"must hold numbers, got {array.type}", remedy)
+            raise self.refusal(f"must hold numbers, got {array.type}", advice)
         return values.reshape(shape)
 
-    def missing(self) -> DataError:
-        return self.wrong("must hold a value in every row, and some have none", "drop those rows with .filter()")
+    def missing_values(self) -> DataError:
+        """The error for a row without a value."""
+        return self.refusal("must hold a value in every row, and some have none", "drop those rows with .filter()")
 
-    def uneven(self) -> DataError:
-        return self.wrong("must hold lists of one length and none empty, and does not", "pad or cut them with .map()")
+    def uneven_lists(self) -> DataError:
+        """The error for lists of different lengths, or empty ones."""
+        return self.refusal("must hold lists of one length and none empty, and does not", "pad or cut them with .map()")
 
-    def wrong(self, what: str, remedy: str) -> DataError:
-        return DataError(f"the column {self.name!r} of the {self.what} {what}; {remedy}.")
+    def refusal(self, what: str, advice: str) -> DataError:
+        """The error that this column is wrong in some way, and what to do."""
+        return DataError(f"the column {self.name!r} of the {self.what} {what}; {advice}.")

@@ -1,4 +1,4 @@
-"""Real handwritten digits that need no download."""
+"""The digits of scikit-learn: real handwritten digits that need no download."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import numpy as np
 import torch
 
 from ..core.rng import generator
-from .dataset import Dataset, Samples, Source, hold_out
+from .dataset import Dataset, Samples, Source, hold_out_fifth
 
 
 class Digits(Source):
-    """The 1,797 handwritten digits of scikit-learn, 8×8 pixels in [0, 1]; 1,437 to train and 360 to test, split once for all seeds."""
+    """The 1,797 handwritten digits of scikit-learn, 8×8 pixels in [0, 1].
+
+    1,437 are to train and 360 to test, split once for all seeds.
+    """
 
     idea: ClassVar[str] = "1,797 real handwritten digits, 8×8 grey, 10 classes; ships with scikit-learn"
 
@@ -21,11 +24,12 @@ class Digits(Source):
         return False
 
     def load(self, seed: int, clients: int) -> Dataset:
-        from sklearn.datasets import load_digits
+        from sklearn.datasets import load_digits  # slow to import, and no other dataset needs it
 
         pixels, labels = load_digits(return_X_y=True)
         x = torch.from_numpy(pixels).float().div(16).reshape(-1, 1, 8, 8)
         y = torch.from_numpy(labels).long()
         # Sorted by class and shuffled within: every fifth sample is then a stratified fifth.
-        train, test = hold_out(Samples(x, y), np.lexsort((generator(0, "digits split").random(len(y)), labels)))
+        order = np.lexsort((generator(0, "digits split").random(len(y)), labels))
+        train, test = hold_out_fifth(Samples(x, y), order)
         return Dataset(train, test, classes=10)

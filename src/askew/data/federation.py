@@ -1,7 +1,7 @@
-"""Federation: who holds which samples, and the plan of batches that every engine consumes.
+"""Federation: which client holds which samples, and the plan of batches that every engine consumes.
 
 A plan is a function of (seed, round, client) alone: all algorithms and engines see the same batches in the same order.
-Data that come divided among clients are made when a client takes part, so a million clients cost nothing at rest.
+Data that come divided among clients are drawn when a client takes part, so a million clients cost nothing at rest.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..core.types import Batch
 from ..errors import ConfigError, DataError
-from .dataset import Criterion, Dataset, NaturalSource, Samples, Source
+from .dataset import Criterion, Dataset, NaturalSource, Samples, Source, concatenate
 from .partition import Assignment, FromFile, Natural, Partition
-from .shift import shifted
-from .view import InputTransform, marks
+from .shift import FeatureShift, shift_inputs
+from .transform import InputTransform, sample_draws
 
 CHUNK = 1024  # samples in one chunk of a look
-KEPT = 8  # plans
-SHOWN = 500  # clients whose labels are kept for pictures
+CACHED_PLANS = 8  # plans of the latest rounds that are kept
+SHOWN = 500  # clients whose label counts are stored for pictures
+DEFAULT_VALIDATION = 0.2  # fraction of a client's samples, where the algorithm needs a validation part
+DEFAULT_PUBLIC = 1000  # samples at most, and at most a tenth of all, where the algorithm needs a public set
 
 
 class LocalSettings(Settings):
@@ -51,11 +53,15 @@ class LocalSettings(Settings):
     def check(self) -> None:
         if self.schedule != "exponential" and self.decay != 1.0:
             raise ConfigError(
-                f'local: decay is the factor of the exponential schedule; leave it out with schedule = "{self.schedule}".'
+                "local: decay is the factor of the exponential schedule; "
+                f'leave it out with schedule = "{self.schedule}".'
             )
 
     def rate(self, round: int, rounds: int = 0) -> float:
-        """η_t, rounds counted from 1 to T: η_0 γ^(t−1); linear η_0 (1 − (t−1)/T); cosine η_0 (1 + cos(π (t−1)/T))/2."""
+        """The learning rate η_t of round t = 1 … T.
+
+        exponential: η_0 γ^(t−1);  linear: η_0 (1 − (t−1)/T);  cosine: η_0 (1 + cos(π (t−1)/T))/2
+        """
         if self.schedule == "exponential":
             return self.lr * self.decay ** (round - 1)
         done = (round - 1) / rounds
@@ -63,77 +69,103 @@ class LocalSettings(Settings):
 
     @property
     def clip_limit(self) -> float:
+        """The largest norm of a gradient that is not clipped; infinity if clipping is off."""
         return self.clip or math.inf
 
 
 class SampleIndex(NamedTuple):
-    """Samples to gather, any shape of index, and the marks of these uses where chance plays a part in how they are seen."""
+    """Places of samples in a pool, in any shape, and the draws of these uses where the transform is random."""
 
     places: Tensor
-    marks: Tensor | None = None
+    draws: Tensor | None = None
 
     def at(self, index: Any) -> SampleIndex:
-        return SampleIndex(self.places[index], None if self.marks is None else self.marks[index])
+        """The part of both that an index selects, whatever tensors can be indexed by."""
+        return SampleIndex(self.places[index], None if self.draws is None else self.draws[index])
 
 
 class ClientBatches(NamedTuple):
     """One client's samples in the order it uses them, on the host; cuts[k]:cuts[k+1] is its k-th batch or chunk."""
 
-    places: Tensor
+    places: Tensor  # int64, places in the plan's pool
     cuts: list[int]
-    marks: Tensor | None = None
+    draws: Tensor | None = None  # int64, one for each use of a sample, where the transform is random
 
     @property
     def batches(self) -> int:
+        """The number of batches."""
         return len(self.cuts) - 1
 
     @property
     def samples(self) -> int:
+        """The number of uses of a sample in all batches."""
         return self.cuts[-1]
 
     def lengths(self) -> list[int]:
+        """The number of samples in every batch."""
         return [b - a for a, b in pairwise(self.cuts)]
 
-    def pick(self, a: int, b: int) -> SampleIndex:
-        return SampleIndex(self.places, self.marks).at(slice(a, b))
+    def slice(self, a: int, b: int) -> SampleIndex:
+        """The uses a … b − 1."""
+        return SampleIndex(self.places, self.draws).at(slice(a, b))
 
     def to(self, device: torch.device) -> ClientBatches:
-        """The same on the device."""
-        return self._replace(places=self.places.to(device), marks=None if self.marks is None else self.marks.to(device))
+        """The same on a device."""
+        return self._replace(places=self.places.to(device), draws=None if self.draws is None else self.draws.to(device))
 
     def first(self, batches: int) -> ClientBatches:
-        """The beginning of the work."""
+        """The first batches alone."""
         cuts = self.cuts[: batches + 1]
-        places, marks = self.pick(0, cuts[-1])
-        return ClientBatches(places, cuts, marks)
+        places, draws = self.slice(0, cuts[-1])
+        return ClientBatches(places, cuts, draws)
 
 
 class RoundPlan(NamedTuple):
-    """One round: the pool of samples and each participant's work."""
+    """One round: the pool of samples and each participant's batches, in the order of `ids`."""
 
     ids: list[int]
     pool: Samples
     train: list[ClientBatches]
-    looks: dict[str, list[ClientBatches]]
-    view: InputTransform | None = None
+    looks: dict[str, list[ClientBatches]]  # by name, the chunks of a pass over a client's samples without training
+    transform: InputTransform | None = None
     dtype: torch.dtype = torch.float32
 
     def only(self, rows: Sequence[int]) -> RoundPlan:
-        """The plan of some of the participants."""
-        looks = {name: [works[i] for i in rows] for name, works in self.looks.items()}
+        """The plan of some of the participants, by their rows in this plan."""
+        looks = {name: [clients[i] for i in rows] for name, clients in self.looks.items()}
         return self._replace(ids=[self.ids[i] for i in rows], train=[self.train[i] for i in rows], looks=looks)
 
-    def batch(self, pick: SampleIndex, weight: Tensor | None = None) -> Batch:
-        """Gather samples and see them as the network does."""
+    def batch(self, index: SampleIndex, weight: Tensor | None = None) -> Batch:
+        """The samples at these places as a batch of network inputs."""
         x, y = (
-            t.index_select(0, pick.places.flatten()).view(*pick.places.shape, *t.shape[1:])
+            t.index_select(0, index.places.flatten()).view(*index.places.shape, *t.shape[1:])
             for t in (self.pool.x, self.pool.y)
         )
-        return Batch(self.view(x, self.dtype, pick.marks) if self.view else x, y, weight)
+        return Batch(self.transform(x, self.dtype, index.draws) if self.transform else x, y, weight)
 
 
 class Federation:
-    """Clients 0…N−1, their samples, and a common test set."""
+    """Clients 0…N−1, their samples, and a common test set.
+
+    A client's training samples are either places in the `pool` (then there is an `assignment`) or drawn from a natural
+    `source` whenever the client takes part (then there is no `pool`).
+    """
+
+    pool: Samples  # of all clients; the samples that are nobody's are in it too
+    assignment: Assignment | None  # which client holds which places in the pool
+    source: NaturalSource | None
+    clients: int  # N
+    sizes: np.ndarray  # [N] int64, training samples of every client, those held out for validation not counted
+    eligible: np.ndarray  # int64, the clients that have training samples
+    mean_size: float  # training samples of an eligible client
+    test: Samples
+    test_owner: np.ndarray | None  # [m] the client of every test sample, where clients are natural and have some
+    public: Samples | None  # the server's own
+    classes: int  # 0: not a classification
+    criterion: Criterion
+    transform: InputTransform | None
+    shift: FeatureShift | None
+    validation: float  # fraction of a client's samples that is held out
 
     def __init__(
         self,
@@ -145,131 +177,103 @@ class Federation:
         needs: Sequence[str] = (),
     ) -> None:
         self.seed, self.device, self.dtype = seed, torch.device(device), dtype
-        own = seed if partition.seed is None else partition.seed
-        share = partition.validation
-        self.validation = (0.2 if "validation" in needs else 0.0) if share is None else share
-        self.public: Samples | None = None
-        self.source: NaturalSource | None = None
-        self.shares: Assignment | None = None
-        self.view: InputTransform | None = None
-        self.test_owner: np.ndarray[Any, Any] | None = None  # whose each test sample is, where clients are natural
-        self.shift = (
-            (partition.clients, partition.noise, partition.rotation, own)
-            if partition.noise or partition.rotation
-            else None
-        )
+        self.assignment = self.source = self.test_owner = self.public = self.transform = self.shift = None
+        self.validation = validation_fraction(partition, needs)
+        partition_seed = seed if partition.seed is None else partition.seed
+        if partition.noise or partition.rotation:
+            self.shift = FeatureShift(partition.clients, partition.noise, partition.rotation, partition_seed)
         if isinstance(source, NaturalSource) and isinstance(partition, Natural):
-            self.source = source
-            self.sizes = source.sizes(seed, partition.clients)
-            self.test = self._placed(source.test_set(seed, partition.clients))
-            self.classes = source.classes
-            self.criterion: Criterion = "cross_entropy"
-            count = self._public_count(partition, needs, int(self.sizes.sum()))
-            if count:
-                self.public = self._placed(strangers(source, seed, partition.clients, count))
+            self._draw_natural_clients(source, partition, needs)
         else:
-            dataset = (source if isinstance(source, Dataset) else source.load(seed, partition.clients)).to(
-                self.device, dtype
-            )
-            self.pool, self.test = dataset.train, dataset.test
-            self.classes, self.criterion = dataset.classes, dataset.criterion
-            self.view = dataset.view
-            self.test_owner = dataset.test_owner if isinstance(partition, Natural) else None
-            labels, owner = dataset.train.y.cpu().numpy(), dataset.owner
-            count = self._public_count(partition, needs, len(labels))
-            if count and not dataset.classes:
-                raise ConfigError(
-                    "public data are taken class by class, and a regression has no classes; use a method without public data."
-                )
-            if count:
-                taken, rest = balanced(labels, count, own)
-                self.public = Samples(self.pool.x[taken], self.pool.y[taken])
-                if isinstance(partition, FromFile):  # whose indices are those of all samples
-                    self.shares = partition.split(labels, own, owner).without(taken)
-                else:
-                    shares = partition.split(labels[rest], own, None if owner is None else owner[rest])
-                    self.shares = Assignment(rest[shares.order], shares.offsets)
-            else:
-                self.shares = partition.split(labels, own, owner)
-            self.sizes = self.shares.sizes
-            if self.shift:
-                self.pool = Samples(self._shifted_pool(self.shares), self.pool.y)
+            dataset = source if isinstance(source, Dataset) else source.load(seed, partition.clients)
+            self._divide_pooled_data(dataset.to(self.device, dtype), partition, partition_seed, needs)
         if self.validation:
-            self.sizes = self.sizes - self._held_out(self.sizes)
+            self.sizes = self.sizes - validation_sizes(self.sizes, self.validation)
         self.clients = len(self.sizes)
         self.eligible = np.flatnonzero(self.sizes > 0)
         if not len(self.eligible):
             raise DataError("no client holds a sample; use more data, or fewer clients (partition.clients).")
         self.mean_size = float(self.sizes[self.eligible].mean())
-        self.made: dict[Any, RoundPlan] = {}  # the latest plans, which runs that share a federation share
+        self.plans: dict[Any, RoundPlan] = {}  # the latest; runs that share a federation share them
 
-    def _shifted_pool(self, shares: Assignment) -> Tensor:
-        """All samples, those of each client shifted by its own measure."""
-        assert self.shift is not None
-        if len(np.unique(shares.order)) < len(shares.order):
-            raise DataError(
-                "partition.noise and partition.rotation need clients that share no sample; set partition.overlap = false."
+    def _draw_natural_clients(self, source: NaturalSource, partition: Natural, needs: Sequence[str]) -> None:
+        """Let clients draw their samples when they take part; public samples are drawn from further clients."""
+        self.source = source
+        self.sizes = source.sizes(self.seed, partition.clients)
+        self.test = source.test_set(self.seed, partition.clients).to(self.device, self.dtype)
+        self.classes, self.criterion = source.classes, "cross_entropy"
+        public = public_count(partition, needs, int(self.sizes.sum()))
+        if public:
+            others = samples_of_further_clients(source, self.seed, partition.clients, public)
+            self.public = others.to(self.device, self.dtype)
+
+    def _divide_pooled_data(self, dataset: Dataset, partition: Partition, seed: int, needs: Sequence[str]) -> None:
+        """Take the public samples out of the training data and divide the others among the clients."""
+        self.pool, self.test = dataset.train, dataset.test
+        self.classes, self.criterion, self.transform = dataset.classes, dataset.criterion, dataset.transform
+        self.test_owner = dataset.test_owner if isinstance(partition, Natural) else None
+        public = public_count(partition, needs, len(dataset.train.y))
+        if public and not dataset.classes:
+            raise ConfigError(
+                "public data are taken class by class, and a regression has no classes; "
+                "use a method without public data."
             )
-        x, owner = self.pool.x.clone(), np.repeat(np.arange(shares.clients), shares.sizes)
-        x[shares.order] = shifted(x[shares.order], owner, *self.shift)
+        labels, owner = dataset.train.y.cpu().numpy(), dataset.owner
+        if public:
+            chosen = choose_balanced(labels, public, seed)
+            self.public = self.pool.select(chosen)
+            self.assignment = split_without(partition, labels, seed, owner, chosen)
+        else:
+            self.assignment = partition.split(labels, seed, owner)
+        self.sizes = self.assignment.sizes
+        if self.shift:
+            self.pool = Samples(self._shift_pool(self.assignment, self.shift), self.pool.y)
+
+    def _shift_pool(self, assignment: Assignment, shift: FeatureShift) -> Tensor:
+        """The inputs of the pool, those of each client shifted by its own amount."""
+        if len(np.unique(assignment.order)) < len(assignment.order):
+            raise DataError(
+                "partition.noise and partition.rotation need clients that share no sample; "
+                "set partition.overlap = false."
+            )
+        x = self.pool.x.clone()
+        x[assignment.order] = shift_inputs(x[assignment.order], assignment.owners, *shift)
         return x
 
-    def _public_count(self, partition: Partition, needs: Sequence[str], samples: int) -> int:
-        """How many samples the server keeps."""
-        count = partition.public
-        if count is None:
-            count = min(1000, samples // 10) if "public" in needs else 0
-        if "public" in needs and count == 0:
-            raise ConfigError(
-                "this algorithm needs public data at the server, got partition.public = 0; leave it out or set 1 or more."
-            )
-        if count >= samples:
-            raise DataError(
-                f"partition.public must be less than the {samples:,} training samples, got {count:,}; lower it."
-            )
-        return count
-
-    def _held_out(self, sizes: Any) -> Any:
-        """How many of its samples a client holds out: its share, at least one; none of a single sample."""
-        return np.where(sizes >= 2, np.maximum(1, np.floor(self.validation * sizes)), 0).astype(np.int64)
-
-    def _parts(self, own: np.ndarray[Any, Any], client: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _split_validation(self, places: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and validation samples; the same in every round."""
         if not self.validation:
-            return own, own[:0]
-        shuffled = own[generator(self.seed, "validation", 0, client).permutation(len(own))]
-        held = int(self._held_out(np.array(len(own))))
-        return shuffled[held:], shuffled[:held]
-
-    def _placed(self, samples: Samples) -> Samples:
-        x, y = (t.to(self.device, self.dtype if t.is_floating_point() else t.dtype) for t in samples)
-        return Samples(x, y)
+            return places, places[:0]
+        shuffled = places[generator(self.seed, "validation", 0, client).permutation(len(places))]
+        count = int(validation_sizes(np.array(len(places)), self.validation))
+        return shuffled[count:], shuffled[:count]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         stored = tuple(self.test.x.shape[1:])
-        return self.view.shape(stored) if self.view else stored
+        return self.transform.shape(stored) if self.transform else stored
 
-    def inputs(self, x: Tensor, marks: Tensor | None = None) -> Tensor:
-        """Stored samples as the network sees them; without marks, as in a test."""
-        return self.view(x, self.dtype, marks) if self.view else x
+    def inputs(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Stored samples as network inputs; without draws, as in a test."""
+        return self.transform(x, self.dtype, draws) if self.transform else x
 
-    def gather(self, ids: Sequence[int]) -> tuple[Samples, list[np.ndarray[Any, Any]]]:
-        """A pool of samples and the places of each of these clients' samples in it."""
-        if self.shares is not None:
-            return self.pool, [self.shares.client(i) for i in ids]
+    def gather(self, ids: Sequence[int]) -> tuple[Samples, list[np.ndarray]]:
+        """A pool of samples, and the places in it of each of these clients' samples."""
+        if self.assignment is not None:
+            return self.pool, [self.assignment.client(i) for i in ids]
         assert self.source is not None
         if not len(ids):
-            return Samples(self.test.x[:0], self.test.y[:0]), []
+            return self.test.select(slice(0)), []
         held = [self.source.client(self.seed, i) for i in ids]
         if self.shift:
             held = [
-                Samples(shifted(s.x, np.full(len(s.y), i), *self.shift), s.y) for i, s in zip(ids, held, strict=True)
+                Samples(shift_inputs(samples.x, np.full(len(samples.y), i), *self.shift), samples.y)
+                for i, samples in zip(ids, held, strict=True)
             ]
-        bounds = np.cumsum([0] + [len(s.y) for s in held])
-        pool = Samples(torch.cat([s.x for s in held]), torch.cat([s.y for s in held]))
-        return self._placed(pool), [np.arange(a, b) for a, b in pairwise(bounds)]
+        bounds = np.cumsum([0] + [len(samples.y) for samples in held])
+        pool = concatenate(held).to(self.device, self.dtype)
+        return pool, [np.arange(a, b) for a, b in pairwise(bounds)]
 
     def plan(
         self,
@@ -280,27 +284,20 @@ class Federation:
         least: int = 1,
         share: Sequence[float] = (),
     ) -> RoundPlan:
-        """The round's batches. `least` 2 skips batches of one sample, which batch norm cannot take; `share` is how much of
-        its work each client does, everything if left out.
-        """
-        key = (
-            tuple(ids),
-            round,
-            local.epochs,
-            local.steps,
-            local.batch,
-            local.drop_last,
-            tuple(looks),
-            least,
-            tuple(share),
-        )
-        if key not in self.made:
-            while len(self.made) >= KEPT:
-                self.made.pop(next(iter(self.made)))
-            self.made[key] = self._plan(ids, round, local, looks, least, share)
-        return self.made[key]
+        """The batches of these clients in a round; the latest plans are kept.
 
-    def _plan(
+        Batches of fewer than `least` samples are left out (2 where there is batch norm, which cannot take one sample).
+        `share` is the fraction of its batches that each client trains on, all if left out.
+        """
+        how = local.epochs, local.steps, local.batch, local.drop_last
+        key = (tuple(ids), round, how, tuple(looks), least, tuple(share))
+        if key not in self.plans:
+            while len(self.plans) >= CACHED_PLANS:
+                self.plans.pop(next(iter(self.plans)))
+            self.plans[key] = self._make_plan(ids, round, local, looks, least, share)
+        return self.plans[key]
+
+    def _make_plan(
         self,
         ids: Sequence[int],
         round: int,
@@ -309,76 +306,133 @@ class Federation:
         least: int,
         share: Sequence[float],
     ) -> RoundPlan:
+        """A new plan; the arguments are those of `plan`."""
         pool, places = self.gather(ids)
-        parts = [self._parts(own, client) for client, own in zip(ids, places, strict=True)]
-        train = [self._train(own, round, client, local, least) for client, (own, _) in zip(ids, parts, strict=True)]
-        if any(part < 1 for part in share):
-            train = [work.first(math.ceil(part * work.batches)) for work, part in zip(train, share, strict=True)]
-        seen = {
-            "gradient": [own for own, _ in parts],
-            "validation": [held if len(held) else own for own, held in parts],
+        parts = [self._split_validation(held, client) for client, held in zip(ids, places, strict=True)]
+        train = [
+            self._training_batches(training, round, client, local, least)
+            for client, (training, _) in zip(ids, parts, strict=True)
+        ]
+        if any(fraction < 1 for fraction in share):
+            train = [
+                batches.first(math.ceil(fraction * batches.batches))
+                for batches, fraction in zip(train, share, strict=True)
+            ]
+        looked_at = {
+            "gradient": [training for training, _ in parts],
+            "validation": [validation if len(validation) else training for training, validation in parts],
         }
-        glances = {name: [self._work(own, CHUNK, 1) for own in seen[name]] for name in looks}
-        return RoundPlan([int(i) for i in ids], pool, train, glances, self.view, self.dtype)
+        chunks = {name: [cut_batches(held, CHUNK, 1) for held in looked_at[name]] for name in looks}
+        return RoundPlan([int(i) for i in ids], pool, train, chunks, self.transform, self.dtype)
 
-    def _train(
-        self, own: np.ndarray[Any, Any], round: int, client: int, local: LocalSettings, least: int
+    def _training_batches(
+        self, places: np.ndarray, round: int, client: int, local: LocalSettings, least: int
     ) -> ClientBatches:
-        rng, n = generator(self.seed, "batches", round, client), len(own)
+        """A client's batches in a round: every epoch is a new random order of its samples."""
+        rng, n = generator(self.seed, "batches", round, client), len(places)
         size = local.batch or n
         least = max(least, min(size, n)) if local.drop_last else least
         per_epoch = sum(1 for a in range(0, n, size) if min(size, n - a) >= least)
         epochs = math.ceil(local.steps / max(per_epoch, 1)) if local.steps else local.epochs
-        orders = [own[rng.permutation(n)] for _ in range(epochs)]
-        work = self._work(orders[0] if epochs == 1 else np.concatenate(orders), size, least, n)
-        work = work.first(local.steps) if local.steps else work
-        if self.view and self.view.random:
-            work = work._replace(marks=marks(self.seed, len(work.places), round, client))
-        return work
-
-    def _work(self, order: np.ndarray[Any, Any], size: int, least: int, epoch: int | None = None) -> ClientBatches:
-        """Cut an order into batches that never reach over the end of an epoch."""
-        epoch = epoch or max(len(order), 1)
-        starts = [a for e in range(0, len(order), epoch) for a in range(e, min(e + epoch, len(order)), size)]
-        ends = [*starts[1:], len(order)]
-        if any(b - a < least for a, b in zip(starts, ends, strict=True)):
-            kept = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a >= least]
-            order = np.concatenate([order[a:b] for a, b in kept]) if kept else order[:0]
-            ends = np.cumsum([b - a for a, b in kept]).tolist()
-        return ClientBatches(torch.from_numpy(np.ascontiguousarray(order)), [0, *ends])
+        orders = [places[rng.permutation(n)] for _ in range(epochs)]
+        batches = cut_batches(orders[0] if epochs == 1 else np.concatenate(orders), size, least, n)
+        batches = batches.first(local.steps) if local.steps else batches
+        if self.transform and self.transform.random:
+            batches = batches._replace(draws=sample_draws(self.seed, len(batches.places), round, client))
+        return batches
 
     def labels(self) -> dict[str, Any]:
-        """Who holds what, for pictures: sizes and label counts of the first clients."""
+        """Sizes and label counts of the first clients, for pictures and for the stored page."""
         shown = min(self.clients, SHOWN)
-        told: dict[str, Any] = {
+        page: dict[str, Any] = {
             "clients": self.clients,
             "classes": self.classes,
             "empty": self.clients - len(self.eligible),
+            "shown": shown,
+            "sizes": self.sizes[:shown].tolist(),
+            "samples": int(self.sizes.sum()),
         }
-        told |= {"shown": shown, "sizes": self.sizes[:shown].tolist(), "samples": int(self.sizes.sum())}
         if self.classes:
             pool, places = self.gather(range(shown))
             y = pool.y.cpu().numpy()
-            told["labels"] = [np.bincount(y[own], minlength=self.classes).tolist() for own in places]
-        return told
+            page["labels"] = [np.bincount(y[held], minlength=self.classes).tolist() for held in places]
+        return page
 
 
-def balanced(labels: np.ndarray[Any, Any], count: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Indices of `count` samples, as equal in number by class as the data allow, and of the rest."""
+# validation and public samples ----------------------------------------------------------------------------------
+
+
+def validation_fraction(partition: Partition, needs: Sequence[str]) -> float:
+    """The fraction of a client's samples that is held out for validation."""
+    if partition.validation is not None:
+        return partition.validation
+    return DEFAULT_VALIDATION if "validation" in needs else 0.0
+
+
+def validation_sizes(sizes: np.ndarray, fraction: float) -> np.ndarray:
+    """How many of its samples each client holds out: this fraction, at least one; none of a single sample."""
+    return np.where(sizes >= 2, np.maximum(1, np.floor(fraction * sizes)), 0).astype(np.int64)
+
+
+def public_count(partition: Partition, needs: Sequence[str], samples: int) -> int:
+    """How many samples the server has, of so many training samples."""
+    count = partition.public
+    if count is None:
+        count = min(DEFAULT_PUBLIC, samples // 10) if "public" in needs else 0
+    if "public" in needs and count == 0:
+        raise ConfigError(
+            "this algorithm needs public data at the server, got partition.public = 0; leave it out or set 1 or more."
+        )
+    if count >= samples:
+        raise DataError(
+            f"partition.public must be less than the {samples:,} training samples, got {count:,}; lower it."
+        )
+    return count
+
+
+def choose_balanced(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Sorted indices of `count` random samples, as equal in number by class as the data allow."""
     order = generator(seed, "public").permutation(len(labels))
     shuffled = labels[order]
     rank = np.zeros(len(labels), dtype=np.int64)  # how many of its class came before a sample
     for label in np.unique(shuffled):
-        mine = shuffled == label
-        rank[mine] = np.arange(mine.sum())
-    taken = order[np.argsort(rank, kind="stable")[:count]]
-    rest = np.setdiff1d(np.arange(len(labels)), taken)
-    return np.sort(taken), rest
+        of_class = shuffled == label
+        rank[of_class] = np.arange(of_class.sum())
+    return np.sort(order[np.argsort(rank, kind="stable")[:count]])
 
 
-def strangers(source: NaturalSource, seed: int, clients: int, count: int) -> Samples:
-    """Samples of clients that are not in the federation, drawn by its own law."""
-    held: list[Samples] = []
-    while sum(len(s.y) for s in held) < count:
-        held.append(source.client(seed, clients + len(held)))
-    return Samples(torch.cat([s.x for s in held])[:count], torch.cat([s.y for s in held])[:count])
+def split_without(
+    partition: Partition, labels: np.ndarray, seed: int, owner: np.ndarray | None, chosen: np.ndarray
+) -> Assignment:
+    """Who holds which samples, where nobody holds the `chosen` ones."""
+    if isinstance(partition, FromFile):  # whose indices are those of all samples
+        return partition.split(labels, seed, owner).without(chosen)
+    remaining = np.setdiff1d(np.arange(len(labels)), chosen)
+    assignment = partition.split(labels[remaining], seed, None if owner is None else owner[remaining])
+    return Assignment(remaining[assignment.order], assignment.offsets)
+
+
+def samples_of_further_clients(source: NaturalSource, seed: int, clients: int, count: int) -> Samples:
+    """`count` samples of the clients N, N + 1, …, which are drawn as the others are and not in the federation."""
+    drawn: list[Samples] = []
+    while sum(len(samples.y) for samples in drawn) < count:
+        drawn.append(source.client(seed, clients + len(drawn)))
+    return concatenate(drawn).select(slice(count))
+
+
+# batches --------------------------------------------------------------------------------------------------------
+
+
+def cut_batches(order: np.ndarray, size: int, least: int, epoch: int | None = None) -> ClientBatches:
+    """Samples in this order cut into batches of `size`; batches of fewer than `least` samples are left out.
+
+    `order` may hold several epochs of `epoch` samples each; no batch reaches over the end of an epoch.
+    """
+    epoch = epoch or max(len(order), 1)
+    starts = [a for e in range(0, len(order), epoch) for a in range(e, min(e + epoch, len(order)), size)]
+    ends = [*starts[1:], len(order)]
+    if any(b - a < least for a, b in zip(starts, ends, strict=True)):
+        large = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a >= least]
+        order = np.concatenate([order[a:b] for a, b in large]) if large else order[:0]
+        ends = np.cumsum([b - a for a, b in large]).tolist()
+    return ClientBatches(torch.from_numpy(np.ascontiguousarray(order)), [0, *ends])

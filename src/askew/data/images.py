@@ -1,4 +1,4 @@
-"""Sets of labelled images, kept as bytes: what a network sees of them is made a batch at a time (see view.py)."""
+"""Datasets of labelled images, kept as bytes: they become network inputs a batch at a time (see transform.py)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..core.settings import setting
 from ..errors import ConfigError, DataError
 from . import files
 from .dataset import Dataset, Samples, Source
-from .files import Place
-from .view import PixelTransform, marks
+from .files import DatasetLocation
+from .transform import PixelTransform, sample_draws
 
 CHUNK = 4096  # images worked on at once
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Images(Source):
-    """Images and how a network sees them; the base of all sets of images."""
+    """Images and how they become inputs; the base class of all image datasets."""
 
-    key: ClassVar[str] = ""  # in the table of files
+    key: ClassVar[str] = ""  # its name in the table of files
     mean: ClassVar[tuple[float, ...]] = ()  # of each channel of the training images, pixels in 0..1
     std: ClassVar[tuple[float, ...]] = ()
     names: ClassVar[tuple[str, ...]] = ()  # of the classes, where they are few
@@ -56,10 +56,11 @@ class Images(Source):
     random_test: bool = setting("change test images at random too, once for all", default=False)
 
     def check(self) -> None:
-        cut, changes = self.crop or self.pad, self.crop or self.pad or self.flip or self.turn
-        if self.chance < 1 and not cut:
+        cuts, changes = self.crop or self.pad, self.crop or self.pad or self.flip or self.turn
+        if self.chance < 1 and not cuts:
             raise ConfigError(
-                f"{self.called()}: chance says how often images are cut, and nothing cuts them; set crop or pad, or drop it."
+                f"{self.called()}: chance says how often images are cut, and nothing cuts them; "
+                "set crop or pad, or drop it."
             )
         if (self.frozen or self.random_test) and not changes:
             which = "frozen" if self.frozen else "random_test"
@@ -76,7 +77,8 @@ class Images(Source):
             )
         if self.fill == "mean" and (self.frozen or self.random_test):
             raise ConfigError(
-                f'{self.called()}: images changed once for all stay bytes, which cannot hold fill = "mean"; use "black" or "reflect".'
+                f'{self.called()}: images changed once for all stay bytes, which cannot hold fill = "mean"; '
+                'use "black" or "reflect".'
             )
 
     @property
@@ -86,31 +88,41 @@ class Images(Source):
     def load(self, seed: int, clients: int) -> Dataset:
         train, test = self.read()
         side = min(train.x.shape[2:])
+        self.check_size(side)
+        mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in self.normalisation(train.x))
+        train = take_first(train, self.train, f"{self.key}: train")
+        test = take_first(test, self.test, f"{self.key}: test")
+        transform = PixelTransform(mean, std, self.crop, self.pad, self.fill, self.flip, self.turn, self.chance)
+        if self.random_test:
+            test = Samples(augment(transform, test.x, sample_draws(seed, len(test.y), client=-2)), test.y)
+        if self.frozen:
+            train = Samples(augment(transform, train.x, sample_draws(seed, len(train.y))), train.y)
+            test = Samples(crop_middle(test.x, self.crop or side), test.y)
+            transform = PixelTransform(mean, std)
+        return Dataset(train, test, self.classes, transform=transform)
+
+    def check_size(self, side: int) -> None:
+        """Refuse what cannot be cut out of, or reflected in, images of this side in pixels."""
         if self.crop > side:
             raise DataError(
                 f"{self.key}: crop must be at most the side of an image, {side}, got {self.crop}; lower data.crop."
             )
         if self.fill == "reflect" and self.pad >= side:
             raise DataError(
-                f"{self.key}: an image of side {side} reflects at most {side - 1} pixels, got pad = {self.pad}; lower data.pad."
+                f"{self.key}: an image of side {side} reflects at most {side - 1} pixels, got pad = {self.pad}; "
+                "lower data.pad."
             )
-        mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in self.constants(train.x))
-        train, test = first(train, self.train, f"{self.key}: train"), first(test, self.test, f"{self.key}: test")
-        view = PixelTransform(mean, std, self.crop, self.pad, self.fill, self.flip, self.turn, self.chance)
-        if self.random_test:
-            test = Samples(cut(view, test.x, marks(seed, len(test.y), client=-2)), test.y)
-        if self.frozen:
-            train = Samples(cut(view, train.x, marks(seed, len(train.y))), train.y)
-            test = Samples(middle(test.x, self.crop or side), test.y)
-            view = PixelTransform(mean, std)
-        return Dataset(train, test, self.classes, view=view)
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return files.table[self.key].classes
 
-    def constants(self, x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of the channels of these training images, by which they are normalised."""
+    def normalisation(self, x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The mean and standard deviation of each channel by which images are normalised.
+
+        `x` are the training images, bytes [n, c, h, w].
+        """
         channels = x.shape[1]
         if self.normalise == "channels":
             return self.mean, self.std
@@ -118,65 +130,71 @@ class Images(Source):
 
     def read(self) -> tuple[Samples, Samples]:
         """All training and test images, from the cache where there is one."""
-        arrays = files.decoded(files.place(self.key), self.decoded)
+        arrays = files.load_decoded(files.locate(self.key), self.decode_checked)
         train, test = (Samples(arrays[f"x_{part}"], arrays[f"y_{part}"].long()) for part in ("train", "test"))
         return train, test
 
-    def decoded(self, where: Place) -> dict[str, Tensor]:
-        """Bytes [n, c, h, w] and labels of both parts, as many as there should be."""
-        entry, arrays = files.entry(self.key), self.decode(where)
+    def decode_checked(self, location: DatasetLocation) -> dict[str, Tensor]:
+        """Bytes [n, c, h, w] and labels [n] of both parts, after a check that there are as many as there should be."""
+        entry, arrays = files.entry(self.key), self.decode(location)
         for part, count in (("train", entry.train), ("test", entry.test)):
             x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
             if len(x) != count or len(y) != count:
                 raise DataError(
-                    f"{where.path} should hold {count:,} {part} images and labels, got {len(x):,} and {len(y):,}; "
-                    f"remove it and run `{files.getting(self.key)}`."
+                    f"{location.path} should hold {count:,} {part} images and labels, got {len(x):,} and {len(y):,}; "
+                    f"remove it and run `{files.get_command(self.key)}`."
                 )
             if y.size and int(y.max()) >= entry.classes:
                 raise DataError(
-                    f"{where.path} should hold labels of {entry.classes} classes, got number {int(y.max())}; "
-                    f"remove it and run `{files.getting(self.key)}`."
+                    f"{location.path} should hold labels of {entry.classes} classes, got number {int(y.max())}; "
+                    f"remove it and run `{files.get_command(self.key)}`."
                 )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def decode(self, where: Place) -> dict[str, Bytes]:
-        """x_train, y_train, x_test and y_test as the files hold them."""
+    def decode(self, location: DatasetLocation) -> dict[str, Bytes]:
+        """The arrays x_train, y_train, x_test and y_test that the files hold."""
         raise NotImplementedError
 
 
-def first(samples: Samples, count: int, what: str) -> Samples:
-    """The first samples, all if count is 0."""
+def take_first(samples: Samples, count: int, what: str) -> Samples:
+    """The first samples, all if count is 0; `what` names the setting in the error message."""
     if count > len(samples.y):
         raise DataError(
             f"{what} must be at most the {len(samples.y):,} images there are, got {count:,}; lower it, 0 takes all."
         )
-    return Samples(samples.x[:count], samples.y[:count]) if count else samples
+    return samples.select(slice(count)) if count else samples
 
 
-def cut(view: PixelTransform, x: Tensor, at: Tensor) -> Tensor:
-    """Images changed at random once for all; a few at a time, for the places of their pixels take eight times their room."""
-    return torch.cat([view.cut(*part) for part in zip(torch.split(x, CHUNK), torch.split(at, CHUNK), strict=True)])
+def augment(transform: PixelTransform, x: Tensor, draws: Tensor) -> Tensor:
+    """Images changed at random, still bytes.
+
+    A few are changed at a time, as the numbers of their pixels take eight times the memory of the bytes.
+    """
+    chunks = zip(torch.split(x, CHUNK), torch.split(draws, CHUNK), strict=True)
+    return torch.cat([transform.augment(images, their_draws) for images, their_draws in chunks])
 
 
-def middle(x: Tensor, side: int) -> Tensor:
-    """The square in the middle of images."""
+def crop_middle(x: Tensor, side: int) -> Tensor:
+    """The square of this side in the middle of images."""
     top, left = ((length - side) // 2 for length in x.shape[2:])
     return x[:, :, top : top + side, left : left + side].contiguous()
 
 
-def joined(parts: Sequence[tuple[Bytes, Bytes]], split: int) -> dict[str, Bytes]:
-    """Arrays from the (x, y) of several files, the first `split` of which are for training."""
-    sides = {"train": parts[:split], "test": parts[split:]}
+def join_parts(parts: Sequence[tuple[Bytes, Bytes]], train_parts: int) -> dict[str, Bytes]:
+    """The arrays of a dataset from the (x, y) of several files, the first `train_parts` of which are for training."""
+    sides = {"train": parts[:train_parts], "test": parts[train_parts:]}
     return {
-        f"{'xy'[k]}_{part}": np.concatenate([each[k] for each in some]) for part, some in sides.items() for k in (0, 1)
+        f"{'xy'[k]}_{side}": np.concatenate([pair[k] for pair in pairs])
+        for side, pairs in sides.items()
+        for k in (0, 1)
     }
 
 
 # idx files ------------------------------------------------------------------------------------------------------
 
 
-def idx(data: bytes, name: str) -> Bytes:
-    """The array in an idx file of bytes."""
+def parse_idx(data: bytes, name: str) -> Bytes:
+    """The array in an idx file of bytes; `name` is the file's, for the error message."""
     depth = data[3] if data[:3] == b"\0\0\x08" else 0
     body = 4 + 4 * depth
     shape = np.frombuffer(data[4:body], ">u4").tolist() if len(data) >= body else []
@@ -185,16 +203,16 @@ def idx(data: bytes, name: str) -> Bytes:
     return np.frombuffer(data, np.uint8, offset=body).reshape(shape)
 
 
-class Idx(Images):
+class IdxImages(Images):
     """Grey images in four idx files."""
 
-    def decode(self, where: Place) -> dict[str, Bytes]:
-        parts = [idx(data, f"{where.path}: {name}") for name, data in files.contents(where).items()]
-        x = [part.reshape(len(part), 1, *part.shape[1:]) for part in parts[::2]]
-        return joined(list(zip(x, parts[1::2], strict=True)), 1)
+    def decode(self, location: DatasetLocation) -> dict[str, Bytes]:
+        arrays = [parse_idx(data, f"{location.path}: {name}") for name, data in files.read_all(location).items()]
+        x = [images.reshape(len(images), 1, *images.shape[1:]) for images in arrays[::2]]
+        return join_parts(list(zip(x, arrays[1::2], strict=True)), train_parts=1)
 
 
-class Mnist(Idx):
+class Mnist(IdxImages):
     """MNIST (LeCun, Cortes and Burges): handwritten digits."""
 
     key: ClassVar[str] = "mnist"
@@ -204,7 +222,7 @@ class Mnist(Idx):
     names: ClassVar[tuple[str, ...]] = tuple(string.digits)
 
 
-class FashionMnist(Idx):
+class FashionMnist(IdxImages):
     """Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): articles of clothing in the form of MNIST."""
 
     key: ClassVar[str] = "fashion_mnist"
@@ -217,8 +235,8 @@ class FashionMnist(Idx):
     )
 
 
-class Emnist(Idx):
-    """The letters of EMNIST (Cohen et al., 2017), capital and small in one class; the first ten of them are FedDyn's EMNIST-L.
+class Emnist(IdxImages):
+    """The letters of EMNIST (Cohen et al., 2017), capital and small in one class; the first ten are FedDyn's EMNIST-L.
 
     Normalised by the mean and standard deviation of all pixels of the training images of the letters used.
     """
@@ -234,13 +252,14 @@ class Emnist(Idx):
     def classes(self) -> int:
         return self.letters
 
-    def decode(self, where: Place) -> dict[str, Bytes]:
-        arrays = super().decode(where)
+    def decode(self, location: DatasetLocation) -> dict[str, Bytes]:
+        arrays = super().decode(location)
         if any(not array.all() for name, array in arrays.items() if name[0] == "y"):
             raise DataError(
-                f"{where.path}: the letters of EMNIST are numbered from 1, and there is a 0; remove it and get it anew."
+                f"{location.path}: the letters of EMNIST are numbered from 1, and there is a 0; "
+                "remove it and get it anew."
             )
-        # The files hold images column by column, letters counted from 1.
+        # The files hold images column by column, and letters counted from 1.
         return {name: array - 1 if name[0] == "y" else array.swapaxes(2, 3).copy() for name, array in arrays.items()}
 
     def read(self) -> tuple[Samples, Samples]:
@@ -249,9 +268,9 @@ class Emnist(Idx):
             train, test = (Samples(x[y < self.letters], y[y < self.letters]) for x, y in (train, test))
         return train, test
 
-    def constants(self, x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def normalisation(self, x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         if self.normalise != "channels":
-            return super().constants(x)
+            return super().normalisation(x)
         sums = [(part.sum(), part.square().sum()) for part in (chunk.double() / 255 for chunk in torch.split(x, CHUNK))]
         mean, square = (float(sum(column)) / x.numel() for column in zip(*sums, strict=True))
         return (mean,), ((square - mean**2) ** 0.5,)
@@ -260,7 +279,7 @@ class Emnist(Idx):
 # CIFAR ----------------------------------------------------------------------------------------------------------
 
 
-class ArraysOnly(pickle.Unpickler):
+class ArrayUnpickler(pickle.Unpickler):
     """Reads pickled arrays and plain containers, and refuses everything else that a pickle can call."""
 
     allowed: ClassVar[dict[str, object]] = {
@@ -283,18 +302,20 @@ class Cifar(Images):
     label_bytes: ClassVar[int] = 1  # before each image; the last is the label
     label_key: ClassVar[bytes] = b"labels"
 
-    def decode(self, where: Place) -> dict[str, Bytes]:
-        held = files.contents(where)
-        parts = [self.records(data) if where.form.kind == "binary" else self.batch(data) for data in held.values()]
-        return joined(parts, len(parts) - 1)
+    def decode(self, location: DatasetLocation) -> dict[str, Bytes]:
+        read = self.read_records if location.layout.kind == "binary" else self.read_pickle
+        parts = [read(data) for data in files.read_all(location).values()]
+        return join_parts(parts, train_parts=len(parts) - 1)
 
-    def records(self, data: bytes) -> tuple[Bytes, Bytes]:
+    def read_records(self, data: bytes) -> tuple[Bytes, Bytes]:
+        """Images and labels of a file of records: the bytes of the labels, then those of the image."""
         rows = np.frombuffer(data, np.uint8).reshape(-1, self.label_bytes + 3 * 32 * 32)
         return rows[:, self.label_bytes :].reshape(-1, 3, 32, 32), rows[:, self.label_bytes - 1]
 
-    def batch(self, data: bytes) -> tuple[Bytes, Bytes]:
-        held = ArraysOnly(io.BytesIO(data), encoding="bytes").load()
-        return held[b"data"].reshape(-1, 3, 32, 32), np.array(held[self.label_key], np.uint8)
+    def read_pickle(self, data: bytes) -> tuple[Bytes, Bytes]:
+        """Images and labels of a pickled dictionary."""
+        batch = ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+        return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[self.label_key], np.uint8)
 
 
 class Cifar10(Cifar):
@@ -333,7 +354,7 @@ class Cifar100(Cifar):
 
 
 class TinyImageNet(Images):
-    """Tiny ImageNet-200; the validation images are the test set, for the labels of the authors' test images are not public.
+    """Tiny ImageNet-200; the validation images are the test set: the labels of the authors' test images are not public.
 
     Classes are numbered in the order of their WordNet ids. Normalised by the usual numbers of ImageNet.
     """
@@ -342,23 +363,24 @@ class TinyImageNet(Images):
     idea: ClassVar[str] = files.table["tiny_imagenet"].idea()
     mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)
     std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
-    side: ClassVar[int] = 64
+    side: ClassVar[int] = 64  # pixels
 
-    def decode(self, where: Place) -> dict[str, Bytes]:
-        entry = files.entry(self.key)
-        with files.opened(where) as read:
+    def decode(self, location: DatasetLocation) -> dict[str, Bytes]:
+        with files.open_verified(location) as read:
             ids = sorted(read("wnids.txt").decode().split())
-            told = [line.split("\t")[:2] for line in read("val/val_annotations.txt").decode().splitlines()]
-            each = entry.train // max(len(ids), 1)
-            train = [f"train/{wnid}/images/{wnid}_{k}.JPEG" for wnid in ids for k in range(each)]
-            images = [self.photographs(read, names) for names in (train, [f"val/images/{name}" for name, _ in told])]
-        labels = [np.repeat(np.arange(len(ids)), each), np.searchsorted(ids, [wnid for _, wnid in told])]
-        return joined(list(zip(images, [part.astype(np.uint8) for part in labels], strict=True)), 1)
+            annotations = [line.split("\t")[:2] for line in read("val/val_annotations.txt").decode().splitlines()]
+            per_class = files.entry(self.key).train // max(len(ids), 1)
+            train = [f"train/{wnid}/images/{wnid}_{k}.JPEG" for wnid in ids for k in range(per_class)]
+            test = [f"val/images/{name}" for name, _ in annotations]
+            images = [self.read_jpegs(read, names) for names in (train, test)]
+        labels = [np.repeat(np.arange(len(ids)), per_class), np.searchsorted(ids, [wnid for _, wnid in annotations])]
+        parts = list(zip(images, [numbers.astype(np.uint8) for numbers in labels], strict=True))
+        return join_parts(parts, train_parts=1)
 
-    def photographs(self, read: files.Read, names: Sequence[str]) -> Bytes:
-        """Decoded JPEG files."""
+    def read_jpegs(self, read: files.ReadFile, names: Sequence[str]) -> Bytes:
+        """Decoded JPEG files, [n, 3, h, w]."""
         try:
-            from PIL import Image, UnidentifiedImageError
+            from PIL import Image, UnidentifiedImageError  # an optional extra
         except ImportError:
             raise DataError(
                 "Tiny ImageNet consists of JPEG files, which Pillow reads; run pip install 'askew[images]'."

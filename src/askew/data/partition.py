@@ -1,4 +1,7 @@
-"""Partitions: who owns which training samples, a function of the labels and the seed. Disjoint and complete, but where a rule says not."""
+"""Partitions: which client owns which training samples, a function of the labels and the seed.
+
+Every sample belongs to exactly one client, except where a rule says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..errors import ConfigError, DataError
 
-MOST_DRAWS = 2000
-BLOCK = 1 << 22  # picks drawn at once
+MAX_DRAWS = 2000  # whole partitions drawn before giving up
+BLOCK = 1 << 22  # choices of a client that are drawn at once
 CELLS = 1 << 18  # cells of a table of draws and classes: small enough that draws thrown away cost little
 
 
 class Assignment(NamedTuple):
-    """Client i owns order[offsets[i]:offsets[i + 1]].
+    """Which client owns which samples: client i owns order[offsets[i]:offsets[i + 1]].
 
     A client may own nothing; a sample may be nobody's or, where a rule overlaps, several clients'.
     """
@@ -29,40 +32,44 @@ class Assignment(NamedTuple):
 
     @property
     def clients(self) -> int:
+        """The number of clients, N."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> np.ndarray:
+        """The number of samples of every client, int64 [N]."""
         return np.diff(self.offsets)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The client of every entry of `order`, int64."""
+        return np.repeat(np.arange(self.clients), self.sizes)
 
     def client(self, i: int) -> np.ndarray:
         """The sample indices of one client, ascending."""
         return self.order[self.offsets[i] : self.offsets[i + 1]]
 
-    def without(self, taken: np.ndarray) -> Assignment:
-        """The same without some samples."""
-        kept = ~np.isin(self.order, taken)
-        owner = np.repeat(np.arange(self.clients), self.sizes)[kept]
-        return Assignment(
-            self.order[kept], np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=self.clients))])
-        )
+    def without(self, removed: np.ndarray) -> Assignment:
+        """The same assignment without some samples, which become nobody's."""
+        remaining = ~np.isin(self.order, removed)
+        sizes = np.bincount(self.owners[remaining], minlength=self.clients)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return Assignment(self.order[remaining], offsets)
 
     def histogram(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Samples of every class at every client, int64 [N, classes]."""
-        owner = np.repeat(np.arange(self.clients), self.sizes)
-        return np.bincount(owner * classes + labels[self.order], minlength=self.clients * classes).reshape(
-            self.clients, classes
-        )
+        """The number of samples of every client and class, int64 [N, classes]."""
+        counts = np.bincount(self.owners * classes + labels[self.order], minlength=self.clients * classes)
+        return counts.reshape(self.clients, classes)
 
 
-def grouped(owner: np.ndarray, clients: int) -> Assignment:
-    """Shares from the owner of every sample; −1 is nobody."""
+def group_by_owner(owner: np.ndarray, clients: int) -> Assignment:
+    """The assignment that gives every sample to its owner; −1 is nobody."""
     ends = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))
     return Assignment(np.argsort(owner, kind="stable")[ends[0] :].astype(np.int64, copy=False), ends - ends[0])
 
 
 def class_sizes(labels: np.ndarray, rule: str) -> np.ndarray:
-    """Samples of every class there is, by ascending label; `rule` needs them."""
+    """The number of samples of every class there is, by ascending label; `rule` is the partition that needs them."""
     if not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
             f"the {rule} partition needs class labels, whole numbers, and these targets are not; use the iid partition."
@@ -70,46 +77,49 @@ def class_sizes(labels: np.ndarray, rule: str) -> np.ndarray:
     return np.unique(labels, return_counts=True)[1]
 
 
-def shuffled(labels: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def shuffle_within_classes(labels: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """All sample indices, class after class, at random within a class."""
     classes = np.split(np.argsort(labels, kind="stable"), np.cumsum(totals)[:-1])
     return np.concatenate([rng.permutation(members) for members in classes])
 
 
-def dealt(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Assignment:
-    """Shares at random with these numbers of samples of each class for every client, [classes, N]; what is left is nobody's."""
+def deal_samples(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Assignment:
+    """A random assignment that gives every client `counts` [classes, N] samples of each class; others are nobody's."""
     classes, clients = counts.shape
-    owner = np.empty(len(labels), dtype=np.int64)
+    with_nobody = np.column_stack([counts, totals - counts.sum(1)])
     takers = np.tile(np.append(np.arange(clients), -1), classes)
-    owner[shuffled(labels, totals, rng)] = np.repeat(takers, np.column_stack([counts, totals - counts.sum(1)]).ravel())
-    return grouped(owner, clients)
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[shuffle_within_classes(labels, totals, rng)] = np.repeat(takers, with_nobody.ravel())
+    return group_by_owner(owner, clients)
 
 
-def cut(sizes: np.ndarray, rng: np.random.Generator) -> Assignment:
-    """Shuffle, and cut into parts of these sizes."""
+def deal_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Assignment:
+    """A random assignment that gives every client so many samples, whatever their labels."""
     owner = np.empty(int(sizes.sum()), dtype=np.int64)
     owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(sizes)), sizes)
-    return grouped(owner, len(sizes))
+    return group_by_owner(owner, len(sizes))
 
 
-def even(n: int, parts: int) -> np.ndarray:
-    """n in parts that differ by at most one, the larger first."""
+def even_sizes(n: int, parts: int) -> np.ndarray:
+    """The sizes of n things in parts that differ by at most one, the larger first."""
     sizes = np.full(parts, n // parts)
     sizes[: n % parts] += 1
     return sizes
 
 
 def lognormal_sizes(n: int, clients: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """s_i ~ LogNormal(log(n/N), σ) scaled to sum to n and floored; what flooring left, never negative, goes to the first client.
+    """Sizes s_i ~ LogNormal(log(n/N), σ) of N clients, scaled to sum to n and floored.
 
-    σ = 0 gives sizes that differ by at most one. A client may get nothing.
+    What flooring left, never negative, goes to the first client. σ = 0 gives sizes that differ by at most one. A client
+    may get nothing.
     """
     if n < clients:
         raise DataError(
-            f"{n:,} samples cannot be shared among {clients:,} clients, one each at least on average; lower partition.clients."
+            f"{n:,} samples cannot be shared among {clients:,} clients, one each at least on average; "
+            "lower partition.clients."
         )
     if sigma == 0:
-        return even(n, clients)
+        return even_sizes(n, clients)
     z = sigma * rng.standard_normal(clients)  # the mean drops out in the scaling
     s = np.exp(z - z.max())
     sizes: np.ndarray = np.floor(s / s.sum() * n).astype(np.int64)
@@ -118,9 +128,9 @@ def lognormal_sizes(n: int, clients: int, sigma: float, rng: np.random.Generator
 
 
 class Partition(Settings):
-    """A rule that divides samples among clients; the base of all of them."""
+    """A rule that divides samples among clients; the base class of all partitions."""
 
-    idea: ClassVar[str] = ""
+    idea: ClassVar[str] = ""  # one line for lists of partitions
     clients: int = setting("number of clients", default=30, least=1)
     validation: float | None = setting(
         "share of each client's samples held out for validation; left out: 0.2 where the algorithm needs it",
@@ -129,12 +139,14 @@ class Partition(Settings):
         below=1,
     )
     public: int | None = setting(
-        "samples the server takes from the training data, by class; left out: a tenth, at most 1,000, where the algorithm needs them",
+        "samples the server takes from the training data, by class; left out: a tenth, at most 1,000, "
+        "where the algorithm needs them",
         default=None,
         least=0,
     )
     noise: float = setting(
-        "standard deviation of Gaussian noise on the last client's inputs, whose full range is 1; client i of 0…N−1 has i/(N−1) of it",
+        "standard deviation of Gaussian noise on the last client's inputs, whose full range is 1; "
+        "client i of 0…N−1 has i/(N−1) of it",
         default=0.0,
         least=0,
     )
@@ -148,6 +160,7 @@ class Partition(Settings):
     )
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
+        """Who owns which of n samples, by their labels [n] and, where they are known, their natural clients [n]."""
         raise NotImplementedError
 
 
@@ -162,23 +175,23 @@ class Iid(Partition):
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         rng = generator(seed, "partition")
         if not self.balanced:
-            return cut(even(len(labels), self.clients), rng)
+            return deal_sizes(even_sizes(len(labels), self.clients), rng)
         totals = class_sizes(labels, "balanced iid")
         counts = np.repeat(totals[:, None] // self.clients, self.clients, axis=1)
         extra = np.zeros(self.clients, dtype=np.int64)
-        for row, rest in zip(counts, totals % self.clients, strict=True):
+        for row, remainder in zip(counts, totals % self.clients, strict=True):
             # Those with the fewest so far, ties at random: nobody is ever more than one ahead.
-            more = np.lexsort((rng.random(self.clients), extra))[:rest]
+            more = np.lexsort((rng.random(self.clients), extra))[:remainder]
             row[more] += 1
             extra[more] += 1
-        return dealt(labels, totals, counts, rng)
+        return deal_samples(labels, totals, counts, rng)
 
 
 class Lognormal(Partition):
     """Unequal sizes, labels iid: s_i ~ LogNormal(log(n/N), σ), scaled to sum to n (FedDyn, Acar et al., ICLR 2021).
 
-    As in the authors' code sizes are floored, so that a client may get nothing, and the first client takes what flooring left:
-    about N/2 samples, many if N is large.
+    As in the authors' code sizes are floored, so that a client may get nothing, and the first client takes what
+    flooring left: about N/2 samples, many if N is large.
     """
 
     idea: ClassVar[str] = "iid labels, sizes from a lognormal law"
@@ -186,15 +199,15 @@ class Lognormal(Partition):
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         rng = generator(seed, "partition")
-        return cut(lognormal_sizes(len(labels), self.clients, self.sigma, rng), rng)
+        return deal_sizes(lognormal_sizes(len(labels), self.clients, self.sigma, rng), rng)
 
 
 class Dirichlet(Partition):
     """Class r goes to the clients in proportions P_r ~ Dir_N(α) (Yurochkin et al., ICML 2019).
 
     As in the authors' code, classes are dealt one after the other, clients holding ≥ n/N samples get no more (`cap`),
-    and the whole draw is repeated until every client has `min_size` samples. With `overlap`, as FedPMVR's code has it, every client
-    draws its ⌊P_rj n_r⌋ samples from the whole class anew: clients share samples, and some are nobody's.
+    and the whole draw is repeated until every client has `min_size` samples. With `overlap`, as FedPMVR's code has it,
+    every client draws its ⌊P_rj n_r⌋ samples from the whole class anew: clients share samples, and some are nobody's.
     """
 
     idea: ClassVar[str] = (
@@ -216,58 +229,66 @@ class Dirichlet(Partition):
             )
         rng = generator(seed, "partition")
         best = -1
-        for _ in range(MOST_DRAWS):
-            counts = self.deal(totals, rng)
+        for _ in range(MAX_DRAWS):
+            counts = self.draw_counts(totals, rng)
             smallest = int(counts.sum(0).min())
             if smallest >= self.min_size:
                 break
             best = max(best, smallest)
         else:
             raise DataError(
-                f"no client may have fewer than partition.min_size = {self.min_size} samples, yet in {MOST_DRAWS} draws with "
-                f"alpha = {self.alpha:g} and {self.clients} clients the smallest never had more than {best}; "
+                f"no client may have fewer than partition.min_size = {self.min_size} samples, yet in {MAX_DRAWS} draws "
+                f"with alpha = {self.alpha:g} and {self.clients} clients the smallest never had more than {best}; "
                 f"set partition.min_size to {best} or less, raise partition.alpha or take fewer clients."
             )
-        return overlapping(labels, totals, counts, rng) if self.overlap else dealt(labels, totals, counts, rng)
+        deal = deal_overlapping if self.overlap else deal_samples
+        return deal(labels, totals, counts, rng)
 
-    def deal(self, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def draw_counts(self, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """One draw: how many samples of each class every client gets, int64 [classes, N]."""
         counts = np.empty((len(totals), self.clients), dtype=np.int64)
         held = np.zeros(self.clients, dtype=np.int64)
         full = -(-int(totals.sum()) // self.clients) if self.cap else np.inf
         for row, total in zip(counts, totals, strict=True):
-            shares = rng.dirichlet(np.full(self.clients, self.alpha))
+            proportions = rng.dirichlet(np.full(self.clients, self.alpha))
             # Not everybody can be full before the last sample is dealt: somebody always has room.
             room = held < full
-            shares[~room] = 0
-            if not shares.sum() > 0:
-                # A tiny alpha leaves one client with all of the mass, and that one may be full (or all shares may underflow):
-                # renormalised Dirichlet shares tend to a random corner as alpha → 0, so one client with room gets the class.
-                shares[:] = np.arange(self.clients) == rng.choice(np.flatnonzero(room))
+            proportions[~room] = 0
+            if not proportions.sum() > 0:
+                # A tiny alpha leaves one client with all of the mass, and that one may be full (or all proportions may
+                # underflow): renormalised Dirichlet proportions tend to a random corner as alpha → 0, so one client
+                # with room gets the class.
+                proportions[:] = np.arange(self.clients) == rng.choice(np.flatnonzero(room))
             if self.overlap:
-                row[:] = shares / shares.sum() * total
+                row[:] = proportions / proportions.sum() * total
             else:
-                edges = shares.cumsum()
+                edges = proportions.cumsum()
                 # Divided by the last edge, which becomes exactly 1: a full last client is left nothing by rounding.
                 row[:] = np.diff(np.floor(edges / edges[-1] * total).astype(np.int64), prepend=0)
             held += row
         return counts
 
 
-def overlapping(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Assignment:
-    """Every client draws its numbers of samples of each class, [classes, N], from the whole class without replacement."""
+def deal_overlapping(
+    labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator
+) -> Assignment:
+    """An assignment in which every client draws `counts` [classes, N] samples from each whole class.
+
+    A client draws no sample twice, but clients may draw the same.
+    """
     clients = np.arange(counts.shape[1])
     owners, samples = [], []
     for members, row in zip(np.split(np.argsort(labels, kind="stable"), np.cumsum(totals)[:-1]), counts, strict=True):
         total = len(members)
-        # A pair client·total + place drawn before is drawn again. Who takes more than half of the class, one at most, draws what it leaves.
+        # A pair (client, place in the class) is the number client·total + place; one drawn before is drawn again.
+        # A client that takes more than half of the class, one at most, draws what it leaves.
         wanted = np.minimum(row, total - row)
         pairs = np.empty(0, dtype=np.int64)
         while (lacking := wanted - np.bincount(pairs // total, minlength=len(clients))).any():
-            drawn = rng.integers(total, size=int(lacking.sum()))
-            pairs = np.union1d(pairs, np.repeat(clients, lacking) * total + drawn)
-        for most in np.flatnonzero(row > wanted):
-            pairs = np.setxor1d(pairs, most * total + np.arange(total))
+            places = rng.integers(total, size=int(lacking.sum()))
+            pairs = np.union1d(pairs, np.repeat(clients, lacking) * total + places)
+        for client in np.flatnonzero(row > wanted):
+            pairs = np.setxor1d(pairs, client * total + np.arange(total))
         owners.append(pairs // total)
         samples.append(members[pairs % total])
     owner, sample = np.concatenate(owners), np.concatenate(samples)
@@ -276,10 +297,11 @@ def overlapping(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng:
 
 
 class DirichletPrior(Partition):
-    """Client i draws its samples' classes from a prior q_i ~ Dir_K(α) (FedDyn, Acar et al., ICLR 2021; FedDC, Gao et al., CVPR 2022).
+    """Client i draws its samples' classes from a prior q_i ~ Dir_K(α).
 
-    Sizes first, as in the lognormal partition. Then, until all is handed out: a client not yet full, each as likely, gets one sample
-    of a class drawn from q_i, renormalised over the classes with samples left. Sizes are exact, priors hold until classes run out.
+    As in FedDyn (Acar et al., ICLR 2021) and FedDC (Gao et al., CVPR 2022). Sizes first, as in the lognormal
+    partition. Then, until all is handed out: a client not yet full, each as likely, gets one sample of a class drawn
+    from q_i, renormalised over the classes with samples left. Sizes are exact, priors hold until classes run out.
     """
 
     idea: ClassVar[str] = "each client has a Dirichlet(alpha) prior over the classes; equal sizes, or lognormal ones"
@@ -289,18 +311,20 @@ class DirichletPrior(Partition):
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         totals = class_sizes(labels, "dirichlet_prior")
         rng = generator(seed, "partition")
-        served = turns(lognormal_sizes(len(labels), self.clients, self.sigma, rng), rng)
-        classes = self.classes(served, totals, rng)
+        served = serving_order(lognormal_sizes(len(labels), self.clients, self.sigma, rng), rng)
+        classes = self.draw_classes(served, totals, rng)
         holder = np.empty(len(labels), dtype=np.int64)
-        holder[shuffled(labels, totals, rng)] = served[np.argsort(classes, kind="stable")]
-        return grouped(holder, self.clients)
+        holder[shuffle_within_classes(labels, totals, rng)] = served[np.argsort(classes, kind="stable")]
+        return group_by_owner(holder, self.clients)
 
-    def classes(self, served: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The class of the sample that each turn's client gets.
+    def draw_classes(self, served: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The class of the sample that each client gets in the order in which clients are `served`, int64 [n].
 
-        While no class runs out the draws are independent: they are made in blocks, and those after a class ran out are made again.
+        While no class runs out the draws are independent: they are made in blocks, and those after a class ran out are
+        made again.
         """
-        # Logarithms of Gamma(α) variates, by Gamma(α) = Gamma(α + 1) U^(1/α): a tiny α cannot underflow, however few classes are left.
+        # Logarithms of Gamma(α) variates, by Gamma(α) = Gamma(α + 1) U^(1/α): a tiny α cannot underflow, however few
+        # classes are left.
         shape, alpha = (self.clients, len(totals)), min(max(self.alpha, 1e-300), 1e300)
         prior = np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
         left, drawn, at = totals.copy(), np.empty(len(served), dtype=np.int64), 0
@@ -309,29 +333,29 @@ class DirichletPrior(Partition):
             weights[:, left == 0] = -np.inf
             edges = np.exp(weights - weights.max(1, keepdims=True)).cumsum(1)
             block = (edges > rng.random((len(edges), 1)) * edges[:, -1:]).argmax(1)
-            last = np.flatnonzero(
-                (left > 0) & (left <= np.bincount(block, minlength=len(left)))
-            )  # classes that run out in this block
-            kept = block[: min((np.flatnonzero(block == k)[left[k] - 1] + 1 for k in last), default=len(block))]
-            drawn[at : at + len(kept)] = kept
-            left -= np.bincount(kept, minlength=len(left))
-            at += len(kept)
+            run_out = np.flatnonzero((left > 0) & (left <= np.bincount(block, minlength=len(left))))  # in this block
+            valid = block[: min((np.flatnonzero(block == k)[left[k] - 1] + 1 for k in run_out), default=len(block))]
+            drawn[at : at + len(valid)] = valid
+            left -= np.bincount(valid, minlength=len(left))
+            at += len(valid)
         return drawn
 
 
-def turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The order in which clients get their samples: at every turn one of those not yet full, each as likely.
+def serving_order(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The order in which clients get their samples: each time one of those not yet full, all equally likely.
 
-    Picks are drawn in blocks among those not full as the block begins; a pick of somebody full by then is thrown away, as a draw
-    by rejection may.
+    Choices are drawn in blocks among the clients not full as the block begins; a choice of one that is full by then is
+    thrown away, as a draw by rejection may.
     """
     left, served = sizes.copy(), [np.empty(0, dtype=np.int64)]
-    while len(hungry := np.flatnonzero(left)):
-        picks = rng.choice(hungry, min(int(left.sum()), BLOCK))
-        counts = np.bincount(picks, minlength=len(left))
-        before = np.empty(len(picks), dtype=np.int64)  # earlier picks of the same client in this block
-        before[np.argsort(picks, kind="stable")] = np.arange(len(picks)) - np.repeat(np.cumsum(counts) - counts, counts)
-        served.append(picks[before < left[picks]])
+    while len(not_full := np.flatnonzero(left)):
+        choices = rng.choice(not_full, min(int(left.sum()), BLOCK))
+        counts = np.bincount(choices, minlength=len(left))
+        earlier = np.empty(len(choices), dtype=np.int64)  # choices of the same client before each one in this block
+        earlier[np.argsort(choices, kind="stable")] = np.arange(len(choices)) - np.repeat(
+            np.cumsum(counts) - counts, counts
+        )
+        served.append(choices[earlier < left[choices]])
         left -= np.minimum(counts, left)
     return np.concatenate(served)
 
@@ -339,13 +363,13 @@ def turns(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 class LabelsPerClient(Partition):
     """Each client holds N_c labels, about n/(N·N_c) samples of each (MLDL24).
 
-    Client after client chooses N_c classes at random among those with samples left and takes ⌊⌊n/N⌋/N_c⌋ of each: all that is left
-    if that is less, or if less than that would remain. Nothing balances the choice: the last clients may find fewer classes, or none,
-    and what remains is nobody's.
+    Client after client chooses N_c classes at random among those with samples left and takes ⌊⌊n/N⌋/N_c⌋ of each: all
+    that is left if that is less, or if less than that would remain. Nothing balances the choice: the last clients may
+    find fewer classes, or none, and what remains is nobody's.
 
-    Balanced, all is handed out: the N·N_c places go one by one to the class with the most samples a place, one at least and N at most
-    each; client after client chooses N_c classes with places left, at odds of their numbers of places, but always those with a place
-    for everybody that follows; a class's samples are cut evenly among its places.
+    Balanced, all is handed out: the N·N_c places go one by one to the class with the most samples a place, one at least
+    and N at most each; client after client chooses N_c classes with places left, at odds of their numbers of places,
+    but always those with a place for everybody that follows; a class's samples are cut evenly among its places.
     """
 
     idea: ClassVar[str] = "every client holds a fixed number of labels"
@@ -364,68 +388,79 @@ class LabelsPerClient(Partition):
             )
         if quota == 0:
             raise DataError(
-                f"{n:,} samples cannot give {self.clients:,} clients one sample of each of partition.labels = {self.labels} labels; "
-                "lower partition.labels or partition.clients."
+                f"{n:,} samples cannot give {self.clients:,} clients one sample of each of partition.labels = "
+                f"{self.labels} labels; lower partition.labels or partition.clients."
             )
         rng = generator(seed, "partition")
-        if self.balanced:
-            places = self.places(totals)
-            held = self.choose(places, places.astype(float), rng)[rng.permutation(self.clients)].T
-            counts = np.zeros(held.shape, dtype=np.int64)
-            for row, takers, total, count in zip(counts, held, totals, places, strict=True):
-                row[takers] = np.diff(np.arange(count + 1) * total // count)
-        else:
-            places = np.maximum(totals // quota, 1)
-            held = self.choose(places, np.ones(len(totals)), rng).T
-            counts = held * quota
-            for row, takers, total, count in zip(counts, held, totals, places, strict=True):
-                if takers.sum() == count:
-                    row[np.flatnonzero(takers)[-1]] = total - quota * (count - 1)
-        return dealt(labels, totals, counts, rng)
+        counts = self.balanced_counts(totals, rng) if self.balanced else self.quota_counts(totals, quota, rng)
+        return deal_samples(labels, totals, counts, rng)
+
+    def quota_counts(self, totals: np.ndarray, quota: int, rng: np.random.Generator) -> np.ndarray:
+        """How many samples of each class every client gets, int64 [classes, N]: `quota` of each of its labels.
+
+        The last one to choose a class takes all that is left of it.
+        """
+        places = np.maximum(totals // quota, 1)
+        chosen = self.choose_labels(places, np.ones(len(totals)), rng).T
+        counts = chosen * quota
+        for row, clients, total, count in zip(counts, chosen, totals, places, strict=True):
+            if clients.sum() == count:
+                row[np.flatnonzero(clients)[-1]] = total - quota * (count - 1)
+        return counts
+
+    def balanced_counts(self, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """How many samples of each class every client gets, int64 [classes, N], where all are handed out."""
+        places = self.places(totals)
+        chosen = self.choose_labels(places, places.astype(float), rng)[rng.permutation(self.clients)].T
+        counts = np.zeros(chosen.shape, dtype=np.int64)
+        for row, clients, total, count in zip(counts, chosen, totals, places, strict=True):
+            row[clients] = np.diff(np.arange(count + 1) * total // count)
+        return counts
 
     def places(self, totals: np.ndarray) -> np.ndarray:
-        """How many clients hold each class, so that all N·N_c places are filled."""
+        """The number of places of each class, that is of clients that hold it, int64; N·N_c in all."""
         most, wanted = np.minimum(totals, self.clients), self.clients * self.labels
         if len(totals) > wanted or most.sum() < wanted:
             raise DataError(
-                f"{self.clients:,} clients of {self.labels} labels need {len(totals):,} to {most.sum():,} places for these classes, "
-                f"got {wanted:,}; change partition.labels or partition.clients, or leave partition.balanced out."
+                f"{self.clients:,} clients of {self.labels} labels need {len(totals):,} to {most.sum():,} places for "
+                f"these classes, got {wanted:,}; change partition.labels or partition.clients, "
+                "or leave partition.balanced out."
             )
         taken = np.arange(1, most.max())
-        each = np.where(
-            taken < most[:, None], totals[:, None] / taken, 0
-        )  # samples a place, if the class has so many places
-        more = np.argsort(-each, axis=None, kind="stable")[: wanted - len(totals)]
+        # Samples a place, if the class has so many places already: the next place goes where they are most.
+        per_place = np.where(taken < most[:, None], totals[:, None] / taken, 0)
+        more = np.argsort(-per_place, axis=None, kind="stable")[: wanted - len(totals)]
         return 1 + np.bincount(more // max(1, len(taken)), minlength=len(totals))
 
-    def choose(self, places: np.ndarray, odds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Which classes every client holds, bool [N, classes].
+    def choose_labels(self, places: np.ndarray, odds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Which classes every client holds, bool [N, classes]; a class with more `odds` is chosen more often.
 
-        Choices are independent until a class has no place left or, if balanced, one for everybody that follows: they are made in
-        blocks, and those after such a moment are made again.
+        Choices are independent until a class has no place left or, if balanced, one for everybody that follows: they
+        are made in blocks, and those after such a moment are made again.
         """
         held, left, at = np.zeros((self.clients, len(places)), dtype=bool), places.copy(), 0
         while at < self.clients and left.any():
             block = held[at : at + max(1, CELLS // len(places))]
-            follow = (
-                self.clients - at - np.arange(len(block) + 1)[:, None]
-            )  # clients still to choose, before and after each
+            follow = self.clients - at - np.arange(len(block) + 1)[:, None]  # clients to choose, before and after each
             must = self.balanced & (left == follow[0])
             keys = np.where(must, -1, np.where(left, rng.standard_exponential(block.shape) / odds, np.inf))
             chosen = np.zeros(block.shape, dtype=bool)
             np.put_along_axis(chosen, np.argpartition(keys, self.labels - 1, axis=1)[:, : self.labels], True, axis=1)
             chosen &= left > 0
             after = left - chosen.cumsum(0)
-            turned = (left > 0) & (after == 0) | self.balanced & ~must & (after == follow[1:])
-            kept = 1 + int(np.argmax(np.append(turned.any(1)[:-1], True)))
-            block[:kept] = chosen[:kept]
-            left = after[kept - 1]
-            at += kept
+            changed = (left > 0) & (after == 0) | self.balanced & ~must & (after == follow[1:])
+            valid = 1 + int(np.argmax(np.append(changed.any(1)[:-1], True)))
+            block[:valid] = chosen[:valid]
+            left = after[valid - 1]
+            at += valid
         return held
 
 
 class Shards(Partition):
-    """Sort by label, cut into N·`shards` shards whose sizes differ by at most one, deal them at random (McMahan et al., AISTATS 2017)."""
+    """Sort by label, cut into N·`shards` shards whose sizes differ by at most one, deal them at random.
+
+    From McMahan et al., AISTATS 2017.
+    """
 
     idea: ClassVar[str] = "samples sorted by label and cut into shards, a few of them to each client"
     shards: int = setting("shards of a client", default=2, least=1)
@@ -440,8 +475,8 @@ class Shards(Partition):
         rng = generator(seed, "partition")
         sizes = np.diff(np.arange(pieces + 1) * n // pieces)
         holder = np.empty(n, dtype=np.int64)
-        holder[shuffled(labels, totals, rng)] = np.repeat(rng.permutation(pieces) // self.shards, sizes)
-        return grouped(holder, self.clients)
+        holder[shuffle_within_classes(labels, totals, rng)] = np.repeat(rng.permutation(pieces) // self.shards, sizes)
+        return group_by_owner(holder, self.clients)
 
 
 class Natural(Partition):
@@ -452,7 +487,8 @@ class Natural(Partition):
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         if owner is None:
             raise DataError(
-                'the natural partition: this dataset does not come divided among clients; set partition.name to "iid" or "dirichlet".'
+                "the natural partition: this dataset does not come divided among clients; "
+                'set partition.name to "iid" or "dirichlet".'
             )
         if len(owner) != len(labels) or int(owner.min()) < 0:
             raise DataError(
@@ -464,14 +500,15 @@ class Natural(Partition):
                 f"the data belong to {int(owner.max()) + 1} clients, more than partition.clients = {self.clients}; "
                 f"set partition.clients = {int(owner.max()) + 1}."
             )
-        return grouped(owner, self.clients)
+        return group_by_owner(owner, self.clients)
 
 
 class FromFile(Partition):
     """A split of your own.
 
-    A .json file holds a list of clients, each a list of its sample indices, or an object {"name of a client": [indices], …}, clients
-    in the file's order. A .npy file holds the client number of every sample, −1 for nobody's. Samples left out are nobody's.
+    A .json file holds a list of clients, each a list of its sample indices, or an object of such lists by the clients'
+    names, in the file's order. A .npy file holds the client number of every sample, −1 for nobody's. Samples left out
+    are nobody's.
     """
 
     idea: ClassVar[str] = "a split of your own, from a file of sample indices"
@@ -482,7 +519,8 @@ class FromFile(Partition):
     def check(self) -> None:
         if Path(self.path).suffix.lower() not in (".json", ".npy"):
             raise ConfigError(
-                f"{self.called()}: path must name a .json or .npy file, got {self.path!r}; save the split as one of them."
+                f"{self.called()}: path must name a .json or .npy file, got {self.path!r}; "
+                "save the split as one of them."
             )
 
     def reads(self) -> tuple[Path, ...]:
@@ -492,70 +530,79 @@ class FromFile(Partition):
         (path,) = self.reads()
         try:
             if path.suffix.lower() == ".json":
-                holder, clients = self.listed(json.loads(path.read_bytes(), object_pairs_hook=self.named), len(labels))
+                content = json.loads(path.read_bytes(), object_pairs_hook=self.unique_names)
+                holder, clients = self.owners_from_lists(content, len(labels))
             else:
-                holder, clients = self.numbered(np.lib.format.open_memmap(path, mode="r"), len(labels))
+                holder, clients = self.owners_from_array(np.lib.format.open_memmap(path, mode="r"), len(labels))
         except OSError as error:
-            raise self.wrong(f"cannot be read: {error.strerror or error}", "check partition.path") from None
+            raise self.refusal(f"cannot be read: {error.strerror or error}", "check partition.path") from None
         except (ValueError, OverflowError, RecursionError, MemoryError) as error:
-            raise self.wrong(
+            raise self.refusal(
                 f"is no valid {path.suffix} file ({' '.join(str(error).split())})", "save it anew"
             ) from None
         if not (holder >= 0).any():
-            raise self.wrong("gives nobody a sample", "one client at least must have one")
+            raise self.refusal("gives nobody a sample", "one client at least must have one")
         if clients != self.clients:
-            raise self.wrong(
+            raise self.refusal(
                 f"divides the samples among {clients} clients, not {self.clients}", f"set partition.clients = {clients}"
             )
-        return grouped(holder, clients)
+        return group_by_owner(holder, clients)
 
-    def wrong(self, what: str, remedy: str) -> DataError:
-        return DataError(f"the partition's file {self.path} {what}; {remedy}.")
+    def refusal(self, what: str, advice: str) -> DataError:
+        """The error that the file is wrong in some way, and what to do."""
+        return DataError(f"the partition's file {self.path} {what}; {advice}.")
 
-    def named(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    def unique_names(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
         """An object of the file as a dictionary; JSON itself lets a name come twice."""
-        seen: dict[str, object] = {}
+        clients: dict[str, object] = {}
         for name, value in pairs:
-            if name in seen:
-                raise self.wrong(f"names the client {name!r} twice", "give every client a name of its own")
-            seen[name] = value
-        return seen
+            if name in clients:
+                raise self.refusal(f"names the client {name!r} twice", "give every client a name of its own")
+            clients[name] = value
+        return clients
 
-    def listed(self, content: object, n: int) -> tuple[np.ndarray, int]:
-        """The owner of every sample from lists of samples, and the number of clients."""
+    def owners_from_lists(self, content: object, n: int) -> tuple[np.ndarray, int]:
+        """The owner of every sample, from the lists of the clients' samples, and the number of clients."""
         clients = list(content.values()) if isinstance(content, dict) else content
-        if not isinstance(clients, list) or not all(isinstance(own, list) for own in clients):
-            raise self.wrong(
+        if not isinstance(clients, list) or not all(isinstance(indices, list) for indices in clients):
+            raise self.refusal(
                 "must hold a list of lists, or an object of lists", "list the sample indices of every client"
             )
-        indices = list(chain.from_iterable(clients))
-        for index in indices:
+        listed = list(chain.from_iterable(clients))
+        for index in listed:
             if type(index) is not int or not 0 <= index < n:
-                raise self.wrong(
+                raise self.refusal(
                     f"lists {json.dumps(index)[:40]}, which is no sample",
                     f"samples are the whole numbers from 0 to {n - 1}",
                 )
-        places = np.array(indices, dtype=np.int64)
-        of = np.repeat(np.arange(len(clients)), [len(own) for own in clients])
-        order = np.argsort(places, kind="stable")
-        for twice in order[1:][np.diff(places[order]) == 0][:1]:
-            whose = " and ".join(f"client {i}" for i in dict.fromkeys(of[places == places[twice]].tolist()))
-            raise self.wrong(
-                f"lists sample {places[twice]} twice, for {whose}", "a sample may belong to one client, and once"
-            )
+        samples = np.array(listed, dtype=np.int64)
+        owners = np.repeat(np.arange(len(clients)), [len(indices) for indices in clients])
+        self.check_once(samples, owners)
         holder = np.full(n, -1, dtype=np.int64)
-        holder[places] = of
+        holder[samples] = owners
         return holder, len(clients)
 
-    def numbered(self, content: np.ndarray, n: int) -> tuple[np.ndarray, int]:
+    def check_once(self, samples: np.ndarray, owners: np.ndarray) -> None:
+        """Refuse a sample that is listed twice."""
+        order = np.argsort(samples, kind="stable")
+        repeated = order[1:][np.diff(samples[order]) == 0]
+        if len(repeated):
+            sample = samples[repeated[0]]
+            clients = " and ".join(f"client {i}" for i in dict.fromkeys(owners[samples == sample].tolist()))
+            raise self.refusal(
+                f"lists sample {sample} twice, for {clients}", "a sample may belong to one client, and once"
+            )
+
+    def owners_from_array(self, content: np.ndarray, n: int) -> tuple[np.ndarray, int]:
         """The owner of every sample, checked, and the number of clients."""
         if not np.issubdtype(content.dtype, np.integer) or content.shape != (n,):
-            raise self.wrong(
-                f"must hold a whole number for each of the {n} samples, got {content.dtype} of shape {list(content.shape)}",
+            raise self.refusal(
+                f"must hold a whole number for each of the {n} samples, "
+                f"got {content.dtype} of shape {list(content.shape)}",
                 "save the owners as one row of integers",
             )
         if int(content.min(initial=0)) < -1 or int(content.max(initial=0)) > np.iinfo(np.int32).max:
-            raise self.wrong(
+            raise self.refusal(
                 f"has owners from {content.min()} to {content.max()}",
                 "number the clients 0, 1, 2, …, and write −1 for nobody's samples",
             )

@@ -1,4 +1,4 @@
-"""How askew a partition is, in figures."""
+"""Measures of how unequal the clients of a partition are, in size and in labels."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ..errors import DataError
 
 
 def entropy(p: np.ndarray) -> np.ndarray:
-    """In nats, along the last axis."""
+    """The entropy of distributions along the last axis, in nats."""
     return np.asarray(-(p * np.log(np.where(p > 0, p, 1))).sum(-1))
 
 
 def heterogeneity(counts: np.ndarray) -> dict[str, float | int]:
-    """Figures of a partition from the clients' samples by class, [N, K].
+    """Measures of a partition from the number of samples of every client and class, [N, classes].
 
-    Clients without samples are left out of all but the first two. Means are over clients, each counting alike; `size_cv` is the
-    coefficient of variation. `tv` is the total variation distance ½ Σ|p_i − p| and `js` the Jensen–Shannon divergence, in bits, of a
-    client's label distribution p_i and that of all samples p: both are 0 if all clients are alike, and at most 1.
-    `effective_classes` is exp of the entropy of p_i: m if the client's labels are spread evenly over m classes; `classes` counts
-    those it has any of.
+    Clients without samples are left out of all but the first two. Means are over clients, each counting alike;
+    `size_cv` is the coefficient of variation. `tv` is the total variation distance ½ Σ|p_i − p| and `js` the
+    Jensen–Shannon divergence, in bits, of a client's label distribution p_i and that of all samples p: both are 0 if
+    all clients are alike, and at most 1. `effective_classes` is exp of the entropy of p_i: m if the client's labels are
+    spread evenly over m classes; `classes` counts those it has any of.
     """
     held = counts[counts.sum(1) > 0]
     if not held.size:
@@ -27,10 +27,10 @@ def heterogeneity(counts: np.ndarray) -> dict[str, float | int]:
             "no client holds a sample, so nothing can be said about the partition; use more data or fewer clients."
         )
     sizes = held.sum(1)
-    own, all_ = held / sizes[:, None], held.sum(0) / sizes.sum()
-    tv = np.abs(own - all_).sum(1) / 2
-    js = (entropy((own + all_) / 2) - (entropy(own) + entropy(all_)) / 2).clip(0) / np.log(2)
-    effective = np.exp(entropy(own))
+    of_client, of_all = held / sizes[:, None], held.sum(0) / sizes.sum()
+    tv = np.abs(of_client - of_all).sum(1) / 2
+    js = (entropy((of_client + of_all) / 2) - (entropy(of_client) + entropy(of_all)) / 2).clip(0) / np.log(2)
+    effective = np.exp(entropy(of_client))
     return {
         "clients": len(counts),
         "clients_with_samples": len(held),

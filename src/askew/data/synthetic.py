@@ -1,4 +1,4 @@
-"""Synthetic(α, β): classification problems whose clients disagree in their inputs, in their labels or in both."""
+"""Synthetic(α, β): classification problems whose clients differ in their inputs, in their labels or in both."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import torch
 
 from ..core.rng import generator
 from ..core.settings import setting
-from .dataset import NaturalSource, Samples, pool
+from .dataset import NaturalSource, Samples, concatenate
 
-MOST_SAMPLES = 100_000
+MAX_SAMPLES = 100_000  # samples of a client
 
 
-class Planted(NaturalSource):
-    """Labels planted by linear teachers, the common part of both generators.
+class LinearTeachers(NaturalSource):
+    """Samples labelled by linear models, one for each client or one for all; the base class of both generators.
 
-    x ~ N(v_i, diag(j^−1.2)), y = argmax(xᵀW_i + b_i); own inputs: v_i ~ N(B_i, I) with B_i ~ N(0, β), else v_i = 0;
-    own solutions: entries of W_i, b_i ~ N(u_i, 1) with u_i ~ N(0, α), else one common W, b ~ N(0, 1). Second arguments are
-    standard deviations. As u_i shifts all classes alike it cancels in the argmax: what counts is whether solutions are own.
+    x ~ N(v_i, diag(j^−1.2)), y = argmax(xᵀW_i + b_i);
+    own inputs: v_i ~ N(B_i, I) with B_i ~ N(0, β), else v_i = 0;
+    own solutions: entries of W_i, b_i ~ N(u_i, 1) with u_i ~ N(0, α), else one common W, b ~ N(0, 1).
+
+    Second arguments are standard deviations. As u_i shifts all classes alike it cancels in the argmax: what counts is
+    whether clients have solutions of their own.
     """
 
     dim: int = setting("length of an input", default=30, least=1, most=1_000_000)
@@ -37,22 +40,24 @@ class Planted(NaturalSource):
 
     @property
     def own_inputs(self) -> bool:
+        """Does every client have inputs about a centre of its own?"""
         return True
 
     @property
     def own_solutions(self) -> bool:
+        """Does every client have a W, b of its own?"""
         return True
 
     def counts(self, z: np.ndarray) -> np.ndarray:
-        """Samples of clients in all, training and test, from one standard normal number each."""
+        """The number of samples of clients, training and test together, from one standard normal number each, int64."""
         raise NotImplementedError
 
     def count(self, seed: int, client: int) -> int:
-        """Samples of one client in all."""
+        """The number of samples of one client, training and test together."""
         return int(first_counts(self, seed, client + 1)[client])
 
     def draw(self, seed: int, client: int) -> Samples:
-        """All samples of one client."""
+        """All samples of one client, training and test together."""
         rng = generator(seed, "synthetic inputs", client=client)
         # The centre is drawn even where it is not used: the noise is then the same with and without it.
         centre = rng.normal(rng.normal(0, self.beta), 1, self.dim) * self.own_inputs
@@ -65,30 +70,38 @@ class Planted(NaturalSource):
 
 
 @lru_cache(maxsize=16)
-def drawn_counts(source: Planted, seed: int, capacity: int) -> np.ndarray:
-    """Sizes of the first clients; the beginning of a stream does not depend on how much of it is drawn."""
+def cached_counts(source: LinearTeachers, seed: int, capacity: int) -> np.ndarray:
+    """The number of samples of each of the first clients.
+
+    The beginning of a stream does not depend on how much of it is drawn, so that more clients leave the first ones
+    alone.
+    """
     counts = source.counts(generator(seed, "client sizes").standard_normal(capacity))
     counts.flags.writeable = False
     return counts
 
 
-def first_counts(source: Planted, seed: int, clients: int) -> np.ndarray:
-    """Sizes of the first clients, from few cached arrays: lengths are powers of two, 4096 or more."""
-    return drawn_counts(source, seed, max(4096, 1 << (clients - 1).bit_length()))[:clients]
+def first_counts(source: LinearTeachers, seed: int, clients: int) -> np.ndarray:
+    """The number of samples of each of the first clients.
+
+    It is taken from few cached arrays: their lengths are powers of two, 4096 or more.
+    """
+    return cached_counts(source, seed, max(4096, 1 << (clients - 1).bit_length()))[:clients]
 
 
-class Synthetic(Planted):
-    """Synthetic(α, β) as FedDyn (Acar et al., ICLR 2021) and FedDC (Gao et al., CVPR 2022) use it; the test set is the training data.
+class Synthetic(LinearTeachers):
+    """Synthetic(α, β) as FedDyn (Acar et al., ICLR 2021) and FedDC (Gao et al., CVPR 2022) use it.
 
-    (0, 0): the same inputs and solution everywhere; (α, 0): own solutions; (0, β): own inputs.
+    (0, 0): the same inputs and solution everywhere; (α, 0): own solutions; (0, β): own inputs. The test set is the
+    training data.
     """
 
     idea: ClassVar[str] = (
         "Synthetic(α, β) of FedDyn and FedDC: own solutions if α > 0, own inputs if β > 0; any number of clients"
     )
-    samples: int = setting("mean samples of a client", default=200, least=1, most=MOST_SAMPLES)
+    samples: int = setting("mean samples of a client", default=200, least=1, most=MAX_SAMPLES)
     sigma: float = setting(
-        f"lognormal spread of the clients' sizes; none exceeds {MOST_SAMPLES:,}", default=0.0, least=0, most=100
+        f"lognormal spread of the clients' sizes; none exceeds {MAX_SAMPLES:,}", default=0.0, least=0, most=100
     )
     iid_data: bool | None = setting("all clients draw inputs alike; left out: if beta = 0", default=None)
     iid_solution: bool | None = setting("all clients share one W, b; left out: if alpha = 0", default=None)
@@ -103,7 +116,7 @@ class Synthetic(Planted):
 
     def counts(self, z: np.ndarray) -> np.ndarray:
         sizes = self.samples * np.exp(self.sigma * z - self.sigma**2 / 2)
-        return sizes.clip(1, MOST_SAMPLES).astype(np.int64)
+        return sizes.clip(1, MAX_SAMPLES).astype(np.int64)
 
     def sizes(self, seed: int, clients: int) -> np.ndarray:
         return first_counts(self, seed, clients).copy()
@@ -112,11 +125,11 @@ class Synthetic(Planted):
         return self.draw(seed, client)
 
     def test_set(self, seed: int, clients: int) -> Samples:
-        return pool(self.draw(seed, i) for i in range(min(clients, self.test_clients)))
+        return concatenate(self.draw(seed, i) for i in range(min(clients, self.test_clients)))
 
 
-class SyntheticLeaf(Planted):
-    """Synthetic(α, β) as FedProx (Li et al., MLSys 2020) made it: own inputs and solutions always, very unequal sizes.
+class SyntheticLeaf(LinearTeachers):
+    """Synthetic(α, β) as FedProx (Li et al., MLSys 2020) made it: always own inputs and solutions, very unequal sizes.
 
     A client has 50 + LogNormal(4, 2) samples, nine tenths to train; one beyond 100,000 is cut there.
     """
@@ -130,7 +143,7 @@ class SyntheticLeaf(Planted):
     beta = 1.0
 
     def counts(self, z: np.ndarray) -> np.ndarray:
-        sizes: np.ndarray = np.minimum(50 + np.exp(4 + 2 * z), MOST_SAMPLES)
+        sizes: np.ndarray = np.minimum(50 + np.exp(4 + 2 * z), MAX_SAMPLES)
         return sizes.astype(np.int64)
 
     def sizes(self, seed: int, clients: int) -> np.ndarray:
@@ -138,13 +151,13 @@ class SyntheticLeaf(Planted):
         return sizes
 
     def client(self, seed: int, client: int) -> Samples:
-        return self.divided(seed, client)[0]
+        return self.split(seed, client)[0]
 
     def test_set(self, seed: int, clients: int) -> Samples:
-        return pool(self.divided(seed, i)[1] for i in range(min(clients, self.test_clients)))
+        return concatenate(self.split(seed, i)[1] for i in range(min(clients, self.test_clients)))
 
-    def divided(self, seed: int, client: int) -> tuple[Samples, Samples]:
+    def split(self, seed: int, client: int) -> tuple[Samples, Samples]:
         """One client's training and test samples."""
         x, y = self.draw(seed, client)
-        cut = len(y) * 9 // 10
-        return Samples(x[:cut], y[:cut]), Samples(x[cut:], y[cut:])
+        train = len(y) * 9 // 10
+        return Samples(x[:train], y[:train]), Samples(x[train:], y[train:])

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.types import Client, Part, State, taken
+from ..core.types import Client, Part, State, select_rows
 from ..data.federation import RoundPlan
 
 
 class PhaseInputs(NamedTuple):
     """What the server hands to the C clients of a phase."""
 
-    x: Tensor  # [P], or [C, P] where clients have private parts
+    w: Tensor  # [P], or [C, P] where clients have private parts
     buffers: Tensor  # [Q], or [C, Q]
     server: State  # broadcast, the same to all
     memory: State  # broadcast, to each its row
-    mine: State  # rows of client state
+    state: State  # rows of client state
     carry: State  # rows from the phase before
-    part: dict[str, Part]
+    parts: dict[str, Part]
     lr: float
     lr0: float
     momentum: float
@@ -35,47 +35,61 @@ class PhaseInputs(NamedTuple):
     size: Tensor
     coin: Tensor
 
-    def me(self, i: int) -> Client:
+    def client(self, i: int) -> Client:
         """One client's view: plain numbers, its own rows."""
         return Client(
-            self.x if self.x.dim() == 1 else self.x[i],
-            self.buffers if self.buffers.dim() == 1 else self.buffers[i],
-            self.server | taken(self.memory, i),
-            taken(self.mine, i),
-            taken(self.carry, i),
-            self.part,
-            self.lr,
-            self.lr0,
-            self.momentum,
-            self.decay,
-            self.clip,
-            float(self.steps[i]),
-            float(self.tau[i]),
-            float(self.size[i]),
-            self.round,
-            float(self.coin[i]),
+            w=self.w if self.w.dim() == 1 else self.w[i],
+            buffers=self.buffers if self.buffers.dim() == 1 else self.buffers[i],
+            server=self.server | select_rows(self.memory, i),
+            state=select_rows(self.state, i),
+            carry=select_rows(self.carry, i),
+            parts=self.parts,
+            lr=self.lr,
+            lr0=self.lr0,
+            momentum=self.momentum,
+            decay=self.decay,
+            clip=self.clip,
+            steps=float(self.steps[i]),
+            tau=float(self.tau[i]),
+            size=float(self.size[i]),
+            round=self.round,
+            coin=float(self.coin[i]),
         )
+
+    def rows(self, rows: list[int] | Tensor) -> PhaseInputs:
+        """The inputs of some clients."""
+        w, buffers = (t if t.dim() == 1 else t[rows] for t in (self.w, self.buffers))
+        memory, state, carry = (select_rows(entries, rows) for entries in (self.memory, self.state, self.carry))
+        steps, tau, size, coin = (t[rows] for t in (self.steps, self.tau, self.size, self.coin))
+        new = self._replace(w=w, buffers=buffers, memory=memory, state=state, carry=carry)
+        return new._replace(steps=steps, tau=tau, size=size, coin=coin)
 
 
 class PhaseOutputs(NamedTuple):
-    """What the C clients return; their models and their carry only if asked for, as both are as large as the uploads."""
+    """What the C clients return; their models and carry only if asked for: both are as large as the uploads."""
 
     up: State
-    mine: State
+    state: State
     carry: State  # rows, or nothing
     buffers: Tensor  # [C, Q]
     loss: Tensor  # [C]
-    w: Tensor | None  # [C, P]
-    came: list[int] | None = None  # the rows of the cohort that these are, where some did not answer; None: all
+    theta: Tensor | None  # [C, P]
+    answered: list[int] | None = None  # the rows of the cohort that these are, where some did not answer; None: all
+
+    def rows(self, rows: list[int]) -> PhaseOutputs:
+        """The outputs of some clients."""
+        up, state, carry = (select_rows(entries, rows) for entries in (self.up, self.state, self.carry))
+        theta = None if self.theta is None else self.theta[rows]
+        return PhaseOutputs(up, state, carry, self.buffers[rows], self.loss[rows], theta)
 
 
 class PhaseRequest(NamedTuple):
     """One phase of one run's round, for an engine to do."""
 
     phase: Algorithm
-    inbox: PhaseInputs
+    inputs: PhaseInputs
     plan: RoundPlan
-    want: Collection[str]  # "w", "carry": what is needed beside the uploads
+    wanted: Collection[str]  # "theta", "carry": what is needed beside the uploads
 
 
 class Engine(Protocol):
@@ -83,17 +97,17 @@ class Engine(Protocol):
 
     name: str
 
-    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]: ...
+    def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]: ...
 
 
-def ahead(engine: Engine, asks: Sequence[PhaseRequest]) -> None:
-    """Tell an engine that can use it what it will be asked for next. Only the models and states in these asks are not yet those."""
-    if asks and (look := getattr(engine, "ahead", None)):
-        look(asks)
+def prepare_next(engine: Engine, requests: Sequence[PhaseRequest]) -> None:
+    """Tell an engine that can use it what it will be asked for next; models and states in it are not yet real."""
+    if requests and (prepare := getattr(engine, "prepare", None)):
+        prepare(requests)
 
 
-def clock(device: torch.device) -> float:
-    """The time when all work on the device is done."""
+def finished_time(device: torch.device) -> float:
+    """The clock's time in seconds when all work on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,14 +1,14 @@
 """Which engine a run gets, and why: by a rule, and by a stopwatch where more than one applies and there is much to do.
 
-Engines agree only to rounding, so the choice is part of a run's record, and a run that is resumed keeps it. Small works go by
-the rule alone: their numbers then are the same on a busy machine as on an idle one.
+Engines agree only to rounding, so the choice is part of a run's record, and a run that is resumed keeps it. Small works
+go by the rule alone: their numbers then are the same on a busy machine as on an idle one.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -18,33 +18,25 @@ from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS, Space
 from ..errors import EngineError
 from .base import Engine, PhaseRequest
-from .distributed import part
 
 MUCH = 10**11  # parameters times samples of all rounds; below, a trial costs more than it can win
-MOMENT = 0.06  # seconds that one trial may take on a CPU, one client after another
+TRIAL_SECONDS = 0.06  # that one trial may take on a CPU, one client after another
 STEPS = (
-    2  # of each client in a trial, or as many as take that moment: a round begins and ends once, however many there are
+    2  # of each client in a trial, or as many as take TRIAL_SECONDS: a round begins and ends once, whatever they are
 )
 TRIALS = 3  # of each engine, after one that does not count
-TICK = 1e-6  # seconds
+TICK = 1e-6  # seconds; the shortest time that is believed
 HOPELESS = 2.0  # times as long as the first engine: not tried again
 CLEARLY = 0.9  # of the first engine's time: what another must stay below
 SMALL = 100_000  # parameters; above, one client's step keeps a core busy by itself
 WIDE = 8.0  # clients at work side by side, on average; below, a vmapped step costs more than the steps it replaces
 DENSE = (
-    nn.Linear,
-    nn.ReLU,
-    nn.Tanh,
-    nn.GELU,
-    nn.Sigmoid,
-    nn.Flatten,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.Identity,
-    nn.Sequential,
+    *(nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Flatten),
+    *(nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Sequential),
 )
-VMAPPED = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # layers besides that are known to work so, and slow on a CPU
+VMAPPED = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # layers besides that are known to work under vmap, and slow on a CPU
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+ROW_ENGINES = ("stacked", "vmapped")  # engines that train many networks as rows
 
 
 class EngineSettings(Settings):
@@ -52,11 +44,14 @@ class EngineSettings(Settings):
 
     title = "engine"
     name: str = setting(
-        "engine; auto chooses and says why", default="auto", choices=("auto", "sequential", "slots", "vmapped")
+        "engine; auto chooses and says why",
+        default="auto",
+        choices=("auto", "sequential", "slots", "stacked", "vmapped"),
     )
     device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
     workers: int = setting(
-        "processes on this machine that share the work, with the same results; 0: one, and on a CPU more once long rounds make it worth it",
+        "processes on this machine that share the work, with the same results; 0: one, and on a CPU more once long "
+        "rounds make it worth it",
         default=0,
         least=0,
         most=128,
@@ -76,11 +71,11 @@ class EngineSettings(Settings):
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def check(self) -> None:
-        if self.compile and self.name == "vmapped":
+        if self.compile and self.name in ROW_ENGINES:
             raise EngineError(
                 'engine: compile = true is for engine.name = "sequential" or "slots"; leave one of the two out.'
             )
-        if self.dtype == "bf16" and self.name == "vmapped":
+        if self.dtype == "bf16" and self.name in ROW_ENGINES:
             raise EngineError(
                 'engine: dtype = "bf16" is for engine.name = "sequential" or "slots"; leave one of the two out.'
             )
@@ -105,7 +100,7 @@ class EngineChoice(NamedTuple):
 
 def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool = False) -> EngineChoice:
     """The engine by the rule; `width` is a cohort's work divided by its longest client's."""
-    if name in ("vmapped", "slots") and stochastic(module):
+    if name in (*ROW_ENGINES, "slots") and stochastic(module):
         raise EngineError(
             f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".'
         )
@@ -113,88 +108,93 @@ def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool
         return EngineChoice(name, "as configured")
     if stochastic(module):
         return EngineChoice("sequential", "the network draws random numbers while training")
-    foreign = [
-        type(m).__name__
-        for m in module.modules()
-        if not isinstance(m, DENSE) and not type(m).__module__.startswith("askew.")
-    ]
+    foreign = [type(m).__name__ for m in module.modules() if not isinstance(m, DENSE) and not is_own(m)]
     if space.device.type == "cuda":
-        slots = "a GPU is kept busy by many clients at a time"
-        if plain or {*foreign} - VMAPPED or has_batch_norm(module):
-            return EngineChoice("slots", slots)
-        if space.P <= SMALL:
-            return EngineChoice("vmapped", f"a small network ({space.P:,} parameters): one kernel serves many clients")
-        return (
-            EngineChoice("slots", slots, ("vmapped",))
-            if foreign
-            else EngineChoice("vmapped", "dense: one product serves many", ("slots",))
-        )
+        return choose_on_cuda(module, space, foreign, plain)
     if foreign:
         return EngineChoice("sequential", f"{foreign[0]} is faster, or only known to work, one client at a time")
     if plain:
         return EngineChoice("sequential", "compiled and bfloat16 networks are trained one client at a time")
+    side_by_side = f"only about {width:.1f} clients would be at work side by side"
     if width < 2:
-        return EngineChoice("sequential", f"only about {width:.1f} clients would be at work side by side")
+        return EngineChoice("sequential", side_by_side)
     if space.P > SMALL:
-        return EngineChoice(
-            "sequential", f"with {space.P:,} parameters one client's step keeps the machine busy", ("vmapped",)
-        )
+        busy = f"with {space.P:,} parameters one client's step keeps the machine busy"
+        return EngineChoice("sequential", busy, ("vmapped",))
     if width < WIDE:
-        return EngineChoice("sequential", f"only about {width:.1f} clients would be at work side by side", ("vmapped",))
+        return EngineChoice("sequential", side_by_side, ("vmapped",))
     few = f"a small dense network ({space.P:,} parameters), about {width:.0f} clients at work side by side"
     return EngineChoice("vmapped", few, ("sequential",))
 
 
-def worth(ask: PhaseRequest, rounds: int) -> bool:
+def choose_on_cuda(module: nn.Module, space: Space, foreign: Collection[str], plain: bool) -> EngineChoice:
+    """The engine on a GPU by the rule; `foreign` layers are not known to be dense."""
+    slots = "a GPU is kept busy by many clients at a time"
+    if plain or {*foreign} - VMAPPED or has_batch_norm(module):
+        return EngineChoice("slots", slots)
+    if space.P <= SMALL:
+        return EngineChoice("stacked", f"a small network ({space.P:,} parameters): one kernel serves many clients")
+    if foreign:
+        return EngineChoice("slots", slots, ("stacked",))
+    return EngineChoice("stacked", "dense: one product serves many", ("slots",))
+
+
+def is_own(layer: nn.Module) -> bool:
+    """Is the layer of a class of askew's?"""
+    return type(layer).__module__.startswith("askew.")
+
+
+def worth_a_trial(request: PhaseRequest, rounds: int) -> bool:
     """Is there so much to do, if all rounds are like this one, that a trial pays?"""
-    return rounds * ask.inbox.x.shape[-1] * sum(len(work.places) for work in ask.plan.train) >= MUCH
+    samples = sum(len(work.places) for work in request.plan.train)
+    return rounds * request.inputs.w.shape[-1] * samples >= MUCH
 
 
-def tried(
+def fastest(
     rule: EngineChoice,
-    ask: PhaseRequest,
+    request: PhaseRequest,
     width: float,
     make: Callable[[str], Engine],
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineChoice:
     """The fastest of a rule's engines at some of a round's work, whose results are thrown away."""
-    device, times = ask.inbox.x.device, dict[str, float]()
+    device, times = request.inputs.w.device, dict[str, float]()
 
-    def seconds(engine: Engine, ask: PhaseRequest) -> float:
+    def seconds(engine: Engine, request: PhaseRequest) -> float:
         began = clock()
-        engine.map([ask])
+        engine.run([request])
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return clock() - began
 
     engines = {name: make(name) for name in (rule.name, *rule.others)}
     if device.type == "cpu":  # on CUDA all of it, for whose shapes graphs are captured that are of use later
-        one = beginning(ask, 1, 1)
+        one = first_steps(request, 1, 1)
         seconds(engines["sequential"], one)
         alone = max(seconds(engines["sequential"], one), TICK)
-        count = min(round(width), int(MOMENT / STEPS / alone))
+        count = min(round(width), int(TRIAL_SECONDS / STEPS / alone))
         if count < 2:
             return rule
-        ask = beginning(ask, count, int(MOMENT / count / alone))
+        request = first_steps(request, count, int(TRIAL_SECONDS / count / alone))
     for name in (rule.name, *rule.others):
         try:
-            seconds(engines[name], ask)
+            seconds(engines[name], request)
         except RuntimeError:  # not with this network, or not in this memory
             del engines[name]
     for _ in range(TRIALS):
         for name, engine in engines.items():
             if times.get(name, 0.0) <= HOPELESS * times.get(rule.name, math.inf):
-                times[name] = min(times.get(name, math.inf), seconds(engine, ask))
+                times[name] = min(times.get(name, math.inf), seconds(engine, request))
     best = min(times, key=lambda name: times[name] if name == rule.name else times[name] / CLEARLY)
-    told = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in times.items())
-    return EngineChoice(best, f"measured on some steps of the first round: {told}")
+    measured = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in times.items())
+    return EngineChoice(best, f"measured on some steps of the first round: {measured}")
 
 
-def beginning(ask: PhaseRequest, clients: int, steps: int) -> PhaseRequest:
+def first_steps(request: PhaseRequest, clients: int, steps: int) -> PhaseRequest:
     """The first steps of the clients that have most of them."""
-    rows = sorted(range(len(ask.plan.train)), key=lambda i: -ask.plan.train[i].batches)[:clients]
-    plan = ask.plan.only(rows)
-    looks = {name: [work.first(1) for work in works] for name, works in plan.looks.items()}
-    return ask._replace(
-        inbox=part(ask.inbox, rows), plan=plan._replace(train=[work.first(steps) for work in plan.train], looks=looks)
-    )
+    works = request.plan.train
+    rows = sorted(range(len(works)), key=lambda i: -works[i].batches)[:clients]
+    plan = request.plan.only(rows)
+    looks = {name: [work.first(1) for work in each] for name, each in plan.looks.items()}
+    plan = plan._replace(train=[work.first(steps) for work in plan.train], looks=looks)
+    return request._replace(inputs=request.inputs.rows(rows), plan=plan)

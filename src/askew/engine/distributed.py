@@ -1,11 +1,12 @@
 """Several processes share a run's work, through torch.distributed.
 
-All ranks play the same rounds from the same configuration. Each trains some of the participants with an engine of its own;
-then rows are exchanged, so that every rank has the whole cohort's in the cohort's order and goes on alike. Sums are thus taken
-in one order, whatever the number of ranks: with the sequential engine on the CPU results are the same bit for bit, with
-the others up to rounding, as rows that are trained side by side then differ.
+All ranks run the same rounds from the same configuration. Each trains some of the participants with an engine of its
+own; then rows are exchanged, so that every rank has the whole cohort's in the cohort's order and goes on alike. Sums
+are thus taken in one order, whatever the number of ranks: with the sequential engine on the CPU results are the same
+bit for bit, with the others up to rounding, as rows that are trained side by side then differ.
 
-Client state lives with the rank that owns the client and does not travel. Server memory and private parts are kept by all.
+Client state lives with the rank that owns the client and does not travel. Server memory and private parts are kept by
+all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import socket
 import tempfile
 import weakref
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import cache
@@ -33,71 +34,67 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.task import Task
-from ..core.types import State, taken
+from ..core.types import State
 from ..data.dataset import Samples
 from ..data.federation import Federation, RoundPlan
 from ..errors import AlgorithmError, EngineError
 from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest
 from .evaluate import CHUNK, Evaluator, per_sample
 
-LONGEST = timedelta(
-    days=1
-)  # that a rank waits for another: who started the ranks looks after the dead, so this ends nothing else
+LONGEST = timedelta(days=1)  # that a rank waits for another: whoever started the ranks looks after dead ones
 ALIGNED = 16  # bytes; where every entry of a message starts, so that it can be seen as numbers of any type
 
 
-class Lost(EngineError):
-    """Another rank is gone; why, that rank or who started it knows."""
+class PeerLost(EngineError):
+    """Another rank is gone; why, that rank or whoever started it knows."""
 
 
 @contextmanager
-def peers() -> Iterator[None]:
+def peer_errors() -> Iterator[None]:
     """Turn a failing exchange into a sentence."""
     try:
         yield
     except (RuntimeError, OSError) as e:
         first = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise Lost(
-            f"the processes that share this run lost each other ({first}); start the run again: it goes on from what is stored."
+        raise PeerLost(
+            f"the processes that share this run lost each other ({first}); start the run again: it goes on from what "
+            "is stored."
         ) from None
 
 
 class ProcessGroup:
-    """This process, a rank, among those that share its runs; alone it is the only one."""
+    """This process, a rank, among those that share its runs; a single one by default."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
         nothing = torch.empty(0, dtype=torch.uint8)
-        self.areas: list[Tensor | None] = [
-            nothing,
-            nothing,
-        ]  # memory that all ranks see, used in turn; None: there is none
-        self.lines: list[socket.socket] | None = None  # rank 0's to the others, or to rank 0; not tried yet, or none
+        self.memory: list[Tensor | None] = [nothing, nothing]  # areas that all ranks see, used in turn; None: not here
+        self.sockets: list[socket.socket] | None = None  # rank 0's to the others, theirs to rank 0; None: not tried yet
 
     @property
-    def leads(self) -> bool:
-        """Rank 0 writes the files, speaks, and decides what depends on the clock."""
+    def is_leader(self) -> bool:
+        """Rank 0 writes the files, prints, and decides what depends on the clock."""
         return self.rank == 0
 
     def owns(self, client: int) -> bool:
         """Does this client's state live here?"""
         return client % self.size == self.rank
 
-    def fill(self, rows: Tensor, cuts: Sequence[int]) -> None:
-        """Rows cuts[r]:cuts[r + 1] are rank r's; afterwards, in place, everybody's.
+    def share_rows(self, rows: Tensor, cuts: Sequence[int]) -> None:
+        """Fill rows in place: rows cuts[r]:cuts[r + 1] are rank r's, and afterwards everybody's.
 
         One broadcast after another: with gloo two to five times faster than its all_gather, and nothing is padded.
         """
         if self.size > 1:
-            with peers():
+            with peer_errors():
                 for r, (a, b) in enumerate(pairwise(cuts)):
                     if a < b:
                         dist.broadcast(rows[a:b], r)
 
-    def collect(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """At rank 0 all ranks' rows, one rank's below the other's; elsewhere, rows are sent there and handed back."""
-        with peers():
-            if self.leads:
+    def collect_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """At rank 0 all ranks' rows, one rank's below the other's; elsewhere, rows are sent there and returned."""
+        with peer_errors():
+            if self.is_leader:
                 others = [rows.new_empty(count, *rows.shape[1:]) for count in counts[1:]]
                 for r, room in enumerate(others, 1):
                     if room.numel():
@@ -107,109 +104,108 @@ class ProcessGroup:
                 dist.send(rows.contiguous(), 0)
         return rows
 
-    def gather(self, numbers: Sequence[int]) -> Tensor:
+    def gather_numbers(self, numbers: Sequence[int]) -> Tensor:
         """The ranks' whole numbers [R, …], at all of them."""
-        if self.lines:
-            with peers():
-                return torch.tensor(memoryview(self._talk(array("q", numbers).tobytes())).cast("q").tolist()).view(
-                    self.size, -1
-                )
-        told = torch.zeros(self.size, len(numbers), dtype=torch.int64)
-        told[self.rank] = torch.tensor(numbers)
-        self.fill(told, range(self.size + 1))
-        return told
+        if self.sockets:
+            with peer_errors():
+                received = memoryview(self._exchange_bytes(array("q", numbers).tobytes())).cast("q")
+                return torch.tensor(received.tolist()).view(self.size, -1)
+        table = torch.zeros(self.size, len(numbers), dtype=torch.int64)
+        table[self.rank] = torch.tensor(numbers)
+        self.share_rows(table, range(self.size + 1))
+        return table
 
-    def _talk(self, own: bytes) -> bytes:
-        """All ranks' words, one after the other, of which each has as many. Much faster than gloo, whose threads must be woken."""
-        assert self.lines
-        if not self.leads:
-            self.lines[0].sendall(own)
-            return heard(self.lines[0], self.size * len(own))
-        words = b"".join([own, *(heard(line, len(own)) for line in self.lines)])
-        for line in self.lines:
-            line.sendall(words)
-        return words
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """What rank `source` passes, anything that JSON holds, at all ranks."""
+        if self.size == 1:
+            return value
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        length = int(self.gather_numbers([len(text)])[source, 0])
+        text = text if self.rank == source else text.new_empty(length)
+        self.share_rows(text, [0] * (source + 1) + [length] * (self.size - source))
+        return json.loads(text.numpy().tobytes())
+
+    # ranks on one machine ---------------------------------------------------------------------------------------------
+
+    def _exchange_bytes(self, own: bytes) -> bytes:
+        """All ranks' bytes, one after the other, of which each has as many: much faster than gloo, which wakes threads."""
+        assert self.sockets
+        if not self.is_leader:
+            self.sockets[0].sendall(own)
+            return receive(self.sockets[0], self.size * len(own))
+        everything = b"".join([own, *(receive(line, len(own)) for line in self.sockets)])
+        for line in self.sockets:
+            line.sendall(everything)
+        return everything
 
     def _connect(self) -> None:
-        """Lines between ranks, if they are on one machine."""
+        """Open sockets between the ranks, if they are on one machine."""
         lines, path = list[socket.socket](), ""
-        weakref.finalize(self, hang_up, lines)
+        weakref.finalize(self, close_sockets, lines)
         with ExitStack() as rest:
-            if self.leads:
+            if self.is_leader:
                 listening = rest.enter_context(socket.socket(socket.AF_UNIX))
                 with suppress(OSError):
-                    folder = rest.enter_context(
-                        tempfile.TemporaryDirectory(prefix="askew-")
-                    )  # which nobody else may open
+                    folder = rest.enter_context(tempfile.TemporaryDirectory(prefix="askew-"))  # nobody else may open it
                     listening.bind(f"{folder}/line")
                     listening.listen(self.size)
                     path = f"{folder}/line"
-            path, there = self.tell(path), self.leads
-            if not self.leads:
+            path, connected = self.broadcast(path), self.is_leader
+            if not self.is_leader:
                 lines.append(socket.socket(socket.AF_UNIX))
                 with suppress(OSError):
                     lines[0].connect(path)
                     lines[0].sendall(self.rank.to_bytes(4, "little"))
-                    there = True
-            if not bool(self.gather([there]).all()):
-                self.lines = []
+                    connected = True
+            if not bool(self.gather_numbers([connected]).all()):
+                self.sockets = []
                 return
-            if self.leads:
+            if self.is_leader:
                 lines += [listening.accept()[0] for _ in range(self.size - 1)]
-                lines.sort(key=lambda line: int.from_bytes(heard(line, 4), "little"))
-            self.lines = lines
+                lines.sort(key=lambda line: int.from_bytes(receive(line, 4), "little"))
+            self.sockets = lines
 
-    def lacks(self, count: int) -> bool:
-        """Will ranks have to talk before they have so many bytes in common?"""
-        return self.areas[0] is not None and len(self.areas[0]) < count
+    def needs_memory(self, count: int) -> bool:
+        """Will the ranks have to agree before they have so many bytes of memory in common?"""
+        return self.memory[0] is not None and len(self.memory[0]) < count
 
-    def common(self, count: int) -> Tensor | None:
-        """So many bytes that all ranks see, if they are on one machine and it has room for that; nobody else finds them.
+    def shared_memory(self, count: int) -> Tensor | None:
+        """So many bytes that all ranks see and nobody else finds; None where they are not on one machine with room.
 
         They are others than the last time: who has these has met all others since they read those.
         """
-        area = self.areas.pop(0)
+        area = self.memory.pop(0)
         if area is not None and len(area) < count:
-            path = Path(self.tell(shared_file(count) if self.leads else ""))
+            path = Path(self.broadcast(create_shared_file(count) if self.is_leader else ""))
             here = path.is_file() and path.stat().st_size == count
             new = torch.from_file(str(path), shared=True, size=count, dtype=torch.uint8) if here else None
-            area = new if bool(self.gather([here]).all()) else None
-            if self.leads and here:
+            area = new if bool(self.gather_numbers([here]).all()) else None
+            if self.is_leader and here:
                 path.unlink()  # the memory stays for those who have it
-            if self.lines is None and area is not None:
+            if self.sockets is None and area is not None:
                 self._connect()
-        self.areas.append(area)
+        self.memory.append(area)
         return None if area is None else area[:count]
 
-    def tell(self, value: Any, source: int = 0) -> Any:
-        """What rank `source` says, anything that JSON holds, at all ranks."""
-        if self.size == 1:
-            return value
-        words = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        length = int(self.gather([len(words)])[source, 0])
-        words = words if self.rank == source else words.new_empty(length)
-        self.fill(words, [0] * (source + 1) + [length] * (self.size - source))
-        return json.loads(words.numpy().tobytes())
 
-
-def hang_up(lines: list[socket.socket]) -> None:
+def close_sockets(lines: list[socket.socket]) -> None:
     for line in lines:
         line.close()
 
 
-def heard(line: socket.socket, count: int) -> bytes:
-    """The next so many bytes of a line."""
-    words = bytearray()
-    while len(words) < count:
-        more = line.recv(count - len(words))
+def receive(line: socket.socket, count: int) -> bytes:
+    """The next so many bytes from a socket."""
+    data = bytearray()
+    while len(data) < count:
+        more = line.recv(count - len(data))
         if not more:
-            raise ConnectionError("a line was closed")
-        words += more
-    return bytes(words)
+            raise ConnectionError("a socket was closed")
+        data += more
+    return bytes(data)
 
 
-def shared_file(count: int) -> str:
-    """A new file of so many bytes in memory, or nothing where that cannot be."""
+def create_shared_file(count: int) -> str:
+    """A new file of so many bytes in memory, or "" where that cannot be."""
     try:
         number, path = tempfile.mkstemp(dir="/dev/shm", prefix="askew-")
     except OSError:
@@ -224,21 +220,22 @@ def shared_file(count: int) -> str:
     return path
 
 
-ALONE = ProcessGroup()
+SINGLE = ProcessGroup()
 
 
-def place() -> tuple[int, int]:
-    """This process's rank and the number of ranks, as torchrun and `workers` tell them in the environment; alone, (0, 1)."""
-    told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
-    return (int(told[0]), int(told[1])) if all(told) and told[0].isdigit() and told[1].isdigit() else (0, 1)
+def rank_and_size() -> tuple[int, int]:
+    """This process's rank and the number of ranks, as torchrun and `workers` set them in the environment; else (0, 1)."""
+    values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
+    set_up = all(values) and values[0].isdigit() and values[1].isdigit()
+    return (int(values[0]), int(values[1])) if set_up else (0, 1)
 
 
 @cache
-def joined() -> ProcessGroup:
+def process_group() -> ProcessGroup:
     """The group this process was started in; the first call waits for the others."""
-    rank, size = place()
+    rank, size = rank_and_size()
     if size == 1:
-        return ALONE
+        return SINGLE
     if not dist.is_available():
         raise EngineError(
             "this build of torch has no torch.distributed; set engine.workers = 1, or install another one."
@@ -247,7 +244,7 @@ def joined() -> ProcessGroup:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
     if not dist.is_initialized():
-        with peers():
+        with peer_errors():
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=LONGEST)
         atexit.register(dist.destroy_process_group)
     return ProcessGroup(dist.get_rank(), dist.get_world_size())
@@ -267,149 +264,155 @@ class TensorSpec(NamedTuple):
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def told(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         return [self.shape, str(self.dtype).removeprefix("torch.")]
 
     @classmethod
-    def heard(cls, told: list[Any]) -> TensorSpec:
-        return cls(tuple(told[0]), getattr(torch, told[1]))
+    def from_json(cls, value: list[Any]) -> TensorSpec:
+        return cls(tuple(value[0]), getattr(torch, value[1]))
 
 
-def forms(state: State) -> dict[str, TensorSpec]:
+def specs_of(state: State) -> dict[str, TensorSpec]:
     return {n: TensorSpec.of(t) for n, t in state.items()}
 
 
 class DistributedEngine:
     """The engine of a run that several ranks share: each trains some rows, all get all.
 
-    Without client state the work is dealt out, the longest first, each to the rank with the least so far; with it, a
-    client is trained by its owner. A client stays with its rank for all phases of a round, so its carry does not travel.
+    Without client state the work is divided, the longest first, each to the rank with the least so far; with it, a
+    client is trained by its owner. A client stays with its rank for all phases of a round, so its carry does not
+    travel.
     """
 
     def __init__(self, inner: Engine, group: ProcessGroup) -> None:
         self.inner, self.group, self.name = inner, group, inner.name
         self.round = 0
-        self.home: dict[int, int] = {}  # this round's clients, and who trains them
-        self.forms: dict[int, dict[str, TensorSpec]] = {}  # of each phase's rows
+        self.rank_of: dict[int, int] = {}  # this round's clients, and who trains them
+        self.specs: dict[int, dict[str, TensorSpec]] = {}  # of each phase's rows
 
-    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
-        (ask,) = asks  # one run: its clients have one home
-        return [self._map(*ask)]
+    def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        (request,) = requests  # one run: its clients have one rank
+        return [self._run(request)]
 
-    def _map(self, phase: Algorithm, inbox: PhaseInputs, plan: RoundPlan, want: Collection[str]) -> PhaseOutputs:
-        shares = self._shares(inbox, plan)
-        own = shares[self.group.rank]
-        out = self.inner.map([PhaseRequest(phase, part(inbox, own), plan.only(own), want)])[0] if own else None
-        rows = self._exchange(phase, shares, travelling(out) if out else {}, inbox, plan)
+    def _run(self, request: PhaseRequest) -> PhaseOutputs:
+        phase, inputs, plan, wanted = request
+        ranks = self._rows_of_ranks(inputs, plan)
+        own = ranks[self.group.rank]
+        outputs: PhaseOutputs | None = None
+        if own:
+            (outputs,) = self.inner.run([PhaseRequest(phase, inputs.rows(own), plan.only(own), wanted)])
+        rows = self._exchange(phase, ranks, entries_of(outputs) if outputs else {}, inputs, plan)
         up = {n.removeprefix("up."): t for n, t in rows.items() if n.startswith("up.")}
-        carry = {
-            n: placed(t.new_zeros(len(plan.ids), *t.shape[1:]), own, t) for n, t in (out.carry if out else {}).items()
-        }
-        return PhaseOutputs(
-            up, self._mine(inbox, own, out, rows.get("fine")), carry, rows["buffers"], rows["loss"], rows.get("w")
-        )
+        count, local_carry = len(plan.ids), outputs.carry if outputs else {}
+        carry = {n: put_rows(t.new_zeros(count, *t.shape[1:]), own, t) for n, t in local_carry.items()}
+        state = self._client_state(inputs, own, outputs, rows.get("finite"))
+        return PhaseOutputs(up, state, carry, rows["buffers"], rows["loss"], rows.get("theta"))
 
-    def _mine(self, inbox: PhaseInputs, own: list[int], out: PhaseOutputs | None, fine: Tensor | None) -> State:
-        """New client state of the own rows; the others stay as they were, or are no numbers where their owner's are none."""
-        mine = inbox.mine
-        if out:
-            if forms(out.mine) != forms(mine):
-                return out.mine  # which the server refuses
-            mine = {n: placed(mine[n].clone(), own, t) for n, t in out.mine.items()}
-        if fine is None or bool(fine.all()):
-            return mine
-        return {n: torch.where(lifted(fine, t), t, torch.nan) if t.is_floating_point() else t for n, t in mine.items()}
+    def _client_state(
+        self, inputs: PhaseInputs, own: list[int], outputs: PhaseOutputs | None, finite: Tensor | None
+    ) -> State:
+        """New client state of the own rows; the others stay as they were, or are NaN where their owner's are not
+        finite.
+        """
+        state = inputs.state
+        if outputs:
+            if specs_of(outputs.state) != specs_of(state):
+                return outputs.state  # which the server refuses
+            state = {n: put_rows(state[n].clone(), own, t) for n, t in outputs.state.items()}
+        if finite is None or bool(finite.all()):
+            return state
+        mark: dict[str, Tensor] = {}
+        for n, t in state.items():
+            mark[n] = torch.where(expand_like(finite, t), t, torch.nan) if t.is_floating_point() else t
+        return mark
 
-    def _meet(self, inbox: PhaseInputs, plan: RoundPlan) -> None:
-        """Wait for all ranks. Other data, another version of the code or another kind of processor elsewhere must not go unnoticed."""
-        bits = inbox.x.contiguous().view(torch.int32 if inbox.x.element_size() == 4 else torch.int64)
-        works = sum((i + 1) * len(work.places) for i, work in zip(plan.ids, plan.train, strict=True))
-        told = self.group.gather([inbox.round, len(plan.ids), works, int(bits.sum(dtype=torch.int64))])
-        if bool((told != told[0]).any()):
+    def _synchronise(self, inputs: PhaseInputs, plan: RoundPlan) -> None:
+        """Wait for all ranks, and refuse to go on where they differ: other data, code or processors would change
+        results.
+        """
+        bits = inputs.w.contiguous().view(torch.int32 if inputs.w.element_size() == 4 else torch.int64)
+        samples = sum((i + 1) * len(work.places) for i, work in zip(plan.ids, plan.train, strict=True))
+        checksum = int(bits.sum(dtype=torch.int64))
+        table = self.group.gather_numbers([inputs.round, len(plan.ids), samples, checksum])
+        if bool((table != table[0]).any()):
             raise EngineError(
-                f"the processes that share this run came to different rounds, batches or models before round {inbox.round}; "
-                "give all of them the same files, folders, versions and kind of machine."
+                "the processes that share this run came to different rounds, batches or models before round "
+                f"{inputs.round}; give all of them the same files, folders, versions and kind of machine."
             )
 
-    def _shares(self, inbox: PhaseInputs, plan: RoundPlan) -> list[list[int]]:
+    def _rows_of_ranks(self, inputs: PhaseInputs, plan: RoundPlan) -> list[list[int]]:
         """The rows that each rank trains."""
-        if inbox.round != self.round or not self.home.keys() >= {*plan.ids}:
-            works = [
-                len(work.places) + sum(len(look[i].places) for look in plan.looks.values())
-                for i, work in enumerate(plan.train)
-            ]
-            homes = [i % self.group.size for i in plan.ids] if inbox.mine else dealt(works, self.group.size)
-            self.round, self.home = inbox.round, dict(zip(plan.ids, homes, strict=True))
-        return [[i for i, client in enumerate(plan.ids) if self.home[client] == r] for r in range(self.group.size)]
+        if inputs.round != self.round or not self.rank_of.keys() >= {*plan.ids}:
+            looks = [sum(len(look[i].places) for look in plan.looks.values()) for i in range(len(plan.ids))]
+            loads = [len(work.places) + more for work, more in zip(plan.train, looks, strict=True)]
+            size = self.group.size
+            ranks = [i % size for i in plan.ids] if inputs.state else balance_load(loads, size)
+            self.round, self.rank_of = inputs.round, dict(zip(plan.ids, ranks, strict=True))
+        ranked = [self.rank_of[client] for client in plan.ids]
+        return [[i for i, rank in enumerate(ranked) if rank == r] for r in range(self.group.size)]
+
+    def _known_specs(
+        self, phase: Algorithm, ranks: list[list[int]], sent: State, inputs: PhaseInputs, plan: RoundPlan
+    ) -> dict[str, TensorSpec]:
+        """What the rows of a phase are made of: in every round the same."""
+        if id(phase) not in self.specs:
+            self._synchronise(inputs, plan)  # before anything is sent that only those expect who came to the same point
+            source = next(r for r, rows in enumerate(ranks) if rows)
+            values = self.group.broadcast({n: spec.to_json() for n, spec in specs_of(sent).items()}, source)
+            self.specs[id(phase)] = {n: TensorSpec.from_json(value) for n, value in values.items()}
+        known = self.specs[id(phase)]
+        if sent and specs_of(sent) != known:
+            raise AlgorithmError(
+                f"{phase.called()}: finish() must upload the same names, shapes and types in every round. "
+                "Correct the hook."
+            )
+        return known
 
     def _exchange(
-        self, phase: Algorithm, shares: list[list[int]], sent: State, inbox: PhaseInputs, plan: RoundPlan
+        self, phase: Algorithm, ranks: list[list[int]], sent: State, inputs: PhaseInputs, plan: RoundPlan
     ) -> State:
         """All rows, in the cohort's order, from those that each rank sends."""
-        own, device = shares[self.group.rank], inbox.x.device
-        if id(phase) not in self.forms:
-            self._meet(inbox, plan)  # before anything is said that only those expect who came to the same point
-            source = next(r for r, rows in enumerate(shares) if rows)
-            told = self.group.tell({n: form.told() for n, form in forms(sent).items()}, source)
-            self.forms[id(phase)] = {n: TensorSpec.heard(form) for n, form in told.items()}
-        known = self.forms[id(phase)]
-        if sent and forms(sent) != known:
-            raise AlgorithmError(
-                f"{phase.called()}: finish() must upload the same names, shapes and types in every round. Correct the hook."
-            )
-        lengths = [[-(-len(rows) * form.bytes // ALIGNED) * ALIGNED for form in known.values()] for rows in shares]
+        known, device = self._known_specs(phase, ranks, sent, inputs, plan), inputs.w.device
+        lengths = [[-(-len(rows) * spec.bytes // ALIGNED) * ALIGNED for spec in known.values()] for rows in ranks]
         cuts = [0, *accumulate(sum(each) for each in lengths)]
-        if device.type == "cpu" and self.group.lacks(cuts[-1]):
-            self._meet(inbox, plan)
-        shared = self.group.common(cuts[-1]) if device.type == "cpu" else None
+        if device.type == "cpu" and self.group.needs_memory(cuts[-1]):
+            self._synchronise(inputs, plan)
+        shared = self.group.shared_memory(cuts[-1]) if device.type == "cpu" else None
         message = torch.empty(cuts[-1], dtype=torch.uint8, device=device) if shared is None else shared
 
         def entries(rank: int) -> Iterator[tuple[str, Tensor]]:
             """A rank's rows of every entry, as views of the message."""
-            at = cuts[rank]
-            for (name, form), length in zip(known.items(), lengths[rank], strict=True):
-                count = len(shares[rank]) * form.bytes
-                yield name, message[at : at + count].view(form.dtype).view(len(shares[rank]), *form.shape)
+            at, count = cuts[rank], len(ranks[rank])
+            for (name, spec), length in zip(known.items(), lengths[rank], strict=True):
+                yield name, message[at : at + count * spec.bytes].view(spec.dtype).view(count, *spec.shape)
                 at += length
 
-        if own:
+        if ranks[self.group.rank]:
             for name, room in entries(self.group.rank):
                 room.copy_(sent[name])
-        self._meet(inbox, plan)  # all have written
+        self._synchronise(inputs, plan)  # all have written
         if shared is None:
-            self.group.fill(message, cuts)
-        whole = {
-            n: torch.empty(sum(map(len, shares)), *form.shape, dtype=form.dtype, device=device)
-            for n, form in known.items()
-        }
-        for rank, rows in enumerate(shares):
-            if rows:
-                for name, room in entries(rank):
-                    placed(whole[name], rows, room)
+            self.group.share_rows(message, cuts)
+        total = sum(map(len, ranks))
+        whole = {n: torch.empty(total, *spec.shape, dtype=spec.dtype, device=device) for n, spec in known.items()}
+        for rank, rows in enumerate(ranks):
+            for name, room in entries(rank) if rows else ():
+                put_rows(whole[name], rows, room)
         return whole
 
 
-def part(inbox: PhaseInputs, rows: list[int]) -> PhaseInputs:
-    """What the clients of some rows are handed."""
-    x, buffers = (t if t.dim() == 1 else t[rows] for t in (inbox.x, inbox.buffers))
-    memory, mine, carry = (taken(state, rows) for state in (inbox.memory, inbox.mine, inbox.carry))
-    steps, tau, size, coin = (t[rows] for t in (inbox.steps, inbox.tau, inbox.size, inbox.coin))
-    return inbox._replace(
-        x=x, buffers=buffers, memory=memory, mine=mine, carry=carry, steps=steps, tau=tau, size=size, coin=coin
-    )
+def entries_of(outputs: PhaseOutputs) -> State:
+    """What the others need of a rank's rows; of client state, whether it is finite."""
+    entries = {**{f"up.{n}": t for n, t in outputs.up.items()}, "buffers": outputs.buffers, "loss": outputs.loss}
+    entries |= {} if outputs.theta is None else {"theta": outputs.theta}
+    if outputs.state:
+        finite = [torch.isfinite(t).reshape(len(t), -1).all(1) for t in outputs.state.values()]
+        entries["finite"] = torch.stack(finite).all(0)
+    return entries
 
 
-def travelling(out: PhaseOutputs) -> State:
-    """What the others need of a rank's rows; of client state, whether it is all numbers."""
-    told = {**{f"up.{n}": t for n, t in out.up.items()}, "buffers": out.buffers, "loss": out.loss}
-    told |= {} if out.w is None else {"w": out.w}
-    if out.mine:
-        told["fine"] = torch.stack([torch.isfinite(t).reshape(len(t), -1).all(1) for t in out.mine.values()]).all(0)
-    return told
-
-
-def placed(whole: Tensor, rows: list[int], new: Tensor) -> Tensor:
-    """With these rows new; on a CPU one by one, three times as fast as all by their indices."""
+def put_rows(whole: Tensor, rows: list[int], new: Tensor) -> Tensor:
+    """The tensor with these rows new; on a CPU one by one, three times as fast as all by their indices."""
     if whole.is_cuda:
         whole[rows] = new
     else:
@@ -418,22 +421,24 @@ def placed(whole: Tensor, rows: list[int], new: Tensor) -> Tensor:
     return whole
 
 
-def lifted(row: Tensor, like: Tensor) -> Tensor:
+def expand_like(row: Tensor, like: Tensor) -> Tensor:
     """[C] with as many dimensions as another tensor."""
     return row.view(-1, *[1] * (like.dim() - 1))
 
 
-def dealt(works: Sequence[int], ranks: int) -> list[int]:
-    """Who does what: the longest work first, each to the rank that has least to do so far."""
-    loads, home = [(0, r) for r in range(ranks)], [0] * len(works)
-    for i in sorted(range(len(works)), key=lambda i: -works[i]):
-        load, home[i] = heapq.heappop(loads)
-        heapq.heappush(loads, (load + works[i], home[i]))
-    return home
+def balance_load(loads: Sequence[int], ranks: int) -> list[int]:
+    """The rank of each piece of work: the longest first, each to the rank that has least to do so far."""
+    totals, rank_of = [(0, r) for r in range(ranks)], [0] * len(loads)
+    for i in sorted(range(len(loads)), key=lambda i: -loads[i]):
+        total, rank_of[i] = heapq.heappop(totals)
+        heapq.heappush(totals, (total + loads[i], rank_of[i]))
+    return rank_of
 
 
 class SharedEvaluator(Evaluator):
-    """An exam whose chunks of samples are divided among the ranks; on CUDA, where it is one captured graph, each does it all."""
+    """An evaluator whose chunks of samples are divided among the ranks; on CUDA, where it is one captured graph, each
+    does it all.
+    """
 
     def __init__(
         self, task: Task, fed: Federation, samples: Samples, group: ProcessGroup, halves: bool = False
@@ -446,10 +451,10 @@ class SharedEvaluator(Evaluator):
     def _score(self, w: Tensor, buffers: Tensor) -> Tensor:
         if w.is_cuda or len(self.samples.y) <= CHUNK:
             return super()._score(w, buffers)
-        told = torch.empty(len(self.samples.y), 2, dtype=torch.float64)
+        results = torch.empty(len(self.samples.y), 2, dtype=torch.float64)
         own = slice(*self.cuts[self.group.rank : self.group.rank + 2])
         if own.start < own.stop:
             part = Samples(self.samples.x[own], self.samples.y[own])
-            told[own] = torch.stack(per_sample(self.task, w, buffers, part, self.fed), 1).double()
-        self.group.fill(told, self.cuts)
-        return self.told(*told.T.contiguous())
+            results[own] = torch.stack(per_sample(self.task, w, buffers, part, self.fed), 1).double()
+        self.group.share_rows(results, self.cuts)
+        return self.score_of(*results.T.contiguous())

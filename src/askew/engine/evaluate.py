@@ -34,21 +34,22 @@ def per_sample(task: Task, w: Tensor, buffers: Tensor, samples: Samples, fed: Fe
     return torch.cat(right), torch.cat(loss)
 
 
-def first_half(count: int) -> Tensor:
-    """Which of so many samples choose between settings, the same for ever; the others, as many or one more, report."""
+def selection_half(count: int) -> Tensor:
+    """Which samples of a test set choose between settings, the same for ever; the others, as many or one more, report."""
     return torch.from_numpy(np.sort(generator(0, "halves").permutation(count)[: count // 2]))
 
 
 class Evaluator:
     """Accuracy and loss of models on one set of samples.
 
-    The score [2] (float64, the accuracy nan without classes) stays on the device until somebody asks; on CUDA the whole
-    exam is one captured graph. With `halves` the score is [3]: last comes the accuracy on a fixed half of the samples.
+    The score [2] (float64, the accuracy nan without classes) stays on the device until it is read; on CUDA the whole
+    evaluation is one captured graph. With `halves` the score is [3]: last comes the accuracy on a fixed half of the
+    samples.
     """
 
     def __init__(self, task: Task, fed: Federation, samples: Samples, halves: bool = False) -> None:
         self.task, self.fed, self.samples = task, fed, samples
-        self.half = first_half(len(samples.y)).to(samples.y.device) if halves else None
+        self.half = selection_half(len(samples.y)).to(samples.y.device) if halves else None
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, w: Tensor, buffers: Tensor) -> Tensor:
@@ -64,9 +65,9 @@ class Evaluator:
 
     def _score(self, w: Tensor, buffers: Tensor) -> Tensor:
         right, loss = per_sample(self.task, w, buffers, self.samples, self.fed)
-        return self.told(right.double(), loss.double())
+        return self.score_of(right.double(), loss.double())
 
-    def told(self, right: Tensor, loss: Tensor) -> Tensor:
+    def score_of(self, right: Tensor, loss: Tensor) -> Tensor:
         """The score from what became of every sample."""
         score = [right.mean(), loss.mean()]
         return torch.stack(score if self.half is None else [*score, right[self.half].mean()])
@@ -83,18 +84,18 @@ class Evaluator:
             self.score = self._score(self.w, self.buffers)
 
 
-def dressed(w: Tensor, buffers: Tensor, part: Part, row: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def with_private(w: Tensor, buffers: Tensor, part: Part, row: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """A model with private coordinates and buffers put in place."""
-    return w.index_copy(0, part.w, row["w"]), buffers.index_copy(0, part.b, row["b"])
+    return w.index_copy(0, part.indices, row["w"]), buffers.index_copy(0, part.buffer_indices, row["b"])
 
 
-def examine_clients(exam: Evaluator, w: Tensor, buffers: Tensor, part: Part, bank: Bank) -> Tensor:
+def evaluate_clients(evaluator: Evaluator, w: Tensor, buffers: Tensor, part: Part, bank: Bank) -> Tensor:
     """The mean over all clients of their own models' scores; clients that never trained share one model."""
-    clients = len(exam.fed.eligible)
+    clients = len(evaluator.fed.eligible)
     rest = clients - len(bank)
-    total = rest * exam(*dressed(w, buffers, part, bank.start)) if rest else 0
+    total = rest * evaluator(*with_private(w, buffers, part, bank.start)) if rest else 0
     for client in bank.clients:
-        total = total + exam(*dressed(w, buffers, part, {n: v[0] for n, v in bank.read([client]).items()}))
+        total = total + evaluator(*with_private(w, buffers, part, {n: v[0] for n, v in bank.read([client]).items()}))
     return torch.as_tensor(total) / clients
 
 
@@ -105,18 +106,20 @@ def mean_private(bank: Bank, clients: int) -> dict[str, Tensor]:
     return {n: ((written[n] + rest * start.double()) / clients).to(start.dtype) for n, start in bank.start.items()}
 
 
-def spread(task: Task, w: Tensor, buffers: Tensor, fed: Federation, part: Part, bank: Bank | None) -> dict[str, float]:
+def client_spread(
+    task: Task, w: Tensor, buffers: Tensor, fed: Federation, part: Part, bank: Bank | None
+) -> dict[str, float]:
     """How evenly the clients are served, on their own samples: mean, worst and best tenth, standard deviation.
 
     With a bank of private parts it is each client's own model that serves it.
     """
-    ids = fed.eligible.tolist() if fed.shares is not None else fed.eligible[:SHOWN].tolist()
+    ids = fed.eligible.tolist() if fed.assignment is not None else fed.eligible[:SHOWN].tolist()
     pool, places = fed.gather(ids)
     if bank is None:
         right = per_sample(task, w, buffers, pool, fed)[0].cpu().numpy()
         accuracy = np.sort([right[own].mean() for own in places])
     else:
-        models = (dressed(w, buffers, part, {n: v[0] for n, v in bank.read([i]).items()}) for i in ids)
+        models = (with_private(w, buffers, part, {n: v[0] for n, v in bank.read([i]).items()}) for i in ids)
         held = (Samples(pool.x[own], pool.y[own]) for own in places)
         accuracy = np.sort(
             [float(per_sample(task, *model, own, fed)[0].mean()) for model, own in zip(models, held, strict=True)]
@@ -130,7 +133,7 @@ def spread(task: Task, w: Tensor, buffers: Tensor, fed: Federation, part: Part, 
     }
 
 
-def raised(
+def share_raised(
     task: Task, models: Sequence[tuple[Tensor, Tensor]], fed: Federation, ids: Sequence[int]
 ) -> dict[str, float | None]:
     """The share of these clients on whose own samples the second of two models has a higher mean loss than the first."""
@@ -144,32 +147,35 @@ def raised(
     return {"raised": float(np.mean(np.array(changes) > RAISED)) if changes else None}
 
 
-def rarest(fed: Federation) -> np.ndarray[Any, Any]:
+def rarest_classes(fed: Federation) -> np.ndarray[Any, Any]:
     """The classes that the fewest clients hold; of equals the first."""
-    assert fed.shares is not None
-    holders = (fed.shares.histogram(fed.pool.y.cpu().numpy(), fed.classes) > 0).sum(0)
+    assert fed.assignment is not None
+    holders = (fed.assignment.histogram(fed.pool.y.cpu().numpy(), fed.classes) > 0).sum(0)
     return np.argsort(holders, kind="stable")[:RARE]
 
 
-def by_rarity(task: Task, w: Tensor, buffers: Tensor, fed: Federation) -> dict[str, float]:
+def accuracy_by_rarity(task: Task, w: Tensor, buffers: Tensor, fed: Federation) -> dict[str, float]:
     """Test accuracy on the rarest classes and on the others."""
     right, rare = (
         per_sample(task, w, buffers, fed.test, fed)[0].double(),
-        torch.from_numpy(rarest(fed)).to(fed.test.y.device),
+        torch.from_numpy(rarest_classes(fed)).to(fed.test.y.device),
     )
     among = torch.isin(fed.test.y, rare)
     few, rest = torch.stack([right[among].mean(), right[~among].mean()]).tolist()
     return {"accuracy_rare": few, "accuracy_common": rest}
 
 
-def by_owner(task: Task, w: Tensor, buffers: Tensor, fed: Federation, came: Sequence[int]) -> dict[str, float]:
-    """How clients with test samples of their own are served: the standard deviation of their test accuracy, and by how much the
-    mean loss on test samples is above that on training samples for the tenth that took part most often (`came`: how often each).
+def accuracy_by_owner(
+    task: Task, w: Tensor, buffers: Tensor, fed: Federation, rounds_taken: Sequence[int]
+) -> dict[str, float]:
+    """How clients with test samples of their own are served: the standard deviation of their test accuracy, and by how
+    much the mean loss on test samples is above that on training samples for the tenth that took part most often
+    (`rounds_taken`: how often each).
     """
     assert fed.test_owner is not None
     right, tested = (t.double().cpu().numpy() for t in per_sample(task, w, buffers, fed.test, fed))
     accuracy = [right[fed.test_owner == i].mean() for i in fed.eligible if (fed.test_owner == i).any()]
-    often = np.argsort(-np.asarray(came), kind="stable")[: max(1, round(0.1 * len(came)))]
+    often = np.argsort(-np.asarray(rounds_taken), kind="stable")[: max(1, round(0.1 * len(rounds_taken)))]
     pool, places = fed.gather(often.tolist())
     own = torch.from_numpy(np.concatenate(places)).to(pool.y.device)
     trained = per_sample(task, w, buffers, Samples(pool.x[own], pool.y[own]), fed)[1].double().mean()

@@ -1,7 +1,7 @@
-"""Witnesses: what else may be recorded of a round's participants, where somebody asks. None of them changes the round.
+"""Round metrics: what else may be recorded of a round's participants, where it is asked for. None changes the round.
 
-fit       the loss of their models on their own samples, after local training
-weighing  how their weights go with their labels and sizes, and how their models and the global one do on public data
+LocalFit       the loss of their models on their own samples, after local training ClientWeights  how their weights go
+with their labels and sizes, and how their models and the global one do on public data
 """
 
 from __future__ import annotations
@@ -18,33 +18,32 @@ from ..core.types import State
 from ..data.dataset import Samples
 from ..data.federation import Federation
 from ..data.skew import entropy
-from .drift import Array, Record, alike
+from .drift import Array, Record, rank_correlation
 from .evaluate import per_sample
 
 EARLY = 100  # rounds in which local models are measured on their own samples
 
-Examine = Callable[[Tensor, Tensor], Tensor]
+EvaluateModel = Callable[[Tensor, Tensor], Tensor]  # (w, buffers) → accuracy and loss
 
 
 class RoundUpdates(NamedTuple):
-    """A round as the server saw it: rows in the order of the participants who were left."""
+    """A round's updates as the server has them: rows in the order of the participants who were left."""
 
     round: int
     ids: Sequence[int]
     old: Tensor  # the model that was sent [P]
     deltas: Tensor  # [C, P]
-    locals: Tensor  # buffers of their models [C, Q]
+    local_buffers: Tensor  # of their models [C, Q]
     weights: Tensor  # [C]
     public: State | None  # accuracy and loss of their models on the public set
     new: Tensor  # the model and the buffers after the round
     buffers: Tensor
 
     @classmethod
-    def nothing(cls, round: int, x: Tensor, buffers: Tensor) -> RoundUpdates:
+    def none(cls, round: int, w: Tensor, buffers: Tensor) -> RoundUpdates:
         """A round in which no updates were sent."""
-        return cls(
-            round, (), x, x.new_zeros(0, len(x)), buffers.new_zeros(0, len(buffers)), x.new_zeros(0), None, x, buffers
-        )
+        no_deltas, no_buffers = w.new_zeros(0, len(w)), buffers.new_zeros(0, len(buffers))
+        return cls(round, (), w, no_deltas, no_buffers, w.new_zeros(0), None, w, buffers)
 
 
 RoundMetric = Callable[[RoundUpdates], Record]
@@ -56,40 +55,45 @@ class LocalFit:
     def __init__(self, task: Task, fed: Federation) -> None:
         self.task, self.fed = task, fed
 
-    def __call__(self, seen: RoundUpdates) -> Record:
-        if seen.round > EARLY:
+    def __call__(self, updates: RoundUpdates) -> Record:
+        if updates.round > EARLY:
             return {}
-        pool, places = self.fed.gather(seen.ids)
+        pool, places = self.fed.gather(updates.ids)
         held = (torch.from_numpy(own).to(pool.y.device) for own in places)
-        models = zip(seen.deltas, seen.locals, held, strict=True)
+        models = zip(updates.deltas, updates.local_buffers, held, strict=True)
         losses = [
-            per_sample(self.task, seen.old + d, b, Samples(pool.x[own], pool.y[own]), self.fed)[1].mean()
+            per_sample(self.task, updates.old + d, b, Samples(pool.x[own], pool.y[own]), self.fed)[1].mean()
             for d, b, own in models
         ]
         return {"fit_loss": float(torch.stack(losses).double().mean())}
 
 
 class ClientWeights:
-    """What weight goes with: with the entropy of a client's labels, with its size; and what public data say of the models."""
+    """What weight goes with: with the entropy of a client's labels, with its size; and what public data say of the
+    models.
+    """
 
-    def __init__(self, fed: Federation, examine: Examine | None) -> None:
-        self.examine, self.sizes = examine, fed.sizes
-        labelled = fed.classes and fed.shares is not None
+    def __init__(self, fed: Federation, evaluate: EvaluateModel | None) -> None:
+        self.evaluate, self.sizes = evaluate, fed.sizes
+        labelled = fed.classes and fed.assignment is not None
         counts = (
-            fed.shares.histogram(fed.pool.y.cpu().numpy(), fed.classes) if labelled and fed.shares is not None else None
+            fed.assignment.histogram(fed.pool.y.cpu().numpy(), fed.classes) if labelled and fed.assignment is not None else None
         )
         self.entropies = None if counts is None else entropy(counts / np.maximum(counts.sum(1, keepdims=True), 1))
 
-    def __call__(self, seen: RoundUpdates) -> Record:
-        ids, record = list(seen.ids), Record()
-        weights: Array = seen.weights.double().cpu().numpy()
+    def __call__(self, updates: RoundUpdates) -> Record:
+        ids, record = list(updates.ids), Record()
+        weights: Array = updates.weights.double().cpu().numpy()
         if self.entropies is not None:
             spread, sizes = self.entropies[ids], self.sizes[ids].astype(np.float64)
-            by_labels, by_size = alike(weights, spread), alike(weights, sizes)
-            record |= {"weights_entropy": by_labels, "weights_size": partial(by_size, by_labels, alike(sizes, spread))}
-        if self.examine is not None and seen.public is not None:
-            own: Array = seen.public["accuracy"].double().cpu().numpy()
-            whole = float(self.examine(seen.new, seen.buffers)[0])
+            by_labels, by_size = rank_correlation(weights, spread), rank_correlation(weights, sizes)
+            record |= {
+                "weights_entropy": by_labels,
+                "weights_size": partial_correlation(by_size, by_labels, rank_correlation(sizes, spread)),
+            }
+        if self.evaluate is not None and updates.public is not None:
+            own: Array = updates.public["accuracy"].double().cpu().numpy()
+            whole = float(self.evaluate(updates.new, updates.buffers)[0])
             known = own[own > 0]
             record |= {
                 "public_share": float(np.mean(whole >= own)),
@@ -98,7 +102,7 @@ class ClientWeights:
         return record
 
 
-def partial(xy: float | None, xz: float | None, yz: float | None) -> float | None:
+def partial_correlation(xy: float | None, xz: float | None, yz: float | None) -> float | None:
     """The correlation of x and y at given z; none where z says all there is."""
     if xy is None or xz is None or yz is None or max(abs(xz), abs(yz)) > 1 - 1e-9:
         return None

@@ -3,62 +3,57 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
+from ..core import local
 from ..core.algorithm import Algorithm
-from ..core.local import Progress, client_round, together
+from ..core.local import Move, Progress, Result, Step
 from ..core.rng import torch_seed
 from ..core.task import Task
 from ..core.types import Client
 from ..data.federation import RoundPlan, SampleIndex
-from .base import PhaseInputs, PhaseOutputs, PhaseRequest
-from .jobs import ResultRows
-
-CACHED = (
-    2**20
-)  # bytes of samples that are gathered at a time where steps are taken together: beside a network, half of a usual cache
-
-Many = tuple[SampleIndex, tuple[int, ...]]  # batches that follow each other, and where they end; () if it is one
+from ..kernels.steps import ClientSteps, StepKernels
+from .base import PhaseOutputs, PhaseRequest
+from .results import ResultRows
 
 
-class Alone:
-    """The course of one client: moves applied directly to its batches, each gathered when its turn comes.
+class Samples(NamedTuple):
+    """Samples that are gathered when their turn comes, and where the batches among them end: cuts[k]:cuts[k+1]."""
 
-    What travels through the loop are picks, so that a batch is gone before the next one is gathered: two of them alive
-    at a time make the allocator ask the system for fresh pages at every step. Where `several` steps may be taken at once, a pick
-    is of several batches, as many as stay in a cache.
+    places: SampleIndex
+    cuts: tuple[int, ...]
+
+
+class ClientSchedule:
+    """One client's batches in order, each gathered when its turn comes.
+
+    With `most` samples at a time, batches that follow each other are gathered together, for a kernel that takes several
+    steps at once.
     """
 
-    def __init__(self, task: Task, plan: RoundPlan, i: int, several: bool = False) -> None:
-        self.task, self.plan, self.i = task, plan, i
-        self.most = 0  # samples at a time
-        if several and task.walk:
-            self.most = CACHED // (task.walk.inputs * task.space.dtype.itemsize)
+    def __init__(self, plan: RoundPlan, i: int, most: int = 0) -> None:
+        self.plan, self.i, self.most = plan, i, most
 
-    def steps(self) -> Iterator[Many]:
+    def batches(self) -> Iterator[Samples]:
         work, k = self.plan.train[self.i].to(self.plan.pool.y.device), 0
         while k < work.batches:
             stop = max(k + 1, bisect_right(work.cuts, work.cuts[k] + self.most) - 1)
-            yield work.pick(work.cuts[k], work.cuts[stop]), tuple(cut - work.cuts[k] for cut in work.cuts[k : stop + 1])
+            cuts = tuple(cut - work.cuts[k] for cut in work.cuts[k : stop + 1])
+            yield Samples(work.slice(work.cuts[k], work.cuts[stop]), cuts)
             k = stop
 
-    def chunks(self, name: str, step: int | None) -> Iterator[tuple[Many, float]]:
+    def chunks(self, name: str, step: int | None) -> Iterator[Samples]:
         work = self.plan.looks[name][self.i].to(self.plan.pool.y.device)
-        for a, b in pairwise(work.cuts):
-            share = (b - a) / len(work.places)
-            yield (work.pick(a, b), ()), share if step is None else share / self.plan.train[self.i].batches
+        return (Samples(work.slice(a, b), (0, b - a)) for a, b in pairwise(work.cuts))
 
-    def all(self, move: Callable[..., Any], me: Client, *moving: Any) -> Any:
-        return move(me, *moving)
-
-    def some(self, move: Callable[..., Progress], me: Client, moving: Progress, batch: Many, share: float) -> Progress:
-        pick, cuts = batch
-        gathered = self.plan.batch(pick)._replace(cuts=cuts)
-        return move(self.task, me, moving, gathered, share)
+    def share(self, name: str, chunk: Samples, step: int | None) -> float:
+        """What a chunk adds to a mean over all samples; after every step, to the mean over the steps as well."""
+        part = chunk.cuts[-1] / len(self.plan.looks[name][self.i].places)
+        return part if step is None else part / self.plan.train[self.i].batches
 
 
 class Sequential:
@@ -66,19 +61,49 @@ class Sequential:
 
     name = "sequential"
 
-    def __init__(self, task: Task, seed: int, stochastic: bool) -> None:
-        self.task, self.seed, self.stochastic = task, seed, stochastic
+    def __init__(self, task: Task, seed: int, stochastic: bool, kernels: StepKernels | None = None) -> None:
+        self.task, self.seed, self.stochastic, self.kernels = task, seed, stochastic, kernels
 
-    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
-        return [self._map(*ask) for ask in asks]
+    def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        return [self._cohort(request) for request in requests]
 
-    def _map(self, phase: Algorithm, inbox: PhaseInputs, plan: RoundPlan, want: Collection[str]) -> PhaseOutputs:
-        room = ResultRows(len(plan.train), want)
+    def _cohort(self, request: PhaseRequest) -> PhaseOutputs:
+        inputs, plan = request.inputs, request.plan
+        results = ResultRows(len(plan.train), request.wanted)
         for i in range(len(plan.train)):
             if self.stochastic:
-                torch.manual_seed(torch_seed(self.seed, "network", inbox.round, plan.ids[i]))
-            me = inbox.me(i)
-            course = Alone(self.task, plan, i, together(phase, self.task, me, plan.pool.y.dtype))
-            room.put(i, client_round(phase, me, course), None)  # before the next one moves the network
-        assert room.outbox is not None
-        return room.outbox
+                torch.manual_seed(torch_seed(self.seed, "network", inputs.round, plan.ids[i]))
+            result = self._client(request.phase, inputs.client(i), plan, i)
+            results.put(i, result, None)  # before the next client moves the network
+        return results.outputs()
+
+    def _client(self, alg: Algorithm, client: Client, plan: RoundPlan, i: int) -> Result:
+        """One client's phase: begin, the moves of the local loop, finish."""
+        steps = self.kernels.client_steps(alg, client, plan.pool.y.dtype) if self.kernels else None
+        schedule = ClientSchedule(plan, i, steps.samples if steps else 0)
+        progress = local.begin(alg, client)
+        for move in local.moves(alg, schedule):
+            progress = self._apply(alg, client, progress, move, schedule, steps)
+        return local.finish(alg, client, progress)
+
+    def _apply(
+        self,
+        alg: Algorithm,
+        client: Client,
+        progress: Progress,
+        move: Move[Samples],
+        schedule: ClientSchedule,
+        steps: ClientSteps | None,
+    ) -> Progress:
+        """One move. Its samples are gone before the next ones are gathered: two batches alive at a time would make the
+        allocator ask the system for fresh pages at every step.
+        """
+        if not isinstance(move, Step):
+            share = schedule.share(move.name, move.chunk, move.step)
+            return local.look(move.name, self.task, progress, schedule.plan.batch(move.chunk.places), share)
+        batch = schedule.plan.batch(move.batch.places)
+        if steps:
+            return steps.take(client, progress, batch, move.batch.cuts)
+        gradient = self.kernels.gradient(alg, batch.y.dtype) if self.kernels else None
+        known = gradient(progress.theta, batch, progress.carry["buffers"]) if gradient else None
+        return local.step(alg, self.task, client, progress, batch, known)

@@ -1,10 +1,10 @@
-"""The server: one round from the participants' draw to the new model, with the guards that all methods share."""
+"""The server: one round from its participants to the new model, with the guards that all methods share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,61 +16,60 @@ from ..core.algorithm import Algorithm
 from ..core.bank import Bank
 from ..core.rng import coin
 from ..core.space import Space
-from ..core.types import Cohort, State, nova_length, taken
+from ..core.types import Cohort, State, momentum_length, select_rows
 from ..data.federation import Federation, LocalSettings, RoundPlan
 from ..errors import AlgorithmError, ConfigError
-from . import drift as drifting
-from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest, ahead, clock
-from .jobs import sent
-from .round_metrics import Examine, RoundMetric, RoundUpdates
+from . import drift as drift_metrics
+from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest, finished_time, prepare_next
+from .round_metrics import EvaluateModel, RoundMetric, RoundUpdates
+from .sample_buffer import send
 
-RECORD = (
-    "round",
-    "participants",
-    "train_loss",
-    "accuracy",
-    "loss",
-    "bytes_up",
-    "bytes_down",
-    "seconds",
-    "dropped",
+RECORD = (  # keys of a round's record that are the server's own
+    *("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"),
     "absent",
 )
 TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 
-
-@dataclass
-class Traffic:
-    """Bytes of one round, all participants together."""
-
-    down: int = 0
-    up: int = 0
+Record = dict[str, Any]
 
 
-class Made(NamedTuple):
-    """What a round makes, phase by phase; it takes the place of the old only if all of it is sound."""
+class RoundState(NamedTuple):
+    """What a round changes, phase by phase; it replaces the old state only if all of it is finite."""
 
-    x: Tensor
+    w: Tensor
     buffers: Tensor
-    state: State
-    kept: dict[str, State]  # rows of the banks: "mine", "memory", "private"
-    seen: RoundUpdates
+    server: State
+    rows: dict[str, State]  # the participants' rows of the banks: "clients", "memory", "private"
+    updates: RoundUpdates
 
-    def only(self, rows: list[int]) -> Made:
-        return self._replace(kept={name: taken(state, rows) for name, state in self.kept.items()})
+    def only(self, rows: list[int]) -> RoundState:
+        """The state of a round with some of the participants."""
+        return self._replace(rows={name: select_rows(state, rows) for name, state in self.rows.items()})
 
 
-class Told(NamedTuple):
-    """What the host learns of a phase."""
+class PhaseCheck(NamedTuple):
+    """What the host learns of a phase, from the device at once."""
 
     losses: list[float]
-    sound: list[bool]  # whose reports are all numbers: others are left out
-    whole: bool  # is what was made of them?
-    numbers: dict[str, float]  # of the server's state, for the record
+    finite: list[bool]  # whose reports are all finite: others are left out
+    whole: bool  # is the new state finite?
+    scalars: dict[str, float]  # 0-d server state, for the record
+
+
+@dataclass
+class RoundLog:
+    """What is noted of a round while it runs."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    losses: list[float] = field(default_factory=list)
+    missing: set[int] = field(default_factory=set)  # participants that were asked and did not answer
+    whole: bool = False
+    scalars: dict[str, float] = field(default_factory=dict)
 
 
 class Server:
-    """The global model, the algorithm's state, and three banks: client state, server memory, private parts."""
+    """The global model, the method's state, and three banks: client state, server memory, private parts."""
 
     def __init__(
         self,
@@ -83,331 +82,361 @@ class Server:
         least: int = 1,
         *,
         rounds: int = 0,
-        examine: Examine | None = None,
+        evaluate: EvaluateModel | None = None,
         owns: Callable[[int], bool] | None = None,
         drift: bool = False,
         times: bool = False,
-        witnesses: Sequence[RoundMetric] = (),
+        metrics: Sequence[RoundMetric] = (),
     ) -> None:
+        """`least` 2: batches of one sample are skipped, which batch norm cannot take; `rounds` is T, which schedules
+        need; `evaluate` gives accuracy and loss of a model on the public set; `owns` says which clients' state lives in
+        this process, None: all.
+        """
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
-        self.rounds = rounds  # T, which some schedules need
-        self.ready: tuple[Any, RoundPlan] | None = None
-        self.worked: list[tuple[Any, Tensor]] = []  # of the plans made last
-        self.examine = examine  # accuracy and loss of a model on the public set
-        self.least = least  # 2: batches of one sample are skipped, which batch norm cannot take
+        self.rounds, self.evaluate, self.least, self.metrics = rounds, evaluate, least, metrics
         self.phases = alg.phases()
-        self.x, self.buffers = space.start.clone(), space.buffers.clone()
-        self.trail = drifting.trail(space) if drift else None  # None: drift is not recorded
-        self.witnesses = witnesses
+        self.prepared: tuple[Any, RoundPlan] | None = None  # the next round's plan, by its key
+        self.numbers: list[tuple[Any, Tensor]] = []  # the clients' numbers of the last two plans
+        self.w, self.buffers = space.start.clone(), space.buffers.clone()
+        self.drift_history = drift_metrics.history(space) if drift else None  # None: drift is not recorded
         self.times = dict.fromkeys(TIMES if times else (), 0.0)  # of the round under way
         self.state = alg.server_state(space)
         self.parts, self.private = alg.parts(space), alg.private(space)
-        self.clients = Bank(alg.client_state(space), owns=owns)  # which clients' state lives in this process; None: all
+        self.clients = Bank(alg.client_state(space), owns=owns)
         self.memory = Bank(alg.memory(space))
-        own = {"w": space.start[self.private.w], "b": space.buffers[self.private.b]}
+        own = {"w": space.start[self.private.indices], "b": space.buffers[self.private.buffer_indices]}
         self.privates = Bank({} if self.private.empty else own)
         self.looks = sorted({name for phase in self.phases for name in (*phase.before, *phase.each, *phase.after)})
-        if "gradient" in self.looks and least > 1:
-            raise ConfigError(
-                f"{alg.called()}: full gradients of a batch-norm network are not defined (chunks differ); use another norm."
-            )
-        clash = sorted({*self.state, *self.memory.start} & {*RECORD, *TIMES})
-        if clash:
-            raise AlgorithmError(
-                f"{alg.called()}: {clash[0]!r} is a name of the round's record; rename that server state."
-            )
+        self._check_method()
 
-    # one round --------------------------------------------------------------------------------------------------
+    def _check_method(self) -> None:
+        name = self.alg.called()
+        if "gradient" in self.looks and self.least > 1:
+            raise ConfigError(
+                f"{name}: full gradients of a batch-norm network are not defined (chunks differ); use another norm."
+            )
+        if clash := sorted({*self.state, *self.memory.start} & {*RECORD, *TIMES}):
+            raise AlgorithmError(f"{name}: {clash[0]!r} is a name of the round's record; rename that server state.")
+
+    @property
+    def banks(self) -> dict[str, Bank]:
+        return {"clients": self.clients, "memory": self.memory, "private": self.privates}
+
+    # one round --------------------------------------------------------------------------------------------------------
 
     def prepare(self, round: int, ids: Sequence[int], share: Sequence[float] = ()) -> RoundPlan:
-        """The plan of a round, kept for `play`: it may be made while the device is busy with the round before."""
+        """The plan of a round, kept for `moves`: it may be made while the device is busy with the round before."""
         key = (round, tuple(ids), tuple(share))
-        if self.ready is None or self.ready[0] != key:
-            self.ready = (key, self.fed.plan(ids, round, self.local, self.looks, self.least, share))
-            self._work(able(self.ready[1]), round)
-        return self.ready[1]
+        if self.prepared is None or self.prepared[0] != key:
+            self.prepared = (key, self.fed.plan(ids, round, self.local, self.looks, self.least, share))
+            self._client_numbers(with_work(self.prepared[1]), round)
+        return self.prepared[1]
 
-    def following(self, ask: PhaseRequest) -> PhaseRequest | None:
-        """What comes after this ask, but for models and states, if that is prepared; of a round with several phases it is not known.
+    def next_request(self, request: PhaseRequest) -> PhaseRequest | None:
+        """The request after this one, but for models and states, if its plan is prepared.
 
-        Where times are recorded, a round's samples count for that round.
+        Of a round with several phases it is not known. Where times are recorded, a round's samples count for that
+        round.
         """
-        if self.ready is None or self.ready[0][0] == ask.inbox.round or len(self.phases) > 1 or self.times:
+        if self.prepared is None or self.prepared[0][0] == request.inputs.round or len(self.phases) > 1 or self.times:
             return None
-        plan = able(self.ready[1])
-        return ask._replace(plan=plan) if plan.ids else None
+        plan = with_work(self.prepared[1])
+        return request._replace(plan=plan) if plan.ids else None
 
-    def play(
+    def run_round(
         self,
         round: int,
         ids: Sequence[int],
         share: Sequence[float] = (),
         absent: int = 0,
         meanwhile: Callable[[], None] | None = None,
-    ) -> dict[str, Any]:
-        """One round with this server's own engine; `meanwhile` is called before the first phase's results are waited for."""
-        moves = self.moves(round, ids, share, absent)
+    ) -> Record:
+        """One round with this server's own engine; `meanwhile` is called before the first phase's results are read."""
+        requests = self.round_requests(round, ids, share, absent)
         try:
-            ask = next(moves)
+            request = next(requests)
             while True:
-                with timed([self], "clients"):
-                    (out,) = self.engine.map([ask])
+                with measure_time([self], "clients"):
+                    (outputs,) = self.engine.run([request])
                 if meanwhile is not None:
                     meanwhile()
                     meanwhile = None
-                    ahead(self.engine, [coming for coming in (self.following(ask),) if coming])
-                ask = moves.send(out)
+                    prepare_next(self.engine, [each for each in (self.next_request(request),) if each])
+                request = requests.send(outputs)
         except StopIteration as end:
-            record: dict[str, Any] = end.value
+            record: Record = end.value
             return record
 
-    def moves(
+    def round_requests(
         self, round: int, ids: Sequence[int], share: Sequence[float] = (), absent: int = 0
-    ) -> Generator[PhaseRequest, PhaseOutputs, dict[str, Any]]:
-        """One round, which asks an engine for each phase and is sent its results; it returns the round's record.
+    ) -> Generator[PhaseRequest, PhaseOutputs, Record]:
+        """One round, which requests each phase from an engine and is sent its outputs; it returns the round's record.
 
         The model, all state and all banks change together or, if nobody is left, not at all. `share` is how much of its
         work each participant does; `absent` are those who were asked and do not answer.
         """
-        plan = able(self.prepare(round, ids, share))
-        rows = {"mine": self.clients, "memory": self.memory, "private": self.privates}
-        kept = {name: bank.read(plan.ids) for name, bank in rows.items()}
-        at = Made(self.x, self.buffers, self.state, kept, RoundUpdates.nothing(round, self.x, self.buffers))
-        traffic, losses, carry = Traffic(), list[float](), State()
-        gone: set[int] = set()  # asked, without an answer
-        recorded, whole, numbers = drifting.Record(), False, dict[str, float]()
+        plan, log = with_work(self.prepare(round, ids, share)), RoundLog()
+        rows = {name: bank.read(plan.ids) for name, bank in self.banks.items()}
+        updates = RoundUpdates.none(round, self.w, self.buffers)
+        at, carry = RoundState(self.w, self.buffers, self.state, rows, updates), State()
         self.times = dict.fromkeys(self.times, 0.0)
-        if not plan.ids:  # the absent were sent what they need to begin
-            sent = [self.x, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
-            traffic.down = absent * sum(v.numel() for v in sent) * self.space.start.element_size()
+        if not plan.ids:
+            log.bytes_down = absent * self._bytes_to_begin()
         for n, phase in enumerate(self.phases):
             if not plan.ids:
                 break
-            inbox = self._inbox(phase, round, plan, at, carry)
-            want = [*(["w"] if at.kept["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
-            out = self._cut((yield PhaseRequest(phase, inbox, plan, want)))
-            self._count(traffic, phase, inbox, out, absent if n == 0 else None)
-            if out.came is not None:
-                gone |= {*plan.ids} - {plan.ids[i] for i in out.came}
-                plan, at = plan.only(out.came), at.only(out.came)
-                if not plan.ids:
-                    break
-            with timed([self], "server"):
-                guess = self._guess(phase, round, plan, out, at)
-                told = self._told(out, guess)
-            if phase.trains or not losses:
-                losses = told.losses
-            if not all(told.sound):
-                left = [i for i, ok in enumerate(told.sound) if ok]
-                out, plan, at = only(out, left), plan.only(left), at.only(left)
-                if not plan.ids:
-                    break
-                guess = self._made(phase, round, plan, out, at)
-                told = self._told(out, guess)
-            at, carry, whole, numbers = guess, out.carry, told.whole, told.numbers
-        healthy = bool(plan.ids) and whole
-        if healthy:
-            x, seen = at.x, at.seen
-            if self.trail is not None:
-                learned = at.kept["mine"].get("h") if self.clients.owns is None else None
-                recorded, self.trail = drifting.recorded(
-                    self.space, self.trail, round, self.x, x, seen.deltas, seen.weights, learned
-                )
-            for witness in self.witnesses if len(seen.deltas) else ():
-                recorded |= witness(seen._replace(new=x, buffers=at.buffers))
-            self.x, self.buffers, self.state = x, at.buffers, at.state
-            for name, bank in rows.items():
-                bank.write(plan.ids, at.kept[name])
-        finite = [v for v in losses if np.isfinite(v)]
-        return {
-            "round": round,
-            "participants": [int(i) for i in ids if i not in gone],
-            "train_loss": float(np.mean(finite)) if finite else None,
-            "bytes_up": traffic.up,
-            "bytes_down": traffic.down,
-            "dropped": len(ids) - len(gone) - (len(plan.ids) if healthy else 0),
-            **({"absent": absent + len(gone)} if absent or gone else {}),
-            **self.times,
-            **recorded,
-            **(numbers if healthy else {n: float(v) for n, v in self.state.items() if v.dim() == 0}),
-        }
+            inputs = self._inputs(phase, round, plan, at, carry)
+            wanted = [*(["theta"] if at.rows["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
+            outputs = self._without_private((yield PhaseRequest(phase, inputs, plan, wanted)))
+            self._count_bytes(log, phase, inputs, outputs, absent if n == 0 else None)
+            if outputs.answered is not None:
+                log.missing |= {*plan.ids} - {plan.ids[i] for i in outputs.answered}
+                plan, at = plan.only(outputs.answered), at.only(outputs.answered)
+            if plan.ids:
+                plan, at, carry = self._finish_phase(phase, round, plan, outputs, at, log)
+        healthy = bool(plan.ids) and log.whole
+        metrics = self._adopt(round, plan, at) if healthy else {}
+        return self._record(round, ids, absent, plan, log, metrics, healthy)
 
-    def _made(self, phase: Algorithm, round: int, plan: RoundPlan, out: PhaseOutputs, at: Made) -> Made:
-        """What a phase's reports make of model, buffers, state and rows."""
-        cohort, seen, buffers = self._cohort(round, plan, out, at.x, phase), at.seen, at.buffers
-        x, state, memory = self._aggregate(phase, at.x, out.up, cohort, at.state, at.kept["memory"])
-        if "delta" in out.up and (self.trail is not None or self.witnesses):
-            weights = self._weights(phase, out.up, cohort)
-            seen = seen._replace(
-                ids=plan.ids, deltas=out.up["delta"], locals=out.buffers, weights=weights, public=cohort.public
-            )
-        if phase.trains and buffers.numel():
-            shared = self._weights(phase, out.up, cohort) @ out.buffers
-            buffers = shared if self.private.empty else shared.index_copy(0, self.private.b, buffers[self.private.b])
-        private = at.kept["private"]
-        if out.w is not None:
-            private = {"w": out.w[:, self.private.w], "b": out.buffers[:, self.private.b]}
-        mine = self._same(phase, "finish", "client state", at.kept["mine"], out.mine)
-        return Made(x, buffers, state, {"mine": mine, "memory": memory, "private": private}, seen)
+    def _finish_phase(
+        self, phase: Algorithm, round: int, plan: RoundPlan, outputs: PhaseOutputs, at: RoundState, log: RoundLog
+    ) -> tuple[RoundPlan, RoundState, State]:
+        """The plan, state and carry after a phase; clients whose reports are not finite are left out."""
+        with measure_time([self], "server"):
+            new = self._try_phase(phase, round, plan, outputs, at)
+            check = self._check(outputs, new)
+        if phase.trains or not log.losses:
+            log.losses = check.losses
+        if not all(check.finite):
+            left = [i for i, finite in enumerate(check.finite) if finite]
+            outputs, plan, at = outputs.rows(left), plan.only(left), at.only(left)
+            if not plan.ids:
+                return plan, at, outputs.carry
+            new = self._phase_state(phase, round, plan, outputs, at)
+            check = self._check(outputs, new)
+        log.whole, log.scalars = check.whole, check.scalars
+        return plan, new, outputs.carry
 
-    def _guess(self, phase: Algorithm, round: int, plan: RoundPlan, out: PhaseOutputs, at: Made) -> Made:
-        """The same before it is known whether all reports are sound, so that the host need not wait for the device in between."""
+    def _try_phase(
+        self, phase: Algorithm, round: int, plan: RoundPlan, outputs: PhaseOutputs, at: RoundState
+    ) -> RoundState:
+        """The state after a phase, before it is known whether all reports are finite: so the host need not wait for the
+        device in between.
+        """
         try:
-            return self._made(phase, round, plan, out, at)
-        except (RuntimeError, ValueError, ArithmeticError):  # which a report that is no number may cause
-            if all(self._told(out, at).sound):
+            return self._phase_state(phase, round, plan, outputs, at)
+        except (RuntimeError, ValueError, ArithmeticError):  # which a report that is not finite may cause
+            if all(self._check(outputs, at).finite):
                 raise
             return at
 
-    def _told(self, out: PhaseOutputs, made: Made) -> Told:
-        """All that the host must know of a phase, from the device at once."""
-        kept = [] if out.w is None else [out.w]  # private coordinates are in no upload
-        reports = [t for t in (*out.up.values(), *out.mine.values(), *kept, out.buffers) if t.numel()]
-        logged = {n: v for n, v in made.state.items() if v.dim() == 0}
-        parts = [t for t in (made.x, made.buffers, *made.state.values()) if t.dim() and t.numel()]
-        each = torch.stack([out.loss.double(), *map(halved, reports)])
-        rest = [*(halved(t[None]) for t in parts), *(v.double()[None] for v in logged.values())]
-        values = torch.cat([each.flatten(), *rest]).cpu().numpy()
-        rows, whole = np.split(values, [each.numel()])
-        numbers = dict(zip(logged, whole[len(parts) :].tolist(), strict=True))
-        sound = np.isfinite(rows.reshape(each.shape)).all(0)
-        return Told(rows[: len(sound)].tolist(), sound.tolist(), bool(np.isfinite(whole).all()), numbers)
+    def _phase_state(
+        self, phase: Algorithm, round: int, plan: RoundPlan, outputs: PhaseOutputs, at: RoundState
+    ) -> RoundState:
+        """What a phase's reports make of model, buffers, state and rows."""
+        cohort, updates, buffers = self._cohort(round, plan, outputs, at.w, phase), at.updates, at.buffers
+        w, server, memory = self._aggregate(phase, at.w, outputs.up, cohort, at.server, at.rows["memory"])
+        if "delta" in outputs.up and (self.drift_history is not None or self.metrics):
+            weights = self._weights(phase, outputs.up, cohort)
+            updates = updates._replace(ids=plan.ids, deltas=outputs.up["delta"], local_buffers=outputs.buffers)
+            updates = updates._replace(weights=weights, public=cohort.public)
+        if phase.trains and buffers.numel():
+            mean, private = self._weights(phase, outputs.up, cohort) @ outputs.buffers, self.private.buffer_indices
+            buffers = mean if self.private.empty else mean.index_copy(0, private, buffers[private])
+        private_rows = at.rows["private"]
+        if outputs.theta is not None:
+            own = outputs.theta[:, self.private.indices], outputs.buffers[:, self.private.buffer_indices]
+            private_rows = dict(zip(("w", "b"), own, strict=True))
+        state = self._same_form(phase, "finish", "client state", at.rows["clients"], outputs.state)
+        rows = {"clients": state, "memory": memory, "private": private_rows}
+        return RoundState(w, buffers, server, rows, updates)
 
-    def _inbox(self, phase: Algorithm, round: int, plan: RoundPlan, at: Made, carry: State) -> PhaseInputs:
-        x, buffers, state, kept, _ = at
-        down = {
-            n: v.to(self.space.dtype) if v.is_floating_point() else v for n, v in state.items() if n in phase.broadcast
+    def _adopt(self, round: int, plan: RoundPlan, at: RoundState) -> Record:
+        """Replace the server's state by that of a round; returns what is measured of the change."""
+        metrics, updates = Record(), at.updates
+        if self.drift_history is not None:
+            own = at.rows["clients"].get(self.alg.drift_state) if self.clients.owns is None else None
+            metrics, self.drift_history = drift_metrics.measure_round(
+                self.space, self.drift_history, round, self.w, at.w, updates.deltas, updates.weights, own
+            )
+        for metric in self.metrics if len(updates.deltas) else ():
+            metrics |= metric(updates._replace(new=at.w, buffers=at.buffers))
+        self.w, self.buffers, self.state = at.w, at.buffers, at.server
+        for name, bank in self.banks.items():
+            bank.write(plan.ids, at.rows[name])
+        return metrics
+
+    def _record(
+        self,
+        round: int,
+        ids: Sequence[int],
+        absent: int,
+        plan: RoundPlan,
+        log: RoundLog,
+        metrics: Record,
+        healthy: bool,
+    ) -> Record:
+        finite = [v for v in log.losses if np.isfinite(v)]
+        missing = absent + len(log.missing)
+        scalars = log.scalars if healthy else {n: float(v) for n, v in self.state.items() if v.dim() == 0}
+        return {
+            "round": round,
+            "participants": [int(i) for i in ids if i not in log.missing],
+            "train_loss": float(np.mean(finite)) if finite else None,
+            "bytes_up": log.bytes_up,
+            "bytes_down": log.bytes_down,
+            "dropped": len(ids) - len(log.missing) - (len(plan.ids) if healthy else 0),
+            **({"absent": missing} if missing else {}),
+            **self.times,
+            **metrics,
+            **scalars,
         }
-        memory = {n: v for n, v in kept["memory"].items() if n in phase.broadcast}
-        if kept["private"]:
-            count = len(plan.ids)
-            x = x.expand(count, -1).index_copy(1, self.private.w, kept["private"]["w"])
-            buffers = buffers.expand(count, -1).index_copy(1, self.private.b, kept["private"]["b"])
-        local = self.local
-        rates = (
-            local.rate(round, self.rounds),
-            local.rate(1, self.rounds),
-            local.momentum,
-            local.weight_decay,
-            local.clip_limit,
-        )
-        return PhaseInputs(
-            x, buffers, down, memory, kept["mine"], carry, self.parts, *rates, round, *self._work(plan, round)
-        )
 
-    def _work(self, plan: RoundPlan, round: int) -> Tensor:
-        """Of the participants their steps, the length of these under momentum, relative sizes, and what their coins show."""
-        for works, told in self.worked:
+    # one phase --------------------------------------------------------------------------------------------------------
+
+    def _inputs(self, phase: Algorithm, round: int, plan: RoundPlan, at: RoundState, carry: State) -> PhaseInputs:
+        w, buffers, private = at.w, at.buffers, at.rows["private"]
+        down = {n: v for n, v in at.server.items() if n in phase.broadcast}
+        down = {n: v.to(self.space.dtype) if v.is_floating_point() else v for n, v in down.items()}
+        memory = {n: v for n, v in at.rows["memory"].items() if n in phase.broadcast}
+        if private:
+            count = len(plan.ids)
+            w = w.expand(count, -1).index_copy(1, self.private.indices, private["w"])
+            buffers = buffers.expand(count, -1).index_copy(1, self.private.buffer_indices, private["b"])
+        local = self.local
+        lr, lr0 = (local.rate(t, self.rounds) for t in (round, 1))
+        rates = (lr, lr0, local.momentum, local.weight_decay, local.clip_limit)
+        numbers = self._client_numbers(plan, round)
+        return PhaseInputs(w, buffers, down, memory, at.rows["clients"], carry, self.parts, *rates, round, *numbers)
+
+    def _client_numbers(self, plan: RoundPlan, round: int) -> Tensor:
+        """Of the participants their steps, the length of these under momentum, relative sizes, and coins [4, C]."""
+        for works, numbers in self.numbers:
             if len(works) == len(plan.train) and all(a is b for a, b in zip(works, plan.train, strict=True)):
-                return told
+                return numbers
         steps = torch.tensor([work.batches for work in plan.train], dtype=self.space.dtype)
         size = torch.from_numpy(self.fed.sizes[plan.ids] / self.fed.mean_size).to(self.space.dtype)
         coins = torch.tensor([coin(self.seed, round, i) for i in plan.ids], dtype=self.space.dtype)
-        told = sent(torch.stack([steps, nova_length(steps, self.local.momentum), size, coins]), self.space.device)
-        self.worked = [*self.worked[-1:], (plan.train, told)]
-        return told
+        columns = torch.stack([steps, momentum_length(steps, self.local.momentum), size, coins])
+        numbers = send(columns, self.space.device)
+        self.numbers = [*self.numbers[-1:], (plan.train, numbers)]
+        return numbers
 
-    def _cohort(self, round: int, plan: RoundPlan, out: PhaseOutputs, x: Tensor, phase: Algorithm) -> Cohort:
-        steps, tau, size, _ = self._work(plan, round)
+    def _cohort(self, round: int, plan: RoundPlan, outputs: PhaseOutputs, w: Tensor, phase: Algorithm) -> Cohort:
+        steps, tau, size, _ = self._client_numbers(plan, round)
         p = size / size.sum() if self.alg.by_samples else torch.full_like(size, 1 / len(size))
         public: State | None = None
-        if self.examine is not None and phase.trains and "delta" in out.up:
-            scores = [
-                self.examine(x + delta, buffers) for delta, buffers in zip(out.up["delta"], out.buffers, strict=True)
-            ]
+        if self.evaluate is not None and phase.trains and "delta" in outputs.up:
+            models = zip(outputs.up["delta"], outputs.buffers, strict=True)
+            scores = [self.evaluate(w + delta, buffers) for delta, buffers in models]
             accuracy, loss = torch.stack(scores, 1).to(self.space.dtype)
             public = {"accuracy": accuracy, "loss": loss}
-        now, first = (self.local.rate(t, self.rounds) for t in (round, 1))
-        return Cohort(p, steps, tau, size, out.loss, public, now, first, round, len(self.fed.eligible))
+        lr, lr0 = (self.local.rate(t, self.rounds) for t in (round, 1))
+        return Cohort(p, steps, tau, size, outputs.loss, public, lr, lr0, round, len(self.fed.eligible))
 
     def _weights(self, phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
         return phase.weights(up, cohort).to(self.space.dtype)
 
     def _aggregate(
-        self, phase: Algorithm, x: Tensor, up: State, cohort: Cohort, state: State, memory: State
+        self, phase: Algorithm, w: Tensor, up: State, cohort: Cohort, server: State, memory: State
     ) -> tuple[Tensor, State, State]:
-        new, told = phase.aggregate(x, up, cohort, state | memory)
-        self._same(phase, "aggregate", "model", {"x": x}, {"x": new})
-        told = self._same(phase, "aggregate", "server state", state | memory, told)
-        return new, {n: told[n] for n in state}, {n: told[n] for n in memory}
+        """The new model, server state and memory rows."""
+        new, entries = phase.aggregate(w, up, cohort, server | memory)
+        self._same_form(phase, "aggregate", "model", {"w": w}, {"w": new})
+        entries = self._same_form(phase, "aggregate", "server state", server | memory, entries)
+        return new, {n: entries[n] for n in server}, {n: entries[n] for n in memory}
 
-    def _same(self, phase: Algorithm, hook: str, what: str, old: State, new: State) -> State:
-        """States keep their names, shapes and dtypes, so that a bank, a message and a checkpoint can hold them."""
-        was, came = ({n: f"{tuple(v.shape)} {v.dtype}" for n, v in state.items()} for state in (old, new))
-        if was != came:
-            name = next(n for n in {**was, **came} if was.get(n) != came.get(n))
+    # guards and accounts ----------------------------------------------------------------------------------------------
+
+    def _same_form(self, phase: Algorithm, hook: str, what: str, old: State, new: State) -> State:
+        """Refuse a state without its names, shapes and dtypes: a bank, a message and a checkpoint must hold it."""
+        declared, returned = ({n: f"{tuple(v.shape)} {v.dtype}" for n, v in state.items()} for state in (old, new))
+        if declared != returned:
+            name = next(n for n in {**declared, **returned} if declared.get(n) != returned.get(n))
             raise AlgorithmError(
-                f"{phase.called()}: {hook}() must return the {what} with its declared names, shapes and types; {name!r} was declared "
-                f"{was.get(name, 'not at all')} and came back {came.get(name, 'not at all')}. Correct the hook."
+                f"{phase.called()}: {hook}() must return the {what} with its declared names, shapes and types; "
+                f"{name!r} was declared {declared.get(name, 'not at all')} and came back "
+                f"{returned.get(name, 'not at all')}. Correct the hook."
             )
         return new
 
-    # guards and accounts ----------------------------------------------------------------------------------------
+    def _check(self, outputs: PhaseOutputs, new: RoundState) -> PhaseCheck:
+        """All that the host must know of a phase, from the device at once."""
+        models = [] if outputs.theta is None else [outputs.theta]  # private coordinates are in no upload
+        reports = [*outputs.up.values(), *outputs.state.values(), *models, outputs.buffers]
+        scalars = {n: v for n, v in new.server.items() if v.dim() == 0}
+        parts = [t for t in (new.w, new.buffers, *new.server.values()) if t.dim() and t.numel()]
+        each = torch.stack([outputs.loss.double(), *(half_means(t) for t in reports if t.numel())])
+        rest = [*(half_means(t[None]) for t in parts), *(v.double()[None] for v in scalars.values())]
+        values = torch.cat([each.flatten(), *rest]).cpu().numpy()
+        rows, whole = np.split(values, [each.numel()])
+        finite = np.isfinite(rows.reshape(each.shape)).all(0)
+        logged = dict(zip(scalars, whole[len(parts) :].tolist(), strict=True))
+        return PhaseCheck(rows[: len(finite)].tolist(), finite.tolist(), bool(np.isfinite(whole).all()), logged)
 
-    def _cut(self, out: PhaseOutputs) -> PhaseOutputs:
+    def _without_private(self, outputs: PhaseOutputs) -> PhaseOutputs:
         """Private coordinates never go up: every upload of length P arrives with zeros there."""
-        if not self.private.w.numel():
-            return out
-        whole = {n for n, t in out.up.items() if t.dim() == 2 and t.shape[1] == self.space.P}
-        up = {n: t.index_fill(1, self.private.w, 0) if n in whole else t for n, t in out.up.items()}
-        return out._replace(up=up)
+        private = self.private.indices
+        if not private.numel():
+            return outputs
+        whole = {n for n, t in outputs.up.items() if t.dim() == 2 and t.shape[1] == self.space.P}
+        up = {n: t.index_fill(1, private, 0) if n in whole else t for n, t in outputs.up.items()}
+        return outputs._replace(up=up)
 
-    def _count(
-        self, traffic: Traffic, phase: Algorithm, inbox: PhaseInputs, out: PhaseOutputs, absent: int | None
+    def _bytes_to_begin(self) -> int:
+        """Bytes that a client is sent before its first phase."""
+        sent = [self.w, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
+        return sum(v.numel() for v in sent) * self.space.start.element_size()
+
+    def _count_bytes(
+        self, log: RoundLog, phase: Algorithm, inputs: PhaseInputs, outputs: PhaseOutputs, absent: int | None
     ) -> None:
-        """Bytes of what is declared to travel, for every client that was asked; a number of absent ones marks the first phase."""
-        hidden, asked, answers = self.private.w.numel(), len(inbox.steps), len(out.loss)
+        """Bytes of what is declared to travel, for all who were asked; a number of absent ones marks the first phase."""
+        hidden, asked, answers = self.private.indices.numel(), len(inputs.steps), len(outputs.loss)
         one = torch.empty((), dtype=self.space.dtype).element_size()
-        seen = self.space.Q - self.private.b.numel()
+        buffers = self.space.Q - self.private.buffer_indices.numel()
 
         def size(t: Tensor, rows: int) -> int:
             numbers = t.numel() // max(rows, 1)
             return (numbers - (hidden if numbers == self.space.P else 0)) * t.element_size()
 
-        down = sum(size(t, 1) for t in inbox.server.values()) + sum(size(t, asked) for t in inbox.memory.values())
-        up = sum(size(t, answers) for t in out.up.values())
+        down = sum(size(t, 1) for t in inputs.server.values()) + sum(size(t, asked) for t in inputs.memory.values())
+        up = sum(size(t, answers) for t in outputs.up.values())
         if absent is not None:
-            down += (self.space.P - hidden + seen) * one
+            down += (self.space.P - hidden + buffers) * one
         if phase.trains:
-            up += seen * one
-        traffic.down += down * (asked + (absent or 0))
-        traffic.up += up * answers
+            up += buffers * one
+        log.bytes_down += down * (asked + (absent or 0))
+        log.bytes_up += up * answers
 
 
 @contextmanager
-def timed(servers: Sequence[Server], part: str) -> Iterator[None]:
-    """The seconds of a part of their round, in equal shares, for those that record times."""
-    some = [server for server in servers if server.times]
-    if not some:
+def measure_time(servers: Sequence[Server], part: str) -> Iterator[None]:
+    """Add the seconds of a part of their round, in equal shares, for servers that record times."""
+    recording = [server for server in servers if server.times]
+    if not recording:
         yield
         return
-    began = clock(some[0].space.device)
+    began = finished_time(recording[0].space.device)
     yield
-    for server in some:
-        server.times[f"seconds_{part}"] += (clock(server.space.device) - began) / len(servers)
+    for server in recording:
+        server.times[f"seconds_{part}"] += (finished_time(server.space.device) - began) / len(servers)
 
 
-def halved(t: Tensor) -> Tensor:
-    """Half the mean of each row [C]: a number where all of the row are, however large, and only there. One pass over memory."""
+def half_means(t: Tensor) -> Tensor:
+    """Half the mean of each row [C]: finite where all of the row is, however large, and only there; one pass over it."""
     rows = t[..., None].flatten(1)
     if not rows.is_floating_point():
         return torch.zeros(len(rows), dtype=torch.float64, device=t.device)
-    return (rows @ _shares(rows.shape[1], rows.dtype, rows.device)).double()
+    return (rows @ _half_mean_weights(rows.shape[1], rows.dtype, rows.device)).double()
 
 
 @lru_cache(maxsize=4)
-def _shares(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _half_mean_weights(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((n,), 0.5 / max(1, n), dtype=dtype, device=device)
 
 
-def able(plan: RoundPlan) -> RoundPlan:
+def with_work(plan: RoundPlan) -> RoundPlan:
     """The plan of those who have anything to do."""
     rows = [i for i, work in enumerate(plan.train) if work.batches]
     return plan if len(rows) == len(plan.train) else plan.only(rows)
-
-
-def only(out: PhaseOutputs, rows: list[int]) -> PhaseOutputs:
-    w = None if out.w is None else out.w[rows]
-    return PhaseOutputs(
-        taken(out.up, rows), taken(out.mine, rows), taken(out.carry, rows), out.buffers[rows], out.loss[rows], w
-    )

@@ -1,489 +1,519 @@
-"""Small networks on CUDA: many clients in one kernel. Where `slots` gives every client kernels and a stream of its own, here
-clients are the rows of stacked buffers, every move is vmapped over the first rows and captured as one graph.
+"""The CUDA engine for small networks: many clients in one kernel. Where `slots` gives every client kernels and a stream
+of its own, here clients are the rows of stacked buffers; every move is vmapped over the first rows and captured as one
+graph.
 
-Jobs are sorted by length, so those still at work are the first rows; the graph is that of the next larger number of rows, and
-rows without work in it are left as they are. Which batch a row sees follows from a counter on the device. A few jobs that are
-much longer than the others have rows of their own, which go ahead on a stream of their own: steps of few rows leave a GPU idle.
+Jobs are sorted by length, so those still at work are the first rows; the graph is that of the next larger number of
+rows, and rows without work in it are left as they are. Which batch a row sees follows from a counter on the device. A
+few jobs that are much longer than the others have rows of their own, which go ahead on a stream of their own: steps of
+few rows leave a GPU idle.
 
 What does not depend on a model, above all the samples, is put in place while the round before is at work.
 
 Runs of a sweep share the rows. What differs between them must be a tensor: learning rates always are, and so become the
-float settings of a method where they differ, unless a hook of it cannot bear that.
+float settings of a method where they differ, unless a hook of it cannot work with that. Without CUDA the same rows run
+without graphs.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ..core import local
 from ..core.algorithm import Algorithm
-from ..core.local import GradientResult, Progress, Result, client_moves, differentiate_rows, watched
-from ..core.task import Functional, Task
+from ..core.differentiate import GradientResult, differentiate_rows, value_and_buffers
+from ..core.local import Look, Move, Progress, Result
+from ..core.task import Functional
 from ..core.types import Batch, Client, State
 from ..data.federation import ClientBatches
-from ..models.fused import counted
+from ..kernels.cuda.gather import Cursor, gather
+from ..kernels.cuda.rows import real_samples
 from .base import PhaseOutputs, PhaseRequest
-from .gather import Reach, take
-from .graphs import Tape, moved, renew
-from .jobs import ClientJobs, Full, Jobs, SampleBuffer, example, free, lay, sent
+from .graphs import GraphCache, overwrite, progress_tensors
+from .jobs import ClientJobs, Jobs
+from .sample_buffer import BufferFull, SampleBuffer, example, fill_buffers, free_bytes, send
 
 MOST = 512  # rows
-PARTS = 2  # a batch is padded to one of so many lengths
-DEEP = 16  # an input's size times this is what a row's step takes, roughly
+PARTS = 2  # lengths, to one of which a batch is padded
+DEEP = 16  # times an input's size is what a row's step takes, roughly
 SHARE = 0.3  # of the free memory
-LONG = 0.5  # of the longest job's steps: above, a job may be one of the few that go ahead;
-FEW = 0.5  # they have no more than this share of all steps,
-SPARED = (
-    8  # and the others at least so many steps less than the longest: fewer are done before two lots are on their way
-)
+LONG = 0.5  # of the longest job's steps: above, a job may be one of the few that go ahead
+FEW = 0.5  # of all steps: more must not be those of jobs that go ahead
+SPARED = 8  # steps that the others must have less than the longest: fewer are done before two lots are on their way
 
-AHEAD = "ahead"
+AHEAD = "ahead"  # marks the buffers of jobs that go ahead
 
-Table = np.ndarray[Any, np.dtype[np.int64]]
+NUMBERS = 7  # columns of ClientJobs.numbers
+
+LengthTable = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def wide(n: int) -> int:
-    """The next number of rows that graphs are captured for: 1, 2, 3, 4, 6, 8, 10, … 32, 36, … 64, 72, …; few rows cost little."""
+def graph_rows(n: int) -> int:
+    """The next number of rows that graphs are captured for: 1, 2, 3, 4, 6, 8, 10, … 32, 36, … 64, 72, …"""
     step = 1 << max(0, (n - 1).bit_length() - (2 if n <= 8 else 3 if n <= 16 else 4))
     return -(-n // step) * step
+
+
+class LoadedJob(NamedTuple):
+    """The job in a row: of which request, which client, and its batches."""
+
+    owner: int
+    client: int
+    batches: list[ClientBatches]
+
+    def same(self, other: LoadedJob) -> bool:
+        """The same client with the very same batches?"""
+        pairs = zip(self.batches, other.batches, strict=True)
+        return self[:2] == other[:2] and len(self.batches) == len(other.batches) and all(a is b for a, b in pairs)
 
 
 class RowBuffers:
     """Stacked buffers for one kind of job, and the graphs of the moves on their first rows."""
 
-    def __init__(self, task: Task, errand: ClientJobs, first: bool = False) -> None:
-        self.task, inbox = task, errand.inbox
-        self.names = [list(state) for state in (inbox.server, inbox.memory, inbox.mine, inbox.carry)]
-        self.part, self.fixed = (
-            inbox.part,
-            (inbox.momentum, inbox.decay, inbox.clip),
-        )  # the same for all jobs of this kind
-        self.device, self.dtype = inbox.x.device, inbox.x.dtype
-        urgent = first and self.device.type == "cuda"
+    def __init__(self, task: Functional, owner: ClientJobs, ahead: bool = False) -> None:
+        self.task, inputs = task, owner.inputs
+        self.names = [list(state) for state in (inputs.server, inputs.memory, inputs.state, inputs.carry)]
+        self.parts, self.fixed = inputs.parts, (inputs.momentum, inputs.decay, inputs.clip)  # the same for this kind
+        self.device, self.dtype = inputs.w.device, inputs.w.dtype
+        urgent = ahead and self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device, priority=-1) if urgent else None  # type: ignore[no-untyped-call]
-        self.feeds: dict[str, SampleBuffer] = {}
-        self.rows = self.usual = 0
-        self.moving: Progress | None = None
+        self.samples: dict[str, SampleBuffer] = {}
+        self.rows = self.usual = 0  # rows there are, and jobs of the first round
+        self.progress: Progress | None = None
         self.result: dict[int, Result] = {}
-        self.laid: list[tuple[int, int, list[ClientBatches]]] = []  # of every row the errand, the client and its works
+        self.loaded: list[LoadedJob] = []
 
-    def make(self, rows: int) -> None:
-        """Buffers for so many rows; what was captured over smaller ones is forgotten."""
-        self.rows, self.tape, self.moving, self.result = rows, Tape(self.device, self.stream), None, {}
+    def allocate(self, rows: int) -> None:
+        """Make buffers for so many rows; what was captured over smaller ones is forgotten."""
+        self.rows, self.progress, self.result = rows, None, {}
+        self.graphs = GraphCache(self.device, self.stream)
         self.given: list[Tensor] = []
-        self.numbers = torch.zeros((rows, 7), dtype=self.dtype, device=self.device)
+        self.numbers = torch.zeros((rows, NUMBERS), dtype=self.dtype, device=self.device)
         self.first, self.last, self.count = (
-            {name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.feeds} for _ in range(3)
+            {name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.samples} for _ in range(3)
         )
         self.share = self.numbers.new_zeros(rows)
-        self.at = {name: torch.zeros((), dtype=torch.long, device=self.device) for name in self.feeds}
+        self.counter = {name: torch.zeros((), dtype=torch.long, device=self.device) for name in self.samples}
 
-    # loading ----------------------------------------------------------------------------------------------------
+    # loading ----------------------------------------------------------------------------------------------------------
 
-    def lay(self, jobs: Jobs, most: int, grow: bool = True) -> None:
-        """Put the jobs' samples in place, one job to a row, unless they are there already; no model is needed for that."""
-        errands = distinct(jobs)
-        place = {id(errand): n for n, errand in enumerate(errands)}
-        laid = [(place[id(errand)], i, list(errand.works[i].values())) for errand, i in jobs]
-        if len(laid) == len(self.laid) and all(
-            a[:2] == b[:2] and same(a[2], b[2]) for a, b in zip(laid, self.laid, strict=True)
-        ):
+    def place_samples(self, jobs: Jobs, most: int, grow: bool = True) -> None:
+        """Put the jobs' samples in place, one job to a row, unless they are there already; needs no model."""
+        owners = distinct_owners(jobs)
+        number = {id(owner): n for n, owner in enumerate(owners)}
+        loaded = [LoadedJob(number[id(owner)], i, list(owner.batches[i].values())) for owner, i in jobs]
+        if len(loaded) == len(self.loaded) and all(a.same(b) for a, b in zip(loaded, self.loaded, strict=True)):
             return
-        self.laid = []
-        begins = np.cumsum([0, *(len(errand.works) for errand in errands)]).tolist()
-        whose = [n for n, _, _ in laid]
-        order = sorted(range(len(jobs)), key=lambda row: laid[row][:2])  # by errand and client
+        self.loaded = []
         if not grow and len(jobs) > self.rows:
-            raise Full
-        grown, first = lay(self.feeds, jobs, grow=grow)
+            raise BufferFull
+        grown, first = fill_buffers(self.samples, jobs, grow=grow)
         if grown or len(jobs) > self.rows:
-            self.make(min(most, max(wide(len(jobs)), self.rows)))
-        counts = [[errand.works[i][name].batches for errand, i in jobs] for name in first]
+            self.allocate(min(most, max(graph_rows(len(jobs)), self.rows)))
+        self._place_cursors(jobs, owners, loaded, first)
+        self.loaded = loaded
+
+    def _place_cursors(
+        self, jobs: Jobs, owners: list[ClientJobs], loaded: list[LoadedJob], first: dict[str, list[int]]
+    ) -> None:
+        """Where each row's batches are, and which rows and clients belong together, sent to the device at once."""
+        begins = np.cumsum([0, *(len(owner.batches) for owner in owners)]).tolist()
+        owner_of = [job.owner for job in loaded]
+        job_of = [begins[job.owner] + job.client for job in loaded]
+        order = sorted(range(len(jobs)), key=lambda row: loaded[row][:2])  # by request and client
+        counts = [[owner.batches[i][name].batches for owner, i in jobs] for name in first]
         lasts = [
-            [a + max(b - 1, 0) for a, b in zip(*pair, strict=True)] for pair in zip(first.values(), counts, strict=True)
+            [a + max(b - 1, 0) for a, b in zip(begin, count, strict=True)]
+            for begin, count in zip(first.values(), counts, strict=True)
         ]
-        lists = [
-            whose,
-            [begins[n] + i for n, i, _ in laid],
-            order,
-            [jobs[row][1] for row in order],
-            *first.values(),
-            *lasts,
-            *counts,
-        ]
-        self.of_errand, self.of_job, back, to, *rest = sent(torch.tensor(lists), self.device).unbind()
-        cuts = [whose.count(n) for n in range(len(errands))]
-        self.back = list(zip(torch.split(back, cuts), torch.split(to, cuts), strict=True))
+        lists = [owner_of, job_of, order, [jobs[row][1] for row in order], *first.values(), *lasts, *counts]
+        self.owner_of, self.job_of, rows, clients, *rest = send(torch.tensor(lists), self.device).unbind()
+        sizes = [owner_of.count(n) for n in range(len(owners))]
+        self.back = list(zip(torch.split(rows, sizes), torch.split(clients, sizes), strict=True))
         for n, name in enumerate(first):
             for part, row in zip((self.first, self.last, self.count), rest[n :: len(first)], strict=True):
                 part[name][: len(jobs)].copy_(row)
             self.count[name][len(jobs) :].zero_()
-        self.laid = laid
 
     def load(self, jobs: Jobs, most: int, floats: Sequence[str]) -> None:
-        """Put all that the jobs begin with in place: samples, models, states and numbers."""
-        self.lay(jobs, most)
-        errands, n = distinct(jobs), len(jobs)
-        sources, picks = self._sources(errands)
+        """Put all that the jobs begin with in place: samples, models, states, numbers and the settings that differ."""
+        self.place_samples(jobs, most)
+        owners, n = distinct_owners(jobs), len(jobs)
+        sources, picks = self._sources(owners)
         self.given = self.given or [t.new_zeros((self.rows, *t.shape[1:])) for t in sources]
         for buffer, source, pick in zip(self.given, sources, picks, strict=True):
             torch.index_select(source, 0, pick, out=buffer[:n])
-        numbers = torch.cat([errand.numbers for errand in errands])
-        if self.numbers.shape[1] != 7 + len(floats):
-            self.numbers = numbers.new_zeros((self.rows, 7 + len(floats)))
-        self.numbers[:n, :7] = numbers[self.of_job]
+        numbers = torch.cat([owner.numbers for owner in owners])
+        if self.numbers.shape[1] != NUMBERS + len(floats):
+            self.numbers = numbers.new_zeros((self.rows, NUMBERS + len(floats)))
+        self.numbers[:n, :NUMBERS] = numbers[self.job_of]
         if floats:
-            values = [[float(getattr(errand.phase, name)) for name in floats] for errand in errands]
-            self.numbers[:n, 7:] = sent(torch.tensor(values, dtype=numbers.dtype), self.device)[self.of_errand]
+            values = [[float(getattr(owner.phase, name)) for name in floats] for owner in owners]
+            sent = send(torch.tensor(values, dtype=numbers.dtype), self.device)
+            self.numbers[:n, NUMBERS:] = sent[self.owner_of]
 
-    def _sources(self, errands: Sequence[ClientJobs]) -> tuple[list[Tensor], list[Tensor]]:
-        """What rows are picked from, and by which index: x, buffers, server, memory, mine, carry."""
-        of_errand, of_job = self.of_errand, self.of_job
-        inboxes = [errand.inbox for errand in errands]
+    def _sources(self, owners: Sequence[ClientJobs]) -> tuple[list[Tensor], list[Tensor]]:
+        """What rows are picked from, and by which index: w, buffers, server, memory, state, carry."""
+        inputs = [owner.inputs for owner in owners]
         sources, picks = list[Tensor](), list[Tensor]()
-        for name in ("x", "buffers"):
-            each = [getattr(inbox, name) for inbox in inboxes]
+        for name in ("w", "buffers"):
+            each = [getattr(one, name) for one in inputs]
             shared = each[0].dim() == 1
             sources.append(torch.stack(each) if shared else torch.cat(each))
-            picks.append(of_errand if shared else of_job)
-        for n in inboxes[0].server:
-            sources.append(torch.stack([inbox.server[n] for inbox in inboxes]))
-            picks.append(of_errand)
-        for state in ("memory", "mine", "carry"):
-            for n in getattr(inboxes[0], state):
-                each = [getattr(inbox, state)[n] for inbox in inboxes]
+            picks.append(self.owner_of if shared else self.job_of)
+        for n in inputs[0].server:
+            sources.append(torch.stack([one.server[n] for one in inputs]))
+            picks.append(self.owner_of)
+        for state in ("memory", "state", "carry"):
+            for n in getattr(inputs[0], state):
+                each = [getattr(one, state)[n] for one in inputs]
                 sources.append(each[0] if len(each) == 1 else torch.cat(each))
-                picks.append(of_job)
+                picks.append(self.job_of)
         return sources, picks
 
-    # moves ------------------------------------------------------------------------------------------------------
+    # rows -------------------------------------------------------------------------------------------------------------
 
-    def me(self, given: Sequence[Tensor], numbers: Tensor) -> Client:
-        """One client's view, under vmap."""
+    def client(self, given: Sequence[Tensor], numbers: Tensor) -> Client:
+        """One row's view, under vmap."""
         rest = iter(given[2:])
-        server, memory, mine, carry = ({n: next(rest) for n in names} for names in self.names)
-        lr, lr0, round, steps, tau, size, coin = numbers[:7].unbind()
-        return Client(
-            given[0],
-            given[1],
-            server | memory,
-            mine,
-            carry,
-            self.part,
-            lr,
-            lr0,
-            *self.fixed,
-            steps,
-            tau,
-            size,
-            round,
-            coin,
-        )
+        server, memory, state, carry = ({n: next(rest) for n in names} for names in self.names)
+        lr, lr0, round, steps, tau, size, coin = numbers[:NUMBERS].unbind()
+        rates = (lr, lr0, *self.fixed, steps, tau, size, round, coin)
+        return Client(given[0], given[1], server | memory, state, carry, self.parts, *rates)
 
-    def held(self) -> list[Tensor]:
-        return [*(moved(self.moving) if self.moving else ()), *self.at.values()]
-
-    def rows_of(self, m: int) -> tuple[list[Tensor], Tensor]:
+    def first_rows(self, m: int) -> tuple[list[Tensor], Tensor]:
+        """What the first m rows were given, and their numbers."""
         return [t[:m] for t in self.given], self.numbers[:m]
 
-    def reach(self, name: str, m: int) -> Reach:
-        return Reach(self.first[name][:m], self.last[name][:m], self.count[name][:m], self.at[name])
+    def first_progress(self, m: int) -> Progress:
+        """The progress of the first m rows."""
+        assert self.progress is not None
+        theta, carry, loss_sum = self.progress
+        return Progress(theta[:m], {n: v[:m] for n, v in carry.items()}, loss_sum[:m])
 
-    def moving_of(self, m: int) -> Progress:
-        assert self.moving is not None
-        return Progress(self.moving.w[:m], {n: v[:m] for n, v in self.moving.carry.items()}, self.moving.total[:m])
+    def room_for(self, some: Progress) -> Progress:
+        """Empty rows like these, as many as there are."""
+        theta, carry, loss_sum = some
+        empty: Callable[[Tensor], Tensor] = lambda t: t.new_zeros((self.rows, *t.shape[1:]))
+        return Progress(empty(theta), {n: empty(v) for n, v in carry.items()}, empty(loss_sum))
+
+    def cursor(self, name: str, m: int) -> Cursor:
+        """Which batch the first m rows see next."""
+        return Cursor(self.first[name][:m], self.last[name][:m], self.count[name][:m], self.counter[name])
+
+    def changed(self) -> list[Tensor]:
+        """The tensors that moves change."""
+        return [*(progress_tensors(self.progress) if self.progress else ()), *self.counter.values()]
+
+
+class StackedBatch(NamedTuple):
+    """The k-th batch of all rows under a name; of a look after a step, of the rows that took that step."""
+
+    name: str
+    k: int
+    step: int | None
 
 
 class StackedSchedule:
-    """The course of the jobs in a block's rows, the longest first."""
+    """The batches of jobs in rows, the longest first."""
 
-    def __init__(self, block: RowBuffers, jobs: Jobs, floats: Sequence[str]) -> None:
-        self.block, self.jobs, self.floats = block, jobs, floats
-        self.lengths = {name: self._table(name) for name in jobs[0][0].works[0]}  # rows × batches, 0: none
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.lengths = {name: self._table(name) for name in jobs[0][0].batches[0]}  # rows × batches, 0: none
         self.count = {name: (table > 0).sum(1) for name, table in self.lengths.items()}
 
-    def _table(self, name: str) -> Table:
-        works = [errand.works[i][name] for errand, i in self.jobs]
+    def _table(self, name: str) -> LengthTable:
+        works = [owner.batches[i][name] for owner, i in self.jobs]
         lengths = {id(work): work.lengths() for work in works}  # runs may share them
         table = np.zeros((len(works), max(map(len, lengths.values()))), dtype=np.int64)
         for row, work in enumerate(works):
-            mine = lengths[id(work)]
-            table[row, : len(mine)] = mine
+            table[row, : len(lengths[id(work)])] = lengths[id(work)]
         return table
 
-    def steps(self) -> Iterator[tuple[str, int, int | None]]:
-        return (("train", k, None) for k in range(self.lengths["train"].shape[1]))
+    def batches(self) -> Iterator[StackedBatch]:
+        return (StackedBatch("train", k, None) for k in range(self.lengths["train"].shape[1]))
 
-    def chunks(self, name: str, step: int | None) -> Iterator[tuple[tuple[str, int, int | None], float]]:
-        return (((name, j, step), 0.0) for j in range(self.count[name][self._works(step)].max()))
+    def chunks(self, name: str, step: int | None) -> Iterator[StackedBatch]:
+        return (StackedBatch(name, k, step) for k in range(self.count[name][self._takes(step)].max()))
 
-    def _works(self, step: int | None) -> Mask:
+    def _takes(self, step: int | None) -> Mask:
         """Which rows take this step."""
         return np.ones(len(self.jobs), dtype=bool) if step is None else self.count["train"] > step
 
-    def lifted(self, alg: Algorithm, numbers: Tensor) -> Algorithm:
+    def active(self, batch: StackedBatch) -> Mask:
+        """Which rows have this batch."""
+        return np.asarray((self.count[batch.name] > batch.k) & self._takes(batch.step))
+
+    def shares(self, batch: StackedBatch, rows: int) -> list[float]:
+        """What a look's chunk adds to each row's mean."""
+        table = self.lengths[batch.name][:rows]
+        steps = 1 if batch.step is None else self.count["train"][:rows]
+        shares = self.active(batch)[:rows] * table[:, batch.k] / table.sum(1) / steps
+        return cast(list[float], shares.tolist())
+
+
+class RowMoves:
+    """The moves of one method's jobs in the rows of a buffer."""
+
+    def __init__(self, alg: Algorithm, buffers: RowBuffers, schedule: StackedSchedule, floats: Sequence[str]) -> None:
+        self.alg, self.buffers, self.schedule, self.floats = alg, buffers, schedule, floats
+        self.task = buffers.task
+        self.rows = min(graph_rows(len(schedule.jobs)), buffers.rows)
+
+    def method(self, numbers: Tensor) -> Algorithm:
         """The method with the settings of this row."""
         if not self.floats:
-            return alg
-        other = copy.copy(alg)
-        for name, value in zip(self.floats, numbers[7:].unbind(), strict=True):
+            return self.alg
+        other = copy.copy(self.alg)
+        for name, value in zip(self.floats, numbers[NUMBERS:].unbind(), strict=True):
             object.__setattr__(other, name, value)
         return other
 
-    def bound(self, move: Callable[..., Any], numbers: Tensor) -> Callable[..., Any]:
-        """A move of the local loop is `partial(move, method or name)`."""
-        inner = cast(partial[Any], move)
-        first, *more = inner.args
-        return partial(inner.func, self.lifted(first, numbers) if isinstance(first, Algorithm) else first, *more)
-
-    def all(self, move: Callable[..., Any], me: Any, *moving: Any) -> Any:
-        block, m = self.block, min(wide(len(self.jobs)), self.block.rows)
-        if moving:
-            return self._finish(move, m)
+    def begin(self) -> None:
+        buffers, m = self.buffers, self.rows
 
         def begin() -> Progress:
-            given, numbers = block.rows_of(m)
-            new: Progress = vmap(lambda g, n: self.bound(move, n)(block.me(g, n)))(given, numbers)
-            return new
+            one = lambda given, numbers: local.begin(self.method(numbers), buffers.client(given, numbers))
+            return vmap(one)(*buffers.first_rows(m))
 
-        if block.moving is None:
-            new = begin()
-            block.moving = Progress(*(self._room(part) for part in (new.w, new.carry, new.total)))
-        for counter in block.at.values():
+        if buffers.progress is None:
+            buffers.progress = buffers.room_for(begin())
+        for counter in buffers.counter.values():
             counter.zero_()
-        block.tape.play(("begin", m), lambda: renew(block.moving_of(m), begin()), block.held)
-        return block.moving
+        buffers.graphs.replay(("begin", m), lambda: overwrite(buffers.first_progress(m), begin()), buffers.changed)
 
-    def _room(self, part: Any) -> Any:
-        if isinstance(part, dict):
-            return {n: self._room(v) for n, v in part.items()}
-        return part.new_zeros((self.block.rows, *part.shape[1:]))
+    def finish(self) -> Result:
+        buffers, m = self.buffers, self.rows
 
-    def _finish(self, move: Callable[..., Any], m: int) -> Result:
-        block = self.block
-
-        def finish() -> None:
-            given, numbers = block.rows_of(m)
-            block.result[m] = vmap(lambda g, n, at: self.bound(move, n)(block.me(g, n), at))(
-                given, numbers, block.moving_of(m)
-            )
-
-        block.tape.play(("finish", m), finish, block.held)
-        return block.result[m]
-
-    def some(
-        self, move: Callable[..., Progress], me: Any, moving: Any, batch: tuple[str, int, int | None], share: float
-    ) -> Progress:
-        """One move of the rows that have a k-th batch of this name."""
-        name, k, step = batch
-        block, feed = self.block, self.block.feeds[name]
-        table = self.lengths[name]
-        mine = (self.count[name] > k) & self._works(step)
-        assert block.moving is not None
-        if not mine.any():
-            return block.moving
-        last = int(np.flatnonzero(mine)[-1]) + 1
-        whole, part = feed.rows.shape[1], max(1, -(-feed.rows.shape[1] // PARTS))
-        longest, shortest = int(table[mine, k].max()), int(table[mine, k].min())
-        span = min(whole, -(-longest // part) * part)
-        padded = shortest < span
-        exact = last == len(self.jobs) == block.usual
-        m = last if exact else min(wide(last), block.rows)
-        every = int(mine.sum()) == m
-        if k == 0:
-            block.at[name].zero_()
-        if name != "train":
-            shares = (
-                mine[:last]
-                * table[:last, k]
-                / table[:last].sum(1)
-                / (1 if step is None else self.count["train"][:last])
-            )
-            block.share[:last].copy_(sent(torch.tensor(shares.tolist(), dtype=block.share.dtype), block.device))
+        def one(given: list[Tensor], numbers: Tensor, progress: Progress) -> Result:
+            return local.finish(self.method(numbers), buffers.client(given, numbers), progress)
 
         def body() -> None:
-            taken = take(feed, block.reach(name, m), block.reach(name if step is None else "train", m), span)
-            given, numbers = block.rows_of(m)
-            old = block.moving_of(m)
-            extra = {"weight": taken.weight} if padded else {}
-            if name != "train":
-                extra["share"] = block.share[:m]
-            seen = (given, numbers, old, taken.x, taken.y, extra)
-            with counted(taken.real if padded or not every else None, span):
-                new = vmap(partial(self._one, move))(self._slope(move, name, seen), *seen)
-            renew(old, new, None if every else taken.live)
-            block.at[name].add_(1)
+            buffers.result[m] = vmap(one)(*buffers.first_rows(m), buffers.first_progress(m))
 
-        block.tape.play((name, step is None, m, span, padded, every), body, block.held)
-        return block.moving
+        buffers.graphs.replay(("finish", m), body, buffers.changed)
+        return buffers.result[m]
 
-    def _slope(self, move: Callable[..., Progress], name: str, seen: tuple[Any, ...]) -> GradientResult | tuple[()]:
-        """Gradients of all rows, for the moves that follow them."""
-        if name not in ("train", "gradient"):
+    def apply(self, move: Move[StackedBatch]) -> None:
+        """One step or look of the rows that have the batch."""
+        buffers, batch = self.buffers, move.chunk if isinstance(move, Look) else move.batch
+        active = self.schedule.active(batch)
+        if not active.any():
+            return
+        samples, table = buffers.samples[batch.name], self.schedule.lengths[batch.name]
+        last = int(np.flatnonzero(active)[-1]) + 1
+        whole, part = samples.rows.shape[1], max(1, -(-samples.rows.shape[1] // PARTS))
+        longest, shortest = int(table[active, batch.k].max()), int(table[active, batch.k].min())
+        length = min(whole, -(-longest // part) * part)
+        usual = last == len(self.schedule.jobs) == buffers.usual
+        m = last if usual else min(graph_rows(last), buffers.rows)
+        padded, every = shortest < length, int(active.sum()) == m
+        if batch.k == 0:
+            buffers.counter[batch.name].zero_()
+        if isinstance(move, Look):
+            shares = torch.tensor(self.schedule.shares(batch, last), dtype=buffers.share.dtype)
+            buffers.share[:last].copy_(send(shares, buffers.device))
+        key = (batch.name, batch.step is None, m, length, padded, every)
+        buffers.graphs.replay(key, lambda: self._move(move, batch, m, length, padded, every), buffers.changed)
+
+    def _move(
+        self, move: Move[StackedBatch], batch: StackedBatch, m: int, length: int, padded: bool, every: bool
+    ) -> None:
+        """A move of the first m rows on batches of `length` samples; rows without a batch stay as they are."""
+        buffers, name = self.buffers, batch.name
+        limit = buffers.cursor(name if batch.step is None else "train", m)
+        data = gather(buffers.samples[name], buffers.cursor(name, m), limit, length)
+        given, numbers = buffers.first_rows(m)
+        old = buffers.first_progress(m)
+        extra = {"weight": data.weight} if padded else {}
+        if isinstance(move, Look):
+            extra["share"] = buffers.share[:m]
+        rows = (given, numbers, old, data.x, data.y, extra)
+        with real_samples(data.real if padded or not every else None, length):
+            new = self._vmapped(move, rows)
+        overwrite(old, new, None if every else data.active)
+        buffers.counter[name].add_(1)
+
+    def _vmapped(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> Progress:
+        """The new progress of all rows: first their gradients, then the move."""
+        known = self._gradients(move, rows)
+
+        def one(
+            known: tuple[Tensor, ...],
+            given: list[Tensor],
+            numbers: Tensor,
+            at: Progress,
+            x: Tensor,
+            y: Tensor,
+            extra: State,
+        ) -> Progress:
+            gradient, batch = GradientResult(*known) if known else None, Batch(x, y, extra.get("weight"))
+            if isinstance(move, Look):
+                return local.look(move.name, self.task, at, batch, extra["share"], gradient)
+            client = self.buffers.client(given, numbers)
+            return local.step(self.method(numbers), self.task, client, at, batch, gradient)
+
+        return vmap(one)(known, *rows)
+
+    def _gradients(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Gradients, values and buffers of all rows, where the move follows from them."""
+        if isinstance(move, Look) and move.name != "gradient":
             return ()
 
-        def valued(
-            w: Tensor, given: list[Tensor], numbers: Tensor, at: Progress, x: Tensor, y: Tensor, extra: State
+        def evaluate(
+            theta: Tensor, given: list[Tensor], numbers: Tensor, at: Progress, x: Tensor, y: Tensor, extra: State
         ) -> tuple[Tensor, Tensor]:
-            me, data = self.block.me(given, numbers)._replace(carry=at.carry), Batch(x, y, extra.get("weight"))
-            alg = cast(partial[Any], move).args[0] if name == "train" else None
-            task = cast(Functional, self.block.task)
-            objective = lambda u: self.lifted(alg, numbers).loss(task, u, data, me) if alg else task.loss(u, data)
-            return watched(task, objective, at.carry["buffers"], w)
+            batch = Batch(x, y, extra.get("weight"))
+            client = self.buffers.client(given, numbers)._replace(carry=at.carry)
+            if isinstance(move, Look):
+                objective = lambda u: self.task.loss(u, batch)
+            else:
+                objective = lambda u: self.method(numbers).loss(self.task, u, batch, client)
+            return value_and_buffers(self.task, objective, at.carry["buffers"], theta)
 
-        return differentiate_rows(valued, seen[2].w, *seen)
-
-    def _one(
-        self,
-        move: Callable[..., Progress],
-        slope: GradientResult | tuple[()],
-        given: list[Tensor],
-        numbers: Tensor,
-        at: Progress,
-        x: Tensor,
-        y: Tensor,
-        extra: State,
-    ) -> Progress:
-        """One row's move, under vmap."""
-        me, data = self.block.me(given, numbers), Batch(x, y, extra.get("weight"))
-        return cast(Progress, self.bound(move, numbers)(self.block.task, me, at, data, extra.get("share", 1.0), slope))
+        return differentiate_rows(evaluate, rows[2].theta, *rows)
 
 
 class Stacked:
     """Jobs of one kind side by side as rows, those of several runs too."""
 
-    name = "vmapped"
+    name = "stacked"
 
-    def __init__(self, task: Task, most: int = MOST, spared: int = SPARED) -> None:
+    def __init__(self, task: Functional, most: int = MOST, spared: int = SPARED) -> None:
         self.task, self.most, self.spared = task, most, spared
-        self.blocks: dict[Any, RowBuffers] = {}
-        self.rigid: set[type] = set()  # methods whose hooks cannot bear a setting that is a tensor
+        self.buffers: dict[Hashable, RowBuffers] = {}
+        self.rigid: set[type] = set()  # methods whose hooks cannot work with a setting that is a tensor
 
-    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+    def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        """The requests' results; where memory runs out, once more with half the rows."""
         while True:
             try:
-                errands = [ClientJobs(ask) for ask in asks]
-                self._map(errands)
-                return [errand.room.outbox for errand in errands if errand.room.outbox is not None]
+                owners = [ClientJobs(request) for request in requests]
+                self._run(owners)
+                return [owner.results.outputs() for owner in owners]
             except torch.OutOfMemoryError:
                 if self.most == 1:
                     raise
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # what is on its way still uses the memory that is given back here
-            self.most = max(
-                1, min(self.most, max((block.rows for block in self.blocks.values()), default=self.most)) // 2
-            )
-            self.blocks.clear()
+            rows = max((buffers.rows for buffers in self.buffers.values()), default=self.most)
+            self.most = max(1, min(self.most, rows) // 2)
+            self.buffers.clear()
             torch.cuda.empty_cache()
 
-    def ahead(self, asks: Sequence[PhaseRequest]) -> None:
-        """Put the samples of these asks in place, behind all that the device has to do, where there is room for them already."""
-        for kind, some, _ in self._kinds([ClientJobs(ask) for ask in asks]):
-            for key, jobs in self._lanes(kind, sorted_jobs(some)):
-                with suppress(Full, torch.OutOfMemoryError):
-                    if key in self.blocks:
-                        self.blocks[key].lay(jobs, self.most, grow=False)
+    def prepare(self, requests: Sequence[PhaseRequest]) -> None:
+        """Put the samples of these requests in place, behind all that the device has to do, where there is room."""
+        for kind, owners, _ in self._kinds([ClientJobs(request) for request in requests]):
+            for key, jobs in self._lots(kind, longest_first(owners)):
+                with suppress(BufferFull, torch.OutOfMemoryError):
+                    if key in self.buffers:
+                        self.buffers[key].place_samples(jobs, self.most, grow=False)
 
-    def _map(self, errands: Sequence[ClientJobs]) -> None:
-        for kind, some, differ in self._kinds(errands):
+    def _run(self, owners: Sequence[ClientJobs]) -> None:
+        for kind, alike, differ in self._kinds(owners):
             try:
-                self._play(kind, some, differ)
+                self._run_kind(kind, alike, differ)
             except (TypeError, ValueError, RuntimeError) as e:
                 if not differ or isinstance(e, torch.OutOfMemoryError):
                     raise
-                self.rigid.add(type(some[0].phase))
-                self._map(some)
+                self.rigid.add(type(alike[0].phase))
+                self._run(alike)
 
-    def _kinds(self, errands: Sequence[ClientJobs]) -> Iterator[tuple[Any, list[ClientJobs], list[str]]]:
-        """Errands that share rows, by their kind, and which settings of theirs differ."""
-        kinds: dict[Any, list[ClientJobs]] = {}
-        for errand in errands:
-            kinds.setdefault(self._kind(errand), []).append(errand)
-        for kind, some in kinds.items():
-            values = {name: {getattr(errand.phase, name) for errand in some} for name in liftable(some[0].phase)}
+    def _kinds(self, owners: Sequence[ClientJobs]) -> Iterator[tuple[tuple[Any, ...], list[ClientJobs], list[str]]]:
+        """Requests that share rows, by their kind, and which settings of theirs differ."""
+        kinds: dict[Hashable, list[ClientJobs]] = {}
+        for owner in owners:
+            kinds.setdefault(self._kind(owner), []).append(owner)
+        for kind, alike in kinds.items():
+            values = {name: {getattr(owner.phase, name) for owner in alike} for name in float_settings(alike[0].phase)}
             differ = [name for name, found in values.items() if len(found) > 1]
-            alike = tuple(
-                (name, *found) for name, found in values.items() if name not in differ
-            )  # which the graphs have in them
-            yield (kind, tuple(differ), alike), some, differ
+            same = tuple((name, *found) for name, found in values.items() if name not in differ)  # are in the graphs
+            yield (kind, tuple(differ), same), alike, differ
 
-    def _kind(self, errand: ClientJobs) -> Any:
-        """Errands of one kind share rows."""
-        phase, *rest = errand.key()
+    def _kind(self, owner: ClientJobs) -> Hashable:
+        """Requests of one kind share rows."""
+        phase, *rest = owner.key()
         if type(phase) in self.rigid:
             return phase, *rest
-        floats = liftable(phase)
+        floats = float_settings(phase)
         return type(phase), tuple((n, v) for n, v in phase.table().items() if n not in floats), *rest
 
-    def _play(self, kind: Any, errands: Sequence[ClientJobs], differ: Sequence[str]) -> None:
-        """Some jobs at a time, as many as there is room for."""
-        jobs = sorted_jobs(errands)
-        size = self._room(kind, jobs)
+    def _run_kind(self, kind: tuple[Any, ...], owners: Sequence[ClientJobs], differ: Sequence[str]) -> None:
+        """The jobs of one kind, as many at a time as there is room for."""
+        jobs = longest_first(owners)
+        size = self._rows_at_once(kind, jobs)
         for a in range(0, len(jobs), size):
-            lanes = [(self._block(key, errands[0]), some) for key, some in self._lanes(kind, jobs[a : a + size])]
-            for block, now in lanes:
-                block.load(now, self.most, differ)
-                block.usual = block.usual or len(now)
-            for (block, now), result in zip(lanes, side_by_side(errands[0].phase, lanes, differ), strict=True):
-                for errand, (rows, clients) in zip(distinct(now), block.back, strict=True):
-                    errand.room.put_rows(clients, rows, result)
+            lots = [(self._buffers(key, owners[0]), some) for key, some in self._lots(kind, jobs[a : a + size])]
+            for buffers, some in lots:
+                buffers.load(some, self.most, differ)
+                buffers.usual = buffers.usual or len(some)
+            results = run_side_by_side(owners[0].phase, lots, differ)
+            for (buffers, some), result in zip(lots, results, strict=True):
+                for owner, (rows, clients) in zip(distinct_owners(some), buffers.back, strict=True):
+                    owner.results.put_rows(clients, rows, result)
 
-    def _block(self, key: Any, errand: ClientJobs) -> RowBuffers:
-        if key not in self.blocks:
-            self.blocks[key] = RowBuffers(self.task, errand, first=key[-1] is AHEAD)
-        return self.blocks[key]
+    def _buffers(self, key: tuple[Any, ...], owner: ClientJobs) -> RowBuffers:
+        if key not in self.buffers:
+            self.buffers[key] = RowBuffers(self.task, owner, ahead=key[-1] is AHEAD)
+        return self.buffers[key]
 
-    def _lanes(self, kind: Any, jobs: Jobs) -> list[tuple[Any, Jobs]]:
-        """Jobs, sorted by length, that go together, by the key of their block: the few that go ahead, if there are any, and the others."""
-        few = ahead_of([longest(*job) for job in jobs], self.spared)
+    def _lots(self, kind: tuple[Any, ...], jobs: Jobs) -> list[tuple[tuple[Any, ...], Jobs]]:
+        """Jobs, sorted by length, by the key of their buffers: the few that go ahead, and the others."""
+        few = count_ahead([steps_of(*job) for job in jobs], self.spared)
         return [((*kind, AHEAD), jobs[:few]), (kind, jobs[few:])] if few else [(kind, jobs)]
 
-    def _room(self, kind: Any, jobs: Jobs) -> int:
+    def _rows_at_once(self, kind: tuple[Any, ...], jobs: Jobs) -> int:
         """Rows at a time."""
-        if all(key in self.blocks and len(some) <= self.blocks[key].rows for key, some in self._lanes(kind, jobs)):
+        if all(key in self.buffers and len(some) <= self.buffers[key].rows for key, some in self._lots(kind, jobs)):
             return len(jobs)
-        errand, i = jobs[0]
-        x = example(errand.plan, next(iter(errand.works[i].values()))).x
-        batch = max(max(work.lengths(), default=1) for errand, i in jobs for work in errand.works[i].values())
-        states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in (errand.inbox.x, *errand.inbox.mine.values()))
-        one = (DEEP * batch * x.numel() + 12 * states) * errand.inbox.x.element_size()
-        device = errand.inbox.x.device
-        return max(1, min(self.most, int(free(device) * SHARE / one) if device.type == "cuda" else self.most))
+        owner, i = jobs[0]
+        x = example(owner.plan, next(iter(owner.batches[i].values()))).x
+        longest = max(max(work.lengths(), default=1) for owner, i in jobs for work in owner.batches[i].values())
+        tensors = (owner.inputs.w, *owner.inputs.state.values())
+        states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in tensors)
+        one = (DEEP * longest * x.numel() + 12 * states) * owner.inputs.w.element_size()
+        device = owner.inputs.w.device
+        return max(1, min(self.most, int(free_bytes(device) * SHARE / one) if device.type == "cuda" else self.most))
 
 
-def side_by_side(phase: Algorithm, lanes: Sequence[tuple[RowBuffers, Jobs]], differ: Sequence[str]) -> list[Result]:
-    """The results of jobs in the rows of several blocks, which take turns; one with a stream of its own is side by side with the rest."""
-    main = torch.cuda.current_stream(lanes[0][0].device) if lanes[0][0].device.type == "cuda" else None
-    own = [block.stream for block, _ in lanes if block.stream is not None]
-    me = cast(Client, None)  # a row's view is made under vmap
-    going = {n: client_moves(phase, me, StackedSchedule(block, jobs, differ)) for n, (block, jobs) in enumerate(lanes)}
-    results: dict[int, Result] = {}
-    for stream in own:
+def run_side_by_side(alg: Algorithm, lots: Sequence[tuple[RowBuffers, Jobs]], differ: Sequence[str]) -> list[Result]:
+    """The results of jobs in the rows of several buffers, which take turns; one with a stream of its own runs beside
+    the others.
+    """
+    device = lots[0][0].device
+    main = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    streams = [buffers.stream for buffers, _ in lots if buffers.stream is not None]
+    for stream in streams:
         stream.wait_stream(cast(torch.cuda.Stream, main))
-    while going:
-        for n in list(going):
-            with torch.cuda.stream(lanes[n][0].stream):  # nothing for None
-                try:
-                    next(going[n])
-                except StopIteration as end:
-                    results[n] = end.value
-                    del going[n]
-    for stream in own:
+    rows = [RowMoves(alg, buffers, StackedSchedule(jobs), differ) for buffers, jobs in lots]
+    for lot in rows:
+        with torch.cuda.stream(lot.buffers.stream):  # nothing for None
+            lot.begin()
+    results, left = dict[int, Result](), {n: local.moves(alg, lot.schedule) for n, lot in enumerate(rows)}
+    while left:
+        for n in list(left):
+            with torch.cuda.stream(rows[n].buffers.stream):
+                move = next(left[n], None)
+                if move is not None:
+                    rows[n].apply(move)
+                else:
+                    results[n] = rows[n].finish()
+                    del left[n]
+    for stream in streams:
         cast(torch.cuda.Stream, main).wait_stream(stream)
-    return [results[n] for n in range(len(lanes))]
+    return [results[n] for n in range(len(rows))]
 
 
-def ahead_of(steps: Sequence[int], spared: int = SPARED) -> int:
+def count_ahead(steps: Sequence[int], spared: int = SPARED) -> int:
     """How many of these jobs, the longest first, are so much longer that they go ahead of the others."""
     few = sum(n > LONG * steps[0] for n in steps)
     while sum(steps[:few]) > FEW * sum(steps):
@@ -491,24 +521,21 @@ def ahead_of(steps: Sequence[int], spared: int = SPARED) -> int:
     return few if few < len(steps) and steps[few] + spared <= steps[0] else 0
 
 
-def sorted_jobs(errands: Sequence[ClientJobs]) -> Jobs:
-    """The longest first."""
-    return sorted(((errand, i) for errand in errands for i in range(len(errand.works))), key=lambda job: -longest(*job))
+def longest_first(owners: Sequence[ClientJobs]) -> Jobs:
+    """All jobs of some requests, those with most steps first."""
+    jobs = [(owner, i) for owner in owners for i in range(len(owner.batches))]
+    return sorted(jobs, key=lambda job: -steps_of(*job))
 
 
-def distinct(jobs: Jobs) -> list[ClientJobs]:
-    """The errands of jobs, in the order of their first ones."""
-    return list({id(errand): errand for errand, _ in jobs}.values())
+def distinct_owners(jobs: Jobs) -> list[ClientJobs]:
+    """The requests of some jobs, in the order of their first ones."""
+    return list({id(owner): owner for owner, _ in jobs}.values())
 
 
-def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+def steps_of(owner: ClientJobs, i: int) -> int:
+    return owner.plan.train[i].batches
 
 
-def longest(errand: ClientJobs, i: int) -> int:
-    return errand.plan.train[i].batches
-
-
-def liftable(phase: Algorithm) -> list[str]:
-    """Float settings that are set."""
+def float_settings(phase: Algorithm) -> list[str]:
+    """The names of float settings that are set."""
     return [f.name for f in dataclasses.fields(cast(Any, phase)) if isinstance(getattr(phase, f.name), float)]

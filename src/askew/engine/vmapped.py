@@ -7,8 +7,7 @@ rows are grouped by their real batch size instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,31 +15,32 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ..core import local
 from ..core.algorithm import Algorithm
-from ..core.local import Progress, Result, client_round, dense, rule_of, slide_rows, slides, slope_rows, step
+from ..core.differentiate import GradientResult
+from ..core.local import Look, Progress, Result, Step
 from ..core.task import Functional
-from ..core.types import Batch, Client, State, taken
+from ..core.types import Batch, Client, select_rows
 from ..data.federation import ClientBatches, RoundPlan, SampleIndex
+from ..kernels.steps import RowSteps, StepKernels
 from .base import PhaseInputs, PhaseOutputs, PhaseRequest
-from .jobs import ResultRows
+from .results import ResultRows
 
 BUDGET = 2**30  # bytes that one chunk of clients may take
-WEIGHTS = (
-    2**24
-)  # bytes of weights that straight steps go over at a time; of more they wait for memory, with fewer for Python
+WEIGHTS = 2**24  # bytes of weights that steps in place go over at a time: of more they wait for memory
 
 Rows = slice | Tensor
 Flat = tuple[Tensor, ...]
+Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class BatchTable:
-    """The works of the rows as arrays, so that batch k of all rows is gathered at once."""
+    """The batches of all rows as arrays, so that batch k of all rows is gathered at once."""
 
     def __init__(self, works: list[ClientBatches], device: torch.device) -> None:
-        marks = [work.marks for work in works if work.marks is not None]
-        self.pick = SampleIndex(
-            torch.cat([work.places for work in works]).to(device), torch.cat(marks).to(device) if marks else None
-        )
+        draws = [work.draws for work in works if work.draws is not None]
+        places = torch.cat([work.places for work in works]).to(device)
+        self.index = SampleIndex(places, torch.cat(draws).to(device) if draws else None)
         self.sizes = np.array([len(work.places) for work in works])
         self.first = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         self.count = np.array([work.batches for work in works])
@@ -53,25 +53,27 @@ class BatchTable:
 
 
 class RowBatch(NamedTuple):
-    """One move for some rows: a batch for each, and weights where some are padding."""
+    """One batch for each of some rows, and weights where some samples are padding."""
 
     rows: Rows
-    pick: SampleIndex
+    samples: SampleIndex
     weight: Tensor | None
 
 
-class VmapSchedule:
-    """The course of a chunk of clients, sorted by steps: moves are vmapped over the rows that take part in them."""
+class RowBatches(NamedTuple):
+    """The k-th batch of all rows that have one; grouped by length where batches must be even."""
 
-    def __init__(
-        self, task: Functional, plan: RoundPlan, order: list[int], me: Client, shared: State, even: bool
-    ) -> None:
-        self.task, self.plan, self.order, self.even, self.dtype = task, plan, order, even, me.x.dtype
+    k: int
+    groups: list[RowBatch]
+
+
+class RowSchedule:
+    """The batches of a chunk of clients, sorted by their number of steps."""
+
+    def __init__(self, plan: RoundPlan, order: list[int], dtype: torch.dtype, even: bool) -> None:
+        self.plan, self.order, self.dtype, self.even = plan, order, dtype, even
         self.device = plan.pool.x.device
         self.tables: dict[str, BatchTable] = {}
-        self.same = set(shared)  # broadcast: the same to all rows, so never batched
-        self.rows = len(order)
-        self.own: Tensor | None = None  # rows that may be moved in place
 
     def table(self, name: str) -> BatchTable:
         if name not in self.tables:
@@ -79,101 +81,136 @@ class VmapSchedule:
             self.tables[name] = BatchTable([works[i] for i in self.order], self.device)
         return self.tables[name]
 
-    def steps(self) -> Iterator[list[RowBatch]]:
+    def batches(self) -> Iterator[RowBatches]:
         table = self.table("train")
         for k in range(len(table.starts)):
-            yield self._groups(table, k, np.flatnonzero(table.count > k))
+            yield self._batches(table, k, np.flatnonzero(table.count > k))
 
-    def chunks(self, name: str, step: int | None) -> Iterator[tuple[list[RowBatch], Tensor]]:
+    def chunks(self, name: str, step: int | None) -> Iterator[RowBatches]:
         table, steps = self.table(name), self.table("train").count
-        for j in range(len(table.starts)):
-            rows = np.flatnonzero((table.count > j) & (True if step is None else steps > step))
-            share = table.lengths[j] / table.sizes / (1 if step is None else steps)
+        for k in range(len(table.starts)):
+            rows = np.flatnonzero((table.count > k) & (True if step is None else steps > step))
             if len(rows):
-                yield self._groups(table, j, rows), torch.tensor(share, dtype=self.dtype, device=self.device)
+                yield self._batches(table, k, rows)
 
-    def _groups(self, table: BatchTable, k: int, rows: np.ndarray[Any, Any]) -> list[RowBatch]:
-        """Batch k of these rows, padded to one length, or grouped by length where batches must be even."""
+    def share(self, look: Look[RowBatches]) -> Tensor:
+        """What each row's chunk adds to its mean [rows]: over samples, after every step over the steps as well."""
+        table = self.table(look.name)
+        steps = 1 if look.step is None else self.table("train").count
+        share = table.lengths[look.chunk.k] / table.sizes / steps
+        return torch.tensor(share, dtype=self.dtype, device=self.device)
+
+    def _batches(self, table: BatchTable, k: int, rows: Array) -> RowBatches:
         lengths = table.lengths[k, rows]
         if self.even and lengths.min() != lengths.max():
-            return [self._group(table, k, rows[lengths == n]) for n in np.unique(lengths)]
-        return [self._group(table, k, rows)]
+            return RowBatches(k, [self._group(table, k, rows[lengths == n]) for n in np.unique(lengths)])
+        return RowBatches(k, [self._group(table, k, rows)])
 
-    def _group(self, table: BatchTable, k: int, rows: np.ndarray[Any, Any]) -> RowBatch:
+    def _group(self, table: BatchTable, k: int, rows: Array) -> RowBatch:
         lengths, starts = table.lengths[k, rows], table.starts[k, rows]
         column = np.arange(lengths.max())
         real = column < lengths[:, None]
         index = torch.from_numpy(starts[:, None] + np.where(real, column, 0)).to(self.device)
         weight = None if real.all() else torch.tensor(real, dtype=self.dtype, device=self.device)
         first = bool(rows[-1] == len(rows) - 1)  # the usual case: the first rows, which need no gathering
-        return RowBatch(
-            slice(0, len(rows)) if first else torch.from_numpy(rows).to(self.device), table.pick.at(index), weight
-        )
+        chosen = slice(0, len(rows)) if first else torch.from_numpy(rows).to(self.device)
+        return RowBatch(chosen, table.index.at(index), weight)
 
-    # vmap takes flat tuples of tensors: walking nested trees at every step costs more than a small network's step
 
-    def _flat(self, me: Client) -> Flat:
-        own = [v for n, v in me.server.items() if n not in self.same]
-        numbers = [torch.as_tensor(n) for n in (me.steps, me.tau, me.size, me.coin)]
-        return (me.x, me.buffers, *numbers, *own, *me.mine.values(), *me.carry.values())
+class ClientRows:
+    """A chunk of clients in lockstep: moves are vmapped over the rows that take part in them.
 
-    def _me(self, me: Client, flat: Flat) -> Client:
-        rest = iter(flat[6:])
-        server = {n: v if n in self.same else next(rest) for n, v in me.server.items()}
-        mine, carry = ({n: next(rest) for n in state} for state in (me.mine, me.carry))
-        x, buffers, steps, tau, size, coin = flat[:6]
-        return me._replace(
-            x=x, buffers=buffers, server=server, mine=mine, carry=carry, steps=steps, tau=tau, size=size, coin=coin
-        )
+    vmap takes flat tuples of tensors here: walking nested trees at every step costs more than a small network's step.
+    """
 
-    def all(self, move: Callable[..., Any], me: Client, *moving: Any) -> Any:
-        return vmap(lambda flat, *moving: move(self._me(me, flat), *moving))(self._flat(me), *moving)
+    def __init__(self, alg: Algorithm, task: Functional, inputs: PhaseInputs, schedule: RowSchedule) -> None:
+        self.alg, self.task, self.schedule = alg, task, schedule
+        self.rows, self.shared = len(schedule.order), set(inputs.server)  # broadcast: the same to all, never batched
+        pick = torch.tensor(schedule.order, device=inputs.w.device)
+        w, buffers = (t.expand(self.rows, -1) if t.dim() == 1 else t[pick] for t in (inputs.w, inputs.buffers))
+        memory, state, carry = (select_rows(rows, pick) for rows in (inputs.memory, inputs.state, inputs.carry))
+        rates = (inputs.lr, inputs.lr0, inputs.momentum, inputs.decay, inputs.clip)
+        steps, tau, size, coin = (t[pick] for t in (inputs.steps, inputs.tau, inputs.size, inputs.coin))
+        server, parts = inputs.server | memory, inputs.parts
+        self.clients = Client(w, buffers, server, state, carry, parts, *rates, steps, tau, size, inputs.round, coin)
+        own = [v for n, v in server.items() if n not in self.shared]
+        self.flat: Flat = (w, buffers, steps, tau, size, coin, *own, *state.values(), *carry.values())
 
-    def some(
-        self, move: Callable[..., Progress], me: Client, moving: Progress, batch: list[RowBatch], share: Tensor | float
+    def client(self, flat: Flat) -> Client:
+        """One row's view, under vmap."""
+        clients, rest = self.clients, iter(flat[6:])
+        server = {n: v if n in self.shared else next(rest) for n, v in clients.server.items()}
+        state, carry = ({n: next(rest) for n in entries} for entries in (clients.state, clients.carry))
+        w, buffers, steps, tau, size, coin = flat[:6]
+        one = clients._replace(w=w, buffers=buffers, server=server, state=state, carry=carry)
+        return one._replace(steps=steps, tau=tau, size=size, coin=coin)
+
+    def begin(self) -> Progress:
+        return vmap(lambda flat: local.begin(self.alg, self.client(flat)))(self.flat)
+
+    def finish(self, progress: Progress) -> Result:
+        finish = lambda flat, progress: local.finish(self.alg, self.client(flat), progress)
+        return vmap(finish)(self.flat, progress)
+
+    def step(self, progress: Progress, batches: RowBatches, kernels: StepKernels | None) -> Progress:
+        """One step of the rows that have a batch."""
+        gradients = kernels.row_gradients(self.alg) if kernels else None
+
+        def step(client: Client, at: Progress, batch: Batch, known: Flat, share: Tensor | None) -> Progress:
+            result = GradientResult(known[0], known[1], at.carry["buffers"]) if known else None
+            return local.step(self.alg, self.task, client, at, batch, result)
+
+        for group in batches.groups:
+            data = self.schedule.plan.batch(group.samples, group.weight)
+            known = gradients(progress.theta[group.rows], data) if gradients else ()
+            progress = self._apply(step, progress, group.rows, data, known)
+        return progress
+
+    def look(self, progress: Progress, move: Look[RowBatches]) -> Progress:
+        """One look of the rows that have a chunk."""
+        share = self.schedule.share(move)
+
+        def look(client: Client, at: Progress, batch: Batch, known: Flat, share: Tensor | None) -> Progress:
+            assert share is not None
+            return local.look(move.name, self.task, at, batch, share)
+
+        for group in move.chunk.groups:
+            data = self.schedule.plan.batch(group.samples, group.weight)
+            progress = self._apply(look, progress, group.rows, data, (), share[group.rows])
+        return progress
+
+    def _apply(
+        self,
+        move: Callable[[Client, Progress, Batch, Flat, Tensor | None], Progress],
+        progress: Progress,
+        rows: Rows,
+        batch: Batch,
+        known: Flat,
+        share: Tensor | None = None,
     ) -> Progress:
-        alg = move.args[0] if isinstance(move, partial) and move.func is step else None
-        if alg is not None and slides(alg, self.task, me, self.plan.pool.y.dtype):
-            return self._slide(me, moving, batch)
-        products = alg is not None and dense(alg, self.task)
-        names, mine = list(moving.carry), self._flat(me)
-        now: Flat = (moving.w, moving.total, *moving.carry.values())
+        """A move of some rows; the others stay."""
+        names = list(progress.carry)
+        old: Flat = (progress.theta, progress.loss_sum, *progress.carry.values())
+        optional = tuple(t for t in (batch.weight, share) if t is not None)
 
-        def one(mine: Flat, now: Flat, x: Tensor, y: Tensor, extra: Flat, slope: Flat) -> Flat:
-            weight = extra[0] if padded else None
-            part = extra[-1] if isinstance(share, Tensor) else share
-            at = Progress(now[0], dict(zip(names, now[2:], strict=True)), now[1])
-            known = (*slope, at.carry["buffers"]) if slope else ()
-            new = move(self.task, self._me(me, mine), at, Batch(x, y, weight), part, known)
-            return (new.w, new.total, *(new.carry[n] for n in names))
+        def one(flat: Flat, at: Flat, x: Tensor, y: Tensor, known: Flat, optional: Flat) -> Flat:
+            given = iter(optional)
+            weight = None if batch.weight is None else next(given)
+            before = Progress(at[0], dict(zip(names, at[2:], strict=True)), at[1])
+            new = move(self.client(flat), before, Batch(x, y, weight), known, next(given, None))
+            return (new.theta, new.loss_sum, *(new.carry[n] for n in names))
 
-        for rows, pick, weights in batch:
-            data, padded = self.plan.batch(pick), weights is not None
-            extra = (*(() if weights is None else (weights,)), *((share[rows],) if isinstance(share, Tensor) else ()))
-            slope = slope_rows(self.task, now[0][rows], data._replace(weight=weights)) if products else ()
-            if isinstance(rows, slice) and rows.stop == self.rows:
-                now = vmap(one)(mine, now, data.x, data.y, extra, slope)
-            else:
-                new = vmap(one)(tuple(t[rows] for t in mine), tuple(t[rows] for t in now), data.x, data.y, extra, slope)
-                now = tuple(put(old, rows, t) for old, t in zip(now, new, strict=True))
-        return Progress(now[0], dict(zip(names, now[2:], strict=True)), now[1])
-
-    def _slide(self, me: Client, moving: Progress, batch: list[RowBatch]) -> Progress:
-        """Steps in place: the first one makes the rows, and those of the momentum, this course's own."""
-        w, v = moving.w, moving.carry["momentum"]
-        if self.own is None or w is not self.own:
-            w, v = (t.clone(memory_format=torch.contiguous_format) for t in (w, v))
-            self.own = w
-        total = moving.total.clone()
-        for rows, pick, weights in batch:  # one group: the first rows
-            total[rows] += slide_rows(
-                self.task, w[rows], self.plan.batch(pick, weights), float(me.lr), rule_of(me), v=v[rows]
-            )
-        return Progress(w, moving.carry | {"momentum": v}, total)
+        if isinstance(rows, slice) and rows.stop == self.rows:
+            new = vmap(one)(self.flat, old, batch.x, batch.y, known, optional)
+        else:
+            flat, at = tuple(t[rows] for t in self.flat), tuple(t[rows] for t in old)
+            changed = vmap(one)(flat, at, batch.x, batch.y, known, optional)
+            new = tuple(replace_rows(before, rows, t) for before, t in zip(old, changed, strict=True))
+        return Progress(new[0], dict(zip(names, new[2:], strict=True)), new[1])
 
 
-def put(old: Tensor, rows: Rows, new: Tensor) -> Tensor:
-    """A new tensor: an old one may still be somebody's, and hooks may return their arguments."""
+def replace_rows(old: Tensor, rows: Rows, new: Tensor) -> Tensor:
+    """A tensor with some rows replaced; another tensor, as hooks may return their arguments and keep old ones."""
     return torch.cat([new, old[rows.stop :]]) if isinstance(rows, slice) else old.index_copy(0, rows, new)
 
 
@@ -182,42 +219,65 @@ class Vmapped:
 
     name = "vmapped"
 
-    def __init__(self, task: Functional, even: bool, budget: int = BUDGET) -> None:
-        self.task, self.even, self.budget = task, even, budget
+    def __init__(self, task: Functional, even: bool, kernels: StepKernels | None = None, budget: int = BUDGET) -> None:
+        """`even`: batches must not be padded."""
+        self.task, self.even, self.kernels, self.budget = task, even, kernels, budget
 
-    def map(self, asks: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
-        return [self._map(*ask) for ask in asks]
+    def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        return [self._cohort(request) for request in requests]
 
-    def _map(self, phase: Algorithm, inbox: PhaseInputs, plan: RoundPlan, want: Collection[str]) -> PhaseOutputs:
+    def _cohort(self, request: PhaseRequest) -> PhaseOutputs:
+        plan, device = request.plan, request.inputs.w.device
         order = sorted(range(len(plan.train)), key=lambda i: -plan.train[i].batches)
-        size, room = self._chunk(phase, inbox, plan), ResultRows(len(order), want)
+        steps = self._row_steps(request)
+        size, results = self._chunk_size(request, steps), ResultRows(len(order), request.wanted)
         for a in range(0, len(order), size):
-            clients = torch.tensor(order[a : a + size], device=inbox.x.device)
-            rows = (
-                clients.argsort() if len(clients) == len(order) else torch.arange(len(clients), device=inbox.x.device)
-            )
-            room.put_rows(clients, rows, self._chunk_round(phase, inbox, plan, order[a : a + size]))
-        assert room.outbox is not None
-        return room.outbox
+            chunk = torch.tensor(order[a : a + size], device=device)
+            rows = chunk.argsort() if len(chunk) == len(order) else torch.arange(len(chunk), device=device)
+            results.put_rows(chunk, rows, self._chunk(request, order[a : a + size], steps))
+        return results.outputs()
 
-    def _chunk(self, phase: Algorithm, inbox: PhaseInputs, plan: RoundPlan) -> int:
+    def _row_steps(self, request: PhaseRequest) -> RowSteps | None:
+        """What takes the steps of all rows in place; None: the plain code does."""
+        if self.kernels is None or not request.phase.trains:
+            return None
+        return self.kernels.row_steps(request.phase, request.inputs.client(0), request.plan.pool.y.dtype)
+
+    def _chunk_size(self, request: PhaseRequest, steps: RowSteps | None) -> int:
         """Clients at once: a dozen vectors of length P and a rough multiple of one batch's input for activations."""
-        longest = max(b for work in plan.train for b in work.lengths())
-        one = (
-            12 * inbox.x.shape[-1]
-            + 40 * longest * plan.batch(SampleIndex(plan.train[0].places[:1].to(inbox.x.device))).x.numel()
-        )
-        size = max(1, int(self.budget // (one * inbox.x.element_size())))
-        few = max(1, WEIGHTS // (inbox.x.shape[-1] * inbox.x.element_size()))
-        return min(size, few) if slides(phase, self.task, inbox.me(0), plan.pool.y.dtype) else size
+        inputs, plan = request.inputs, request.plan
+        longest = max(length for work in plan.train for length in work.lengths())
+        sample = plan.batch(SampleIndex(plan.train[0].places[:1].to(inputs.w.device))).x
+        one = (12 * inputs.w.shape[-1] + 40 * longest * sample.numel()) * inputs.w.element_size()
+        size = max(1, int(self.budget // one))
+        few = max(1, WEIGHTS // (inputs.w.shape[-1] * inputs.w.element_size()))
+        return min(size, few) if steps else size
 
-    def _chunk_round(self, phase: Algorithm, inbox: PhaseInputs, plan: RoundPlan, order: list[int]) -> Result:
-        pick = torch.tensor(order, device=inbox.x.device)
-        x, buffers = (t.expand(len(order), -1) if t.dim() == 1 else t[pick] for t in (inbox.x, inbox.buffers))
-        memory, mine, carry = (taken(rows, pick) for rows in (inbox.memory, inbox.mine, inbox.carry))
-        rates = (inbox.lr, inbox.lr0, inbox.momentum, inbox.decay, inbox.clip)
-        steps, tau, size, coin = (t[pick] for t in (inbox.steps, inbox.tau, inbox.size, inbox.coin))
-        me = Client(
-            x, buffers, inbox.server | memory, mine, carry, inbox.part, *rates, steps, tau, size, inbox.round, coin
-        )
-        return client_round(phase, me, VmapSchedule(self.task, plan, order, me, inbox.server, self.even))
+    def _chunk(self, request: PhaseRequest, order: list[int], steps: RowSteps | None) -> Result:
+        """The phase of some clients: begin, the moves of the local loop, finish."""
+        schedule = RowSchedule(request.plan, order, request.inputs.w.dtype, self.even)
+        rows = ClientRows(request.phase, self.task, request.inputs, schedule)
+        progress, own = rows.begin(), False  # are theta and the momentum this chunk's own, to be changed in place?
+        for move in local.moves(request.phase, schedule):
+            if not isinstance(move, Step):
+                progress = rows.look(progress, move)
+            elif steps and (new := self._steps_in_place(rows, progress, move.batch, steps, own)):
+                progress, own = new, True
+            else:
+                progress = rows.step(progress, move.batch, self.kernels)
+        return rows.finish(progress)
+
+    def _steps_in_place(
+        self, rows: ClientRows, progress: Progress, batches: RowBatches, steps: RowSteps, own: bool
+    ) -> Progress | None:
+        """Steps in place; None: refused, nothing was changed."""
+        theta, v = progress.theta, progress.carry["momentum"]
+        if not own:
+            theta, v = (t.clone(memory_format=torch.contiguous_format) for t in (theta, v))
+        ((first, index, weight),) = batches.groups  # one group, of the first rows: only batch norm wants more
+        values = steps.take(theta[first], rows.schedule.plan.batch(index, weight), v[first])
+        if values is None:
+            return None
+        total = progress.loss_sum.clone()
+        total[first] += values
+        return Progress(theta, progress.carry | {"momentum": v}, total)

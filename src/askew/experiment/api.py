@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from ..core.algorithm import Algorithm
 from ..core.settings import Settings, setting
-from ..data.adapt import kind
-from ..data.dataset import Dataset, Source, from_user
+from ..data.adapt import library_type
+from ..data.dataset import Dataset, Source
+from ..data.user import from_user
 from ..errors import ConfigError
 from ..models import Network
 from .config import Config, FromPython, load_config
@@ -61,7 +62,7 @@ class OwnData(HeldObject, Source):
         """The settings that stand for a user's data; `data` and `test` are as for `askew.run`."""
         dataset = from_user(data, test)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
-        about = f"{dataset.classes} {source_text(dataset.criterion)} {dataset.view}"
+        about = f"{dataset.classes} {source_text(dataset.criterion)} {dataset.transform}"
         mark = fingerprint(*dataset.train, *dataset.test, owner, about=about)
         cls.objects[mark] = dataset
         return cls(fingerprint=mark)
@@ -151,7 +152,8 @@ def run(
     """
     tables = tables_from(what)
     if data is not None:
-        by_settings = isinstance(data, (str, Mapping, Source)) and not kind(data)  # a dictionary of splits is data
+        # a dictionary of splits is data
+        by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data)
         tables["data"] = data if by_settings else OwnData.of(data, test)
     given = {
         "model": OwnNetwork.of(model) if isinstance(model, nn.Module) else model,

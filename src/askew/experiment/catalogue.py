@@ -94,7 +94,7 @@ def costs(method: Algorithm) -> Costs:
         try:
             built = build(config)
             clients = built.fed.eligible.tolist()
-            record = built.server.play(1, clients)
+            record = built.server.run_round(1, clients)
         except AskewError:
             continue
         space = built.space

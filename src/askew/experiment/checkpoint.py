@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.bank import Bank
-from ..engine.distributed import ALONE, ProcessGroup
+from ..engine.distributed import SINGLE, ProcessGroup
 from ..engine.server import Server
 from ..errors import StoreError
 from .store import explain_write_errors
@@ -36,8 +36,8 @@ def banks_of(server: Server) -> dict[str, Bank]:
 def tensors_of(server: Server) -> dict[str, Tensor]:
     """The server's tensors beside its banks, by the names that they have in the file."""
     state = {f"server.{n}": v for n, v in server.state.items()}
-    trail = {f"trail.{n}": v for n, v in (server.trail or {}).items()}
-    return {"x": server.x, "buffers": server.buffers} | state | trail
+    drift_history = {f"trail.{n}": v for n, v in (server.drift_history or {}).items()}
+    return {"x": server.w, "buffers": server.buffers} | state | drift_history
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
@@ -60,12 +60,12 @@ def gather_bank(bank: Bank, group: ProcessGroup) -> tuple[list[int], dict[str, T
     rows = bank.read(bank.clients)
     if bank.owns is None or not bank.start:
         return bank.clients, rows
-    clients = [group.tell(bank.clients, rank) for rank in range(group.size)]  # of each rank
+    clients = [group.broadcast(bank.clients, rank) for rank in range(group.size)]  # of each rank
     counts = [len(of_rank) for of_rank in clients]
-    return list(chain.from_iterable(clients)), {n: group.collect(v, counts) for n, v in rows.items()}
+    return list(chain.from_iterable(clients)), {n: group.collect_rows(v, counts) for n, v in rows.items()}
 
 
-def save(folder: Path, server: Server, round: int, digest: str, group: ProcessGroup = ALONE) -> None:
+def save(folder: Path, server: Server, round: int, digest: str, group: ProcessGroup = SINGLE) -> None:
     """Write all state after a round; rank 0 writes, and all ranks must call this."""
     # copies: a method's state may be w itself, and tensors of one file must not share memory
     tensors = {n: v.clone() for n, v in tensors_of(server).items()}
@@ -74,7 +74,7 @@ def save(folder: Path, server: Server, round: int, digest: str, group: ProcessGr
         owners[kind], rows = gather_bank(bank, group)
         tensors |= {f"{kind}.{n}": v for n, v in rows.items()}
     about = {"round": str(round), "digest": layout_digest(digest, server), "owners": json.dumps(owners)}
-    if group.leads:
+    if group.is_leader:
         save_tensors(folder / FILE, tensors, about)
 
 
@@ -99,9 +99,11 @@ def restore(folder: Path, server: Server, digest: str) -> int:
     def stored(name: str, like: Tensor) -> Tensor:
         return tensors[name].to(like.device, like.dtype)
 
-    server.x, server.buffers = stored("x", server.x), stored("buffers", server.buffers)
+    server.w, server.buffers = stored("x", server.w), stored("buffers", server.buffers)
     server.state = {n: stored(f"server.{n}", v) for n, v in server.state.items()}
-    server.trail = server.trail and {n: stored(f"trail.{n}", v) for n, v in server.trail.items()}
+    server.drift_history = server.drift_history and {
+        n: stored(f"trail.{n}", v) for n, v in server.drift_history.items()
+    }
     owners = json.loads(about["owners"])
     for kind, bank in banks_of(server).items():
         if owners[kind]:

@@ -259,7 +259,7 @@ def probabilities(run: Run, build_cache: BuildCache | None = None) -> tuple[Arra
             raise DataError(f"the run {run.name} is a regression; conformal takes data with classes.")
         test, server = built.fed.test, built.server
         batches = zip(torch.split(test.x, CHUNK), torch.split(test.y, CHUNK), strict=True)
-        logits = [built.task.frozen(server.x, server.buffers, Batch(built.fed.inputs(x), y))[0] for x, y in batches]
+        logits = [built.task.frozen(server.w, server.buffers, Batch(built.fed.inputs(x), y))[0] for x, y in batches]
         return torch.softmax(torch.cat(logits).double(), 1).cpu().numpy(), test.y.cpu().numpy()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from ..engine.distributed import joined
+from ..engine.distributed import process_group
 from ..errors import ConfigError
 from .build import device_of
 from .config import CHOICES, Config, FromPython, plugin_module, stored_tables
@@ -83,13 +83,13 @@ def next_batch(configs: Sequence[Config]) -> list[Config]:
     if uses_workers(first):
         most = len(configs)
     else:
-        most = TOGETHER if joined().size == 1 and device_of(first.engine.device).type == "cuda" else 1
+        most = TOGETHER if process_group().size == 1 and device_of(first.engine.device).type == "cuda" else 1
     return list(takewhile(lambda config: config.engine == first.engine, configs[:most]))
 
 
 def uses_workers(config: Config) -> bool:
     """Does this process start workers for a configuration? A worker starts none."""
-    return joined().size == 1 and config.engine.workers > 1
+    return process_group().size == 1 and config.engine.workers > 1
 
 
 def run_batch(

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import torch
 
-from ..engine.distributed import ALONE, ProcessGroup
+from ..engine.distributed import SINGLE, ProcessGroup
 from ..errors import EngineError
 from .config import Config
 
 
 @contextmanager
-def torch_state(config: Config, group: ProcessGroup = ALONE) -> Iterator[None]:
+def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
     """Set torch's threads, precision and random state for a run, and put them back afterwards.
 
     One thread on the CPU: small batches gain nothing from more, and on a busy machine more are slower. Full float32

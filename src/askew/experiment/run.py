@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engine.base import PhaseOutputs, PhaseRequest, ahead, clock
-from ..engine.distributed import ALONE, ProcessGroup, joined
-from ..engine.evaluate import by_owner, raised
-from ..engine.server import timed
+from ..engine.base import PhaseOutputs, PhaseRequest, finished_time, prepare_next
+from ..engine.distributed import SINGLE, ProcessGroup, process_group
+from ..engine.evaluate import accuracy_by_owner, share_raised
+from ..engine.server import measure_time
 from ..participation import Turnout
 from . import checkpoint
 from .build import BuildCache, BuiltRun, build
@@ -52,18 +52,18 @@ def run_together(
     Finished runs are read back. A run that is alone asks `hand_over` after every round whether to stop, so that
     others go on with it.
     """
-    group = joined()
+    group = process_group()
     if group.size > 1 and len(configs) > 1:
         return [run_together([c], out, fresh=fresh, watch=watch, save_every=save_every)[0] for c in configs]
     with ExitStack() as stack:
         folders = [run_folder(config, out) for config in configs]
         for config, folder in zip(configs, folders, strict=True):
-            if folder and group.leads:
+            if folder and group.is_leader:
                 stack.enter_context(lock_folder(folder))
                 if fresh:
                     clear_run(folder)
                 check_same_config(folder, config)
-        finished = group.tell([n for n, folder in enumerate(folders) if group.leads and is_finished(folder)])
+        finished = group.broadcast([n for n, folder in enumerate(folders) if group.is_leader and is_finished(folder)])
         runs = {n: load(folder) for n, folder in enumerate(folders) if folder and n in finished}
         if len(runs) < len(configs):
             stack.enter_context(torch_state(configs[0], group))
@@ -73,7 +73,7 @@ def run_together(
             for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
                 if n not in runs:
                     built = build(config, build_cache, group, previous_engine(folder))
-                    active.append(ActiveRun(built, folder, watch if group.leads else None, save_every, group))
+                    active.append(ActiveRun(built, folder, watch if group.is_leader else None, save_every, group))
                     runs[n] = active[-1].run
             for run in active:
                 run.run.facts["together"] = len(active)  # a round's time is divided equally among them
@@ -106,13 +106,13 @@ class ActiveRun:
         folder: Path | None,
         watch: OnRound | None,
         save_every: float,
-        group: ProcessGroup = ALONE,
+        group: ProcessGroup = SINGLE,
     ) -> None:
         self.built, self.config, self.server, self.group = built, built.config, built.server, group
         self.watch, self.save_every, self.next_save = watch, save_every, time.monotonic() + save_every
         self.run = Run(stored_tables(built.config), facts=built.facts, federation=built.fed.labels(), folder=folder)
         self.t = begin_or_resume(self.run, built, group) if folder else 0  # the last round trained
-        self.before: Model = (self.server.x, self.server.buffers)  # before the round that is trained
+        self.before: Model = (self.server.w, self.server.buffers)  # before the round that is trained
         self.turnouts: dict[int, Turnout] = {}  # by round: who takes part, where that is known before it begins
         if watch:
             watch(self.run, None)
@@ -143,13 +143,13 @@ class ActiveRun:
     def start_round(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """Begin the next round: a generator that asks for the clients' work of each phase and returns the record."""
         self.prepare_round(self.t + 1)
-        turnout, self.before = self.turnouts.pop(self.t + 1), (self.server.x, self.server.buffers)
-        return self.server.moves(self.t + 1, turnout.ids.tolist(), turnout.share.tolist(), len(turnout.absent))
+        turnout, self.before = self.turnouts.pop(self.t + 1), (self.server.w, self.server.buffers)
+        return self.server.round_requests(self.t + 1, turnout.ids.tolist(), turnout.share.tolist(), len(turnout.absent))
 
     def end_round(self, record: Record) -> TrainedRound:
         """Note that the round is trained."""
         self.t += 1
-        return TrainedRound(self, record, self.before, (self.server.x, self.server.buffers))
+        return TrainedRound(self, record, self.before, (self.server.w, self.server.buffers))
 
     def evaluate(self) -> dict[str, Tensor]:
         """Scores of the models, still on the device; none if no evaluation is due."""
@@ -172,13 +172,13 @@ class ActiveRun:
         with torch.cuda.stream(self.evaluation_stream()):
             record |= evaluation_record(built, trained.scores) if trained.scores else {"accuracy": None, "loss": None}
             if trained.scores and settings.descent:
-                record |= raised(built.task, (trained.before, trained.after), built.fed, record["participants"])
+                record |= share_raised(built.task, (trained.before, trained.after), built.fed, record["participants"])
             if record["round"] == self.config.rounds and settings.spread and built.fed.test_owner is not None:
                 clients = [client for r in (*self.run.rounds, record) for client in r["participants"]]
                 rounds_of = np.bincount(clients, minlength=built.fed.clients).tolist()  # of each client
-                record |= by_owner(built.task, self.server.x, self.server.buffers, built.fed, rounds_of)
+                record |= accuracy_by_owner(built.task, self.server.w, self.server.buffers, built.fed, rounds_of)
         self.run.rounds.append(record)
-        if self.run.folder and self.group.leads:
+        if self.run.folder and self.group.is_leader:
             append_lines(self.run.folder / "rounds.jsonl", [record])
 
     def after_record(self, checkpoint_due: bool) -> None:
@@ -199,7 +199,7 @@ class ActiveRun:
         run.model = {name: tensor.cpu() for name, tensor in model_tensors(self.built).items()}
         if run.folder and not run.finished:
             checkpoint.save(run.folder, self.server, self.t, self.config.digest(), self.group)
-        if run.folder and self.group.leads:
+        if run.folder and self.group.is_leader:
             about = {"round": str(self.t), "run": run.name}
             checkpoint.save_tensors(run.folder / "model.safetensors", run.model, about)
             if run.finished:
@@ -216,7 +216,7 @@ def stream_beside(device: torch.device) -> torch.cuda.Stream:
 # all runs -------------------------------------------------------------------------------------------------------
 
 
-def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: ProcessGroup = ALONE) -> None:
+def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: ProcessGroup = SINGLE) -> None:
     """Train, evaluate and write round after round of every run, until all are over or `stopping` says so.
 
     Short rounds on a GPU overlap: a round is evaluated as soon as it is trained, and written while the device trains
@@ -239,19 +239,19 @@ def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: P
             rounds = train_round(active, meanwhile=write, evaluate=overlap)
         finally:
             write()  # what was trained before this round, also if it failed
-        seconds = (clock(active[0].built.space.device) - began) / len(active)
+        seconds = (finished_time(active[0].built.space.device) - began) / len(active)
         if not overlap:
             for trained in rounds:
                 trained.scores = trained.run.evaluate()
         overlap = seconds < SHORT_ROUND and all(run.can_overlap for run in active)
         now = time.monotonic()
-        due = group.gather([now >= run.next_save for run in active])[0].tolist()  # rank 0 decides
+        due = group.gather_numbers([now >= run.next_save for run in active])[0].tolist()  # rank 0 decides
         for trained, checkpoint_due in zip(rounds, due, strict=True):
             trained.seconds, trained.checkpoint_due = seconds, bool(checkpoint_due)
         unwritten += rounds
         if not overlap or any(due) or any(run.is_over for run in active):
             write()
-        stop = bool(group.gather([stopping()]).any())
+        stop = bool(group.gather_numbers([stopping()]).any())
         if stop:
             write()
         for run in active:
@@ -288,14 +288,14 @@ def train_round(runs: Sequence[ActiveRun], meanwhile: Callable[[], None], evalua
         for n in current:
             by_engine.setdefault(id(runs[n].server.engine), []).append(n)
         for members in by_engine.values():
-            with timed([runs[n].server for n in members], "clients"):
-                results = runs[members[0]].server.engine.map([current[n] for n in members])
+            with measure_time([runs[n].server for n in members], "clients"):
+                results = runs[members[0]].server.engine.run([current[n] for n in members])
             outputs |= dict(zip(members, results, strict=True))
         for n in current:
             runs[n].prepare_round(runs[n].t + 2)
         for members in by_engine.values():
-            following = [runs[n].server.following(current[n]) for n in members]
-            ahead(runs[members[0]].server.engine, [request for request in following if request is not None])
+            following = [runs[n].server.next_request(current[n]) for n in members]
+            prepare_next(runs[members[0]].server.engine, [request for request in following if request is not None])
         meanwhile()
         for n in outputs:
             advance(n, outputs[n])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.choose import EngineChoice
-from ..engine.distributed import ALONE, ProcessGroup
+from ..engine.distributed import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuiltRun
@@ -65,7 +65,7 @@ def clear_run(folder: Path) -> None:
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
-def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = ALONE) -> int:
+def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> int:
     """Write a run's first files, or restore its server and rounds from a checkpoint; return the last round trained."""
     assert run.folder is not None
     folder, log = run.folder, run.folder / "rounds.jsonl"
@@ -76,7 +76,7 @@ def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = ALONE) -> i
             f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over."
         )
     run.rounds = records[:last]
-    if not group.leads:
+    if not group.is_leader:
         return last
     write_text(folder / "run.toml", built.config.toml())
     write_text(log, "".join(to_json(record) + "\n" for record in run.rounds))

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from .. import errors
 from ..data import files
-from ..engine.distributed import Lost, place
+from ..engine.distributed import PeerLost, rank_and_size
 from ..errors import AskewError, EngineError
 from .config import plugin_fault
 from .process_tuning import ENVIRONMENT, tune_process
@@ -158,7 +158,7 @@ class WorkerGroup:
 
     def _failure(self) -> Exception:
         """The error to raise: what a worker says of itself, else which one died, and only then who lost the others."""
-        lost = Lost.__name__
+        lost = PeerLost.__name__
         rank, failure = min(
             self.failures.items(),
             key=lambda item: (item[1]["error"] == lost, not item[1]["sentence"], item[0]),
@@ -209,7 +209,7 @@ def run_worker(function: WorkerFunction) -> None:
     global _is_worker
     _is_worker = True
     tune_process()
-    connection, leads = Connection(int(os.environ.pop(CONNECTION))), place()[0] == 0
+    connection, leads = Connection(int(os.environ.pop(CONNECTION))), rank_and_size()[0] == 0
     job = json.loads(connection.recv_bytes())
     listener = threading.Thread(target=obey_parent, args=(connection,), daemon=True)
     listener.start()

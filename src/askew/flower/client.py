@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.types import State
 from ..data.federation import RoundPlan
 from ..engine.base import PhaseInputs, PhaseRequest
-from ..engine.evaluate import dressed
+from ..engine.evaluate import with_private
 from ..errors import DataError
 from ..experiment.checkpoint import layout_digest
 from ..version import __version__
@@ -50,7 +50,10 @@ class Client:
         self.home, self.house, self.client = home, home.house, home.client
         self.server, self.space = self.house.server, self.house.space  # of the server only what it declares
         self.shared = Shared(self.space, self.server.private)
-        private = {"w": self.space.start[self.server.private.w], "b": self.space.buffers[self.server.private.b]}
+        private = {
+            "w": self.space.start[self.server.private.indices],
+            "b": self.space.buffers[self.server.private.buffer_indices],
+        }
         start = over("mine.", self.server.alg.client_state(self.space)) | (
             {} if self.server.private.empty else over("private.", private)
         )
@@ -98,12 +101,15 @@ class Client:
         inbox = PhaseInputs(
             x, buffers, server, *rest, parts, lr, lr0, momentum, decay, clip, round, steps, tau, size, coin
         )
-        (out,) = self.server.engine.map([PhaseRequest(phase, inbox, plan, ("w", "carry"))])
+        (out,) = self.server.engine.run([PhaseRequest(phase, inbox, plan, ("w", "carry"))])
         up, mine, carry = ({k: v[0] for k, v in part.items()} for part in (out.up, out.mine, out.carry))
         assert out.w is not None
         after = over("mine.", mine)
         if not self.server.private.empty:
-            after |= {"private.w": out.w[0][self.server.private.w], "private.b": out.buffers[0][self.server.private.b]}
+            after |= {
+                "private.indices": out.w[0][self.server.private.indices],
+                "private.buffer_indices": out.buffers[0][self.server.private.buffer_indices],
+            }
         if last:
             self.kept.keep(used, round, after)
         else:
@@ -167,7 +173,7 @@ class Client:
         return (
             (x, buffers)
             if self.server.private.empty
-            else dressed(x, buffers, self.server.private, under("private.", before))
+            else with_private(x, buffers, self.server.private, under("private.", before))
         )
 
     def _plan(self, letter: RawPayload, round: int) -> RoundPlan:
@@ -194,7 +200,7 @@ class Client:
             before = self._here(self.kept.after(used))
             for name in names:
                 model = {"x": tensors[f"model.{name}"]} | {n: t for n, t in tensors.items() if n == "buffers"}
-                numbers[f"scores.{name}"] = self.house.exam(*self._model(model, before)).tolist()
+                numbers[f"scores.{name}"] = self.house.evaluator(*self._model(model, before)).tolist()
         return Payload(numbers, {})
 
 

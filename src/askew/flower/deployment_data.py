@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from ..core.settings import setting
-from ..data.dataset import Dataset, Given, Samples, Source, completed, pool, samples
+from ..data.arrays import UserData, make_dataset, to_samples
+from ..data.dataset import Dataset, Samples, Source, concatenate
 from ..data.federation import SHOWN, Federation
 from ..data.partition import Natural
 from ..errors import ConfigError, DataError
@@ -30,7 +31,9 @@ from ..experiment.toml import read_toml
 from .privacy import Privacy
 
 Node = Mapping[str, bool | int | float | str]  # a node's configuration, as --node-config gives it
-Held = Dataset | tuple[Given, Given | None, Given | None]  # training, validation and test data; or a ready Dataset
+Held = (
+    Dataset | tuple[UserData, UserData | None, UserData | None]
+)  # training, validation and test data; or a ready Dataset
 SAMPLES = {"spread", "fit", "weights", "rare", "descent"}  # measurements that need the clients' samples,
 UPLOADS = {"drift", "fit", "weights"}  # and those that need each client's upload
 Kept = tuple[Samples | None, Samples | None]  # the server's public and test data
@@ -40,7 +43,7 @@ class DataModule(NamedTuple):
     """A user's data: what a client holds, and what the server does, if anything."""
 
     client: Callable[[Node], Held]
-    server: Callable[[], tuple[Given | None, Given | None]] | None = None
+    server: Callable[[], tuple[UserData | None, UserData | None]] | None = None
 
     @classmethod
     def of(cls, module: ModuleType) -> DataModule:
@@ -129,7 +132,7 @@ class Own(Federation):
         self, data: Dataset, validation: Samples | None, client: int, config: Config, device: torch.device
     ) -> None:
         self.held = 0 if validation is None else len(validation.y)
-        train = data.train if validation is None else pool([data.train, validation])
+        train = data.train if validation is None else concatenate([data.train, validation])
         owned = replace(data, train=train, owner=np.full(len(train.y), client))
         share = config.partition.validation if validation is None else 0.0
         needs = [need for need in config.algorithm.needs if need != "public"]  # which the server has
@@ -137,8 +140,10 @@ class Own(Federation):
         super().__init__(owned, partition, config.seed, device, config.engine.storage, needs)
         self.sizes[client] -= self.held
 
-    def _parts(self, own: np.ndarray[Any, Any], client: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        return (own[: -self.held], own[-self.held :]) if self.held else super()._parts(own, client)
+    def _split_validation(
+        self, own: np.ndarray[Any, Any], client: int
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        return (own[: -self.held], own[-self.held :]) if self.held else super()._split_validation(own, client)
 
 
 class Remote(Federation):
@@ -151,17 +156,17 @@ class Remote(Federation):
         self, config: Config, shape: Sequence[int], real: bool, classes: int, kept: Kept, device: torch.device
     ) -> None:
         self.seed, self.device, self.dtype, self.validation = config.seed, device, config.engine.storage, 0.0
-        self.view, self.shares, self.source, self.shift = None, None, None, None
+        self.transform, self.assignment, self.source, self.shift = None, None, None, None
         self.classes, self.criterion = classes, "cross_entropy" if classes else "squared_error"
         self.clients = config.partition.clients
         self.known, self.sizes = np.zeros(self.clients, dtype=bool), np.zeros(self.clients, dtype=np.int64)
-        self.made = {}
+        self.plans = {}
         inputs = torch.zeros(2, *shape, dtype=self.dtype if real else torch.int64)
         blank = Samples(inputs, torch.zeros(2, dtype=torch.int64 if classes else self.dtype))
         public, test = kept
         self.tested = test is not None
-        self.test = self._placed(test if test is not None else blank)
-        self.public = None if public is None else self._placed(public)
+        self.test = (test if test is not None else blank).to(device, self.dtype)
+        self.public = None if public is None else public.to(device, self.dtype)
         self.pool = Samples(self.test.x[:0], self.test.y[:0])
         if self.tested and self.shape != tuple(shape):
             raise DataError(
@@ -178,7 +183,7 @@ class Remote(Federation):
         self.eligible = np.flatnonzero((self.sizes > 0) | ~self.known)
         counts = self.sizes[self.sizes > 0]
         self.mean_size = float(counts.mean()) if len(counts) else 1.0
-        self.made.clear()
+        self.plans.clear()
 
     def gather(self, ids: Sequence[int]) -> tuple[Samples, list[np.ndarray[Any, Any]]]:
         return self.pool, [np.arange(self.sizes[i]) for i in ids]
@@ -216,9 +221,9 @@ def number_of(node: Node, clients: int) -> int:
     return told
 
 
-def read(parts: Sequence[Given | None], *names: str) -> list[Samples | None]:
+def read(parts: Sequence[UserData | None], *names: str) -> list[Samples | None]:
     """What a user gave, checked, where something is given."""
-    return [None if part is None else samples(part, name) for part, name in zip(parts, names, strict=True)]
+    return [None if part is None else to_samples(part, name) for part, name in zip(parts, names, strict=True)]
 
 
 def dataset_of(held: Held) -> tuple[Dataset, Samples | None, bool]:
@@ -235,9 +240,9 @@ def dataset_of(held: Held) -> tuple[Dataset, Samples | None, bool]:
         raise DataError(
             "the data module's client(node) returned no training data; return at least ((x, y), None, None)."
         )
-    whole = completed(train, train if test is None else test)
+    whole = make_dataset(train, train if test is None else test)
     if validation is not None:
-        alike = completed(train, validation)
+        alike = make_dataset(train, validation)
         whole = replace(whole, classes=max(whole.classes, alike.classes))
     return whole, validation, test is not None
 

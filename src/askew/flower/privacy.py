@@ -102,7 +102,7 @@ def sums_only(server: Server, blank: list[State]) -> bool:
     size, steps, tau, loss = (draw(torch.empty(MANY)) for _ in range(4))
     p = size / size.sum() if alg.by_samples else torch.full_like(size, 1 / MANY)
     cohort = Cohort(p, steps, tau, size, loss, None, 0.1, 0.2, 3, 5)
-    x, state = draw(server.x), {n: draw(v) for n, v in server.state.items()}
+    x, state = draw(server.w), {n: draw(v) for n, v in server.state.items()}
     alike = cohort._replace(loss=loss.mean().expand_as(loss))
     for phase, like in zip(server.phases, blank, strict=True):
         up = {n: torch.from_numpy(rng.normal(size=(MANY, *t.shape))) for n, t in like.items()}
@@ -135,7 +135,7 @@ def check_fit(privacy: Privacy, server: Server, blank: list[State]) -> None:
             f"{name}: clipping changes what the server receives, and its clients keep or send more than their update; "
             "use FedAvg, or another method that docs/privacy.md lists."
         )
-    if privacy.noise and server.private.b.numel() < server.space.Q:
+    if privacy.noise and server.private.buffer_indices.numel() < server.space.Q:
         raise ConfigError(
             "privacy: noise protects no batch-norm statistics, which would travel beside; use a network with another norm."
         )

@@ -455,7 +455,7 @@ class RemoteEngine:
     def examine(self, round: int) -> dict[str, Tensor]:
         """Scores of the models on the clients' test sets: of their own models the mean over clients, of a common one over samples."""
         server, present = self.server, sorted(self.roll.call())
-        models = server.alg.models(server.x, server.state)
+        models = server.alg.models(server.w, server.state)
         tensors = over("model.", self.shared.cut(models)) | self.shared.buffers(server.buffers)
         used = server.clients.read(present)["round"].tolist()
         numbers = {**self.about, "round": round, "models": ",".join(models)}
@@ -508,9 +508,9 @@ class DeployedRun(ActiveRun):
         )
         asked = sorted([*share, *spare])
         field.enough = len(share)
-        self.before = (self.server.x, self.server.buffers)
+        self.before = (self.server.w, self.server.buffers)
         field.post.sent = field.post.received = 0
-        return self.server.moves(t, asked, [share.get(i, 1.0) for i in asked], len(came.absent))
+        return self.server.round_requests(t, asked, [share.get(i, 1.0) for i in asked], len(came.absent))
 
     def evaluate(self) -> dict[str, Tensor]:
         self.wire = self.field.post.sent, self.field.post.received

@@ -155,17 +155,19 @@ class Shared:
 
     def __init__(self, space: Space, private: Part) -> None:
         self.space, self.private = space, private
-        self.w, self.b = (rest(count, part) for count, part in ((space.P, private.w), (space.Q, private.b)))
+        self.w, self.b = (
+            rest(count, part) for count, part in ((space.P, private.indices), (space.Q, private.buffer_indices))
+        )
 
     def cut(self, state: State) -> State:
         """Tensors as they travel: those as long as the model without its private coordinates."""
-        if not self.private.w.numel():
+        if not self.private.indices.numel():
             return state
         return {n: t[self.w] if t.shape == (self.space.P,) else t for n, t in state.items()}
 
     def whole(self, state: State, like: State) -> State:
         """As they were, private coordinates filled in from tensors of the same names."""
-        if not self.private.w.numel():
+        if not self.private.indices.numel():
             return state
         long = {n for n, t in like.items() if t.shape == (self.space.P,)}
         return {n: like[n].index_copy(0, self.w, t.to(like[n].device)) if n in long else t for n, t in state.items()}

@@ -19,7 +19,8 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
             raise ModelError(
-                f"charlstm reads tokens, whole numbers from 0, and these inputs are {x.dtype}; use a text dataset, or mlp."
+                f"charlstm reads tokens, whole numbers from 0, and these inputs are {x.dtype}; use a text dataset, or "
+                "mlp."
             )
         return x
 
@@ -37,14 +38,18 @@ class Reader(nn.LSTM):
         return output[:, -1]
 
     def compacting(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """cuDNN wants the weights in an order of its own, which a flat w is not, and copies them at each call; no need to warn."""
+        """cuDNN wants the weights in an order of its own, which a flat w is not, and copies them at each call; no need
+        to warn.
+        """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
             return super().forward(x)
 
 
 class CharLSTM(Network):
-    """An embedding of tokens [B, L], LSTM layers, and a linear layer on the last position; the vocabulary is the classes."""
+    """An embedding of tokens [B, L], LSTM layers, and a linear layer on the last position; the vocabulary is the
+    classes.
+    """
 
     idea: ClassVar[str] = "character LSTM: guesses the next token of a text; 819,920 parameters with 80 tokens"
     embedding: int = setting("length of a token's vector", default=8, least=1)
@@ -54,7 +59,8 @@ class CharLSTM(Network):
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         if len(shape) != 1 or not shape[0] or not classes:
             raise ModelError(
-                f"charlstm needs inputs [length] of tokens and one class for each token, got shape {list(shape)} and {classes} classes; "
+                f"charlstm needs inputs [length] of tokens and one class for each token, got shape {list(shape)} and "
+                f"{classes} classes; "
                 "use a text dataset, or mlp, which takes any shape."
             )
         return chain(self.parts(classes))

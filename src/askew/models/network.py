@@ -8,57 +8,41 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS
-from ..core.task import Row
 from ..errors import ConfigError, ModelError
-from . import conv, fused, linears
+from ..kernels.dense import LayerRow
+from ..kernels.interface import Kernels
 from .weights import HEAD, start_from
 
 GROUPS = 2
 
 
-class Chain(Row):
+class Chain(LayerRow):
     """Named layers in a row, a linear one last."""
 
-    fused = False  # convolution, ReLU and pooling as suits the device: by one kernel where that is possible
+    kernels: Kernels | None = None  # what may run several layers at once
+    pooled = False  # is every convolution pooled?
 
     def forward(self, x: Tensor, call: str = "") -> tuple[Tensor, ...]:
         """Logits and features; `call` names another method to run, since only forward can be run with other weights."""
         if call == "transfer":
             return self.transfer(x)
         *body, out = self
-        x = self.through(x, body)
-        return linears.linear(x, out) if linears.many(out, x) else out(x), x
+        features = self.run_layers(x, body)
+        return self.run_layers(features, [out]), features
 
-    def through(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
-        """One layer after the other, or two or three at once."""
-        k = 0
-        while k < len(layers):
-            if self.fused and k + 2 < len(layers) and conv.fits(x, *layers[k : k + 3]):
-                x = conv.conv_relu_pool(x, cast(nn.Conv2d, layers[k]))
-                k += 3
-            elif self.fused and k + 2 < len(layers) and fits(x, layers[k : k + 3]):
-                x = fused.conv_relu_pool(x, cast(nn.Conv2d, layers[k]))
-                k += 3
-            elif linears.many(layers[k], x):
-                relu = k + 1 < len(layers) and type(layers[k + 1]) is nn.ReLU
-                x = linears.linear(x, layers[k], relu)
-                k += 1 + relu
-            elif type(layers[k]) is nn.ReLU and k + 1 < len(layers) and type(layers[k + 1]) is nn.MaxPool2d:
-                x = layers[k](
-                    layers[k + 1](x)
-                )  # the same values and slopes in either order, and here of a quarter of the pixels
-                k += 2
-            else:
-                x = layers[k](x)
-                k += 1
+    def run_layers(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+        """The output of some layers."""
+        if self.kernels is not None:
+            return self.kernels.run_layers(x, layers, self.pooled and len(layers) > 1)
+        for layer in layers:
+            x = layer(x)
         return x
 
     def transfer(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -77,24 +61,26 @@ class Chain(Row):
             x = layer(x)
         full, narrow = x, x.detach()
         for layer in body[linear[-1] :]:
-            full, narrow = layer(full), again(layer, narrow)
+            full, narrow = layer(full), second_pass(layer, narrow)
         return out(full), x[..., None], full[..., None], narrow[:, : max(1, full.shape[1] // 4), None]
 
 
-def fits(x: Tensor, layers: Sequence[nn.Module]) -> bool:
-    """Can kernels for CUDA take these three layers at once?"""
-    many = torch._C._functorch.is_batchedtensor(x)
-    return x.is_cuda and x.dtype != torch.float64 and fused.fits(*layers, many=many)
+class PooledConvolutions(Chain):
+    """A chain in which every convolution is pooled."""
+
+    pooled = True
 
 
-def fuse(module: nn.Module) -> None:
-    """Compute convolution, ReLU and pooling as suits the device."""
+def use_kernels(module: nn.Module, kernels: Kernels) -> nn.Module:
+    """A copy of the network that may run its layers by kernels."""
+    module = copy.deepcopy(module)
     for layer in module.modules():
         if isinstance(layer, Chain):
-            layer.fused = True
+            layer.kernels = kernels
+    return module
 
 
-def again(layer: nn.Module, x: Tensor) -> Tensor:
+def second_pass(layer: nn.Module, x: Tensor) -> Tensor:
     """A second pass of the same batch through a layer, which batch norm must not count twice."""
     if isinstance(layer, BATCH_NORMS) and layer.training:
         return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
@@ -113,7 +99,8 @@ def project(module: nn.Module, width: int) -> None:
     """Put MOON's projection head before the last layer: f → f, ReLU, f → width; the last layer is drawn anew to fit."""
     if not isinstance(module, nn.Sequential) or not len(module) or not isinstance(last := module[-1], nn.Linear):
         raise ModelError(
-            f"model.head = {width} needs a network whose layers stand in a row (nn.Sequential) and end with a linear one, "
+            f"model.head = {width} needs a network whose layers stand in a row (nn.Sequential) and end with a linear "
+            "one, "
             f"which {type(module).__name__} does not; leave head out, or write the head into the network."
         )
     name, f = next(reversed(module._modules)), last.in_features
@@ -132,7 +119,8 @@ class Network(Settings):
     head: int = setting("width of a projection head before the last layer, MOON's is 256; 0: none", default=0, least=0)
     weights: str = setting("start from the weights in this file: safetensors, or a torch state dict", default="")
     new_head: bool = setting(
-        "leave the last layer (and the projection head) as drawn where the file has none of this shape: for another number of classes",
+        "leave the last layer (and the projection head) as drawn where the file has none of this shape: for another "
+        "number of classes",
         default=False,
     )
 
@@ -141,7 +129,8 @@ class Network(Settings):
     def check(self) -> None:
         if self.new_head and not self.weights:
             raise ConfigError(
-                f"{self.called()}: new_head = true is about model.weights, which is not set; set it, or leave new_head out."
+                f"{self.called()}: new_head = true is about model.weights, which is not set; set it, or leave new_head "
+                "out."
             )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -175,6 +164,7 @@ def need_image(
     """Refuse what is no image, or too small for the network's strides."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ModelError(
-            f"{network} needs images [channels, height, width] of {least}×{least} pixels or more, got inputs of shape {list(shape)}; "
+            f"{network} needs images [channels, height, width] of {least}×{least} pixels or more, got inputs of shape "
+            f"{list(shape)}; "
             f"use {instead}."
         )

@@ -1,4 +1,4 @@
-"""Residual networks. Layers bear torchvision's names, so that its weights load into stem = "imagenet", norm = "batch"."""
+"""Residual networks. Layers have torchvision's names: its weights load into stem = "imagenet", norm = "batch"."""
 
 from __future__ import annotations
 

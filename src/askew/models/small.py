@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.settings import setting
 from ..errors import ConfigError, ModelError
-from . import conv
-from .network import GROUPS, Chain, Network, chain, need_image, normed
+from .network import GROUPS, Network, PooledConvolutions, chain, need_image, normed
 
 NORMS = ("none", "batch", "group")
-FEW = 2**14  # numbers in a batch; fewer are not worth another layout
-ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
-class Pooled(Chain):
-    """Convolutions that are pooled. If `fused`, on a CPU whose own kernels cannot be had, images lie in memory as is fast there: in
-    oneDNN's own layout, which changes no number, or with their channels last."""
-
-    def through(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
-        if not self.fused or x.is_cuda or x.numel() < FEW or conv.fits(x, *layers[:3]):
-            return super().through(x, layers)
-        flat = next(k for k, layer in enumerate(layers) if isinstance(layer, nn.Flatten))
-        plain = all(isinstance(layer, (nn.Conv2d, nn.ReLU, nn.MaxPool2d)) for layer in layers[:flat])
-        if plain and x.dtype == torch.float32 and ONEDNN and not torch.is_autocast_enabled("cpu"):
-            return super().through(super().through(x.to_mkldnn(), layers[:flat]).to_dense(), layers[flat:])
-        # cloned, since one channel counts as last already, wherever its stride says it is
-        return super().through(x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1), layers)
-
-
-def dense(shape: tuple[int, ...], hidden: tuple[int, ...], classes: int, norm: str) -> Iterator[tuple[str, nn.Module]]:
+def linear_layers(
+    shape: tuple[int, ...], hidden: tuple[int, ...], classes: int, norm: str
+) -> Iterator[tuple[str, nn.Module]]:
     """Linear layers on the flattened input, with ReLU between them."""
     inputs = math.prod(shape)
     if inputs < 1:
@@ -68,7 +51,7 @@ def convolved(
         yield f"pool{k}", nn.MaxPool2d(2)
         height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
         inputs = count
-    yield from dense((inputs, height, width), hidden, classes, "none")
+    yield from linear_layers((inputs, height, width), hidden, classes, "none")
 
 
 class Softmax(Network):
@@ -78,7 +61,7 @@ class Softmax(Network):
     zeros: bool = setting("start at zero; a projection head and what follows it start as drawn", default=True)
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        network = chain(dense(shape, (), classes, "none"))
+        network = chain(linear_layers(shape, (), classes, "none"))
         if self.zeros:
             for parameter in network.parameters():
                 nn.init.zeros_(parameter)
@@ -96,7 +79,8 @@ class MLP(Network):
         super().check()
         if not self.hidden or min(self.hidden) < 1:
             raise ConfigError(
-                f"MLP: hidden must be one width ≥ 1 or several, got {list(self.hidden)}; without hidden layers, use softmax."
+                f"MLP: hidden must be one width ≥ 1 or several, got {list(self.hidden)}; without hidden layers, use "
+                "softmax."
             )
         if self.norm == "group" and any(width % GROUPS or width < 2 * GROUPS for width in self.hidden):
             raise ConfigError(
@@ -104,7 +88,7 @@ class MLP(Network):
             )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return chain(dense(shape, self.hidden, classes, self.norm))
+        return chain(linear_layers(shape, self.hidden, classes, self.norm))
 
 
 class CNN(Network):
@@ -121,7 +105,9 @@ class CNN(Network):
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         need_image("cnn", shape)
-        return chain(convolved(shape, (self.width, 2 * self.width), 3, (1, 1), (64,), classes, self.norm), Pooled)
+        return chain(
+            convolved(shape, (self.width, 2 * self.width), 3, (1, 1), (64,), classes, self.norm), PooledConvolutions
+        )
 
 
 class LeNet(Network):
@@ -143,7 +129,7 @@ class LeNet(Network):
         needed = 2 if min(shape[1:]) < 16 else 0
         return chain(
             convolved(shape, self.channels, 5, (max(self.padding, needed), needed), self.hidden, classes, self.norm),
-            Pooled,
+            PooledConvolutions,
         )
 
 

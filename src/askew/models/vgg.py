@@ -9,7 +9,7 @@ from torch import nn
 
 from ..core.settings import setting
 from .network import Network, chain, need_image, normed
-from .small import dense
+from .small import linear_layers
 
 STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # channels and convolutions
 
@@ -40,4 +40,4 @@ class VGG19(Network):
                 inputs = channels
             yield f"pool{stage}", nn.MaxPool2d(2)
         yield "avgpool", nn.AdaptiveAvgPool2d(1)
-        yield from dense((inputs,), (512, 512), classes, "none")
+        yield from linear_layers((inputs,), (512, 512), classes, "none")

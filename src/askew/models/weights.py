@@ -66,7 +66,8 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
     ]
     if odd:
         raise ModelError(
-            f"the weights file {path} holds {len(odd)} values that are no tensors ({few(odd)}); save the state_dict() alone."
+            f"the weights file {path} holds {len(odd)} values that are no tensors ({few(odd)}); save the state_dict() "
+            "alone."
         )
     return floats(found)
 
@@ -85,7 +86,8 @@ def read(path: Path) -> object:
         ) from None
     except Exception:
         raise ModelError(
-            f"the weights file {path} is damaged, of another format, or holds Python objects, which could run code and are not opened; "
+            f"the weights file {path} is damaged, of another format, or holds Python objects, which could run code and "
+            "are not opened; "
             "save the state_dict() with torch.save, or as safetensors under a name that ends in .safetensors."
         ) from None
 

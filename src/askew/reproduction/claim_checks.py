@@ -51,7 +51,7 @@ def small(method: Algorithm, local: LocalSettings, rounds: int = 1) -> BuiltRun:
         )
     )
     for t in range(1, rounds + 1):
-        house.server.play(t, house.fed.eligible.tolist())
+        house.server.run_round(t, house.fed.eligible.tolist())
     return house
 
 
@@ -261,7 +261,7 @@ def pdc_insensitive() -> Deduction:
 def moved(method: Algorithm, settings: Sequence[dict[str, Any]]) -> float:
     """How far apart small runs of a method under several settings end."""
     local = LocalSettings(steps=3, batch=8, lr=0.1)
-    ends = [small(replace(method, **changed), local, rounds=3).server.x for changed in settings]
+    ends = [small(replace(method, **changed), local, rounds=3).server.w for changed in settings]
     return max(float((end - ends[0]).abs().max()) for end in ends[1:])
 
 
@@ -277,7 +277,7 @@ def scaffold_traffic() -> Deduction:
 def fedavg_is_fedsgd() -> Deduction:
     """With everybody taking part, are FedAvg and FedSGD the same?"""
     ways = (LocalSettings(epochs=2, batch=8, lr=0.1), LocalSettings(epochs=1, batch=10_000, lr=0.1))
-    ends = [[small(algorithms[name](), way).server.x for name in ("fedavg", "fedsgd")] for way in ways]
+    ends = [[small(algorithms[name](), way).server.w for name in ("fedavg", "fedsgd")] for way in ways]
     several, single = (float((x - y).abs().max()) < 1e-6 for x, y in ends)
     words = f"after a round of two epochs their models are {alike(several)}; of one epoch in one batch {alike(single)}"
     return several, words

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..data.skew import heterogeneity
-from ..experiment.build import divided
+from ..experiment.build import client_label_counts
 from ..experiment.store import write_atomic
 from ..report import skew
 from ..report.figures import BLUE, Picture, canvas, line, short, style, wide
@@ -197,7 +197,7 @@ def still(begun: Reproduction) -> dict[str, Planned]:
 
 
 def heat_map(p: Planned) -> Figure:
-    counts, sizes = divided(p.config)
+    counts, sizes = client_label_counts(p.config)
     scene = p.config.tables()
     return skew.picture(counts, sizes, f"{scene['data']['name']}, {len(sizes):,} clients, {partition_name(scene)}")
 
@@ -239,7 +239,7 @@ def told(begun: Reproduction) -> tuple[list[str], list[list[str]]]:
             [case, f"{gini(counts):.3f}", str(int((counts == 0).sum())), str(int(counts.max()))]
             for case, counts in rows
         ]
-    skewed = [(name, heterogeneity(divided(p.config)[0])) for name, p in still(begun).items()]
+    skewed = [(name, heterogeneity(client_label_counts(p.config)[0])) for name, p in still(begun).items()]
     return ["case", "samples of a client", "classes of a client", "total variation"], [
         [case, f"{f['size_min']:,} to {f['size_max']:,}", f"{f['classes_mean']:.2f}", f"{f['tv_mean']:.3f}"]
         for case, f in skewed

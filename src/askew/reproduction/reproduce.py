@@ -221,7 +221,7 @@ def batches(planned: Sequence[Planned], alone: bool = False, processes: int = 1)
 def at_hand(configs: Sequence[Config]) -> None:
     """Refuse at once what would fail after hours: data and weights that are not there."""
     for name in sorted({str(config.tables()["data"]["name"]) for config in configs} & set(files.table)):
-        files.place(name)
+        files.locate(name)
     for path in {path for config in configs for path in config.model.reads()}:
         if not path.is_file():
             raise ModelError(

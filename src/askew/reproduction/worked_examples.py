@@ -151,10 +151,10 @@ def walked(name: str, settings: dict[str, float], data: Dataset, rounds: int) ->
         "engine": {"name": "sequential", "device": "cpu", "dtype": "float64"},
     }
     house = build(Config.build(tables | {"rounds": rounds}))
-    path = [house.server.x.clone()]
+    path = [house.server.w.clone()]
     for t in range(1, rounds + 1):
-        house.server.play(t, house.fed.eligible.tolist())
-        path.append(house.server.x.clone())
+        house.server.run_round(t, house.fed.eligible.tolist())
+        path.append(house.server.w.clone())
     return path
 
 

@@ -30,12 +30,12 @@ from askew.algorithms import FedAvg
 class Deadly(FedAvg):
     \"\"\"FedAvg that kills its process as often as a file has letters.\"\"\"
 
-    def aggregate(self, x, up, cohort, server):
+    def aggregate(self, w, up, cohort, server):
         lives = Path({lives!r})
         if cohort.round == 2 and (left := lives.read_text()):
             lives.write_text(left[1:])
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().aggregate(x, up, cohort, server)
+        return super().aggregate(w, up, cohort, server)
 """
 EXPERIMENT = """
 title = "Some runs"

@@ -1,4 +1,6 @@
-"""Convolution, ReLU and 2×2 max-pooling on a CPU, in C and compiled for the sizes of a layer: torch's are slow with few channels."""
+"""Convolution, ReLU and 2×2 max-pooling on a CPU, in C and compiled for the sizes of a layer: torch's are slow with few
+channels.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ..core.native import library
+from .compiler import library
 
 SOURCE = Path(__file__).with_suffix(".c")
 MOST = 64  # channels of the input: above, torch's products of matrices are better
 
 
-def fits(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
-    """Is this what the kernels do, and can they be had here? Nothing is vmapped, compiled or cast."""
+def can_run(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
+    """Can the kernels run these three layers on x? Not what is vmapped, compiled by torch or cast."""
     return (
         x.device.type == "cpu"
-        and plain(conv, relu, pool)
+        and is_conv_relu_pool(conv, relu, pool)
         and x.dtype == conv.weight.dtype
         and conv.in_channels <= MOST
         and x.dim() == 4
@@ -31,8 +33,10 @@ def fits(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
     )
 
 
-def plain(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Is it a convolution with square filters, as many pixels of zeros on all sides and a bias, a ReLU, and 2×2 max-pooling?"""
+def is_conv_relu_pool(conv: nn.Module, relu: nn.Module, pool: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Is it a convolution with square filters, as many pixels of zeros on all sides and a bias, a ReLU, and 2×2 max-
+    pooling?
+    """
     return (
         type(conv) is nn.Conv2d
         and type(relu) is nn.ReLU
@@ -68,13 +72,14 @@ def call(function: Any, count: int, *tensors: Tensor | None) -> None:
         raise MemoryError("there is no memory for a convolution; use smaller batches.")
 
 
-def conv_relu_pool(x: Tensor, conv: nn.Conv2d) -> Tensor:
+def conv_relu_pool(x: Tensor, conv: nn.Module) -> Tensor:
     """max_pool2d(relu(conv(x)), 2)."""
-    y: Tensor = _ConvReluPool.apply(x, conv.weight, conv.bias, conv.padding[0])  # type: ignore[no-untyped-call]
+    assert isinstance(conv, nn.Conv2d)
+    y: Tensor = _CpuConvReluPool.apply(x, conv.weight, conv.bias, conv.padding[0])  # type: ignore[no-untyped-call]
     return y
 
 
-class _ConvReluPool(torch.autograd.Function):
+class _CpuConvReluPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor, pad: int) -> Tensor:
         x, w, bias = x.contiguous(), w.contiguous(), bias.contiguous()

@@ -1,0 +1,12 @@
+"""All hand-written speed, behind one question: can you take this? Then take it.
+
+interface.py     Kernels: what engines, networks and tasks ask; None means: the plain code does it
+affine.py        whose local steps may be taken by a kernel: declared by the method, owned, and checked
+dense.py         networks of linear layers: gradients and steps without autograd, in C or as products of matrices
+in_place.py      plain SGD steps of a bound module without a copy of its gradient
+layers.py        a network's layers in a row, several of them at once
+cpu/             kernels in C and their compiler
+cuda/            kernels in Triton
+
+Nothing here decides what is computed, only how. The local loop (core/local.py) and the methods do not know this room.
+"""

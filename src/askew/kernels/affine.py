@@ -1,0 +1,115 @@
+"""Which methods' local steps a kernel may take: those whose class declares them affine and owns what they go through.
+
+The declaration is a method's `affine_step`. It counts only if the class that declares it also defines `direction`
+(the base class declares its own), and if no other class of the method overrides anything but what is listed in
+HARMLESS, adds names of its own, or gives a setting another plain default. The declaration is also checked against the
+hooks, in float64 at a random point and in every coordinate: a method that does not do what it declares loses the fast
+path, with a warning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..core.algorithm import Algorithm
+from ..core.settings import off
+from ..core.types import Affine, Client, State
+
+STEP_HOOKS = ("direction", "descend", "note")  # what a local step goes through
+HARMLESS = frozenset(  # what a subclass may override without touching a local step
+    (
+        *("title", "paper", "idea", "broadcast", "before", "each", "after", "trains", "needs", "pooled", "exact"),
+        *(
+            "drift_state",
+            "check",
+            "fit",
+            "reads",
+            "variants",
+            "settings_class",
+            "server_state",
+            "client_state",
+            "memory",
+            "parts",
+        ),
+        *("private", "evaluates", "remark", "phases", "begin", "carry", "loss", "finish", "weights", "aggregate"),
+        "models",
+    )
+)
+CLOSE = 1e-10  # of the largest number involved: how near the two ways must be, in float64
+
+
+def declared_step(alg: Algorithm, client: Client) -> Affine | None:
+    """The method's local step as an affine rule; None where it is not declared, not owned or not made of numbers."""
+    if any(isinstance(number, Tensor) for number in (client.lr, client.momentum, client.decay, client.clip)):
+        return None
+    rule = alg.affine_step(client) if owns_step(alg) else None
+    if rule is None or not all(isinstance(number, (int, float)) for number in (rule.gain, rule.pull, rule.decay)):
+        return None
+    return rule
+
+
+def owns_step(alg: Algorithm) -> bool:
+    """Does the class that declares the step define all that the step goes through?"""
+    kinds = type(alg).__mro__
+    owner = next(kind for kind in kinds if "affine_step" in vars(kind))
+    if owner is not Algorithm and "direction" not in vars(owner):
+        return False
+    for hook in STEP_HOOKS:
+        if next(kind for kind in kinds if hook in vars(kind)) not in (owner, Algorithm):
+            return False
+    others = [kind for kind in kinds if kind not in owner.__mro__]
+    settings = {field.name for field in dataclasses.fields(cast(Any, alg))}
+    return vars(alg).keys() <= settings and not any(overrides_more(kind, owner, settings) for kind in others)
+
+
+def overrides_more(kind: type, owner: type, settings: set[str]) -> bool:
+    """Does a class override anything of the owner that may have a part in a local step?"""
+    for name, value in vars(kind).items():
+        if name in HARMLESS or not hasattr(owner, name):
+            continue
+        if name in settings and isinstance(value, (bool, int, float, str, tuple, type(None))):
+            continue  # another default
+        if name.startswith("__") and name not in ("__getattr__", "__getattribute__"):
+            continue  # what every class has, and what dataclasses add
+        return True
+    return False
+
+
+def keeps_declaration(alg: Algorithm, client: Client) -> bool:
+    """Do the method's hooks do what it declares? In float64 at a random point, compared in every coordinate."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random_like(t: Tensor) -> Tensor:
+        if not t.is_floating_point():
+            return t
+        return torch.randn(t.shape, generator=generator, dtype=torch.float64)
+
+    def random_state(state: State) -> State:
+        return {name: random_like(entry) for name, entry in state.items()}
+
+    theta, v, w = (random_like(client.w) for _ in range(3))
+    probe = client._replace(
+        w=w, server=random_state(client.server), state=random_state(client.state), carry=random_state(client.carry)
+    )
+    rule = declared_step(alg, probe)
+    if rule is None:
+        return False
+    grad = torch.sin  # a "gradient" that differs at every point, so that one taken elsewhere is noticed
+    d = alg.direction(theta, grad, probe)
+    expected = rule.gain * grad(theta) + rule.pull * theta + (0.0 if rule.shift is None else rule.shift)
+    new, momentum = alg.descend(theta, d, v, probe)
+    outer = d + (float(probe.decay) + rule.decay) * theta
+    expected_momentum = v if off(probe.momentum) else float(probe.momentum) * v + outer
+    step = outer if off(probe.momentum) else expected_momentum
+    expected_new = theta - float(probe.lr) * step
+    pairs = ((d, expected), (momentum, expected_momentum), (new, expected_new))
+    return all(one.shape == other.shape and largest(one - other) <= CLOSE * largest(other) for one, other in pairs)
+
+
+def largest(t: Tensor) -> float:
+    """The largest absolute value."""
+    return float(t.abs().amax()) if t.numel() else 0.0

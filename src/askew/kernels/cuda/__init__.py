@@ -1,0 +1,17 @@
+"""Kernels in Triton for CUDA devices."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+
+@cache
+def available() -> bool:
+    """Can kernels be compiled here, for a device on which they were tried or one like it?"""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return torch.cuda.is_available() and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)

@@ -1,0 +1,239 @@
+"""Convolution, ReLU and 2×2 max-pooling in one kernel, for CUDA.
+
+Small networks spend a GPU's time on many short kernels and on convolutions that cuDNN has no good kernel for (3 → 6
+channels). Here the forward pass is one kernel that never writes what is pooled away, and the backward pass reads only
+the pixel that was the largest of its four. The weights' gradient is summed in a fixed order, so results repeat bit for
+bit. Where it is known how many samples of a batch are real, padding costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..cpu.conv import is_conv_relu_pool
+from . import available, wide_conv
+from .rows import contiguous_rows, cudnn_precision, real_counts, rows_first
+
+WIDTH = 16  # channels at most: with more, four columns for each do not fit
+TILE = 64  # pixels of patches, of all channels, at a time; forward no more than columns of weights
+FORWARD = (128, 4, 1)  # pixels of one program, its warps, and the stages of its loop
+WEIGHTS = (8192, 4, 1)  # pixels times tile
+INPUTS = (64, 4, 1)
+PROGRAMS = 512  # of the weights' gradient, which is summed in parts: enough to fill the device
+MOST_PARTS = 32
+
+
+def can_run(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
+    """Can the kernels run these three layers on x?"""
+    if not x.is_cuda or x.dtype == torch.float64 or not available():
+        return False
+    return supports(conv, relu, pool, many=torch._C._functorch.is_batchedtensor(x))
+
+
+def supports(conv: nn.Module, relu: nn.Module, pool: nn.Module, *, many: bool) -> bool:
+    """Is this what the kernels do? With many channels only for many networks at once, where they were measured."""
+    if not is_conv_relu_pool(conv, relu, pool):
+        return False
+    ci, co, k, pad = conv.in_channels, conv.out_channels, conv.kernel_size[0], int(conv.padding[0])
+    return (k <= 7 and pad <= 2 and max(ci, co) <= WIDTH) or (many and wide_conv.supports(ci, co, k, pad))
+
+
+def conv_relu_pool(x: Tensor, conv: nn.Module) -> Tensor:
+    """max_pool2d(relu(conv(x)), 2)."""
+    assert isinstance(conv, nn.Conv2d)
+    y: Tensor = _ConvReluPool.apply(x, conv.weight, conv.bias, conv.padding[0])[0]  # type: ignore[no-untyped-call]
+    return y
+
+
+def padded(channels: int) -> int:
+    """The next power of two, and four at least: what a product of matrices can take."""
+    return max(4, 1 << (channels - 1).bit_length())
+
+
+def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Pooled output and which of its four pixels each is; x [G, B, …], weights [G, …]: G networks at once."""
+    half = x.is_cuda and torch.is_autocast_enabled("cuda")
+    if max(w.shape[1:3]) > WIDTH:
+        return wide_conv.outputs(x, w, bias, real, cudnn_precision(), half)
+    x, w, bias = x.contiguous(), contiguous_rows(w), contiguous_rows(bias)
+    groups, b, ci, h, wd = x.shape
+    co, k = w.shape[1], w.shape[3]
+    ho, wo = (h + 2 * pad - k + 1) // 2, (wd + 2 * pad - k + 1) // 2
+    y = torch.empty((groups, b, co, ho, wo), dtype=torch.bfloat16 if half else x.dtype, device=x.device)
+    which = torch.empty((groups, b, co, ho, wo), dtype=torch.uint8, device=x.device)
+    total, (block, warps, stages) = b * ho * wo, FORWARD
+    tile = min(TILE, 4 * padded(co))
+    sizes = (
+        total,
+        w.stride(0),
+        bias.stride(0),
+        ci,
+        h,
+        wd,
+        co,
+        k,
+        ho,
+        wo,
+        pad,
+        block,
+        padded(co),
+        tile,
+        cudnn_precision(),
+        real is not None,
+    )
+    kernels().forward[(-(-total // block), groups)](
+        x, w, bias, y, which, x if real is None else real, *sizes, num_warps=warps, num_stages=stages
+    )
+    return y, which
+
+
+def backward(
+    g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, inner: bool, real: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of weights, bias and, if `inner`, of the input."""
+    if max(w.shape[1:3]) > WIDTH:
+        return wide_conv.slopes(g, x, w, which, inner, real, cudnn_precision(), g.dtype is torch.bfloat16)
+    launch, g, x, w, which = kernels(), g.contiguous(), x.contiguous(), contiguous_rows(w), which.contiguous()
+    groups, b, ci, h, wd = x.shape
+    co, k = w.shape[1], w.shape[3]
+    ho, wo = g.shape[3:]
+    area, warps, stages = WEIGHTS
+    patch = ci * (k + 1) ** 2 + 1  # and the one that the bias sees
+    tile = 2 * TILE if TILE < patch <= 2 * TILE else TILE  # one tile reads what flows back once, two read it twice
+    block = area // tile
+    blocks, tiles = -(-b * ho * wo // block), -(-patch // tile)
+    each = -(-blocks // max(8, min(MOST_PARTS, PROGRAMS // (groups * tiles))))
+    parts = -(-blocks // each)
+    partial = torch.empty((groups, 4 * parts, co * ci * k * k + co), dtype=torch.float32, device=x.device)
+    shape = (
+        b * ho * wo,
+        each,
+        parts,
+        ci,
+        h,
+        wd,
+        co,
+        k,
+        ho,
+        wo,
+        pad,
+        block,
+        padded(co),
+        tile,
+        cudnn_precision(),
+        real is not None,
+    )
+    counts = x if real is None else real
+    launch.weights[(parts * groups, tiles)](x, g, which, partial, counts, *shape, num_warps=warps, num_stages=stages)
+    sums = partial.sum(1)
+    dx = torch.empty_like(x) if inner else x.new_empty((groups, 0))
+    if inner:
+        rows, columns, (block, warps, stages) = (h + pad) // 2 + 1, (wd + pad) // 2 + 1, INPUTS
+        sizes = (
+            b,
+            w.stride(0),
+            rows,
+            columns,
+            ci,
+            h,
+            wd,
+            co,
+            k,
+            ho,
+            wo,
+            pad,
+            block,
+            padded(co),
+            padded(ci),
+            cudnn_precision(),
+            real is not None,
+        )
+        launch.inputs[(-(-b * rows * columns // block), groups)](
+            g, which, w, dx, counts, *sizes, num_warps=warps, num_stages=stages
+        )
+    return sums[:, :-co].view(w.shape), sums[:, -co:], dx
+
+
+class _Grouped(torch.autograd.Function):
+    """Many networks at once."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, pad: int, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return forward(x, weight, bias, pad, real)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, _, ctx.pad, *rest = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # no zeros for what has no gradient
+        ctx.save_for_backward(x, weight, output[1], *rest)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inner = ctx.needs_input_grad[0]
+        x, w, which, real = ctx.saved_tensors
+        weight, bias, dx = backward(grads[0], x, w, which, ctx.pad, inner, real)
+        return dx if inner else None, weight, bias, None, None
+
+
+class _ConvReluPool(_Grouped):
+    """One network, or one of those that are vmapped."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        y, which = forward(x[None], weight[None], bias[None], pad)
+        return y[0], which[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inner = ctx.needs_input_grad[0]
+        weight, bias, x = _Backward.apply(grads[0], *ctx.saved_tensors, ctx.pad, inner)  # type: ignore[no-untyped-call]
+        return x if inner else None, weight, bias, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor, pad: int) -> Any:
+        x, weight, bias = rows_first(info, dims[:3], (x, weight, bias))
+        return _Grouped.apply(x, weight, bias, pad, real_counts(x)), (0, 0)  # type: ignore[no-untyped-call]
+
+
+class _Backward(torch.autograd.Function):
+    """The backward pass as a function of its own, so that it too can be vmapped."""
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, weight: Tensor, which: Tensor, pad: int, inner: bool) -> tuple[Tensor, ...]:
+        return tuple(t[0] for t in backward(g[None], x[None], weight[None], which[None], pad, inner))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing is kept: there are no second derivatives."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError("a fused convolution has no second derivative")
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        dims: tuple[int | None, ...],
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        which: Tensor,
+        pad: int,
+        inner: bool,
+    ) -> Any:
+        g, x, weight, which = rows_first(info, dims[:4], (g, x, weight, which))
+        return backward(g, x, weight, which, pad, inner), (0, 0, 0)
+
+
+@cache
+def kernels() -> ModuleType:
+    """The kernels; triton is loaded where they are first needed."""
+    from . import triton_conv
+
+    return triton_conv

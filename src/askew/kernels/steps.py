@@ -1,0 +1,220 @@
+"""Local steps by kernels, for the engines on a CPU: asked for by method and client, checked once a run, then taken.
+
+The first step of every method is computed both ways, by the kernel and by the plain step (core/local.py), and compared
+in every coordinate; a difference refuses the kernel, with a warning that names the method.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..core import local
+from ..core.algorithm import Algorithm
+from ..core.differentiate import GradientResult
+from ..core.local import Progress
+from ..core.task import Bound, Task
+from ..core.types import Affine, Batch, Client
+from .affine import declared_step, keeps_declaration, largest
+from .dense import DenseNetwork, is_bare, is_plain
+from .in_place import in_place_step
+
+GATHERED = 2**20  # bytes of samples that are gathered at a time: with a network, half of a usual cache
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # of the largest change: how near a kernel's step must be
+
+Take = Callable[[Client, Progress, Batch, Sequence[int]], Progress]
+
+
+class StepKernels:
+    """Which steps of a task's network can be taken by a kernel, and the kernels' names once they were used."""
+
+    def __init__(self, task: Task, used: set[str]) -> None:
+        self.task, self.used, self.dense = task, used, DenseNetwork.of(task)
+        self.agreed: dict[int, tuple[Algorithm, bool]] = {}  # by identity: did the first step agree with the plain one?
+
+    def client_steps(self, alg: Algorithm, client: Client, labels: torch.dtype) -> ClientSteps | None:
+        """What takes the steps of one client; None: the plain code does."""
+        if self.refuses(alg) or not isinstance(self.task, Bound):
+            return None
+        rule = declared_step(alg, client)
+        if rule is None:
+            return None
+        if self.dense is not None and has_plain_loss(alg) and self.dense.in_c(labels):
+            samples = 0 if alg.each else GATHERED // (self._inputs() * self.task.space.dtype.itemsize)
+            return ClientSteps(self, alg, self._in_c(self.dense, self.task, rule), samples, "C (dense steps)")
+        if not is_plain(rule) or not is_bare(client):
+            return None
+        if self.dense is not None and has_plain_loss(alg):
+            return ClientSteps(self, alg, self._by_products(self.dense, self.task), 0, "torch (dense steps)")
+        return ClientSteps(self, alg, self._in_place(alg, self.task), 0, "torch (steps in place)")
+
+    def gradient(self, alg: Algorithm, labels: torch.dtype) -> Callable[[Tensor, Batch, Tensor], GradientResult] | None:
+        """What gives one network's gradient of the plain loss from (theta, batch, buffers); None: autograd does."""
+        dense = self.dense
+        if dense is None or not has_plain_loss(alg) or not dense.in_c(labels):
+            return None
+
+        def gradient(theta: Tensor, batch: Batch, buffers: Tensor) -> GradientResult:
+            (g,), (value,) = dense.gradients(theta[None], one_row(batch))
+            self.used.add("C (dense gradients)")
+            return GradientResult(g, value, buffers)
+
+        return gradient
+
+    def row_steps(self, alg: Algorithm, client: Client, labels: torch.dtype) -> RowSteps | None:
+        """What takes one step of many clients in place; `client` is one of them. None: the plain code does."""
+        if self.dense is None or not has_plain_loss(alg) or self.refuses(alg):
+            return None
+        rule, in_c = declared_step(alg, client), self.dense.in_c(labels)
+        if rule is None or not is_plain(rule) or not (in_c or is_bare(client)):
+            return None
+        return RowSteps(self, alg, self.dense, client, "C (dense steps)" if in_c else "torch (dense steps)")
+
+    def row_gradients(self, alg: Algorithm) -> Callable[[Tensor, Batch], tuple[Tensor, Tensor]] | None:
+        """What gives many networks' gradients [C, P] and losses [C] of the plain loss; None: autograd."""
+        dense = self.dense
+        if dense is None or not has_plain_loss(alg):
+            return None
+
+        def gradients(theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            self.used.add("C (dense gradients)" if dense.in_c(batch.y.dtype) else "torch (dense gradients)")
+            return dense.gradients(theta, batch)
+
+        return gradients
+
+    # the ways to take a client's steps ------------------------------------------------------------------------------
+
+    def _inputs(self) -> int:
+        assert self.dense is not None and self.dense.kernel is not None
+        return self.dense.kernel.inputs
+
+    def _in_c(self, dense: DenseNetwork, task: Bound, rule: Affine) -> Take:
+        def take(client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress:
+            v = progress.carry["momentum"]
+            if progress.theta is not task.flat:  # the first step: the momentum may be somebody else's until then
+                v = v.clone()
+            task.load(progress.theta, progress.carry["buffers"])
+            value = dense.affine_steps(task.flat, batch, cuts, rule, client, v)
+            return Progress(task.flat, progress.carry | {"momentum": v}, progress.loss_sum + value)
+
+        return take
+
+    def _by_products(self, dense: DenseNetwork, task: Bound) -> Take:
+        def take(client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress:
+            task.load(progress.theta, progress.carry["buffers"])
+            (value,) = dense.plain_steps(task.flat[None], one_row(batch), client)
+            return Progress(task.flat, progress.carry, progress.loss_sum + value)
+
+        return take
+
+    def _in_place(self, alg: Algorithm, task: Bound) -> Take:
+        return lambda client, progress, batch, cuts: in_place_step(alg, task, client, progress, batch)
+
+    # checking -------------------------------------------------------------------------------------------------------
+
+    def refuses(self, alg: Algorithm) -> bool:
+        """Did the method's first step differ from the plain one?"""
+        return not self.agreed.get(id(alg), (alg, True))[1]
+
+    def knows(self, alg: Algorithm) -> bool:
+        """Was the method's first step compared already?"""
+        return id(alg) in self.agreed
+
+    def compare(self, alg: Algorithm, client: Client, before: Tensor, plain: Progress, fast: Progress) -> bool:
+        """Note whether a kernel's step agrees with the plain one; say so where it does not."""
+        probe = client._replace(carry=plain.carry)
+        agreed = keeps_declaration(alg, probe) and same_step(before, plain, fast)
+        self.agreed[id(alg)] = (alg, agreed)
+        if not agreed:
+            warnings.warn(
+                f"{alg.called()}: its affine_step() is not what direction() and descend() do, so its steps are taken "
+                "one "
+                "by one; correct affine_step(), or remove it.",
+                stacklevel=2,
+            )
+        return agreed
+
+
+class ClientSteps:
+    """Takes the local steps of one client."""
+
+    def __init__(self, kernels: StepKernels, alg: Algorithm, take: Take, samples: int, name: str) -> None:
+        self.kernels, self.alg, self._take, self.name = kernels, alg, take, name
+        self.samples = samples  # to gather at a time, in whole batches; 0: one batch
+
+    def take(self, client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress:
+        """Steps on the batches cuts[k]:cuts[k+1] of the samples, in turn; the first of a method is checked."""
+        if not self.kernels.knows(self.alg):
+            first = batch_slice(batch, cuts[0], cuts[1])
+            plain = local.step(self.alg, self.kernels.task, client, progress, first)
+            before = progress.theta.clone()
+            fast = self._take(client, progress, first, cuts[:2])
+            agreed = self.kernels.compare(self.alg, client, before, plain, fast)
+            progress = fast if agreed else plain
+            cuts = cuts[1:]
+        if self.kernels.refuses(self.alg):
+            for a, b in pairwise(cuts):
+                progress = local.step(self.alg, self.kernels.task, client, progress, batch_slice(batch, a, b))
+            return progress
+        self.kernels.used.add(self.name)
+        return self._take(client, progress, batch, cuts) if len(cuts) > 1 else progress
+
+
+class RowSteps:
+    """Takes one step of many clients' networks in place, by the common rule."""
+
+    def __init__(self, kernels: StepKernels, alg: Algorithm, dense: DenseNetwork, client: Client, name: str) -> None:
+        self.kernels, self.alg, self.dense, self.client, self.name = kernels, alg, dense, client, name
+
+    def take(self, theta: Tensor, batch: Batch, v: Tensor) -> Tensor | None:
+        """Change theta [C, P] and the momentum v; returns the batches' mean losses [C]. None: refused, no change."""
+        if not self.kernels.knows(self.alg):
+            self._check(theta[0], row_of(batch, 0), v[0])
+        if self.kernels.refuses(self.alg):
+            return None
+        self.kernels.used.add(self.name)
+        return self.dense.plain_steps(theta, batch, self.client, v)
+
+    def _check(self, theta: Tensor, batch: Batch, v: Tensor) -> None:
+        """Take the first row's step both ways."""
+        begun = local.begin(self.alg, self.client)
+        progress = Progress(theta.clone(), begun.carry | {"momentum": v.clone()}, begun.loss_sum)
+        plain = local.step(self.alg, self.kernels.task, self.client, progress, batch)
+        new, momentum = theta.clone()[None], v.clone()[None]
+        value = self.dense.plain_steps(new, one_row(batch), self.client, momentum)
+        fast = Progress(new[0], progress.carry | {"momentum": momentum[0]}, value[0])
+        self.kernels.compare(self.alg, self.client, theta, plain, fast)
+
+
+def has_plain_loss(alg: Algorithm) -> bool:
+    """Is the task's own loss differentiated, and nothing else?"""
+    return type(alg).loss is Algorithm.loss and "loss" not in vars(alg)
+
+
+def one_row(batch: Batch) -> Batch:
+    """The batch of one network, as those of many are."""
+    return Batch(batch.x[None], batch.y[None], None if batch.weight is None else batch.weight[None])
+
+
+def row_of(batch: Batch, i: int) -> Batch:
+    """The batch of one of many networks."""
+    return Batch(batch.x[i], batch.y[i], None if batch.weight is None else batch.weight[i])
+
+
+def batch_slice(batch: Batch, a: int, b: int) -> Batch:
+    """Some samples of a batch."""
+    return Batch(batch.x[a:b], batch.y[a:b], None if batch.weight is None else batch.weight[a:b])
+
+
+def same_step(before: Tensor, plain: Progress, fast: Progress) -> bool:
+    """Do two ways lead to the same theta and momentum, up to rounding? Where a step is not finite, nobody can tell."""
+    v, fast_v = plain.carry["momentum"], fast.carry["momentum"]
+    if not bool(torch.isfinite(plain.theta).all()) or not bool(torch.isfinite(v).all()):
+        return True
+    within, rounding = TOLERANCE[before.dtype], 8 * torch.finfo(before.dtype).eps
+    allowed = within * largest(plain.theta - before) + rounding * largest(before)
+    return largest(plain.theta - fast.theta) <= allowed and largest(v - fast_v) <= within * largest(v)
