@@ -1,83 +1,175 @@
-"""The house's order, read off the imports: nobody knows the storeys above."""
+"""The order of the house, read off its sources: who may import whom, how long a function is, which formula is where."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import askew
 
 ROOT = Path(askew.__file__).parent
-STOREY = {
-    "errors": 0,
-    "version": 0,
+TESTS = Path(__file__).parent
+LEVEL = {  # nobody knows the levels above
+    **dict.fromkeys(("errors", "version"), 0),
     "core": 1,
-    "algorithms": 2,
-    "data": 2,
-    "models": 2,
-    "participation": 2,
-    "engine": 3,
-    "experiment": 4,
-    "report": 5,
-    "flower": 5,
-    "reproduction": 6,
-    "bench": 6,
-    "cli": 7,
-    "__main__": 8,
+    "kernels": 2,
+    **dict.fromkeys(("algorithms", "data", "models", "participation"), 3),
+    "engine": 4,
+    "experiment": 5,
+    **dict.fromkeys(("report", "flower"), 6),
+    **dict.fromkeys(("reproduction", "bench"), 7),
+    "cli": 8,
+    "__main__": 9,
 }
-LIGHT = {"core", "algorithms", "engine"}  # torch and numpy alone
-SIDE_BY_SIDE = {("engine", "data"), ("data", "core")}
+LIGHT = {"core", "kernels", "algorithms", "engine"}  # load torch and numpy alone
+LONGEST = 59  # lines of a function
+SOURCES = [path for path in sorted(ROOT.rglob("*.py")) if "papers" not in path.relative_to(ROOT).parts[:1]]
+TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
 
 
-def storey_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def module_of(path: Path) -> str:
+    """The dotted name below askew; of a package's __init__ the package's."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path, inner: bool = True) -> set[tuple[str, str]]:
-    """(kind, name) of every import: ("askew", storey) or ("other", package); without `inner`, of those that loading the file makes."""
-    found = set()
-    depth = len(path.relative_to(ROOT).parts)
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree) if inner else tree.body:
-        if isinstance(node, ast.Import):
-            found |= {("other", alias.name.split(".")[0]) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            inside = [] if node.level == depth else [storey_of(path)]
-            names = [*inside, *(node.module.split(".") if node.module else [alias.name for alias in node.names])]
-            found.add(("askew", names[0]))
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(("other", node.module.split(".")[0]))
-    return found
+MODULES = {module_of(path) for path in SOURCES}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+def own_imports(path: Path) -> Iterator[str]:
+    """The modules of askew that a file imports, inside functions too."""
+    package = list(path.relative_to(ROOT).parts[:-1])
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+            for alias in node.names:
+                inner = ".".join([*base, alias.name])
+                yield inner if inner in MODULES else ".".join(base)
 
 
 def test_imports_go_down_only() -> None:
-    for path in ROOT.rglob("*.py"):
-        here = storey_of(path)
-        if here == "__init__":
+    for path in SOURCES:
+        here = room_of(module_of(path))
+        for module in own_imports(path) if here else ():
+            there = room_of(module)
+            if there and there != here:
+                assert LEVEL[there] < LEVEL[here], f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {module_of(path): {m for m in own_imports(path) if m != module_of(path)} for path in SOURCES}
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, " → ".join((*way[way.index(module) :], module))
+        if module not in done:
+            for other in sorted(graph.get(module, ())):
+                visit(other, (*way, module))
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+
+
+def test_core_kernels_algorithms_and_engine_load_torch_and_numpy_alone() -> None:
+    allowed = {*sys.stdlib_module_names, "torch", "numpy"}
+    for path in SOURCES:
+        if room_of(module_of(path)) not in LIGHT or path.name.startswith("triton_"):  # loaded where a GPU needs them
             continue
-        for kind, name in imports(path):
-            if kind == "askew" and name != here:
-                assert STOREY[name] < STOREY[here], f"{path.relative_to(ROOT)} imports {name}"
-
-
-def test_core_algorithms_and_engine_need_torch_and_numpy_alone() -> None:
-    import sys
-
-    for path in ROOT.rglob("*.py"):
-        if storey_of(path) in LIGHT:
-            foreign = {name for kind, name in imports(path, inner=False) if kind == "other"} - {
-                *sys.stdlib_module_names,
-                "torch",
-                "numpy",
-            }
+        for node in TREES[path].body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            foreign = {name.split(".")[0] for name in names} - allowed
             assert not foreign, f"{path.relative_to(ROOT)} imports {foreign}"
 
 
-def test_there_is_one_local_training_loop() -> None:
+def test_gradients_are_taken_in_few_places() -> None:
     pattern = re.compile(r"\.backward\(|torch\.optim|grad_and_value|autograd\.grad")
-    owners = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if pattern.search(path.read_text())}
-    assert owners == {"core/local.py", "bench/baselines.py"}  # the latter are the loops that ours is timed against
+    owners = {str(path.relative_to(ROOT)) for path in SOURCES if pattern.search(path.read_text())}
+    kernels = {"kernels/dense.py", "kernels/in_place.py"}  # gradients of dense networks, and steps in place
+    assert owners == {
+        "core/differentiate.py",
+        *kernels,
+        "bench/baselines.py",
+    }  # the last: the loops ours is timed against
+
+
+def test_the_local_loop_and_the_methods_do_not_know_kernels() -> None:
+    for path in SOURCES:
+        if room_of(module_of(path)) in ("core", "algorithms"):
+            assert not any(room_of(module) == "kernels" for module in own_imports(path))
+    assert len((ROOT / "core" / "local.py").read_text().splitlines()) <= 160
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                assert length <= LONGEST, f"{path.relative_to(ROOT)}: {node.name} has {length} lines"
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    owners: dict[str, Path] = {}
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                assert node.name not in owners, f"{node.name} is in {path} and in {owners[node.name]}"
+                owners[node.name] = path
+
+
+# C --------------------------------------------------------------------------------------------------------------------
+
+FUNCTION = re.compile(r"^(?:INLINE|APART|static|int)\b[^;{]*?(\w+)\([^;{]*\)\s*\{", re.M)
+REPEATED = {  # formulas that stand in Python as well, and the test that holds the two together
+    "cross_entropy": "kernels/test_dense.py::test_steps_in_a_row_are_torchs",  # core/task.py
+    "batch": "kernels/test_dense.py::test_gradients_of_many_networks_are_each_ones_own",  # what autograd does
+    "descend": "kernels/test_dense.py::test_momentum_decay_and_clipping_in_c_are_torchs",  # core/algorithm.py, algebra.py
+    "train": "kernels/test_dense.py::test_an_affine_direction_in_c_is_the_formula",  # core/types.py
+    "forward": "kernels/test_conv.py::test_a_convolution_is_torchs",  # torch's
+    "backward": "kernels/test_conv.py::test_a_convolution_is_torchs",
+}
+ARITHMETIC = {  # products and sums that those are made of
+    *("last", "own_of", "dots", "dots_of", "outputs", "sums", "combine", "convolve", "take", "pool"),
+    *("load", "store", "room", "totals"),
+}
+
+
+def c_functions() -> Iterator[tuple[str, str, int]]:
+    """File, name and lines of every function in C."""
+    for path in sorted((ROOT / "kernels" / "cpu").glob("*.[ch]")):
+        text = path.read_text()
+        for found in FUNCTION.finditer(text):
+            depth, end = 1, found.end()
+            while depth:
+                depth += {"{": 1, "}": -1}.get(text[end], 0)
+                end += 1
+            yield path.name, found.group(1), text[found.start() : end].count("\n") + 1
+
+
+def test_every_formula_in_c_is_held_by_a_test() -> None:
+    names = {name for _, name, _ in c_functions()}
+    assert names == REPEATED.keys() | ARITHMETIC
+    for place in REPEATED.values():
+        file, _, test = place.partition("::")
+        assert f"def {test}(" in (TESTS / file).read_text(), place
+
+
+def test_no_function_in_c_is_longer_than_a_screen() -> None:
+    assert max(lines for *_, lines in c_functions()) <= LONGEST
+
+
+# the surface ----------------------------------------------------------------------------------------------------------
 
 
 def test_public_names_are_listed_sorted_and_there() -> None:
@@ -85,13 +177,10 @@ def test_public_names_are_listed_sorted_and_there() -> None:
     assert all(hasattr(askew, name) for name in askew.__all__)
 
 
+@pytest.mark.slow
 def test_importing_the_library_loads_no_plots_and_no_terminal() -> None:
-    import subprocess
-    import sys
-
     code = (
-        "import sys, askew; print([m for m in ('matplotlib', 'sklearn', 'typer', 'rich', 'scipy') if m in sys.modules])"
+        "import sys, askew; askew.run; print(*{'matplotlib', 'sklearn', 'typer', 'rich', 'scipy'} & sys.modules.keys())"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
