@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint style bench docs clean
+.PHONY: setup demo test lint style bench docs ledger clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,10 @@ bench: setup
 
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
+
+# the page follows from papers/ and results/; a test compares it
+ledger: setup
+	$(BIN)/askew ledger --out docs/reproduction.md
 
 clean:
 	rm -rf $(VENV) site demo runs build *.egg-info src/*.egg-info

@@ -444,7 +444,7 @@ def test_one_participant_is_enough(alg: Algorithm) -> None:
     records = play(server, [[3], [3], [1]])
     assert [r["dropped"] for r in records] == [0, 0, 0]
     assert all(bool(torch.isfinite(v).all()) for v in everything(server).values())
-    moved = "private.indices" if key_of(alg) in SILENT else "x"
+    moved = "private.w" if key_of(alg) in SILENT else "x"
     assert not torch.equal(everything(server)[moved], start[moved])
 
 

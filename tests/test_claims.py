@@ -1,4 +1,4 @@
-"""Rules of the papers' claims that rest on special records, on made-up evidence that speaks for them and against them."""
+"""Rules of the papers' claims that rest on special records, on invented evidence for them and against them."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import Any
 import numpy as np
 import pytest
 
-from askew.reproduction import claims as law
 from askew.reproduction import papers
-from askew.reproduction.claims import FAILS, HOLDS, UNDECIDED, ClaimJudge
-from askew.reproduction.evidence import Curve, Term
+from askew.reproduction.claim_rules import FAILS, HOLDS, UNDECIDED, RuleEvaluator, combine_findings
+from askew.reproduction.claims import read_claims
+from askew.reproduction.expressions import RecordedCurve, Term
 
-CLAIMS = {
-    c.id: c for folder in sorted((Path(__file__).parent.parent / "papers").iterdir()) for c in law.read_claims(folder)
-}
+PAPERS = Path(__file__).parent.parent / "papers"
+CLAIMS = {claim.id: claim for folder in sorted(PAPERS.iterdir()) for claim in read_claims(folder)}
 Value = Callable[[Term], Any]
 
 
-class Made:
-    """Evidence of three seeds that differ a little: what a function says of every term."""
+class InventedEvidence:
+    """Evidence of three seeds that differ a little: what a function gives for every term."""
 
     scale, seeds = "full", [0, 1, 2]
 
     def __init__(self, value: Value) -> None:
         self.value, self.known = value, papers.experiments()
 
-    def series(self, experiment: str, t: Term, blind: bool = True) -> dict[int, Any]:
+    def term_values(self, experiment: str, t: Term, blind: bool = True) -> dict[int, Any]:
         one = self.value(t)
         more = lambda v, seed: t.sign * (v + 1e-3 * seed * abs(v))
         return {
-            s: Curve(one.rounds, more(one.values, s)) if isinstance(one, Curve) else more(one, s) for s in self.seeds
+            s: RecordedCurve(one.rounds, more(one.values, s)) if isinstance(one, RecordedCurve) else more(one, s)
+            for s in self.seeds
         }
 
-    def at(self, experiment: str, case: str, method: str, hyper: str = "") -> list[Any]:
+    def points_of(self, experiment: str, case: str, method: str, hyper: str = "") -> list[Any]:
         return []
 
 
 def verdict(id: str, value: Value) -> str:
     claim = CLAIMS[id]
-    court = ClaimJudge(Made(value), claim.experiments, {})  # type: ignore[arg-type]
-    return law.together([court.decide(rule) for rule in claim.rules])
+    evaluator = RuleEvaluator(InventedEvidence(value), claim.experiments, {})  # type: ignore[arg-type]
+    return combine_findings([evaluator.evaluate(rule) for rule in claim.rules])
 
 
 def by(**values: Any) -> Value:
@@ -55,8 +55,8 @@ def of(name: str, ours: float, others: float) -> Value:
     return lambda t: ours if t.method == name else others
 
 
-def curve(*values: float, every: int = 100) -> Curve:
-    return Curve(np.arange(1, len(values) + 1) * every, np.array(values))
+def curve(*values: float, every: int = 100) -> RecordedCurve:
+    return RecordedCurve(np.arange(1, len(values) + 1) * every, np.array(values))
 
 
 def accurate(t: Term, value: float) -> Any:
@@ -68,8 +68,8 @@ def angles(acute: float, rank: float) -> Value:
     return by(mean_drift_previous_acute=acute, mean_drift_previous_rank=rank)
 
 
-def noisy(size: float) -> Curve:
-    return Curve(np.arange(1, 41), 50 + size * np.cos(np.arange(40) * np.pi))
+def noisy(size: float) -> RecordedCurve:
+    return RecordedCurve(np.arange(1, 41), 50 + size * np.cos(np.arange(40) * np.pi))
 
 
 def split(t: Term) -> tuple[int, int]:
@@ -79,7 +79,7 @@ def split(t: Term) -> tuple[int, int]:
 
 
 def diverging(by_split: float, by_steps: float, together: float) -> Value:
-    def value(t: Term) -> Curve:
+    def value(t: Term) -> RecordedCurve:
         rank, steps = split(t)
         return curve(*[5 + by_split * rank + by_steps * steps + together * rank * steps] * 6)
 
@@ -102,13 +102,13 @@ def faster(early: float) -> Value:
     def value(t: Term) -> Any:
         ours = t.method == "FedDPC"
         climb = np.minimum(np.arange(1, 61) * (3.0 if ours else 1.0), 60)
-        return (early if ours else 40.0) if t.metric == "mean_accuracy_50" else Curve(np.arange(1, 61), climb)
+        return (early if ours else 40.0) if t.metric == "mean_accuracy_50" else RecordedCurve(np.arange(1, 61), climb)
 
     return value
 
 
 def public(share: float, ratio_01: float) -> Value:
-    def value(t: Term) -> Curve:
+    def value(t: Term) -> RecordedCurve:
         beta = float(t.case.rpartition("-")[2])
         return curve(*[share if t.metric == "public_share" else 1 + (ratio_01 - 1) * 0.1 / beta] * 20, every=1)
 
@@ -177,7 +177,10 @@ def test_a_claim_holds_or_does_not(id: str, right: Value, wrong: Value) -> None:
 
 
 def test_what_stands_beside_a_test_decides_nothing_against_it() -> None:
-    """FedDPC's angles are acute but its factors do not follow them; it is ahead in rounds but not in the mean; weights go with size."""
+    """FedDPC's angles are acute but its factors do not follow them; it leads in rounds but not in the mean accuracy.
+
+    And FedPDC's weights go with the clients' sizes.
+    """
     assert verdict("feddpc-22", angles(0.99, 0.1)) == UNDECIDED
     assert (verdict("feddpc-03", faster(50.0)), verdict("feddpc-03", faster(30.0))) == (HOLDS, UNDECIDED)
     assert verdict("fedpdc-14", by(mean_weights_entropy=0.7, mean_weights_size=0.6)) == UNDECIDED
@@ -192,7 +195,7 @@ def test_more_skewed_data_must_not_bring_models_closer() -> None:
 def test_the_round_that_is_compared_is_the_one_that_is_named() -> None:
     """Only at round 500 do more heterogeneous clients lie closer together."""
 
-    def value(t: Term) -> Curve:
+    def value(t: Term) -> RecordedCurve:
         rank, steps = split(t)
         there = 5 + 0.5 * rank + 0.2 * steps + 0.1 * rank * steps
         return curve(there, there, there, there, 50 - there, there)

@@ -365,7 +365,7 @@ def test_without_a_terminal_a_long_run_says_at_most_twenty_lines(invoke: Any) ->
 
 def test_on_a_terminal_bars_show_the_round_and_the_accuracy() -> None:
     console = Console(file=StringIO(), force_terminal=True, width=80, force_interactive=True, color_system=None)
-    with terminal.Ticker(console) as ticker:
+    with terminal.ProgressDisplay(console) as ticker:
         ticker.bars.auto_refresh = False
         askew.run("fedavg", **TINY, watch=ticker)
         ticker.bars.refresh()
@@ -378,7 +378,7 @@ def test_on_a_terminal_the_bar_names_a_run_as_the_table_does() -> None:
     configs = [
         askew.Config.build(TINY | {"algorithm": {"name": "fedavg", "server_scale": scale}}) for scale in (1.0, 2.0)
     ]
-    with terminal.Ticker(console, configs) as ticker:
+    with terminal.ProgressDisplay(console, configs) as ticker:
         ticker.bars.auto_refresh = False
         askew.run(configs[1], watch=ticker)
         ticker.bars.refresh()

@@ -35,8 +35,8 @@ from askew.experiment.build import build
 from askew.experiment.config import Config
 from askew.experiment.launch import run_config as play_config
 from askew.report import table, terminal
-from askew.report.figures import draw
-from askew.report.tables import group
+from askew.report.figures import draw_pictures
+from askew.report.tables import group_runs
 from problems import Listening, Problem, Spoiled, draws, labelled, play, serve, tastes
 
 LOCAL = LocalSettings(epochs=2, batch=4, lr=0.1)
@@ -392,11 +392,11 @@ def test_readers_bear_the_records(tmp_path: Path) -> None:
         and run.curve("drift_layers")[1] == run.curve("drift_layers.none")[1] == []
     )
     assert run.curve("drift_layers.fc1")[1] == [r["drift_layers"]["fc1"] for r in run.rounds]
-    Console(width=80, file=(said := StringIO())).print(terminal.shown(run))
+    Console(width=80, file=(said := StringIO())).print(terminal.run_details(run))
     shown = said.getvalue()
     assert "drift_previous_acute" in shown and "drift_layers" not in shown
     assert [row["algorithm"] for row in table(runs)] == ["fedavg", "feddpc", "mgda"]
-    pictures = {picture.name: picture for picture in draw(group(runs))}
+    pictures = {picture.name: picture for picture in draw_pictures(group_runs(runs))}
     assert (
         {"drift", "layers"} <= set(pictures)
         and "fedavg" in pictures["layers"].alt
@@ -413,7 +413,7 @@ def test_without_records_there_are_no_pictures_of_drift() -> None:
         askew.run({**TINY, "rounds": 2, **more}) for more in ({"evaluation": {}}, {"algorithm": {"name": "mgda"}})
     )
     for run in (plain, global_only):
-        assert not {"drift", "layers", "coverage"} & {picture.name for picture in draw(group([run]))}
+        assert not {"drift", "layers", "coverage"} & {picture.name for picture in draw_pictures(group_runs([run]))}
 
 
 # fairness across clients ----------------------------------------------------------------------------------------

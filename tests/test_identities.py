@@ -995,7 +995,17 @@ def evaluated(server: Server, on: Problem) -> Record:
     """What a run would record of this server."""
     task = Functional(on.module, server.space, on.fed.criterion)
     evaluator = Evaluator(task, on.fed, on.fed.test)
-    house = BuiltRun(Config(), on.fed, on.module, server.space, task, evaluator, server, Kernels(torch.device("cpu"), torch.float64), {})
+    house = BuiltRun(
+        Config(),
+        on.fed,
+        on.module,
+        server.space,
+        task,
+        evaluator,
+        server,
+        Kernels(torch.device("cpu"), torch.float64),
+        {},
+    )
     return evaluation_record(house, evaluate_models(house))
 
 

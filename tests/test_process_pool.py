@@ -16,9 +16,10 @@ from askew.cli.main import main
 from askew.experiment import process_pool
 from askew.experiment.config import CHOICES
 from askew.experiment.store import load
-from askew.reproduction import results as stored
-from askew.reproduction.papers import find, plan
-from askew.reproduction.reproduce import play, reproduce, shares, start
+from askew.reproduction.papers import find_experiment, plan_runs
+from askew.reproduction.plan import prepare_reproduction
+from askew.reproduction.reproduce import reproduce, run_missing, split_for_processes
+from askew.reproduction.results import metrics_by_run, read_results
 
 PLUGIN = """
 import os, signal
@@ -75,12 +76,12 @@ def experiment(folder: Path, more: str, lives: str = "") -> str:
 
 def rows(folder: Path) -> dict[Any, str]:
     """The stored results without times."""
-    return {r.key: r.value for r in stored.read(folder) if not r.metric.startswith("seconds")}
+    return {r.key: r.value for r in read_results(folder) if not r.metric.startswith("seconds")}
 
 
 def methods(folder: Path) -> set[str]:
     """The methods with stored results."""
-    return {r.method for r in stored.read(folder / "results")}
+    return {r.method for r in read_results(folder / "results")}
 
 
 DEADLY = 'rounds = 3, algorithm = { name = "deadly" }'
@@ -96,7 +97,7 @@ def test_two_processes_give_the_results_of_one(folder: Path) -> None:
     )
     untimed = lambda cells: [cell for cell in cells if not cell.metric.startswith("seconds")]
     assert untimed(two) == untimed(one) and rows(folder / "two") == rows(folder / "one") and len(set(watched)) == 5
-    results = stored.by_run(stored.read(folder / "two"))
+    results = metrics_by_run(read_results(folder / "two"))
     shared = {key for key, run in results.items() if "seconds_shared" in run}  # times that are not a run's own
     assert all("seconds_per_round" in run for key, run in results.items() if key not in shared) and len(shared) >= 4
     assert all(load(run_folder).facts["state"] == "finished" for run_folder in (folder / "b").iterdir())
@@ -104,8 +105,8 @@ def test_two_processes_give_the_results_of_one(folder: Path) -> None:
 
 def test_what_a_killed_process_had_begun_is_taken_by_a_fresh_one(folder: Path) -> None:
     id, sentences = experiment(folder, DEADLY, "x"), list[str]()
-    begun = start(id, results=folder / "results")
-    runs = list(play(begun, folder / "runs", folder / "results", None, 2, sentences.append))
+    begun = prepare_reproduction(id, results=folder / "results")
+    runs = list(run_missing(begun, folder / "runs", folder / "results", None, 2, sentences.append))
     assert (
         sorted(run.algorithm for run in runs) == ["deadly", "fedavg", "fedprox"]
         and not begun.missing
@@ -178,7 +179,7 @@ def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(
         stopper.start()
         assert main(["reproduce", id, "--processes", "3"]) == 130
         stopper.join()
-        left = start(id, results=folder / "results").missing
+        left = prepare_reproduction(id, results=folder / "results").missing
         runs = [load(folder / "runs" / p.config.name()) for p in left]
         assert methods(folder) == {"A", "B"} and [p.method for p in left] == ["C", "D"]
         assert {run.facts["state"] for run in runs} == {"interrupted"} and all(
@@ -195,10 +196,10 @@ def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(
 def test_on_a_gpu_the_runs_of_a_method_stay_together_and_the_longest_part_is_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    planned = plan(find("feddpc/table2"), "smoke")
-    assert [len(part) for part in shares(planned, 2)] == [1] * len(planned)
+    planned = plan_runs(find_experiment("feddpc/table2"), "smoke")
+    assert [len(part) for part in split_for_processes(planned, 2)] == [1] * len(planned)
     monkeypatch.setattr("askew.reproduction.reproduce.device_of", lambda name: torch.device("cuda"))
-    parts = shares(planned, 2)
+    parts = split_for_processes(planned, 2)
     assert (
         [len({p.method for p in part}) for part in parts] == [1] * 6
         and parts[0][0].method == "FedProx"
@@ -206,8 +207,9 @@ def test_on_a_gpu_the_runs_of_a_method_stay_together_and_the_longest_part_is_fir
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100))
-    monkeypatch.setattr("askew.reproduction.reproduce.memory", lambda config: 20)
-    assert [len(part) for part in shares(planned, 2)] == [1] * len(planned)  # each of two has room for one run
+    monkeypatch.setattr("askew.reproduction.reproduce.estimate_memory", lambda config: 20)
+    # each of two processes has room for one run
+    assert [len(part) for part in split_for_processes(planned, 2)] == [1] * len(planned)
 
 
 # MPS ------------------------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import pytest
 from askew.errors import StoreError
 from askew.experiment.store import Run, load
 from askew.experiment.toml import to_toml
-from askew.report import figures, labels, table, write_report
-from askew.report.figures import draw
+from askew.report import labels, table, write_figures, write_report
+from askew.report.figures import draw_pictures
 from askew.report.page import headline
-from askew.report.tables import group
+from askew.report.tables import group_runs
 
 Make = Callable[..., Run]
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -27,7 +27,7 @@ VOID = {"meta", "img", "br", "hr", "link", "input"}
 def make(tmp_path: Path) -> Make:
     """Write a run folder as plain text and load it."""
 
-    def made(
+    def make_run(
         algorithm: str = "fedavg",
         accuracy: Sequence[float | None] = (0.2, 0.5, 0.4),
         seed: int = 1,
@@ -79,7 +79,7 @@ def make(tmp_path: Path) -> Make:
         )
         return load(folder)
 
-    return made
+    return make_run
 
 
 class Reader(HTMLParser):
@@ -198,15 +198,22 @@ def test_labels_tell_groups_apart(make: Make) -> None:
     assert len(labels([simulated, deployed])) == 2 and "flower" in labels([simulated, deployed])[1]
 
 
+@pytest.mark.slow
 def test_figures_are_written(make: Make, tmp_path: Path) -> None:
     runs = [make(name, (0.1, 0.4 + 0.1 * seed, 0.5), seed=seed) for name in ("fedavg", "fedcm") for seed in (1, 2)]
-    paths = figures(runs, tmp_path / "out")
-    assert {p.name for p in paths} == {"accuracy.png", "loss.png", "partition.png", "participation.png", "bars.png"}
-    for path in paths:
-        content = path.read_bytes()
-        assert content.startswith(b"\x89PNG") and len(content) > 5000
-    assert "bars" not in {picture.name for picture in draw(group(runs[:2]))}  # one method only
-    assert figures([], tmp_path / "none") == []
+    assert {path.name for path in write_figures(runs, tmp_path / "out")} == PICTURES
+    assert_pictures(tmp_path / "out")
+    assert write_figures([], tmp_path / "none") == []
+
+
+PICTURES = {"accuracy.png", "loss.png", "partition.png", "participation.png", "bars.png"}
+
+
+def assert_pictures(folder: Path) -> None:
+    """A folder has all pictures of several methods."""
+    contents = {path.name: path.read_bytes() for path in folder.glob("*.png")}
+    assert set(contents) == PICTURES
+    assert all(content.startswith(b"\x89PNG") and len(content) > 5000 for content in contents.values())
 
 
 def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
@@ -224,7 +231,8 @@ def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
     for run in runs:
         assert f"askew run {run.folder}/run.toml" in read.text
     assert read.text.count("alpha = 0.2") == 2  # the configuration of each method
-    assert (tmp_path / "out" / "bars.png").is_file()
+    assert_pictures(tmp_path / "out")
+    assert "bars" not in {picture.name for picture in draw_pictures(group_runs(runs[:2]))}  # one method only
 
 
 def test_everything_is_escaped(make: Make, tmp_path: Path) -> None:
@@ -274,8 +282,14 @@ def test_no_rounds_and_no_federation(make: Make, tmp_path: Path) -> None:
 
 def test_large_federations_say_what_is_left_out(make: Make) -> None:
     sizes = [10 + i % 7 for i in range(500)]
-    told = {"clients": 20_000, "classes": 100, "sizes": sizes, "shown": 500, "labels": [[n] + [0] * 99 for n in sizes]}
-    pictures = {picture.name: picture for picture in draw(group([make(federation=told)]))}
+    federation = {
+        "clients": 20_000,
+        "classes": 100,
+        "sizes": sizes,
+        "shown": 500,
+        "labels": [[n] + [0] * 99 for n in sizes],
+    }
+    pictures = {picture.name: picture for picture in draw_pictures(group_runs([make(federation=federation)]))}
     expected = "The first 500 of 20000 clients are shown: each holds 1 to 1 of 100 classes and 10 to 16 samples."
     assert pictures["partition"].note == expected and expected in pictures["partition"].alt
     assert pictures["participation"].note == "Clients took part in 0 to 2 of 3 rounds; 19996 never did."
@@ -284,7 +298,7 @@ def test_large_federations_say_what_is_left_out(make: Make) -> None:
 
 def test_each_federation_has_its_picture_up_to_four(make: Make) -> None:
     runs = [make(partition={"alpha": alpha}) for alpha in (0.1, 0.2, 0.5, 1.0, 10.0)]
-    pictures = {picture.name: picture for picture in draw(group(runs))}
+    pictures = {picture.name: picture for picture in draw_pictures(group_runs(runs))}
     note = pictures["partition"].note
     assert "digits, Dirichlet α = 0.1, 4 clients: A client holds 1 to 3 of 3 classes and 2 to 9 samples." in note
     assert "α = 1, 4 clients:" in note and "α = 10, 4 clients:" not in note and "Of 5, the first 4 are shown." in note
@@ -296,6 +310,6 @@ def test_what_cannot_be_written_or_shown_is_said(make: Make, tmp_path: Path) -> 
     with pytest.raises(StoreError, match="cannot write"):
         write_report([make(accuracy=(), federation={})], tmp_path / "file" / "out")
     with pytest.raises(StoreError, match="cannot write"):
-        figures([make(accuracy=())], tmp_path / "file" / "out")
+        write_figures([make(accuracy=())], tmp_path / "file" / "out")
     with pytest.raises(StoreError, match="at least one run"):
         write_report([], tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Seeds of the partition, the weights and the participants on their own: each holds its part, and no name changes without them."""
+"""Seeds of the partition, the weights and the participants: each fixes its part, and no name changes without them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import askew
 from askew.errors import ConfigError
 from askew.experiment.build import BuiltRun, build
 from askew.experiment.config import Config
-from askew.reproduction.papers import digest
+from askew.reproduction.papers import result_digest
 
 TABLES: dict[str, Any] = {
     "rounds": 3,
@@ -23,16 +23,19 @@ TABLES: dict[str, Any] = {
 PARTS = ("partition", "model", "participation")
 
 
-def config(seed: int, **held: int) -> Config:
-    return Config.build({**TABLES, "seed": seed} | {name: TABLES[name] | {"seed": own} for name, own in held.items()})
+def config(seed: int, **own_seeds: int) -> Config:
+    """A configuration with this seed; some of its tables have a seed of their own."""
+    own = {name: TABLES[name] | {"seed": own_seed} for name, own_seed in own_seeds.items()}
+    return Config.build({**TABLES, "seed": seed} | own)
 
 
-def came(house: BuiltRun) -> list[list[int]]:
-    c, fed = house.config, house.fed
+def participants(built: BuiltRun) -> list[list[int]]:
+    """Who takes part in the first four rounds."""
+    c, fed = built.config, built.fed
     return [c.participation.turnout(c.seed, t, fed.eligible, fed.clients).ids.tolist() for t in range(1, 5)]
 
 
-def alike(one: BuiltRun, other: BuiltRun) -> dict[str, bool]:
+def equal_parts(one: BuiltRun, other: BuiltRun) -> dict[str, bool]:
     """Which of the three parts agree; the public set goes with the partition."""
     assert (
         one.fed.assignment is not None
@@ -43,15 +46,15 @@ def alike(one: BuiltRun, other: BuiltRun) -> dict[str, bool]:
     split = all(np.array_equal(a, b) for a, b in zip(one.fed.assignment, other.fed.assignment, strict=True))
     assert split == torch.equal(one.fed.public.x, other.fed.public.x)
     weights = torch.equal(one.space.start, other.space.start)
-    return {"partition": split, "model": weights, "participation": came(one) == came(other)}
+    return {"partition": split, "model": weights, "participation": participants(one) == participants(other)}
 
 
-@pytest.mark.parametrize("held", PARTS)
-def test_a_seed_of_its_own_holds_one_part(held: str) -> None:
-    first, other, kept = (build(c) for c in (config(0), config(5), config(5, **{held: 0})))
-    assert alike(first, other) == dict.fromkeys(PARTS, False)
-    assert alike(first, kept) == {part: part == held for part in PARTS}
-    assert alike(other, kept) == {part: part != held for part in PARTS}
+@pytest.mark.parametrize("fixed", PARTS)
+def test_a_seed_of_its_own_fixes_one_part(fixed: str) -> None:
+    first, other, mixed = (build(c) for c in (config(0), config(5), config(5, **{fixed: 0})))
+    assert equal_parts(first, other) == dict.fromkeys(PARTS, False)
+    assert equal_parts(first, mixed) == {part: part == fixed for part in PARTS}
+    assert equal_parts(other, mixed) == {part: part != fixed for part in PARTS}
 
 
 def test_batches_go_with_the_run_and_all_three_make_no_copy_of_it() -> None:
@@ -66,8 +69,8 @@ def test_batches_go_with_the_run_and_all_three_make_no_copy_of_it() -> None:
 def test_names_change_only_where_one_is_set() -> None:
     """The names that this configuration has had before there were such settings."""
     plain, set_ = config(0), config(0, partition=0)
-    assert (plain.digest(), digest(plain)) == ("59196753", "000e49b4da")
-    assert set_.digest() != plain.digest() and digest(set_) != digest(plain)
+    assert (plain.digest(), result_digest(plain)) == ("59196753", "000e49b4da")
+    assert set_.digest() != plain.digest() and result_digest(set_) != result_digest(plain)
 
 
 def test_a_wrong_one_is_refused() -> None:

@@ -129,7 +129,7 @@ def test_skew_falls_as_alpha_grows() -> None:
 )
 def test_the_picture_shows_every_client_or_says_which(clients: int, classes: int) -> None:
     counts = np.random.default_rng(0).poisson(3, (clients, classes))
-    figure = skew.picture(counts, counts.sum(1) if classes else np.arange(clients), "by class")
+    figure = skew.draw_skew(counts, counts.sum(1) if classes else np.arange(clients), "by class")
     strip, panel = figure.axes[0], figure.axes[1 if classes else 0]
     assert strip.get_title(loc="left") == "by class" and len(strip.patches) == min(clients, 500)
     order = "their most frequent class" if classes else "size"
@@ -150,16 +150,16 @@ def test_the_picture_shows_every_client_or_says_which(clients: int, classes: int
 def test_one_huge_client_does_not_hide_the_others() -> None:
     counts = np.full((60, 5), 4)
     counts[0] = 1000
-    figure = skew.picture(counts, counts.sum(1), "")
+    figure = skew.draw_skew(counts, counts.sum(1), "")
     assert figure.axes[0].get_ylim()[1] == pytest.approx(24) and figure.axes[1].collections[0].get_clim() == (0, 4)
     assert figure.axes[0].texts[0].get_text() == "5,000"
-    even = skew.picture(counts[1:], counts[1:].sum(1), "")
+    even = skew.draw_skew(counts[1:], counts[1:].sum(1), "")
     assert not even.axes[0].texts and even.axes[1].collections[0].get_clim() == (0, 4)
 
 
 def test_the_summary_holds_the_measures() -> None:
     console = Console(width=120, record=True, file=StringIO())
-    console.print(skew.summary(heterogeneity(np.array([[1500, 0], [0, 500], [0, 0]]))))
+    console.print(skew.skew_table(heterogeneity(np.array([[1500, 0], [0, 500], [0, 0]]))))
     page = console.export_text()
     for part in (
         "3, 1 of them without samples",

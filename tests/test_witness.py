@@ -34,7 +34,7 @@ from askew.engine.server import Server
 from askew.experiment.build import build
 from askew.experiment.config import Config
 from askew.experiment.store import Run
-from askew.reproduction.results import metrics
+from askew.reproduction.results import run_metrics
 from problems import Listening, Problem, draws, labelled, play, row, serve, tastes
 
 LOCAL = LocalSettings(epochs=2, batch=4, lr=0.1)
@@ -186,7 +186,7 @@ def test_a_run_records_what_its_evaluation_asks_for() -> None:
         "fit_loss",
     }
     assert set(told.rounds[-1]) - set(plain.rounds[-1]) == names
-    assert {"last_accuracy_rare", "mean_weights_entropy", "public_share", "public_ratio"} <= set(metrics(told))
+    assert {"last_accuracy_rare", "mean_weights_entropy", "public_share", "public_ratio"} <= set(run_metrics(told))
 
 
 # classes and clients ----------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_what_results_keep_of_records() -> None:
         | ({"drift_window": float(t)} if t % 20 == 0 else {})
         for t in range(1, 111)
     ]
-    told = metrics(Run({"rounds": 110}, rounds, {}))
+    told = run_metrics(Run({"rounds": 110}, rounds, {}))
     assert (told["max_turn"], told["max_drift_turn"], told["mean_drift_window"]) == ("0.5", "0.2", "60")
     assert told["early_drift_relative_layers.conv1"] == told["early_drift_relative"] == told["early_fit_loss"] == "55"
     assert told["early_drift_apart"] == "110" and "early_drift_relative_layers.dead" not in told

@@ -20,7 +20,7 @@ import askew
 from askew.experiment.build import divided
 from askew.experiment.config import Config
 from askew.participation import participations
-from askew.report.figures import STYLE, accuracy, canvas, group, style
+from askew.report.figures import STYLE, accuracy_picture, canvas, group_runs, style
 
 HERE = Path(__file__).parent
 GREY, BLUE = "#868E96", "#3B8FD6"
@@ -93,7 +93,7 @@ def turnout(clients: int = 100, rounds: int = 100) -> Figure:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         with style():
-            picture = accuracy(group([askew.load(sys.argv[1])]))
+            picture = accuracy_picture(group_runs([askew.load(sys.argv[1])]))
         assert picture is not None
         (HERE / "cifar10.png").write_bytes(picture.render("png"))
     else:

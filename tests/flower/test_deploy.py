@@ -1,4 +1,4 @@
-"""`askew deploy`: apps, keys, and whole federations on this machine that leave nothing running behind them."""
+"""`askew deploy`: apps, keys, and whole federations on this machine that leave no process behind."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from hands import page, simulated, written
-from processes import assert_none_left, with_home
+from in_process import largest_difference, simulate, small_run, write_config
+from processes import assert_none_left, processes_of
 from safetensors.torch import load_file
 
 from askew import flower
@@ -28,21 +28,34 @@ from askew.flower.loopback import Loopback
 from askew.report import terminal
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs the extra flower")
-everything = pytest.mark.skipif(os.environ.get("ASKEW_LOOPBACK") != "all", reason="takes long; set ASKEW_LOOPBACK=all")
-PATIENCE = 300.0  # seconds for a run
-TABLES = page(
-    {"name": "scaffold"}, rounds=2, partition={"name": "natural", "clients": 1}, participation={"name": "full"}
-)
-OWN = "import torch\n\ndef client(node):\n    return (torch.randn(9, 8), torch.arange(9) % 3), None, None\n"
+RUN_SECONDS = 300.0  # in which a run must end
+TOLERANCE = 1e-6  # of weights: they are the same numbers where processes round alike
+
+
+def full_run(clients: int) -> dict[str, object]:
+    """Two rounds of SCAFFOLD in which all clients take part."""
+    partition = {"name": "natural", "clients": clients}
+    return small_run({"name": "scaffold"}, rounds=2, partition=partition, participation={"name": "full"})
+
+
+OWN_DATA = "import torch\n\ndef client(node):\n    return (torch.randn(9, 8), torch.arange(9) % 3), None, None\n"
+PLUGIN = """\
+import askew
+from askew.algorithms import FedAvg
+
+@askew.register('mine', replace=True)
+class Mine(FedAvg):
+    pass
+"""
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, with a page and a data module."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a configuration and a data module."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    written(TABLES | {"partition": {"name": "natural", "clients": 5}}, tmp_path)
-    (tmp_path / "data.py").write_text(OWN)
+    write_config(full_run(clients=5), tmp_path)
+    (tmp_path / "data.py").write_text(OWN_DATA)
     return tmp_path
 
 
@@ -54,14 +67,14 @@ def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
 # apps -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_app_is_written_without_flower(desk: Path, no_flower: None, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "deploy app run.toml app --data data.py --clients 3 --set rounds=7 --rule timeout=60 --rule out=/srv/runs"
-    assert main(words.split()) == 0
-    told = capsys.readouterr().out
-    assert "3, with data of their own" in told and "askew deploy up app" in told and "flwr run app" in told
+def test_an_app_is_written_without_flower(folder: Path, no_flower: None, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "deploy app run.toml app --data data.py --clients 3 --set rounds=7 --rule timeout=60 --rule out=/srv/runs"
+    assert main(command.split()) == 0
+    out = capsys.readouterr().out
+    assert "3, with data of their own" in out and "askew deploy up app" in out and "flwr run app" in out
     tables, data, rules = app.read_app(Path("app"))
     assert (tables["rounds"], tables["partition"]["clients"]) == (7, 3)
-    assert data is not None and data.read_text() == OWN
+    assert data is not None and data.read_text() == OWN_DATA
     assert (rules["timeout"], rules["out"], rules["wait"]) == (60.0, "/srv/runs", 600.0)
     assert main(["deploy", "app", "run.toml", "app", "--json"]) == 0  # again, without data of their own
     assert json.loads(capsys.readouterr().out) | {"rules": None} == {
@@ -73,28 +86,11 @@ def test_an_app_is_written_without_flower(desk: Path, no_flower: None, capsys: p
     assert app.read_app(Path("app"))[1] is None
 
 
-def test_an_apps_plugins_go_from_app_to_app(desk: Path) -> None:
+def test_an_apps_plugins_go_from_app_to_app(folder: Path) -> None:
     """An app can be written from an app: its parts are the same, under the same names."""
-    Path("mine.py").write_text(
-        "import askew\nfrom askew.algorithms import FedAvg\n\n@askew.register('mine', replace=True)\nclass Mine(FedAvg):\n    pass\n"
-    )
-    assert (
-        main(
-            [
-                "deploy",
-                "app",
-                "run.toml",
-                "run",
-                "--plugin",
-                "mine.py",
-                "--set",
-                'algorithm={name = "mine"}',
-                "--data",
-                "data.py",
-            ]
-        )
-        == 0
-    )
+    Path("mine.py").write_text(PLUGIN)
+    options = ["--plugin", "mine.py", "--set", 'algorithm={name = "mine"}', "--data", "data.py"]
+    assert main(["deploy", "app", "run.toml", "run", *options]) == 0
     assert main(["deploy", "app", "run", "two"]) == 0
     names = {path.relative_to("run") for path in Path("run").rglob("*.*")}
     assert Path("askew_app/plugin_0_mine.py") in names
@@ -104,7 +100,7 @@ def test_an_apps_plugins_go_from_app_to_app(desk: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("command", "sentence"),
     [
         (
             "app none.toml app",
@@ -134,10 +130,10 @@ def test_an_apps_plugins_go_from_app_to_app(desk: Path) -> None:
         ("down", "no such command 'down'"),
     ],
 )
-def test_one_sentence(
-    words: str, says: str, desk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_command_is_answered_in_one_sentence(
+    command: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if words.startswith(("up", "keys")) and find_spec("cryptography") is None and "missing" not in says:
+    if command.startswith(("up", "keys")) and find_spec("cryptography") is None and "missing" not in sentence:
         pytest.skip("needs the extra flower")
     Path("folder").mkdir()
     Path("full").mkdir()
@@ -145,18 +141,18 @@ def test_one_sentence(
     Path("failing.py").write_text("1 / 0\n")
     Path("empty.py").write_text("")
     Path("bad.py").write_text("client of node\n")
-    assert main(["deploy", *words.split()]) == 2
+    assert main(["deploy", *command.split()]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and says in err, err
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and sentence in err, err
     assert not Path("app").exists() and not Path("runs").exists() and not Path("keys").exists()
     assert [path.name for path in Path("full").iterdir()] == ["node-1"] and Path("full/node-1").read_text() == "secret"
 
 
-@pytest.mark.parametrize("words", ["up run.toml", "keys keys --clients 2"])
+@pytest.mark.parametrize("command", ["up run.toml", "keys keys --clients 2"])
 def test_without_flower_one_sentence_says_how_to_get_it(
-    words: str, desk: Path, no_flower: None, capsys: pytest.CaptureFixture[str]
+    command: str, folder: Path, no_flower: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["deploy", *words.split()]) == 2
+    assert main(["deploy", *command.split()]) == 2
     out, err = capsys.readouterr()
     assert (
         out == ""
@@ -168,7 +164,7 @@ def test_without_flower_one_sentence_says_how_to_get_it(
 
 
 @needs_flower
-def test_keys_are_whole_private_and_good_for_the_hosts(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_are_complete_private_and_valid_for_the_hosts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import (
@@ -178,50 +174,34 @@ def test_keys_are_whole_private_and_good_for_the_hosts(desk: Path, capsys: pytes
     )
 
     os.umask(0o022)
-    assert (
-        main(
-            [
-                "deploy",
-                "keys",
-                "keys",
-                "--clients",
-                "2",
-                "--host",
-                "fl.example.org",
-                "--host",
-                "10.0.0.5",
-                "--days",
-                "30",
-            ]
-        )
-        == 0
-    )
-    told = capsys.readouterr().out
-    assert "--superlink fl.example.org:8000" in told and "flwr supernode register keys/node-0.pub" in told
+    hosts = ["--host", "fl.example.org", "--host", "10.0.0.5"]
+    assert main(["deploy", "keys", "keys", "--clients", "2", *hosts, "--days", "30"]) == 0
+    out = capsys.readouterr().out
+    assert "--superlink fl.example.org:8000" in out and "flwr supernode register keys/node-0.pub" in out
     secret = {"ca.key", "server.key", "node-0", "node-0.key", "node-1", "node-1.key"}
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in Path("keys").iterdir()}
     assert modes == dict.fromkeys(secret, 0o600) | dict.fromkeys(modes.keys() - secret, 0o644) and len(modes) == 12
-    read = lambda name: x509.load_pem_x509_certificate((Path("keys") / name).read_bytes())
-    root = read("ca.crt")
+    read_certificate = lambda name: x509.load_pem_x509_certificate((Path("keys") / name).read_bytes())
+    root = read_certificate("ca.crt")
     root.verify_directly_issued_by(root)
     for name in ("server", "node-0", "node-1"):
-        found = read(f"{name}.pem")
-        found.verify_directly_issued_by(root)
+        certificate = read_certificate(f"{name}.pem")
+        certificate.verify_directly_issued_by(root)
         key = load_pem_private_key(Path(f"keys/{name}.key").read_bytes(), None)
-        assert found.public_key() == key.public_key()
-        assert not found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca  # it signs nothing
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert certificate.public_key() == key.public_key()
+        assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca  # it signs nothing
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
         assert hosts == (
             ["fl.example.org", "localhost", "10.0.0.5", "127.0.0.1"] if name == "server" else ["localhost", "127.0.0.1"]
         )
-        assert 30 <= (found.not_valid_after_utc - found.not_valid_before_utc).total_seconds() / 86400 < 31
+        assert 30 <= (certificate.not_valid_after_utc - certificate.not_valid_before_utc).total_seconds() / 86400 < 31
     publics = []
     for client in range(2):
-        own = load_ssh_private_key(Path(f"keys/node-{client}").read_bytes(), None)
-        assert isinstance(own, ec.EllipticCurvePrivateKey) and own.curve.name == "secp384r1"
+        private = load_ssh_private_key(Path(f"keys/node-{client}").read_bytes(), None)
+        assert isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp384r1"
         publics.append(load_ssh_public_key(Path(f"keys/node-{client}.pub").read_bytes()))
-        assert own.public_key() == publics[-1]
+        assert private.public_key() == publics[-1]
     assert publics[0] != publics[1]
     before = {path: path.read_bytes() for path in Path("keys").iterdir()}
     assert main(["deploy", "keys", "keys", "--clients", "3"]) == 2
@@ -231,60 +211,87 @@ def test_keys_are_whole_private_and_good_for_the_hosts(desk: Path, capsys: pytes
 # a run whose process was killed ---------------------------------------------------------------------------------
 
 
-def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
+def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> None:
     folder = tmp_path / "scaffold-flower"
     with lock_folder(folder):
-        written(TABLES, folder)
+        write_config(full_run(clients=1), folder)
         write_json(folder / "run.json", {"state": "running", "engine": "flower"})
         assert is_locked(folder) and load(folder).facts["state"] == "running"
-    found = load(folder)
-    assert (
-        not is_locked(folder)
-        and found.facts["state"] == "interrupted"
-        and terminal.state(found) == "interrupted, 0 of 2 rounds"
-    )
-    assert terminal.go_on(folder, "flower") == "flwr run APP"
+    run = load(folder)
+    assert not is_locked(folder) and run.facts["state"] == "interrupted"
+    assert terminal.state(run) == "interrupted, 0 of 2 rounds"
+    assert terminal.resume_command(folder, "flower") == "flwr run APP"
     (folder / "flower" / "keys").mkdir(parents=True)
-    assert terminal.go_on(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path} --secure"
+    assert terminal.resume_command(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path} --secure"
 
 
 @needs_flower
-def test_of_a_log_the_last_thing_worth_reading_is_told(tmp_path: Path) -> None:
+def test_the_reason_of_a_failure_is_the_last_informative_line_of_a_log(tmp_path: Path) -> None:
     link = Loopback(tmp_path, 0)
-    log = "\x1b[92mINFO \x1b[0m:      Start\n\x1b[91mERROR \x1b[0m:     ServerApp raised an exception\nTraceback (most recent call last):\n"
-    log += '  File "a.py", line 2, in serve\naskew.errors.EngineError: 0 of 2 clients came; start the others.\n'
-    log += "\x1b[91mERROR \x1b[0m:     Exit Code: 201\n\nAn unhandled exception occurred in the ServerApp.\n\nFor more information\n"
-    (tmp_path / "run.log").write_text(log)
-    assert link.told("run") == f"0 of 2 clients came; start the others; its log is {tmp_path / 'run.log'}."
+    log = [
+        "\x1b[92mINFO \x1b[0m:      Start",
+        "\x1b[91mERROR \x1b[0m:     ServerApp raised an exception",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 2, in serve',
+        "askew.errors.EngineError: 0 of 2 clients came; start the others.",
+        "\x1b[91mERROR \x1b[0m:     Exit Code: 201",
+        "",
+        "An unhandled exception occurred in the ServerApp.",
+        "",
+        "For more information",
+    ]
+    (tmp_path / "run.log").write_text("\n".join(log))
+    reason = f"0 of 2 clients came; start the others; its log is {tmp_path / 'run.log'}."
+    assert link.failure_reason("run") == reason
     (tmp_path / "node-0.log").write_text("╭─ Error ───╮\n│ No such   key. │\n╰───────────╯\nINFO:     Shutting down\n")
-    assert link.told("node-0").startswith("No such key; ")
+    assert link.failure_reason("node-0").startswith("No such key; ")
     (tmp_path / "x.log").write_bytes(b"")
-    assert link.told("x").startswith("it said nothing; ")
+    assert link.failure_reason("x").startswith("it said nothing; ")
 
 
 # whole federations ----------------------------------------------------------------------------------------------
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "askew", "deploy", "up", *words]
+@needs_flower
+def test_a_federation_of_real_processes_plays_the_simulators_run(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one such test that is not slow: two clients, each of whose messages is a process of its own."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["deploy", "up", "run.toml", "--clients", "2", "--rule", "timeout=120", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "starting a SuperLink and 2 SuperNodes on this machine" in err and "round 2/2" in err
+    assert_none_left(only_run() / "flower" / "flwr", seconds=0)
+    deployed, simulated = load(only_run()), simulate(full_run(clients=2))
+    assert json.loads(out) | {"run": None} == deployed.summary() | {"run": None}
+    assert deployed.finished and deployed.facts["engine"] == "flower"
+    assert [r["participants"] for r in deployed.rounds] == [[0, 1], [0, 1]]
+    assert largest_difference(load_file(only_run() / "model.safetensors"), simulated.model) <= TOLERANCE
+    for name in ("train_loss", "loss", "accuracy"):
+        assert deployed.rounds[-1][name] == pytest.approx(simulated.rounds[-1][name], rel=1e-5)
+    assert (deployed.bytes_up, deployed.bytes_down) == (simulated.bytes_up, simulated.bytes_down)
+
+
+def start_deployment(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "askew", "deploy", "up", *arguments]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
 
 
-def read_until(stream: IO[str], words: str) -> str:
-    """What a stream says up to the line that begins so."""
-    said = ""
+def read_until(stream: IO[str], start: str) -> str:
+    """What a stream says up to the line that starts so."""
+    text = ""
     for line in stream:
-        said += line
-        if line.startswith(words):
-            return said
-    raise AssertionError(f"no line begins with {words!r}: {said}")
+        text += line
+        if line.startswith(start):
+            return text
+    raise AssertionError(f"no line starts with {start!r}: {text}")
 
 
-def until(there: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not there():
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + RUN_SECONDS
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)
 
@@ -295,68 +302,66 @@ def only_run() -> Path:
 
 
 @needs_flower
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=everything)])
-def test_an_interrupted_federation_leaves_nothing_running_and_goes_on(
-    number: int, desk: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_federation_leaves_no_process_and_goes_on(
+    number: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("run.toml", "--clients", "1", "--rule", "timeout=120")
-    first = start(*words)
+    arguments = ("run.toml", "--clients", "1", "--rule", "timeout=120")
+    first = start_deployment(*arguments)
     assert first.stderr is not None
-    told = read_until(first.stderr, "round 1/2")
-    until(lambda: any(Path("runs").glob(f"*/{checkpoint.FILE}")))
+    before = read_until(first.stderr, "round 1/2")
+    wait_until(lambda: any(Path("runs").glob(f"*/{checkpoint.FILE}")))
     home = only_run() / "flower" / "flwr"
-    assert first.poll() is None and len(with_home(home)) >= 3
+    assert first.poll() is None and len(processes_of(home)) >= 3
     first.send_signal(number)
-    first.send_signal(number)  # and nothing hurries it
+    first.send_signal(number)  # a second signal does not hurry it
     out, err = first.communicate(timeout=60)
-    assert first.returncode == 130 and out == "" and "stopped, and all processes are ended" in err, told + err
-    assert_none_left(home, patience=0)
-    again = err.splitlines()[-1].split()
-    assert again[:3] == ["askew", "deploy", "up"]
+    assert first.returncode == 130 and out == "" and "stopped, and all processes are ended" in err, before + err
+    assert_none_left(home, seconds=0)
+    command = err.splitlines()[-1].split()
+    assert command[:3] == ["askew", "deploy", "up"]
     assert load(only_run()).facts["state"] == "interrupted" and main(["show", str(only_run())]) == 0
     assert f"askew deploy up {only_run()}/flower/app" in capsys.readouterr().out
-    second = start(*again[3:], "--json")
-    out, err = second.communicate(timeout=PATIENCE)
+    second = start_deployment(*command[3:], "--json")
+    out, err = second.communicate(timeout=RUN_SECONDS)
     assert second.returncode == 0 and "going on after round 1 of 2" in err and "round 2/2" in err, err
-    assert_none_left(home, patience=0)
-    ours, theirs = load(only_run()), simulated(TABLES)
-    assert json.loads(out) | {"run": None} == ours.summary() | {"run": None} and ours.finished
-    model = load_file(only_run() / "model.safetensors")
-    assert max((model[n] - v).abs().max().item() for n, v in theirs.model.items()) <= 1e-6
-    third = start(*words, "--quiet")  # finished: nothing is started
+    assert_none_left(home, seconds=0)
+    deployed, simulated = load(only_run()), simulate(full_run(clients=1))
+    assert json.loads(out) | {"run": None} == deployed.summary() | {"run": None} and deployed.finished
+    assert largest_difference(load_file(only_run() / "model.safetensors"), simulated.model) <= TOLERANCE
+    third = start_deployment(*arguments, "--quiet")  # finished: nothing is started
     assert third.communicate(timeout=60) == ("", "") and third.returncode == 0
 
 
 @needs_flower
-@everything
-def test_a_server_that_fails_is_told_in_a_sentence(desk: Path) -> None:
+@pytest.mark.slow
+def test_a_server_that_fails_says_so_in_a_sentence(folder: Path) -> None:
     """A client whose data are wrong is named while it is waited for; then the run fails."""
     Path("data.py").write_text("def client(node):\n    return 5\n")
-    run = start("run.toml", "--clients", "1", "--data", "data.py", "--rule", "wait=30", "--secure")
-    out, err = run.communicate(timeout=PATIENCE)
+    run = start_deployment("run.toml", "--clients", "1", "--data", "data.py", "--rule", "wait=30", "--secure")
+    out, err = run.communicate(timeout=RUN_SECONDS)
     assert run.returncode == 2 and out == ""
     assert "note: node " in err and "the data module's client(node) must return (train, validation, test)" in err
-    last = err.splitlines()[-1]
-    log = only_run() / "flower" / "run.log"
-    assert last.startswith("error: the run failed; 0 of 1 clients came within 30 s;") and last.endswith(
-        f"its log is {log}."
-    )
+    last, log = err.splitlines()[-1], only_run() / "flower" / "run.log"
+    assert last.startswith("error: the run failed; 0 of 1 clients came within 30 s;")
+    assert last.endswith(f"its log is {log}.")
     assert "EngineError" in log.read_text()
-    assert_none_left(only_run() / "flower" / "flwr", patience=0)
+    assert_none_left(only_run() / "flower" / "flwr", seconds=0)
 
 
 @needs_flower
-@everything
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["superlink", "flwr-serverapp"])
-def test_a_part_that_is_killed_ends_all(name: str, desk: Path) -> None:
-    run = start("run.toml", "--clients", "1")
+def test_a_process_that_is_killed_ends_all(name: str, folder: Path) -> None:
+    run = start_deployment("run.toml", "--clients", "1")
     assert run.stderr is not None
     read_until(run.stderr, "round 1/2")
     home = only_run() / "flower" / "flwr"
-    for process in with_home(home):
-        if name in Path(f"/proc/{process}/cmdline").read_text():
-            os.kill(process, signal.SIGKILL)
-    _, err = run.communicate(timeout=PATIENCE)
+    for process_id in processes_of(home):
+        if name in Path(f"/proc/{process_id}/cmdline").read_text():
+            os.kill(process_id, signal.SIGKILL)
+    _, err = run.communicate(timeout=RUN_SECONDS)
     assert run.returncode == 2 and err.splitlines()[-1].startswith("error: "), err
-    assert_none_left(home, patience=0)
+    assert_none_left(home, seconds=0)
     assert load(only_run()).facts["state"] == "interrupted"

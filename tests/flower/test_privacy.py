@@ -1,129 +1,97 @@
-"""Clipping, noise and secure aggregation: what they promise, which methods they fit, and what they refuse."""
+"""Clipping, noise and secure aggregation: what they promise, which methods support them, and what is refused."""
 
 from __future__ import annotations
 
 import math
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hands import VARIANTS, Hands, page, same_model, simulated, written
+from in_process import (
+    NO_NORM,
+    VARIANTS,
+    deploy,
+    model_values,
+    models_equal,
+    private_run,
+    simulate,
+    small_run,
+    wide_run,
+    write_config,
+)
 
 from askew.algorithms import algorithms
-from askew.errors import AskewError, ConfigError
-from askew.experiment.store import Run
-from askew.flower.client import Client, hello
-from askew.flower.deployment_data import Home, house_of, read_page
-from askew.flower.privacy import Privacy, check_fit, clipped, noisy
-from askew.flower.server import Rules, serve, uploads
-from askew.flower.wire import Payload, RawPayload
-
-PLAIN = {"name": "mlp", "hidden": [8], "norm": "none"}
-
-
-class Secret(Hands):
-    """Nodes that keep their secrets between the stages."""
-
-    def answer(self, kind: str, number: int, letter: RawPayload) -> Payload | str:
-        self.vaults: dict[int, dict[str, Any]] = self.__dict__.setdefault("vaults", {})
-        try:
-            home = Home(
-                self.config, self.node(number), self.data, None if kind == "query" else letter.numbers["classes"]
-            )
-            if kind == "query":
-                return hello(home)
-            return Client(home, self.place(home), self.vaults.setdefault(number, {})).answer(kind, letter)
-        except AskewError as e:
-            return str(e)
-
-
-def tables(key: str = "fedavg", privacy: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    return page(VARIANTS[key], **{"model": PLAIN, **more}) | ({} if privacy is None else {"privacy": privacy})
-
-
-def deployed(whole: dict[str, Any], tmp_path: Path, change: Any = None, **rules: Any) -> tuple[Run, Secret, list[str]]:
-    config, said = read_page(written(whole, tmp_path / "app")), list[str]()
-    post = Secret(config, tmp_path / "clients", change=change)
-    run = serve(
-        config,
-        post,
-        Rules.build({"out": str(tmp_path / "runs"), "wait": 1.0, "timeout": 0.2, **rules}),
-        None,
-        said.append,
-    )
-    return run, post, said
-
+from askew.errors import ConfigError
+from askew.experiment.build import BuildCache
+from askew.flower.deployment_data import build_run, read_config
+from askew.flower.privacy import Privacy, add_noise, check_supported, clip_upload
+from askew.flower.remote_engine import zero_uploads
+from askew.flower.wire import Payload
 
 # clipping and noise ---------------------------------------------------------------------------------------------
 
 
-def test_the_largest_length_is_kept(tmp_path: Path) -> None:
-    """Every update that travels is no longer than the bound, and what is shorter is as it was."""
-    lengths, losses = [], []
+def test_no_update_is_longer_than_the_bound(tmp_path: Path) -> None:
+    """Shorter updates are unchanged."""
+    lengths, losses = list[float](), list[float]()
 
-    def noted(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
+    def note(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
         if kind == "train":
-            lengths.append(told.tensors["up.delta"].norm().item())
-            losses.append(told.numbers["loss"])
-        return told
+            lengths.append(reply.tensors["up.delta"].norm().item())
+            losses.append(reply.numbers["loss"])
+        return reply
 
-    run, _, said = deployed(tables(privacy={"clip": 0.05}), tmp_path, noted)
-    assert said == [] and len(lengths) == 12 and max(lengths) <= 0.05 * (1 + 1e-6) and {*losses} == {0.0}
-    assert run.finished and all(r["train_loss"] is None for r in run.rounds) and "0.05" in run.facts["privacy"]
-    loose, _, _ = deployed(tables(privacy={"clip": 1e6}), tmp_path / "loose")
-    assert same_model(loose.model, simulated(tables()).model)
-    assert run.name != loose.name  # another bound is another run
+    clipped, _, warnings = deploy(private_run(privacy={"clip": 0.05}), tmp_path, change_reply=note)
+    assert warnings == [] and len(lengths) == 12 and max(lengths) <= 0.05 * (1 + 1e-6) and {*losses} == {0.0}
+    assert clipped.finished and all(r["train_loss"] is None for r in clipped.rounds)
+    assert "0.05" in clipped.facts["privacy"]
+    unchanged, _, _ = deploy(private_run(privacy={"clip": 1e6}), tmp_path / "unchanged")
+    assert models_equal(unchanged.model, simulate(private_run()).model)
+    assert clipped.name != unchanged.name  # another bound is another run
 
 
 def test_two_tensors_are_clipped_together() -> None:
-    up = clipped({"a": torch.full((4,), 3.0), "b": torch.full((4,), 4.0)}, 5.0)
-    assert math.hypot(*(t.norm().item() for t in up.values())) == pytest.approx(5.0) and up["a"][0] / up["b"][
-        0
-    ] == pytest.approx(0.75)
+    upload = clip_upload({"a": torch.full((4,), 3.0), "b": torch.full((4,), 4.0)}, 5.0)
+    assert math.hypot(*(t.norm().item() for t in upload.values())) == pytest.approx(5.0)
+    assert upload["a"][0] / upload["b"][0] == pytest.approx(0.75)
 
 
 def test_an_update_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    longer = lambda kind, client, letter, told: (
-        told._replace(tensors={n: 100 * t for n, t in told.tensors.items()}) if (kind, client) == ("train", 1) else told
+    lengthen = lambda kind, client, payload, reply: (
+        reply._replace(tensors={n: 100 * t for n, t in reply.tensors.items()})
+        if (kind, client) == ("train", 1)
+        else reply
     )
-    run, _, said = deployed(tables(privacy={"clip": 0.05}, participation={"name": "full"}), tmp_path, longer)
-    assert [r["absent"] for r in run.rounds] == [1] * 4 and all("at most 0.05 is allowed" in text for text in said)
-
-
-def values(run: Run) -> torch.Tensor:
-    return torch.cat([t.flatten() for t in run.model.values()]).double()
-
-
-WIDE = {"name": "mlp", "hidden": [4096], "norm": "none"}
+    tables = private_run(privacy={"clip": 0.05}, participation={"name": "full"})
+    run, _, warnings = deploy(tables, tmp_path, change_reply=lengthen)
+    assert [r["absent"] for r in run.rounds] == [1] * 4
+    assert len(warnings) == 4 and all("at most 0.05 is allowed" in text for text in warnings)
 
 
 @pytest.mark.parametrize("where", ["server", "client"])
 def test_noise_has_the_stated_deviation(where: str, tmp_path: Path) -> None:
     """Central: z · clip / m on the mean of m updates; local: z · clip on each, so 1/√m of that on the mean."""
-    whole = tables(model=WIDE, rounds=1, participation={"name": "full"})
-    whole["algorithm"] = {"name": "fedavg", "weighting": "uniform"}
-    still, _, _ = deployed(whole | {"privacy": {"clip": 0.5}}, tmp_path / "still")
-    runs = [
-        deployed(whole | {"privacy": {"clip": 0.5, "noise": 2.0, "where": where}}, tmp_path / str(n))[0]
-        for n in range(2)
-    ]
-    first, second = (values(run) - values(still) for run in runs)
+    tables = wide_run()
+    without, _, _ = deploy(tables | {"privacy": {"clip": 0.5}}, tmp_path / "without")
+    with_noise = tables | {"privacy": {"clip": 0.5, "noise": 2.0, "where": where}}
+    runs = [deploy(with_noise, tmp_path / str(n))[0] for n in range(2)]
+    first, second = (model_values(run) - model_values(without) for run in runs)
     std = 2.0 * 0.5 / (5 if where == "server" else math.sqrt(5))
     count = len(first)
     assert count > 40_000
-    for drawn in (first, second):
-        assert abs(drawn.mean().item()) < 5 * std / math.sqrt(count)
-        assert drawn.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * count))
-        assert (drawn.abs() < std).double().mean().item() == pytest.approx(math.erf(math.sqrt(0.5)), abs=0.02)
-    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1].item()) < 5 / math.sqrt(
-        count
-    )  # not from the run's seed
+    for noise in (first, second):
+        assert abs(noise.mean().item()) < 5 * std / math.sqrt(count)
+        assert noise.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * count))
+        assert (noise.abs() < std).double().mean().item() == pytest.approx(math.erf(math.sqrt(0.5)), abs=0.02)
+    correlation = torch.corrcoef(torch.stack([first, second]))[0, 1].item()
+    assert abs(correlation) < 5 / math.sqrt(count)  # the noise is not drawn from the run's seed
 
 
 def test_noise_is_drawn_anew_each_time() -> None:
-    assert not torch.equal(noisy(torch.zeros(9), 1.0), noisy(torch.zeros(9), 1.0))
+    assert not torch.equal(add_noise(torch.zeros(9), 1.0), add_noise(torch.zeros(9), 1.0))
 
 
 def test_epsilon() -> None:
@@ -136,21 +104,19 @@ def test_epsilon() -> None:
     assert 0 < phi(1 / (2 * z) - eps * z) - math.exp(eps) * phi(-1 / (2 * z) - eps * z) < 1e-3
 
 
-# which methods fit ----------------------------------------------------------------------------------------------
+# which methods are supported ------------------------------------------------------------------------------------
 
 
-def fits(key: str, tmp_path: Path, **privacy: Any) -> bool:
-    whole = page(VARIANTS[key]) | (
-        {"algorithm": VARIANTS[key] | {"weighting": "uniform"}} if "noise" in privacy else {}
-    )
-    if whole["model"].get("norm") == "batch" and "noise" in privacy and key not in ("fedbn", "solo"):
-        whole["model"] = PLAIN
+def is_supported(key: str, folder: Path, **privacy: Any) -> bool:
+    tables = small_run(VARIANTS[key])
+    if "noise" in privacy:
+        tables["algorithm"] = VARIANTS[key] | {"weighting": "uniform"}
+        if tables["model"].get("norm") == "batch" and key not in ("fedbn", "solo"):
+            tables["model"] = NO_NORM
     try:
-        config = read_page(written(whole | {"privacy": privacy}, tmp_path))
-        from askew.experiment.build import BuildCache
-
-        server = house_of(config, BuildCache()).server
-        check_fit(config.privacy, server, uploads(server))
+        config = read_config(write_config(tables | {"privacy": privacy}, folder))
+        server = build_run(config, BuildCache()).server
+        check_supported(config.privacy, server, zero_uploads(server))
     except ConfigError:
         return False
     return True
@@ -163,37 +129,38 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("key", list(algorithms))
-def test_the_documented_methods_fit(key: str, tmp_path: Path) -> None:
+@cache
+def documented_support() -> dict[str, list[bool]]:
+    """The table of docs/privacy.md: for each method, whether it supports each of COLUMNS."""
     text = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
-    rows = {
-        cells[0].strip(" `"): [cell.strip() == "yes" for cell in cells[1:4]]
-        for cells in re.findall(r"^\|(.+?)\|(.+?)\|(.+?)\|(.+?)\|", text, re.M)
-    }
-    assert rows[key] == [fits(key, tmp_path, **privacy) for privacy in COLUMNS.values()]
+    rows = re.findall(r"^\|(.+?)\|(.+?)\|(.+?)\|(.+?)\|", text, re.M)
+    return {cells[0].strip(" `"): [cell.strip() == "yes" for cell in cells[1:4]] for cells in rows}
+
+
+@pytest.mark.parametrize("key", list(algorithms))
+def test_the_documented_methods_are_supported(key: str, tmp_path: Path) -> None:
+    assert documented_support()[key] == [is_supported(key, tmp_path, **privacy) for privacy in COLUMNS.values()]
 
 
 @pytest.mark.parametrize(
     "key",
     ["feddpc", "fedexp", "fednova", "fedcm", "lossbias", "mgda", "fedmgdaplus", "fedvarp", "mifa", "fedpdc", "fedamd"],
 )
-def test_methods_that_look_at_each_upload_are_refused(key: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match="needs every client's upload, not their mean alone, which is all that secure aggregation leaves",
-    ):
-        deployed(page(VARIANTS[key]) | {"privacy": {"secure": True}}, tmp_path)
+def test_methods_that_need_each_upload_are_refused(key: str, tmp_path: Path) -> None:
+    sentence = "needs every client's upload, not their mean alone, which is all that secure aggregation leaves"
+    with pytest.raises(ConfigError, match=sentence):
+        deploy(small_run(VARIANTS[key]) | {"privacy": {"secure": True}}, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("key", "privacy", "more", "sentence"),
+    ("key", "privacy", "changes", "sentence"),
     [
         ("fedavg", {"noise": 1.0}, {}, "noise = 1 needs a largest length to be measured by; set clip"),
         ("fedavg", {"clip": 1.0, "noise": 1.0}, {}, 'set algorithm.weighting = "uniform"'),
         (
             "fedavg",
             {"clip": 1.0, "noise": 1.0, "where": "client"},
-            {"model": {**PLAIN, "norm": "batch"}},
+            {"model": {**NO_NORM, "norm": "batch"}},
             "use a network with another norm",
         ),
         ("scaffold", {"clip": 1.0}, {}, "its clients keep or send more than their update"),
@@ -207,16 +174,16 @@ def test_methods_that_look_at_each_upload_are_refused(key: str, tmp_path: Path) 
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    key: str, privacy: dict[str, Any], more: dict[str, Any], sentence: str, tmp_path: Path
+def test_what_is_not_supported_is_refused(
+    key: str, privacy: dict[str, Any], changes: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError) as refused:
-        deployed(tables(key, privacy, **more), tmp_path)
-    assert sentence in str(refused.value)
+    with pytest.raises(ConfigError) as error:
+        deploy(private_run(key, privacy, **changes), tmp_path)
+    assert sentence in str(error.value)
 
 
 def test_a_privacy_that_is_no_table_is_refused(tmp_path: Path) -> None:
-    path = written(tables(), tmp_path)
+    path = write_config(private_run(), tmp_path)
     path.write_text("privacy = true\n" + path.read_text())
     with pytest.raises(ConfigError, match="privacy is a table of settings"):
-        read_page(path)
+        read_config(path)

@@ -1,13 +1,21 @@
-"""A deployed run is the simulated one, number for number, and what travels is what was counted."""
+"""A deployed run is the simulated one, number for number, and the bytes that travel are the bytes that are counted."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hands import VARIANTS, assert_same_rounds, deployed, page, same_model, simulated
+from in_process import (
+    VARIANTS,
+    assert_same_rounds,
+    deploy,
+    models_equal,
+    simulate,
+    slow_except,
+    small_run,
+    with_participants,
+)
 from torch import Tensor
 
 from askew.algorithms import Scaffold, algorithms
@@ -16,9 +24,12 @@ from askew.core.space import Space
 from askew.core.types import Client, Cohort, Part, State
 from askew.flower.wire import Payload
 
+# One of each kind of message: client state, private parts, phases, looks, public data, server memory, one client.
+KINDS = ("fedavg", "scaffold", "fedbn", "fedga", "moon", "fedpdc-prox", "lossbias", "fedvarp", "fednova", "centralised")
 
-class Warm(Algorithm):
-    """A phase that trains, moves the model, changes the client's state and has a carry for the next one."""
+
+class FirstPhase(Algorithm):
+    """A phase that trains, moves the model, changes the client's state and carries something to the next phase."""
 
     broadcast = ("c",)
 
@@ -39,7 +50,7 @@ class Everything(Scaffold):
     broadcast = ("c", "y")
 
     def phases(self) -> tuple[Algorithm, ...]:
-        return (Warm(), self)
+        return (FirstPhase(), self)
 
     def memory(self, space: Space) -> State:
         return {"y": space.zeros()}
@@ -65,52 +76,51 @@ def everything() -> Iterator[None]:
     del algorithms.members["everything"]
 
 
-@pytest.mark.parametrize("lost", [None, 0, 1])
-def test_all_that_a_message_can_hold(lost: int | None, everything: None, tmp_path: Path) -> None:
-    """Where an answer is lost in a phase, the client goes on from its state before the round."""
-    tables = page({"name": "everything"}, participation={"name": "full"})
-    cut = lambda kind, client, letter, told: (
-        None
-        if (kind, client, letter.numbers.get("round"), letter.numbers.get("phase")) == ("train", 1, 2, lost)
-        else told
+@pytest.mark.parametrize("lost_phase", [None, 0, 1])
+def test_all_that_a_message_can_hold(lost_phase: int | None, everything: None, tmp_path: Path) -> None:
+    """If a reply is lost in a phase, the client goes on from its state before the round."""
+    tables = small_run({"name": "everything"}, participation={"name": "full"}, rounds=3)
+    lost = ("train", 1, 2, lost_phase)  # of client 1 in round 2
+    drop = lambda kind, client, payload, reply: (
+        None if (kind, client, payload.numbers.get("round"), payload.numbers.get("phase")) == lost else reply
     )
-    ours, _, said = deployed(tables, tmp_path, change=cut)
-    assert len(said) == (lost is not None)
-    if lost == 1:  # a simulation has no client that leaves between phases
-        assert ours.rounds[1]["absent"] == 1 and ours.rounds[2]["participants"] == [0, 1, 2, 3, 4]
+    deployed, _, warnings = deploy(tables, tmp_path, change_reply=drop)
+    assert len(warnings) == (lost_phase is not None)
+    if lost_phase == 1:  # a simulation has no client that leaves between phases
+        assert deployed.rounds[1]["absent"] == 1 and deployed.rounds[2]["participants"] == [0, 1, 2, 3, 4]
         return
-    if lost == 0:
-        path = tmp_path / "trace.json"
-        path.write_text(json.dumps([[0, 1, 2, 3, 4], [0, 2, 3, 4], *[[0, 1, 2, 3, 4]] * 2]))
-        tables["participation"] = {"name": "trace", "path": str(path)}
-    theirs = simulated(tables)
-    assert same_model(ours.model, theirs.model)
-    assert ours.rounds[-1]["loss"] == pytest.approx(theirs.rounds[-1]["loss"], rel=1e-12)
+    if lost_phase == 0:
+        everybody = [0, 1, 2, 3, 4]
+        tables = with_participants(tables, [everybody, [0, 2, 3, 4], everybody], tmp_path)
+    simulated = simulate(tables)
+    assert models_equal(deployed.model, simulated.model)
+    assert deployed.rounds[-1]["loss"] == pytest.approx(simulated.rounds[-1]["loss"], rel=1e-12)
 
 
-@pytest.mark.parametrize("key", VARIANTS)
+@pytest.mark.parametrize("key", slow_except(KINDS, VARIANTS))
 def test_every_method_is_the_simulators(key: str, tmp_path: Path) -> None:
-    """Every letter is bytes on its way, every client knows what lies in its file and no more."""
-    tables, answers = page(VARIANTS[key]), list[tuple[int, Payload]]()
+    """Every message is bytes on its way, and a client knows no more than what is in its file."""
+    tables, replies = small_run(VARIANTS[key]), list[tuple[int, Payload]]()
 
-    def noted(kind: str, client: int, letter: Payload, told: Payload) -> Payload:
-        answers.append((letter.numbers["round"] if kind == "train" else 0, told))
-        return told
+    def note(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        replies.append((payload.numbers["round"] if kind == "train" else 0, reply))
+        return reply
 
-    ours, post, said = deployed(tables, tmp_path, change=noted)
-    theirs = simulated(tables)
-    assert said == []
-    assert_same_rounds(ours, theirs)
+    deployed, transport, warnings = deploy(tables, tmp_path, change_reply=note)
+    simulated = simulate(tables)
+    assert warnings == []
+    assert_same_rounds(deployed, simulated)
     if key != "centralised":  # whose model stays with its client
-        assert same_model(ours.model, theirs.model)
-    for record in ours.rounds:  # to the byte; names, numbers and the headers of arrays come on top
+        assert models_equal(deployed.model, simulated.model)
+    for record in deployed.rounds:  # to the byte; names, numbers and the headers of arrays come on top
         t = record["round"]
-        down = [letter for kind, _, letter in post.log if kind == "train" and letter.numbers["round"] == t]
-        up = [letter for round, letter in answers if round == t]
-        assert (sum(map(size, down)), sum(map(size, up))) == (record["bytes_down"], record["bytes_up"])
+        down = [payload for kind, _, payload in transport.sent if kind == "train" and payload.numbers["round"] == t]
+        up = [reply for round, reply in replies if round == t]
+        counted = record["bytes_down"], record["bytes_up"]
+        assert (sum(map(tensor_bytes, down)), sum(map(tensor_bytes, up))) == counted
         assert 0 < record["wire_down"] - record["bytes_down"] <= 1024 * len(down)
         assert 0 < record["wire_up"] - record["bytes_up"] <= 1024 * len(up)
 
 
-def size(letter: Payload) -> int:
-    return sum(t.numel() * t.element_size() for t in letter.tensors.values())
+def tensor_bytes(payload: Payload) -> int:
+    return sum(t.numel() * t.element_size() for t in payload.tensors.values())

@@ -15,7 +15,7 @@ from ..experiment import conformal as library
 from ..experiment.conformal import METHODS, Conformal
 from ..experiment.store import load_all, to_json, write_atomic
 from ..report import tables, terminal
-from ..report.figures import coverage, style
+from ..report.figures import coverage_picture, style
 from .options import AsJson, Folder, Folders, examples, print_rich
 
 EPILOG = examples(
@@ -76,7 +76,7 @@ def conformal(
     )
     runs = load_all(folders)
     library.conformal(runs, how)
-    groups = tables.group(runs)
+    groups = tables.group_runs(runs)
     if plot is not None:
         draw_coverage(groups, plot)
     if as_json:
@@ -92,7 +92,7 @@ def conformal(
 def draw_coverage(groups: Sequence[tables.RunGroup], file: Path) -> None:
     """Write a picture of coverage against set size; its format follows from the file's name."""
     with style():
-        picture = coverage(groups)
+        picture = coverage_picture(groups)
     assert picture is not None
     write_atomic(file, picture.render(file.suffix[1:]))
 

@@ -1,4 +1,4 @@
-"""`askew deploy`: a run on real clients, over Flower; its app, a whole federation on this machine, and keys for separate ones."""
+"""`askew deploy`: write the Flower app of a run, run it on this machine, make keys for a federation of several."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rich.text import Text
 from ..errors import ConfigError
 from ..experiment.config import Config, load_tables
 from ..experiment.run_folder import is_finished
-from ..experiment.store import load, lock_folder
+from ..experiment.store import Run, load, lock_folder
 from ..experiment.toml import parse_value, to_toml
 from ..flower import DataModule, require_flower
-from ..flower.app import PACKAGE, lay_out, read_app
-from ..flower.deployment_data import DeploymentConfig, Held, Node, read_page
-from ..flower.keys import DAYS, Keys, make_keys
-from ..flower.loopback import ENDING, Loopback
-from ..flower.server import Rules
+from ..flower.app import PACKAGE, read_app, write_app_from_tables
+from ..flower.deployment_data import ClientDataset, DeploymentConfig, NodeConfig, read_config
+from ..flower.keys import VALID_DAYS, KeyFiles, make_keys
+from ..flower.loopback import END_SIGNALS, Loopback
+from ..flower.rules import DeploymentRules
 from ..report import terminal
 from .options import (
     AsJson,
@@ -47,19 +47,21 @@ from .options import (
 
 app = typer.Typer(name="deploy", add_completion=False)
 
-LINK = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+SUPERLINK_OPTIONS = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
 
-Page = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The configuration.", show_default=False)]
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The configuration.", show_default=False)]
 Data = Annotated[
     Path | None, typer.Option("--data", metavar="FILE.py", help="A module whose client(node) gives a client's data.")
 ]
 Clients = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Number of clients.", show_default="partition.clients")
 ]
-Waits = Annotated[
+RuleTexts = Annotated[
     list[str] | None,
     typer.Option(
-        "--rule", metavar="NAME=VALUE", help=f"How the server waits: {', '.join(Rules().table())}; repeatable."
+        "--rule",
+        metavar="NAME=VALUE",
+        help=f"How the server waits: {', '.join(DeploymentRules().table())}; repeatable.",
     ),
 ]
 
@@ -72,7 +74,7 @@ Waits = Annotated[
         "askew deploy keys keys --clients 3",
     ),
 )
-def top(context: typer.Context) -> None:
+def deploy(context: typer.Context) -> None:
     """Run a method on real clients, over Flower."""
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -86,12 +88,12 @@ def top(context: typer.Context) -> None:
         "askew deploy app run.toml app --clients 20 --set rounds=100",
     ),
 )
-def app_(
-    file: Page,
+def write_app(
+    file: ConfigFile,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the app.", show_default=False)],
     data: Data = None,
     clients: Clients = None,
-    waits: Waits = None,
+    rules: RuleTexts = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
     as_json: AsJson = False,
@@ -100,29 +102,28 @@ def app_(
 
     The configuration, plugins and the data module go into the folder; askew itself must be installed on every machine.
     """
-    wanted = asked(file, data, overrides, plugins, clients, waits)
-    config = configured(wanted, called=False)
-    lay_out(wanted.tables, folder, wanted.data, wanted.rules, file.stem)
+    request = read_request(file, data, overrides, plugins, clients, rules)
+    config = build_config(request, import_data=False)
+    write_app_from_tables(request.tables, folder, request.data, request.rules, file.stem)
     if as_json:
-        told = {
-            "app": str(folder),
-            "clients": clients_of(config),
-            "data": wanted.data and str(wanted.data),
-            "rules": wanted.rules.table(),
-        }
-        print_json(told)
+        print_json(
+            {
+                "app": str(folder),
+                "clients": config.client_count,
+                "data": request.data and str(request.data),
+                "rules": request.rules.table(),
+            }
+        )
         return
-    whose = "data of their own" if wanted.data else f"parts of {config.tables()['data']['name']}"
-    here, there = terminal.command("deploy", "up", folder), shlex.join(["flwr", "run", str(folder)])
+    source = "data of their own" if request.data else f"parts of {config.tables()['data']['name']}"
     rows = [
         ("app", str(folder)),
-        ("clients", f"{clients_of(config)}, with {whose}"),
+        ("clients", f"{config.client_count}, with {source}"),
         ("", ""),
-        ("on this machine", here),
+        ("on this machine", terminal.command("deploy", "up", folder)),
+        ("on a SuperLink", shlex.join(["flwr", "run", str(folder)])),
     ]
-    print_rich(
-        terminal.pairs([(name, Text(text, overflow="fold")) for name, text in [*rows, ("on a SuperLink", there)]])
-    )
+    print_rich(terminal.pairs([(name, Text(text, overflow="fold")) for name, text in rows]))
 
 
 @app.command(
@@ -145,7 +146,7 @@ def up(
     secure: Annotated[
         bool, typer.Option("--secure", help="Encrypt all connections and let in registered keys alone.")
     ] = False,
-    waits: Waits = None,
+    rules: RuleTexts = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
     out: Out = Path("runs"),
@@ -156,39 +157,54 @@ def up(
 ) -> None:
     """Run a whole federation on this machine: a SuperLink, a SuperNode for every client, and the run.
 
-    A finished run is read back, an interrupted one goes on. All processes are ended, also by Ctrl-C. Logs are in the run's folder.
+    A finished run is read back, an interrupted one goes on. All processes are ended, also by Ctrl-C. Logs are in the
+    run's folder.
     """
     require_flower()
-    wanted = asked(source, data, overrides, plugins, clients, waits, out=str(out.resolve()), fresh=fresh)
-    config, said = configured(wanted), Console(stderr=True, quiet=quiet)
-    home, count = out / config.name(), clients_of(config)
-    work = home / "flower"
-    where: list[str | Path] = ["--data-dir", folder] if folder else []
-    again = terminal.command("deploy", "up", work / "app", "--out", out, *["--secure"] * secure, *where)
-    with lock_folder(work), terminal.Ticker(said) as ticker:
-        if is_finished(home) and not fresh:
+    request = read_request(source, data, overrides, plugins, clients, rules, out=str(out.resolve()), fresh=fresh)
+    config, console = build_config(request), Console(stderr=True, quiet=quiet)
+    run_folder = out / config.name()
+    with lock_folder(run_folder / "flower"), terminal.ProgressDisplay(console) as ticker:
+        if is_finished(run_folder) and not fresh:
             ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
-            done = load(home)
+            run = load(run_folder)
         else:
-            lay_out(wanted.tables, work / "app", wanted.data, wanted.rules, source.stem)
-            env = {"ASKEW_DATA": str(folder.resolve())} if folder else {}
-            nodes = "a SuperNode" if count == 1 else f"{count} SuperNodes"
-            ticker.say(f"starting a SuperLink and {nodes} on this machine{', with keys' * secure}; logs are in {work}")
             try:
-                with (
-                    ended_by_signals(),
-                    Loopback(work, count, env=env, keys=new_keys(work / "keys", count, secure)) as link,
-                ):
-                    done = link.play(work / "app", home, ticker, lambda text: ticker.say(f"note: {text}", "yellow"))
+                run = run_on_loopback(request, config, source.stem, run_folder, folder, secure, ticker)
             except KeyboardInterrupt:
                 ticker.bars.stop()
+                data_dir: list[str | Path] = ["--data-dir", folder] if folder else []
+                options = ["--out", out, *["--secure"] * secure, *data_dir]
+                again = terminal.command("deploy", "up", run_folder / "flower" / "app", *options)
                 exit_with_command(
-                    said, "stopped, and all processes are ended; the round at play will be played again", again
+                    console, "stopped, and all processes are ended; the round at play will be played again", again
                 )
     if as_json:
-        print_json(done.summary())
+        print_json(run.summary())
     elif not quiet:
-        print_rich(terminal.summary(done))
+        print_rich(terminal.summary(run))
+
+
+def run_on_loopback(
+    request: DeployRequest,
+    config: DeploymentConfig,
+    name: str,
+    run_folder: Path,
+    data_dir: Path | None,
+    secure: bool,
+    ticker: terminal.ProgressDisplay,
+) -> Run:
+    """Write the app of a run, start a federation on this machine and run the app on it to its end."""
+    work, count = run_folder / "flower", config.client_count
+    write_app_from_tables(request.tables, work / "app", request.data, request.rules, name)
+    env = {"ASKEW_DATA": str(data_dir.resolve())} if data_dir else {}
+    nodes = "a SuperNode" if count == 1 else f"{count} SuperNodes"
+    ticker.say(f"starting a SuperLink and {nodes} on this machine{', with keys' * secure}; logs are in {work}")
+    warn = lambda text: ticker.say(f"note: {text}", "yellow")
+    with interrupt_on_signals():
+        keys = make_new_keys(work / "keys", count, secure)
+        with Loopback(work, count, env=env, keys=keys) as federation:
+            return federation.run_app(work / "app", run_folder, ticker, warn)
 
 
 @app.command(
@@ -205,18 +221,23 @@ def keys(
             "--host", metavar="NAME", help="A name or address of the server; repeatable. This machine is included."
         ),
     ] = None,
-    days: Annotated[int, typer.Option(metavar="N", min=1, help="Days for which certificates are good.")] = DAYS,
+    days: Annotated[int, typer.Option(metavar="N", min=1, help="Days for which certificates are good.")] = VALID_DAYS,
     as_json: AsJson = False,
 ) -> None:
-    """Make the keys of a federation: a certificate authority, the server's certificate, and a key pair for every client.
+    """Make the keys of a federation: a certificate authority, the server's certificate, and a key pair for each client.
 
     Nothing is overwritten. Secrets can be read by their owner alone; bring each client its own files and ca.crt.
     """
-    made = make_keys(folder, clients, hosts or (), days)
+    key_files = make_keys(folder, clients, hosts or (), days)
     if as_json:
-        print_json([{"file": str(path), "secret": secret} for path, secret in made.files().items()])
-        return
-    last = clients - 1
+        print_json([{"file": str(path), "secret": secret} for path, secret in key_files.files().items()])
+    else:
+        show_keys(key_files, (hosts or ["SERVER"])[0])
+
+
+def show_keys(key_files: KeyFiles, server: str) -> None:
+    """Print which file goes where, and the commands that use them; `server` is the server's name."""
+    last = key_files.clients - 1
     each = "node-0, node-0.pem, node-0.key" + (f" … node-{last}, node-{last}.pem, node-{last}.key" if last else "")
     rows = [
         ("every machine", "ca.crt"),
@@ -225,21 +246,16 @@ def keys(
         ("nobody", "ca.key: whoever has it can pass for the server"),
     ]
     print_rich(terminal.pairs([*rows, ("", "")]))
-    name = (hosts or ["SERVER"])[0]
+    superlink = ["flower-superlink", "--host", "0.0.0.0", *key_files.server_options(), *SUPERLINK_OPTIONS]
+    register = ["flwr", "supernode", "register", str(key_files.public_key(0)), "SUPERLINK"]
+    node = ["flower-supernode", "--superlink", f"{server}:8000", *key_files.node_options(0)]
     commands = {
-        "on the server:": ["flower-superlink", "--host", "0.0.0.0", *made.server(), *LINK],
-        "there, for each client:": ["flwr", "supernode", "register", str(made.public(0)), "SUPERLINK"],
-        "on client 0:": [
-            "flower-supernode",
-            "--superlink",
-            f"{name}:8000",
-            *made.node(0),
-            "--node-config",
-            "partition-id=0",
-        ],
+        "on the server:": superlink,
+        "there, for each client:": register,
+        "on client 0:": [*node, "--node-config", "partition-id=0"],
     }
-    for where, words in commands.items():
-        print_rich(Text.assemble((where, "cyan"), f"\n  {shlex.join(words)}"))
+    for where, command in commands.items():
+        print_rich(Text.assemble((where, "cyan"), f"\n  {shlex.join(command)}"))
     print_rich(
         Text(
             "\nWhoever reaches the server's port can also start apps there: let in your nodes alone (docs/flower.md).",
@@ -251,72 +267,71 @@ def keys(
 # what is asked for ----------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
-    """A run as it was asked for."""
+class DeployRequest(NamedTuple):
+    """A run as the command line asks for it."""
 
-    tables: dict[str, Any]
-    data: Path | None
-    rules: Rules
+    tables: dict[str, Any]  # of the configuration
+    data: Path | None  # the data module
+    rules: DeploymentRules
 
 
-def asked(
+def read_request(
     source: Path,
     data: Path | None,
     overrides: Sequence[str] | None,
     plugins: Sequence[str] | None,
     clients: int | None,
-    waits: Sequence[str] | None,
+    rule_texts: Sequence[str] | None,
     **fixed: str | bool,
-) -> Asked:
-    """A page, or what an app was written from, with what the command line changes; `fixed` are rules with options of their own."""
-    before, kept, rules = read_app(source) if source.is_dir() else ({}, None, {})
-    more = [*(overrides or ()), *([] if clients is None else [f"partition.clients={clients}"])]
-    page = source / PACKAGE / "run.toml" if source.is_dir() else source
-    tables = load_tables(page, more, plugins or (), "name a TOML file, or a folder that `askew deploy app` wrote")
+) -> DeployRequest:
+    """The run of a configuration file or an app folder, with what the command line changes.
+
+    `fixed` are rules that have options of their own.
+    """
+    app_tables, app_data, rules = read_app(source) if source.is_dir() else ({}, None, {})
+    changes = [*(overrides or ()), *([] if clients is None else [f"partition.clients={clients}"])]
+    path = source / PACKAGE / "run.toml" if source.is_dir() else source
+    tables = load_tables(path, changes, plugins or (), "name a TOML file, or a folder that `askew deploy app` wrote")
     if "sweep" in tables:
         raise ConfigError(
             "this file has a [sweep] table, which spans several runs, and a deployment is one; remove the table."
         )
     if isinstance(tables.get("plugins"), list):
-        named = [*before.get("plugins", []), *(plugins or ())] if before else tables["plugins"]
-        tables["plugins"] = [str(Path(str(path)).resolve()) for path in named]
-    for text in waits or ():
-        name, found, value = text.partition("=")
+        named = [*app_tables.get("plugins", []), *(plugins or ())] if app_tables else tables["plugins"]
+        tables["plugins"] = [str(Path(str(plugin)).resolve()) for plugin in named]
+    for text in rule_texts or ():
+        name, equals, value = text.partition("=")
         name = name.strip()
-        if not found or not name:
+        if not equals or not name:
             raise ConfigError(f"--rule takes name=value, got {text!r}; for example --rule timeout=60.")
         if name in fixed:
             raise ConfigError(f"--rule {name} has an option of its own here; use --{name}.")
         rules[name] = parse_value(value.strip())
-    return Asked(tables, data or kept, Rules.build({**rules, **fixed}))
+    return DeployRequest(tables, data or app_data, DeploymentRules.build({**rules, **fixed}))
 
 
-def configured(wanted: Asked, called: bool = True) -> DeploymentConfig:
-    """The configuration, checked; without `called` the data module is read but not imported, as it need not work on this machine."""
+def build_config(request: DeployRequest, import_data: bool = True) -> DeploymentConfig:
+    """The configuration of a request, checked. Without `import_data` the data module need not work on this machine."""
     module = None
-    if wanted.data is not None:
-        parsed(wanted.data)
-        module = DataModule.of(imported(wanted.data)) if called else DataModule(unseen)
+    if request.data is not None:
+        check_syntax(request.data)
+        module = DataModule.of(import_file(request.data)) if import_data else DataModule(placeholder_client)
     else:
-        # Its sentences name no file that is not the user's.
-        Config.build({name: table for name, table in wanted.tables.items() if name != "privacy"})
+        # Checked here first, so that sentences name no file but the user's.
+        Config.build({name: table for name, table in request.tables.items() if name != "privacy"})
     with TemporaryDirectory() as folder:
-        page = Path(folder) / "run.toml"
-        page.write_text(to_toml(wanted.tables), encoding="utf-8")
-        return read_page(page, module)
+        path = Path(folder) / "run.toml"
+        path.write_text(to_toml(request.tables), encoding="utf-8")
+        return read_config(path, module)
 
 
-def unseen(node: Node) -> Held:
-    """Stands for a data module that is not imported."""
+def placeholder_client(node: NodeConfig) -> ClientDataset:
+    """Stands for the function of a data module that is not imported."""
     raise NotImplementedError
 
 
-def clients_of(config: DeploymentConfig) -> int:
-    return 1 if config.algorithm.pooled else config.partition.clients
-
-
-def parsed(path: Path) -> None:
-    """Tell a data module's mistakes before it is on any machine."""
+def check_syntax(path: Path) -> None:
+    """Refuse a data module that is no Python, before it is copied to any machine."""
     if not path.is_file():
         raise ConfigError(f"there is no file {str(path)!r}; name a Python file that defines client(node).")
     try:
@@ -325,8 +340,8 @@ def parsed(path: Path) -> None:
         raise ConfigError(f"the data module {str(path)!r} is no Python: {e}; correct it and try again.") from None
 
 
-def imported(path: Path) -> ModuleType:
-    """A data module, as nodes import it."""
+def import_file(path: Path) -> ModuleType:
+    """A data module, imported as nodes import it."""
     spec = importlib.util.spec_from_loader("askew_data_module", SourceFileLoader("askew_data_module", str(path)))
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -339,23 +354,24 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-def new_keys(folder: Path, clients: int, secure: bool) -> Keys | None:
-    """Keys for one run of one machine, which need not last."""
+def make_new_keys(folder: Path, clients: int, secure: bool) -> KeyFiles | None:
+    """New keys for one run on one machine, in place of those of the run before; none unless `secure`."""
     shutil.rmtree(folder, ignore_errors=True)
     return make_keys(folder, clients) if secure else None
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """What ends a process raises KeyboardInterrupt, once: nothing breaks off the ending of the others."""
+def interrupt_on_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first signal that ends a process; ignore later ones while processes are ended."""
 
-    def end(number: int, frame: object) -> NoReturn:
+    def interrupt(number: int, frame: object) -> NoReturn:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    heard = [s for s in ENDING if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]  # which nohup leaves so
-    before = {s: signal.signal(s, end) for s in heard}
+    # nohup has set SIGHUP to be ignored, and it stays so
+    handled = [s for s in END_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+    before = {s: signal.signal(s, interrupt) for s in handled}
     try:
         yield
     finally:

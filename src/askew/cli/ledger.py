@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,57 +13,75 @@ from rich.text import Text
 from ..errors import StoreError
 from ..experiment.store import read_text, write_text
 from ..report import terminal
-from ..reproduction import ledger as library
-from ..reproduction.ledger_page import write_ledger
+from ..reproduction.ledger import VERDICTS, PaperSection, collect_ledger
+from ..reproduction.ledger_markdown import to_markdown
+from ..reproduction.ledger_page import write_ledger_page
+from ..reproduction.paper_tables import text_table
 from ..reproduction.papers import papers_folder
 from .options import AsJson, examples, print_json, print_rich
 
 EPILOG = examples(
-    "askew ledger", "askew ledger --check", "askew ledger --html ledger.html", "askew ledger --results elsewhere --json"
+    "askew ledger",
+    "askew ledger --out ledger.md --html ledger.html",
+    "askew ledger --check --out ledger.md",
+    "askew ledger --results elsewhere --json",
 )
-PAGE, RESULTS = Path("docs/reproduction.md"), Path("results")
+RESULTS = Path("results")  # where `askew reproduce` stores results by default
+PAGE = Path("docs/reproduction.md")  # of a checkout: what --check compares by default
 
 
 def ledger(
     results: Annotated[Path, typer.Option(metavar="DIR", help="Folder of measured results.")] = RESULTS,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page, as Markdown.")] = PAGE,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a page to look at in a browser.")
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the page, as Markdown.", show_default=False)
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if the page is out of date.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page to look at in a browser.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help=f"Write nothing; fail if the page (--out, or {PAGE}) is out of date.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Put every number and claim of the papers beside what was measured.
 
     Made from the papers' files and the stored results alone: the same files give the same page.
+
+    Without --out and --html nothing is written.
     """
     if results != RESULTS and not results.is_dir():
         raise StoreError(
             f"there is no folder {str(results)!r}; name one that `askew reproduce --results` wrote, or leave it out."
         )
-    chapters = library.collect(papers_folder(), results)
-    text = library.markdown(chapters)
+    sections = collect_ledger(papers_folder(), results)
+    written: list[Path] = []
     if check:
-        if not out.exists() or read_text(out) != text:
-            raise StoreError(
-                f"{out} does not follow from {results}; write it again: {terminal.command('ledger', '--results', results, '--out', out)}."
-            )
+        check_page(sections, results, out or PAGE)
     else:
-        write_text(out, text)
-        if html:
-            write_ledger(chapters, html)
+        written = write_pages(sections, out, html)
     if as_json:
-        print_json(
-            [{"id": j.claim.id, "verdict": j.words, "paper": j.claim.printed} for c in chapters for j in c.claims]
-        )
+        claims = [result for section in sections for result in section.claims]
+        print_json([{"id": r.claim.id, "verdict": r.verdict_text, "paper": r.claim.printed} for r in claims])
     else:
-        print_rich(shown(chapters, [] if check else [out, *([html] if html else [])]))
+        print_rich(summary_table(sections, written))
 
 
-def shown(chapters: list[library.Chapter], written: list[Path]) -> Group:
-    """How the claims stand, paper by paper."""
-    table = terminal.plain_table("paper", "printed\nnumbers", "measured", *library.VERDICTS)
-    table.columns[0].justify = "left"
-    for chapter in chapters:
-        table.add_row(*library.summary(chapter))
+def check_page(sections: Sequence[PaperSection], results: Path, page: Path) -> None:
+    """Refuse a page that is not the ledger of these results."""
+    if not page.exists() or read_text(page) != to_markdown(sections):
+        again = terminal.command("ledger", "--results", results, "--out", page)
+        raise StoreError(f"{page} does not follow from {results}; write it again: {again}.")
+
+
+def write_pages(sections: Sequence[PaperSection], out: Path | None, html: Path | None) -> list[Path]:
+    """Write the pages that were asked for; return their paths."""
+    if out:
+        write_text(out, to_markdown(sections))
+    if html:
+        write_ledger_page(sections, html)
+    return [path for path in (out, html) if path]
+
+
+def summary_table(sections: Iterable[PaperSection], written: Iterable[Path]) -> Group:
+    """The claims by verdict, paper by paper, and the paths of what was written."""
+    headings = ("paper", "printed\nnumbers", "measured", *VERDICTS)
+    table = text_table(headings, [section.summary() for section in sections])
     return Group(table, *(Text(str(path), terminal.QUIET) for path in written))

@@ -120,9 +120,9 @@ def run(
         file, [*(overrides or ()), *([] if workers is None else [f"engine.workers={workers}"])], plugins or ()
     )
     console = Console(stderr=True, quiet=quiet)
-    again = terminal.go_on(out / config.name())
+    again = terminal.resume_command(out / config.name())
     try:
-        with terminal.Ticker(console) as ticker:
+        with terminal.ProgressDisplay(console) as ticker:
             result = run_config(config, out, fresh=fresh, watch=ticker)
     except KeyboardInterrupt:
         exit_with_command(console, "stopped at once; rounds since the last checkpoint will be played again", again)
@@ -162,7 +162,7 @@ def sweep(
     configs, console = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
     flags = [(flag, value) for flag, values in (("--over", over), ("--set", overrides)) for value in values or ()]
     words: list[str | Path] = [*([file] if file else []), *chain.from_iterable(flags), "--out", out]
-    with terminal.Ticker(console, configs, "sweep") as ticker:
+    with terminal.ProgressDisplay(console, configs, "sweep") as ticker:
         runs = collect_runs(
             run_all(configs, out, watch=ticker), len(configs), ticker, terminal.command("sweep", *words)
         )
@@ -172,7 +172,7 @@ def sweep(
         print_rich(terminal.comparison(runs))
 
 
-def collect_runs(running: Iterable[Run], count: int, ticker: terminal.Ticker, command: str) -> list[Run]:
+def collect_runs(running: Iterable[Run], count: int, ticker: terminal.ProgressDisplay, command: str) -> list[Run]:
     """The runs, once all have ended; if one was stopped, exit and say by which command to continue."""
     runs: list[Run] = []
     for run in running:
@@ -211,8 +211,8 @@ def partition(
     tables = {name: config.tables()[name] for name in ("data", "partition")}
     title = f"{tables['data']['name']}, {len(sizes):,} clients, {partition_name(tables)}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    skew.picture(counts, sizes, title).savefig(out, dpi=150)
-    print_rich(Group(Text(title, "bold"), skew.summary(figures, ("picture", str(out)))))
+    skew.draw_skew(counts, sizes, title).savefig(out, dpi=150)
+    print_rich(Group(Text(title, "bold"), skew.skew_table(figures, ("picture", str(out)))))
 
 
 @app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
@@ -230,7 +230,7 @@ def list_(
     for path in plugins or ():
         load_plugin(path)
     if kind == "experiments":
-        cli_papers.listed(as_json)
+        cli_papers.list_experiments(as_json)
         return
     entries = catalogue.entries(kind)
     if as_json:
@@ -249,7 +249,7 @@ def show(
     if as_json:
         print_json(run.summary() | {"config": run.config, "facts": run.facts, "records": run.rounds})
     else:
-        print_rich(terminal.shown(run))
+        print_rich(terminal.run_details(run))
 
 
 @app.command(
@@ -296,7 +296,7 @@ def demo(
     """Compare seven methods on thirty clients with skewed digits, in a minute, and write a report."""
     configs, console = demonstration.configs(rounds, seeds), Console(stderr=True)
     command = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))
-    with terminal.Ticker(console, configs, "demo") as ticker:
+    with terminal.ProgressDisplay(console, configs, "demo") as ticker:
         running = demonstration.run_demo(configs, out / "runs", ticker)
         runs = collect_runs(running, len(configs), ticker, command)
     if not ticker.played:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +18,15 @@ from ..experiment.build import device_of
 from ..experiment.launch import TOGETHER
 from ..experiment.store import Record, Run
 from ..report import terminal
-from ..reproduction import cost, paper_figures
-from ..reproduction import paper_tables as papers
-from ..reproduction.papers import experiments
-from ..reproduction.reproduce import Cell, Reproduction, play, start, table
-from ..reproduction.results import read
-from ..reproduction.worked_examples import toy
+from ..reproduction import paper_tables
+from ..reproduction.comparison import TableCell, table_cells
+from ..reproduction.cost import estimate_memory, estimate_seconds, experiment_cost, run_cost, training_speeds
+from ..reproduction.paper_figures import untrained_table, write_paper_figures
+from ..reproduction.papers import PlannedRun, experiments
+from ..reproduction.plan import Reproduction, prepare_reproduction
+from ..reproduction.reproduce import run_missing
+from ..reproduction.results import read_results
+from ..reproduction.worked_examples import WorkedExample, worked_example
 from .options import AsJson, Compiled, Dtype, Folder, examples, exit_with_command, print_json, print_rich
 
 EPILOG = examples(
@@ -32,10 +36,83 @@ EPILOG = examples(
     "askew reproduce mldl24/table2 --scale reduced --json",
     "askew reproduce fedpmvr/table1 --processes 4",
 )
-H200 = "NVIDIA H200"
+H200 = "NVIDIA H200"  # the device whose times the list and plans give
+
+ExperimentId = Annotated[
+    str, typer.Argument(metavar="ID", help="An experiment of `askew list experiments`, or a file of your own.")
+]
+ScaleName = Annotated[str, typer.Option(metavar="SCALE", help="full (as published), reduced or smoke (seconds).")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="NAME", help="A case, a method or a value, as local.lr=0.1; repeatable."),
+]
+Seeds = Annotated[int | None, typer.Option(metavar="N", min=1, help="Seeds 0 to N−1.", show_default="as published")]
+RunsFolder = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders and figures.")]
+ResultsFolder = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the results' CSV files.")]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Say what would be run and what it costs, and run nothing.")]
+Alone = Annotated[bool, typer.Option("--alone", help="One run at a time, as needed to time rounds on a GPU.")]
+Workers = Annotated[
+    int, typer.Option(metavar="N", help="Processes that share the work of each run; 0: as many as pay.")
+]
+Processes = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, help="Processes that play different runs at a time, on one GPU or several cores."),
+]
 
 
-class Bar(terminal.Ticker):
+def reproduce(
+    id: ExperimentId,
+    scale: ScaleName = "full",
+    only: Only = None,
+    seeds: Seeds = None,
+    out: RunsFolder = Path("runs"),
+    results: ResultsFolder = Path("results"),
+    plan: PlanOnly = False,
+    alone: Alone = False,
+    dtype: Dtype = "float32",
+    compiled: Compiled = False,
+    workers: Workers = 0,
+    processes: Processes = 1,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a table or figure of a paper again and show it beside the paper's numbers.
+
+    Runs whose results are stored are not played again, interrupted ones go on. Ctrl-C keeps all that was done.
+    """
+    if processes > 1 and workers > 1:
+        raise ConfigError(
+            f"reproduce: --processes {processes} and --workers {workers} both divide the machine; give one of them."
+        )
+    engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
+    own_engine = engine if engine != EngineSettings() else None
+    reproduction = prepare_reproduction(id, scale, only or (), seeds, results, own_engine, alone)
+    if plan:
+        cost = plan_cost(reproduction, results)
+        print_json(plan_json(reproduction, cost)) if as_json else print_rich(
+            paper_tables.plan_table(reproduction, cost)
+        )
+        return
+    options = [word for name in only or () for word in ("--only", name)]
+    options += ["--seeds", str(seeds)] if seeds else []
+    options += ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
+    options += ["--processes", str(processes)] * (processes > 1)
+    again = terminal.command("reproduce", id, "--scale", scale, *options, "--out", out, "--results", results)
+    run_with_progress(reproduction, id, out, results, processes, again)
+    example = None
+    if reproduction.experiment.shows == "toy":
+        example = worked_example(reproduction.experiment.id, scale)
+    cells, pictures = table_cells(reproduction), write_paper_figures(reproduction, out / "figures", example)
+    if as_json:
+        print_json(comparison_json(reproduction, cells, pictures))
+    else:
+        show_results(reproduction, cells, pictures, example)
+
+
+# running --------------------------------------------------------------------------------------------------------
+
+
+class ExperimentProgress(terminal.ProgressDisplay):
     """One bar for all runs of an experiment, which differ in more than their method."""
 
     def __call__(self, run: Run, record: Record | None) -> None:
@@ -45,107 +122,74 @@ class Bar(terminal.Ticker):
             self.bars.update(self.whole, completed=self.done + sum(self.parts.values()))
 
 
-def reproduce(
-    id: Annotated[
-        str, typer.Argument(metavar="ID", help="An experiment of `askew list experiments`, or a file of your own.")
-    ],
-    scale: Annotated[
-        str, typer.Option(metavar="SCALE", help="full (as published), reduced or smoke (seconds).")
-    ] = "full",
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="NAME", help="A case, a method or a value, as local.lr=0.1; repeatable."),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Seeds 0 to N−1.", show_default="as published")
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run folders and figures.")] = Path(
-        "runs"
-    ),
-    results: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the results' CSV files.")] = Path("results"),
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Say what would be run and what it costs, and run nothing.")
-    ] = False,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="One run at a time, as needed to time rounds on a GPU.")
-    ] = False,
-    dtype: Dtype = "float32",
-    compiled: Compiled = False,
-    workers: Annotated[
-        int, typer.Option(metavar="N", help="Processes that share the work of each run; 0: as many as pay.")
-    ] = 0,
-    processes: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Processes that play different runs at a time, on one GPU or several cores."
-        ),
-    ] = 1,
-    folder: Folder = None,
-    as_json: AsJson = False,
+def run_with_progress(
+    reproduction: Reproduction, id: str, out: Path, results: Path, processes: int, again: str
 ) -> None:
-    """Run a table or figure of a paper again and show it beside the paper's numbers.
-
-    Runs whose results are stored are not played again, interrupted ones go on. Ctrl-C keeps all that was done.
-    """
-    said = Console(stderr=True)
-    if processes > 1 and workers > 1:
-        raise ConfigError(
-            f"reproduce: --processes {processes} and --workers {workers} both divide the machine; give one of them."
-        )
-    engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
-    begun = start(id, scale, only or (), seeds, results, engine if engine != EngineSettings() else None, alone)
-    if plan:
-        print_json(planned(begun, results)) if as_json else print_rich(papers.planned(begun, *costs(begun, results)))
-        return
+    """Train what is missing, then the further seeds of what was tuned; leave with the command `again` if stopped."""
+    console = Console(stderr=True)
     for title in (id, f"{id}, further seeds"):
-        if missing := begun.missing:
-            with Bar(said, [p.config for p in missing], title) if len(missing) > 1 else terminal.Ticker(said) as ticker:
-                for done in play(begun, out, results, ticker, processes, lambda words: ticker.say(words, "yellow")):
-                    ticker.end(done)
-            words = [*(w for o in only or () for w in ("--only", o)), *(["--seeds", str(seeds)] if seeds else [])]
-            words += ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
-            words += ["--processes", str(processes)] * (processes > 1)
-            again = terminal.command("reproduce", id, "--scale", scale, *words, "--out", out, "--results", results)
-            if begun.unfinished:
-                exit_with_command(
-                    said, f"stopped with {len(begun.missing)} of {len(missing)} runs to go, all of it stored", again
-                )
-            if begun.lost:
-                what = f"{len(begun.lost)} of {len(missing)} runs were not made, as their processes were lost, all others are stored"
-                exit_with_command(said, f"{what}: {papers.called(begun.lost)}", again, 1)
-            begun.plan()
-    example = toy(begun.experiment.id, scale) if begun.experiment.shows == "toy" else None
-    cells, pictures = table(begun), paper_figures.write(begun, out / "figures", example)
-    if as_json:
-        print_json(told(begun, cells, pictures))
-        return
+        missing = reproduction.missing
+        if not missing:
+            continue
+        with progress_display(console, missing, title) as display:
+            log = partial(display.say, style="yellow")
+            for run in run_missing(reproduction, out, results, display, processes, log):
+                display.end(run)
+        if reproduction.unfinished:
+            left = len(reproduction.missing)
+            exit_with_command(console, f"stopped with {left} of {len(missing)} runs to go, all of it stored", again)
+        if reproduction.lost:
+            count = f"{len(reproduction.lost)} of {len(missing)} runs were not made"
+            names = paper_tables.run_names(reproduction.lost)
+            exit_with_command(
+                console, f"{count}, as their processes were lost, all others are stored: {names}", again, 1
+            )
+        reproduction.update_plan()
+
+
+def progress_display(console: Console, missing: Sequence[PlannedRun], title: str) -> terminal.ProgressDisplay:
+    """One bar for several runs; one run is shown in detail."""
+    if len(missing) > 1:
+        return ExperimentProgress(console, [p.config for p in missing], title)
+    return terminal.ProgressDisplay(console)
+
+
+# showing --------------------------------------------------------------------------------------------------------
+
+
+def show_results(
+    reproduction: Reproduction, cells: Sequence[TableCell], pictures: Sequence[Path], example: WorkedExample | None
+) -> None:
+    """Print the tables, the experiment's notes and the paths of the figures."""
     if example:
-        print_rich(papers.figures(example.headings, example.rows))
-    elif begun.experiment.trains:
-        print_rich(papers.compared(begun, cells))
+        print_rich(paper_tables.text_table(example.headings, example.rows))
+    elif reproduction.experiment.trains:
+        print_rich(paper_tables.comparison_tables(reproduction, cells))
     else:
-        print_rich(papers.figures(*paper_figures.told(begun)))
-    for note in begun.experiment.notes:
-        Console().print(Text(f"note: {note}", "yellow"))  # prose, which fits the terminal
+        print_rich(paper_tables.text_table(*untrained_table(reproduction)))
+    for note in reproduction.experiment.notes:
+        Console().print(Text(f"note: {note}", "yellow"))  # prose, which is broken into lines
     for path in pictures:
         print_rich(Text(f"figure: {path}"))
 
 
-def costs(begun: Reproduction, results: Path) -> tuple[int, dict[str, float | None], int | None, int]:
-    """Samples, seconds by device and memory of the runs that are missing, and how many share a GPU."""
-    configs, rates = [p.config for p in begun.missing], cost.speeds(read(results))
-    here = device_of("auto")
-    devices = dict.fromkeys([H200, torch.cuda.get_device_name(here) if here.type == "cuda" else "cpu"])
-    times = {name: cost.seconds(configs, name, rates) for name in devices}
+def plan_cost(reproduction: Reproduction, results: Path) -> paper_tables.PlanCost:
+    """What the missing runs cost, on an H200 and on this machine's device."""
+    configs, speeds = [p.config for p in reproduction.missing], training_speeds(read_results(results))
+    device = device_of("auto")
+    devices = dict.fromkeys([H200, torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"])
     kinds = {(c.model, type(c.algorithm), c.partition, c.participation): c for c in configs}
-    largest = max(kinds.values(), key=cost.memory, default=None)
-    return sum(cost.work(c).trained for c in configs), times, cost.memory(largest) if largest else None, TOGETHER
+    return paper_tables.PlanCost(
+        samples=sum(run_cost(c).trained for c in configs),
+        seconds={name: estimate_seconds(configs, name, speeds) for name in devices},
+        memory=max(map(estimate_memory, kinds.values()), default=None),
+        together=TOGETHER,
+    )
 
 
-def planned(begun: Reproduction, results: Path) -> dict[str, Any]:
+def plan_json(reproduction: Reproduction, cost: paper_tables.PlanCost) -> dict[str, Any]:
     """The plan for a script."""
-    samples, times, memory, together = costs(begun, results)
-    missing = {(p.digest, p.seed) for p in begun.missing}
+    missing = {p.key for p in reproduction.missing}
     runs = [
         {
             "case": p.case,
@@ -153,50 +197,65 @@ def planned(begun: Reproduction, results: Path) -> dict[str, Any]:
             "hyper": p.hyper,
             "seed": p.seed,
             "digest": p.digest,
-            "finished": (p.digest, p.seed) not in missing,
+            "finished": p.key not in missing,
         }
-        for p in begun.planned
+        for p in reproduction.planned
     ]
-    told = {
-        "experiment": begun.experiment.id,
-        "scale": begun.scale,
+    return {
+        "experiment": reproduction.experiment.id,
+        "scale": reproduction.scale,
         "missing": len(missing),
-        "samples": samples,
-        "seconds": times,
+        "samples": cost.samples,
+        "seconds": cost.seconds,
+        "memory": cost.memory,
+        "together": cost.together,
+        "choices": reproduction.experiment.choices,
+        "notes": list(reproduction.experiment.notes),
+        "runs": runs,
     }
-    told |= {
-        "memory": memory,
-        "together": together,
-        "choices": begun.experiment.choices,
-        "notes": list(begun.experiment.notes),
+
+
+def comparison_json(reproduction: Reproduction, cells: Sequence[TableCell], pictures: Sequence[Path]) -> dict[str, Any]:
+    """The table for a script; the paper's numbers only at full scale."""
+    full = reproduction.scale == "full"
+    return {
+        "experiment": reproduction.experiment.id,
+        "scale": reproduction.scale,
+        "comparable": full,
+        "missing": len(reproduction.missing),
+        "cells": [cell_json(cell, full) for cell in cells],
+        "figures": [str(path) for path in pictures],
     }
-    return told | {"runs": runs}
 
 
-def told(begun: Reproduction, cells: Sequence[Cell], pictures: Sequence[Path]) -> dict[str, Any]:
-    """The table for a script."""
-    rows = [
-        cell._asdict()
-        | {"mean": cell.mean, "std": cell.std, "difference": cell.difference if begun.scale == "full" else None}
-        | {"printed": cell.printed._asdict() if cell.printed and begun.scale == "full" else None}
-        for cell in cells
-    ]
-    about = {
-        "experiment": begun.experiment.id,
-        "scale": begun.scale,
-        "comparable": begun.scale == "full",
-        "missing": len(begun.missing),
+def cell_json(cell: TableCell, with_paper: bool) -> dict[str, Any]:
+    """One cell of the table for a script."""
+    printed = cell.printed if with_paper else None
+    return {
+        "case": cell.case,
+        "method": cell.method,
+        "hyper": cell.hyper,
+        "metric": cell.metric,
+        "seeds": cell.seeds,
+        "values": cell.values,
+        "limit": cell.limit,
+        "printed": {key: getattr(printed, key) for key in ("value", "spread", "note")} if printed else None,
+        "held": cell.held_out,
+        "held_hyper": cell.held_out_hyper,
+        "mean": cell.mean,
+        "std": cell.std,
+        "difference": cell.difference if with_paper else None,
     }
-    return about | {"cells": rows, "figures": [str(path) for path in pictures]}
 
 
-def listed(as_json: bool) -> None:
-    """Every experiment with its number of runs at full scale and a rough cost."""
-    rates = cost.speeds()
+def list_experiments(as_json: bool) -> None:
+    """Print every experiment with its number of runs at full scale and a rough cost."""
+    speeds = training_speeds()
     entries = [
-        papers.Listed(e.id, e.where, e.title, *cost.total(e, "full", H200, rates)) for e in experiments().values()
+        paper_tables.ExperimentEntry(e.id, e.where, e.title, *experiment_cost(e, "full", H200, speeds))
+        for e in experiments().values()
     ]
     if as_json:
         print_json([entry._asdict() for entry in entries])
     else:
-        print_rich(papers.listing(entries, H200))
+        print_rich(paper_tables.experiment_list(entries, H200))

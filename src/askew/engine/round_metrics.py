@@ -77,7 +77,9 @@ class ClientWeights:
         self.evaluate, self.sizes = evaluate, fed.sizes
         labelled = fed.classes and fed.assignment is not None
         counts = (
-            fed.assignment.histogram(fed.pool.y.cpu().numpy(), fed.classes) if labelled and fed.assignment is not None else None
+            fed.assignment.histogram(fed.pool.y.cpu().numpy(), fed.classes)
+            if labelled and fed.assignment is not None
+            else None
         )
         self.entropies = None if counts is None else entropy(counts / np.maximum(counts.sum(1, keepdims=True), 1))
 

@@ -21,8 +21,8 @@ from .base import PhaseOutputs, PhaseRequest
 from .results import ResultRows
 
 
-class GatheredLater(NamedTuple):
-    """GatheredLater that are gathered when their turn comes, and where the batches among them end: cuts[k]:cuts[k+1]."""
+class BatchIndices(NamedTuple):
+    """Samples that are gathered when their turn comes, and where the batches among them end: cuts[k]:cuts[k+1]."""
 
     places: SampleIndex
     cuts: tuple[int, ...]
@@ -38,19 +38,19 @@ class ClientSchedule:
     def __init__(self, plan: RoundPlan, i: int, most: int = 0) -> None:
         self.plan, self.i, self.most = plan, i, most
 
-    def batches(self) -> Iterator[GatheredLater]:
+    def batches(self) -> Iterator[BatchIndices]:
         work, k = self.plan.train[self.i].to(self.plan.pool.y.device), 0
         while k < work.batches:
             stop = max(k + 1, bisect_right(work.cuts, work.cuts[k] + self.most) - 1)
             cuts = tuple(cut - work.cuts[k] for cut in work.cuts[k : stop + 1])
-            yield GatheredLater(work.slice(work.cuts[k], work.cuts[stop]), cuts)
+            yield BatchIndices(work.slice(work.cuts[k], work.cuts[stop]), cuts)
             k = stop
 
-    def chunks(self, name: str, step: int | None) -> Iterator[GatheredLater]:
+    def chunks(self, name: str, step: int | None) -> Iterator[BatchIndices]:
         work = self.plan.looks[name][self.i].to(self.plan.pool.y.device)
-        return (GatheredLater(work.slice(a, b), (0, b - a)) for a, b in pairwise(work.cuts))
+        return (BatchIndices(work.slice(a, b), (0, b - a)) for a, b in pairwise(work.cuts))
 
-    def share(self, name: str, chunk: GatheredLater, step: int | None) -> float:
+    def share(self, name: str, chunk: BatchIndices, step: int | None) -> float:
         """What a chunk adds to a mean over all samples; after every step, to the mean over the steps as well."""
         part = chunk.cuts[-1] / len(self.plan.looks[name][self.i].places)
         return part if step is None else part / self.plan.train[self.i].batches
@@ -91,7 +91,7 @@ class Sequential:
         alg: Algorithm,
         client: Client,
         progress: Progress,
-        move: Move[GatheredLater],
+        move: Move[BatchIndices],
         schedule: ClientSchedule,
         steps: ClientSteps | None,
     ) -> Progress:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError
+from .curves import rounds_to
 from .toml import read_toml
 
 try:
@@ -118,7 +119,7 @@ class Run:
 
     def rounds_to(self, target: float) -> int | None:
         """The first evaluated round with at least this accuracy; None if it was never reached."""
-        return next((round for round, value in zip(*self.curve("accuracy"), strict=True) if value >= target), None)
+        return rounds_to(*self.curve("accuracy"), target)
 
     def summary(self) -> dict[str, Any]:
         """The figures that `askew run --json` prints."""

@@ -1,4 +1,4 @@
-"""A ready Flower app: a folder with the run's page of TOML, the user's data module and two lines of Python."""
+"""A ready Flower app: a folder with the run's configuration, the user's data module and two lines of Python."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..errors import ConfigError
 from ..experiment.store import explain_write_errors, write_text
 from ..experiment.toml import literal, read_toml, to_toml
 from ..version import __version__
-from .server import Rules
+from .rules import DeploymentRules
 
-PACKAGE = "askew_app"
+PACKAGE = "askew_app"  # the Python package inside an app folder
 
 PROJECT = """\
 [build-system]
@@ -47,85 +47,95 @@ PARTS = """\
 from pathlib import Path
 
 {data}
-PAGE = Path(__file__).parent / "run.toml"
+CONFIG = Path(__file__).parent / "run.toml"
 """
+NO_DATA = "DATA = None"
+OWN_DATA = "from askew.flower import DataModule\n\nfrom . import data\n\nDATA = DataModule.of(data)"
 
 SIDE = """\
 from askew.flower.{side}_app import {side}_app
 
-from .parts import DATA, PAGE
+from .parts import CONFIG, DATA
 
-app = {side}_app(PAGE, DATA)
+app = {side}_app(CONFIG, DATA)
 """
 
 
 def write_app(
-    page: Path, folder: Path, data: Path | None = None, rules: Rules | None = None, publisher: str = "askew"
+    config_path: Path,
+    folder: Path,
+    data: Path | None = None,
+    rules: DeploymentRules | None = None,
+    publisher: str = "askew",
 ) -> None:
-    """Write an app folder for a run's page of TOML and, where clients have data of their own, a data module; plugins go along.
+    """Write an app folder for the run of a TOML file; plugins and the data module, if there is one, are copied.
 
-    What the server and the clients read beside (datasets, files that the page names) must be on their machines.
+    Datasets and other files that the configuration names must be on the machines of the server and the clients already.
     """
-    lay_out(read_toml(page), folder, data, rules, page.stem, publisher)
+    write_app_from_tables(read_toml(config_path), folder, data, rules, config_path.stem, publisher)
 
 
-def lay_out(
+def write_app_from_tables(
     tables: Mapping[str, Any],
     folder: Path,
     data: Path | None,
-    rules: Rules | None,
+    rules: DeploymentRules | None,
     name: str = "run",
     publisher: str = "askew",
 ) -> None:
-    """The same for a page that is read already."""
+    """Write an app folder for a configuration that is read already."""
     if folder.is_file() or (
         folder.exists() and any(folder.iterdir()) and not (folder / PACKAGE / "run.toml").is_file()
     ):
         raise ConfigError(f"{str(folder)!r} holds other files; name a new folder for the app.")
-    inside, tables = folder / PACKAGE, dict(tables)
+    package, tables = folder / PACKAGE, dict(tables)
     if isinstance(tables.get("plugins"), list):
-        named = [Path(str(path)) for path in tables["plugins"]]
-        tables["plugins"] = [f"plugin_{n}_{path.name.removeprefix(f'plugin_{n}_')}" for n, path in enumerate(named)]
-        for path, copy in zip(named, tables["plugins"], strict=True):
-            copied(path, inside / copy)
-    source = "DATA = None"
+        tables["plugins"] = copy_plugins([Path(str(path)) for path in tables["plugins"]], package)
     if data is not None:
-        copied(data, inside / "data.py")
-        source = "from askew.flower import DataModule\n\nfrom . import data\n\nDATA = DataModule.of(data)"
+        copy_file(data, package / "data.py")
     else:
-        (inside / "data.py").unlink(missing_ok=True)
-    table = {key: value for key, value in (rules or Rules()).table().items() if value is not None}
+        (package / "data.py").unlink(missing_ok=True)
+    settings = {key: value for key, value in (rules or DeploymentRules()).table().items() if value is not None}
     project = PROJECT.format(
         name=literal(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"),
         version=__version__,
         publisher=literal(publisher),
         package=PACKAGE,
-        rules="\n".join(f"{key} = {literal(value)}" for key, value in table.items()),
+        rules="\n".join(f"{key} = {literal(value)}" for key, value in settings.items()),
     )
     write_text(folder / "pyproject.toml", project)
-    write_text(inside / "__init__.py", "")
-    write_text(inside / "run.toml", to_toml(tables))
-    write_text(inside / "parts.py", PARTS.format(data=source))
+    write_text(package / "__init__.py", "")
+    write_text(package / "run.toml", to_toml(tables))
+    write_text(package / "parts.py", PARTS.format(data=NO_DATA if data is None else OWN_DATA))
     for side in ("server", "client"):
-        write_text(inside / f"{side}.py", SIDE.format(side=side))
+        write_text(package / f"{side}.py", SIDE.format(side=side))
 
 
 def read_app(folder: Path) -> tuple[dict[str, Any], Path | None, dict[str, Any]]:
-    """What an app folder was written from: tables, data module and rules."""
-    page, data = folder / PACKAGE / "run.toml", folder / PACKAGE / "data.py"
-    if not page.is_file():
+    """What an app folder was written from: the configuration's tables, the data module and the rules."""
+    config_path, data = folder / PACKAGE / "run.toml", folder / PACKAGE / "data.py"
+    if not config_path.is_file():
         raise ConfigError(
             f"{str(folder)!r} is no app folder: it has no {PACKAGE}/run.toml; name one that `askew deploy app` wrote."
         )
-    tables, rules = read_toml(page), read_toml(folder / "pyproject.toml")
+    tables, rules = read_toml(config_path), read_toml(folder / "pyproject.toml")
     if isinstance(tables.get("plugins"), list):
-        tables["plugins"] = [str(page.parent / str(path)) for path in tables["plugins"]]
+        tables["plugins"] = [str(config_path.parent / str(path)) for path in tables["plugins"]]
     for key in ("tool", "flwr", "app", "config"):
         rules = rules.get(key, {})
     return tables, data if data.is_file() else None, rules
 
 
-def copied(path: Path, target: Path) -> None:
+def copy_plugins(paths: list[Path], package: Path) -> list[str]:
+    """Copy plugins into an app's package and return their names there; one that is there already keeps its name."""
+    names = [f"plugin_{n}_{path.name.removeprefix(f'plugin_{n}_')}" for n, path in enumerate(paths)]
+    for path, name in zip(paths, names, strict=True):
+        copy_file(path, package / name)
+    return names
+
+
+def copy_file(path: Path, target: Path) -> None:
+    """Copy a file, unless it is the target itself."""
     if not path.is_file():
         raise ConfigError(f"there is no file {str(path)!r}; name a Python file.")
     if target.exists() and path.samefile(target):

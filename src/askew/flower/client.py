@@ -1,214 +1,258 @@
-"""A client of a deployment: it answers the server's letters with the simulator's own local training."""
+"""A client of a deployment: it answers the server's messages with the simulator's own local training."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..core.algorithm import Algorithm
 from ..core.types import State
 from ..data.federation import RoundPlan
-from ..engine.base import PhaseInputs, PhaseRequest
+from ..engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.evaluate import with_private
 from ..errors import DataError
 from ..experiment.checkpoint import layout_digest
 from ..version import __version__
-from .client_state import Kept, Place
-from .deployment_data import Home
-from .privacy import clipped, noisy
-from .wire import Payload, RawPayload, Refused, Shared, expect, opened, over, told, under
+from .client_state import StateHistory, StateStore
+from .deployment_data import ClientSetup
+from .privacy import add_noise, clip_upload
+from .wire import (
+    InvalidMessage,
+    Payload,
+    RawPayload,
+    SharedCoordinates,
+    add_prefix,
+    check_values,
+    read_tensors,
+    read_value,
+    strip_prefix,
+)
 
-SERVER = "the server"
-STAGES = ("keys", "shares", "unmask")  # of secure aggregation, beside the training itself
-RATES = ("lr", "lr0", "momentum", "decay", "clip")
-OWN = ("steps", "tau", "size", "coin")
+if TYPE_CHECKING:
+    from .secure import Secrets
+
+SERVER = "the server"  # how sentences call the sender of a message
+SECURE_STAGES = ("keys", "shares", "unmask")  # of secure aggregation, beside the training itself
+# Numbers of a training message, named as in PhaseInputs: those of all clients of a round, and those of one client.
+COMMON_NUMBERS = ("lr", "lr0", "momentum", "decay", "clip")
+CLIENT_NUMBERS = ("steps", "tau", "size", "coin")
+STATE_PREFIX = "mine."  # of the method's client state in stored files, which older versions wrote too
 
 
-def hello(home: Home) -> Payload:
-    """Who this is and what it has; no sample and no label is told."""
-    fed = home.fed
-    own = fed.inputs(fed.test.x[:1])
+def describe_client(setup: ClientSetup) -> Payload:
+    """The reply to a node's first message: which client it is and what kind of data it has. No sample is sent."""
+    fed = setup.fed
+    example = fed.inputs(fed.test.x[:1])
     numbers = {
-        "client": home.client,
-        "samples": int(fed.sizes[home.client]),
+        "client": setup.client,
+        "samples": int(fed.sizes[setup.client]),
         "classes": fed.classes,
         "shape": [int(n) for n in fed.shape],
-        "real": own.is_floating_point(),
-        "digest": home.config.digest(),
+        "real": example.is_floating_point(),
+        "digest": setup.config.digest(),
         "version": __version__,
     }
     return Payload(numbers, {})
 
 
-class Client:
-    """Answers training and evaluation letters."""
+class DeployedClient:
+    """Answers training and evaluation messages. `secrets` is what secure aggregation remembers between them."""
 
-    def __init__(self, home: Home, place: Place, vault: MutableMapping[str, Any] | None = None) -> None:
-        self.vault, self.privacy = {} if vault is None else vault, home.config.privacy
-        self.home, self.house, self.client = home, home.house, home.client
-        self.server, self.space = self.house.server, self.house.space  # of the server only what it declares
-        self.shared = Shared(self.space, self.server.private)
-        private = {
-            "w": self.space.start[self.server.private.indices],
-            "b": self.space.buffers[self.server.private.buffer_indices],
-        }
-        start = over("mine.", self.server.alg.client_state(self.space)) | (
-            {} if self.server.private.empty else over("private.", private)
-        )
-        self.kept = Kept(place, start, self.client)
+    def __init__(self, setup: ClientSetup, store: StateStore, secrets: Secrets | None = None) -> None:
+        self.setup, self.built, self.client, self.privacy = setup, setup.built, setup.client, setup.config.privacy
+        self.secrets: Secrets = {} if secrets is None else secrets
+        # The simulator's server: here only what the method declares, the engine and the plan of batches are used.
+        self.server, self.space = self.built.server, self.built.space
+        self.private = self.server.private
+        self.shared = SharedCoordinates(self.space, self.private)
+        initial = add_prefix(STATE_PREFIX, self.server.alg.client_state(self.space))
+        if not self.private.empty:
+            initial |= self._private_values(self.space.start, self.space.buffers)
+        self.history = StateHistory(store, initial, self.client)
 
-    def answer(self, kind: str, letter: RawPayload) -> Payload:
-        """The answer to a letter of training ("train" and its stages) or evaluation ("evaluate")."""
-        expect(letter, SERVER, mark=layout_digest(self.house.config.digest(), self.server), client=self.client)
+    def answer(self, kind: str, payload: RawPayload) -> Payload:
+        """The reply to a message of training ("train", and its stages "train.…") or evaluation ("evaluate")."""
+        check_values(payload, SERVER, mark=layout_digest(self.built.config.digest(), self.server), client=self.client)
         if kind.startswith("train."):
-            return self.stage(kind.removeprefix("train."), letter)
-        return self.train(letter) if kind == "train" else self.evaluate(letter)
+            return self.answer_secure_stage(kind.removeprefix("train."), payload)
+        return self.train(payload) if kind == "train" else self.evaluate(payload)
 
-    def train(self, letter: RawPayload) -> Payload:
-        """One phase of one round."""
-        round, n, used = (told(letter, name, int, SERVER) for name in ("round", "phase", "used"))
-        if n >= len(self.server.phases):
-            raise Refused(
-                f"{SERVER}: this is of phase {n}, expected one of {len(self.server.phases)} from 0; start the run over."
-            )
-        phase, last = self.server.phases[n], n + 1 == len(self.server.phases)
-        names = phase.broadcast
-        state = {
-            k: v.to(self.space.dtype) if v.is_floating_point() else v
-            for k, v in self.server.state.items()
-            if k in names
-        }
-        memory = {k: v for k, v in self.server.memory.start.items() if k in names}
-        sent = self.shared.forms(state, "server.") | self.shared.forms(memory, "memory.")
-        if "x" in letter.parcels or n == 0:
-            sent |= self.shared.forms({"x": self.space.start} | self.shared.buffers(self.space.buffers))
-        tensors = self._here(opened(letter, sent, SERVER))
-        before = self._here(self.kept.after(used) if n == 0 else self.kept.between(round, n))
-        x, buffers = self._model(tensors, before)
-        plan = self._plan(letter, round)
-        lr, lr0, momentum, decay, clip = (told(letter, name, float, SERVER) for name in RATES)
-        own = [[told(letter, name, float, SERVER)] for name in OWN]
-        steps, tau, size, coin = torch.tensor(own, dtype=self.space.dtype, device=self.space.device)
-        server = self.shared.whole(under("server.", tensors), state)
-        rest = (
-            rows(self.shared.whole(under("memory.", tensors), memory)),
-            rows(under("mine.", before)),
-            rows(under("carry.", before)),
-        )
-        parts = self.server.parts
-        inbox = PhaseInputs(
-            x, buffers, server, *rest, parts, lr, lr0, momentum, decay, clip, round, steps, tau, size, coin
-        )
-        (out,) = self.server.engine.run([PhaseRequest(phase, inbox, plan, ("w", "carry"))])
-        up, mine, carry = ({k: v[0] for k, v in part.items()} for part in (out.up, out.mine, out.carry))
-        assert out.w is not None
-        after = over("mine.", mine)
-        if not self.server.private.empty:
-            after |= {
-                "private.indices": out.w[0][self.server.private.indices],
-                "private.buffer_indices": out.buffers[0][self.server.private.buffer_indices],
-            }
-        if last:
-            self.kept.keep(used, round, after)
+    def train(self, payload: RawPayload) -> Payload:
+        """Train for one phase of one round, store the client's new state, and return its upload."""
+        round, n, last_used = (read_value(payload, name, int, SERVER) for name in ("round", "phase", "used"))
+        count = len(self.server.phases)
+        if n >= count:
+            raise InvalidMessage(f"{SERVER}: this is of phase {n}, expected one of {count} from 0; start the run over.")
+        phase = self.server.phases[n]
+        received = self._read_received(payload, phase, first=n == 0)
+        stored = self._to_device(self.history.load_round(last_used) if n == 0 else self.history.load_phase(round, n))
+        x, buffers = self._assemble_model(received, stored)
+        plan = self._plan_batches(payload, round)
+        inputs = self._phase_inputs(payload, phase, (x, buffers), received, stored)
+        (out,) = self.server.engine.run([PhaseRequest(phase, inputs, plan, ("theta", "carry"))])
+        new_state = self._state_after(out)
+        if n + 1 == count:
+            self.history.save_round(last_used, round, new_state)
         else:
-            self.kept.keep_between(used, round, n + 1, after | over("carry.", carry) | {"x": x, "buffers": buffers})
-        told_up = self._shown(self.shared.cut(up)) | (self.shared.buffers(out.buffers[0]) if phase.trains else {})
-        loss = 0.0 if self.privacy.clip else float(out.loss[0])  # which is measured on the same samples
-        if self.privacy.secure:
-            weight = float(size) if self.server.alg.by_samples else 1.0
-            told_up, loss = {"hidden": self._hidden(letter, told_up, weight, loss)}, 0.0
+            carry = add_prefix("carry.", first_row(out.carry)) | {"x": x, "buffers": buffers}
+            self.history.save_phase(last_used, round, n + 1, new_state | carry)
+        tensors, loss = self._upload(payload, phase, out)
         numbers = {
             "client": self.client,
             "round": round,
             "phase": n,
             "loss": loss,
-            "samples": int(self.home.fed.sizes[self.client]),
+            "samples": int(self.setup.fed.sizes[self.client]),
         }
-        return Payload(numbers, told_up)
+        return Payload(numbers, tensors)
 
-    def _shown(self, up: State) -> State:
-        """What of an upload the server may see."""
-        if self.privacy.clip:
-            up = clipped(up, self.privacy.clip)
-        if self.privacy.local:
-            up = {name: noisy(t, self.privacy.noise * self.privacy.clip) for name, t in up.items()}
-        return over("up.", up)
+    def evaluate(self, payload: RawPayload) -> Payload:
+        """Scores of the server's models, with this client's private parts, on this client's test set."""
+        round, last_used = (read_value(payload, name, int, SERVER) for name in ("round", "used"))
+        names = read_value(payload, "models", str, SERVER).split(",")
+        models = {f"model.{name}": self.space.start for name in names}
+        specs = self.shared.specs(models | self.shared.shared_buffers(self.space.buffers))
+        tensors = self._to_device(read_tensors(payload, specs, SERVER))
+        numbers: dict[str, int | list[float]] = {"client": self.client, "round": round, "samples": 0}
+        if self.setup.has_test_set:
+            numbers["samples"] = len(self.setup.fed.test.y)
+            stored = self._to_device(self.history.load_round(last_used))
+            for name in names:
+                received = {"x": tensors[f"model.{name}"]} | {n: t for n, t in tensors.items() if n == "buffers"}
+                numbers[f"scores.{name}"] = self.built.evaluator(*self._assemble_model(received, stored)).tolist()
+        return Payload(numbers, {})
 
-    def _hidden(self, letter: RawPayload, tensors: State, weight: float, loss: float) -> Tensor:
-        """Tensors by their weight, and the loss, under the masks of secure aggregation."""
-        from .secure import Hidden, pressed
+    def answer_secure_stage(self, stage: str, payload: RawPayload) -> Payload:
+        """The reply to one of the stages of secure aggregation in which nobody trains."""
+        from .secure import SecureClient  # needs Flower, which a plain client does not
 
-        flat = [weight * tensors[name].flatten().double().cpu() for name in sorted(tensors)]
-        words = pressed(torch.cat([*flat, torch.tensor([loss], dtype=torch.float64)]))
-        hidden = Hidden(self.vault, self.client, self.privacy.fewest, SERVER).hide(stage_of(letter), letter, words)
-        return torch.from_numpy(hidden.view("int64"))
-
-    def stage(self, name: str, letter: RawPayload) -> Payload:
-        """One of the stages of secure aggregation in which nobody trains."""
-        from .secure import Hidden
-
-        if not self.privacy.secure or name not in STAGES:
-            raise Refused(
-                f"{SERVER}: a stage {name!r:.20} of secure aggregation was asked for, and this run has none; start the run over."
+        if not self.privacy.secure or stage not in SECURE_STAGES:
+            raise InvalidMessage(
+                f"{SERVER}: a stage {stage!r:.20} of secure aggregation was asked for, and this run has none; "
+                "start the run over."
             )
-        opened(letter, {}, SERVER)
-        place, hidden = stage_of(letter), Hidden(self.vault, self.client, self.privacy.fewest, SERVER)
-        stages = {"keys": hidden.keys, "shares": hidden.shares, "unmask": hidden.unmask}
-        found = stages[name](place, letter)
-        round, n = (told(letter, part, int, SERVER) for part in ("round", "phase"))
-        return Payload({"client": self.client, "round": round, "phase": n, **found}, {})
+        read_tensors(payload, {}, SERVER)
+        secure = SecureClient(self.secrets, self.client, self.privacy.fewest, SERVER)
+        answers = {"keys": secure.create_keys, "shares": secure.share_secrets, "unmask": secure.reveal_shares}
+        reply = answers[stage](sum_name(payload), payload)
+        round, n = (read_value(payload, name, int, SERVER) for name in ("round", "phase"))
+        return Payload({"client": self.client, "round": round, "phase": n, **reply}, {})
 
-    def _here(self, state: State) -> State:
-        return {name: t.to(self.space.device) for name, t in state.items()}
+    # what goes into training ------------------------------------------------------------------------------------
 
-    def _model(self, tensors: State, before: State) -> tuple[Tensor, Tensor]:
-        """The model as received, in a later phase the one of the phase before unless another came; private parts in place."""
-        if "x" in tensors:
-            x = self.shared.whole({"x": tensors["x"]}, {"x": self.space.start})["x"]
-            buffers = self.shared.whole_buffers(tensors, self.space.buffers)
+    def _declared_broadcast(self, phase: Algorithm) -> tuple[State, State]:
+        """Server state and server memory that a phase broadcasts, with their initial values."""
+        names, dtype = phase.broadcast, self.space.dtype
+        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.server.state.items() if k in names}
+        return state, {k: v for k, v in self.server.memory.start.items() if k in names}
+
+    def _read_received(self, payload: RawPayload, phase: Algorithm, first: bool) -> State:
+        """The tensors of a training message; a phase after the first brings the model only if it has changed."""
+        state, memory = self._declared_broadcast(phase)
+        specs = self.shared.specs(state, "server.") | self.shared.specs(memory, "memory.")
+        if "x" in payload.arrays or first:
+            specs |= self.shared.specs({"x": self.space.start} | self.shared.shared_buffers(self.space.buffers))
+        return self._to_device(read_tensors(payload, specs, SERVER))
+
+    def _assemble_model(self, received: State, stored: State) -> tuple[Tensor, Tensor]:
+        """The model [P] and buffers [Q] to start from: as received, or as in the phase before; with private parts."""
+        if "x" in received:
+            x = self.shared.restore_private({"x": received["x"]}, {"x": self.space.start})["x"]
+            buffers = self.shared.restore_buffers(received, self.space.buffers)
         else:
-            x, buffers = before["x"], before["buffers"]
-        return (
-            (x, buffers)
-            if self.server.private.empty
-            else with_private(x, buffers, self.server.private, under("private.", before))
-        )
+            x, buffers = stored["x"], stored["buffers"]
+        if self.private.empty:
+            return x, buffers
+        return with_private(x, buffers, self.private, strip_prefix("private.", stored))
 
-    def _plan(self, letter: RawPayload, round: int) -> RoundPlan:
-        """This round's batches; as many as the server counts on."""
-        plan, steps = self.server.prepare(round, [self.client]), told(letter, "steps", float, SERVER)
+    def _plan_batches(self, payload: RawPayload, round: int) -> RoundPlan:
+        """This round's batches of this client, as many as the server counts on."""
+        plan, steps = self.server.prepare(round, [self.client]), read_value(payload, "steps", float, SERVER)
         if not 1 <= steps <= plan.train[0].batches:
             raise DataError(
-                f"client {self.client} has {plan.train[0].batches} batches, and the server counts on {steps:g}; its data have changed: "
+                f"client {self.client} has {plan.train[0].batches} batches, and the server counts on {steps:g}; "
+                "its data have changed: "
                 "start the run over."
             )
         return plan._replace(train=[plan.train[0].first(int(steps))])
 
-    def evaluate(self, letter: RawPayload) -> Payload:
-        """The scores of the server's models, private parts in place, on this client's test set."""
-        round, used = (told(letter, name, int, SERVER) for name in ("round", "used"))
-        names = told(letter, "models", str, SERVER).split(",")
-        forms = self.shared.forms(
-            {f"model.{name}": self.space.start for name in names} | self.shared.buffers(self.space.buffers)
+    def _phase_inputs(
+        self, payload: RawPayload, phase: Algorithm, model: tuple[Tensor, Tensor], received: State, stored: State
+    ) -> PhaseInputs:
+        """What the engine needs to train this client: a cohort of one, so every tensor of the client has one row."""
+        state, memory = self._declared_broadcast(phase)
+        lr, lr0, momentum, decay, clip = (read_value(payload, name, float, SERVER) for name in COMMON_NUMBERS)
+        rows = [[read_value(payload, name, float, SERVER)] for name in CLIENT_NUMBERS]
+        steps, tau, size, coin = torch.tensor(rows, dtype=self.space.dtype, device=self.space.device)
+        return PhaseInputs(
+            *model,
+            self.shared.restore_private(strip_prefix("server.", received), state),
+            as_one_row(self.shared.restore_private(strip_prefix("memory.", received), memory)),
+            as_one_row(strip_prefix(STATE_PREFIX, stored)),
+            as_one_row(strip_prefix("carry.", stored)),
+            self.server.parts,
+            lr,
+            lr0,
+            momentum,
+            decay,
+            clip,
+            read_value(payload, "round", int, SERVER),
+            steps,
+            tau,
+            size,
+            coin,
         )
-        tensors = self._here(opened(letter, forms, SERVER))
-        numbers: dict[str, int | list[float]] = {"client": self.client, "round": round, "samples": 0}
-        if self.home.tested:
-            numbers["samples"] = len(self.home.fed.test.y)
-            before = self._here(self.kept.after(used))
-            for name in names:
-                model = {"x": tensors[f"model.{name}"]} | {n: t for n, t in tensors.items() if n == "buffers"}
-                numbers[f"scores.{name}"] = self.house.evaluator(*self._model(model, before)).tolist()
-        return Payload(numbers, {})
+
+    # what comes out of it ---------------------------------------------------------------------------------------
+
+    def _state_after(self, out: PhaseOutputs) -> State:
+        """The client's state and private parts after training, as they are stored."""
+        assert out.theta is not None
+        state = add_prefix(STATE_PREFIX, first_row(out.state))
+        return state if self.private.empty else state | self._private_values(out.theta[0], out.buffers[0])
+
+    def _private_values(self, w: Tensor, buffers: Tensor) -> State:
+        """The private coordinates and buffers of a model, as they are stored."""
+        return {"private.w": w[self.private.indices], "private.b": buffers[self.private.buffer_indices]}
+
+    def _upload(self, payload: RawPayload, phase: Algorithm, out: PhaseOutputs) -> tuple[State, float]:
+        """The tensors and the loss that the server may see."""
+        upload = self.shared.remove_private(first_row(out.up))
+        if self.privacy.clip:
+            upload = clip_upload(upload, self.privacy.clip)
+        if self.privacy.local:
+            upload = {name: add_noise(t, self.privacy.noise * self.privacy.clip) for name, t in upload.items()}
+        tensors = add_prefix("up.", upload) | (self.shared.shared_buffers(out.buffers[0]) if phase.trains else {})
+        loss = 0.0 if self.privacy.clip else float(out.loss[0])  # it is measured on the samples that clipping protects
+        if self.privacy.secure:
+            return {"masked": self._mask(payload, tensors, loss)}, 0.0
+        return tensors, loss
+
+    def _mask(self, payload: RawPayload, tensors: State, loss: float) -> Tensor:
+        """The upload as one masked vector for secure aggregation."""
+        from .secure import SecureClient, pack_upload  # needs Flower, which a plain client does not
+
+        weight = read_value(payload, "size", float, SERVER) if self.server.alg.by_samples else 1.0
+        secure = SecureClient(self.secrets, self.client, self.privacy.fewest, SERVER)
+        masked = secure.mask(sum_name(payload), payload, pack_upload(tensors, weight, loss))
+        return torch.from_numpy(masked.view("int64"))
+
+    def _to_device(self, state: State) -> State:
+        return {name: t.to(self.space.device) for name, t in state.items()}
 
 
-def stage_of(letter: RawPayload) -> str:
-    """Which sum this is about."""
-    return "round {}, phase {}".format(*(told(letter, part, int, SERVER) for part in ("round", "phase")))
+def sum_name(payload: RawPayload) -> str:
+    """The name of the sum of secure aggregation that a message is about: every phase of every round has one."""
+    return "round {}, phase {}".format(*(read_value(payload, name, int, SERVER) for name in ("round", "phase")))
 
 
-def rows(state: State) -> State:
-    """A cohort of one."""
+def as_one_row(state: State) -> State:
+    """Tensors as rows of a cohort of one."""
     return {name: t[None] for name, t in state.items()}
+
+
+def first_row(rows: State) -> State:
+    """The first row of every tensor, which is the only one of a cohort of one."""
+    return {name: t[0] for name, t in rows.items()}

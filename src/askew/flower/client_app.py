@@ -1,4 +1,4 @@
-"""Flower's ClientApp around a client."""
+"""Flower's ClientApp around a client of a deployment."""
 
 from __future__ import annotations
 
@@ -11,56 +11,55 @@ from flwr.clientapp import ClientApp
 
 from ..errors import AskewError
 from ..experiment.process_state import explain_out_of_memory, torch_state
-from .client import SERVER, STAGES, Client, hello
-from .client_state import InContext, InFile, Place
-from .deployment_data import DataModule, Home, read_page
-from .wire import Payload, from_records, to_records, told
+from .client import SECURE_STAGES, SERVER, DeployedClient, describe_client
+from .client_state import ContextStore, FileStore, StateStore
+from .deployment_data import ClientSetup, DataModule, read_config
+from .wire import Payload, from_records, read_value, to_records
 
-RAISED = 2  # Flower's code of a client's own error
+CLIENT_ERROR = 2  # Flower's code for an error that the client app itself reports
 
 
-def client_app(page: Path, data: DataModule | None = None) -> ClientApp:
-    """The client of an app whose run is on this page of TOML."""
-    app, homes = ClientApp(), dict[tuple[int, int | None], Home]()
+def client_app(config_path: Path, data: DataModule | None = None) -> ClientApp:
+    """The client of an app whose configuration is in this TOML file."""
+    app, setups = ClientApp(), dict[tuple[int, int | None], ClientSetup]()
 
     def answer(kind: str, message: Message, context: Context) -> Payload:
-        config = read_page(page, data)
-        letter = from_records(message.content, SERVER)
-        classes = None if kind == "query" else told(letter, "classes", int, SERVER)
+        config = read_config(config_path, data)
+        payload = from_records(message.content, SERVER)
+        classes = None if kind == "query" else read_value(payload, "classes", int, SERVER)
         with torch_state(config), explain_out_of_memory():
             key = (context.node_id, classes)
-            if key not in homes:  # of many nodes in one process, as in Flower's simulation, the latest
-                homes.clear()
-                homes[key] = Home(config, context.node_config, data, classes)
-            home = homes[key]
+            if key not in setups:  # a process with many nodes, as in Flower's simulation, keeps the latest alone
+                setups.clear()
+                setups[key] = ClientSetup(config, context.node_config, data, classes)
+            setup = setups[key]
             if kind == "query":
-                return hello(home)
+                return describe_client(setup)
             if config.privacy.secure and "secure" not in context.state:
                 context.state["secure"] = ConfigRecord()
-            return Client(home, place_of(home, context), context.state.config_records.get("secure")).answer(
-                kind, letter
-            )
+            secrets = context.state.config_records.get("secure")
+            return DeployedClient(setup, choose_store(setup, context), secrets).answer(kind, payload)
 
     def handler(kind: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             try:
                 return Message(to_records(answer(kind, message, context)), reply_to=message)
             except AskewError as e:
-                return Message(Error(RAISED, str(e)), reply_to=message)
+                return Message(Error(CLIENT_ERROR, str(e)), reply_to=message)
 
         return handle
 
     app.query()(handler("query"))
     app.train()(handler("train"))
     app.evaluate()(handler("evaluate"))
-    for stage in STAGES:
+    for stage in SECURE_STAGES:
         app.train(stage)(handler(f"train.{stage}"))
     return app
 
 
-def place_of(home: Home, context: Context) -> Place:
-    """Where a client's state lies: in the folder that the node's configuration names, else with Flower while the node is up."""
+def choose_store(setup: ClientSetup, context: Context) -> StateStore:
+    """The store of a client's state: the folder that the node's configuration names, else Flower's context."""
     named = context.node_config.get("state")
     folder = Path(str(named)) if named else Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr")) / "askew"
-    file = InFile(folder / home.config.name() / f"client-{home.client}.safetensors")
-    return file if named else InContext(context.state, file)
+    file = FileStore(folder / setup.config.name() / f"client-{setup.client}.safetensors")
+    return file if named else ContextStore(context.state, file)

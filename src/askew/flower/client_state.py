@@ -1,8 +1,8 @@
-"""What a client keeps between messages, and where: its state by the round that left it.
+"""The state that a client keeps between messages: where it is stored, and which round left it.
 
-The server says with every message which round of this client's it has used last. So a client holds the state that round left and the
-one its latest round left, and goes on from the right one: after an answer that came too late, after a round that the server threw
-away, and after a server that was killed and plays a round again.
+With every message the server says which round of this client it used last. So a client stores two states, the one that
+this round left and the one that its latest round left, and continues from the right one: after a reply that came too
+late, after a round that the server threw away, and after a server that was killed and plays a round again.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as tensors_of
+from safetensors.torch import load as load_tensors
 
 from ..core.types import State
 from ..errors import StoreError
 from ..experiment.checkpoint import save_tensors
-from .wire import over, under
+from .wire import add_prefix, strip_prefix
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-SMALL = 64 * 2**20  # bytes; a context travels between processes with every message, more is kept in a file
+MAX_CONTEXT = 64 * 2**20  # bytes; a context travels between processes with every message, so more goes to a file
 
 
-class Place(Protocol):
-    """Where tensors lie between messages."""
+class StateStore(Protocol):
+    """A place for tensors between messages."""
 
     def read(self) -> State: ...
     def write(self, tensors: State) -> None: ...
 
 
-class InMemory:
-    """In this process."""
+class MemoryStore:
+    """Tensors in the memory of this process."""
 
     def __init__(self) -> None:
         self.tensors: State = {}
@@ -45,15 +45,15 @@ class InMemory:
         self.tensors = tensors
 
 
-class InFile:
-    """In a file that the client owns, replaced as a whole."""
+class FileStore:
+    """Tensors in a file of the client, which is replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> State:
         try:
-            return tensors_of(self.path.read_bytes())
+            return load_tensors(self.path.read_bytes())
         except FileNotFoundError:
             return {}
         except (SafetensorError, OSError):
@@ -66,66 +66,73 @@ class InFile:
         save_tensors(self.path, tensors, {})
 
 
-class InContext:
-    """In the context that Flower keeps for a node and a run while the node is up; what is large, in a file all the same."""
+class ContextStore:
+    """Tensors in the context that Flower keeps for a run while the node is up; in a file if they are large."""
 
-    def __init__(self, state: RecordDict, file: InFile) -> None:
-        self.state, self.file = state, file
+    def __init__(self, context: RecordDict, file: FileStore) -> None:
+        self.context, self.file = context, file
 
     def read(self) -> State:
         from flwr.app import ArrayRecord
 
-        kept = self.state.get("askew")
-        if not isinstance(kept, ArrayRecord):
+        record = self.context.get("askew")
+        if not isinstance(record, ArrayRecord):
             return self.file.read()
-        return {name: torch.from_numpy(array.numpy().copy()) for name, array in kept.items()}
+        return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
 
     def write(self, tensors: State) -> None:
         from flwr.app import Array, ArrayRecord
 
-        if sum(t.numel() * t.element_size() for t in tensors.values()) > SMALL:
+        if sum(t.numel() * t.element_size() for t in tensors.values()) > MAX_CONTEXT:
             self.file.write(tensors)
-            self.state.pop("askew", None)
+            self.context.pop("askew", None)
             return
-        self.state["askew"] = ArrayRecord(
+        self.context["askew"] = ArrayRecord(
             {name: Array(t.detach().cpu().contiguous().numpy()) for name, t in tensors.items()}
         )
 
 
-class Kept:
-    """A client's state by the round that left it, before its first round as declared; and what a phase leaves to the next."""
+class StateHistory:
+    """A client's state by the round that left it, and what a phase of a round leaves for the next phase.
 
-    def __init__(self, place: Place, start: State, client: int) -> None:
-        self.place, self.start, self.client = place, start, client
+    `initial` is the state before the client's first round. Names in the store begin with "ROUND." or "ROUND/PHASE.".
+    """
 
-    def after(self, round: int) -> State:
-        """The state that a round left, 0 for the start."""
-        if round == 0 or not self.start:
-            return self.start
-        found = under(f"{round}.", self.place.read())
-        if found.keys() != self.start.keys() or any(t.shape != self.start[n].shape for n, t in found.items()):
+    def __init__(self, store: StateStore, initial: State, client: int) -> None:
+        self.store, self.initial, self.client = store, initial, client
+
+    def load_round(self, round: int) -> State:
+        """The state that a round left; round 0 is the initial state."""
+        if round == 0 or not self.initial:
+            return self.initial
+        state = strip_prefix(f"{round}.", self.store.read())
+        if state.keys() != self.initial.keys() or any(t.shape != self.initial[n].shape for n, t in state.items()):
             raise StoreError(
-                f"client {self.client} has no state of round {round}, which the server has used; give the node a folder that outlives it "
+                f"client {self.client} has no state of round {round}, which the server has used; "
+                "give the node a folder that outlives it "
                 "(--node-config 'state=\"FOLDER\"'), then start the run over."
             )
-        return {n: t.to(self.start[n].device, self.start[n].dtype) for n, t in found.items()}
+        return {n: t.to(self.initial[n].device, self.initial[n].dtype) for n, t in state.items()}
 
-    def keep(self, used: int, round: int, state: State) -> None:
-        """The state that this round leaves, beside the one of the round used last."""
-        if self.start:
-            self._write(used, over(f"{round}.", state))
+    def save_round(self, last_used: int, round: int, state: State) -> None:
+        """Store the state that a round leaves, beside the state of the round that the server used last."""
+        if self.initial:
+            self._write(last_used, add_prefix(f"{round}.", state))
 
-    def between(self, round: int, phase: int) -> State:
-        """What this round's phase before left."""
-        found = under(f"{round}/{phase}.", self.place.read())
-        if not found:
+    def load_phase(self, round: int, phase: int) -> State:
+        """What the phase before left for this phase of a round."""
+        state = strip_prefix(f"{round}/{phase}.", self.store.read())
+        if not state:
             raise StoreError(
-                f"client {self.client} has not done phase {phase - 1} of round {round}; it takes part again in another round."
+                f"client {self.client} has not done phase {phase - 1} of round {round}; "
+                "it takes part again in another round."
             )
-        return found
+        return state
 
-    def keep_between(self, used: int, round: int, phase: int, state: State) -> None:
-        self._write(used, over(f"{round}/{phase}.", state))
+    def save_phase(self, last_used: int, round: int, phase: int, state: State) -> None:
+        """Store what a phase leaves for the next one, which is `phase`, beside the state that the server used last."""
+        self._write(last_used, add_prefix(f"{round}/{phase}.", state))
 
-    def _write(self, used: int, new: State) -> None:
-        self.place.write((over(f"{used}.", self.after(used)) if used and self.start else {}) | new)
+    def _write(self, last_used: int, new: State) -> None:
+        old = add_prefix(f"{last_used}.", self.load_round(last_used)) if last_used and self.initial else {}
+        self.store.write(old | new)

@@ -1,4 +1,4 @@
-"""A whole federation on this machine, for trying and testing: a SuperLink, a SuperNode for each client, and runs on them."""
+"""A whole federation on this machine, to try and to test: a SuperLink, a SuperNode for each client, and runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import randbelow
@@ -24,31 +24,35 @@ from ..experiment.run_folder import is_finished
 from ..experiment.store import Run, load, read_rounds, write_text
 from ..experiment.toml import literal
 from . import require_flower
-from .keys import Keys
+from .keys import KeyFiles
+from .transport import Warn
 
-HOST, NAME, MARK = "127.0.0.1", "loopback", "ASKEW_FEDERATION"
-PATIENCE = 60.0  # seconds until a process listens
-GRACE = 5.0  # seconds in which a process may end by itself
-POLL = 0.2  # seconds between looks at a run
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NOISE = re.compile(  # lines of a log that say nothing about a failure
-    r"(?!ERROR)[A-Z]+ ?:|ERROR ?: Exit Code|\d{4}-\d\d-|For more information|An unhandled exception|The SuperNode could not|Error$"
+HOST = "127.0.0.1"
+CONNECTION = "loopback"  # the SuperLink's name in Flower's configuration
+MARKER = "ASKEW_FEDERATION"  # environment variable by which all processes of one federation are found
+START_SECONDS = 60.0  # until a process listens, or a key is registered
+STOP_SECONDS = 5.0  # in which a process may end by itself
+POLL_SECONDS = 0.2  # between two looks at a run
+PORTS = range(20_000, 32_000)  # below those that systems give to connections, of which one could take a free port
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+UNINFORMATIVE = re.compile(  # lines of a log that say nothing about a failure
+    r"(?!ERROR)[A-Z]+ ?:|ERROR ?: Exit Code|\d{4}-\d\d-|For more information|An unhandled exception|"
+    r"The SuperNode could not|Error$"
 )
-
-Say = Callable[[str], None]
 
 
 def free_port() -> int:
-    """A port that nobody has, below those that systems give to connections: one of these could take it in the meantime."""
+    """A port that nobody uses."""
     while True:
         with socket.socket() as s, suppress(OSError):
-            s.bind((HOST, 20_000 + randbelow(12_000)))
+            s.bind((HOST, PORTS[randbelow(len(PORTS))]))
             return int(s.getsockname()[1])
 
 
 class Loopback:
-    """Processes that are ended together, whatever happens in between. Their logs and Flower's own files are in `folder`.
+    """The processes of a federation, which end together, whatever happens.
 
+    Their logs and Flower's own files are in `folder`.
     With keys every connection is encrypted, and only nodes whose keys are registered are let in.
     """
 
@@ -58,77 +62,87 @@ class Loopback:
         clients: int,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        keys: Keys | None = None,
+        keys: KeyFiles | None = None,
     ) -> None:
         require_flower()
         self.folder, self.clients, self.cwd, self.port = folder.resolve(), clients, cwd, free_port()
         self.keys = keys and keys._replace(folder=keys.folder.resolve())
-        self.known: set[int] = set()  # clients whose keys are registered
+        self.registered: set[int] = set()  # clients whose keys the SuperLink knows
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        bin = str(Path(sys.executable).parent)
+        programs = str(Path(sys.executable).parent)
         self.env = {
             **os.environ,
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
-            "PATH": bin + os.pathsep + os.environ.get("PATH", ""),
+            "PATH": programs + os.pathsep + os.environ.get("PATH", ""),
             **(env or {}),
-            MARK: uuid4().hex,
+            MARKER: uuid4().hex,
         }
 
     def __enter__(self) -> Self:
-        trust = f"root-certificates = {literal(str(self.keys.ca))}" if self.keys else "insecure = true"
+        trust = f"root-certificates = {literal(str(self.keys.ca_certificate))}" if self.keys else "insecure = true"
         write_text(
             self.folder / "flwr" / "config.toml",
-            f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{HOST}:{self.port}"\n{trust}\n',
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{HOST}:{self.port}"\n{trust}\n',
         )
-        how = [*self.keys.server(), "--enable-supernode-auth"] if self.keys else ["--insecure"]
+        security = [*self.keys.server_options(), "--enable-supernode-auth"] if self.keys else ["--insecure"]
+        options = ["--disable-runtime-dependency-installation", "--host", HOST, "--port", str(self.port)]
         try:
-            link = ["--disable-runtime-dependency-installation", "--host", HOST, "--port", str(self.port)]
-            self.start("superlink", "flower-superlink", *how, *link)
-            self.listens("superlink", self.port)
+            self.start_process("superlink", "flower-superlink", *security, *options)
+            self.wait_for_port("superlink", self.port)
             for client in range(self.clients):
-                self.node(client)
+                self.start_node(client)
         except BaseException:
-            self.end()
+            self.stop_all()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        self.stop_all()
 
-    def node(self, client: int, port: int | None = None) -> None:
-        """Start the SuperNode of a client, or start it again; `port` is where it looks for the SuperLink, if elsewhere."""
-        name, own = f"node-{client}", free_port()
+    # starting ---------------------------------------------------------------------------------------------------
+
+    def start_node(self, client: int, superlink_port: int | None = None) -> None:
+        """Start the SuperNode of a client, or start it again.
+
+        It connects to the SuperLink's own port, or to another one that leads there.
+        """
         state = str(self.folder / "state").replace("\\", "/")
         config = f'partition-id={client} num-partitions={self.clients} state="{state}"'
-        where = ["--superlink", f"{HOST}:{port or self.port}", "--host", HOST, "--port", str(own)]
-        if self.keys and client not in self.known:
-            self.register(client, self.keys)
-        how = self.keys.node(client) if self.keys else ["--insecure"]
-        self.start(name, "flower-supernode", *how, *where, "--node-config", config)
+        superlink = ["--superlink", f"{HOST}:{superlink_port or self.port}"]
+        address = ["--host", HOST, "--port", str(free_port())]
+        if self.keys and client not in self.registered:
+            self.register_key(client, self.keys)
+        security = self.keys.node_options(client) if self.keys else ["--insecure"]
+        options = [*security, *superlink, *address, "--node-config", config]
+        self.start_process(f"node-{client}", "flower-supernode", *options)
 
-    def register(self, client: int, keys: Keys) -> None:
-        """Let the SuperLink know a client's key."""
-        name = f"register-{client}"
+    def register_key(self, client: int, keys: KeyFiles) -> None:
+        """Register a client's key with the SuperLink."""
+        name, command = (
+            f"register-{client}",
+            ["flwr", "supernode", "register", str(keys.public_key(client)), CONNECTION],
+        )
         with suppress(subprocess.TimeoutExpired):
-            if self.start(name, "flwr", "supernode", "register", str(keys.public(client)), NAME).wait(PATIENCE) == 0:
-                self.stop(name)
-                self.known.add(client)
+            if self.start_process(name, *command).wait(START_SECONDS) == 0:
+                self.stop_process(name)
+                self.registered.add(client)
                 return
-        raise EngineError(f"the key of client {client} could not be registered; {self.told(name)}")
+        raise EngineError(f"the key of client {client} could not be registered; {self.failure_reason(name)}")
 
-    def run(self, app: Path) -> subprocess.Popen[bytes]:
-        """Start a run of an app folder; the process ends with the run, its log is what the server says."""
-        return self.start("run", "flwr", "run", str(app.resolve()), NAME, "--stream")
+    def start_run(self, app: Path) -> subprocess.Popen[bytes]:
+        """Start a run of an app folder; the process ends with the run, and its log is the server's."""
+        return self.start_process("run", "flwr", "run", str(app.resolve()), CONNECTION, "--stream")
 
-    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """A process in a group of its own, so that it is ended with all it started."""
-        self.stop(name)
-        with open(self.folder / f"{name}.log", "ab") as log, deferred():
+    def start_process(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own, so that it can be stopped with all that it started."""
+        self.stop_process(name)
+        with open(self.folder / f"{name}.log", "ab") as log, defer_signals():
             self.running[name] = subprocess.Popen(
                 command,
                 stdout=log,
@@ -140,65 +154,50 @@ class Loopback:
             )
         return self.running[name]
 
-    def listens(self, name: str, port: int) -> None:
-        end = time.monotonic() + PATIENCE
+    def wait_for_port(self, name: str, port: int) -> None:
+        """Wait until a process listens at a port."""
+        end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and self.running[name].poll() is None:
             with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
                 return
             time.sleep(0.1)
-        raise EngineError(f"Flower's {name} did not start; {self.told(name)}")
+        raise EngineError(f"Flower's {name} did not start; {self.failure_reason(name)}")
 
-    def play(self, app: Path, folder: Path, watch: OnRound | None = None, say: Say | None = None) -> Run:
-        """Run an app to its end; its rounds are read from the run's folder as they are written. What the server warns of is said."""
-        log, begun, run, now, ended = self.folder / "run.log", changed(folder / "run.json"), None, 0, set[str]()
-        read = log.stat().st_size if log.exists() else 0
-        process = self.run(app)
+    # a run ------------------------------------------------------------------------------------------------------
+
+    def run_app(self, app: Path, folder: Path, on_round: OnRound | None = None, warn: Warn | None = None) -> Run:
+        """Run an app to its end; `folder` is the run's. Rounds and the server's warnings are passed on as they come."""
+        progress = RunProgress(folder, self.folder / "run.log", on_round, warn)
+        process, ended = self.start_run(app), set[str]()
         while True:
-            over = process.poll() is not None
-            with open(log, "rb") as file:
-                file.seek(read)
-                lines = file.read()
-            lines = lines if over else lines[: lines.rfind(b"\n") + 1]
-            read += len(lines)
-            for line in plain(lines):
-                if say and line.startswith("WARNING"):
-                    say(line.removeprefix("WARNING").lstrip(" :"))
-            if run is None and changed(folder / "run.json") != begun:
-                run = load(folder)
-                if watch:
-                    watch(run, None)
-            if run is not None and now != (now := changed(folder / "rounds.jsonl")):
-                for record in read_rounds(folder / "rounds.jsonl")[len(run.rounds) :]:
-                    run.rounds.append(record)
-                    if watch:
-                        watch(run, record)
-            if over:
+            finished = process.poll() is not None
+            progress.update(finished)
+            if finished:
                 break
-            for name in [
-                name
-                for name, each in self.running.items()
-                if each is not process and each.poll() is not None and name not in ended
-            ]:
-                if name == "superlink" or run is None:
-                    raise EngineError(f"Flower's {name} ended; {self.told(name)}")
+            for name, other in self.running.items():
+                if other is process or other.poll() is None or name in ended:
+                    continue
+                if name == "superlink" or progress.run is None:
+                    raise EngineError(f"Flower's {name} ended; {self.failure_reason(name)}")
                 ended.add(name)
-                if say:
-                    say(f"Flower's {name} ended, and the run goes on without it; {self.told(name)}")
-            time.sleep(POLL)
+                if warn:
+                    warn(f"Flower's {name} ended, and the run goes on without it; {self.failure_reason(name)}")
+            time.sleep(POLL_SECONDS)
         if not is_finished(folder):
-            raise EngineError(f"the run failed; {self.told('run')}")
+            raise EngineError(f"the run failed; {self.failure_reason('run')}")
         return load(folder)
 
-    def told(self, name: str) -> str:
-        """The end of a sentence about a process that failed: the last thing worth reading in its log, and where that is."""
+    def failure_reason(self, name: str) -> str:
+        """The end of a sentence about a process that failed: the last useful line of its log, and the log's path."""
         path = self.folder / f"{name}.log"
-        lines = [line for line in plain(path.read_bytes()) if not NOISE.match(line)]
-        last = (
-            re.sub(r"^(ERROR\s*:\s*|askew\.errors\.\w+: )", "", lines[-1]).rstrip(".") if lines else "it said nothing"
-        )
+        lines = [line for line in plain_lines(path.read_bytes()) if not UNINFORMATIVE.match(line)]
+        last = lines[-1] if lines else "it said nothing"
+        last = re.sub(r"^(ERROR\s*:\s*|askew\.errors\.\w+: )", "", last).rstrip(".")
         return f"{last}; its log is {path}."
 
-    def stop(self, name: str, kill: bool = False) -> None:
+    # stopping ---------------------------------------------------------------------------------------------------
+
+    def stop_process(self, name: str, kill: bool = False) -> None:
         """End a process and all that it started, at once if `kill`."""
         process = self.running.pop(name, None)
         if process is None:
@@ -207,61 +206,103 @@ class Loopback:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE)
+                process.wait(STOP_SECONDS)
 
-    def end(self) -> None:
-        """End everything: runs and nodes, then the link."""
+    def stop_all(self) -> None:
+        """End all processes: runs and nodes, then the SuperLink, then whatever these have left behind."""
         for name, process in self.running.items():
             if name != "superlink":
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)  # so that they end side by side
         for name in reversed(list(self.running)):
-            self.stop(name)
+            self.stop_process(name)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for stray in self.strays():
+            for process_id in self.leftover_processes():
                 with suppress(ProcessLookupError):
-                    os.kill(stray, number)
-            end = time.monotonic() + GRACE
-            while self.strays() and time.monotonic() < end:
+                    os.kill(process_id, number)
+            end = time.monotonic() + STOP_SECONDS
+            while self.leftover_processes() and time.monotonic() < end:
                 time.sleep(0.1)
 
-    def strays(self) -> list[int]:
-        """Processes that ours have left behind: a SuperLink's are in no group of its own, and stay for a while where it is killed."""
-        mark, found = f"{MARK}={self.env[MARK]}".encode(), list[int]()
+    def leftover_processes(self) -> list[int]:
+        """Processes of this federation that still run.
+
+        Those of a SuperLink are in sessions of their own, and outlive it for a while if it is killed.
+        """
+        marker, found = f"{MARKER}={self.env[MARKER]}".encode(), list[int]()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
-                if mark in path.read_bytes().split(b"\0"):
+                if marker in path.read_bytes().split(b"\0"):
                     found.append(int(path.parent.name))
         return found
 
 
+class RunProgress:
+    """Follows a run by its folder and the server's log, and passes on new rounds and warnings."""
+
+    def __init__(self, folder: Path, log: Path, on_round: OnRound | None, warn: Warn | None) -> None:
+        self.folder, self.log, self.on_round, self.warn = folder, log, on_round, warn
+        self.run: Run | None = None  # once this run, and not an earlier one, has written its folder
+        self.facts_before = modification_time(folder / "run.json")
+        self.rounds_time = 0  # when the rounds that were read last were written
+        self.bytes_read = log.stat().st_size if log.exists() else 0  # of the log
+
+    def update(self, finished: bool) -> None:
+        """Pass on what is new; of a log that is still written only whole lines are read."""
+        self._read_log(finished)
+        self._read_rounds()
+
+    def _read_log(self, finished: bool) -> None:
+        with open(self.log, "rb") as file:
+            file.seek(self.bytes_read)
+            new = file.read()
+        lines = new if finished else new[: new.rfind(b"\n") + 1]
+        self.bytes_read += len(lines)
+        for line in plain_lines(lines):
+            if self.warn and line.startswith("WARNING"):
+                self.warn(line.removeprefix("WARNING").lstrip(" :"))
+
+    def _read_rounds(self) -> None:
+        if self.run is None and modification_time(self.folder / "run.json") != self.facts_before:
+            self.run = load(self.folder)
+            if self.on_round:
+                self.on_round(self.run, None)
+        written = modification_time(self.folder / "rounds.jsonl")
+        if self.run is None or written == self.rounds_time:
+            return
+        self.rounds_time = written
+        for record in read_rounds(self.folder / "rounds.jsonl")[len(self.run.rounds) :]:
+            self.run.rounds.append(record)
+            if self.on_round:
+                self.on_round(self.run, record)
+
+
 @contextmanager
-def deferred() -> Iterator[None]:
-    """Signals that end this process wait: a process that is being started would not be known yet, and left behind."""
+def defer_signals() -> Iterator[None]:
+    """Delay signals that end this process: a process that is just being started would be left behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    before = {
-        s: signal.signal(s, lambda number, frame: came.append(number)) for s in ENDING if callable(signal.getsignal(s))
-    }
+    received: list[int] = []
+    note = lambda number, frame: received.append(number)
+    before = {s: signal.signal(s, note) for s in END_SIGNALS if callable(signal.getsignal(s))}
     try:
         yield
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-    for number in came[:1]:
+    for number in received[:1]:
         signal.raise_signal(number)
 
 
-def plain(log: bytes) -> list[str]:
-    """The lines of a log without colours and frames."""
+def plain_lines(log: bytes) -> list[str]:
+    """The lines of a log without colours, frames and empty lines."""
     lines = re.sub(r"\x1b\[[0-9;]*m|[─│╭╮╰╯]", "", log.decode(errors="replace")).splitlines()
     return [" ".join(line.split()) for line in lines if line.strip()]
 
 
-def changed(path: Path) -> int:
-    """A number that is another one when the file is."""
+def modification_time(path: Path) -> int:
+    """When a file was last written, in nanoseconds; 0 if there is none."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:

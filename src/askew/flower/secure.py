@@ -1,23 +1,28 @@
-"""Secure aggregation: the server learns the sum of the clients' vectors and none of them, also where some do not answer.
+"""Secure aggregation, both sides: the server learns the sum of the clients' vectors and no vector.
 
-A client i hides its vector by a mask of its own and by one with every other client j, which the two add and subtract:
+It works even if some clients do not answer.
+
+Client i masks its vector v_i with a mask of its own and with one for every other client j, which i and j add and
+subtract:
 
     y_i = v_i + PRG(b_i) + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)          in whole numbers modulo 2^64
 
-The others hold shares of b_i and of the key that s_ij comes from. When the y_i are in, they hand out the share of b_i of those who
-answered and of the key of those who did not, never both, and the server takes the masks off the sum.
+The other clients hold shares of b_i and of the key that gives s_ij. Once the y_i are in, they reveal the share of b_i
+of each client that answered, and the share of the key of each client that did not, never both; so the server can
+subtract the masks from the sum.
 
-Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, with a graph that is complete and
-against a server that is curious but keeps to the protocol. Keys, shares and encryption are those of Flower; its masks are not used, as
-they come from 32 bits.
+Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017, with the complete graph
+and against a server that is curious but keeps to the protocol. Keys, shares and encryption are those of Flower; its
+masks are not used, as they come from 32 bits.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -35,226 +40,376 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from torch import Tensor
 
-from .wire import Numbers, RawPayload, Refused, told
+from ..core.types import State
+from ..engine.distributed import TensorSpec
+from .wire import SAME_SETUP, InvalidMessage, Numbers, Payload, RawPayload, read_tensors, read_value
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Vault = MutableMapping[str, Any]  # what a client keeps between the stages: in memory, never in a file
+UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
+Secrets = MutableMapping[str, Any]  # what a client remembers between the stages: in memory, never in a file
+T = TypeVar("T")
 
-ONE = 2.0**32  # how a number is written as a whole one
-LARGEST = 2.0**20  # of a number
-SHARE = 4 + 48  # bytes of a share of 32 secret ones
+SCALE = 2.0**32  # a number is summed as the nearest whole multiple of 1 / SCALE
+MAX_VALUE = 2.0**20  # absolute value of a number that can be summed
+SHARE_BYTES = 4 + 48  # bytes of one share of a secret of 32 bytes
+MAX_ITEM = 1_000  # bytes of one key or one share in a list
+KEY_NAMES = ("mask", "encryption")  # a client's two key pairs: for masks, and for shares sent to other clients
 
 
-def pressed(t: Tensor) -> Words:
+def to_fixed_point(t: Tensor) -> UInt64Array:
     """Numbers as whole ones modulo 2^64, to the nearest 2^-33."""
-    if not bool((t.abs() < LARGEST).all()):
-        raise Refused(
-            f"an upload has numbers of {LARGEST:g} and more, or none at all, which cannot be summed; lower the learning rate."
+    if not bool((t.abs() < MAX_VALUE).all()):
+        raise InvalidMessage(
+            f"an upload has numbers of {MAX_VALUE:g} and more, or none at all, which cannot be summed; "
+            "lower the learning rate."
         )
-    return (t.detach().cpu().double() * ONE).round().long().numpy().view(np.uint64)
+    return (t.detach().cpu().double() * SCALE).round().long().numpy().view(np.uint64)
 
 
-def unpressed(words: Words) -> Tensor:
-    return torch.from_numpy(words.view(np.int64).astype(np.float64)) / ONE
+def from_fixed_point(words: UInt64Array) -> Tensor:
+    """The numbers, in float64, that `to_fixed_point` made whole."""
+    return torch.from_numpy(words.view(np.int64).astype(np.float64)) / SCALE
 
 
-def stream(secret: bytes, count: int) -> Words:
-    """Words that nobody can tell from random ones without the secret."""
+def vector_length(specs: Mapping[str, TensorSpec]) -> int:
+    """How many numbers the vector of an upload with these tensors has."""
+    return sum(math.prod(spec.shape) for spec in specs.values()) + 1
+
+
+def pack_upload(tensors: State, weight: float, loss: float) -> UInt64Array:
+    """The vector that a client adds to the sum: its tensors by name, multiplied by its weight, and then its loss."""
+    parts = [weight * tensors[name].flatten().double().cpu() for name in sorted(tensors)]
+    return to_fixed_point(torch.cat([*parts, torch.tensor([loss], dtype=torch.float64)]))
+
+
+def unpack_mean(
+    total: Tensor, specs: Mapping[str, TensorSpec], weight: float, clients: int, device: torch.device
+) -> tuple[State, float]:
+    """The weighted mean of the tensors, and the mean loss, from the sum of the vectors of so many clients.
+
+    `weight` is the sum of the clients' weights.
+    """
+    names = sorted(specs)
+    mean, sizes = total[:-1].to(device) / weight, [math.prod(specs[name].shape) for name in names]
+    parts = torch.split(mean, sizes)
+    tensors = {
+        name: part.view(specs[name].shape).to(specs[name].dtype) for name, part in zip(names, parts, strict=True)
+    }
+    return tensors, float(total[-1]) / clients
+
+
+def pseudorandom_words(secret: bytes, count: int) -> UInt64Array:
+    """Words that nobody can tell from random ones without the secret: AES-256 in counter mode."""
     cipher = Cipher(algorithms.AES(sha256(secret).digest()), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(cipher.update(bytes(8 * count)), dtype=np.uint64)
 
 
-def agreed(private: bytes, public: bytes) -> bytes:
-    """The secret of two clients."""
+def shared_secret(private_key: bytes, public_key: bytes) -> bytes:
+    """The secret that two clients share, from the private key of one and the public key of the other."""
     try:
-        secret: bytes = generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
+        secret: bytes = generate_shared_key(bytes_to_private_key(private_key), bytes_to_public_key(public_key))
     except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm):
-        raise Refused("a key came that is none of secure aggregation; the round is thrown away.") from None
+        raise InvalidMessage("a key came that is none of secure aggregation; the round is thrown away.") from None
     return secret
 
 
-def between(private: bytes, own: int, others: Mapping[int, bytes], count: int) -> Words:
-    """The masks of a client with others."""
+def pairwise_masks(private_key: bytes, client: int, public_keys: Mapping[int, bytes], count: int) -> UInt64Array:
+    """The sum of a client's masks with other clients, whose public keys are given."""
     total = np.zeros(count, np.uint64)
-    for other, public in others.items():
-        mask = stream(agreed(private, public), count)
-        total = total + mask if own < other else total - mask
+    for other, public_key in public_keys.items():
+        mask = pseudorandom_words(shared_secret(private_key, public_key), count)
+        total = total + mask if client < other else total - mask
     return total
 
 
-def way(sender: int, receiver: int) -> bytes:
-    """How a letter between two clients begins, so that it cannot be handed to another or sent back."""
+def address_bytes(sender: int, receiver: int) -> bytes:
+    """The first bytes of encrypted shares, so that they cannot be given to another client or sent back."""
     return sender.to_bytes(8, "little") + receiver.to_bytes(8, "little")
 
 
 def majority(clients: int) -> int:
-    """Shares that open a secret: more than half, so that two groups cannot open two."""
+    """The number of shares that reveal a secret: more than half, so that two groups cannot reveal two."""
     return clients // 2 + 1
 
 
-# a client -------------------------------------------------------------------------------------------------------
-
-
-class Hidden:
-    """A client's part in one sum: four answers to four letters."""
-
-    def __init__(self, vault: Vault, client: int, fewest: int, sender: str) -> None:
-        self.vault, self.client, self.fewest, self.sender = vault, client, fewest, sender
-
-    def keys(self, place: str, letter: RawPayload) -> Numbers:
-        """Two new keys: for masks, and for letters to other clients."""
-        pairs = {name: generate_key_pairs() for name in ("mask", "letter")}
-        self.vault.clear()
-        public = {name: public_key_to_bytes(key) for name, (_, key) in pairs.items()}
-        self.vault.update({name: private_key_to_bytes(key) for name, (key, _) in pairs.items()})
-        self.vault.update(place=place, own=list(public.values()))
-        return public
-
-    def shares(self, place: str, letter: RawPayload) -> Numbers:
-        """Shares of the own secrets, to each client its own, sealed."""
-        clients, masks, letters = (
-            self._list(letter, name, kind) for name, kind in (("clients", int), ("mask", bytes), ("letter", bytes))
-        )
-        self._at(place, "mask", "letter")
-        whole = len({*clients}) == len(clients) == len(masks) == len(letters) == len({*masks, *letters}) / 2
-        if not whole or [self.client, *self.vault["own"]] not in map(list, zip(clients, masks, letters, strict=True)):
-            raise Refused(
-                f"{self.sender}: keys came that are not one of each for {len(clients)} clients, this one's own among them; begin again."
-            )
-        if len(clients) < self.fewest:
-            raise Refused(
-                f"{self.sender}: a sum of {len(clients)} clients was asked for, at least {self.fewest} must hide each other; wait for more."
-            )
-        seed, least = os.urandom(32), majority(len(clients))
-        pairs = zip(
-            create_shares(seed, least, len(clients)),
-            create_shares(self.vault["mask"], least, len(clients)),
-            strict=True,
-        )
-        sealed = [
-            encrypt(agreed(self.vault["letter"], key), way(self.client, to) + one + other)
-            for to, key, (one, other) in zip(clients, letters, pairs, strict=True)
-        ]
-        self.vault.update(seed=seed, clients=clients, masks=masks, letters=letters)
-        return {"sealed": sealed}
-
-    def hide(self, place: str, letter: RawPayload, vector: Words) -> Words:
-        """The vector under its masks; the clients that are masked with are those whose shares came."""
-        present, sealed = self._list(letter, "present", int), self._list(letter, "sealed", bytes)
-        self._at(place, "seed", "clients")
-        if (
-            not {self.client} <= {*present} <= {*self.vault["clients"]}
-            or len({*present}) != len(present)
-            or len(present) != len(sealed)
-        ):
-            raise Refused(
-                f"{self.sender}: shares came of clients that have no part in this sum; start the round again."
-            )
-        if len(present) < max(self.fewest, majority(len(self.vault["clients"]))):
-            raise Refused(f"{self.sender}: {len(present)} clients are left, too few to hide each other; wait for more.")
-        public = dict(zip(self.vault["clients"], self.vault["masks"], strict=True))
-        others = {i: public[i] for i in present if i != self.client}
-        hidden = (
-            vector
-            + stream(self.vault["seed"], len(vector))
-            + between(self.vault["mask"], self.client, others, len(vector))
-        )
-        self.vault.update(present=present, sealed=sealed)
-        del self.vault["seed"]  # one vector, one mask
-        return hidden
-
-    def unmask(self, place: str, letter: RawPayload) -> Numbers:
-        """Of every client the share of one secret: of its own mask if it answered, of its key if it did not."""
-        answered = self._list(letter, "answered", int)
-        self._at(place, "present", "sealed")
-        if not {*answered} <= {*self.vault["present"]} or len({*answered}) < max(
-            self.fewest, majority(len(self.vault["clients"]))
-        ):
-            raise Refused(
-                f"{self.sender}: {len(answered)} clients answered, too few to tell their sum; start the round again."
-            )
-        letters = dict(zip(self.vault["clients"], self.vault["letters"], strict=True))
-        opened = [
-            self._opened(i, letters[i], t) for i, t in zip(self.vault["present"], self.vault["sealed"], strict=True)
-        ]
-        shares = [
-            both[:SHARE] if i in answered else both[SHARE:]
-            for i, both in zip(self.vault["present"], opened, strict=True)
-        ]
-        self.vault.clear()  # asked once, told once
-        return {"shares": shares}
-
-    def _opened(self, sender: int, key: bytes, sealed: bytes) -> bytes:
-        """Both shares of another client, or nothing if that is no letter of it to this one."""
-        try:
-            both: bytes = decrypt(agreed(self.vault["letter"], key), sealed)
-        except InvalidToken:
-            return b""
-        head = way(sender, self.client)
-        return both[len(head) :] if both.startswith(head) else b""
-
-    def _at(self, place: str, *names: str) -> None:
-        if self.vault.get("place") != place or not {*names} <= {*self.vault}:
-            raise Refused(
-                f"{self.sender}: this stage of {place} does not follow from what was asked before; it takes part again in another round."
-            )
-
-    def _list(self, letter: RawPayload, name: str, kind: type[int] | type[bytes]) -> list[Any]:
-        return texts(letter, name, kind, self.sender)
-
-
-def check_keys(letter: RawPayload, names: Sequence[str], sender: str) -> None:
-    """Refuse keys that no other client could agree on a secret with."""
-    own = private_key_to_bytes(generate_key_pairs()[0])
-    for name in names:
-        value = letter.numbers.get(name)
-        try:
-            agreed(own, value if isinstance(value, bytes) and len(value) <= 1_000 else b"")
-        except Refused:
-            raise Refused(
-                f"{sender}: {name} must be a key of secure aggregation, got {value!r:.60}; it is left out of this round."
-            ) from None
-
-
-def texts(letter: RawPayload, name: str, kind: type[int] | type[bytes], sender: str) -> list[Any]:
-    """A list of one kind; no text in it is long."""
-    values = told(letter, name, list, sender)
-    if not all(type(v) is kind and (isinstance(v, int) or len(v) <= 1_000) for v in values):
-        raise Refused(
+def read_list(payload: RawPayload, name: str, kind: type[int] | type[bytes], sender: str) -> list[Any]:
+    """A list of whole numbers, or of bytes of at most MAX_ITEM each, from a payload."""
+    values = read_value(payload, name, list, sender)
+    if not all(type(v) is kind and (isinstance(v, int) or len(v) <= MAX_ITEM) for v in values):
+        raise InvalidMessage(
             f"{sender}: {name} must be a list of {kind.__name__}, got {values!r:.60}; take part again in another round."
         )
     return values
 
 
+# a client -------------------------------------------------------------------------------------------------------
+
+
+class SecureClient:
+    """A client's part in one sum: its replies to the four stages; `secrets` holds what a later stage needs."""
+
+    def __init__(self, secrets: Secrets, client: int, min_clients: int, sender: str) -> None:
+        self.secrets, self.client, self.min_clients, self.sender = secrets, client, min_clients, sender
+
+    def create_keys(self, sum_name: str, payload: RawPayload) -> Numbers:
+        """Stage 1: the public keys of two new key pairs; `sum_name` says which sum all this is about."""
+        pairs = {name: generate_key_pairs() for name in KEY_NAMES}
+        public_keys = {name: public_key_to_bytes(public) for name, (_, public) in pairs.items()}
+        self.secrets.clear()
+        self.secrets.update(
+            {f"{name}_private_key": private_key_to_bytes(private) for name, (private, _) in pairs.items()}
+        )
+        self.secrets.update(sum_name=sum_name, public_keys=list(public_keys.values()))
+        return public_keys
+
+    def share_secrets(self, sum_name: str, payload: RawPayload) -> Numbers:
+        """Stage 2: encrypted shares of this client's secrets, for every client the ones that it shall hold."""
+        clients, mask_keys, encryption_keys = (
+            self._read_list(payload, name, kind)
+            for name, kind in (("clients", int), ("mask", bytes), ("encryption", bytes))
+        )
+        self._check_stage(sum_name, "mask_private_key", "encryption_private_key")
+        lengths_agree = len({*clients}) == len(clients) == len(mask_keys) == len(encryption_keys)
+        all_different = len({*mask_keys, *encryption_keys}) / 2 == len(encryption_keys)
+        own_keys = [self.client, *self.secrets["public_keys"]]
+        if not (lengths_agree and all_different) or own_keys not in map(
+            list, zip(clients, mask_keys, encryption_keys, strict=True)
+        ):
+            raise InvalidMessage(
+                f"{self.sender}: keys came that are not one of each for {len(clients)} clients, this one's own among "
+                "them; begin again."
+            )
+        if len(clients) < self.min_clients:
+            raise InvalidMessage(
+                f"{self.sender}: a sum of {len(clients)} clients was asked for, at least {self.min_clients} must hide "
+                "each other; wait for more."
+            )
+        seed, needed = os.urandom(32), majority(len(clients))
+        seed_shares = create_shares(seed, needed, len(clients))
+        key_shares = create_shares(self.secrets["mask_private_key"], needed, len(clients))
+        encrypted_shares = [
+            encrypt(
+                shared_secret(self.secrets["encryption_private_key"], public_key),
+                address_bytes(self.client, receiver) + seed_share + key_share,
+            )
+            for receiver, public_key, seed_share, key_share in zip(
+                clients, encryption_keys, seed_shares, key_shares, strict=True
+            )
+        ]
+        self.secrets.update(seed=seed, clients=clients, mask_keys=mask_keys, encryption_keys=encryption_keys)
+        return {"encrypted_shares": encrypted_shares}
+
+    def mask(self, sum_name: str, payload: RawPayload, vector: UInt64Array) -> UInt64Array:
+        """Stage 3: the vector under its masks; those with whom it is masked are the clients whose shares came."""
+        present = self._read_list(payload, "present", int)
+        encrypted_shares = self._read_list(payload, "encrypted_shares", bytes)
+        self._check_stage(sum_name, "seed", "clients")
+        if (
+            not {self.client} <= {*present} <= {*self.secrets["clients"]}
+            or len({*present}) != len(present)
+            or len(present) != len(encrypted_shares)
+        ):
+            raise InvalidMessage(
+                f"{self.sender}: shares came of clients that have no part in this sum; start the round again."
+            )
+        if len(present) < self._clients_needed():
+            raise InvalidMessage(
+                f"{self.sender}: {len(present)} clients are left, too few to hide each other; wait for more."
+            )
+        public_keys = dict(zip(self.secrets["clients"], self.secrets["mask_keys"], strict=True))
+        others = {i: public_keys[i] for i in present if i != self.client}
+        masked = (
+            vector
+            + pseudorandom_words(self.secrets["seed"], len(vector))
+            + pairwise_masks(self.secrets["mask_private_key"], self.client, others, len(vector))
+        )
+        self.secrets.update(present=present, encrypted_shares=encrypted_shares)
+        del self.secrets["seed"]  # so that no second vector gets the same mask
+        return masked
+
+    def reveal_shares(self, sum_name: str, payload: RawPayload) -> Numbers:
+        """Stage 4: of every client one share, of its own mask if it answered, of its key if it did not."""
+        answered = self._read_list(payload, "answered", int)
+        self._check_stage(sum_name, "present", "encrypted_shares")
+        if not {*answered} <= {*self.secrets["present"]} or len({*answered}) < self._clients_needed():
+            raise InvalidMessage(
+                f"{self.sender}: {len(answered)} clients answered, too few to tell their sum; start the round again."
+            )
+        public_keys = dict(zip(self.secrets["clients"], self.secrets["encryption_keys"], strict=True))
+        shares = []
+        for client, encrypted in zip(self.secrets["present"], self.secrets["encrypted_shares"], strict=True):
+            both = self._decrypt_shares(client, public_keys[client], encrypted)
+            shares.append(both[:SHARE_BYTES] if client in answered else both[SHARE_BYTES:])
+        self.secrets.clear()  # so that a second question gets no second share
+        return {"shares": shares}
+
+    def _clients_needed(self) -> int:
+        """The smallest number of clients whose sum this client helps to reveal."""
+        return max(self.min_clients, majority(len(self.secrets["clients"])))
+
+    def _decrypt_shares(self, owner: int, public_key: bytes, encrypted: bytes) -> bytes:
+        """Both shares of another client's secrets; nothing if that client did not send them to this one."""
+        try:
+            both: bytes = decrypt(shared_secret(self.secrets["encryption_private_key"], public_key), encrypted)
+        except InvalidToken:
+            return b""
+        address = address_bytes(owner, self.client)
+        return both[len(address) :] if both.startswith(address) else b""
+
+    def _check_stage(self, sum_name: str, *names: str) -> None:
+        """Refuse a stage whose stages before were not of this sum: these secrets must be there."""
+        if self.secrets.get("sum_name") != sum_name or not {*names} <= {*self.secrets}:
+            raise InvalidMessage(
+                f"{self.sender}: this stage of {sum_name} does not follow from what was asked before; "
+                "it takes part again in another round."
+            )
+
+    def _read_list(self, payload: RawPayload, name: str, kind: type[int] | type[bytes]) -> list[Any]:
+        return read_list(payload, name, kind, self.sender)
+
+
 # the server -----------------------------------------------------------------------------------------------------
 
 
-def whole(parts: Sequence[bytes], least: int) -> bytes:
-    """A secret from its shares."""
-    given = [part for part in parts if part]
+class Exchange(Protocol):
+    """Sends payloads by client and returns what `read` makes of the replies, once enough of them came."""
+
+    def __call__(
+        self, kind: str, payloads: Mapping[int, Payload], enough: int, read: Callable[[RawPayload, str], T]
+    ) -> dict[int, T]: ...
+
+
+class SecureServer:
+    """The server's part in one sum: four exchanges with the clients. `header` are numbers that begin every payload."""
+
+    def __init__(self, exchange: Exchange, header: Numbers, min_clients: int) -> None:
+        self.exchange, self.header, self.min_clients = exchange, header, min_clients
+
+    def sum_vectors(self, training: Mapping[int, Payload], length: int, enough: int) -> tuple[list[int], Tensor]:
+        """The clients whose vectors are in the sum, and the sum [length] in float64.
+
+        `training` are the payloads that make clients train and send their vectors; of so many, `enough` may take part.
+        """
+        mask_keys, encryption_keys = self._collect_keys(list(training), enough)
+        clients = list(mask_keys)
+        encrypted_shares = self._collect_shares(mask_keys, encryption_keys)
+        present = sorted(encrypted_shares)
+        for_receiver = {i: [encrypted_shares[j][k] for j in present] for k, i in enumerate(clients)}
+        payloads = {
+            i: training[i]._replace(
+                numbers={**training[i].numbers, "present": present, "encrypted_shares": for_receiver[i]}
+            )
+            for i in present
+        }
+        spec = {"masked": TensorSpec((length,), torch.int64)}
+        read = lambda reply, sender: read_tensors(reply, spec, sender)["masked"].numpy().view("uint64")
+        masked = self.exchange("train", payloads, len(present), read)
+        self._check_left(masked, self._clients_needed(clients))
+        shares = self._collect_revealed(sorted(masked), present, majority(len(clients)))
+        total = from_fixed_point(unmask_sum(masked, mask_keys, shares, length))
+        if bool((total.abs() > len(masked) * MAX_VALUE).any()):
+            raise InvalidMessage(
+                "a client gave false shares or false numbers to secure aggregation; the round is thrown away."
+            )
+        return list(masked), total
+
+    def _collect_keys(self, clients: Sequence[int], enough: int) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """Stage 1: the clients' public keys for masks and for encryption."""
+        payloads = {i: Payload(self.header, {}) for i in clients}
+        keys = self.exchange("train.keys", payloads, enough, read_public_keys)
+        self._check_left(keys, self._clients_needed(keys))
+        mask_keys, encryption_keys = ({i: keys[i][n] for i in sorted(keys)} for n in range(len(KEY_NAMES)))
+        return mask_keys, encryption_keys
+
+    def _collect_shares(
+        self, mask_keys: Mapping[int, bytes], encryption_keys: Mapping[int, bytes]
+    ) -> dict[int, list[bytes]]:
+        """Stage 2: by sender the encrypted shares for all clients, in the order of their keys."""
+        clients = list(mask_keys)
+        keys = {"mask": list(mask_keys.values()), "encryption": list(encryption_keys.values())}
+        payloads = {i: Payload({**self.header, "clients": clients, **keys}, {}) for i in clients}
+        read = list_reader("encrypted_shares", len(clients))
+        shares = self.exchange("train.shares", payloads, len(clients), read)
+        self._check_left(shares, self._clients_needed(clients))
+        return shares
+
+    def _collect_revealed(self, answered: Sequence[int], present: Sequence[int], needed: int) -> dict[int, list[bytes]]:
+        """Stage 4: by client the shares of the secret that has to be known of it."""
+        payloads = {i: Payload({**self.header, "answered": list(answered)}, {}) for i in answered}
+        revealed = self.exchange("train.unmask", payloads, needed, list_reader("shares", len(present)))
+        self._check_left(revealed, needed)
+        return {client: [shares[k] for shares in revealed.values()] for k, client in enumerate(present)}
+
+    def _clients_needed(self, clients: Sequence[int] | Mapping[int, object]) -> int:
+        """The smallest number of these clients whose sum may be revealed."""
+        return max(self.min_clients, majority(len(clients)))
+
+    def _check_left(self, clients: Sequence[int] | Mapping[int, object], needed: int) -> None:
+        if len(clients) < needed:
+            raise InvalidMessage(
+                f"secure aggregation has {len(clients)} clients left, at least {needed} are needed; "
+                "the round is thrown away."
+            )
+
+
+def read_public_keys(payload: RawPayload, sender: str) -> list[bytes]:
+    """A client's public keys, one for each of KEY_NAMES; a key that gives no secret with another one is refused."""
+    own_key, keys = private_key_to_bytes(generate_key_pairs()[0]), list[bytes]()
+    for name in KEY_NAMES:
+        value = payload.numbers.get(name)
+        key = value if isinstance(value, bytes) and len(value) <= MAX_ITEM else b""
+        try:
+            shared_secret(own_key, key)
+        except InvalidMessage:
+            raise InvalidMessage(
+                f"{sender}: {name} must be a key of secure aggregation, got {value!r:.60}; "
+                "it is left out of this round."
+            ) from None
+        keys.append(key)
+    return keys
+
+
+def list_reader(name: str, count: int) -> Callable[[RawPayload, str], list[bytes]]:
+    """A function that reads a list of so many bytes objects from a payload."""
+
+    def read(payload: RawPayload, sender: str) -> list[bytes]:
+        values: list[bytes] = read_list(payload, name, bytes, sender)
+        if len(values) != count:
+            raise InvalidMessage(f"{sender}: {len(values)} {name} came, expected {count}; {SAME_SETUP}.")
+        return values
+
+    return read
+
+
+def recover_secret(shares: Sequence[bytes], needed: int) -> bytes:
+    """A secret from its shares, of which empty ones do not count."""
+    given = [share for share in shares if share]
     try:
-        secret: bytes = combine_shares(given) if len(given) >= least else b""
+        secret: bytes = combine_shares(given) if len(given) >= needed else b""
     except (ValueError, IndexError):
         secret = b""
     if not secret:
-        raise Refused("the shares of a secret do not fit together; the round is thrown away.")
+        raise InvalidMessage("the shares of a secret do not fit together; the round is thrown away.")
     return secret
 
 
-def unmasked(
-    hidden: Mapping[int, Words], masks: Mapping[int, bytes], shares: Mapping[int, Sequence[bytes]], count: int
-) -> Words:
-    """The sum of the vectors: of those who answered; `shares` are of all who were masked with, `masks` everybody's public keys."""
-    total = np.zeros(count, np.uint64)
-    for one in hidden.values():
-        total = total + one
-    for client, parts in shares.items():
-        secret = whole(parts, majority(len(masks)))
-        # those who answered hold masks with one who did not
-        mask = (
-            between(secret, client, {i: masks[i] for i in hidden}, count)
-            if client not in hidden
-            else -stream(secret, count)
-        )
-        total = total + mask
+def unmask_sum(
+    masked: Mapping[int, UInt64Array],
+    mask_keys: Mapping[int, bytes],
+    shares: Mapping[int, Sequence[bytes]],
+    length: int,
+) -> UInt64Array:
+    """The sum [length] of the vectors of the clients that answered, from their masked vectors.
+
+    `mask_keys` are the public keys of all clients; `shares` are, by each client that was masked with, those of one
+    secret of it.
+    """
+    total = np.zeros(length, np.uint64)
+    for vector in masked.values():
+        total = total + vector
+    for client, client_shares in shares.items():
+        secret = recover_secret(client_shares, majority(len(mask_keys)))
+        if client in masked:
+            total = total - pseudorandom_words(secret, length)
+        else:  # the clients that answered hold masks with this one
+            total = total + pairwise_masks(secret, client, {i: mask_keys[i] for i in masked}, length)
     return total

@@ -1,4 +1,4 @@
-"""Flower's ServerApp around a run, and the post that Flower's grid is."""
+"""Flower's ServerApp around a deployed run, and the transport over Flower's grid."""
 
 from __future__ import annotations
 
@@ -12,92 +12,86 @@ from flwr.serverapp import Grid, ServerApp
 from httpx import HTTPError
 
 from ..experiment.store import Record, Run
-from .deployment_data import DataModule, read_page
-from .server import Answer, Rules, serve
-from .wire import ALIKE, Payload, Refused, from_records, line, to_records
+from .deployment_data import DataModule, read_config
+from .rules import DeploymentRules
+from .server import serve
+from .transport import Reply
+from .wire import SAME_SETUP, InvalidMessage, Payload, from_records, to_one_line, to_records
 
-LONGER = (
-    5.0  # seconds that Flower keeps a message beyond its time, so that it is the server who says that nobody answered
-)
+# Seconds for which Flower keeps a message beyond its time, so that the server notices first that nobody answered.
+EXTRA_SECONDS = 5.0
+LOGGED = ("accuracy", "loss", "train_loss", "dropped", "absent")  # entries of a round's record that the log shows
 
 
-class GridPost:
-    """Letters as Flower's messages. One that is not answered in time is thrown away by Flower, wherever it is."""
+class GridTransport:
+    """Sends payloads as Flower's messages. Flower throws away a message that is not answered in time."""
 
     def __init__(self, grid: Grid) -> None:
-        self.grid, self.sent, self.received = grid, 0, 0
+        self.grid, self.bytes_sent, self.bytes_received = grid, 0, 0
 
-    def nodes(self) -> list[int]:
+    def connected_nodes(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
 
-    def send(self, kind: str, letters: Mapping[int, Payload], group: str, timeout: float) -> dict[str, int]:
+    def send(self, kind: str, payloads: Mapping[int, Payload], group: str, timeout: float) -> dict[str, int]:
         messages = [
-            Message(to_records(letter), node, kind, ttl=timeout + LONGER, group_id=group)
-            for node, letter in letters.items()
+            Message(to_records(payload), node, kind, ttl=timeout + EXTRA_SECONDS, group_id=group)
+            for node, payload in payloads.items()
         ]
-        self.sent += sum(weight(message) for message in messages)
-        return {name: node for name, node in zip(self.grid.push_messages(messages), letters, strict=False) if name}
+        self.bytes_sent += sum(content_bytes(message) for message in messages)
+        message_ids = self.grid.push_messages(messages)
+        return {message_id: node for message_id, node in zip(message_ids, payloads, strict=False) if message_id}
 
-    def collect(self, names: Collection[str]) -> dict[str, Answer]:
+    def receive(self, message_ids: Collection[str]) -> dict[str, Reply]:
         try:
-            replies = {reply.metadata.reply_to_message_id: reply for reply in self.grid.pull_messages(list(names))}
+            messages = self.grid.pull_messages(list(message_ids))
+            replies = {message.metadata.reply_to_message_id: message for message in messages}
         except HTTPError:
             raise
-        except Exception as e:  # whatever a false message makes Flower stumble over; those that came with it are lost
+        except Exception as e:  # whatever Flower raises over a malformed message; those that came with it are lost
             log(
                 WARNING,
                 "a message came that Flower cannot read (%s), and its sender is waited for in vain; %s.",
-                line(str(e)),
-                ALIKE,
+                to_one_line(str(e)),
+                SAME_SETUP,
             )
             return {}
-        self.received += sum(weight(reply) for reply in replies.values())
-        return {name: self._read(reply) for name, reply in replies.items() if name in names}
+        self.bytes_received += sum(content_bytes(message) for message in replies.values())
+        return {name: self._read(message) for name, message in replies.items() if name in message_ids}
 
-    def _read(self, reply: Message) -> Answer:
-        if reply.has_error():
-            return line(reply.error.reason or "") or f"Flower's error {reply.error.code}"
+    def _read(self, message: Message) -> Reply:
+        if message.has_error():
+            return to_one_line(message.error.reason or "") or f"Flower's error {message.error.code}"
         try:
-            return from_records(reply.content, f"node {reply.metadata.src_node_id}")
-        except Refused as e:
+            return from_records(message.content, f"node {message.metadata.src_node_id}")
+        except InvalidMessage as e:
             return str(e)
 
 
-def weight(message: Message) -> int:
+def content_bytes(message: Message) -> int:
     """The bytes of a message's records as Flower counts them."""
     return sum(record.count_bytes() for record in message.content.values()) if message.has_content() else 0
 
 
-def server_app(page: Path, data: DataModule | None = None) -> ServerApp:
-    """The server of an app whose run is on this page of TOML; Flower's run configuration holds the rules."""
+def server_app(config_path: Path, data: DataModule | None = None) -> ServerApp:
+    """The server of an app whose configuration is in this TOML file; Flower's run configuration holds the rules."""
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
-        rules = Rules.build(context.run_config)
-        config = read_page(page, data)
-        run = serve(config, GridPost(grid), rules, data, lambda text: log(WARNING, text), watch)
+        rules = DeploymentRules.build(context.run_config)
+        config = read_config(config_path, data)
+        run = serve(config, GridTransport(grid), rules, data, lambda text: log(WARNING, text), log_round)
         log(INFO, "the run is in %s", run.folder)
 
     app.main()(main)
     return app
 
 
-def watch(run: Run, record: Record | None) -> None:
-    """One line a round."""
+def log_round(run: Run, record: Record | None) -> None:
+    """Write one line about a round to the log; without a record, about the run that begins."""
     if record is None:
         log(INFO, "%s: rounds are written to %s", run.name, run.folder)
         if "privacy" in run.facts:
             log(INFO, "privacy: %s", run.facts["privacy"])
         return
-    told = {
-        name: record.get(name)
-        for name in ("accuracy", "loss", "train_loss", "dropped", "absent")
-        if record.get(name) is not None
-    }
-    log(
-        INFO,
-        "round %s of %s: %s",
-        record["round"],
-        run.config["rounds"],
-        ", ".join(f"{k} {v:.4g}" for k, v in told.items()),
-    )
+    values = ", ".join(f"{name} {record[name]:.4g}" for name in LOGGED if record.get(name) is not None)
+    log(INFO, "round %s of %s: %s", record["round"], run.config["rounds"], values)

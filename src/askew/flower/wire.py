@@ -1,7 +1,8 @@
-"""What travels between server and clients: letters of named numbers and tensors, checked on arrival.
+"""The format of messages between server and clients: named numbers and tensors, checked when they are read.
 
-A tensor travels as the bytes of numpy's file format inside Flower's array records, and nothing is ever unpickled. Who opens a letter
-says which tensors it must hold: another name, shape or type, a byte too many, or a value that is not finite is refused in one sentence.
+A tensor travels as the bytes of numpy's file format inside Flower's array records, and nothing is ever unpickled. Who
+reads a message states which tensors it must hold: another name, shape or type, extra bytes, or a value that is not
+finite is refused in one sentence.
 """
 
 from __future__ import annotations
@@ -23,203 +24,230 @@ from ..errors import EngineError
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-Numbers = Mapping[str, Any]  # truth values, numbers, texts and lists of numbers
-Parcels = Mapping[str, bytes]
+Numbers = Mapping[str, Any]  # truth values, numbers, texts, and lists of them
 T = TypeVar("T", bool, int, float, str, list[Any])
 
-ALIKE = "give server and clients the same configuration, files and version of askew"
-MAGIC, HEADER = b"\x93NUMPY\x01\x00", 1_000  # how an array begins; most bytes before its numbers
-LONGEST = 1_000  # characters of a text
-BESIDE = 2**20  # bytes that a letter may hold beside its tensors: the keys of a thousand clients
+# The advice that ends most sentences about a wrong message.
+SAME_SETUP = "give server and clients the same configuration, files and version of askew"
+NPY_MAGIC = b"\x93NUMPY\x01\x00"  # the first bytes of an array in numpy's file format, version 1.0
+MAX_HEADER = 1_000  # bytes before the numbers of an array
+MAX_LENGTH = 1_000  # characters of a text, or items of a list
+MAX_EXTRA = 2**20  # bytes of a message besides its tensors: enough for the keys of a thousand clients
 
 
-class Refused(EngineError):
-    """A letter that cannot be what was asked for."""
+class InvalidMessage(EngineError):
+    """A message that cannot be what was asked for."""
 
 
 class Payload(NamedTuple):
-    """What one side says to the other."""
+    """What a message says: numbers and tensors by name."""
 
     numbers: Numbers
     tensors: State
 
 
 class RawPayload(NamedTuple):
-    """A letter on its way: tensors are bytes."""
+    """A payload as it travels: every tensor is the bytes of an array, not yet checked."""
 
     numbers: Numbers
-    parcels: Parcels
+    arrays: Mapping[str, bytes]
 
     @property
     def bytes(self) -> int:
-        """What it takes up, names included."""
+        """Its size in bytes, names included."""
         values = (e for v in self.numbers.values() for e in (v if isinstance(v, list) else [v]))
-        beside = sum(len(e) if isinstance(e, (str, bytes)) else 8 for e in values)
-        return sum(map(len, [*self.numbers, *self.parcels, *self.parcels.values()])) + beside
+        value_bytes = sum(len(e) if isinstance(e, (str, bytes)) else 8 for e in values)
+        return sum(map(len, [*self.numbers, *self.arrays, *self.arrays.values()])) + value_bytes
 
 
-def sealed(letter: Payload) -> RawPayload:
-    return RawPayload(letter.numbers, {name: packed(t) for name, t in letter.tensors.items()})
+def encode_payload(payload: Payload) -> RawPayload:
+    """The payload as it travels."""
+    return RawPayload(payload.numbers, {name: encode_tensor(t) for name, t in payload.tensors.items()})
 
 
-def opened(letter: RawPayload, forms: Mapping[str, TensorSpec], sender: str, finite: bool = True) -> State:
-    """The tensors of a letter, which must be these; no other letter may be larger."""
-    allowed = BESIDE + sum(form.bytes + HEADER for form in forms.values())
-    if letter.bytes > allowed:
-        raise Refused(f"{sender}: a message of {letter.bytes:,} bytes came, at most {allowed:,} are allowed; {ALIKE}.")
-    if letter.parcels.keys() != forms.keys():
-        raise Refused(f"{sender} sent tensors named {named(letter.parcels)}, expected {named(forms)}; {ALIKE}.")
-    tensors = {name: unpacked(letter.parcels[name], form, f"{sender}, tensor {name!r}") for name, form in forms.items()}
+def read_tensors(
+    payload: RawPayload, specs: Mapping[str, TensorSpec], sender: str, require_finite: bool = True
+) -> State:
+    """The tensors of a payload, which must have exactly these names, shapes and types; a larger payload is refused."""
+    allowed = MAX_EXTRA + sum(spec.bytes + MAX_HEADER for spec in specs.values())
+    if payload.bytes > allowed:
+        raise InvalidMessage(
+            f"{sender}: a message of {payload.bytes:,} bytes came, at most {allowed:,} are allowed; {SAME_SETUP}."
+        )
+    if payload.arrays.keys() != specs.keys():
+        raise InvalidMessage(
+            f"{sender} sent tensors named {quote_names(payload.arrays)}, expected {quote_names(specs)}; {SAME_SETUP}."
+        )
+    tensors = {
+        name: decode_tensor(payload.arrays[name], spec, f"{sender}, tensor {name!r}") for name, spec in specs.items()
+    }
     for name, t in tensors.items():
-        if finite and t.is_floating_point() and not bool(torch.isfinite(t).all()):
-            raise Refused(
-                f"{sender}, tensor {name!r}: not all of its numbers are finite, as they must be; lower the learning rate."
+        if require_finite and t.is_floating_point() and not bool(torch.isfinite(t).all()):
+            raise InvalidMessage(
+                f"{sender}, tensor {name!r}: not all of its numbers are finite, as they must be; "
+                "lower the learning rate."
             )
     return tensors
 
 
-def named(names: Mapping[str, object]) -> str:
+def quote_names(names: Mapping[str, object]) -> str:
+    """The first names, shortened and in quotes, for a sentence."""
     return ", ".join(repr(name[:60]) for name in sorted(names)[:20]) or "none at all"
 
 
-def line(text: str) -> str:
-    """What somebody else wrote, fit for a line of the log."""
-    return "".join(c if c.isprintable() else " " for c in text[:LONGEST])
+def to_one_line(text: str) -> str:
+    """Text that another machine wrote, shortened and without control characters, so that it fits a line of the log."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_LENGTH])
 
 
-def kind(dtype: torch.dtype) -> str:
-    """A type by the name that numpy has for it as well."""
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type, which is the same in torch and in numpy."""
     return str(dtype).removeprefix("torch.")
 
 
-def packed(t: Tensor) -> bytes:
+def encode_tensor(t: Tensor) -> bytes:
+    """The tensor in numpy's file format."""
     file = BytesIO()
     np.lib.format.write_array(file, t.detach().cpu().contiguous().numpy(), version=(1, 0), allow_pickle=False)
     return file.getvalue()
 
 
-def unpacked(data: bytes, form: TensorSpec, what: str) -> Tensor:
-    """A tensor of this form; no memory is taken for another one."""
-    if len(data) > form.bytes + HEADER:
-        raise Refused(f"{what}: {len(data):,} bytes came, at most {form.bytes + HEADER:,} are allowed; {ALIKE}.")
+def decode_tensor(data: bytes, spec: TensorSpec, what: str) -> Tensor:
+    """The tensor of this shape and type that the bytes hold; `what` names it in sentences.
+
+    The header is checked before memory is taken, so a false one costs nothing.
+    """
+    allowed = spec.bytes + MAX_HEADER
+    if len(data) > allowed:
+        raise InvalidMessage(f"{what}: {len(data):,} bytes came, at most {allowed:,} are allowed; {SAME_SETUP}.")
     try:
-        start = 10 + int.from_bytes(data[8:10], "little")
-        header = ast.literal_eval(data[10 : min(start, HEADER)].decode("latin1"))
-        dtype, shape, columns = header["descr"], header["shape"], header["fortran_order"]
+        start = 10 + int.from_bytes(data[8:10], "little")  # where the numbers begin
+        header = ast.literal_eval(data[10 : min(start, MAX_HEADER)].decode("latin1"))
+        dtype, shape, by_columns = header["descr"], header["shape"], header["fortran_order"]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
-        dtype = shape = columns = None
-    if data[:8] != MAGIC or not isinstance(dtype, str) or not isinstance(shape, tuple):
-        raise Refused(f"{what}: its bytes are no plain array in numpy's format; {ALIKE}.")
-    wanted = np.dtype(kind(form.dtype)).str
-    if (dtype, shape) != (wanted, form.shape) or (columns and len(shape) > 1):
-        raise Refused(
-            f"{what}: {dtype!s:.20} {list(shape)!s:.60} came, expected {wanted} {list(form.shape)} by rows; {ALIKE}."
+        dtype = shape = by_columns = None
+    if data[:8] != NPY_MAGIC or not isinstance(dtype, str) or not isinstance(shape, tuple):
+        raise InvalidMessage(f"{what}: its bytes are no plain array in numpy's format; {SAME_SETUP}.")
+    expected = np.dtype(dtype_name(spec.dtype)).str
+    if (dtype, shape) != (expected, spec.shape) or (by_columns and len(shape) > 1):
+        raise InvalidMessage(
+            f"{what}: {dtype!s:.20} {list(shape)!s:.60} came, expected {expected} {list(spec.shape)} by rows; "
+            f"{SAME_SETUP}."
         )
-    if len(data) - start != form.bytes:
-        raise Refused(
-            f"{what}: {len(data) - start:,} bytes of numbers came, expected {form.bytes:,}; send the whole array."
+    if len(data) - start != spec.bytes:
+        raise InvalidMessage(
+            f"{what}: {len(data) - start:,} bytes of numbers came, expected {spec.bytes:,}; send the whole array."
         )
-    if not form.bytes:
-        return torch.empty(form.shape, dtype=form.dtype)
-    return torch.frombuffer(bytearray(memoryview(data)[start:]), dtype=form.dtype).view(form.shape)
+    if not spec.bytes:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    return torch.frombuffer(bytearray(memoryview(data)[start:]), dtype=spec.dtype).view(spec.shape)
 
 
-def told(letter: RawPayload, name: str, kind: type[T], sender: str) -> T:
-    """One number of a letter, of the right type; whole ones are at least 0, no text and no list is long."""
-    value = letter.numbers.get(name)
+def read_value(payload: RawPayload, name: str, kind: type[T], sender: str) -> T:
+    """One of the numbers, of the right type: an int is at least 0, a text or list has at most MAX_LENGTH items."""
+    value = payload.numbers.get(name)
     if (
         type(value) is not kind
         or (type(value) is int and value < 0)
-        or (isinstance(value, (str, list)) and len(value) > LONGEST)
+        or (isinstance(value, (str, list)) and len(value) > MAX_LENGTH)
     ):
-        came = "nothing" if value is None else f"{value!r:.60}"
-        raise Refused(f"{sender}: {name} must be of type {kind.__name__} (whole numbers from 0), got {came}; {ALIKE}.")
+        received = "nothing" if value is None else f"{value!r:.60}"
+        raise InvalidMessage(
+            f"{sender}: {name} must be of type {kind.__name__} (whole numbers from 0), got {received}; {SAME_SETUP}."
+        )
     return value
 
 
-def expect(letter: RawPayload, sender: str, **values: int | str) -> None:
-    """Refuse an answer to another question: of another round, phase, client or run."""
-    for name, wanted in values.items():
-        came = told(letter, name, int, sender) if isinstance(wanted, int) else told(letter, name, str, sender)
-        if came != wanted:
-            raise Refused(
-                f"{sender}: this is of {name} {line(str(came))}, expected {name} {wanted}; it is left out, {ALIKE}."
+def check_values(payload: RawPayload, sender: str, **expected: int | str) -> None:
+    """Refuse a message of another round, phase, client or run: each of these numbers must have the expected value."""
+    for name, value in expected.items():
+        number = isinstance(value, int)
+        received = read_value(payload, name, int, sender) if number else read_value(payload, name, str, sender)
+        if received != value:
+            raise InvalidMessage(
+                f"{sender}: this is of {name} {to_one_line(str(received))}, expected {name} {value}; "
+                f"it is left out, {SAME_SETUP}."
             )
 
 
 # private parts --------------------------------------------------------------------------------------------------
 
 
-class Shared:
-    """What of a model travels: all coordinates and buffers but the private ones."""
+class SharedCoordinates:
+    """The coordinates [P] and buffers [Q] of a model that travel: all but the private ones."""
 
     def __init__(self, space: Space, private: Part) -> None:
         self.space, self.private = space, private
-        self.w, self.b = (
-            rest(count, part) for count, part in ((space.P, private.indices), (space.Q, private.buffer_indices))
-        )
+        self.w = remaining_indices(space.P, private.indices)
+        self.b = remaining_indices(space.Q, private.buffer_indices)
 
-    def cut(self, state: State) -> State:
-        """Tensors as they travel: those as long as the model without its private coordinates."""
+    def remove_private(self, state: State) -> State:
+        """Tensors as they travel: those of shape [P] lose their private coordinates, others stay as they are."""
         if not self.private.indices.numel():
             return state
         return {n: t[self.w] if t.shape == (self.space.P,) else t for n, t in state.items()}
 
-    def whole(self, state: State, like: State) -> State:
-        """As they were, private coordinates filled in from tensors of the same names."""
+    def restore_private(self, state: State, full: State) -> State:
+        """Tensors as they were before they travelled; private coordinates are those of the tensors in `full`."""
         if not self.private.indices.numel():
             return state
-        long = {n for n, t in like.items() if t.shape == (self.space.P,)}
-        return {n: like[n].index_copy(0, self.w, t.to(like[n].device)) if n in long else t for n, t in state.items()}
+        model_sized = {n for n, t in full.items() if t.shape == (self.space.P,)}
+        return {
+            n: full[n].index_copy(0, self.w, t.to(full[n].device)) if n in model_sized else t for n, t in state.items()
+        }
 
-    def forms(self, state: State, prefix: str = "") -> dict[str, TensorSpec]:
-        """The forms of such tensors as they travel."""
-        return {prefix + n: TensorSpec(tuple(t.shape), t.dtype) for n, t in self.cut(state).items()}
+    def specs(self, state: State, prefix: str = "") -> dict[str, TensorSpec]:
+        """Shapes and types of these tensors as they travel."""
+        return {prefix + n: TensorSpec(tuple(t.shape), t.dtype) for n, t in self.remove_private(state).items()}
 
-    def buffers(self, b: Tensor) -> State:
-        """The buffers that travel; nothing where there is none."""
-        return {"buffers": b[self.b]} if len(self.b) else {}
+    def shared_buffers(self, buffers: Tensor) -> State:
+        """The buffers that travel, under the name `buffers`; nothing where there are none."""
+        return {"buffers": buffers[self.b]} if len(self.b) else {}
 
-    def whole_buffers(self, state: State, like: Tensor) -> Tensor:
-        return like.index_copy(0, self.b, state["buffers"].to(like.device)) if "buffers" in state else like.clone()
-
-
-def rest(count: int, part: Tensor) -> Tensor:
-    """All places but these."""
-    kept = torch.ones(count, dtype=torch.bool, device=part.device)
-    kept[part] = False
-    return kept.nonzero().flatten()
+    def restore_buffers(self, state: State, full: Tensor) -> Tensor:
+        """All buffers [Q]: those that travelled, and the private ones of `full`."""
+        return full.index_copy(0, self.b, state["buffers"].to(full.device)) if "buffers" in state else full.clone()
 
 
-def under(prefix: str, state: Mapping[str, Tensor]) -> State:
-    """The entries of one kind, by their own names."""
-    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+def remaining_indices(count: int, indices: Tensor) -> Tensor:
+    """The numbers from 0 to `count` − 1 that are not among the indices."""
+    remaining = torch.ones(count, dtype=torch.bool, device=indices.device)
+    remaining[indices] = False
+    return remaining.nonzero().flatten()
 
 
-def over(prefix: str, state: Mapping[str, Tensor]) -> State:
+def add_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
+    """The tensors with a prefix before each name."""
     return {prefix + n: t for n, t in state.items()}
+
+
+def strip_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
+    """The tensors whose names have a prefix, by their names without it."""
+    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
 
 # Flower's records -----------------------------------------------------------------------------------------------
 
 
-def to_records(letter: Payload) -> RecordDict:
-    """A letter as Flower carries it: one array record, one record of numbers."""
+def to_records(payload: Payload) -> RecordDict:
+    """The payload as Flower carries it: one record of arrays, one of numbers."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    parcels = sealed(letter).parcels
+    raw = encode_payload(payload)
     arrays = {
-        name: Array(dtype=kind(t.dtype), shape=tuple(t.shape), stype="numpy.ndarray", data=parcels[name])
-        for name, t in letter.tensors.items()
+        name: Array(dtype=dtype_name(t.dtype), shape=tuple(t.shape), stype="numpy.ndarray", data=raw.arrays[name])
+        for name, t in payload.tensors.items()
     }
-    return RecordDict({"arrays": ArrayRecord(arrays), "numbers": ConfigRecord(dict(letter.numbers))})
+    return RecordDict({"arrays": ArrayRecord(arrays), "numbers": ConfigRecord(dict(payload.numbers))})
 
 
 def from_records(records: RecordDict, sender: str) -> RawPayload:
-    """A letter out of Flower's records; what the arrays hold is checked when it is opened."""
+    """The payload in Flower's records; `read_tensors` checks what its arrays hold."""
     from flwr.app import ArrayRecord, ConfigRecord
 
     arrays, numbers = records.get("arrays"), records.get("numbers")
     if len(records) != 2 or not isinstance(arrays, ArrayRecord) or not isinstance(numbers, ConfigRecord):
-        raise Refused(f"{sender} sent records named {named(records)}, expected 'arrays' and 'numbers'; {ALIKE}.")
+        raise InvalidMessage(
+            f"{sender} sent records named {quote_names(records)}, expected 'arrays' and 'numbers'; {SAME_SETUP}."
+        )
     return RawPayload(dict(numbers), {name: array.data for name, array in arrays.items()})

@@ -149,19 +149,21 @@ class ClientSteps:
     def take(self, client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress:
         """Steps on the batches cuts[k]:cuts[k+1] of the samples, in turn; the first of a method is checked."""
         if not self.kernels.knows(self.alg):
-            first = batch_slice(batch, cuts[0], cuts[1])
-            plain = local.step(self.alg, self.kernels.task, client, progress, first)
-            before = progress.theta.clone()
-            fast = self._take(client, progress, first, cuts[:2])
-            agreed = self.kernels.compare(self.alg, client, before, plain, fast)
-            progress = fast if agreed else plain
-            cuts = cuts[1:]
+            self._check(client, progress, batch_slice(batch, cuts[0], cuts[1]))
         if self.kernels.refuses(self.alg):
             for a, b in pairwise(cuts):
                 progress = local.step(self.alg, self.kernels.task, client, progress, batch_slice(batch, a, b))
             return progress
         self.kernels.used.add(self.name)
-        return self._take(client, progress, batch, cuts) if len(cuts) > 1 else progress
+        return self._take(client, progress, batch, cuts)
+
+    def _check(self, client: Client, progress: Progress, batch: Batch) -> None:
+        """Take the first step both ways, and neither: sums of losses must not depend on who was checked."""
+        carry = progress.carry | {"momentum": progress.carry["momentum"].clone()}
+        copy = Progress(progress.theta.clone(), carry, progress.loss_sum)
+        plain = local.step(self.alg, self.kernels.task, client, copy, batch)
+        fast = self._take(client, copy, batch, (0, len(batch.y)))
+        self.kernels.compare(self.alg, client, progress.theta, plain, fast)
 
 
 class RowSteps:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .figures import figures
+from .figures import write_figures
 from .page import write_report
 from .tables import labels, table
 
-__all__ = ["figures", "labels", "table", "write_report"]
+__all__ = ["labels", "table", "write_figures", "write_report"]

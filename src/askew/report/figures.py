@@ -1,4 +1,7 @@
-"""The pictures: curves over rounds, who holds what, who took part, the best of each method, prediction sets, and drift."""
+"""The pictures of a report, drawn with matplotlib from groups of runs.
+
+Curves over rounds, the best of each method, prediction sets, drift, who holds what and who took part.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,31 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ..experiment.store import Run, write_atomic
-from .tables import RunGroup, average, brief, clients, group, participation_name, partition_name, same, spread
+from .tables import (
+    RunGroup,
+    average,
+    client_count,
+    group_runs,
+    participation_name,
+    partition_name,
+    sample_std,
+    settings_key,
+    shorten_label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, which white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 MARKERS, DASHES = "osD^v>X<", ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-INK, GRID, BLUE, ORANGE = "#333333", "#E3E6EA", COLOURS[0], COLOURS[1]
+INK, GRID, GREY, BLUE, ORANGE = "#333333", "#E3E6EA", "#9AA7B4", COLOURS[0], COLOURS[1]
 HATCHES = ("", "///", "...", "xxx")
-FEDERATIONS, CLIENTS = 4, 500  # the most that one picture shows
-LONG = 100  # rounds
-LEAST = 50  # percent of coverage that anybody would ask for
+MAX_FEDERATIONS = 4  # the most that one picture shows
+MAX_CLIENTS = 500  # the most that one picture shows one by one
+SMOOTHED_ROUNDS = 100  # curves of more rounds are drawn with their running mean
+LOWEST_COVERAGE = 50  # percent of coverage from which prediction sets are drawn
 STYLE: Any = {
     "font.size": 10.5,
     "font.family": "DejaVu Sans",
@@ -51,7 +65,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure, its heading and what it shows in words."""
+    """A drawn figure, its heading and a description of it in words."""
 
     name: str
     title: str
@@ -69,6 +83,7 @@ class Picture:
 
 @contextmanager
 def style() -> Iterator[None]:
+    """Draw in the style of the report."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
@@ -76,94 +91,108 @@ def style() -> Iterator[None]:
         yield
 
 
-def figures(runs: Iterable[Run], folder: Path) -> list[Path]:
+def write_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
     """Write each picture that the runs have data for as a PNG file."""
-    return [save(picture, folder) for picture in draw(group(runs))]
+    return [write_png(picture, folder) for picture in draw_pictures(group_runs(runs))]
 
 
-def save(picture: Picture, folder: Path) -> Path:
+def write_png(picture: Picture, folder: Path) -> Path:
+    """Write a picture into a folder; return its path."""
     path = Path(folder) / f"{picture.name}.png"
     write_atomic(path, picture.render("png"))
     return path
 
 
-def draw(groups: Sequence[RunGroup]) -> list[Picture]:
+def draw_pictures(groups: Sequence[RunGroup]) -> list[Picture]:
+    """All pictures that the groups have data for."""
     with style():
-        drawn = (
-            accuracy(groups),
-            bars(groups),
-            losses(groups),
-            coverage(groups),
-            drift(groups),
-            layers(groups),
-            partition(groups),
-            participation(groups),
+        pictures = (
+            accuracy_picture(groups),
+            method_picture(groups),
+            loss_picture(groups),
+            coverage_picture(groups),
+            drift_picture(groups),
+            layer_picture(groups),
+            partition_picture(groups),
+            participation_picture(groups),
         )
-    return [picture for picture in drawn if picture]
+    return [picture for picture in pictures if picture]
 
 
 def canvas(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def short(label: str) -> str:
-    """A label for a legend: matplotlib hides one that begins with an underscore and reads mathematics between dollar signs."""
-    label = brief(label).replace("$", r"\$")
+def legend_label(label: str) -> str:
+    """A label for a legend, broken into lines.
+
+    Matplotlib hides a label that begins with an underscore and reads mathematics between dollar signs.
+    """
+    label = shorten_label(label).replace("$", r"\$")
     return fill(f" {label}" if label.startswith("_") else label, 32, break_on_hyphens=False, drop_whitespace=False)
 
 
-def accuracy(groups: Sequence[RunGroup]) -> Picture | None:
-    figure, alt = curves(groups, {"accuracy": "Test accuracy, %"}, scale=100)
-    return (
-        Picture("accuracy", "Accuracy", f"Line chart of test accuracy by round. {alt}", seeds_note(groups), figure)
-        if alt
-        else None
-    )
+# curves over rounds ---------------------------------------------------------------------------------------------
 
 
-def losses(groups: Sequence[RunGroup]) -> Picture | None:
-    figure, alt = curves(groups, {"train_loss": "Training loss", "loss": "Test loss"})
+def accuracy_picture(groups: Sequence[RunGroup]) -> Picture | None:
+    """Test accuracy over rounds."""
+    figure, last_values = draw_curves(groups, {"accuracy": "Test accuracy, %"}, scale=100)
+    if not last_values:
+        return None
+    alt = f"Line chart of test accuracy by round. {last_values}"
+    return Picture("accuracy", "Accuracy", alt, seeds_note(groups), figure)
+
+
+def loss_picture(groups: Sequence[RunGroup]) -> Picture | None:
+    """Training and test loss over rounds."""
+    figure, last_values = draw_curves(groups, {"train_loss": "Training loss", "loss": "Test loss"})
+    if not last_values:
+        return None
     note = "Training loss: mean of the mini-batch losses of those who took part. " + seeds_note(groups)
-    return (
-        Picture("loss", "Loss", f"Line charts of training and test loss by round. {alt}", note, figure) if alt else None
-    )
+    return Picture("loss", "Loss", f"Line charts of training and test loss by round. {last_values}", note, figure)
 
 
 def seeds_note(groups: Sequence[RunGroup]) -> str:
+    """What lines and bands are, where there are several seeds."""
     return "Line: mean over seeds; band: ± one standard deviation." if any(len(g.runs) > 1 for g in groups) else ""
 
 
-def curves(
+def draw_curves(
     groups: Sequence[RunGroup], panels: dict[str, str], scale: float = 1, logs: bool = True
 ) -> tuple[Figure, str]:
-    """One panel for each key that was recorded; the methods' last values in words, none where there is no curve."""
-    recorded = {key: words for key, words in panels.items() if any(g.curve(key).rounds for g in groups)}
-    named = {g.label: short(g.label) for g in groups}
+    """Draw one panel for each record key that has values; `panels` are the axes' labels by key.
+
+    Also returns the methods' last values in words; empty where there is no curve.
+    """
+    recorded = {key: label for key, label in panels.items() if any(g.curve(key).rounds for g in groups)}
+    labels = {g.label: legend_label(g.label) for g in groups}
     columns = 1 if len(groups) <= 24 else 2
-    rows = sum(text.count("\n") + 1 for text in named.values()) / columns
+    rows = line_count(labels.values()) / columns
     figure = canvas(10, max(4.3, 0.21 * rows + 0.7))
     handles: dict[str, Any] = {}
     ends: dict[str, float] = {}
-    for i, (key, words) in enumerate(recorded.items(), 1):
-        axes = figure.add_subplot(1, len(recorded), i, xlabel="Round", ylabel=words)
-        seen: list[float] = []
+    for i, (key, label) in enumerate(recorded.items(), 1):
+        axes = figure.add_subplot(1, len(recorded), i, xlabel="Round", ylabel=label)
+        all_values: list[float] = []
         for n, g in enumerate(groups):
             curve = g.curve(key)
             if curve.rounds:
                 values = [scale * v for v in curve.mean]
-                handles[g.label] = line(axes, n, curve.rounds, values, [scale * s for s in curve.std])
+                handles[g.label] = draw_line(axes, n, curve.rounds, values, [scale * s for s in curve.std])
                 ends[g.label] = values[-1]
-                seen += values
+                all_values += values
         if logs:
-            logarithmic(axes, seen)
+            use_log_axis(axes, all_values)
         axes.locator_params(axis="x", integer=True)
     order = sorted(handles, key=lambda label: -ends[label])
     if len(groups) > 1 and order:  # read down the legend as down the right end of the lines
         figure.legend(
             [handles[k] for k in order],
-            [named[k] for k in order],
+            [labels[k] for k in order],
             loc="outside right upper",
             ncols=columns,
             fontsize=9.5,
@@ -172,17 +201,22 @@ def curves(
     return figure, f"Last values: {', '.join(last)}." if last else ""
 
 
-def line(axes: Axes, n: int, rounds: Sequence[float], values: list[float], std: list[float]) -> Any:
-    """The n-th method's line, in a colour, marker and dash of its own; every point is marked where there are few."""
+def line_count(texts: Iterable[str]) -> int:
+    """How many lines these labels take in a legend."""
+    return sum(text.count("\n") + 1 for text in texts)
+
+
+def draw_line(axes: Axes, n: int, rounds: Sequence[float], values: list[float], std: list[float]) -> Any:
+    """Draw the n-th method's line, in a colour, marker and dash of its own; few points are all marked."""
     colour, every = COLOURS[n % len(COLOURS)], max(1, len(rounds) // 9)
-    thin = slice(None, None, ceil(len(rounds) / 400))
+    sparse = slice(None, None, ceil(len(rounds) / 400))
     if any(std):
         low, high = ([v + sign * s for v, s in zip(values, std, strict=True)] for sign in (-1, 1))
-        axes.fill_between(rounds[thin], low[thin], high[thin], color=colour, alpha=0.13, linewidth=0)
+        axes.fill_between(rounds[sparse], low[sparse], high[sparse], color=colour, alpha=0.13, linewidth=0)
     dash, marker = DASHES[n // len(COLOURS) % len(DASHES)], MARKERS[n % len(MARKERS)]
     look: dict[str, Any] = {"marker": marker, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
     first = (n * every // 4) % every if len(rounds) > 20 else 0  # so that markers of near lines do not hide each other
-    if len(values) > LONG:  # what jumps from round to round is drawn thin, and its running mean over it
+    if len(values) > SMOOTHED_ROUNDS:  # what jumps from round to round is drawn thin, and its running mean over it
         axes.plot(rounds, values, color=colour, linewidth=0.6, alpha=0.3)
         values = running_mean(values, len(values) // 40)
     return axes.plot(rounds, values, color=colour, linestyle=dash, linewidth=1.8, markevery=(first, every), **look)[0]
@@ -193,8 +227,24 @@ def running_mean(values: Sequence[float], reach: int) -> list[float]:
     return [mean(values[max(0, n - reach) : n + reach + 1]) for n in range(len(values))]
 
 
-def bars(groups: Sequence[RunGroup]) -> Picture | None:
-    """Best accuracy of each method (lowest test loss where there is no accuracy): seeds as dots, mean and deviation as a bar."""
+def use_log_axis(axes: Axes, values: Sequence[float]) -> None:
+    """Make the axis logarithmic where the values need it."""
+    from matplotlib.ticker import LogLocator
+
+    if min(values) > 0 and max(values) > 30 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, min(values) / 2), min(high, 2 * max(values)))  # bands may leave the axis
+
+
+# methods --------------------------------------------------------------------------------------------------------
+
+
+def method_picture(groups: Sequence[RunGroup]) -> Picture | None:
+    """Best accuracy of each method: seeds as dots, mean and deviation as a bar; last test loss without accuracy."""
     accurate = any(g.values(lambda run: run.best_accuracy) for g in groups)
     results = {
         n: [100 * v for v in g.values(lambda run: run.best_accuracy)] if accurate else g.last("loss")
@@ -203,19 +253,18 @@ def bars(groups: Sequence[RunGroup]) -> Picture | None:
     order = sorted((n for n in results if results[n]), key=lambda n: average(results[n]) or 0, reverse=not accurate)
     if len(order) < 2:
         return None
-    named = [short(groups[n].label) for n in order]
-    figure = canvas(10, 0.9 + sum(0.25 + 0.17 * (text.count("\n") + 1) for text in named))
+    labels = [legend_label(groups[n].label) for n in order]
+    figure = canvas(10, 0.9 + sum(0.25 + 0.17 * (text.count("\n") + 1) for text in labels))
     axes = figure.add_subplot(xlabel="Best test accuracy, %" if accurate else "Last test loss")
-    words = []
+    texts = []
     for y, n in enumerate(order):
         colour, values = COLOURS[n % len(COLOURS)], results[n]
-        middle, std = average(values) or 0.0, spread(values)
+        middle, std = average(values) or 0.0, sample_std(values)
         axes.errorbar(middle, y, xerr=std, color=colour, elinewidth=7, alpha=0.35)
         axes.plot(values, [y] * len(values), "o", color=colour, markersize=4, alpha=0.8)
         axes.plot(middle, y, MARKERS[n % len(MARKERS)], color=colour, markersize=10, markeredgecolor="white")
-        text = (f"{middle:.1f}" if accurate else f"{middle:.3g}") + (
-            f" ± {std:.1f}" if accurate and std is not None else ""
-        )
+        text = f"{middle:.1f}" if accurate else f"{middle:.3g}"
+        text += f" ± {std:.1f}" if accurate and std is not None else ""
         axes.annotate(
             text,
             (1.01, y),
@@ -223,62 +272,62 @@ def bars(groups: Sequence[RunGroup]) -> Picture | None:
             va="center",
             fontweight="bold" if y == len(order) - 1 else None,
         )
-        words.append(f"{groups[n].label} {text}")
-    axes.set_yticks(range(len(order)), named)
+        texts.append(f"{groups[n].label} {text}")
+    axes.set_yticks(range(len(order)), labels)
     axes.set_ylim(-0.6, len(order) - 0.4)
     axes.margins(x=0.08)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     what = "Best test accuracy, in %" if accurate else "Last test loss"
-    spreads = "Large mark: mean; small dots: seeds; bar: ± one standard deviation. " if seeds_note(groups) else ""
-    return Picture(
-        "bars",
-        "Methods",
-        f"{what}, of each method: {', '.join(reversed(words))}.",
-        f"{spreads}The axis does not begin at zero.",
-        figure,
-    )
+    alt = f"{what}, of each method: {', '.join(reversed(texts))}."
+    marks = "Large mark: mean; small dots: seeds; bar: ± one standard deviation. " if seeds_note(groups) else ""
+    return Picture("bars", "Methods", alt, f"{marks}The axis does not begin at zero.", figure)
 
 
-def coverage(groups: Sequence[RunGroup]) -> Picture | None:
+def coverage_picture(groups: Sequence[RunGroup]) -> Picture | None:
     """Coverage of prediction sets against their mean size, and what the uncalibrated ones cover; means over seeds."""
     import numpy as np
 
-    told = {n: [run.conformal["curves"] for run in g.runs if run.conformal] for n, g in enumerate(groups)}
-    told = {n: curves for n, curves in told.items() if curves}
-    if not told:
+    measured = {n: [run.conformal["curves"] for run in g.runs if run.conformal] for n, g in enumerate(groups)}
+    measured = {n: curves for n, curves in measured.items() if curves}
+    if not measured:
         return None
-    named = {n: short(groups[n].label) for n in told}
-    figure = canvas(10, max(3.9, 0.21 * sum(text.count("\n") + 1 for text in named.values()) + 0.7))
+    labels = {n: legend_label(groups[n].label) for n in measured}
+    figure = canvas(10, max(3.9, 0.21 * line_count(labels.values()) + 0.7))
     titles = {"raps": "RAPS", "aps": "APS", "naive": "Naive, not calibrated"}
     panels = dict(zip(titles, figure.subplots(1, 3, sharey=True), strict=True))
-    handles, words = {}, []
-    for n, curves in told.items():
+    handles, texts = {}, []
+    for n, curves in measured.items():
         asked = 100 * (1 - np.asarray(curves[0]["raps"]["alpha"]))
-        shown = asked >= LEAST
+        shown = asked >= LOWEST_COVERAGE
         for method, axes in panels.items():
             covered, size = (np.mean([each[method][what] for each in curves], axis=0) for what in ("coverage", "size"))
             x = asked if method == "naive" else size
-            handles[n] = line(axes, n, x[shown].tolist(), (100 * covered[shown]).tolist(), [])
+            handles[n] = draw_line(axes, n, x[shown].tolist(), (100 * covered[shown]).tolist(), [])
             if method == "raps":
-                words.append(f"{groups[n].label} {np.interp(-90, -100 * covered, size):.2f}")
+                texts.append(f"{groups[n].label} {np.interp(-90, -100 * covered, size):.2f}")
     for method, axes in panels.items():
         axes.set(title=titles[method], xlabel="Coverage asked for, %" if method == "naive" else "Mean set size")
     panels["raps"].set_ylabel("Coverage, %")
     panels["aps"].sharex(panels["raps"])
-    panels["naive"].plot([LEAST, 100], [LEAST, 100], color=INK, linewidth=1, linestyle=":", zorder=1)
-    if len(told) > 1:
-        figure.legend(list(handles.values()), list(named.values()), loc="outside right upper", fontsize=9.5)
+    diagonal = [LOWEST_COVERAGE, 100]
+    panels["naive"].plot(diagonal, diagonal, color=INK, linewidth=1, linestyle=":", zorder=1)
+    if len(measured) > 1:
+        figure.legend(list(handles.values()), list(labels.values()), loc="outside right upper", fontsize=9.5)
     splits = max(run.conformal["settings"]["splits"] for g in groups for run in g.runs if run.conformal)
-    note = f"Means over {splits} divisions of the test set into calibration and measurement{' and over seeds' * bool(seeds_note(groups))}. "
-    note += (
+    seeds = " and over seeds" if seeds_note(groups) else ""
+    note = (
+        f"Means over {splits} divisions of the test set into calibration and measurement{seeds}. "
         "Further left is better: fewer classes for the same coverage. Dotted: what is covered is what was asked for."
     )
-    alt = f"Coverage of prediction sets by their mean size. RAPS, classes at 90 % coverage: {', '.join(words)}."
+    alt = f"Coverage of prediction sets by their mean size. RAPS, classes at 90 % coverage: {', '.join(texts)}."
     return Picture("coverage", "Prediction sets", alt, note, figure)
 
 
-def drift(groups: Sequence[RunGroup]) -> Picture | None:
+# drift ----------------------------------------------------------------------------------------------------------
+
+
+def drift_picture(groups: Sequence[RunGroup]) -> Picture | None:
     """How the participants' updates lie to the global update, to the one before, and to each other."""
     panels = {
         "drift_cosine_mean": "Cosine to the global update",
@@ -288,7 +337,7 @@ def drift(groups: Sequence[RunGroup]) -> Picture | None:
     diversities = [v for g in groups for v in g.curve("drift_diversity").mean]
     if not diversities:
         return None
-    figure, alt = curves(groups, panels, logs=False)
+    figure, last_values = draw_curves(groups, panels, logs=False)
     alone = len(groups) == 1 and len(groups[0].runs) == 1
     for axes, key in zip(figure.axes[:-1], ("drift_cosine", "drift_previous"), strict=False):
         if alone:
@@ -297,27 +346,23 @@ def drift(groups: Sequence[RunGroup]) -> Picture | None:
     for axes in figure.axes[:-1]:  # the band of a deviation knows no limits, a cosine does
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -1.03), min(high, 1.03))
-    logarithmic(figure.axes[-1], diversities)
-    marks(figure.axes[-1], groups)
+    use_log_axis(figure.axes[-1], diversities)
+    mark_diversity(figure.axes[-1], groups)
     note = f"Cosines: mean over those who took part{'; band: from the lowest to the highest' * alone}. "
     note += diversity_note(groups) + seeds_note(groups)
-    return Picture(
-        "drift", "Drift", f"Line charts of cosines of updates and of drift diversity by round. {alt}", note, figure
-    )
+    alt = f"Line charts of cosines of updates and of drift diversity by round. {last_values}"
+    return Picture("drift", "Drift", alt, note, figure)
 
 
-def layers(groups: Sequence[RunGroup]) -> Picture | None:
+def layer_picture(groups: Sequence[RunGroup]) -> Picture | None:
     """Drift diversity of each layer: the median over rounds, mean over seeds."""
-    names = list(
-        dict.fromkeys(
-            name for g in groups for run in g.runs for r in run.rounds for name in r.get("drift_layers") or ()
-        )
-    )
+    records = [r for g in groups for run in g.runs for r in run.rounds]
+    names = list(dict.fromkeys(name for r in records for name in r.get("drift_layers") or ()))
     heights: dict[int, dict[str, float]] = {}
     for n, g in enumerate(groups):
-        found = {name: [median(v) for run in g.runs if (v := run.curve(f"drift_layers.{name}")[1])] for name in names}
-        if any(found.values()):
-            heights[n] = {name: mean(values) for name, values in found.items() if values}
+        medians = {name: [median(v) for run in g.runs if (v := run.curve(f"drift_layers.{name}")[1])] for name in names}
+        if any(medians.values()):
+            heights[n] = {name: mean(values) for name, values in medians.items() if values}
     if not heights:
         return None
     figure = canvas(10, max(3.9 if len(names) <= 12 else 5.2, 0.21 * len(heights) + 0.9))
@@ -326,140 +371,124 @@ def layers(groups: Sequence[RunGroup]) -> Picture | None:
     for k, (n, each) in enumerate(heights.items()):
         at = [names.index(name) + (k + 0.5) * room - 0.41 for name in each]
         look: dict[str, Any] = {"color": COLOURS[n % len(COLOURS)], "hatch": HATCHES[n // len(COLOURS) % len(HATCHES)]}
-        axes.bar(
-            at,
-            list(each.values()),
-            width=0.92 * room,
-            label=short(groups[n].label),
-            edgecolor="white",
-            linewidth=0,
-            **look,
-        )
+        look |= {"edgecolor": "white", "linewidth": 0, "label": legend_label(groups[n].label)}
+        axes.bar(at, list(each.values()), width=0.92 * room, **look)
     every = ceil(len(names) / 32)
     crowded: dict[str, Any] = {"rotation": 90, "fontsize": 9} if len(names) > 12 else {}
     axes.set_xticks(range(0, len(names), every), names[::every], **crowded)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.grid(visible=False, axis="x")
     axes.tick_params(axis="x", length=0)
-    logarithmic(axes, [v for each in heights.values() for v in each.values()])
-    marks(axes, groups)
+    use_log_axis(axes, [v for each in heights.values() for v in each.values()])
+    mark_diversity(axes, groups)
     if len(heights) > 1:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=9.5)
     most = [f"{groups[n].label} {max(each.items(), key=lambda item: item[1])[0]}" for n, each in heights.items()]
+    alt = f"Bars of drift diversity by layer. Most diverse: {', '.join(most)}."
     note = f"Medians over the rounds, layers from input to output. {diversity_note(groups)}"
-    return Picture(
-        "layers", "Drift by layer", f"Bars of drift diversity by layer. Most diverse: {', '.join(most)}.", note, figure
-    )
+    return Picture("layers", "Drift by layer", alt, note, figure)
 
 
-def cohort(groups: Sequence[RunGroup]) -> int:
-    """How many took part in most of the rounds with a record of drift."""
-    told = (r for g in groups for run in g.runs for r in run.rounds if r.get("drift_diversity") is not None)
-    return int(Counter(len(r["participants"]) - r["dropped"] for r in told).most_common(1)[0][0])
+def usual_cohort(groups: Sequence[RunGroup]) -> int:
+    """How many clients took part in most of the rounds with a record of drift."""
+    records = (r for g in groups for run in g.runs for r in run.rounds if r.get("drift_diversity") is not None)
+    return int(Counter(len(r["participants"]) - r["dropped"] for r in records).most_common(1)[0][0])
 
 
-def marks(axes: Axes, groups: Sequence[RunGroup]) -> None:
-    """What drift diversity is where updates are orthogonal, and where they are equal."""
-    for height in (1, 1 / cohort(groups)):
+def mark_diversity(axes: Axes, groups: Sequence[RunGroup]) -> None:
+    """Draw lines at the drift diversity of orthogonal updates and at that of equal ones."""
+    for height in (1, 1 / usual_cohort(groups)):
         axes.axhline(height, color=INK, linewidth=1, linestyle=":", zorder=1)
 
 
 def diversity_note(groups: Sequence[RunGroup]) -> str:
-    equal = f"1/{cohort(groups)} where the updates of {cohort(groups)} clients are equal"
+    """What the values of drift diversity mean."""
+    cohort = usual_cohort(groups)
+    equal = f"1/{cohort} where the updates of {cohort} clients are equal"
     return f"Drift diversity is {equal}, 1 where they are orthogonal and more where they cancel (dotted lines). "
 
 
-def logarithmic(axes: Axes, values: Sequence[float]) -> None:
-    """A logarithmic axis where the values need one."""
-    from matplotlib.ticker import LogLocator
-
-    if min(values) > 0 and max(values) > 30 * min(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.minorticks_off()
-        axes.set_ylim(
-            max(axes.get_ylim()[0], min(values) / 2), min(axes.get_ylim()[1], 2 * max(values))
-        )  # bands may leave the axis
+# federations ----------------------------------------------------------------------------------------------------
 
 
-def wide(bars: int) -> float:
-    """Bars touch where there are too many for gaps to be seen."""
+def bar_width(bars: int) -> float:
+    """The width of bars; where there are too many for gaps to be seen, bars touch."""
     return 0.85 if bars <= 100 else 1.0
 
 
-def distinct(runs: Iterable[Run], *tables: str) -> list[Run]:
-    """The longest run for each number of clients and different content of these tables."""
+def distinct_runs(runs: Iterable[Run], *tables: str) -> list[Run]:
+    """The longest run for each number of clients and each content of these tables of the configuration."""
     found: dict[tuple[int, str], Run] = {}
     for run in runs:
-        key = clients(run), same(run.config, tables)
+        key = client_count(run), settings_key(run.config, tables)
         if key not in found or len(run.rounds) > len(found[key].rounds):
             found[key] = run
     return list(found.values())
 
 
-def scenes(
-    name: str,
-    title: str,
-    what: str,
-    groups: Sequence[RunGroup],
-    several: Sequence[Run],
-    drawn: Figure,
-    notes: list[str],
-) -> Picture:
-    """A picture with a panel for each of several federations."""
-    more = f" Of {len(several)}, the first {FEDERATIONS} are shown." if len(several) > FEDERATIONS else ""
-    seeds = " Of several seeds, one is shown." if any(len(g.runs) > 1 for g in groups) else ""
-    return Picture(name, title, f"{what} {' '.join(notes)}", " ".join(notes) + more + seeds, drawn)
+def left_out_note(groups: Sequence[RunGroup], runs: Sequence[Run]) -> str:
+    """What a picture of federations, of which these runs are one each, does not show."""
+    federations = f" Of {len(runs)}, the first {MAX_FEDERATIONS} are shown." if len(runs) > MAX_FEDERATIONS else ""
+    return federations + (" Of several seeds, one is shown." if any(len(g.runs) > 1 for g in groups) else "")
 
 
-def partition(groups: Sequence[RunGroup]) -> Picture | None:
+def partition_picture(groups: Sequence[RunGroup]) -> Picture | None:
     """Samples by class and client, below a strip of the clients' sizes; one pair for each federation."""
     import numpy as np
 
-    told = (run for g in groups for run in g.runs if run.federation.get("labels") or run.federation.get("sizes"))
-    runs = distinct(told, "data", "partition")
+    recorded = (run for g in groups for run in g.runs if run.federation.get("labels") or run.federation.get("sizes"))
+    runs = distinct_runs(recorded, "data", "partition")
     if not runs:
         return None
     counts = [
-        np.asarray(run.federation.get("labels") or np.zeros((0, 0)), dtype=float)[:CLIENTS].T
-        for run in runs[:FEDERATIONS]
+        np.asarray(run.federation.get("labels") or np.zeros((0, 0)), dtype=float)[:MAX_CLIENTS].T
+        for run in runs[:MAX_FEDERATIONS]
     ]
-    tall = [1.75 + (min(4.6, max(1.7, 0.24 * len(count))) if count.size else 0) for count in counts]
-    figure = canvas(10, sum(tall))
+    heights = [1.75 + (heat_map_height(len(count)) if count.size else 0) for count in counts]
+    figure = canvas(10, sum(heights))
+    parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     notes = []
-    for run, count, part, height in zip(
-        runs, counts, figure.subfigures(len(tall), 1, squeeze=False, height_ratios=tall)[:, 0], tall, strict=False
-    ):
-        sizes = np.asarray(run.federation.get("sizes") or count.sum(0), dtype=float)[: count.shape[1] or CLIENTS]
-        total, shown = clients(run) or len(sizes), len(sizes)
-        ratios = [0.8, height - 1.75] if count.size else [1]
-        panels = part.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
-        panels[0].bar(range(shown), sizes, width=wide(shown), color="#9AA7B4")
-        panels[0].set(ylabel="Samples", xlim=(-0.5, shown - 0.5))
-        if count.size:
-            mesh = heat(panels[1], count)
+    for run, count, part, height in zip(runs, counts, parts, heights, strict=False):
+        sizes = np.asarray(run.federation.get("sizes") or count.sum(0), dtype=float)[: count.shape[1] or MAX_CLIENTS]
+        total, shown = client_count(run) or len(sizes), len(sizes)
+        panels, mesh = draw_partition(part, count, sizes, height - 1.75)
+        if mesh is not None:
             part.colorbar(mesh, ax=panels, label="Samples of a class", pad=0.01, aspect=30).outline.set_visible(False)
         panels[-1].set(xlabel="Client")
         panels[-1].locator_params(axis="x", integer=True)
         title = f"{run.config['data']['name']}, {partition_name(run.config)}, {total} clients" if len(runs) > 1 else ""
         panels[0].set_title(title)
-        held = (count > 0).sum(0)
+        held = (count > 0).sum(0)  # classes of each client
         classes = f"{held.min()} to {held.max()} of {len(count)} classes and " if count.size else ""
         first = f"The first {shown} of {total} clients are shown: each" if shown < total else "A client"
-        notes.append(
-            f"{title}{': ' if title else ''}{first} holds {classes}{sizes.min():.0f} to {sizes.max():.0f} samples."
-        )
-    return scenes(
-        "partition", "Who holds what", "Heat map of samples by class and client.", groups, runs, figure, notes
-    )
+        samples = f"{sizes.min():.0f} to {sizes.max():.0f} samples"
+        notes.append(f"{title}{': ' if title else ''}{first} holds {classes}{samples}.")
+    text = " ".join(notes)
+    alt = f"Heat map of samples by class and client. {text}"
+    return Picture("partition", "Who holds what", alt, text + left_out_note(groups, runs), figure)
 
 
-def heat(axes: Axes, count: Any) -> Any:
-    """The cells have rims and the classes numbers where there is room for them."""
+def heat_map_height(classes: int) -> float:
+    """Inches that a heat map with so many rows needs."""
+    return min(4.6, max(1.7, 0.24 * classes))
+
+
+def draw_partition(part: Figure | SubFigure, count: Any, sizes: Any, height: float) -> tuple[Any, Any]:
+    """Draw the clients' sizes [N] as bars and, where there are classes, samples by class and client [K, N] below.
+
+    Returns the panels' axes and the heat map (None without classes), which is so many inches high.
+    """
+    ratios = [0.8, height] if count.size else [1]
+    panels = part.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+    panels[0].bar(range(len(sizes)), sizes, width=bar_width(len(sizes)), color=GREY)
+    panels[0].set(ylabel="Samples", xlim=(-0.5, len(sizes) - 0.5))
+    return panels, draw_heat_map(panels[1], count) if count.size else None
+
+
+def draw_heat_map(axes: Axes, count: Any) -> Any:
+    """Draw counts by class and client [K, N]; cells have rims and classes numbers where there is room for them."""
     classes, columns = count.shape
-    few = count.size <= 3000
-    rims = {"edgecolors": "white", "linewidth": 0.6} if few else {"rasterized": True}
+    rims = {"edgecolors": "white", "linewidth": 0.6} if count.size <= 3000 else {"rasterized": True}
     axes.grid(visible=False)
     axes.set_ylabel("Class")
     if classes <= 20:
@@ -468,49 +497,47 @@ def heat(axes: Axes, count: Any) -> Any:
     return axes.pcolormesh(*edges, count, cmap="Blues", vmin=0, **rims)
 
 
-def participation(groups: Sequence[RunGroup]) -> Picture | None:
+def participation_picture(groups: Sequence[RunGroup]) -> Picture | None:
     """How often each client took part; above 500 clients, how many clients took part how often."""
-    told = (run for g in groups for run in g.runs if any(r.get("participants") for r in run.rounds))
-    runs = distinct(told, "participation")
+    recorded = (run for g in groups for run in g.runs if any(r.get("participants") for r in run.rounds))
+    runs = distinct_runs(recorded, "participation")
     if not runs:
         return None
-    rows = min(len(runs), FEDERATIONS)
+    rows = min(len(runs), MAX_FEDERATIONS)
     figure = canvas(10, 2.7 * rows)
     notes = []
     for i, run in enumerate(runs[:rows], 1):
         turns = Counter(client for r in run.rounds for client in r.get("participants") or ())
-        total, rounds = max(clients(run), max(turns) + 1), len(run.rounds)
+        total, rounds = max(client_count(run), max(turns) + 1), len(run.rounds)
         counts = [turns[c] for c in range(total)]
-        mean = sum(counts) / total
-        chance = 2 * sqrt(mean * max(0.0, 1 - mean / rounds))
         title = f"{total} clients, {participation_name(run.config)}" if len(runs) > 1 else ""
-        axes = figure.add_subplot(rows, 1, i, title=title)
-        many = total > CLIENTS
-        if many:
-            tally = Counter(counts)
-            axes.bar(list(tally), list(tally.values()), color=BLUE, width=0.85)
-        else:
-            axes.bar(range(total), counts, color=BLUE, width=wide(total))
-            axes.set_xlim(-0.5, total - 0.5)
-        mark, span = (axes.axvline, axes.axvspan) if many else (axes.axhline, axes.axhspan)
-        span(
-            max(0.0, mean - chance),
-            mean + chance,
-            color=ORANGE,
-            alpha=0.15,
-            linewidth=0,
-            zorder=0.5,
-            label="± 2 deviations by chance",
-        )
-        mark(mean, color=ORANGE, linestyle="--", linewidth=1.6, label=f"Equal turns: {mean:.3g} of {rounds} rounds")
-        axes.set(
-            xlabel="Rounds taken part in" if many else "Client", ylabel="Clients" if many else "Rounds taken part in"
-        )
-        axes.locator_params(integer=True)
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=9, borderaxespad=0.2)
+        draw_participation(figure.add_subplot(rows, 1, i, title=title), counts, rounds)
         never = counts.count(0)
-        left = f"{never} never did" if never else "nobody was left out"
-        notes.append(
-            f"{title}{': ' if title else ''}Clients took part in {min(counts)} to {max(counts)} of {rounds} rounds; {left}."
-        )
-    return scenes("participation", "Who took part", "Histogram of the clients' turns.", groups, runs, figure, notes)
+        left_out = f"{never} never did" if never else "nobody was left out"
+        span = f"{min(counts)} to {max(counts)} of {rounds} rounds"
+        notes.append(f"{title}{': ' if title else ''}Clients took part in {span}; {left_out}.")
+    text = " ".join(notes)
+    alt = f"Histogram of the clients' turns. {text}"
+    return Picture("participation", "Who took part", alt, text + left_out_note(groups, runs), figure)
+
+
+def draw_participation(axes: Axes, counts: Sequence[int], rounds: int) -> None:
+    """Draw in how many of the rounds each client took part [N], and what equal chances would give."""
+    total = len(counts)
+    equal = sum(counts) / total
+    deviations = 2 * sqrt(equal * max(0.0, 1 - equal / rounds))
+    many = total > MAX_CLIENTS
+    if many:
+        tally = Counter(counts)
+        axes.bar(list(tally), list(tally.values()), color=BLUE, width=0.85)
+    else:
+        axes.bar(range(total), counts, color=BLUE, width=bar_width(total))
+        axes.set_xlim(-0.5, total - 0.5)
+    draw_mark, draw_span = (axes.axvline, axes.axvspan) if many else (axes.axhline, axes.axhspan)
+    band: dict[str, Any] = {"color": ORANGE, "alpha": 0.15, "linewidth": 0, "zorder": 0.5}
+    draw_span(max(0.0, equal - deviations), equal + deviations, label="± 2 deviations by chance", **band)
+    draw_mark(equal, color=ORANGE, linestyle="--", linewidth=1.6, label=f"Equal turns: {equal:.3g} of {rounds} rounds")
+    labels = ("Rounds taken part in", "Clients") if many else ("Client", "Rounds taken part in")
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    axes.locator_params(integer=True)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=9, borderaxespad=0.2)

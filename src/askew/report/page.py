@@ -1,4 +1,4 @@
-"""One page that holds everything: figures, tables and configurations, with no resource from elsewhere."""
+"""The report: one HTML page with figures, tables and configurations, which loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,153 +8,178 @@ from collections.abc import Callable, Sequence
 from html import escape
 from math import floor, log10
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import StoreError
 from ..experiment.store import Run, write_text
 from ..experiment.toml import to_toml
-from .figures import COLOURS, Picture, draw, save
-from .tables import RunGroup, brief, clients, group, participation_name, partition_name, plain, table
+from .figures import COLOURS, Picture, draw_pictures, write_png
+from .tables import (
+    ComparisonRow,
+    RunGroup,
+    client_count,
+    group_runs,
+    participation_name,
+    partition_name,
+    shorten_label,
+    table,
+    value_text,
+)
 
-Row = dict[str, Any]
 
+class PageColumn(NamedTuple):
+    """A column of the page's comparison."""
 
-class Column(NamedTuple):
-    """A column of the comparison: what it holds, in which unit, and whether more or less is better (0: neither)."""
-
-    key: str
+    key: str  # of a row of `table`
     heading: str
     unit: str = ""
-    scale: float = 1
-    better: int = 0
+    scale: float = 1  # from the row's unit to this one
+    better: int = 0  # 1: more is better, −1: less is, 0: neither
 
 
 COLUMNS = (
-    Column("seeds", "Seeds"),
-    Column("best_accuracy", "Best accuracy", "%", 100, 1),
-    Column("best_round", "at round"),
-    Column("final_accuracy", "Last accuracy", "%", 100, 1),
-    Column("worst_clients_accuracy", "Worst tenth of clients", "%", 100, 1),
-    Column("train_loss", "Training loss", better=-1),
-    Column("test_loss", "Test loss", better=-1),
-    Column("rounds", "Rounds"),
-    Column("rounds_to_target", "Rounds to target", better=-1),
-    Column("speedup", "Speedup", "×", better=1),
-    Column("seconds_per_round", "Time a round", "ms", 1e3, -1),
-    Column("bytes_up", "Sent up", "MB", 1e-6, -1),
-    Column("bytes_down", "Sent down", "MB", 1e-6, -1),
-    Column("dropped", "Dropped", better=-1),
+    PageColumn("seeds", "Seeds"),
+    PageColumn("best_accuracy", "Best accuracy", "%", 100, 1),
+    PageColumn("best_round", "at round"),
+    PageColumn("final_accuracy", "Last accuracy", "%", 100, 1),
+    PageColumn("worst_clients_accuracy", "Worst tenth of clients", "%", 100, 1),
+    PageColumn("train_loss", "Training loss", better=-1),
+    PageColumn("test_loss", "Test loss", better=-1),
+    PageColumn("rounds", "Rounds"),
+    PageColumn("rounds_to_target", "Rounds to target", better=-1),
+    PageColumn("speedup", "Speedup", "×", better=1),
+    PageColumn("seconds_per_round", "Time a round", "ms", 1e3, -1),
+    PageColumn("bytes_up", "Sent up", "MB", 1e-6, -1),
+    PageColumn("bytes_down", "Sent down", "MB", 1e-6, -1),
+    PageColumn("dropped", "Dropped", better=-1),
 )
-WHOLE = ("seeds", "best_round", "rounds", "rounds_to_target")
-HEADLINES = 4
+WHOLE_NUMBERS = ("seeds", "best_round", "rounds", "rounds_to_target")  # columns without decimals
+MAX_HEADLINES = 4  # tasks whose result stands at the top
 
 
 def write_report(runs: Sequence[Run], folder: Path, title: str | None = None) -> Path:
     """Write index.html, which needs no other file, and the pictures beside it as PNG; return the page's path."""
-    groups = group(runs)
+    groups = group_runs(runs)
     if not groups:
         raise StoreError(
             "a report needs at least one run, got none; name the folders that `askew run` made, such as runs/NAME."
         )
-    pictures = draw(groups)
+    pictures = draw_pictures(groups)
     for picture in pictures:
-        save(picture, Path(folder))
+        write_png(picture, Path(folder))
     path = Path(folder) / "index.html"
-    write_text(path, page(groups, table(runs), pictures, title))
+    write_text(path, report_page(groups, table(runs), pictures, title))
     return path
 
 
-def page(groups: Sequence[RunGroup], rows: Sequence[Row], pictures: Sequence[Picture], title: str | None) -> str:
+def report_page(
+    groups: Sequence[RunGroup], rows: Sequence[ComparisonRow], pictures: Sequence[Picture], title: str | None
+) -> str:
+    """The page's HTML; `rows` are those of `table`, one for each group."""
     rows = [
-        {**row, "label": brief(row["label"]), "baseline": row["baseline"] and brief(row["baseline"])} for row in rows
+        row
+        | {
+            "label": shorten_label(row["label"]),
+            "baseline": row["baseline"] and shorten_label(row["baseline"]),
+        }
+        for row in rows
     ]
     tasks = [
         [row for g, row in zip(groups, rows, strict=True) if g.task == task]
         for task in dict.fromkeys(g.task for g in groups)
     ]
-    results = [f'<p class="result">{escape(headline(peers))}</p>' for peers in tasks[:HEADLINES]]
-    results += [f'<p class="what">{len(tasks) - HEADLINES} more in the table.</p>'] if len(tasks) > HEADLINES else []
-    what = (
-        brief(groups[0].label)
-        if len(groups) == 1
-        else f"{len(groups)} {'methods' if len(tasks) == 1 else 'configurations'}"
-    )
+    results = [f'<p class="result">{escape(headline(peers))}</p>' for peers in tasks[:MAX_HEADLINES]]
+    if len(tasks) > MAX_HEADLINES:
+        results.append(f'<p class="what">{len(tasks) - MAX_HEADLINES} more in the table.</p>')
+    subject = f"{len(groups)} {'methods' if len(tasks) == 1 else 'configurations'}"
+    if len(groups) == 1:
+        subject = shorten_label(groups[0].label)
     runs = [run for g in groups for run in g.runs]
     facts = ["The pictures lie beside this page as PNG files."] if pictures else []
     for word, key in (("askew", "version"), ("torch", "torch"), ("device", "device")):
         facts += [f"{word} {value}" for value in dict.fromkeys(run.facts.get(key) for run in runs) if value]
     return TEMPLATE.format(
-        title=escape(title or f"{what} on {either(groups, 'data')}"),
+        title=escape(title or f"{subject} on {alternatives(groups, 'data')}"),
         sentence=escape(sentence(groups)),
         results="".join(results),
         tiles=f'<div class="tiles">{tiles(rows)}</div>' if len(tasks) == 1 else "",
         notices="".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices(runs, pictures)),
-        comparison=comparison(groups, rows),
-        figures="\n".join(map(figure, pictures)),
-        configurations="\n".join(configuration(n, g) for n, g in enumerate(groups)),
+        comparison=comparison_table(groups, rows),
+        figures="\n".join(map(picture_section, pictures)),
+        configurations="\n".join(configuration_section(n, g) for n, g in enumerate(groups)),
         facts=escape(" · ".join(facts)),
         style=CSS,
         script=SCRIPT,
     )
 
 
-def either(groups: Sequence[RunGroup], words: str | Callable[[RunGroup], str]) -> str:
-    """What the groups have in common (the name in a table of the configuration, or words), or up to three alternatives."""
-    found = [str(g.config.get(words, {}).get("name", "")) if isinstance(words, str) else words(g) for g in groups]
-    found = list(dict.fromkeys(filter(None, found)))
-    return " or ".join(found[:3]) + (" or …" if len(found) > 3 else "")
+def alternatives(groups: Sequence[RunGroup], text: str | Callable[[RunGroup], str]) -> str:
+    """A text that the groups have in common, or up to three alternatives: "cifar10 or cifar100".
+
+    `text` gives a group's; or it names a table of the configuration, whose name is taken.
+    """
+    texts = [str(g.config.get(text, {}).get("name", "")) if isinstance(text, str) else text(g) for g in groups]
+    distinct = list(dict.fromkeys(filter(None, texts)))
+    return " or ".join(distinct[:3]) + (" or …" if len(distinct) > 3 else "")
 
 
-def counted(number: int, word: str) -> str:
+def count_text(number: int, word: str) -> str:
+    """A number with its noun: "1 round", "2 rounds"."""
     return f"{number} {word}{'s' * (number != 1)}"
 
 
 def sentence(groups: Sequence[RunGroup]) -> str:
     """What was run: "30 clients, Dirichlet α = 0.2, 20% take part each round · digits · mlp · 40 rounds · 3 seeds"."""
-    number = either(groups, lambda g: counted(clients(g.runs[0]), "client") if clients(g.runs[0]) else "")
-    who = [
-        number,
-        either(groups, lambda g: partition_name(g.config)),
-        either(groups, lambda g: participation_name(g.config)),
+
+    def clients(g: RunGroup) -> str:
+        number = client_count(g.runs[0])
+        return count_text(number, "client") if number else ""
+
+    federation = [
+        alternatives(groups, clients),
+        alternatives(groups, lambda g: partition_name(g.config)),
+        alternatives(groups, lambda g: participation_name(g.config)),
     ]
-    rounds = either(groups, lambda g: counted(g.config["rounds"], "round"))
-    seeds = counted(max(len(g.runs) for g in groups), "seed")
-    return " · ".join(
-        filter(None, [", ".join(filter(None, who)), either(groups, "data"), either(groups, "model"), rounds, seeds])
-    )
+    parts = [
+        ", ".join(filter(None, federation)),
+        alternatives(groups, "data"),
+        alternatives(groups, "model"),
+        alternatives(groups, lambda g: count_text(g.config["rounds"], "round")),
+        count_text(max(len(g.runs) for g in groups), "seed"),
+    ]
+    return " · ".join(filter(None, parts))
 
 
 def notices(runs: Sequence[Run], pictures: Sequence[Picture]) -> list[str]:
     """What is missing, and why."""
-    drawn = {picture.name for picture in pictures}
-    late = sum(not run.finished for run in runs)
-    found = (
-        [f"{late} of {counted(len(runs), 'run')} did not reach the last round; the figures count the rounds so far."]
-        if late
-        else []
-    )
-    found += ["No round has a test accuracy, so there are no accuracy curves."] if "accuracy" not in drawn else []
-    return found + (
-        ["No run tells who holds what, so there is no picture of the partition."] if "partition" not in drawn else []
-    )
+    names, found = {picture.name for picture in pictures}, []
+    unfinished = sum(not run.finished for run in runs)
+    if unfinished:
+        count = f"{unfinished} of {count_text(len(runs), 'run')}"
+        found.append(f"{count} did not reach the last round; the figures count the rounds so far.")
+    if "accuracy" not in names:
+        found.append("No round has a test accuracy, so there are no accuracy curves.")
+    if "partition" not in names:
+        found.append("No run tells who holds what, so there is no picture of the partition.")
+    return found
 
 
-def percent(value: float, std: float | None = None) -> str:
+def percent_text(value: float, std: float | None = None) -> str:
+    """A fraction in percent, with its standard deviation: "78.5 ± 0.7 %"."""
     return f"{100 * value:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "") + " %"
 
 
-def headline(rows: Sequence[Row]) -> str:
+def headline(rows: Sequence[ComparisonRow]) -> str:
     """The result of one task in a sentence or two; a lead within the seeds' spread is called so."""
     ranked = sorted((r for r in rows if r["best_accuracy"] is not None), key=lambda r: -r["best_accuracy"])
     if not ranked:
-        lost = min((r for r in rows if r["test_loss"] is not None), key=lambda r: float(r["test_loss"]), default=None)
-        return (
-            f"{lost['label']} ends with a test loss of {lost['test_loss']:.4g}."
-            if lost
-            else "No round has been evaluated yet."
-        )
+        measured = [r for r in rows if r["test_loss"] is not None]
+        if not measured:
+            return "No round has been evaluated yet."
+        lowest = min(measured, key=lambda r: float(r["test_loss"]))
+        return f"{lowest['label']} ends with a test loss of {lowest['test_loss']:.4g}."
     best = ranked[0]
-    text = f"{best['label']} reaches {percent(best['best_accuracy'], best['best_accuracy_std'])} test accuracy"
+    text = f"{best['label']} reaches {percent_text(best['best_accuracy'], best['best_accuracy_std'])} test accuracy"
     rival = next((r for r in ranked[1:] if r["label"] == best["baseline"]), ranked[1] if len(ranked) > 1 else None)
     if not rival:
         return f"{text}, at round {best['best_round']:.0f} of {best['rounds']:.0f}."
@@ -164,141 +189,154 @@ def headline(rows: Sequence[Row]) -> str:
     text += ", a lead within the spread between seeds." if 0 < gap <= noise else "."
     fast = fastest(rows)
     if fast:
-        text += (
-            f" {'It' if fast is best else fast['label']} needs {counted(fast['rounds_to_target'], 'round')} to reach"
-        )
+        rounds = count_text(fast["rounds_to_target"], "round")
+        text += f" {'It' if fast is best else fast['label']} needs {rounds} to reach"
         text += f" the best of {fast['baseline']}, which itself takes {fast['rounds_to_target'] * fast['speedup']:.0f}."
     return text
 
 
-def fastest(rows: Sequence[Row]) -> Row | None:
+def fastest(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
     """The row that needs the fewest rounds to the baseline's best, if fewer than the baseline."""
     return max((r for r in rows if (r["speedup"] or 0) > 1), key=lambda r: float(r["speedup"]), default=None)
 
 
-def tiles(rows: Sequence[Row]) -> str:
-    """Figures to take away, of the method with the best accuracy."""
+def tiles(rows: Sequence[ComparisonRow]) -> str:
+    """The main figures, of the method with the best accuracy."""
     best = max(rows, key=lambda r: -1 if r["best_accuracy"] is None else r["best_accuracy"])
     fast = fastest(rows)
     milliseconds, megabytes = 1e3 * (best["seconds_per_round"] or 0), (best["bytes_up"] + best["bytes_down"]) / 1e6
-    shown = {
-        f"best accuracy · {best['label']}": percent(best["best_accuracy"]) if best["best_accuracy"] is not None else "",
-        f"fewer rounds to {fast['baseline']}’s best · {fast['label']}" if fast else "": f"{fast['speedup']:.1f}×"
-        if fast
-        else "",
-        f"a round · {best['label']}": f"{milliseconds:.{places([milliseconds])}f} ms" if milliseconds else "",
-        f"up and down in a run · {best['label']}": f"{megabytes:.{places([megabytes])}f} MB",
-    }
+    shown: dict[str, str] = {}
+    if best["best_accuracy"] is not None:
+        shown[f"best accuracy · {best['label']}"] = percent_text(best["best_accuracy"])
+    if fast:
+        shown[f"fewer rounds to {fast['baseline']}’s best · {fast['label']}"] = f"{fast['speedup']:.1f}×"
+    if milliseconds:
+        shown[f"a round · {best['label']}"] = f"{milliseconds:.{decimals([milliseconds])}f} ms"
+    shown[f"up and down in a run · {best['label']}"] = f"{megabytes:.{decimals([megabytes])}f} MB"
     return "".join(
-        f"<div><strong>{escape(value)}</strong><span>{escape(words)}</span></div>"
-        for words, value in shown.items()
-        if value
+        f"<div><strong>{escape(value)}</strong><span>{escape(text)}</span></div>" for text, value in shown.items()
     )
 
 
-def places(values: Sequence[float]) -> int:
+def decimals(values: Sequence[float]) -> int:
     """Decimals that show three digits of the largest value."""
     top = max(map(abs, values), default=0)
     return min(4, max(0, 2 - floor(log10(top)))) if top else 0
 
 
-def comparison(groups: Sequence[RunGroup], rows: Sequence[Row]) -> str:
-    """The table; the best value of a task is bold unless all are equal."""
-    heads, cells = (
-        [heading("Method")],
-        [[method(n, g, row)] for n, (g, row) in enumerate(zip(groups, rows, strict=True))],
-    )
-    targets = sorted({r["baseline"] for r in rows if r["baseline"] not in (None, r["label"])})
-    for c in (c for c in COLUMNS if telling(c.key, rows, targets)):
-        heads.append(
-            heading(
-                f"Rounds to {targets[0]}’s best" if c.key == "rounds_to_target" and len(targets) == 1 else c.heading,
-                c.unit,
-            )
-        )
-        values = [None if row[c.key] is None else row[c.key] * c.scale for row in rows]
-        digits = 0 if c.key in WHOLE else 2 if c.unit == "%" else places([v for v in values if v is not None])
-        texts = ["" if v is None else f"{v:.{digits}f}" for v in values]
-        for n, (g, row) in enumerate(zip(groups, rows, strict=True)):
-            peers = [m for m, other in enumerate(groups) if other.task == g.task and values[m] is not None]
-            best = max(peers, key=lambda m: c.better * (values[m] or 0), default=n)
-            bold = c.better and texts[n] == texts[best] and len({texts[m] for m in peers}) > 1
-            missing = f"&gt; {row['rounds']:.0f}" if c.key == "rounds_to_target" and row["target"] is not None else "–"
-            shown = (f"<b>{texts[n]}</b>" if bold else texts[n]) or missing
-            std = row.get(f"{c.key}_std")
-            shown += f'<span class="std"> ± {c.scale * std:.{digits}f}</span>' if std is not None else ""
-            cells[n].append(f'<td data-v="{"" if values[n] is None else values[n]}">{shown}</td>')
-    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
+def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:
+    """The table of all groups, with a note on its figures."""
+    headings = [heading_cell("Method")]
+    cells = [[method_cell(n, g, row)] for n, (g, row) in enumerate(zip(groups, rows, strict=True))]
+    baselines = sorted({r["baseline"] for r in rows if r["baseline"] not in (None, r["label"])})
+    for column in COLUMNS:
+        if is_informative(column.key, rows, baselines):
+            heading = column.heading
+            if column.key == "rounds_to_target" and len(baselines) == 1:
+                heading = f"Rounds to {baselines[0]}’s best"
+            headings.append(heading_cell(heading, column.unit))
+            for row_cells, cell in zip(cells, column_cells(column, groups, rows), strict=True):
+                row_cells.append(cell)
+    head, body = "".join(headings), "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     note = "Means over the seeds, ± one standard deviation. " if any(row["seeds"] > 1 for row in rows) else ""
-    goals = {
-        row["baseline"]: f"{percent(row['target'])}, the peak of {row['baseline']}’s mean curve"
+    targets = {
+        row["baseline"]: f"{percent_text(row['target'])}, the peak of {row['baseline']}’s mean curve"
         for row in rows
-        if row["baseline"] in targets
+        if row["baseline"] in baselines
     }
-    note += f"Rounds are counted to {'; '.join(goals.values())}." if note and goals else ""
+    note += f"Rounds are counted to {'; '.join(targets.values())}." if note and targets else ""
     return (
-        f'<div class="scroll"><table id="methods"><thead><tr>{"".join(heads)}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+        f'<div class="scroll"><table id="methods"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
         + (f'<p class="note">{escape(note)}</p>' if note else "")
     )
 
 
-def telling(key: str, rows: Sequence[Row], targets: Sequence[str]) -> bool:
-    """Does a column say anything? Seeds and rounds that all rows share stand in the page's first sentence already."""
-    found = {row[key] for row in rows} - {None}
+def column_cells(column: PageColumn, groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> list[str]:
+    """The cells of one column, one for each group; the best value of a task is bold unless all are equal."""
+    values = [None if row[column.key] is None else row[column.key] * column.scale for row in rows]
+    digits = decimals([v for v in values if v is not None])
+    if column.key in WHOLE_NUMBERS or column.unit == "%":
+        digits = 0 if column.key in WHOLE_NUMBERS else 2
+    texts = ["" if v is None else f"{v:.{digits}f}" for v in values]
+    cells = []
+    for n, (g, row) in enumerate(zip(groups, rows, strict=True)):
+        peers = [m for m, other in enumerate(groups) if other.task == g.task and values[m] is not None]
+        best = max(peers, key=lambda m: column.better * (values[m] or 0), default=n)
+        bold = column.better and texts[n] == texts[best] and len({texts[m] for m in peers}) > 1
+        missed_target = column.key == "rounds_to_target" and row["target"] is not None
+        missing = f"&gt; {row['rounds']:.0f}" if missed_target else "–"
+        shown = (f"<b>{texts[n]}</b>" if bold else texts[n]) or missing
+        std = row.get(f"{column.key}_std")
+        shown += f'<span class="std"> ± {column.scale * std:.{digits}f}</span>' if std is not None else ""
+        cells.append(f'<td data-v="{"" if values[n] is None else values[n]}">{shown}</td>')
+    return cells
+
+
+def is_informative(key: str, rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> bool:
+    """Whether a column is shown; seeds and rounds that all rows share stand in the page's first sentence already."""
+    values = {row[key] for row in rows} - {None}
     if key in ("rounds_to_target", "speedup"):
-        return bool(targets)
-    return len(found) > 1 if key in ("seeds", "rounds") else any(found) if key == "dropped" else bool(found)
+        return bool(baselines)
+    return len(values) > 1 if key in ("seeds", "rounds") else any(values) if key == "dropped" else bool(values)
 
 
-def heading(words: str, unit: str = "") -> str:
+def heading_cell(text: str, unit: str = "") -> str:
+    """The heading of a column, a button that sorts by it."""
     small = f"&nbsp;<small>{unit}</small>" if unit else ""
-    return f'<th scope="col" aria-sort="none"><button>{escape(words)}{small}</button></th>'
+    return f'<th scope="col" aria-sort="none"><button>{escape(text)}{small}</button></th>'
 
 
 def swatch(n: int) -> str:
+    """A small square in the colour of the n-th method."""
     return f'<i style="background:{COLOURS[n % len(COLOURS)]}"></i>'
 
 
-def method(n: int, g: RunGroup, row: Row) -> str:
-    mark = "" if row["finished"] else " <em>unfinished</em>"
-    return f'<th scope="row" data-v="{escape(g.label)}" title="{escape(g.label)}">{swatch(n)}{escape(row["label"])}{mark}</th>'
+def method_cell(n: int, g: RunGroup, row: ComparisonRow) -> str:
+    """The first cell of a row: the n-th method's colour and label."""
+    label, mark = escape(g.label), "" if row["finished"] else " <em>unfinished</em>"
+    return f'<th scope="row" data-v="{label}" title="{label}">{swatch(n)}{escape(row["label"])}{mark}</th>'
 
 
-def figure(picture: Picture) -> str:
+def picture_section(picture: Picture) -> str:
+    """A picture as SVG inside of the page, with its note."""
     data = b64encode(picture.render("svg")).decode()
     image = f'<div class="scroll"><img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.alt)}"></div>'
     caption = f"<figcaption>{escape(picture.note)}</figcaption>" if picture.note else ""
     return f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2><figure>{image}{caption}</figure></section>'
 
 
-def configuration(n: int, g: RunGroup) -> str:
-    """All that was set for one group, and for each seed what ran it and how to run it again."""
+def configuration_section(n: int, g: RunGroup) -> str:
+    """All settings of one group, and for each seed its engine and device and how to run it again."""
     seeds = []
     for run in g.runs:
         facts = [
-            f"seed {plain(run.config.get('seed'))}",
-            f"{len(run.rounds)} of {counted(run.config['rounds'], 'round')}",
+            f"seed {value_text(run.config.get('seed'))}",
+            f"{len(run.rounds)} of {count_text(run.config['rounds'], 'round')}",
         ]
         facts += [str(run.facts[key]) for key in ("state", "engine", "device") if run.facts.get(key)]
         again = shlex.join(["askew", "run", str(run.folder / "run.toml")]) if run.folder else "# not stored in a folder"
         seeds.append(f"<li>{escape(' · '.join(facts))}<pre>{escape(again)}</pre></li>")
+    first = " of the first seed" if len(seeds) > 1 else ""
     return (
         f"<details><summary>{swatch(n)}{escape(g.label)}</summary><ul>{''.join(seeds)}</ul>"
-        f"<p>Configuration{' of the first seed' if len(seeds) > 1 else ''}:</p><pre>{escape(to_toml(g.config))}</pre></details>"
+        f"<p>Configuration{first}:</p><pre>{escape(to_toml(g.config))}</pre></details>"
     )
 
 
 CSS = """
 :root { color-scheme: light dark;
-  --ink: #1b2430; --soft: #5b6673; --line: #dfe4ea; --page: #f6f7f9; --card: #fff; --accent: #0072b2; --warn: #fff4d6 }
+  --ink: #1b2430; --soft: #5b6673; --line: #dfe4ea; --page: #f6f7f9; --card: #fff; --accent: #0072b2;
+  --warn: #fff4d6 }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e8ecf1; --soft: #9aa6b4; --line: #313a46; --page: #12161c; --card: #1b212a; --accent: #6cb8ea; --warn: #3a3115 }
+  :root { --ink: #e8ecf1; --soft: #9aa6b4; --line: #313a46; --page: #12161c; --card: #1b212a; --accent: #6cb8ea;
+  --warn: #3a3115 }
 }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif }
 main { max-width: 1120px; margin: 0 auto; padding: 2.5rem 1.25rem 3rem }
-h1 { font-size: clamp(1.6rem, 4vw, 2.3rem); line-height: 1.15; margin: 0 0 .4rem; letter-spacing: -.015em; overflow-wrap: anywhere }
+h1 { font-size: clamp(1.6rem, 4vw, 2.3rem); line-height: 1.15; margin: 0 0 .4rem; letter-spacing: -.015em;
+  overflow-wrap: anywhere }
 h2 { font-size: 1.15rem; margin: 0 0 .8rem }
 .what { color: var(--soft); margin: 0 }
 .result { font-size: 1.15rem; margin: 1.1rem 0 0; max-width: 52rem; padding-left: .9rem;
@@ -307,14 +345,16 @@ h2 { font-size: 1.15rem; margin: 0 0 .8rem }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .9rem; margin-top: 1.6rem }
 .tiles div, section { background: var(--card); border: 1px solid var(--line); border-radius: 12px }
 .tiles div { padding: .9rem 1.1rem }
-.tiles strong { display: block; font-size: 1.7rem; line-height: 1.2; letter-spacing: -.02em; font-variant-numeric: tabular-nums }
+.tiles strong { display: block; font-size: 1.7rem; line-height: 1.2; letter-spacing: -.02em;
+  font-variant-numeric: tabular-nums }
 .tiles span { color: var(--soft); font-size: .88rem; overflow-wrap: anywhere }
 section { margin-top: 1.4rem; padding: 1.2rem 1.3rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums }
 td, th { padding: .5rem .55rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line) }
 thead th { border-top: 0; vertical-align: bottom; white-space: normal }
-th:first-child { text-align: left; position: sticky; left: 0; background: var(--card); font-weight: 600; padding-left: 0 }
+th:first-child { text-align: left; position: sticky; left: 0; background: var(--card); font-weight: 600;
+  padding-left: 0 }
 tbody th { white-space: normal; min-width: 10.5rem; max-width: 20rem; overflow-wrap: anywhere }
 tbody tr:hover > * { background: color-mix(in srgb, var(--accent) 9%, var(--card)) }
 th button { all: unset; cursor: pointer; color: var(--soft); font-size: .8rem; line-height: 1.25; font-weight: 600 }
@@ -325,13 +365,17 @@ i { display: inline-block; width: .7em; height: .7em; border-radius: 3px; margin
 figure { margin: 0 } figure .scroll { background: #fff; border-radius: 8px; padding: .4rem }
 img { display: block; width: 100%; min-width: 480px; height: auto }
 figcaption, .note { color: var(--soft); font-size: .88rem; margin: .7rem 0 0 }
-details { border-top: 1px solid var(--line); padding: .55rem 0 } summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere }
-ul { padding-left: 1.2rem; color: var(--soft); font-size: .9rem } details p { font-size: .9rem; color: var(--soft); margin-bottom: 0 }
-pre { background: var(--page); color: var(--ink); border-radius: 8px; padding: .7rem .9rem; margin: .4rem 0; overflow-x: auto;
+details { border-top: 1px solid var(--line); padding: .55rem 0 }
+summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere }
+ul { padding-left: 1.2rem; color: var(--soft); font-size: .9rem }
+details p { font-size: .9rem; color: var(--soft); margin-bottom: 0 }
+pre { background: var(--page); color: var(--ink); border-radius: 8px; padding: .7rem .9rem; margin: .4rem 0;
+  overflow-x: auto;
   font: .85rem/1.45 ui-monospace, Menlo, Consolas, monospace }
 footer { color: var(--soft); font-size: .85rem; margin-top: 1.6rem }
 @media print {
-  :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --page: #fff; --card: #fff; --accent: #0072b2; --warn: #fff }
+  :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --page: #fff; --card: #fff;
+  --accent: #0072b2; --warn: #fff }
   main { padding: 0; max-width: none } section { break-inside: avoid; border: 0; padding: 0 } img { min-width: 0 }
   table { font-size: .62rem } th button { font-size: .6rem } td, th { padding: .25rem } tbody th { min-width: 0 }
 }

@@ -1,4 +1,4 @@
-"""A partition before any run: its picture and its figures."""
+"""A partition before any run: its picture, and its measures of skew as a table."""
 
 from __future__ import annotations
 
@@ -6,76 +6,70 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from .figures import CLIENTS, canvas, heat, style, wide
+from .figures import MAX_CLIENTS, canvas, draw_partition, heat_map_height, style
 from .terminal import pairs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-IN_ORDER = 100  # up to so many clients are shown in their own order
-FAR = 3  # a value so many times beyond nearly all others is cut, or nothing else could be seen
+MAX_IN_ORDER = 100  # up to so many clients are shown in their own order
+# The largest value is cut if it is so many times the 98th percentile; otherwise nothing else could be seen.
+CUT_RATIO = 3
 
 
-def picture(counts: Any, sizes: Any, title: str) -> Figure:
-    """Samples by class and client, [N, K], below a strip of the clients' sizes, [N]; the strip alone where there are no classes.
+def draw_skew(counts: Any, sizes: Any, title: str) -> Figure:
+    """Draw samples by class and client, [N, K], below a strip of the clients' sizes, [N]; the strip alone if K = 0.
 
-    More than 100 clients are ordered by their most frequent class, so that a pattern shows; of more than 500, those at even steps of
-    that order are shown. The label of the axis says so.
+    More than 100 clients are ordered by their most frequent class, so that a pattern shows; of more than 500, those at
+    even steps of that order are shown. The label of the axis says so.
     """
     import numpy as np
     from matplotlib.ticker import MaxNLocator
 
     counts, sizes = np.asarray(counts), np.asarray(sizes)
     (total, classes), shown, label = counts.shape, np.arange(len(sizes)), "Client"
-    if total > IN_ORDER:
+    if total > MAX_IN_ORDER:
         share = counts / counts.sum(1, keepdims=True).clip(1)
         shown = np.lexsort((-share.max(1), share.argmax(1))) if classes else np.argsort(-sizes, kind="stable")
         label = f"{total:,} clients, ordered by {'their most frequent class' if classes else 'size'}"
-    if total > CLIENTS:
-        shown = shown[np.arange(CLIENTS) * total // CLIENTS]
-        label = f"{CLIENTS} of {label}, at even steps"
+    if total > MAX_CLIENTS:
+        shown = shown[np.arange(MAX_CLIENTS) * total // MAX_CLIENTS]
+        label = f"{MAX_CLIENTS} of {label}, at even steps"
     count, sizes = counts[shown].T.astype(float), sizes[shown]
-    tall = min(4.6, max(1.7, 0.24 * classes))
+    height = heat_map_height(classes)
     with style():
-        figure = canvas(10, tall + 1.9 if classes else 2.2)
-        panels = figure.subplots(
-            2 if classes else 1, 1, sharex=True, squeeze=False, height_ratios=[0.8, tall] if classes else None
-        )[:, 0]
-        panels[0].bar(range(len(shown)), sizes, width=wide(len(shown)), color="#9AA7B4")
-        panels[0].set(ylabel="Samples", xlim=(-0.5, len(shown) - 0.5))
+        figure = canvas(10, height + 1.9 if classes else 2.2)
+        panels, mesh = draw_partition(figure, count, sizes, height)
         panels[0].set_title(title, pad=14)
-        most = limit(sizes)
+        most = axis_limit(sizes)
         if most < sizes.max():
             panels[0].set_ylim(0, 1.2 * most)
             panels[0].annotate(f"{sizes.max():,}", (sizes.argmax(), 1.2 * most), ha="center", va="bottom", fontsize=9)
-        if classes:
-            mesh = heat(panels[1], count)
-            most = limit(count[count > 0])
+        if mesh is not None:
+            most = axis_limit(count[count > 0])
             mesh.set_clim(0, most)
-            beyond, whole = "max" if most < count.max() else "neither", MaxNLocator("auto", integer=True)
-            bar = figure.colorbar(
-                mesh, ax=panels, label="Samples of a class", pad=0.01, aspect=30, extend=beyond, ticks=whole
-            )
-            bar.outline.set_visible(False)
+            look: dict[str, Any] = {"label": "Samples of a class", "pad": 0.01, "aspect": 30}
+            look |= {"extend": "max" if most < count.max() else "neither", "ticks": MaxNLocator("auto", integer=True)}
+            figure.colorbar(mesh, ax=panels, **look).outline.set_visible(False)
         panels[-1].set(xlabel=label)
         panels[-1].locator_params(axis="x", integer=True)
-        if total > IN_ORDER:
+        if total > MAX_IN_ORDER:
             panels[-1].set_xticks([])
     return figure
 
 
-def limit(values: Any) -> float:
+def axis_limit(values: Any) -> float:
     """Where an axis ends: at the largest value, or at the 98th percentile if the largest lies far beyond it."""
     import numpy as np
 
     if not values.size:
         return 1.0
     usual, most = float(np.quantile(values, 0.98, method="lower")), float(values.max())
-    return usual if most > FAR * usual > 0 else most
+    return usual if most > CUT_RATIO * usual > 0 else most
 
 
-def summary(figures: dict[str, float | int], *more: tuple[str, str]) -> RenderableType:
-    """The figures of `heterogeneity` as a small table, and further lines."""
+def skew_table(figures: dict[str, float | int], *more: tuple[str, str]) -> RenderableType:
+    """The measures of `heterogeneity` as a small table, and further lines."""
     f = figures
     empty = f["clients"] - f["clients_with_samples"]
     return pairs(

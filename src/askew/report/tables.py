@@ -1,4 +1,4 @@
-"""Rows for comparison: runs that differ only in their seed become one group, and one row."""
+"""Groups of runs that differ only in their seed, their labels, and one row of figures for each group."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from ..data import partitions
+from ..experiment.curves import rounds_to
 from ..experiment.store import Run
 
-Flat = dict[str, str]
-TASK = ("data", "partition", "participation", "model")  # figures compare only where these tables are equal
+FlatSettings = dict[str, str]  # values as text by dotted key: {"local.lr": "0.1"}
+ComparisonRow = dict[str, Any]  # the figures of one group, by the names that `table` gives them
+TASK = ("data", "partition", "participation", "model")  # methods are compared only where these tables are equal
 
 
-class Curve(NamedTuple):
+class MeanCurve(NamedTuple):
     """The mean over seeds at every recorded round, and the standard deviation (0 for one seed)."""
 
     rounds: list[int]
@@ -25,7 +27,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs of one configuration, one a seed."""
+    """Runs of one configuration, one for each seed."""
 
     label: str
     runs: tuple[Run, ...]
@@ -36,86 +38,103 @@ class RunGroup:
 
     @property
     def task(self) -> str:
-        return same(self.config, TASK)
+        """A key that is equal for groups that may be compared."""
+        return settings_key(self.config, TASK)
 
     def values(self, figure: Callable[[Run], float | None]) -> list[float]:
         """One figure of each seed, where there is one."""
         return [v for v in map(figure, self.runs) if v is not None]
 
     def last(self, key: str) -> list[float]:
+        """The last recorded value of each seed, where there is one."""
         return [values[-1] for run in self.runs if (values := run.curve(key)[1])]
 
-    def curve(self, key: str) -> Curve:
+    def curve(self, key: str) -> MeanCurve:
+        """The mean curve of a record key over the seeds."""
         points = sorted((r, v) for run in self.runs for r, v in zip(*run.curve(key), strict=True))
         columns = [(r, [v for _, v in column]) for r, column in groupby(points, key=lambda point: point[0])]
-        return Curve([r for r, _ in columns], [mean(v) for _, v in columns], [spread(v) or 0.0 for _, v in columns])
+        rounds, values = [r for r, _ in columns], [v for _, v in columns]
+        return MeanCurve(rounds, [mean(v) for v in values], [sample_std(v) or 0.0 for v in values])
+
+    def rounds_to(self, target: float | None) -> int | None:
+        """The first round whose mean accuracy over the seeds is at least the target; None if there is none."""
+        curve = self.curve("accuracy")
+        return None if target is None else rounds_to(curve.rounds, curve.mean, target)
 
 
 def average(values: Sequence[float]) -> float | None:
+    """The mean; None of no values."""
     return mean(values) if values else None
 
 
-def spread(values: Sequence[float]) -> float | None:
-    """The sample standard deviation; one value has none."""
+def sample_std(values: Sequence[float]) -> float | None:
+    """The sample standard deviation; None of fewer than two values."""
     return stdev(values) if len(values) > 1 else None
 
 
-def same(config: Mapping[str, Any], tables: Iterable[str]) -> str:
-    """A key that is equal where these tables of the configuration are."""
-    return repr([sorted(flatten({name: config.get(name, {})}).items()) for name in tables])
+# groups ---------------------------------------------------------------------------------------------------------
 
 
-def flatten(config: Mapping[str, Any], above: str = "") -> Flat:
-    """Nested tables as dotted keys and their values as text; what the numbers may differ by (seed) or never depend on is left out."""
-    flat: Flat = {}
+def settings_key(config: Mapping[str, Any], tables: Iterable[str]) -> str:
+    """A key that is equal for configurations with equal tables of these names."""
+    return repr([sorted(flatten_settings({name: config.get(name, {})}).items()) for name in tables])
+
+
+def flatten_settings(config: Mapping[str, Any], above: str = "") -> FlatSettings:
+    """Nested tables as dotted keys and values as text.
+
+    The seed is left out, by which the runs of a group differ, and settings that no number depends on.
+    """
+    flat: FlatSettings = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            flat |= flatten(value, f"{above}{key}.")
+            flat |= flatten_settings(value, f"{above}{key}.")
         elif above + key not in ("seed", "engine.workers"):
-            flat[above + key] = plain(value)
+            flat[above + key] = value_text(value)
     return flat
 
 
-def described(run: Run) -> Flat:
-    """What tells a run apart from others; a deployed one is not its simulation."""
-    return flatten(run.config) | ({"engine.name": "flower"} if run.facts.get("engine") == "flower" else {})
+def run_settings(run: Run) -> FlatSettings:
+    """The settings that distinguish a run from those of other groups; a deployed run differs from its simulation."""
+    return flatten_settings(run.config) | ({"engine.name": "flower"} if run.facts.get("engine") == "flower" else {})
 
 
-def group(runs: Iterable[Run]) -> list[RunGroup]:
+def group_runs(runs: Iterable[Run]) -> list[RunGroup]:
     """Groups in order of appearance; of two runs with one configuration and seed the longer one counts."""
-    families: dict[str, dict[Any, Run]] = {}
+    groups: dict[str, dict[Any, Run]] = {}
     for run in runs:
-        seeds = families.setdefault(repr(sorted(described(run).items())), {})
+        by_seed = groups.setdefault(repr(sorted(run_settings(run).items())), {})
         seed = run.config.get("seed")
-        if seed not in seeds or len(run.rounds) > len(seeds[seed].rounds):
-            seeds[seed] = run
-    members = [tuple(seeds.values()) for seeds in families.values()]
-    return [
-        RunGroup(label, each) for label, each in zip(name([described(m[0]) for m in members]), members, strict=True)
-    ]
+        if seed not in by_seed or len(run.rounds) > len(by_seed[seed].rounds):
+            by_seed[seed] = run
+    members = [tuple(by_seed.values()) for by_seed in groups.values()]
+    names = group_labels([run_settings(runs[0]) for runs in members])
+    return [RunGroup(label, runs) for label, runs in zip(names, members, strict=True)]
 
 
-def name(flats: Sequence[Flat]) -> list[str]:
-    """Each algorithm's key and what tells its group apart, written as `--set` takes it: "fedprox mu=0.1", "fedavg local.lr=0.05"."""
-    task = {key for key in differing(flats) if key.split(".")[0] in TASK}
-    rivals: dict[str, list[Flat]] = {}
-    for flat in flats:
-        rivals.setdefault(flat["algorithm.name"], []).append(flat)
-    apart = {method: (differing(its) | task) - {"algorithm.name"} for method, its in rivals.items()}
+def group_labels(groups: Sequence[FlatSettings]) -> list[str]:
+    """Each group's algorithm and the settings that distinguish it, written as `--set` takes them: "fedprox mu=0.1"."""
+    task = {key for key in differing_keys(groups) if key.split(".")[0] in TASK}
+    by_method: dict[str, list[FlatSettings]] = {}
+    for settings in groups:
+        by_method.setdefault(settings["algorithm.name"], []).append(settings)
+    shown = {method: (differing_keys(its) | task) - {"algorithm.name"} for method, its in by_method.items()}
     names = []
-    for flat in flats:
-        telling = [k for k in flat if k in apart[flat["algorithm.name"]]]
-        words = [flat[k] if k.endswith(".name") else f"{k.removeprefix('algorithm.')}={flat[k]}" for k in telling]
-        names.append(" ".join([flat["algorithm.name"], *words]))
+    for settings in groups:
+        method = settings["algorithm.name"]
+        keys = [k for k in settings if k in shown[method]]
+        parts = [settings[k] if k.endswith(".name") else f"{k.removeprefix('algorithm.')}={settings[k]}" for k in keys]
+        names.append(" ".join([method, *parts]))
     return names
 
 
-def differing(flats: Sequence[Flat]) -> set[str]:
-    keys = {key for flat in flats for key in flat}
-    return {key for key in keys if len({flat.get(key) for flat in flats}) > 1}
+def differing_keys(groups: Sequence[FlatSettings]) -> set[str]:
+    """The settings that are not the same in all groups."""
+    keys = {key for settings in groups for key in settings}
+    return {key for key in keys if len({settings.get(key) for settings in groups}) > 1}
 
 
-def plain(value: object) -> str:
+def value_text(value: object) -> str:
     """A value as short as it can be without becoming another."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -123,29 +142,32 @@ def plain(value: object) -> str:
     return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
-def brief(label: str) -> str:
-    """A label that fits a legend or a sentence: the middle of a very long one is left out."""
+def shorten_label(label: str) -> str:
+    """A label that is short enough for a legend or a sentence: the middle of a very long one is left out."""
     return label if len(label) <= 80 else f"{label[:50]} … {label[-27:]}"
 
 
 def labels(runs: Iterable[Run]) -> list[str]:
     """One short label for each row of `table`, all distinct."""
-    return [g.label for g in group(runs)]
+    return [g.label for g in group_runs(runs)]
 
 
-def table(runs: Iterable[Run], target: float | None = None) -> list[dict[str, Any]]:
-    """One row a group; every figure is the mean over its seeds, None where nothing was recorded.
+# the table ------------------------------------------------------------------------------------------------------
 
-    The target, unless given, is the best value of the mean accuracy curve of the first fedavg group with the same data, partition,
-    participation and model; `speedup` is that group's rounds to it divided by the row's.
+
+def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRow]:
+    """One row for each group; every figure is the mean over its seeds, None where nothing was recorded.
+
+    The target, unless given, is the best value of the mean accuracy curve of the first fedavg group with the same data,
+    partition, participation and model; `speedup` is that group's rounds to it divided by the row's.
     """
-    groups = group(runs)
+    groups = group_runs(runs)
     rows = []
     for g in groups:
         base = next((b for b in groups if b.runs[0].algorithm == "fedavg" and b.task == g.task), None)
         goal = target if target is not None else max(base.curve("accuracy").mean, default=None) if base else None
-        needed = rounds_to(g, goal)
-        needed_by_base = rounds_to(base, goal) if base else None
+        needed = g.rounds_to(goal)
+        needed_by_base = base.rounds_to(goal) if base else None
         best = g.values(lambda run: run.best_accuracy)
         rows.append(
             {
@@ -153,10 +175,10 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[dict[str, An
                 "algorithm": g.runs[0].algorithm,
                 "seeds": len(g.runs),
                 "best_accuracy": average(best),
-                "best_accuracy_std": spread(best),
+                "best_accuracy_std": sample_std(best),
                 "best_round": average(g.values(lambda run: run.best_round)),
                 "final_accuracy": average(g.last("accuracy")),
-                "final_accuracy_std": spread(g.last("accuracy")),
+                "final_accuracy_std": sample_std(g.last("accuracy")),
                 "worst_clients_accuracy": average(g.last("client_accuracy_worst10")),
                 "train_loss": average(g.last("train_loss")),
                 "test_loss": average(g.last("loss")),
@@ -175,37 +197,35 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[dict[str, An
     return rows
 
 
-def rounds_to(g: RunGroup, target: float | None) -> int | None:
-    """The first round whose mean accuracy over the seeds is at least the target."""
-    curve = g.curve("accuracy")
-    return next((r for r, v in zip(curve.rounds, curve.mean, strict=True) if target is not None and v >= target), None)
+# names ----------------------------------------------------------------------------------------------------------
 
 
-def clients(run: Run) -> int:
-    """How many clients there are; 0 if nobody says."""
+def client_count(run: Run) -> int:
+    """The number of clients N of a run; 0 if it was not recorded."""
     return int(run.federation.get("clients") or run.config.get("partition", {}).get("clients") or 0)
 
 
-TELLING = {"alpha": "α", "sigma": "σ", "labels": "labels", "shards": "shards"}  # what a partition is known by
+# Settings that a partition is known by, with their symbols: they are shown even at their defaults.
+PARTITION_SYMBOLS = {"alpha": "α", "sigma": "σ", "labels": "labels", "shards": "shards"}
 
 
 def partition_name(config: Mapping[str, Any]) -> str:
     """A partition in words: "Dirichlet α = 0.2"."""
     settings = {k: v for k, v in config.get("partition", {}).items() if k not in ("name", "clients")}
-    called = str(config.get("partition", {}).get("name", ""))
-    usual = partitions[called]().table() if called in partitions else {}
-    shown = {k: v for k, v in settings.items() if k in TELLING or v != usual.get(k)}
-    title = "IID" if called == "iid" else called.replace("_", " ").capitalize()
-    return f"{title} {', '.join(f'{TELLING.get(k, k)} = {plain(v)}' for k, v in shown.items())}".strip()
+    name = str(config.get("partition", {}).get("name", ""))
+    defaults = partitions[name]().table() if name in partitions else {}
+    shown = {k: v for k, v in settings.items() if k in PARTITION_SYMBOLS or v != defaults.get(k)}
+    title = "IID" if name == "iid" else name.replace("_", " ").capitalize()
+    return f"{title} {', '.join(f'{PARTITION_SYMBOLS.get(k, k)} = {value_text(v)}' for k, v in shown.items())}".strip()
 
 
 def participation_name(config: Mapping[str, Any]) -> str:
     """Who takes part, in words: "20% take part each round"."""
     settings = config.get("participation", {})
-    called, cohort, fraction = str(settings.get("name", "")), settings.get("cohort"), settings.get("fraction")
-    if called == "full":
+    name, cohort, fraction = str(settings.get("name", "")), settings.get("cohort"), settings.get("fraction")
+    if name == "full":
         return "all take part each round"
     if not cohort and not fraction:
-        return f"{called} participation" if called else ""
-    rule = f" ({called})" if called not in ("", "uniform") else ""
-    return f"{plain(cohort) if cohort else f'{100 * fraction:.4g}%'} take part each round{rule}"
+        return f"{name} participation" if name else ""
+    rule = f" ({name})" if name not in ("", "uniform") else ""
+    return f"{value_text(cohort) if cohort else f'{100 * fraction:.4g}%'} take part each round{rule}"

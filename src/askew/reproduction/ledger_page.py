@@ -1,4 +1,4 @@
-"""The ledger as one page that needs nothing from elsewhere: verdicts to filter, and every printed number beside ours."""
+"""The ledger as one HTML page that loads nothing from elsewhere: claims to filter by verdict, and printed numbers."""
 
 from __future__ import annotations
 
@@ -8,68 +8,72 @@ from pathlib import Path
 
 from ..experiment.store import write_text
 from ..report.page import CSS
-from .claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, UNTESTABLE
-from .ledger import VERDICTS, Chapter, Judged, Row, Table, title, unmade
+from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, UNTESTABLE
+from .ledger import VERDICTS, ClaimResult, LedgerRow, LedgerTable, PaperSection, count_measured
 
-KINDS = {
-    HOLDS: "yes",
-    FAILS: "no",
-    UNDECIDED: "open",
-    NOT_RUN: "none",
-    UNTESTABLE: "never",
-}  # classes of the style sheet
+# Classes of the style sheet by verdict.
+CLASSES = {HOLDS: "yes", FAILS: "no", UNDECIDED: "open", NOT_RUN: "none", UNTESTABLE: "never"}
+NUMBER_HEADINGS = ("Case", "Method", "Metric", "Paper", "Ours", "Validated", "Difference", "Command")
 
 
-def write_ledger(chapters: Sequence[Chapter], path: Path) -> Path:
+def write_ledger_page(sections: Sequence[PaperSection], path: Path) -> Path:
     """Write the page; return its path."""
-    write_text(path, page(chapters))
+    write_text(path, ledger_page(sections))
     return path
 
 
-def page(chapters: Sequence[Chapter]) -> str:
-    claims = [j for c in chapters for j in c.claims]
-    rows = [row for c in chapters for row in c.rows]
-    seen, decided = sum(bool(r.values) for r in rows), sum(j.verdict in (HOLDS, FAILS) for j in claims)
+def ledger_page(sections: Sequence[PaperSection]) -> str:
+    """The page's HTML."""
+    claims = [result for section in sections for result in section.claims]
+    rows = [row for section in sections for row in section.rows]
+    numbers = f"{len(claims)} claims and {len(rows):,} printed numbers of {len(sections)} papers"
+    decided = sum(result.verdict in (HOLDS, FAILS) for result in claims)
     return TEMPLATE.format(
-        sentence=f"{len(claims)} claims and {len(rows):,} printed numbers of {len(chapters)} papers, beside what we measured.",
-        result=f"{decided} claims are decided, and {seen:,} printed numbers stand beside ours.",
-        buttons="".join(button(v, sum(j.verdict == v for j in claims)) for v in VERDICTS),
-        bars="".join(map(bar, chapters)),
-        chapters="\n".join(map(chapter, chapters)),
+        sentence=f"{numbers}, beside what we measured.",
+        result=f"{decided} claims are decided, and {count_measured(rows):,} printed numbers stand beside ours.",
+        buttons="".join(filter_button(v, sum(result.verdict == v for result in claims)) for v in VERDICTS),
+        bars="".join(map(overview_row, sections)),
+        papers="\n".join(map(paper_section, sections)),
         style=CSS + STYLE,
         script=SCRIPT,
     )
 
 
-def button(verdict: str, count: int) -> str:
-    return f'<button data-kind="{KINDS[verdict]}" aria-pressed="false"><strong>{count}</strong><span>{verdict}</span></button>'
+def filter_button(verdict: str, count: int) -> str:
+    """The button that shows the claims with a verdict, and their number."""
+    text = f"<strong>{count}</strong><span>{verdict}</span>"
+    return f'<button data-kind="{CLASSES[verdict]}" aria-pressed="false">{text}</button>'
 
 
-def bar(c: Chapter) -> str:
-    """How the claims of a paper stand, as one line."""
-    parts = [(v, c.count(v)) for v in VERDICTS]
-    shown = "".join(f'<i class="{KINDS[v]}" style="flex:{n}" title="{n} {v}">{n}</i>' for v, n in parts if n)
-    seen = f"{sum(bool(r.values) for r in c.rows)} of {len(c.rows)}"
-    return f'<tr><th scope="row"><a href="#{c.name}">{title(c)}</a></th><td class="bar"><div>{shown}</div></td><td>{seen}</td></tr>'
+def overview_row(section: PaperSection) -> str:
+    """The claims of a paper by verdict, as one bar."""
+    counts = [(v, section.count(v)) for v in VERDICTS]
+    bar = "".join(f'<i class="{CLASSES[v]}" style="flex:{n}" title="{n} {v}">{n}</i>' for v, n in counts if n)
+    title = f'<th scope="row"><a href="#{section.name}">{section.title}</a></th>'
+    measured = f"{count_measured(section.rows)} of {len(section.rows)}"
+    return f'<tr>{title}<td class="bar"><div>{bar}</div></td><td>{measured}</td></tr>'
 
 
-def chapter(c: Chapter) -> str:
-    claims = "\n".join(map(claim, c.claims))
-    tables = "\n".join(map(numbers, c.tables))
+def paper_section(section: PaperSection) -> str:
+    """The claims and the printed numbers of one paper."""
+    claims = "\n".join(map(claim_row, section.claims))
+    tables = "\n".join(map(number_table, section.tables))
+    headings = "".join(f"<th>{heading}</th>" for heading in ("Claim", "Verdict", "Evidence", "Paper", "Controls"))
     return (
-        f'<section id="{c.name}"><h2>{title(c)}</h2><div class="scroll"><table class="claims"><thead><tr><th>Claim</th><th>Verdict</th>'
-        f"<th>Evidence</th><th>Paper</th><th>Controls</th></tr></thead><tbody>\n{claims}\n</tbody></table></div>\n"
+        f'<section id="{section.name}"><h2>{section.title}</h2><div class="scroll"><table class="claims"><thead>'
+        f"<tr>{headings}</tr></thead><tbody>\n{claims}\n</tbody></table></div>\n"
         f"<h3>Printed numbers</h3>\n{tables}</section>"
     )
 
 
-def claim(j: Judged) -> str:
-    where = escape(f"{j.claim.where} · {', '.join(j.claim.experiments)}")
-    lines = [*j.evidence, *unmade(j)]
+def claim_row(result: ClaimResult) -> str:
+    """One claim with its verdict, evidence and controls."""
+    claim, kind = result.claim, CLASSES[result.verdict]
+    where = escape(f"{claim.where} · {', '.join(claim.experiments)}")
     return (
-        f'<tr data-kind="{KINDS[j.verdict]}" id="{j.claim.id}"><th scope="row"><small>{j.claim.id}</small> {escape(j.claim.text)}'
-        f'<span class="where">{where}</span></th><td><b class="pill {KINDS[j.verdict]}">{escape(j.words)}</b></td>'
-        f"<td>{paragraphs(lines)}</td><td>{j.claim.printed}</td><td>{paragraphs(j.controls)}</td></tr>"
+        f'<tr data-kind="{kind}" id="{claim.id}"><th scope="row"><small>{claim.id}</small> {escape(claim.text)}'
+        f'<span class="where">{where}</span></th><td><b class="pill {kind}">{escape(result.verdict_text)}</b></td>'
+        f"<td>{paragraphs(result.evidence)}</td><td>{claim.printed}</td><td>{paragraphs(result.controls)}</td></tr>"
     )
 
 
@@ -77,21 +81,22 @@ def paragraphs(lines: Sequence[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
-def numbers(t: Table) -> str:
-    seen = sum(bool(r.values) for r in t.rows)
-    rows = "\n".join(map(number, t.rows))
-    on = "".join(f"<p>{escape(text)}</p>" for text in ("; ".join(t.machines), *t.experiment.notes) if text)
-    heads = "".join(
-        f"<th>{h}</th>" for h in ("Case", "Method", "Metric", "Paper", "Ours", "Validated", "Difference", "Command")
-    )
+def number_table(table: LedgerTable) -> str:
+    """The printed numbers of one experiment, to unfold."""
+    e = table.experiment
+    rows = "\n".join(map(number_row, table.rows))
+    notes = paragraphs([text for text in ("; ".join(table.machines), *e.notes) if text])
+    headings = "".join(f"<th>{heading}</th>" for heading in NUMBER_HEADINGS)
+    measured = f"{count_measured(table.rows)} of {len(table.rows)} measured"
     return (
-        f"<details><summary>{escape(t.experiment.id)}: {escape(t.experiment.title)} <em>{escape(t.experiment.where)} · {seen} of"
-        f' {len(t.rows)} measured</em></summary>{on}<div class="scroll"><table class="numbers"><thead><tr>{heads}</tr></thead>'
+        f"<details><summary>{escape(e.id)}: {escape(e.title)} <em>{escape(e.where)} · {measured}</em></summary>{notes}"
+        f'<div class="scroll"><table class="numbers"><thead><tr>{headings}</tr></thead>'
         f"<tbody>\n{rows}\n</tbody></table></div></details>"
     )
 
 
-def number(row: Row) -> str:
+def number_row(row: LedgerRow) -> str:
+    """One printed number beside ours."""
     p = row.printed
     note = f" <em>{escape(p.note)}</em>" if p.note else ""
     ours = f"<b>{escape(row.ours)}</b>" if row.values else f"<em>{escape(row.ours)}</em>"
@@ -99,12 +104,12 @@ def number(row: Row) -> str:
     cells = [
         escape(p.method),
         escape(p.metric),
-        f"{escape(row.paper)}{note}",
+        f"{escape(p.text)}{note}",
         ours,
         escape(row.validated),
         escape(row.difference),
+        f"<code>{escape(row.command)}</code>",
     ]
-    cells += [f"<code>{escape(row.command)}</code>"]
     return f'<tr><th scope="row">{escape(p.case)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
@@ -114,27 +119,35 @@ main { max-width: 1280px }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; color: var(--soft) }
 a { color: inherit }
 .filter { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .9rem; margin-top: 1.6rem }
-.filter button { all: unset; cursor: pointer; background: var(--card); border: 1px solid var(--line); border-left: 5px solid var(--none);
+.filter button { all: unset; cursor: pointer; background: var(--card); border: 1px solid var(--line);
+  border-left: 5px solid var(--none);
   border-radius: 12px; padding: .7rem 1rem }
 .filter strong { display: block; font-size: 1.7rem; line-height: 1.2; font-variant-numeric: tabular-nums }
-.filter span { color: var(--soft); font-size: .88rem } .filter button:focus-visible { outline: 2px solid var(--accent) }
+.filter span { color: var(--soft); font-size: .88rem }
+.filter button:focus-visible { outline: 2px solid var(--accent) }
 .filter button[aria-pressed=true] { background: color-mix(in srgb, var(--accent) 12%, var(--card)) }
 .filter [data-kind=yes] { border-left-color: var(--yes) } .filter [data-kind=no] { border-left-color: var(--no) }
-.filter [data-kind=open] { border-left-color: var(--open) } .filter [data-kind=never] { border-left-color: var(--never) }
+.filter [data-kind=open] { border-left-color: var(--open) }
+.filter [data-kind=never] { border-left-color: var(--never) }
 .bar { width: 75% } .bar div { display: flex; gap: 2px; border-radius: 6px; overflow: hidden }
 .bar i { margin: 0; height: 1.5rem; width: auto; min-width: 1.4rem; border-radius: 0; color: #fff; text-align: center;
   font: 600 .78rem/1.5rem system-ui, sans-serif }
-i.yes, b.yes { background: var(--yes) } i.no, b.no { background: var(--no) } i.open, b.open { background: var(--open) }
+i.yes, b.yes { background: var(--yes) } i.no, b.no { background: var(--no) }
+i.open, b.open { background: var(--open) }
 i.none, b.none { background: var(--none) } i.never, b.never { background: var(--never) }
 .overview th:first-child { min-width: 6rem } .overview th:nth-child(2) { text-align: left }
 .claims td, .claims th, .numbers td, .numbers th { text-align: left; vertical-align: top }
 .claims td { white-space: normal; font-size: .85rem; min-width: 4rem } .claims td:nth-child(3) { min-width: 17rem }
-.claims td:nth-child(5) { min-width: 14rem; color: var(--soft) } .claims p { margin: 0 0 .35rem; overflow-wrap: anywhere }
-.claims tbody th { font-weight: 500; min-width: 15rem; line-height: 1.35 } .claims small { color: var(--soft); font-weight: 600 }
+.claims td:nth-child(5) { min-width: 14rem; color: var(--soft) }
+.claims p { margin: 0 0 .35rem; overflow-wrap: anywhere }
+.claims tbody th { font-weight: 500; min-width: 15rem; line-height: 1.35 }
+.claims small { color: var(--soft); font-weight: 600 }
 .where { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; margin-top: .2rem }
-.claims .pill { color: #fff; border-radius: 999px; padding: .15rem .6rem; font-size: .78rem; font-weight: 600; white-space: nowrap }
+.claims .pill { color: #fff; border-radius: 999px; padding: .15rem .6rem; font-size: .78rem; font-weight: 600;
+  white-space: nowrap }
 .numbers td { white-space: nowrap } .numbers tbody th { min-width: 7rem; font-weight: 500 }
-.numbers td:last-child { white-space: normal; min-width: 13rem } .numbers code { font-size: .72rem; line-height: 1.3; color: var(--soft) }
+.numbers td:last-child { white-space: normal; min-width: 13rem }
+.numbers code { font-size: .72rem; line-height: 1.3; color: var(--soft) }
 summary em { font-weight: 400; font-style: normal } tr[hidden] { display: none }
 @media print { .claims tbody th, .claims td:nth-child(n) { min-width: 0 } details { display: none } }
 """
@@ -144,7 +157,8 @@ const buttons = [...document.querySelectorAll(".filter button")];
 for (const button of buttons) button.onclick = () => {
   button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
   const wanted = buttons.filter(b => b.getAttribute("aria-pressed") === "true").map(b => b.dataset.kind);
-  for (const row of document.querySelectorAll(".claims tbody tr")) row.hidden = wanted.length > 0 && !wanted.includes(row.dataset.kind);
+  for (const row of document.querySelectorAll(".claims tbody tr"))
+    row.hidden = wanted.length > 0 && !wanted.includes(row.dataset.kind);
 };
 """
 
@@ -162,12 +176,14 @@ TEMPLATE = """<!DOCTYPE html>
 <main>
 <header><h1>Reproduction ledger</h1><p class="what">{sentence}</p><p class="result">{result}</p>
 <div class="filter">{buttons}</div></header>
-<section><h2>Papers</h2><div class="scroll"><table class="overview"><thead><tr><th>Paper</th><th>Claims</th><th>Numbers measured</th></tr>
-</thead><tbody>{bars}</tbody></table></div>
-<p class="note">Differences are taken within a seed: one-sided paired t-tests at 5%, Holm's correction over the cells of a claim, exact sign
-flips from five seeds on. “Paper” says whether the paper's own numbers support its claim. Only runs at full scale stand beside published
-numbers; a run that was not made is never filled in. Made by <code>askew ledger</code> from papers/ and results/ alone.</p></section>
-{chapters}
+<section><h2>Papers</h2><div class="scroll"><table class="overview">
+<thead><tr><th>Paper</th><th>Claims</th><th>Numbers measured</th></tr></thead>
+<tbody>{bars}</tbody></table></div>
+<p class="note">Differences are taken within a seed: one-sided paired t-tests at 5%, Holm's correction over the cells
+of a claim, exact sign flips from five seeds on. “Paper” says whether the paper's own numbers support its claim. Only
+runs at full scale stand beside published numbers; a run that was not made is never filled in. Made by <code>askew
+ledger</code> from papers/ and results/ alone.</p></section>
+{papers}
 </main>
 <script>{script}</script>
 </body>

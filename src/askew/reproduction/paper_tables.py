@@ -1,20 +1,24 @@
-"""What an experiment of a paper looks like in a terminal: the list of all, its plan, its table beside the paper's."""
+"""Experiments in a terminal: the list of all, the plan of one, and its table beside the paper's."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from ..report.tables import sample_std
 from ..report.terminal import QUIET, duration, pairs, plain_table, size
-from .papers import Planned, words
-from .reproduce import Cell, Reproduction, choices
+from .comparison import TableCell
+from .cost import short_count
+from .papers import PlannedRun, hyper_text
+from .plan import Reproduction, chosen_points
 
-WORDS = {
+METRIC_HEADINGS = {
     "best_accuracy": "best\naccuracy, %",
     "last_accuracy": "last\naccuracy, %",
     "best_round": "round of\nthe best",
@@ -28,12 +32,13 @@ WORDS = {
     "bytes_up": "bytes up\na round",
     "bytes_down": "bytes down\na round",
 }
-FORMS = {"best_accuracy": ".2f", "last_accuracy": ".2f", "speedup": ".2f", "best_round": ".0f", "rounds_to": ".0f"}
-MANY = 10  # runs that are told one by one
-LATER = 6000  # seconds from which hours read better
+# Formats of numbers by metric; ".4g" where none is given.
+FORMATS = {"best_accuracy": ".2f", "last_accuracy": ".2f", "speedup": ".2f", "best_round": ".0f", "rounds_to": ".0f"}
+MAX_NAMES = 10  # runs that are named one by one
+HOURS_FROM = 6000  # seconds from which a time is given in hours
 
 
-class Listed(NamedTuple):
+class ExperimentEntry(NamedTuple):
     """One line of the list of experiments."""
 
     id: str
@@ -44,128 +49,134 @@ class Listed(NamedTuple):
     seconds: float | None
 
 
-def amount(count: float) -> str:
-    """A large number in few letters."""
-    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if count >= limit:
-            return f"{count / limit:.3g}{unit}"
-    return f"{count:.0f}"
+class PlanCost(NamedTuple):
+    """What the missing runs of an experiment cost."""
+
+    samples: int
+    seconds: Mapping[str, float | None]  # by device; None where it is not known
+    memory: int | None  # bytes of the largest run; None where nothing is missing
+    together: int  # runs that share a GPU
 
 
-def hours(seconds: float | None) -> str:
-    return "unknown" if seconds is None else duration(seconds) if seconds < LATER else f"{seconds / 3600:.3g} h"
+def long_duration(seconds: float | None) -> str:
+    """A time that may be long: with three digits, in hours from 100 minutes on."""
+    if seconds is None:
+        return "unknown"
+    return duration(seconds) if seconds < HOURS_FROM else f"{seconds / 3600:.3g} h"
 
 
-def listing(entries: Iterable[Listed], device: str) -> RenderableType:
-    shown = plain_table()
-    shown.add_column("experiment", style="bold", no_wrap=True)
-    shown.add_column("what it is")
+def experiment_list(entries: Iterable[ExperimentEntry], device: str) -> RenderableType:
+    """All experiments with what they cost on a device."""
+    table = plain_table()
+    table.add_column("experiment", style="bold", no_wrap=True)
+    table.add_column("what it is")
     for heading in ("runs", "samples", f"on an\n{device}"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:
-        cost = [str(entry.runs), amount(entry.samples), hours(entry.seconds)] if entry.runs else ["–"] * 3
-        shown.add_row(entry.id, Text.assemble(entry.title, "\n", (entry.where, QUIET)), *cost)
-    notes = "Runs and samples at full scale and with the published seeds; times are rough. What one will do: askew reproduce ID --plan"
-    return Group(shown, Text(f"\n{notes}", QUIET))
+        cost = [str(entry.runs), short_count(entry.samples), long_duration(entry.seconds)] if entry.runs else ["–"] * 3
+        table.add_row(entry.id, Text.assemble(entry.title, "\n", (entry.where, QUIET)), *cost)
+    note = (
+        "Runs and samples at full scale and with the published seeds; times are rough. "
+        "What one will do: askew reproduce ID --plan"
+    )
+    return Group(table, Text(f"\n{note}", QUIET))
 
 
-def planned(
-    begun: Reproduction, samples: int, times: Mapping[str, float | None], memory: int | None, together: int
-) -> RenderableType:
+def plan_table(reproduction: Reproduction, cost: PlanCost) -> RenderableType:
     """What will be run and what it will cost, then what the paper leaves open."""
-    e, runs, missing = begun.experiment, {(p.digest, p.seed) for p in begun.planned}, len(begun.missing)
+    e, planned, missing = reproduction.experiment, reproduction.planned, len(reproduction.missing)
+    runs = {p.key for p in planned}
     rows: list[tuple[str, RenderableType]] = [
         ("experiment", f"{e.id}: {e.title} ({e.where})"),
-        ("scale", begun.scale + ("" if begun.scale == "full" else ", not comparable with the paper")),
+        ("scale", reproduction.scale + ("" if reproduction.scale == "full" else ", not comparable with the paper")),
     ]
     if e.trains:
-        held = (
-            f"{size(memory)} of uploads and states in the largest run; activations come on top"
-            if memory
-            else "nothing is left to run"
-        )
+        memory = "nothing is left to run"
+        if cost.memory:
+            memory = f"{size(cost.memory)} of uploads and states in the largest run; activations come on top"
+            memory += f"; up to {cost.together} runs share a GPU"
         rows += [
             ("runs", f"{len(runs):,}, of which {len(runs) - missing:,} are finished"),
-            ("samples", f"{amount(samples)} still to be trained on"),
-            *((f"time on {device}", hours(told)) for device, told in times.items()),
-            ("memory", held + (f"; up to {together} runs share a GPU" if memory else "")),
+            ("samples", f"{short_count(cost.samples)} still to be trained on"),
+            *((f"time on {device}", long_duration(seconds)) for device, seconds in cost.seconds.items()),
+            ("memory", memory),
         ]
-    if tuned := choices(begun, begun.planned):
-        rows.append(
-            ("tuning", f"{len(tuned)} times, by the first seed; further seeds are run at the chosen points alone")
-        )
-    rows += [("seeds", ", ".join(map(str, dict.fromkeys(p.seed for p in begun.planned))))] if begun.planned else []
+    if tuned := chosen_points(reproduction, planned):
+        text = f"{len(tuned)} times, by the first seed; further seeds are run at the chosen points alone"
+        rows.append(("tuning", text))
+    if planned:
+        rows.append(("seeds", ", ".join(map(str, dict.fromkeys(p.seed for p in planned)))))
     rows += [
-        ("" if n else "left open", Text.assemble((f"{key} ", "cyan"), what))
-        for n, (key, what) in enumerate(e.choices.items())
+        ("" if n else "left open", Text.assemble((f"{key} ", "cyan"), text))
+        for n, (key, text) in enumerate(e.choices.items())
     ]
     rows += [("note", Text(note, "yellow")) for note in e.notes]
     return pairs(rows)
 
 
-def compared(begun: Reproduction, cells: Sequence[Cell]) -> RenderableType:
-    """Ours beside the paper's, a table for each figure; at other scales than the full one ours alone."""
-    full, parts = begun.scale == "full", list[RenderableType]()
+def comparison_tables(reproduction: Reproduction, cells: Sequence[TableCell]) -> RenderableType:
+    """Ours beside the paper's, a table for each metric; at other scales than the full one ours alone."""
+    parts: list[RenderableType] = []
     for metric in dict.fromkeys(cell.metric for cell in cells):
-        mine = [cell for cell in cells if cell.metric == metric]
-        tuned, held = any(cell.hyper for cell in mine), any(cell.held for cell in mine)
-        left = ["case", "method", *(["at"] if tuned else [])]
-        right = [
-            *(["paper", "differ-\nence"] if full else []),
-            *(["chosen on one half,\nmeasured on the other"] if held else []),
-        ]
-        shown = plain_table(*left, WORDS.get(metric, metric), *right)
-        for column in shown.columns[: len(left)]:
-            column.justify = "left"
-        for n, cell in enumerate(mine):
-            case = cell.case if n == 0 or mine[n - 1].case != cell.case else ""
-            row = [case, cell.method, *([cell.hyper] if tuned else []), spoken(cell.values, cell)]
-            row += [printed(cell), "–" if cell.difference is None else f"{cell.difference:+.2f}"] if full else []
-            elsewhere = "" if cell.held_hyper == cell.hyper else f"\n{cell.held_hyper}"
-            shown.add_row(*row, *([spoken(cell.held, cell) + elsewhere if cell.held else "–"] if held else []))
-        parts += [shown, Text()]
-    return Group(*parts, Text(remarks(begun, cells), QUIET))
+        parts += [metric_table([cell for cell in cells if cell.metric == metric], reproduction.scale == "full"), Text()]
+    return Group(*parts, Text(table_remarks(reproduction, cells), QUIET))
 
 
-def remarks(begun: Reproduction, cells: Sequence[Cell]) -> str:
-    """What the headings leave unsaid."""
+def metric_table(cells: Sequence[TableCell], with_paper: bool) -> Table:
+    """The cells of one metric, a row for each case and method."""
+    tuned, held_out = any(cell.hyper for cell in cells), any(cell.held_out for cell in cells)
+    left = ["case", "method", *(["at"] if tuned else [])]
+    right = ["paper", "differ-\nence"] if with_paper else []
+    right += ["chosen on one half,\nmeasured on the other"] if held_out else []
+    table = plain_table(*left, METRIC_HEADINGS.get(cells[0].metric, cells[0].metric), *right)
+    for column in table.columns[: len(left)]:
+        column.justify = "left"
+    for n, cell in enumerate(cells):
+        case = cell.case if n == 0 or cells[n - 1].case != cell.case else ""
+        row = [case, cell.method, *([cell.hyper] if tuned else []), mean_text(cell.values, cell)]
+        if with_paper:
+            row += [cell.printed.text if cell.printed else "–"]
+            row += ["–" if cell.difference is None else f"{cell.difference:+.2f}"]
+        if held_out:
+            elsewhere = "" if cell.held_out_hyper == cell.hyper else f"\n{cell.held_out_hyper}"
+            row += [mean_text(cell.held_out, cell) + elsewhere if cell.held_out else "–"]
+        table.add_row(*row)
+    return table
+
+
+def table_remarks(reproduction: Reproduction, cells: Sequence[TableCell]) -> str:
+    """Sentences below the tables: seeds, scale and what is still missing."""
     seeds = sorted({seed for cell in cells for seed in cell.seeds})
-    words = [f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}." if seeds else "Nothing was run."]
-    words += ["Means ± one standard deviation."] if len(seeds) > 1 else []
-    if begun.scale != "full":
-        words.append(f"Scale {begun.scale}: not the published settings, and not comparable with the paper's numbers.")
-    words += [f"{len(begun.missing)} runs are still to be made."] if begun.missing else []
-    return " ".join(words)
+    sentences = [f"Seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}." if seeds else "Nothing was run."]
+    sentences += ["Means ± one standard deviation."] if len(seeds) > 1 else []
+    scale, missing = reproduction.scale, len(reproduction.missing)
+    if scale != "full":
+        sentences.append(f"Scale {scale}: not the published settings, and not comparable with the paper's numbers.")
+    sentences += [f"{missing} runs are still to be made."] if missing else []
+    return " ".join(sentences)
 
 
-def spoken(values: Sequence[float], cell: Cell) -> str:
+def mean_text(values: Sequence[float], cell: TableCell) -> str:
     """Mean and deviation; a target that some seed missed lies beyond the last round."""
     if not all(map(math.isfinite, values)):
         return f"> {cell.limit}"
-    form = FORMS.get(cell.metric, ".4g")
-    return f"{fmean(values):{form}}" + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
+    form, std = FORMATS.get(cell.metric, ".4g"), sample_std(values)
+    return f"{fmean(values):{form}}" + ("" if std is None else f" ± {std:{form}}")
 
 
-def printed(cell: Cell) -> str:
-    return (
-        "–"
-        if cell.printed is None
-        else cell.printed.value + (f" ± {cell.printed.spread}" if cell.printed.spread else "")
-    )
-
-
-def called(runs: Sequence[Planned]) -> str:
-    """Runs by name, the first of many."""
+def run_names(runs: Sequence[PlannedRun]) -> str:
+    """Runs by case, method, grid point and seed; the first of many."""
     names = [
-        " ".join(word for word in (p.case, p.method, words(p.hyper), f"seed {p.seed}") if word) for p in runs[:MANY]
+        " ".join(word for word in (p.case, p.method, hyper_text(p.hyper), f"seed {p.seed}") if word)
+        for p in runs[:MAX_NAMES]
     ]
-    return ", ".join([*names, *([f"and {len(runs) - MANY} more"] if len(runs) > MANY else [])])
+    return ", ".join([*names, *([f"and {len(runs) - MAX_NAMES} more"] if len(runs) > MAX_NAMES else [])])
 
 
-def figures(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    """A plain table of ready words."""
-    shown = plain_table(*headings)
-    shown.columns[0].justify = "left"
+def text_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of given texts, the first column aligned to the left."""
+    table = plain_table(*headings)
+    table.columns[0].justify = "left"
     for row in rows:
-        shown.add_row(*row)
-    return shown
+        table.add_row(*row)
+    return table

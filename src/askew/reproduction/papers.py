@@ -1,7 +1,8 @@
 """The papers' experiments: one TOML file each, and the runs that follow from it at three scales.
 
     papers/NAME/EXPERIMENT.toml      the settings, whole; what the paper leaves open is listed as a choice
-    papers/NAME/printed.csv          the numbers that the paper prints
+    papers/NAME/printed.csv          the numbers that the paper prints (see printed.py)
+    papers/NAME/claims.toml          what the paper claims (see claims.py)
 
 A run's configuration is base ← case ← method ← what the case says of the method ← scale ← grid point ← seed.
 """
@@ -23,21 +24,23 @@ from ..experiment.config import CHOICES, DEFAULT_NAMES, Config, set_key
 from ..experiment.toml import literal, parse_value, read_toml
 
 SCALES = ("full", "reduced", "smoke")
+# What an experiment shows; "toy" is a worked example (see worked_examples.py).
 SHOWS = ("table", "curves", "bars", "coverage", "histogram", "heatmap", "toy", "cost")
-STILL = ("histogram", "heatmap", "toy")  # nothing is trained for these
-KEYS = (
+UNTRAINED = ("histogram", "heatmap", "toy")  # of SHOWS: those for which nothing is trained
+# Keys that a file may have, at its top level, in [[case]] and [[method]], and in [scale.NAME].
+EXPERIMENT_KEYS = (
     *("title", "where", "shows", "metric", "target", "also", "seeds", "choose", "choices", "notes", "axis"),
     *("runs", "cases", "methods", "base", "case", "method", "grid", "scale"),
 )
-ENTRY = {"case": ("name", "set", "methods"), "method": ("name", "set", "grid", "cases")}
-SCALE = ("set", "grid", "seeds", "cases", "methods")
+ENTRY_KEYS = {"case": ("name", "set", "methods"), "method": ("name", "set", "grid", "cases")}
+SCALE_KEYS = ("set", "grid", "seeds", "cases", "methods")
 
-Hyper = dict[str, Any]
-Tables = dict[str, Any]
+Hyper = dict[str, Any]  # the tuned settings of a grid point, by dotted key: {"local.lr": 0.1}
+Tables = dict[str, Any]  # nested tables of a configuration
 
 
 class Case(NamedTuple):
-    """A column: a data set, a partition, a participation."""
+    """A column of a paper's table: a data set, a partition, a participation."""
 
     name: str
     set: Tables
@@ -45,12 +48,12 @@ class Case(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A row: an algorithm, with what it tunes beside the experiment's grid and the cases it is run in (all, if none is named)."""
+    """A row of a paper's table: an algorithm with its settings."""
 
     name: str
     set: Tables
-    grid: dict[str, list[Any]]
-    cases: tuple[str, ...]
+    grid: dict[str, list[Any]]  # tuned beside the experiment's own grid
+    cases: tuple[str, ...]  # the cases it is run in; all, if none is named
 
 
 class Scale(NamedTuple):
@@ -65,16 +68,16 @@ class Scale(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of a paper. One that shows the runs of others has `runs` and no base, cases and methods of its own."""
+    """One table or figure of a paper. If it shows the runs of others, it has `runs` and no base, cases and methods."""
 
     id: str
     title: str
-    where: str
-    shows: str
+    where: str  # in the paper: "Table 2"
+    shows: str  # one of SHOWS
     metric: str  # the headline
     target: float | str | None  # of rounds_to: an accuracy, or the method whose best (or "NAME last") it is
     also: tuple[str, ...]  # other ids
-    runs: tuple[str, ...]
+    runs: tuple[str, ...]  # ids of the experiments whose runs it shows
     only_cases: tuple[str, ...]  # of those runs; all if none is named
     only_methods: tuple[str, ...]
     axis: dict[str, Any]  # of a figure
@@ -90,38 +93,52 @@ class Experiment:
 
     @property
     def paper(self) -> str:
+        """The folder of its paper."""
         return self.id.partition("/")[0]
 
     @property
     def trains(self) -> bool:
-        return self.shows not in STILL
+        """Whether runs are trained for it."""
+        return self.shows not in UNTRAINED
 
     def at(self, scale: str) -> Scale:
+        """What a scale changes of this experiment."""
         if scale not in SCALES:
             raise ConfigError(f"unknown scale {scale!r}; {did_you_mean(scale, SCALES)}")
         return self.scales.get(scale, Scale({}, {}, (), (), ()))
 
+    def includes(self, case: str, method: str) -> bool:
+        """Whether an experiment that shows the runs of others shows those of this case and method."""
+        return (not self.only_cases or case in self.only_cases) and (
+            not self.only_methods or method in self.only_methods
+        )
 
-class Planned(NamedTuple):
-    """One run of an experiment."""
+
+class PlannedRun(NamedTuple):
+    """One run of an experiment with its whole configuration."""
 
     experiment: str
     scale: str
     case: str
     method: str
-    hyper: Hyper  # the grid point, by dotted key
+    hyper: Hyper  # the grid point
     seed: int
     config: Config
 
     @property
     def digest(self) -> str:
-        return digest(self.config)
+        return result_digest(self.config)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Digest and seed, by which results are found."""
+        return self.digest, self.seed
 
 
 def papers_folder() -> Path:
-    """Where the files are: beside the modules in an installed package, at the root of a checkout."""
-    here = Path(__file__).resolve().parents[1] / "papers"
-    return here if here.is_dir() else Path(__file__).resolve().parents[3] / "papers"
+    """The folder of the papers' files: beside the modules in an installed package, at the root of a checkout."""
+    installed = Path(__file__).resolve().parents[1] / "papers"
+    return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "papers"
 
 
 # reading --------------------------------------------------------------------------------------------------------
@@ -131,13 +148,14 @@ def papers_folder() -> Path:
 def experiments(folder: Path | None = None) -> dict[str, Experiment]:
     """All experiments by id, in the order of papers and names."""
     folder = folder or papers_folder()
-    return {e.id: e for e in (read(path) for path in sorted(folder.glob("*/*.toml")) if path.name != "claims.toml")}
+    paths = [path for path in sorted(folder.glob("*/*.toml")) if path.name != "claims.toml"]
+    return {e.id: e for e in map(read_experiment, paths)}
 
 
-def find(id: str) -> Experiment:
-    """An experiment by its id or another of its names, or by the path of a file of one's own."""
+def find_experiment(id: str) -> Experiment:
+    """An experiment by its id or another of its names, or by the path of a .toml file."""
     if id.endswith(".toml"):
-        return read(Path(id))
+        return read_experiment(Path(id))
     known = experiments()
     for experiment in known.values():
         if id in (experiment.id, *experiment.also):
@@ -149,33 +167,34 @@ def find(id: str) -> Experiment:
     )
 
 
-def read(path: Path) -> Experiment:
-    """One file, checked."""
+def read_experiment(path: Path) -> Experiment:
+    """Read one experiment's file and check it."""
     page, name = read_toml(path), f"{path.parent.name}/{path.stem}"
-    refuse_unknown(page, KEYS, path, "")
-    for kind, keys in ENTRY.items():
+    refuse_unknown_keys(page, EXPERIMENT_KEYS, f"{path}: ")
+    for kind, keys in ENTRY_KEYS.items():
         for entry in page.get(kind, []):
             if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
                 raise ConfigError(f'{path}: every [[{kind}]] needs a name; add name = "…".')
-            refuse_unknown(entry, keys, path, f"{kind} {entry['name']}: ")
+            refuse_unknown_keys(entry, keys, f"{path}: {kind} {entry['name']}: ")
     for scale, table in page.get("scale", {}).items():
         if scale not in SCALES:
             raise ConfigError(f"{path}: unknown scale {scale!r}; {did_you_mean(scale, SCALES)}")
-        refuse_unknown(table, SCALE, path, f"scale {scale}: ")
+        refuse_unknown_keys(table, SCALE_KEYS, f"{path}: scale {scale}: ")
     if page.get("shows") not in SHOWS:
         raise ConfigError(
             f"{path}: shows must be one of {', '.join(SHOWS)}, got {page.get('shows')!r}; choose one of them."
         )
     try:
-        experiment = from_page(name, page)
+        experiment = experiment_from_tables(name, page)
     except (TypeError, ValueError, KeyError, AttributeError) as e:
         raise ConfigError(f"{path} is not an experiment: {e!r}; docs/papers.md shows the form.") from None
-    check(experiment, path)
+    check_names(experiment, path)
     return experiment
 
 
-def from_page(name: str, page: Mapping[str, Any]) -> Experiment:
-    runs, own = page.get("runs", ()), not page.get("runs")
+def experiment_from_tables(name: str, page: Mapping[str, Any]) -> Experiment:
+    """The experiment that the tables of a file describe, with the defaults of what it leaves out."""
+    runs, trains_itself = page.get("runs", ()), not page.get("runs")
     return Experiment(
         id=name,
         title=page["title"],
@@ -194,39 +213,39 @@ def from_page(name: str, page: Mapping[str, Any]) -> Experiment:
         base=dict(page.get("base", {})),
         cases=tuple(
             Case(c["name"], c.get("set", {}), c.get("methods", {}))
-            for c in page.get("case", [{"name": "all"}] if own else [])
+            for c in page.get("case", [{"name": "all"}] if trains_itself else [])
         ),
         methods=tuple(
             Method(m["name"], m.get("set", {}), dict(m.get("grid", {})), tuple(m.get("cases", ())))
-            for m in page.get("method", [{"name": "FedAvg"}] if own else [])
+            for m in page.get("method", [{"name": "FedAvg"}] if trains_itself else [])
         ),
         grid=dict(page.get("grid", {})),
         choose=tuple(page.get("choose", ("best_accuracy", "-mean_train_loss_100"))),
-        scales={
-            scale: Scale(
-                table.get("set", {}),
-                dict(table.get("grid", {})),
-                *(tuple(table.get(key, ())) for key in ("seeds", "cases", "methods")),
-            )
-            for scale, table in page.get("scale", {}).items()
-        },
+        scales={scale: scale_from_table(table) for scale, table in page.get("scale", {}).items()},
     )
 
 
-def refuse_unknown(table: Mapping[str, Any], known: Sequence[str], path: Path, where: str) -> None:
+def scale_from_table(table: Mapping[str, Any]) -> Scale:
+    """What one [scale.NAME] changes."""
+    lists = (tuple(table.get(key, ())) for key in ("seeds", "cases", "methods"))
+    return Scale(table.get("set", {}), dict(table.get("grid", {})), *lists)
+
+
+def refuse_unknown_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise ConfigError for a key that is not known; `where` begins the sentence, such as "FILE: "."""
     for key in table:
         if key not in known:
-            raise ConfigError(f"{path}: {where}unknown key {key!r}; {did_you_mean(key, known)}")
+            raise ConfigError(f"{where}unknown key {key!r}; {did_you_mean(key, known)}")
 
 
-def check(e: Experiment, path: Path) -> None:
-    """Refuse names that no case and no method has."""
+def check_names(e: Experiment, path: Path) -> None:
+    """Refuse names that no case and no method has, and names that two of them have."""
     cases, methods = [c.name for c in e.cases], [m.name for m in e.methods]
-    asked = [(n, cases) for m in e.methods for n in m.cases] + [(n, methods) for c in e.cases for n in c.methods]
-    asked += [(n, cases) for s in e.scales.values() for n in s.cases] + [
-        (n, methods) for s in e.scales.values() for n in s.methods
-    ]
-    for name, known in asked if not e.runs else ():
+    used = [(name, cases) for m in e.methods for name in m.cases]
+    used += [(name, methods) for c in e.cases for name in c.methods]
+    used += [(name, cases) for s in e.scales.values() for name in s.cases]
+    used += [(name, methods) for s in e.scales.values() for name in s.methods]
+    for name, known in used if not e.runs else ():
         if name not in known:
             raise ConfigError(f"{path}: there is no {name!r} here; {did_you_mean(name, known)}")
     if len(set(cases)) < len(cases) or len(set(methods)) < len(methods):
@@ -236,45 +255,48 @@ def check(e: Experiment, path: Path) -> None:
 # planning -------------------------------------------------------------------------------------------------------
 
 
-class Point(NamedTuple):
-    """A run before its configuration is built."""
+class RunSpec(NamedTuple):
+    """What a run is made of, before its configuration is built."""
 
-    experiment: Experiment  # the one whose file says it
+    experiment: Experiment  # the one whose file describes it
     case: Case
     method: Method
     hyper: Hyper
     seed: int
 
 
-def plan(
+def plan_runs(
     experiment: Experiment, scale: str = "full", seeds: int | Sequence[int] | None = None, only: Iterable[str] = ()
-) -> list[Planned]:
-    """The runs of an experiment, its whole grid at every seed; `seeds` is how many, 0 to N − 1, or which."""
-    return scenes(experiment, scale, seeds, only) if experiment.trains else []
+) -> list[PlannedRun]:
+    """The runs to train for an experiment: its whole grid at every seed.
+
+    `seeds` is how many, 0 to N − 1, or a list of them; `only` narrows the runs as `askew reproduce --only` does.
+    """
+    return configure_runs(experiment, scale, seeds, only) if experiment.trains else []
 
 
-def scenes(
+def configure_runs(
     experiment: Experiment, scale: str = "full", seeds: int | Sequence[int] | None = None, only: Iterable[str] = ()
-) -> list[Planned]:
-    """As `plan`, also of experiments that show what is there before any training."""
-    points = list(spanned(experiment, scale, seeds))
-    wanted = filters(only, points)
+) -> list[PlannedRun]:
+    """As `plan_runs`, but also for experiments that train nothing and show what follows from the settings."""
+    specs = list(run_specs(experiment, scale, seeds))
+    wanted = wanted_values(only, specs)
     return [
-        Planned(p.experiment.id, scale, p.case.name, p.method.name, p.hyper, p.seed, configure(p, scale))
-        for p in points
-        if all(test(p) for test in wanted)
+        PlannedRun(s.experiment.id, scale, s.case.name, s.method.name, s.hyper, s.seed, build_config(s, scale))
+        for s in specs
+        if all(spec_value(s, kind) in values for kind, values in wanted.items())
     ]
 
 
-def spanned(e: Experiment, scale: str = "full", seeds: int | Sequence[int] | None = None) -> Iterator[Point]:
-    """Cases × methods × grid × seeds; the seed changes slowest, so that what tunes comes first."""
+def run_specs(e: Experiment, scale: str = "full", seeds: int | Sequence[int] | None = None) -> Iterator[RunSpec]:
+    """Cases × methods × grid × seeds; the seed changes slowest, so that the runs that tune come first."""
     at = e.at(scale)
     if e.runs:
         cases, methods = at.cases or e.only_cases, at.methods or e.only_methods
-        for other in map(find, e.runs):
-            for p in spanned(other, scale, seeds):
-                if (not cases or p.case.name in cases) and (not methods or p.method.name in methods):
-                    yield p
+        for other in map(find_experiment, e.runs):
+            for spec in run_specs(other, scale, seeds):
+                if (not cases or spec.case.name in cases) and (not methods or spec.method.name in methods):
+                    yield spec
         return
     for seed in range(seeds) if isinstance(seeds, int) else seeds or at.seeds or e.seeds:
         for case in (c for c in e.cases if not at.cases or c.name in at.cases):
@@ -282,35 +304,38 @@ def spanned(e: Experiment, scale: str = "full", seeds: int | Sequence[int] | Non
                 if not method.cases or case.name in method.cases:
                     grid = {key: at.grid.get(key, values) for key, values in (e.grid | method.grid).items()}
                     for values in product(*grid.values()):
-                        yield Point(e, case, method, dict(zip(grid, values, strict=True)), seed)
+                        yield RunSpec(e, case, method, dict(zip(grid, values, strict=True)), seed)
 
 
-def tables(p: Point, scale: str) -> Tables:
-    """The settings of one run as nested tables."""
+def settings_tables(spec: RunSpec, scale: str) -> Tables:
+    """The settings of one run as nested tables, without the defaults of a configuration."""
     whole: Tables = {"algorithm": {"name": DEFAULT_NAMES["algorithm"]}}
     for part in (
-        p.experiment.base,
-        p.case.set,
-        p.method.set,
-        p.case.methods.get(p.method.name, {}),
-        p.experiment.at(scale).set,
+        spec.experiment.base,
+        spec.case.set,
+        spec.method.set,
+        spec.case.methods.get(spec.method.name, {}),
+        spec.experiment.at(scale).set,
     ):
-        whole = merged(whole, part)
-    for key, value in p.hyper.items():
+        whole = merge_tables(whole, part)
+    for key, value in spec.hyper.items():
         set_key(whole, key, value, "grid: ")
-    return whole | {"seed": p.seed}
+    return whole | {"seed": spec.seed}
 
 
-def configure(p: Point, scale: str) -> Config:
+def build_config(spec: RunSpec, scale: str) -> Config:
     """The whole configuration of one run."""
     try:
-        return Config.build(tables(p, scale))
+        return Config.build(settings_tables(spec, scale))
     except ConfigError as e:
-        raise type(e)(f"{p.experiment.id}, {p.case.name}, {p.method.name}: {e}") from None
+        raise type(e)(f"{spec.experiment.id}, {spec.case.name}, {spec.method.name}: {e}") from None
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
-    """Nested tables laid over others. A table that names another choice keeps the settings that this one has too, and no others."""
+def merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
+    """Nested tables with those of `above` laid over those of `below`.
+
+    A table that names another choice keeps the settings of the old one that the new one has too, and no others.
+    """
     out = dict(below)
     for key, value in above.items():
         old = out.get(key)
@@ -319,20 +344,23 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
             if key in CHOICES and name != old.get("name", DEFAULT_NAMES[key]):
                 known = {f.name for f in fields(CHOICES[key][name])}
                 old = {k: v for k, v in old.items() if k in known}
-            out[key] = merged(old, value)
+            out[key] = merge_tables(old, value)
         else:
             out[key] = value
     return out
 
 
-def filters(only: Iterable[str], points: Sequence[Point]) -> list[Any]:
-    """Tests of points. Names of one kind widen each other, kinds narrow: two cases and one method are two runs."""
+def wanted_values(only: Iterable[str], specs: Sequence[RunSpec]) -> dict[str, list[Any]]:
+    """The values that `only` allows for "case", "method", "seed" and tuned settings, where it names some.
+
+    Names of one kind widen each other, kinds narrow: two cases and one method are two runs.
+    """
     wanted: dict[str, list[Any]] = {}
-    cases, methods = {p.case.name for p in points}, {p.method.name for p in points}
-    keys = {key for p in points for key in p.hyper}
+    cases, methods = {s.case.name for s in specs}, {s.method.name for s in specs}
+    keys = {key for s in specs for key in s.hyper}
     for item in only:
-        kind, found, text = item.rpartition("=")
-        kind = kind.strip() if found else "case" if item in cases else "method"
+        kind, equals, text = item.rpartition("=")
+        kind = kind.strip() if equals else "case" if item in cases else "method"
         known: set[str] = {"case": cases, "method": methods}.get(kind, set())
         if kind not in ("case", "method", "seed", *keys):
             raise UnknownName(
@@ -343,28 +371,31 @@ def filters(only: Iterable[str], points: Sequence[Point]) -> list[Any]:
                 f"--only: there is no {text.strip()!r} here; {did_you_mean(text.strip(), cases | methods)}"
             )
         wanted.setdefault(kind, []).append(text.strip() if kind in ("case", "method") else parse_value(text.strip()))
-    return [tester(kind, values) for kind, values in wanted.items()]
+    return wanted
 
 
-def tester(kind: str, values: Sequence[Any]) -> Any:
-    seen = {"case": lambda p: p.case.name, "method": lambda p: p.method.name, "seed": lambda p: p.seed}
-    return lambda p: (seen[kind](p) if kind in seen else p.hyper.get(kind)) in values
+def spec_value(spec: RunSpec, kind: str) -> Any:
+    """The case, method or seed of a run by name, or one of its tuned settings."""
+    own = {"case": spec.case.name, "method": spec.method.name, "seed": spec.seed}
+    return own[kind] if kind in own else spec.hyper.get(kind)
 
 
-def words(hyper: Mapping[str, Any]) -> str:
+def hyper_text(hyper: Mapping[str, Any]) -> str:
     """A grid point in one line, sorted: "algorithm.mu=1 local.lr=0.1"."""
-    return " ".join(f"{key}={spoken(hyper[key])}" for key in sorted(hyper))
+    return " ".join(f"{key}={hyper_value_text(hyper[key])}" for key in sorted(hyper))
 
 
-def spoken(value: Any) -> str:
+def hyper_value_text(value: Any) -> str:
+    """One value of a grid point as text: a string as it is, a float without needless zeros."""
     return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else literal(value)
 
 
 @cache
-def digest(config: Config) -> str:
-    """Ten letters for what a run computes: all settings but defaults, so that a setting added later changes none of them.
+def result_digest(config: Config) -> str:
+    """Ten letters that identify what a run computes, for results/*.csv.
 
-    Where and in which precision it is computed is left out, and told beside each result.
+    Settings at their defaults are left out, so that a setting added later changes no digest. So is where and in which
+    precision the run is computed, which stands beside each result.
     """
     page: dict[str, Any] = {"seed": config.seed, "rounds": config.rounds}
     for name, table in config.tables().items():

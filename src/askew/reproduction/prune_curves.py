@@ -1,67 +1,76 @@
-"""Which curves are kept: where a grid is tuned, those of the points that some rule chose; no table, figure or claim reads others."""
+"""Which curves stay in results/: where a grid is tuned, those of the points that some rule chose.
+
+No table, figure or claim reads the other points' curves, and they would be most of the files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import results as stored
-from .evidence import Evidence, pick
-from .papers import Experiment, experiments, find, words
-from .results import CURVES, HELD, Metrics, Runs
+from .evidence import Evidence, choice_rules, choose_point
+from .papers import Experiment, experiments, find_experiment, hyper_text
+from .results import (
+    CURVES,
+    Metrics,
+    RunKey,
+    RunMetrics,
+    metrics_by_run,
+    read_results,
+    read_results_file,
+    results_file,
+    write_results_file,
+)
 
-# Figures that were read off curves: one without its curve tells that this was dropped.
-READ_OFF = {"best_accuracy": "accuracy", "last_loss": "loss", "best_train_loss": "train_loss"}
-
-Key = tuple[str, int]  # digest and seed
-
-
-def rules(choose: Sequence[str]) -> list[tuple[str, ...]]:
-    """The paper's rule, and the same on one half of the test set."""
-    return [tuple(choose), *([(HELD[choose[0]][0], *choose[1:])] if choose[0] in HELD else [])] if choose else []
-
-
-def thinned(metrics: Metrics) -> bool:
-    return any(figure in metrics and curve not in metrics for figure, curve in READ_OFF.items())
+# Metrics that are read off a curve: where one is there without its curve, the curve was pruned.
+CURVE_METRICS = {"best_accuracy": "accuracy", "last_loss": "loss", "best_train_loss": "train_loss"}
 
 
-def verdicts(evidence: Evidence, id: str) -> Iterator[tuple[Key, bool | None]]:
-    """Of every run that was made for an experiment: is its curve shown? None: that is open, as a grid is not finished.
+def is_pruned(metrics: Metrics) -> bool:
+    """Whether some curve of a run was pruned."""
+    return any(metric in metrics and curve not in metrics for metric, curve in CURVE_METRICS.items())
+
+
+def curve_uses(evidence: Evidence, id: str) -> Iterator[tuple[RunKey, bool | None]]:
+    """Of every run of an experiment that is stored: whether its curve is used; None while its grid is not finished.
 
     A point is chosen on the first seed, on all that have the whole grid, or on all but the one it is tested at.
     """
     for points in evidence.points(id).values():
-        tuning, choose = evidence.tuning(points), rules(evidence.known[id].choose)
-        seeds = [tuning, *([s] for s in tuning), *([s for s in tuning if s != left] for left in tuning)]
-        tuned = bool(choose) and len(points) > 1
-        chosen = {words(p.hyper) for rule in choose for some in seeds if (p := pick(points, rule, some))}
-        others = [p for p in points if words(p.hyper) not in chosen]
+        tuning, rules = evidence.tuning_seeds(points), choice_rules(evidence.known[id].choose)
+        seed_lists = [tuning, *([s] for s in tuning), *([s for s in tuning if s != left] for left in tuning)]
+        choices = [choose_point(points, rule, seeds) for rule in rules for seeds in seed_lists]
+        chosen = {hyper_text(p.hyper) for p in choices if p}
+        others = [p for p in points if hyper_text(p.hyper) not in chosen]
         finished = bool(chosen) and not any(seed not in tuning for p in others for seed in p.runs)
+        is_tuned = bool(rules) and len(points) > 1
         for p in points:
-            shown = not tuned or words(p.hyper) in chosen
+            used = not is_tuned or hyper_text(p.hyper) in chosen
             for seed, digest in p.digests.items():
-                yield (digest, seed), True if shown else False if finished else None
+                yield (digest, seed), True if used else False if finished else None
 
 
-def drawn(e: Experiment, runs: Runs, scale: str) -> set[Key]:
-    """The runs of an experiment whose curves are shown."""
-    evidence = Evidence(around(e), runs, scale)
-    return {key for id in (e.id, *e.runs) for key, shown in verdicts(evidence, id) if shown}
+def runs_with_used_curves(e: Experiment, runs: RunMetrics, scale: str) -> set[RunKey]:
+    """The runs of an experiment whose curves are used."""
+    evidence = Evidence(known_experiments(e), runs, scale)
+    return {key for id in (e.id, *e.runs) for key, used in curve_uses(evidence, id) if used}
 
 
-def around(e: Experiment) -> Mapping[str, Experiment]:
-    """All experiments, with one that may be a file of somebody's own."""
-    return {**experiments(), **{id: find(id) for id in e.runs}, e.id: e}
+def known_experiments(e: Experiment) -> Mapping[str, Experiment]:
+    """All experiments by id, with this one, which may come from a file of the user's own."""
+    return {**experiments(), **{id: find_experiment(id) for id in e.runs}, e.id: e}
 
 
-def thin(folder: str | Path, e: Experiment, scale: str) -> None:
-    """Drop the curves of an experiment's runs that no experiment shows."""
-    evidence = Evidence(around(e), stored.by_run(r for r in stored.read(folder) if r.scale == scale), scale)
-    spare = {key for id in (e.id, *e.runs) for key, shown in verdicts(evidence, id) if shown is False}
-    if not any(curve in evidence.runs[key] for key in spare for curve in CURVES):
+def prune_curves(folder: str | Path, e: Experiment, scale: str) -> None:
+    """Remove from a folder of results the curves of an experiment's runs that no experiment uses."""
+    runs = metrics_by_run(row for row in read_results(folder) if row.scale == scale)
+    evidence = Evidence(known_experiments(e), runs, scale)
+    unused = {key for id in (e.id, *e.runs) for key, used in curve_uses(evidence, id) if used is False}
+    if not any(curve in evidence.runs[key] for key in unused for curve in CURVES):
         return
-    spare -= {key for id in evidence.known for key, shown in verdicts(evidence, id) if shown is not False}
+    unused -= {key for id in evidence.known for key, used in curve_uses(evidence, id) if used is not False}
     for id in (e.id, *e.runs):
-        path = stored.file_of(Path(folder), evidence.known[id].id, scale)
+        path = results_file(Path(folder), evidence.known[id].id, scale)
         if path.exists():
-            stored.write_csv(path, [r for r in stored.read_csv(path) if r.run not in spare or r.metric not in CURVES])
+            rows = read_results_file(path)
+            write_results_file(path, [r for r in rows if r.run not in unused or r.metric not in CURVES])

@@ -1,4 +1,7 @@
-"""Measured results as plain rows: one CSV file an experiment and scale, from which tables, figures and the ledger are made."""
+"""Measured results as plain rows: one CSV file for each experiment and scale.
+
+Tables, figures and the ledger are made from these files alone.
+"""
 
 from __future__ import annotations
 
@@ -15,46 +18,39 @@ from typing import NamedTuple
 from ..engine.server import RECORD, TIMES
 from ..errors import StoreError
 from ..experiment.store import Run, read_text, write_text
-from .papers import Planned, words
+from .papers import PlannedRun, hyper_text
 
-WARM_UP = 10  # rounds that tell nothing about the time of the others
-SHARES = (10, 50, 100)  # percent of the rounds over which means are taken
-HALVES = ("accuracy_choose", "accuracy_report")
-# What is chosen by and reported where the choice is made on one half of the test set and the report on the other.
-HELD = {
+WARM_UP = 10  # first rounds that are left out of a run's median time
+MEAN_PERCENTS = (10, 50, 100)  # percent of the rounds over which means of accuracy and training loss are taken
+HALVES = ("accuracy_choose", "accuracy_report")  # record keys: accuracy on either half of the test set
+# By a metric on the whole test set: the metric that chooses on one half, and the one that reports on the other.
+HELD_OUT = {
     "best_accuracy": ("chosen_accuracy", "reported_accuracy"),
     "last_accuracy": ("last_accuracy_choose", "last_accuracy_report"),
 }
-CURVES = ("accuracy", "train_loss", "loss", "public_share", "public_ratio")
-SPARSE = "drift_relative"  # a curve too, of every so many rounds
-EVERY = 20
-EARLY = range(10, 101)  # rounds over which claims about local models speak of the mean
-LOCAL = ("drift_relative", "drift_apart", "fit_loss")  # of such records, and tables of them by layer
+CURVES = ("accuracy", "train_loss", "loss", "public_share", "public_ratio")  # record keys stored as curves
+SPARSE_CURVE = "drift_relative"  # a record key stored as a curve of every so many rounds
+SPARSE_EVERY = 20  # rounds
+EARLY_ROUNDS = range(10, 101)  # rounds of the metrics "early_…", which claims about local models use
+LOCAL_MODEL_KEYS = ("drift_relative", "drift_apart", "fit_loss")  # record keys with such a metric, also by layer
 
-Metrics = Mapping[str, str]
-Runs = Mapping[tuple[str, int], dict[str, str]]  # metrics by digest and seed
+RunKey = tuple[str, int]  # a run's digest and seed
+Metrics = Mapping[str, str]  # of one run: numbers and curves as text, by name
+RunMetrics = Mapping[RunKey, dict[str, str]]
 
-ONCE = (
-    "experiment",
-    "scale",
-    "case",
-    "method",
-    "hyper",
-    "device",
-    "version",
-    "command",
-)  # a run's first row has them for all
+# Columns that are the same in all rows of a run: only its first row in a file has them.
+RUN_COLUMNS = ("experiment", "scale", "case", "method", "hyper", "device", "version", "command")
 
 
-class Result(NamedTuple):
-    """One number, or one curve, of one run."""
+class ResultRow(NamedTuple):
+    """One number, or one curve, of one run; the fields are the columns of the file."""
 
     digest: str
     experiment: str
     scale: str
     case: str
     method: str
-    hyper: str  # the grid point, as `papers.words` writes it
+    hyper: str  # the grid point, as `papers.hyper_text` writes it
     seed: int
     metric: str
     value: str
@@ -63,7 +59,7 @@ class Result(NamedTuple):
     command: str
 
     @property
-    def run(self) -> tuple[str, int]:
+    def run(self) -> RunKey:
         return self.digest, self.seed
 
     @property
@@ -71,65 +67,125 @@ class Result(NamedTuple):
         return *self.run, self.metric
 
 
-def results_of(planned: Planned, run: Run) -> list[Result]:
-    """Everything worth keeping of a finished run."""
+def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
+    """The rows to store of a finished run, one for each metric."""
     engine = planned.config.engine
-    how = [engine.dtype] * (engine.dtype != "float32") + ["compiled"] * engine.compile
-    device = ", ".join([str(run.facts.get("device", "unknown")), *how])
-    about = (
-        planned.digest,
-        planned.experiment,
-        planned.scale,
-        planned.case,
-        planned.method,
-        words(planned.hyper),
-        planned.seed,
-    )
-    rest = device, str(run.facts.get("version", "")), command(planned)
-    return [Result(*about, metric, value, *rest) for metric, value in metrics(run).items()]
+    precision = [engine.dtype] * (engine.dtype != "float32") + ["compiled"] * engine.compile
+    device = ", ".join([str(run.facts.get("device", "unknown")), *precision])
+    version, command = str(run.facts.get("version", "")), run_command(planned)
+    return [
+        ResultRow(
+            planned.digest,
+            planned.experiment,
+            planned.scale,
+            planned.case,
+            planned.method,
+            hyper_text(planned.hyper),
+            planned.seed,
+            metric,
+            value,
+            device,
+            version,
+            command,
+        )
+        for metric, value in run_metrics(run).items()
+    ]
 
 
-def command(planned: Planned) -> str:
-    """What to type to get this run again."""
-    only = [f"case={planned.case}", f"method={planned.method}", *words(planned.hyper).split(), f"seed={planned.seed}"]
-    how = ["--dtype", planned.config.engine.dtype] if planned.config.engine.dtype != "float32" else []
-    whole = ["askew", "reproduce", planned.experiment, "--scale", planned.scale, *how]
-    return shlex.join([*whole, "--seeds", str(planned.seed + 1), *(word for item in only for word in ("--only", item))])
+def run_command(planned: PlannedRun) -> str:
+    """The command that gives this run again."""
+    only = [
+        f"case={planned.case}",
+        f"method={planned.method}",
+        *hyper_text(planned.hyper).split(),
+        f"seed={planned.seed}",
+    ]
+    dtype = ["--dtype", planned.config.engine.dtype] if planned.config.engine.dtype != "float32" else []
+    command = ["askew", "reproduce", planned.experiment, "--scale", planned.scale, *dtype]
+    command += ["--seeds", str(planned.seed + 1)]
+    return shlex.join([*command, *(word for item in only for word in ("--only", item))])
 
 
-def metrics(run: Run) -> dict[str, str]:
-    """The figures of a run by name, as text; what was not recorded is left out."""
-    told: dict[str, float | None] = {
+# metrics --------------------------------------------------------------------------------------------------------
+
+
+def run_metrics(run: Run) -> dict[str, str]:
+    """The metrics of a run by name, as text with six digits; what was not recorded is left out."""
+    numbers: dict[str, float | None] = {
         "best_accuracy": run.best_accuracy,
         "best_round": run.best_round,
         "last_accuracy": run.final_accuracy,
-        "last_loss": last(run, "loss"),
+        "last_loss": run.last("loss"),
         "best_train_loss": min(run.curve("train_loss")[1], default=None),
     }
-    for share in SHARES:
-        told[f"mean_accuracy_{share}"] = mean_over(run, "accuracy", share)
-        told[f"mean_train_loss_{share}"] = math.inf if lost(run) else mean_over(run, "train_loss", share)
-    told |= halves(run)
+    for percent in MEAN_PERCENTS:
+        numbers[f"mean_accuracy_{percent}"] = mean_over_first(run, "accuracy", percent)
+        loss = math.inf if has_diverged(run) else mean_over_first(run, "train_loss", percent)
+        numbers[f"mean_train_loss_{percent}"] = loss
+    numbers |= half_metrics(run) | cost_metrics(run) | record_metrics(run) | prediction_set_metrics(run)
+    texts = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
+    curves = {key: curve_text(run, key) for key in CURVES} | {SPARSE_CURVE: curve_text(run, SPARSE_CURVE, SPARSE_EVERY)}
+    return texts | {key: text for key, text in curves.items() if text} | prediction_set_curves(run)
+
+
+def mean_over_first(run: Run, key: str, percent: int) -> float | None:
+    """The mean over the first so many percent of the rounds, where recorded."""
+    until = percent / 100 * int(run.config["rounds"])
+    values = [v for r, v in zip(*run.curve(key), strict=True) if r <= until]
+    return sum(values) / len(values) if values else None
+
+
+def has_diverged(run: Run) -> bool:
+    """Whether some round had participants and no finite training loss."""
+    return any(r.get("participants") and r.get("train_loss") is None for r in run.rounds)
+
+
+def half_metrics(run: Run) -> dict[str, float | None]:
+    """Best accuracy on the half of the test set that chooses, its round, and the other half's accuracy in that round.
+
+    Also the last accuracies of both halves.
+    """
+    points = [
+        (r["accuracy_choose"], -r["round"], r["accuracy_report"])
+        for r in run.rounds
+        if r.get("accuracy_choose") is not None
+    ]
+    if not points:
+        return {}
+    best, minus_round, reported = max(points)
+    last, _, last_reported = points[-1]
+    return {
+        "chosen_accuracy": best,
+        "chosen_round": -minus_round,
+        "reported_accuracy": reported,
+        "last_accuracy_choose": last,
+        "last_accuracy_report": last_reported,
+    }
+
+
+def cost_metrics(run: Run) -> dict[str, float | None]:
+    """Seconds and bytes of a round (medians) and the number of parameters.
+
+    `seconds_per_round` is of a run that had the device for itself; otherwise the time is called `seconds_shared` and
+    is the run's part of the time of several.
+    """
     seconds = [float(r["seconds"]) for r in run.rounds]
     processes = int(run.facts.get("processes", 1))
     alone = run.facts.get("together", 1) * processes == 1
-    timed = "seconds_per_round" if alone else "seconds_shared"  # alone, or its share of several runs' time
-    told[timed] = median(seconds[WARM_UP:] or seconds) / processes if seconds else None
+    found: dict[str, float | None] = {}
+    if seconds:
+        found["seconds_per_round" if alone else "seconds_shared"] = median(seconds[WARM_UP:] or seconds) / processes
     parts = {key: run.curve(key)[1] for key in TIMES if alone}
-    told |= {key: median(values[WARM_UP:] or values) for key, values in parts.items() if values}
-    told |= {key: median(int(r[key]) for r in run.rounds) for key in ("bytes_up", "bytes_down") if run.rounds}
-    told["parameters"] = run.facts.get("parameters")
-    figures = {
-        name: f"{value:.6g}" for name, value in (told | others(run) | prediction_sets(run)).items() if value is not None
-    }
-    curves = {key: curve_text(run, key) for key in CURVES} | {SPARSE: curve_text(run, SPARSE, EVERY)}
-    return figures | {key: text for key, text in curves.items() if text} | set_curves(run)
+    found |= {key: median(values[WARM_UP:] or values) for key, values in parts.items() if values}
+    found |= {key: median(int(r[key]) for r in run.rounds) for key in ("bytes_up", "bytes_down") if run.rounds}
+    return found | {"parameters": run.facts.get("parameters")}
 
 
-def others(run: Run) -> dict[str, float | None]:
-    """Means over the rounds of all else that was recorded; of what is measured now and then the last too.
+def record_metrics(run: Run) -> dict[str, float | None]:
+    """Of everything else that was recorded: "mean_…" over the rounds and "last_…".
 
-    Of cosines of consecutive updates also the largest, by size; of what tells about local models the mean over early rounds.
+    Of cosines of consecutive updates also "max_…", the largest by size; of what describes local models "early_…", the
+    mean over the early rounds.
     """
     values: dict[str, list[float]] = {}
     early: dict[str, list[float]] = {}
@@ -139,159 +195,119 @@ def others(run: Run) -> dict[str, float | None]:
                 continue
             if isinstance(value, (int, float)):
                 values.setdefault(key, []).append(float(value))
-            if record["round"] in EARLY and key.startswith(LOCAL):
-                told = (
-                    {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-                )
-                for name, one in told.items():
-                    if one is not None:
-                        early.setdefault(name, []).append(float(one))
-    found: dict[str, float | None] = {f"mean_{key}": sum(all) / len(all) for key, all in values.items()}
-    found |= {f"last_{key}": all[-1] for key, all in values.items() if not key.startswith("drift_")}
+            if record["round"] in EARLY_ROUNDS and key.startswith(LOCAL_MODEL_KEYS):
+                by_layer = isinstance(value, dict)
+                entries = {f"{key}.{layer}": v for layer, v in value.items()} if by_layer else {key: value}
+                for name, entry in entries.items():
+                    if entry is not None:
+                        early.setdefault(name, []).append(float(entry))
+    found: dict[str, float | None] = {f"mean_{key}": sum(v) / len(v) for key, v in values.items()}
+    found |= {f"last_{key}": v[-1] for key, v in values.items() if not key.startswith("drift_")}
     found |= {f"max_{key}": max(map(abs, values[key])) for key in ("turn", "drift_turn") if key in values}
-    return found | {f"early_{key}": sum(all) / len(all) for key, all in early.items()}
+    return found | {f"early_{key}": sum(v) / len(v) for key, v in early.items()}
 
 
-def prediction_sets(run: Run) -> dict[str, float | None]:
-    """Coverage and size of the sets of a run whose model was measured so."""
-    methods = run.conformal.get("methods", {})
+def prediction_set_metrics(run: Run) -> dict[str, float | None]:
+    """Coverage and size of the prediction sets, where `askew conformal` measured the run."""
     return {
-        f"{what}_{name}": told[key]
-        for name, told in methods.items()
-        for what, key in (("coverage", "coverage"), ("set_size", "size"))
+        f"{metric}_{method}": measured[key]
+        for method, measured in run.conformal.get("methods", {}).items()
+        for metric, key in (("coverage", "coverage"), ("set_size", "size"))
     }
 
 
-def set_curves(run: Run) -> dict[str, str]:
-    """Coverages and sizes over the levels 1 − a from 0.99 to 0.20."""
-    curves = run.conformal.get("curves", {})
+def prediction_set_curves(run: Run) -> dict[str, str]:
+    """Coverages and sizes over the levels 1 − a from 0.99 to 0.20, as text."""
     return {
-        f"{what}_{name}": " ".join(f"{v:.4g}" for v in told[key])
-        for name, told in curves.items()
-        for what, key in (("coverages", "coverage"), ("set_sizes", "size"))
+        f"{metric}_{method}": " ".join(f"{v:.4g}" for v in measured[key])
+        for method, measured in run.conformal.get("curves", {}).items()
+        for metric, key in (("coverages", "coverage"), ("set_sizes", "size"))
     }
-
-
-def last(run: Run, key: str) -> float | None:
-    values = run.curve(key)[1]
-    return values[-1] if values else None
-
-
-def mean_over(run: Run, key: str, share: int) -> float | None:
-    """The mean over the first so many percent of the rounds, where recorded."""
-    until = share / 100 * int(run.config["rounds"])
-    values = [v for r, v in zip(*run.curve(key), strict=True) if r <= until]
-    return sum(values) / len(values) if values else None
-
-
-def lost(run: Run) -> bool:
-    """Did it diverge: a round with participants and without a finite loss?"""
-    return any(r.get("participants") and r.get("train_loss") is None for r in run.rounds)
-
-
-def halves(run: Run) -> dict[str, float | None]:
-    """The best accuracy on the half of the test set that chooses, its round, and the other half's accuracy in that round."""
-    points = [
-        (r["accuracy_choose"], -r["round"], r["accuracy_report"])
-        for r in run.rounds
-        if r.get("accuracy_choose") is not None
-    ]
-    if not points:
-        return {}
-    best, round, reported = max(points)
-    last, _, last_reported = points[-1]
-    told = {"chosen_accuracy": best, "chosen_round": -round, "reported_accuracy": reported}
-    return told | {"last_accuracy_choose": last, "last_accuracy_report": last_reported}
 
 
 # curves ---------------------------------------------------------------------------------------------------------
 
 
 def curve_text(run: Run, key: str, every: int = 1) -> str:
-    """Values with four digits, of every so many rounds and the last; "round:value" unless there is one in every round."""
+    """A curve as text: values with four digits, of every so many rounds and the last.
+
+    Written "round:value", unless there is a value in every round.
+    """
     at, values = run.curve(key)
     whole = every == 1 and at == list(range(1, len(at) + 1))
     points = [(r, v) for r, v in zip(at, values, strict=True) if r % every == 0 or r == at[-1]]
     return " ".join(f"{v:.4g}" if whole else f"{r}:{v:.4g}" for r, v in points)
 
 
-def curve(text: str) -> tuple[list[int], list[float]]:
+def parse_curve(text: str) -> tuple[list[int], list[float]]:
     """Rounds and values of a stored curve."""
     pairs = [item.rpartition(":") for item in text.split()]
     return [int(r) if r else n for n, (r, _, _) in enumerate(pairs, 1)], [float(v) for _, _, v in pairs]
 
 
-def rounds_to(text: str, target: float) -> int | None:
-    """The first evaluated round with at least this accuracy; None if it was never reached."""
-    return next((r for r, v in zip(*curve(text), strict=True) if v >= target), None)
-
-
 # files ----------------------------------------------------------------------------------------------------------
 
 
-def file_of(folder: Path, experiment: str, scale: str) -> Path:
+def results_file(folder: Path, experiment: str, scale: str) -> Path:
+    """The path of an experiment's results at one scale."""
     return folder / f"{experiment.replace('/', '-')}-{scale}.csv"
 
 
-def read(folder: str | Path) -> list[Result]:
-    """All results of a folder; an empty list where there is none."""
-    return [result for path in sorted(Path(folder).glob("*.csv")) for result in read_csv(path)]
+def read_results(folder: str | Path) -> list[ResultRow]:
+    """All rows of a folder's files; an empty list where there is no folder."""
+    return [row for path in sorted(Path(folder).glob("*.csv")) for row in read_results_file(path)]
 
 
-def read_csv(path: Path) -> list[Result]:
+def read_results_file(path: Path) -> list[ResultRow]:
+    """The rows of one file; columns that a run's later rows leave empty are filled from the row before."""
     csv.field_size_limit(2**24)
-    rows = list(csv.reader(io.StringIO(read_text(path))))
-    if not rows or tuple(rows[0]) != Result._fields:
+    lines = list(csv.reader(io.StringIO(read_text(path))))
+    if not lines or tuple(lines[0]) != ResultRow._fields:
         raise StoreError(
-            f"{path} does not begin with {','.join(Result._fields)}; restore the file, or remove it and run again."
+            f"{path} does not begin with {','.join(ResultRow._fields)}; restore the file, or remove it and run again."
         )
-    results = list[Result]()
-    for number, row in enumerate(rows[1:], 2):
+    rows = list[ResultRow]()
+    for number, line in enumerate(lines[1:], 2):
         try:
-            result = Result._make([*row[:6], int(row[6]), *row[7:]])
+            row = ResultRow._make([*line[:6], int(line[6]), *line[7:]])
         except (ValueError, TypeError, IndexError):
             raise StoreError(
                 f"{path}, line {number} is not a result; restore the file, or remove it and run again."
             ) from None
-        last = results[-1] if results and results[-1].run == result.run else None
-        results.append(
-            result._replace(**{name: getattr(result, name) or getattr(last, name) for name in ONCE}) if last else result
-        )
-    return results
+        if rows and rows[-1].run == row.run:
+            row = row._replace(**{name: getattr(row, name) or getattr(rows[-1], name) for name in RUN_COLUMNS})
+        rows.append(row)
+    return rows
 
 
-def write(folder: str | Path, results: Iterable[Result]) -> list[Path]:
-    """Merge results into the files of their experiments and scales: of one run and metric the newest stays."""
-    files: dict[Path, dict[tuple[str, int, str], Result]] = {}
-    for result in results:
-        files.setdefault(file_of(Path(folder), result.experiment, result.scale), {})[result.key] = result
+def write_results(folder: str | Path, rows: Iterable[ResultRow]) -> list[Path]:
+    """Merge rows into the files of their experiments and scales; a new row replaces that of the same run and metric."""
+    files: dict[Path, dict[tuple[str, int, str], ResultRow]] = {}
+    for row in rows:
+        files.setdefault(results_file(Path(folder), row.experiment, row.scale), {})[row.key] = row
     for path, new in files.items():
-        merged = ({r.key: r for r in read_csv(path)} if path.exists() else {}) | new
-        write_csv(path, merged.values())
+        merged = ({r.key: r for r in read_results_file(path)} if path.exists() else {}) | new
+        write_results_file(path, merged.values())
     return list(files)
 
 
-def write_csv(path: Path, results: Iterable[Result]) -> None:
-    rows = sorted(results, key=lambda r: (r.case, r.method, r.hyper, r.seed, r.digest, r.metric))
+def write_results_file(path: Path, rows: Iterable[ResultRow]) -> None:
+    """Write one file; what a row repeats of the row before, of the same run, is left empty."""
+    ordered = sorted(rows, key=lambda r: (r.case, r.method, r.hyper, r.seed, r.digest, r.metric))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Result._fields)
-    for last, row in pairwise([None, *rows]):
+    writer.writerow(ResultRow._fields)
+    for before, row in pairwise([None, *ordered]):
         assert row is not None
-        known = last is not None and last.run == row.run
-        said = {name for name in ONCE if known and getattr(last, name) == getattr(row, name)}
-        writer.writerow(["" if name in said else value for name, value in row._asdict().items()])
+        same_run = before is not None and before.run == row.run
+        repeated = {name for name in RUN_COLUMNS if same_run and getattr(before, name) == getattr(row, name)}
+        writer.writerow(["" if name in repeated else value for name, value in row._asdict().items()])
     write_text(path, text.getvalue())
 
 
-def by_run(results: Iterable[Result]) -> dict[tuple[str, int], dict[str, str]]:
-    """Metrics of every run, by (digest, seed): experiments that plan the same run share it."""
-    runs: dict[tuple[str, int], dict[str, str]] = {}
-    for result in results:
-        runs.setdefault((result.digest, result.seed), {})[result.metric] = result.value
+def metrics_by_run(rows: Iterable[ResultRow]) -> dict[RunKey, dict[str, str]]:
+    """The metrics of every run, by digest and seed: experiments that plan the same run share it."""
+    runs: dict[RunKey, dict[str, str]] = {}
+    for row in rows:
+        runs.setdefault(row.run, {})[row.metric] = row.value
     return runs
-
-
-def found(runs: Runs, planned: Planned) -> dict[str, str] | None:
-    """The metrics of a planned run, if it was made."""
-    return runs.get((planned.digest, planned.seed))

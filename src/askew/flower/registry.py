@@ -1,0 +1,137 @@
+"""The registry of clients: it asks every node which client it is, as a node's number in Flower does not say it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+from ..data.federation import Federation
+from ..errors import EngineError
+from ..version import __version__
+from .deployment_data import DeploymentConfig, RemoteFederation
+from .rules import DeploymentRules
+from .transport import Reply, Transport, Warn
+from .wire import SAME_SETUP, InvalidMessage, Payload, RawPayload, check_values, read_tensors, read_value
+
+MAX_ATTEMPTS = 3  # how often a node that does not say which client it is, is asked
+MAX_INPUT_SIZE = 10**8  # numbers in one input
+MAX_DIMENSIONS = 8  # of one input
+POLL_SECONDS = 0.5  # between two looks for new nodes
+
+
+class ClientInfo(NamedTuple):
+    """What a client says about its data when it joins."""
+
+    samples: int
+    classes: int  # in its data; 0 for a regression
+    shape: list[int]  # of one input
+    real: bool  # are inputs floating-point numbers?
+
+    def kind_of_data(self) -> str:
+        """A phrase that is the same for all clients of a federation."""
+        inputs, targets = "real" if self.real else "whole", "class labels" if self.classes else "real targets"
+        return f"{inputs} inputs of shape {self.shape} and {targets}"
+
+
+class ClientRegistry:
+    """The clients that are connected, the node of each, and what each said about its data."""
+
+    def __init__(self, transport: Transport, rules: DeploymentRules, config: DeploymentConfig, warn: Warn) -> None:
+        self.transport, self.rules, self.config, self.warn = transport, rules, config, warn
+        self.clients = config.client_count
+        self.node_of: dict[int, int] = {}  # by client, of those that are connected
+        self.info: dict[int, ClientInfo] = {}  # by client, of all that ever joined
+        self.attempts: dict[int, int] = {}  # by node, of those that are connected
+        self.pending: dict[str, tuple[int, float]] = {}  # by message without a reply: its node, the time it ends
+        self.fed: Federation | None = None  # set once it is known
+
+    def refresh(self) -> set[int]:
+        """The clients that are connected and have said which they are. New nodes are asked; nobody is waited for."""
+        nodes, now = self.transport.connected_nodes(), time.monotonic()
+        self.attempts = {node: self.attempts.get(node, 0) for node in nodes}
+        self.pending = {name: (node, end) for name, (node, end) in self.pending.items() if node in self.attempts}
+        self.node_of = {client: node for client, node in self.node_of.items() if node in self.attempts}
+        self._ask([node for node in nodes if self.attempts[node] < MAX_ATTEMPTS], now)
+        replies = self.transport.receive(list(self.pending)) if self.pending else {}
+        late: dict[str, Reply] = {
+            name: f"it did not say which client it is within {self.rules.hello:g} s"
+            for name, (_, end) in self.pending.items()
+            if end < now
+        }
+        for name, reply in (late | replies).items():
+            node, _ = self.pending.pop(name)
+            self.attempts[node] += 1
+            try:
+                self._add_client(node, reply)
+            except InvalidMessage as e:
+                self.warn(f"node {node} is left out: {e}")
+        return set(self.node_of)
+
+    def _ask(self, nodes: list[int], now: float) -> None:
+        """Ask nodes which client they are, except those that are known or were asked already."""
+        known = {*self.node_of.values(), *(node for node, _ in self.pending.values())}
+        payloads = {node: Payload({"digest": self.config.digest()}, {}) for node in nodes if node not in known}
+        sent = self.transport.send("query", payloads, "0", self.rules.hello) if payloads else {}
+        self.pending |= {name: (node, now + self.rules.hello) for name, node in sent.items()}
+
+    def _add_client(self, node: int, reply: Reply) -> None:
+        """Note which client a node is, or raise why it is none."""
+        if isinstance(reply, str):
+            raise InvalidMessage(reply)
+        self.attempts[node] = MAX_ATTEMPTS  # a node that answered is not asked again
+        client = read_value(reply, "client", int, f"node {node}")
+        if client >= self.clients:
+            raise InvalidMessage(
+                f"it says it is client {client}, and clients are numbered from 0 to {self.clients - 1}; "
+                "start it with another partition-id."
+            )
+        info = self._read_info(client, reply)
+        if client in self.node_of:
+            self.warn(f"client {client} is now node {node} and no longer node {self.node_of[client]}.")
+        self.node_of[client], self.info[client] = node, info
+        if isinstance(self.fed, RemoteFederation):
+            self.fed.set_size(client, info.samples)
+
+    def _read_info(self, client: int, reply: RawPayload) -> ClientInfo:
+        """What a client says about its data, which must be of this run and like that of the others."""
+        sender = f"client {client}"
+        read_tensors(reply, {}, sender)
+        check_values(reply, sender, digest=self.config.digest(), version=__version__)
+        if not isinstance(self.fed, RemoteFederation) and self.fed is not None:
+            check_values(reply, sender, samples=int(self.fed.sizes[client]))
+        samples, classes = read_value(reply, "samples", int, sender), read_value(reply, "classes", int, sender)
+        shape, real = read_value(reply, "shape", list, sender), read_value(reply, "real", bool, sender)
+        info = ClientInfo(samples, classes, shape, real)
+        if (
+            len(shape) > MAX_DIMENSIONS
+            or not all(type(n) is int and n > 0 for n in shape)
+            or math.prod(shape) > MAX_INPUT_SIZE
+        ):
+            raise InvalidMessage(
+                f"{sender}: inputs of shape {shape!r:.60} came, at most {MAX_INPUT_SIZE:,} numbers are allowed; "
+                f"{SAME_SETUP}."
+            )
+        kind, others = info.kind_of_data(), next(iter(self.info.values()), info).kind_of_data()
+        if kind != others:
+            raise InvalidMessage(
+                f"{sender} has {kind}, the others have {others}; prepare the data alike on every node."
+            )
+        if isinstance(self.fed, RemoteFederation) and classes > self.fed.classes:
+            raise InvalidMessage(
+                f"{sender} has {classes} classes, and the run was begun with {self.fed.classes}; "
+                "let client(node) return an askew.Dataset that names all of them on every node."
+            )
+        return info
+
+    def wait_for(self, count: int) -> set[int]:
+        """The clients that are connected, once there are so many."""
+        needed, end = min(count, self.clients), time.monotonic() + self.rules.wait
+        while len(connected := self.refresh()) < needed:
+            if time.monotonic() > end:
+                raise EngineError(
+                    f"{len(connected)} of {needed} clients came within {self.rules.wait:g} s; start the others, "
+                    "or wait for fewer (nodes, answers); the run goes on from its last round."
+                )
+            time.sleep(POLL_SECONDS)
+        return connected

@@ -1,0 +1,310 @@
+"""The engine of a deployment: it has clients trained and models evaluated where the clients are, by messages.
+
+To the simulator's server it is an engine like the others. It sends each client its part of a phase's inputs and returns
+the rows that come back, so that phases, guards, aggregation, buffers, private parts and byte counts are the simulator's
+own.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..core import local
+from ..core.algebra import norm
+from ..core.algorithm import Algorithm
+from ..core.types import Client, State
+from ..data.federation import RoundPlan
+from ..engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
+from ..engine.distributed import TensorSpec
+from ..engine.server import Server
+from ..experiment.checkpoint import layout_digest
+from .client import CLIENT_NUMBERS, COMMON_NUMBERS
+from .deployment_data import RemoteFederation
+from .privacy import add_noise, check_supported
+from .registry import ClientRegistry
+from .wire import (
+    SAME_SETUP,
+    InvalidMessage,
+    Payload,
+    RawPayload,
+    SharedCoordinates,
+    add_prefix,
+    check_values,
+    read_tensors,
+    read_value,
+    strip_prefix,
+)
+
+T = TypeVar("T")
+
+LENGTH_TOLERANCE = 1e-5  # the part of its largest length by which a clipped update may be longer, from rounding
+POLL_SECONDS = 0.2  # between two looks for replies
+
+
+class ClientUpload(NamedTuple):
+    """What a client's training gives the server."""
+
+    up: State
+    buffers: Tensor
+    loss: float
+    finite: bool  # are all of its numbers finite?
+
+
+class ClientScores(NamedTuple):
+    """What a client's evaluation gives the server."""
+
+    samples: int
+    scores: list[list[float]]  # by model: accuracy, loss and, where the test set is halved, the accuracy on one half
+
+
+def zero_uploads(server: Server) -> list[State]:
+    """For each phase an upload of zeros, with the shapes and types of what a client sends that takes no step."""
+    alg, space, uploads = server.alg, server.space, list[State]()
+    state, carry = alg.client_state(space), State()
+    rates = (
+        server.local.lr,
+        server.local.lr,
+        server.local.momentum,
+        server.local.weight_decay,
+        server.local.clip_limit,
+    )
+    for phase in server.phases:
+        sent = {n: v for n, v in (server.state | server.memory.start).items() if n in phase.broadcast}
+        sent = {n: v.to(space.dtype) if v.is_floating_point() else v for n, v in sent.items()}
+        client = Client(space.start, space.buffers, sent, state, carry, server.parts, *rates, 1.0, 1.0, 1.0, 1, 0.5)
+        result = local.finish(phase, client, local.begin(phase, client))
+        state, carry = result.state, result.carry
+        uploads.append({n: torch.zeros_like(v) for n, v in result.up.items()})
+    return uploads
+
+
+class RemoteEngine:
+    """An engine whose clients are trained on their own machines."""
+
+    name = "flower"
+
+    def __init__(self, server: Server, registry: ClientRegistry, classes: int, digest: str) -> None:
+        self.server, self.registry, self.rules = server, registry, registry.rules
+        self.transport, self.warn, self.privacy = registry.transport, registry.warn, registry.config.privacy
+        self.shared, self.zero_uploads = SharedCoordinates(server.space, server.private), zero_uploads(server)
+        self.run_numbers: dict[str, int | str] = {
+            "mark": layout_digest(digest, server),
+            "classes": classes,
+        }  # in all messages
+        check_supported(self.privacy, server, self.zero_uploads)
+        self.wanted = 0  # replies that end the wait in a round's first phase; 0: all
+        self.sent_model: tuple[Tensor, Tensor] | None = None  # model and buffers that this round's clients have
+
+    # training ---------------------------------------------------------------------------------------------------
+
+    def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        return [self._run_phase(*request) for request in requests]
+
+    def _run_phase(self, phase: Algorithm, inputs: PhaseInputs, plan: RoundPlan, want: Collection[str]) -> PhaseOutputs:
+        """Have the clients of a plan train for one phase, and return the rows of those whose uploads came."""
+        n = next(n for n, known in enumerate(self.server.phases) if known is phase)
+        down = add_prefix("server.", self.shared.remove_private(inputs.server))
+        if n == 0 or self.sent_model is None or not all(map(torch.equal, self.sent_model, (inputs.w, inputs.buffers))):
+            down |= self.shared.remove_private({"x": inputs.w}) | self.shared.shared_buffers(inputs.buffers)
+            self.sent_model = (inputs.w, inputs.buffers)
+        payloads = {client: self._training_payload(n, inputs, i, down) for i, client in enumerate(plan.ids)}
+        enough = min(self.wanted or len(payloads), len(payloads)) if n == 0 else len(payloads)
+        if self.privacy.secure:
+            uploads = self._secure_mean(n, inputs, payloads, enough)
+        else:
+            read = lambda client, reply: self._read_upload(n, client, inputs, reply)
+            uploads = self._exchange("train", payloads, inputs.round, enough, read, lambda upload: upload.finite)
+        if self.privacy.central and uploads:
+            uploads = self._noisy_mean(uploads)
+        return self._phase_outputs(n, inputs, {i: uploads[c] for i, c in enumerate(plan.ids) if c in uploads})
+
+    def _training_payload(self, n: int, inputs: PhaseInputs, i: int, down: State) -> Payload:
+        """The message for row i of the cohort; `down` are the tensors that all clients get."""
+        numbers = {name: float(getattr(inputs, name)) for name in COMMON_NUMBERS}
+        numbers |= {name: float(getattr(inputs, name)[i]) for name in CLIENT_NUMBERS}
+        position = {"round": inputs.round, "phase": n, "used": int(inputs.state["round"][i])}
+        memory = self.shared.remove_private({name: t[i] for name, t in inputs.memory.items()})
+        return Payload({**self.run_numbers, **position, **numbers}, down | add_prefix("memory.", memory))
+
+    def _exchange(
+        self,
+        kind: str,
+        payloads: Mapping[int, Payload],
+        round: int,
+        enough: int,
+        read: Callable[[int, RawPayload], T],
+        counts: Callable[[T], bool] = lambda result: True,
+    ) -> dict[int, T]:
+        """Send payloads by client and return what `read` makes of the replies, by client.
+
+        It waits until `enough` results count, or the time is over. Replies are read as they come, so that a spare
+        client can replace one whose reply is refused. Why clients are left out is put into the log.
+        """
+        nodes = {node: client for client, node in self.registry.node_of.items() if client in payloads}
+        addressed = {
+            node: payloads[client]._replace(numbers={**payloads[client].numbers, "client": client})
+            for node, client in nodes.items()
+        }
+        waiting = self.transport.send(kind, addressed, str(round), self.rules.timeout) if nodes else {}
+        end, results, refused = time.monotonic() + self.rules.timeout, dict[int, T](), dict[int, str]()
+        while waiting and sum(map(counts, results.values())) < enough and time.monotonic() <= end:
+            for message_id, reply in self.transport.receive(list(waiting)).items():
+                client = nodes[waiting.pop(message_id)]
+                try:
+                    if isinstance(reply, str):
+                        raise InvalidMessage(f"client {client}: {reply}")
+                    results[client] = read(client, reply)
+                except InvalidMessage as e:
+                    refused[client] = str(e)
+            time.sleep(POLL_SECONDS if waiting else 0)
+        self._report_missing(kind, round, [client for client in payloads if client not in results], refused)
+        return results
+
+    def _report_missing(self, kind: str, round: int, clients: Sequence[int], refused: Mapping[int, str]) -> None:
+        """Put into the log why these clients gave no result."""
+        when = f"round {round}" if kind.startswith("train") else f"evaluation after round {round}"
+        for client in clients:
+            if client in refused:
+                self.warn(f"{when}: {refused[client]}")
+            elif kind != "train.unmask":  # for which a majority is enough
+                silent = f"no answer within {self.rules.timeout:g} s, or enough others came before"
+                self.warn(f"{when}: client {client}: {silent}")
+
+    def _read_upload(self, n: int, client: int, inputs: PhaseInputs, reply: RawPayload) -> ClientUpload:
+        """The upload in a client's reply, checked; one that is not finite is left to the server's own guard."""
+        sender, max_length = f"client {client}", self.privacy.clip
+        samples = int(self.server.fed.sizes[client])
+        check_values(reply, sender, client=client, round=inputs.round, phase=n, samples=samples)
+        tensors = read_tensors(reply, self._upload_specs(n, inputs), sender, require_finite=self.privacy.on)
+        tensors = {name: t.to(inputs.w.device) for name, t in tensors.items()}
+        loss = 0.0 if max_length else read_value(reply, "loss", float, sender)
+        finite = all(bool(torch.isfinite(t).all()) for t in (*tensors.values(), torch.tensor(loss)))
+        if not finite:
+            self.warn(
+                f"round {inputs.round}: {sender} sent numbers that are not finite, which the server leaves out; "
+                "lower the learning rate."
+            )
+        if max_length and not self.privacy.local:
+            length = float(norm(tensors["up.delta"]))
+            if length > max_length * (1 + LENGTH_TOLERANCE):
+                raise InvalidMessage(
+                    f"{sender}: an update of length {length:g} came, at most {max_length:g} is allowed; {SAME_SETUP}."
+                )
+        return self._make_upload(n, inputs, tensors, loss, finite)
+
+    def _upload_specs(self, n: int, inputs: PhaseInputs) -> dict[str, TensorSpec]:
+        """Shapes and types of the tensors that clients upload in phase n."""
+        buffers = self.shared.shared_buffers(inputs.buffers) if self.server.phases[n].trains else {}
+        return self.shared.specs(self.zero_uploads[n], "up.") | self.shared.specs(buffers)
+
+    def _make_upload(
+        self, n: int, inputs: PhaseInputs, tensors: State, loss: float, finite: bool = True
+    ) -> ClientUpload:
+        """An upload from tensors as they travelled; private coordinates are zero."""
+        up = self.shared.restore_private(strip_prefix("up.", tensors), self.zero_uploads[n])
+        return ClientUpload(up, self.shared.restore_buffers(tensors, inputs.buffers), loss, finite)
+
+    def _noisy_mean(self, uploads: dict[int, ClientUpload]) -> dict[int, ClientUpload]:
+        """The mean of the uploads, with noise that hides each of them, in place of every upload."""
+        std = self.privacy.noise * self.privacy.clip / len(uploads)
+        names = next(iter(uploads.values())).up
+        up = {n: add_noise(torch.stack([one.up[n] for one in uploads.values()]).mean(0), std) for n in names}
+        return {client: upload._replace(up=up) for client, upload in uploads.items()}
+
+    def _secure_mean(
+        self, n: int, inputs: PhaseInputs, payloads: Mapping[int, Payload], enough: int
+    ) -> dict[int, ClientUpload]:
+        """The weighted mean by secure aggregation, in place of every upload; nothing if too few clients are left."""
+        from .secure import SecureServer, unpack_mean, vector_length  # need Flower, which this module does not
+
+        def exchange(
+            kind: str, payloads: Mapping[int, Payload], enough: int, read: Callable[[RawPayload, str], T]
+        ) -> dict[int, T]:
+            def read_reply(client: int, reply: RawPayload) -> T:
+                check_values(reply, f"client {client}", client=client, round=inputs.round, phase=n)
+                return read(reply, f"client {client}")
+
+            return self._exchange(kind, payloads, inputs.round, enough, read_reply)
+
+        specs = self._upload_specs(n, inputs)
+        header = {**self.run_numbers, "round": inputs.round, "phase": n}
+        secure = SecureServer(exchange, header, self.privacy.fewest)
+        try:
+            clients, total = secure.sum_vectors(payloads, vector_length(specs), enough)
+        except InvalidMessage as e:
+            self.warn(f"round {inputs.round}: {e}")
+            return {}
+        weights = inputs.size.tolist() if self.server.alg.by_samples else [1.0] * len(payloads)
+        weight = sum(w for client, w in zip(payloads, weights, strict=True) if client in clients)
+        tensors, loss = unpack_mean(total, specs, weight, len(clients), inputs.w.device)
+        return dict.fromkeys(clients, self._make_upload(n, inputs, tensors, loss))
+
+    def _phase_outputs(self, n: int, inputs: PhaseInputs, uploads: dict[int, ClientUpload]) -> PhaseOutputs:
+        """The uploads by row of the cohort, stacked. With too few of them none is used: their losses become NaN."""
+        came, is_last = sorted(uploads), n + 1 == len(self.server.phases)
+        up = {name: torch.stack([uploads[i].up[name] for i in came]) for name in self.zero_uploads[n]} if came else {}
+        no_buffers = inputs.buffers.new_zeros(0, len(inputs.buffers))
+        buffers = torch.stack([uploads[i].buffers for i in came]) if came else no_buffers
+        loss = torch.tensor([uploads[i].loss for i in came], dtype=inputs.w.dtype, device=inputs.w.device)
+        last_used = inputs.state["round"][came]
+        if is_last:
+            last_used = torch.full_like(last_used, inputs.round)
+        if len(came) < self.rules.answers:
+            self.warn(
+                f"round {inputs.round} is thrown away: {len(came)} answers came, at least {self.rules.answers} are "
+                "needed."
+            )
+            loss = torch.full_like(loss, torch.nan)
+        return PhaseOutputs(up, {"round": last_used}, {}, buffers, loss, None, came)
+
+    # evaluation -------------------------------------------------------------------------------------------------
+
+    @property
+    def clients_evaluate(self) -> bool:
+        """Do clients evaluate the models? They do if they have private parts, or if the server has no test set."""
+        private = self.server.alg.evaluates() == "clients" and not self.server.private.empty
+        return private or (isinstance(self.server.fed, RemoteFederation) and not self.server.fed.has_test_set)
+
+    def evaluate(self, round: int) -> dict[str, Tensor]:
+        """Mean scores of the server's models on the clients' test sets, by model; none if no client has a test set.
+
+        Models with private parts count once for each client, a common model once for each sample.
+        """
+        server, connected = self.server, sorted(self.registry.refresh())
+        models = server.alg.models(server.w, server.state)
+        tensors = add_prefix("model.", self.shared.remove_private(models)) | self.shared.shared_buffers(server.buffers)
+        last_used = server.clients.read(connected)["round"].tolist()
+        numbers = {**self.run_numbers, "round": round, "models": ",".join(models)}
+        payloads = {
+            i: Payload({**numbers, "used": used}, tensors) for i, used in zip(connected, last_used, strict=True)
+        }
+        read = lambda client, reply: self._read_scores(client, reply, round, list(models))
+        replies = self._exchange("evaluate", payloads, round, len(payloads), read).values()
+        measured = [reply for reply in replies if reply.samples]
+        if not measured:
+            return {}
+        p = torch.tensor([one.samples if server.private.empty else 1 for one in measured], dtype=torch.float64)
+        scores = torch.tensor([one.scores for one in measured], dtype=torch.float64)  # [clients, models, scores]
+        return dict(zip(models, torch.einsum("c,cmk->mk", p / p.sum(), scores), strict=True))
+
+    def _read_scores(self, client: int, reply: RawPayload, round: int, models: list[str]) -> ClientScores:
+        """The scores in a client's reply, checked."""
+        sender = f"client {client}"
+        check_values(reply, sender, client=client, round=round)
+        read_tensors(reply, {}, sender)
+        samples = read_value(reply, "samples", int, sender)
+        scores = [read_value(reply, f"scores.{name}", list, sender) for name in models] if samples else []
+        count = 3 if self.registry.config.evaluation.halves else 2
+        may_be_nan = not self.run_numbers["classes"]  # without classes there is no accuracy
+        is_score = lambda value: type(value) is float and (math.isfinite(value) or may_be_nan)
+        if not all(len(row) == count and all(map(is_score, row)) for row in scores):
+            raise InvalidMessage(
+                f"{sender}: scores must be lists of {count} finite numbers, got {scores!r:.60}; {SAME_SETUP}."
+            )
+        return ClientScores(samples, scores)

@@ -1,0 +1,25 @@
+"""The rules of a deployment: where its run is stored, and how the server waits for its clients."""
+
+from __future__ import annotations
+
+from ..core.settings import Settings, setting
+
+
+class DeploymentRules(Settings):
+    """How a deployment waits for its clients; Flower's run configuration holds these settings."""
+
+    title = "deployment"
+    out: str = setting("folder of the run's folder, on the server's machine", default="runs")
+    fresh: bool = setting("start over where the run's folder exists already", default=False)
+    nodes: int = setting("clients to wait for before the first round; 0: all of them", default=0, least=0)
+    wait: float = setting("seconds to wait for them", default=600.0, above=0)
+    hello: float = setting("seconds in which a new node must say which client it is", default=60.0, above=0)
+    timeout: float = setting("seconds in which a client must answer, each phase of a round", default=600.0, above=0)
+    answers: int = setting("least number of answers; a round with fewer is thrown away", default=1, least=1)
+    spare: float = setting(
+        "share of the participants that is asked besides, as many as were wanted are waited for; "
+        "0.5: three for every two",
+        default=0.0,
+        least=0,
+        most=10,
+    )

@@ -1,0 +1,422 @@
+"""The rules by which claims are decided on measured results.
+
+A rule spans cells (every combination of the lists in its `each`), computes one number for each seed in each cell (`d`,
+an expression as expressions.py reads it, in which {name} is the cell's value of `name`) and tests these numbers. All
+its cells, and all rules of a claim, must agree for the claim to hold. Seeds that some term of a cell lacks are left
+out of that cell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from ..errors import ConfigError
+from .claim_checks import CLAIM_CHECKS
+from .evidence import Evidence
+from .expressions import Formula, Term
+from .papers import Experiment
+from .printed import PrintedNumbers
+from .statistics import (
+    MIN_SEEDS,
+    SIGNIFICANCE,
+    MeanTest,
+    holm_adjust,
+    is_within,
+    paired_test,
+    t_interval,
+    welch_test,
+)
+
+HOLDS, FAILS, UNDECIDED, NOT_RUN, UNTESTABLE = "holds", "does not hold", "undecided", "not run", "not testable"
+NAME = re.compile(r"\{(\w+)\}")
+MAX_CELLS = 6  # cells that a finding lists one by one
+
+
+class ClaimCell(NamedTuple):
+    """One comparison of a rule: its number at every seed that has all of its terms."""
+
+    name: str
+    values: list[float]
+    missing: tuple[Term, ...] = ()  # terms that no run has
+
+    @property
+    def n(self) -> int:
+        """The number of seeds."""
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values) if self.values else math.nan
+
+
+class Finding(NamedTuple):
+    """The verdict of a rule, the test it comes from, and the evidence in words."""
+
+    verdict: str
+    test: str
+    evidence: str
+    cells: tuple[ClaimCell, ...] = ()
+
+
+class ClaimRule(NamedTuple):
+    """A test over cells; the fields are keys of claims.toml. Which of the numbers are used depends on the test."""
+
+    test: str  # one of RULE_TESTS
+    d: str
+    cells: tuple[dict[str, str], ...]
+    metric: str = "best_accuracy"
+    what: str = ""  # of a rule that stands beside a claim
+    bound: float = 0.0  # above: what the mean must exceed
+    strict: bool = True  # above: all differences 0 refute it
+    tie: float = 0.0  # above: a cell whose mean |d| is smaller passes
+    low: float = -math.inf  # similar, between: the range
+    high: float = math.inf
+    errors: Sequence[float] = (1, 2)  # between: standard errors by which a mean may be out, and by which it refutes
+    sign: int = 1  # trend
+    along: str = ""  # trend: the values of {step}, in order
+    b: str = ""  # welch: the other sample
+    more: float = 0.5  # share: a cell passes if more of its seeds say yes
+    least: int = 1  # count: how many cells must exceed the bound
+    of: str = ""  # count: cells that agree in this name count once
+    value: float | None = None  # printed: the number, unless printed.csv has it
+    off: float = 0.0  # printed: its spread
+    function: str = ""  # custom: one of CLAIM_CHECKS
+    hidden: tuple[str, ...] = ()  # names that are left out of a cell's own name
+
+
+class RuleEvaluator:
+    """Evaluates rules on what was measured at one scale."""
+
+    def __init__(
+        self, evidence: Evidence, experiments: Sequence[str], printed: PrintedNumbers, blind: bool = True
+    ) -> None:
+        """`experiments` are the claim's; `blind` chooses tuned points on other seeds than those tested."""
+        self.evidence, self.experiments, self.printed, self.blind = evidence, experiments, printed, blind
+
+    def owner(self, t: Term) -> str:
+        """The experiment that a term belongs to."""
+        if t.experiment:
+            return t.experiment
+        for name in self.experiments:
+            if has_cell(self.evidence.known, self.evidence.known[name], t.case, t.method):
+                return name
+        raise ConfigError(
+            f"claims: none of {', '.join(self.experiments)} has the case {t.case!r} and the method {t.method!r}; "
+            "correct it."
+        )
+
+    def cell(self, rule: ClaimRule, names: Mapping[str, str], d: str) -> ClaimCell:
+        """The numbers of expression `d` in one cell, whose names are given."""
+        formula = Formula(fill_names(d, names), rule.metric)
+        values = {name: self.evidence.term_values(self.owner(t), t, self.blind) for name, t in formula.terms.items()}
+        seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values()))) if values else []
+        numbers = [formula({name: by_seed[seed] for name, by_seed in values.items()}) for seed in seeds]
+        missing = tuple(t for name, t in formula.terms.items() if not values[name])
+        title = " · ".join(value for name, value in names.items() if name not in rule.hidden) or "all"
+        return ClaimCell(title, finite_values(numbers), missing)
+
+    def cells(self, rule: ClaimRule, d: str = "") -> list[ClaimCell]:
+        """All cells of a rule, of its own expression or of another."""
+        return [self.cell(rule, names, d or rule.d) for names in rule.cells]
+
+    def evaluate(self, rule: ClaimRule) -> Finding:
+        """The rule's finding; "not run" where no cell has a number."""
+        finding = RULE_TESTS[rule.test](self, rule)
+        if not finding.cells or any(c.n for c in finding.cells):
+            return finding
+        unrecorded = sorted({t.metric for c in finding.cells for t in c.missing if self.is_unrecorded(t)})
+        evidence = f"the runs there are lack {', '.join(unrecorded)}" if unrecorded else ""
+        return finding._replace(verdict=NOT_RUN, evidence=evidence)
+
+    def is_unrecorded(self, t: Term) -> bool:
+        """Whether there are runs of a term, and none of them recorded its metric."""
+        points = self.evidence.points_of(self.owner(t), t.case, t.method, t.hyper)
+        runs = [metrics for point in points for metrics in point.runs.values()]
+        return bool(runs) and not any(t.metric in metrics for metrics in runs)
+
+
+def has_cell(known: Mapping[str, Experiment], e: Experiment, case: str, method: str) -> bool:
+    """Whether an experiment has this case and method, of its own or among the runs of others that it shows."""
+    if e.runs:
+        return e.includes(case, method) and any(has_cell(known, known[owner], case, method) for owner in e.runs)
+    return any(c.name == case for c in e.cases) and any(
+        m.name == method and (not m.cases or case in m.cases) for m in e.methods
+    )
+
+
+def rule_terms(rule: ClaimRule) -> list[Term]:
+    """All terms of a rule, each once."""
+    found: dict[Term, None] = {}
+    for names in rule.cells if rule.d else ():
+        steps = fill_names(rule.along, names).split() or [""]
+        texts = [fill_names(rule.d, names | {"step": step}) for step in steps]
+        texts += [fill_names(rule.b, names)] if rule.b else []
+        for text in texts:
+            found |= dict.fromkeys(Formula(text, rule.metric).terms.values())
+    return list(found)
+
+
+def fill_names(text: str, names: Mapping[str, str]) -> str:
+    """The text with names in braces replaced by their values, over and over: a value may hold names."""
+    while match := NAME.search(text):
+        if match[1] not in names:
+            raise ConfigError(f"claims: {{{match[1]}}} in {text!r} is not defined; add it to `each` or `let`.")
+        text = text.replace(match[0], names[match[1]])
+    return text
+
+
+def finite_values(values: Sequence[float]) -> list[float]:
+    """The values without nan; an infinite one (one of two runs diverged) becomes ten times the largest finite one."""
+    numbers = [v for v in values if not math.isnan(v)]
+    size = 10 * max((abs(v) for v in numbers if math.isfinite(v)), default=0.1)
+    return [v if math.isfinite(v) else math.copysign(size, v) for v in numbers]
+
+
+def combine_findings(findings: Sequence[Finding]) -> str:
+    """The verdict on a claim from those on its rules."""
+    found = {f.verdict for f in findings}
+    return FAILS if FAILS in found else found.pop() if len(found) == 1 else UNDECIDED
+
+
+# texts of findings ----------------------------------------------------------------------------------------------
+
+
+def cells_verdict(passes: Iterable[bool], fails: Iterable[bool]) -> str:
+    """The verdict on a rule from its cells: one that fails refutes it, all must pass for it to hold."""
+    return FAILS if any(fails) else HOLDS if all(passes) else UNDECIDED
+
+
+def p_text(p: float) -> str:
+    """A p-value with two digits."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def mean_text(test: MeanTest, bound: float = 0.0) -> str:
+    """The tested mean, to which the bound is added again, with its standard deviation."""
+    return f"{test.mean + bound:+.3g}" + (f" ± {test.std:.2g}" if test.n > 1 else "")
+
+
+def count_above(cells: Sequence[ClaimCell], bound: float = 0.0) -> str:
+    """How many cells have a mean above the bound, and how many were not run."""
+    above, measured = sum(c.mean > bound for c in cells if c.n), sum(1 for c in cells if c.n)
+    not_run = f", {len(cells) - measured} not run" if measured < len(cells) else ""
+    return f"{above} of {measured} cell{'s' * (measured != 1)} {f'above {bound:g}' if bound else 'by sign'}{not_run}"
+
+
+def cell_list(cells: Sequence[ClaimCell], text: Callable[[ClaimCell], str]) -> str:
+    """A text for every cell that has numbers; of many, for the first ones."""
+    texts = [f"{f'{c.name}: ' if len(cells) > 1 else ''}{text(c)}" for c in cells if c.n]
+    return "; ".join(texts[:MAX_CELLS] + ([f"{len(texts) - MAX_CELLS} more"] if len(texts) > MAX_CELLS else []))
+
+
+def paired_test_name(cells: Sequence[ClaimCell]) -> str:
+    """What the paired test over these cells is called in a finding."""
+    exact = ", exact sign flips decide" if any(paired_test(c.values).exact_above is not None for c in cells) else ""
+    return f"paired t, one-sided{', Holm' if len(cells) > 1 else ''}{exact}"
+
+
+def extreme_cells(
+    cells: Sequence[ClaimCell], tests: Sequence[MeanTest], adjusted: Sequence[float], bound: float = 0.0
+) -> list[str]:
+    """The cell with the weakest support, and the one that is most clearly reversed, in words.
+
+    `adjusted` are the p-values of "below" after Holm.
+    """
+    several = len(cells) > 1
+    tested = [(test, c.name, p) for test, c, p in zip(tests, cells, adjusted, strict=True) if test.n >= 2]
+    if not tested:
+        return []
+    test, name, _ = max(tested, key=lambda entry: (entry[0].p_above, -entry[0].mean))
+    exact = f", exact {p_text(test.exact_above)}" if test.exact_above is not None else ""
+    found = [f"{f'weakest {name}: ' if several else ''}{mean_text(test, bound)}, {p_text(test.p_above)}{exact}"]
+    test, name, p = min(tested, key=lambda entry: entry[2])
+    if p < SIGNIFICANCE and test.mean < 0:
+        cell, holm = (f", {name}", "Holm ") if several else ("", "")
+        found.append(f"against{cell}: {mean_text(test, bound)}, {holm}{p_text(p)}")
+    return found
+
+
+# the tests ------------------------------------------------------------------------------------------------------
+
+
+def check_above(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """Every cell's mean is above the bound; one that is below, after Holm over the cells, refutes it."""
+    cells = evaluator.cells(rule)
+    tests = [paired_test([v - rule.bound for v in c.values]) for c in cells]
+    adjusted = holm_adjust([test.p_below for test in tests])
+    passes, fails = [], []
+    for c, test, p in zip(cells, tests, adjusted, strict=True):
+        tied = rule.tie > 0 and test.n >= MIN_SEEDS and fmean(map(abs, c.values)) < rule.tie
+        passes.append(tied or test.is_above or (test.is_zero and not rule.strict))
+        fails.append(not tied and ((test.is_below and p < SIGNIFICANCE) or (test.is_zero and rule.strict)))
+    parts = [count_above(cells, rule.bound), *extreme_cells(cells, tests, adjusted, rule.bound)]
+    return Finding(cells_verdict(passes, fails), paired_test_name(cells), "; ".join(parts), tuple(cells))
+
+
+def check_sign(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """A condition beside a test: every cell's mean is above the bound. Where it is not, nothing is decided."""
+    cells = evaluator.cells(rule)
+    found = cells_verdict([c.n >= MIN_SEEDS and c.mean > rule.bound for c in cells], [])
+    parts = [*([rule.what] if rule.what else []), count_above(cells, rule.bound)]
+    return Finding(found, "by sign", "; ".join(parts), tuple(cells))
+
+
+def check_similar(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """In every cell the 90% interval lies inside the range; one wholly outside refutes it."""
+    cells = evaluator.cells(rule)
+    answers = [is_within(c.values, rule.low, rule.high) for c in cells]
+    inside = f"{sum(a is True for a in answers)} of {len(cells)} intervals inside {rule.low:.3g} to {rule.high:.3g}"
+    intervals = cell_list(cells, lambda c: "{:.3g} to {:.3g}".format(*t_interval(c.values)))
+    found = cells_verdict([a is True for a in answers], [a is False for a in answers])
+    return Finding(found, "two one-sided t, 90% interval", f"{inside}; {intervals}", tuple(cells))
+
+
+def check_trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """At each seed a line through the steps: its slope has the stated sign, and no two neighbours are reversed."""
+    slopes, pairs = list[ClaimCell](), list[ClaimCell]()
+    for names in rule.cells:
+        steps = fill_names(rule.along, names).split()
+        texts = [f"({fill_names(rule.d, names | {'step': step})})" for step in steps]
+        slopes.append(evaluator.cell(rule, names, f"{rule.sign} * slope({', '.join(texts)})"))
+        for (x, first), (y, second) in pairwise(zip(steps, texts, strict=True)):
+            cell = evaluator.cell(rule, names, f"{rule.sign} * ({second} - {first})")
+            pairs.append(cell._replace(name=f"{cell.name}, {x} to {y}"))
+    slope_tests, pair_tests = ([paired_test(c.values) for c in cells] for cells in (slopes, pairs))
+    tests = [*slope_tests, *pair_tests]
+    adjusted = holm_adjust([test.p_below for test in tests])
+    passes = [test.is_above for test in slope_tests]
+    passes += [not test.is_below and test.n >= MIN_SEEDS for test in pair_tests]
+    fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
+    fails += [test.is_zero for test in slope_tests]
+    parts = [f"slopes as stated: {count_above(slopes)}", *extreme_cells(slopes, slope_tests, adjusted[: len(slopes)])]
+    parts += [f"{sum(test.is_below for test in pair_tests)} of {len(pairs)} neighbours reversed"]
+    name = "t on slopes and neighbours, one-sided, Holm"
+    return Finding(cells_verdict(passes, fails), name, "; ".join(parts), (*slopes, *pairs))
+
+
+def check_printed(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """Every cell is within two standard deviations, ours and the paper's together, of the printed number.
+
+    Half a point is always allowed.
+    """
+    cells, texts, passes = evaluator.cells(rule), dict[int, str](), list[bool]()
+    for names, c in zip(rule.cells, cells, strict=True):
+        value, off = (rule.value, rule.off) if rule.value is not None else printed_value(evaluator, rule, names)
+        std = stdev(c.values) if c.n > 1 else 0.0
+        room = max(0.5, 2 * math.hypot(std, off or std))
+        passes.append(c.n >= MIN_SEEDS and abs(c.mean - value) <= room)
+        texts[id(c)] = f"{c.mean:.2f} ± {std:.2f}, printed {value:g}, room {room:.2f}"
+    fails = [c.n >= MIN_SEEDS and not ok for c, ok in zip(cells, passes, strict=True)]
+    name = "within 2 standard deviations, at least 0.5"
+    return Finding(cells_verdict(passes, fails), name, cell_list(cells, lambda c: texts[id(c)]), tuple(cells))
+
+
+def printed_value(evaluator: RuleEvaluator, rule: ClaimRule, names: Mapping[str, str]) -> tuple[float, float]:
+    """The number that the paper prints for the first term of a cell, and its spread (0 if none is printed)."""
+    t = next(iter(Formula(fill_names(rule.d, names), rule.metric).terms.values()))
+    method = f"{t.method} @ {t.hyper}" if t.hyper else t.method
+    number = evaluator.printed.get((evaluator.owner(t), t.case, method, t.metric))
+    if number is None:
+        raise ConfigError(f"claims: the paper prints no {t.metric} of {t.method} in {t.case}; give the rule a value.")
+    return float(number.value), float(number.spread or 0)
+
+
+def check_between(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """Every cell's mean is in the range within some standard errors; one that is out by more refutes it."""
+    cells, passes, fails = evaluator.cells(rule), list[bool](), list[bool]()
+    for c in cells:
+        error = stdev(c.values) / c.n**0.5 if c.n > 1 else 0.0
+        out = max(rule.low - c.mean, c.mean - rule.high, 0.0) if c.n else math.inf
+        passes.append(c.n >= MIN_SEEDS and out <= rule.errors[0] * error)
+        fails.append(c.n >= MIN_SEEDS and out > rule.errors[1] * error and not passes[-1])
+    means = cell_list(cells, lambda c: f"{c.mean:.3g}")
+    name = f"mean in {rule.low:g} to {rule.high:g}, by standard errors"
+    return Finding(cells_verdict(passes, fails), name, means, tuple(cells))
+
+
+def check_share(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """In every cell more than a share of the seeds say yes; one where most say no refutes it."""
+    cells = evaluator.cells(rule)
+    passes = [c.n >= MIN_SEEDS and c.mean > rule.more for c in cells]
+    fails = [c.n >= MIN_SEEDS and c.mean < 0.5 for c in cells]
+    counts = cell_list(cells, lambda c: f"{sum(c.values):g} of {c.n}")
+    return Finding(cells_verdict(passes, fails), f"more than {rule.more:g} of the seeds", counts, tuple(cells))
+
+
+def check_count(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """At least so many cells have a mean above the bound; cells that agree in the name `of` count once."""
+    cells = evaluator.cells(rule)
+    reached = {
+        names.get(rule.of, c.name)
+        for names, c in zip(rule.cells, cells, strict=True)
+        if c.n >= MIN_SEEDS and c.mean > rule.bound
+    }
+    complete = all(c.n >= MIN_SEEDS for c in cells)
+    found = HOLDS if len(reached) >= rule.least else FAILS if complete else UNDECIDED
+    names = f"{len(reached)}: {', '.join(sorted(reached)) or 'none'}"
+    return Finding(found, f"at least {rule.least} above {rule.bound:g}", names, tuple(cells))
+
+
+def check_unpaired(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """The mean of `d` is above that of `b`, which comes from other data."""
+    firsts, seconds = evaluator.cells(rule), evaluator.cells(rule, rule.b)
+    tests = [welch_test(a.values, b.values) for a, b in zip(firsts, seconds, strict=True)]
+    adjusted = holm_adjust([test.p_below for test in tests])
+    fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
+    cells = [
+        a._replace(values=a.values if b.n else [], missing=a.missing + b.missing)
+        for a, b in zip(firsts, seconds, strict=True)
+    ]
+    parts = [f"{mean_text(test)}, {p_text(test.p_above)}" for c, test in zip(cells, tests, strict=True) if c.n]
+    found = cells_verdict([test.is_above for test in tests], fails)
+    return Finding(found, "Welch's t, one-sided", "; ".join(parts), tuple(cells))
+
+
+def check_fact(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """Counted, not estimated: true in every cell and seed, and one seed suffices."""
+    cells = evaluator.cells(rule)
+    true = [all(c.values) for c in cells if c.n]
+    found = cells_verdict([bool(c.n) and all(c.values) for c in cells], [not t for t in true])
+    return Finding(found, "counted", f"true in {sum(true)} of {len(true)} cells", tuple(cells))
+
+
+def report_cells(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """No verdict: mean, standard deviation, number of seeds and the p-value of the sign; of many cells the extremes."""
+    cells = evaluator.cells(rule)
+    measured = [c for c in cells if c.n]
+    if len(cells) > MAX_CELLS:
+        measured.sort(key=lambda c: c.mean)
+    parts = [count_above(cells)] if len(measured) > MAX_CELLS else []
+    for c in [measured[0], measured[-1]] if parts else measured:
+        test = paired_test(c.values)
+        p = f", {p_text(min(test.p_above, test.p_below))}" if test.n >= MIN_SEEDS else ""
+        parts.append(f"{f'{c.name}: ' if len(cells) > 1 else ''}{mean_text(test)} ({test.n}){p}")
+    return Finding("", "", "; ".join(parts), tuple(cells))
+
+
+def run_claim_check(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """Decided by the methods' code or by arithmetic, without a stored run."""
+    true, grounds = CLAIM_CHECKS[rule.function]()
+    return Finding(HOLDS if true else FAILS, "deduced", grounds)
+
+
+# The tests by the names that claims.toml uses.
+RULE_TESTS: dict[str, Callable[[RuleEvaluator, ClaimRule], Finding]] = {
+    "above": check_above,
+    "sign": check_sign,
+    "similar": check_similar,
+    "trend": check_trend,
+    "printed": check_printed,
+    "between": check_between,
+    "share": check_share,
+    "count": check_count,
+    "welch": check_unpaired,
+    "fact": check_fact,
+    "custom": run_claim_check,
+    "report": report_cells,
+}

@@ -1,0 +1,112 @@
+"""What there is to do for an experiment: its runs, those that are stored already, and the grid points to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..engine.choose import EngineSettings
+from ..experiment.store import Run
+from .evidence import GridPoint, choice_rules, choose_point
+from .papers import Experiment, Hyper, PlannedRun, find_experiment, hyper_text, plan_runs
+from .prune_curves import is_pruned, runs_with_used_curves
+from .results import Metrics, RunKey, metrics_by_run, read_results
+
+TIME_METRIC = "seconds_per_round"  # of runs that had the device for themselves
+
+MethodKey = tuple[str, str, str]  # experiment, case and method
+
+
+@dataclass
+class Reproduction:
+    """The runs of an experiment and what is known of them."""
+
+    experiment: Experiment
+    scale: str
+    only: tuple[str, ...]  # as `askew reproduce --only`
+    seeds: int | None  # how many, 0 to N − 1; None: as published
+    engine: EngineSettings | None  # None: the experiment's own
+    runs: dict[RunKey, dict[str, str]]  # stored metrics
+    planned: list[PlannedRun] = field(default_factory=list)
+    alone: bool = False  # one run at a time, so that rounds can be timed
+    unfinished: Run | None = None  # the run that was stopped
+    lost: Sequence[PlannedRun] = ()  # runs that were given up with the processes that trained them
+    need_curve: frozenset[RunKey] = frozenset()  # runs whose curve was pruned and is used after all
+
+    def metrics_of(self, planned: PlannedRun) -> Metrics | None:
+        """The stored metrics of a run; None if it was not run, or without a metric that this experiment needs."""
+        metrics = self.runs.get(planned.key)
+        needed = [self.experiment.metric] * (self.experiment.shows == "coverage") + [TIME_METRIC] * self.alone
+        return metrics if metrics and all(metric in metrics for metric in needed) else None
+
+    def is_done(self, planned: PlannedRun) -> bool:
+        """Whether a run is stored with everything that this experiment needs."""
+        metrics = self.metrics_of(planned)
+        return metrics is not None and not (planned.key in self.need_curve and is_pruned(metrics))
+
+    @property
+    def missing(self) -> list[PlannedRun]:
+        """Runs still to train, each once."""
+        return list({p.key: p for p in self.planned if not self.is_done(p)}.values())
+
+    def update_plan(self) -> None:
+        """Plan all runs as far as they are known.
+
+        Further seeds of what is tuned are planned only at the points that the first seed chose.
+        """
+        whole = plan_runs(self.experiment, self.scale, self.seeds, self.only)
+        chosen = chosen_points(self, whole)
+        self.planned = []
+        for p in whole:
+            points = chosen.get((p.experiment, p.case, p.method))
+            if points is None or p.seed == whole[0].seed or p.hyper in points:
+                self.planned.append(p._replace(config=replace(p.config, engine=self.engine)) if self.engine else p)
+        pruned = {p.key for p in self.planned if is_pruned(self.metrics_of(p) or {})}
+        used = runs_with_used_curves(self.experiment, self.runs, self.scale) if pruned else set()
+        self.need_curve = frozenset(pruned & used)
+
+
+def prepare_reproduction(
+    id: str,
+    scale: str = "full",
+    only: Iterable[str] = (),
+    seeds: int | None = None,
+    results: str | Path = "results",
+    engine: EngineSettings | None = None,
+    alone: bool = False,
+) -> Reproduction:
+    """Plan an experiment and look up which of its runs are stored in the folder of results."""
+    experiment = find_experiment(id)
+    runs = metrics_by_run(read_results(results))
+    alone = alone or experiment.shows == "cost"
+    reproduction = Reproduction(experiment, scale, tuple(only), seeds, engine, runs, alone=alone)
+    reproduction.update_plan()
+    return reproduction
+
+
+def runs_by_method(planned: Iterable[PlannedRun]) -> dict[MethodKey, list[PlannedRun]]:
+    """The runs by experiment, case and method."""
+    groups: dict[MethodKey, list[PlannedRun]] = {}
+    for p in planned:
+        groups.setdefault((p.experiment, p.case, p.method), []).append(p)
+    return groups
+
+
+def chosen_points(reproduction: Reproduction, planned: Sequence[PlannedRun]) -> dict[MethodKey, list[Hyper]]:
+    """Of every case and method that is tuned, the chosen grid points: by the paper's rule and by half of the test set.
+
+    Both are chosen by the first seed; the list is empty while its grid is not finished.
+    """
+    tuned: dict[MethodKey, list[Hyper]] = {}
+    experiment = reproduction.experiment
+    for key, runs in runs_by_method(planned).items():
+        choose = experiment.choose if key[0] == experiment.id else find_experiment(key[0]).choose
+        if not choose or len({hyper_text(p.hyper) for p in runs}) < 2:
+            continue
+        first = planned[0].seed
+        grid = [p for p in runs if p.seed == first]
+        points = [GridPoint(p.hyper, {first: m}, {first: p.digest}) for p in grid if (m := reproduction.metrics_of(p))]
+        rules = choice_rules(choose) if len(points) == len(grid) else []
+        tuned[key] = [point.hyper for rule in rules if (point := choose_point(points, rule, [first]))]
+    return tuned

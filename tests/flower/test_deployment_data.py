@@ -1,0 +1,236 @@
+"""Clients with their own data: the same numbers as a simulation that holds all of it, and only counts are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from in_process import VARIANTS, assert_same_rounds, deploy, models_equal, simulate, slow_except, small_run
+
+import askew
+from askew.data.dataset import Dataset, Samples
+from askew.data.federation import Federation
+from askew.errors import AskewError
+from askew.experiment.config import Config
+from askew.flower.deployment_data import DataModule, NodeConfig
+from askew.flower.wire import Payload
+
+FEDAVG = small_run(VARIANTS["fedavg"])
+OWN_DATA_METHODS = slow_except(
+    ("scaffold", "lossbias", "fedga"), ("scaffold", "moon", "lossbias", "fedga", "fedvarp", "feddc", "fednova")
+)
+
+
+@cache
+def federation(needs: tuple[str, ...] = ()) -> Federation:
+    """The simulator's federation."""
+    config = Config.build(FEDAVG)
+    return Federation(config.data, config.partition, config.seed, needs=needs)
+
+
+def samples_of(client: int) -> Samples:
+    """What the simulator gives to a client."""
+    pool, (own,) = federation().gather([client])
+    return Samples(pool.x[own], pool.y[own])
+
+
+# functions of data modules
+
+
+def simulated_client(node: NodeConfig) -> Any:
+    return samples_of(int(node["partition-id"])), None, None
+
+
+def server_test_set() -> Any:
+    return None, federation().test
+
+
+def public_and_test_set() -> Any:
+    fed = federation(("public",))
+    return fed.public, fed.test
+
+
+def client_with_more_classes(node: NodeConfig) -> Any:
+    """Client i has 2 + i classes."""
+    return (torch.randn(12, 8), torch.arange(12) % (2 + int(node["partition-id"]))), None, None
+
+
+def client_with_more_samples(node: NodeConfig) -> Any:
+    """Client i has 2 + i classes and 7 + i samples."""
+    (x, y), _, _ = client_with_more_classes(node)
+    return (x[: 7 + int(node["partition-id"])], y[: 7 + int(node["partition-id"])]), None, None
+
+
+def client_that_names_classes(node: NodeConfig) -> Any:
+    """Client i has samples of 2 + i classes, and says that there are 6."""
+    train, _, _ = client_with_more_classes(node)
+    return Dataset(Samples(*train), Samples(*train), 6)
+
+
+# the simulator's numbers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", OWN_DATA_METHODS)
+def test_clients_with_their_own_data_give_the_simulators_run(key: str, tmp_path: Path) -> None:
+    """With the simulator's test set at the server, to the last number; clients hold out validation data themselves."""
+    tables = small_run(VARIANTS[key])
+    deployed, _, warnings = deploy(tables, tmp_path, data=DataModule(simulated_client, server_test_set))
+    simulated = simulate(tables)
+    assert warnings == []
+    assert_same_rounds(deployed, simulated)
+    assert models_equal(deployed.model, simulated.model)
+
+
+def test_a_public_set_is_the_servers_own(tmp_path: Path) -> None:
+    """FedPDC's: the simulator draws it from other clients, a deployment has it from the server's function."""
+    tables = small_run(VARIANTS["fedpdc-prox"])
+    deployed, _, _ = deploy(tables, tmp_path, data=DataModule(simulated_client, public_and_test_set))
+    simulated = simulate(tables)
+    assert_same_rounds(deployed, simulated)
+    assert models_equal(deployed.model, simulated.model)
+    sentence = r"FedPDC needs public data at the server; let the data module's server\(\) return"
+    with pytest.raises(AskewError, match=sentence):
+        deploy(tables, tmp_path / "without", data=DataModule(simulated_client))
+
+
+def test_given_validation_data_are_measured_and_not_trained_on(tmp_path: Path) -> None:
+    validation = (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))
+    module = DataModule(lambda node: (samples_of(int(node["partition-id"])), validation, None), server_test_set)
+    tables, losses = small_run(VARIANTS["lossbias"]), list[float]()
+
+    def note(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        losses.extend(t.item() for n, t in reply.tensors.items() if n == "up.validation")
+        return reply
+
+    deployed, _, _ = deploy(tables, tmp_path, data=module, change_reply=note)
+    assert deployed.federation["sizes"] == federation().sizes.tolist()
+    assert len(losses) == 12 and len({round(v, 4) for v in losses[:3]}) == 3  # one set, three models
+    without, _, _ = deploy(tables, tmp_path / "without", data=DataModule(simulated_client, server_test_set))
+    sizes = zip(deployed.federation["sizes"], without.federation["sizes"], strict=True)
+    assert all(a > b for a, b in sizes)  # without given data a fifth is held out
+    deployed, _, _ = deploy(FEDAVG, tmp_path / "fedavg", data=module)
+    assert models_equal(deployed.model, simulate(FEDAVG).model)  # as if there were none
+
+
+def test_a_client_sends_no_more_than_counts_about_its_data(tmp_path: Path) -> None:
+    replies: list[Payload] = []
+
+    def note(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        replies.append(reply)
+        return reply
+
+    deployed, _, _ = deploy(FEDAVG, tmp_path, data=DataModule(simulated_client, server_test_set), change_reply=note)
+    assert replies[0].numbers.keys() == {"client", "samples", "classes", "shape", "real", "digest", "version"}
+    assert not replies[0].tensors
+    assert "labels" not in deployed.federation and deployed.federation["sizes"] == federation().sizes.tolist()
+    assert deployed.config["data"]["name"] == "own" and deployed.config["partition"]["name"] == "natural"
+
+
+def test_without_a_test_set_at_the_server_the_clients_evaluate(tmp_path: Path) -> None:
+    """Each on its own test samples; the mean over samples is the score on all of them."""
+
+    def client(node: NodeConfig) -> Any:
+        i = int(node["partition-id"])
+        x, y = samples_of(i)
+        return (x, y), None, None if i == 2 else (x[: 3 + i], y[: 3 + i])  # client 2 has no test set
+
+    tables = small_run(VARIANTS["fedavg"], model={"name": "softmax"})
+    deployed, transport, warnings = deploy(tables, tmp_path, data=DataModule(client))
+    x, y = (torch.cat([samples_of(i)[part][: 3 + i] for i in (0, 1, 3, 4)]) for part in (0, 1))
+    assert warnings == [] and models_equal(deployed.model, simulate(tables).model)
+    weight, bias = deployed.model.values()
+    logits = x @ weight.T + bias
+    accuracy, loss = (logits.argmax(1) == y).double().mean().item(), torch.nn.functional.cross_entropy(logits, y).item()
+    last = deployed.rounds[-1]
+    assert (last["accuracy"], last["loss"]) == (pytest.approx(accuracy), pytest.approx(loss, rel=1e-5))
+    assert {client for kind, client, _ in transport.sent if kind == "evaluate"} == {0, 1, 2, 3, 4}
+
+
+def test_a_regression_has_no_accuracy(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(20, 8)), rng.normal(size=(20, 1))) for _ in range(5)]
+    module = DataModule(lambda node: (data[int(node["partition-id"])], None, data[0]))
+    tables = small_run(VARIANTS["fedavg"], model={"name": "softmax"})
+    deployed, _, warnings = deploy(tables, tmp_path, data=module)
+    assert warnings == [] and deployed.rounds[-1]["accuracy"] is None and 0 < deployed.rounds[-1]["loss"] < 10
+
+
+# numbers of classes ---------------------------------------------------------------------------------------------
+
+
+def test_classes_are_counted_over_all_clients(tmp_path: Path) -> None:
+    deployed, _, warnings = deploy(FEDAVG, tmp_path, data=DataModule(client_with_more_classes))
+    assert warnings == [] and deployed.federation["classes"] == 6
+    late: dict[str, Any] = {"rules": {"nodes": 4}, "late_clients": [4]}
+    deployed, _, warnings = deploy(FEDAVG, tmp_path / "late", data=DataModule(client_with_more_classes), **late)
+    sentence = "client 4 has 6 classes, and the run was begun with 5; let client(node) return"
+    assert sentence in warnings[0] and deployed.finished
+    deployed, _, warnings = deploy(FEDAVG, tmp_path / "named", data=DataModule(client_that_names_classes), **late)
+    assert warnings == [] and any(4 in r["participants"] for r in deployed.rounds)
+
+
+def test_a_restarted_server_knows_the_clients_that_it_knew(tmp_path: Path) -> None:
+    """Client 4, which alone has the last class, is not connected when the server starts again."""
+
+    def interrupt(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        if kind == "train" and payload.numbers["round"] == 2:
+            raise KeyboardInterrupt
+        return reply
+
+    tables, module = small_run(VARIANTS["scaffold"]), DataModule(client_with_more_samples)
+    with pytest.raises(KeyboardInterrupt):
+        deploy(tables, tmp_path, data=module, change_reply=interrupt)
+    continued, _, warnings = deploy(tables, tmp_path, {"nodes": 4}, data=module, late_clients=[4])
+    whole, _, _ = deploy(tables, tmp_path / "whole", data=module)
+    assert warnings == [] and continued.federation == whole.federation and continued.federation["classes"] == 6
+    assert continued.finished and len(continued.rounds) == 4
+
+
+# what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("client", "sentence"),
+    [
+        (
+            lambda node: None,
+            "must return (train, validation, test), each a pair (x, y) or None, or an askew.Dataset, got NoneType",
+        ),
+        (lambda node: (None, None, None), "returned no training data"),
+        (lambda node: ((torch.ones(2, 8), torch.ones(3)), None, None), "must hold as many targets as inputs"),
+        (
+            lambda node: ((torch.ones(2, 8), torch.ones(2).long()), None, (torch.ones(2, 7), torch.ones(2).long())),
+            "prepare them alike",
+        ),
+    ],
+)
+def test_what_a_data_module_returns_is_checked(
+    client: Callable[[NodeConfig], Any], sentence: str, tmp_path: Path
+) -> None:
+    warnings: list[str] = []
+    with pytest.raises(AskewError, match="0 of 5 clients came"):
+        deploy(FEDAVG, tmp_path, {"wait": 0.1}, data=DataModule(client), warnings=warnings)
+    assert sentence in warnings[0]
+
+
+def test_clients_with_other_inputs_are_left_out(tmp_path: Path) -> None:
+    client = lambda node: ((torch.ones(9, 8 + (node["partition-id"] == 3)), torch.arange(9) % 3), None, None)
+    deployed, _, warnings = deploy(FEDAVG, tmp_path, {"nodes": 4}, data=DataModule(client))
+    sentence = "client 3 has real inputs of shape [9] and class labels, the others have real inputs of shape [8]"
+    assert sentence in warnings[0]
+    assert deployed.finished and all(3 not in r["participants"] for r in deployed.rounds)
+
+
+def test_a_module_without_the_function_is_named() -> None:
+    with pytest.raises(AskewError, match=r"must define client\(node\)"):
+        DataModule.of(askew)
+
+
+def test_a_method_that_needs_all_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AskewError, match="needs all data in one place"):
+        deploy(small_run(VARIANTS["centralised"]), tmp_path, data=DataModule(simulated_client))
