@@ -514,7 +514,7 @@ def test_data_and_weights_that_are_not_there_are_missed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASKEW_DATA", str(tmp_path))
-    monkeypatch.setattr("askew.data.files.chosen", None)
+    monkeypatch.setattr("askew.data.files.chosen_folder", None)
     with pytest.raises(Exception, match="askew data get mnist"):
         reproduce("feddc/table1-mnist", "reduced", out=tmp_path / "runs", results=tmp_path / "results")
     monkeypatch.setattr("askew.reproduction.reproduce.files.table", {})

@@ -9,7 +9,7 @@ from .core.rng import generator
 from .core.settings import setting
 from .core.space import Space
 from .core.task import Task
-from .core.types import Batch, Client, Cohort, Part
+from .core.types import Affine, Batch, Client, Cohort, Part
 from .data.dataset import Dataset, NaturalSource, Samples, Source
 from .data.partition import Assignment, Partition
 from .errors import AskewError
@@ -22,6 +22,7 @@ from .participation import Participation
 from .version import __version__
 
 __all__ = [
+    "Affine",
     "Algorithm",
     "AskewError",
     "Assignment",
