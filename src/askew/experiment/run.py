@@ -196,6 +196,7 @@ class ActiveRun:
         """Store the model and the state of a run that has all its rounds, or was stopped."""
         run = self.run
         run.facts["state"] = "finished" if run.finished else "interrupted"
+        run.facts["kernels"] = self.built.kernels.summary()  # known only now: which of them the run used
         run.model = {name: tensor.cpu() for name, tensor in model_tensors(self.built).items()}
         if run.folder and not run.finished:
             checkpoint.save(run.folder, self.server, self.t, self.config.digest(), self.group)
