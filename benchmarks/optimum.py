@@ -1,10 +1,10 @@
-"""How near every algorithm comes to the optimum of two convex problems, with skewed clients and 4 of 10 of them a round.
+"""How near every algorithm comes to the optimum of two convex problems with skewed clients, 4 of 10 of them a round.
 
 Both problems have ten clients of equal size, full local batches and a known minimiser of the plain mean of the client
-losses: least squares, solved in closed form, and softmax regression with weight decay, solved by Newton's method.
-All algorithms get the same local training and their default settings, but FedDyn and FedSpeed α = 1: their speed depends
-on α beside the curvature, and the default is made for networks. Methods that claim `exact` must reach the optimum; the
-others stop at the distance that heterogeneity and partial participation leave them.
+losses: least squares, solved in closed form, and softmax regression with weight decay, solved by Newton's method. All
+algorithms get the same local training and their default settings, but FedDyn and FedSpeed α = 1: their speed depends
+on α beside the curvature, and the default is made for networks. Methods that claim `exact` must reach the optimum;
+the others stop at the distance that heterogeneity and partial participation leave them.
 
     python benchmarks/optimum.py                 prints the table
     python benchmarks/optimum.py --write         also writes it into docs/optimum.md
@@ -27,14 +27,12 @@ from askew.data.dataset import Dataset, Samples
 from askew.experiment.api import OwnData, OwnNetwork
 from askew.experiment.build import build
 from askew.experiment.config import Config
+from askew.experiment.process_tuning import tune_process
 from askew.models import networks
 
-N, SIZE = 10, 20
-ROUNDS = (100, 300, 600)
-SETTINGS: dict[str, dict[str, Any]] = {
-    "feddyn": {"alpha": 1.0},
-    "fedspeed": {"alpha": 1.0},
-}  # of the order of the curvature
+N, SIZE = 10, 20  # clients, and samples of each
+ROUNDS = (100, 300, 600)  # after which the distance is measured
+SETTINGS: dict[str, dict[str, Any]] = {"feddyn": {"alpha": 1.0}, "fedspeed": {"alpha": 1.0}}  # as the curvature
 OUT = Path(__file__).parent.parent / "docs" / "optimum.md"
 
 
@@ -50,7 +48,7 @@ def quadratics(dim: int = 8) -> tuple[Dataset, nn.Module, Tensor, dict[str, Any]
     best = torch.linalg.solve(hessian, slope)[:, 0]
     module = nn.Linear(dim, 1, bias=False)
     nn.init.zeros_(module.weight)
-    return dataset(samples, 0, "squared_error"), module, best, {"lr": 0.05, "weight_decay": 0.0}
+    return as_dataset(samples, 0, "squared_error"), module, best, {"lr": 0.05, "weight_decay": 0.0}
 
 
 def softmax(dim: int = 6, classes: int = 4, decay: float = 0.02) -> tuple[Dataset, nn.Module, Tensor, dict[str, Any]]:
@@ -74,10 +72,11 @@ def softmax(dim: int = 6, classes: int = 4, decay: float = 0.02) -> tuple[Datase
     matrix = w.view(classes, dim + 1)
     best = torch.cat([matrix[:, :dim].reshape(-1), matrix[:, dim]])  # as the network orders them: weights, then biases
     module = networks["softmax"]().module((dim,), classes)
-    return dataset(samples, classes, "cross_entropy"), module, best, {"lr": 0.2, "weight_decay": decay}
+    return as_dataset(samples, classes, "cross_entropy"), module, best, {"lr": 0.2, "weight_decay": decay}
 
 
-def dataset(samples: Samples, classes: int, criterion: str) -> Dataset:
+def as_dataset(samples: Samples, classes: int, criterion: str) -> Dataset:
+    """Samples of clients one after the other as a dataset, whose test set they are too."""
     return Dataset(samples, samples, classes, owner=np.repeat(np.arange(N), SIZE), criterion=criterion)
 
 
@@ -96,19 +95,20 @@ def distances(name: str, problem: tuple[Dataset, nn.Module, Tensor, dict[str, An
             "rounds": max(ROUNDS),
         }
     )
-    house = build(config)
-    found = []
+    built = build(config)
+    relative: list[float | None] = []
     for t in range(1, max(ROUNDS) + 1):
-        house.server.run_round(
-            t, config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist()
+        built.server.run_round(
+            t, config.participation.sample(config.seed, t, built.fed.eligible, built.fed.clients).tolist()
         )
         if t in ROUNDS:
-            away = float((house.server.w - best).norm() / best.norm())
-            found.append(away if math.isfinite(away) else None)
-    return found
+            distance = float((built.server.w - best).norm() / best.norm())
+            relative.append(distance if math.isfinite(distance) else None)
+    return relative
 
 
-def shown(value: float | None) -> str:
+def format_distance(value: float | None) -> str:
+    """A distance as the table shows it."""
     return "diverged" if value is None or value > 1e6 else f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
 
 
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    tune_process()
     problems = {"least squares": quadratics(), "softmax regression": softmax()}
     skipped = {"solo", "centralised", "fedalign", "fedpdc"}
     rows = []
@@ -129,37 +130,43 @@ def main() -> None:
             row[title] = distances(name, problem)
         rows.append(row)
         if not options.json:
-            cells = "   ".join(" ".join(f"{shown(v):>9}" for v in row[title]) for title in problems)
+            cells = "   ".join(" ".join(f"{format_distance(v):>9}" for v in row[title]) for title in problems)
             print(f"{name:12} {'exact' if row['exact'] else '':6} {cells}", flush=True)
     if options.json:
         print(json.dumps(rows, indent=1))
     if options.write:
-        OUT.write_text(page(rows, list(problems)), encoding="utf-8")
+        OUT.write_text(markdown(rows, list(problems)), encoding="utf-8")
 
 
-def page(rows: list[dict[str, Any]], problems: list[str]) -> str:
+def markdown(rows: list[dict[str, Any]], problems: list[str]) -> str:
+    """The page docs/optimum.md."""
     head = "| algorithm | claims `exact` | " + " | ".join(f"{p}, round {r}" for p in problems for r in ROUNDS) + " |"
     lines = [
         "# Distance to the optimum",
         "",
-        "Ten clients with different data, four of them a round, five local full-batch steps, equal weights, default settings (FedDyn and",
-        "FedSpeed: α = 1, of the order of the problems' curvature): the relative distance ‖w − w*‖ / ‖w*‖ to the minimiser of the mean",
+        "Ten clients with different data, four of them a round, five local full-batch steps, equal "
+        "weights, default settings (FedDyn and",
+        "FedSpeed: α = 1, of the order of the problems' curvature): the relative distance ‖w − w*‖ / "
+        "‖w*‖ to the minimiser of the mean",
         "client loss. Made by",
         "",
         "```console",
         "$ python benchmarks/optimum.py --write",
         "```",
         "",
-        "Methods that claim `exact` reach the optimum whatever the skew; a test of every registry row measures the claim. The others stop",
-        "where heterogeneity and partial participation leave them: with a constant rate that distance does not shrink with more rounds.",
-        "FedPVR corrects both problems' only layer, so it is SCAFFOLD here. Left out: SOLO and centralised training (nothing is shared),",
+        "Methods that claim `exact` reach the optimum whatever the skew; a test of every registry row "
+        "measures the claim. The others stop",
+        "where heterogeneity and partial participation leave them: with a constant rate that distance "
+        "does not shrink with more rounds.",
+        "FedPVR corrects both problems' only layer, so it is SCAFFOLD here. Left out: SOLO and "
+        "centralised training (nothing is shared),",
         "FedAlign (needs a hidden layer), FedPDC (needs public labels).",
         "",
         head,
         "| --- | --- |" + " ---: |" * (len(problems) * len(ROUNDS)),
     ]
     for row in rows:
-        cells = " | ".join(shown(v) for p in problems for v in row[p])
+        cells = " | ".join(format_distance(v) for p in problems for v in row[p])
         lines.append(f"| {row['algorithm']} | {'yes' if row['exact'] else ''} | {cells} |")
     return "\n".join(lines) + "\n"
 

@@ -23,15 +23,17 @@ from askew.data.dataset import Dataset, Samples
 from askew.experiment.api import OwnData
 from askew.experiment.build import BuiltRun, build
 from askew.experiment.config import Config
+from askew.experiment.process_tuning import tune_process
 
 
-def images(n: int, shape: tuple[int, ...]) -> Dataset:
+def random_images(n: int, shape: tuple[int, ...]) -> Dataset:
+    """Random images with random labels of ten classes."""
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(n, *shape, generator=g), torch.randint(0, 10, (n,), generator=g)
     return Dataset(Samples(x, y), Samples(x[:100], y[:100]), 10)
 
 
-WORK: dict[str, dict[str, Any]] = {
+WORKLOADS: dict[str, dict[str, Any]] = {
     "digits/mlp": {
         "data": {"name": "digits"},
         "model": {"name": "mlp"},
@@ -49,15 +51,15 @@ WORK: dict[str, dict[str, Any]] = {
 }
 
 
-def bare_round(house: BuiltRun, t: int, start: dict[str, torch.Tensor], model: torch.nn.Module) -> Callable[[], None]:
-    """The same clients, batches and steps, as one would write them by hand."""
-    config, fed = house.config, house.fed
+def bare_round(built: BuiltRun, t: int, start: dict[str, torch.Tensor], model: torch.nn.Module) -> Callable[[], None]:
+    """A function that trains the same clients on the same batches as askew's round t, as one would write it by hand."""
+    config, fed = built.config, built.fed
     ids = config.participation.sample(config.seed, t, fed.eligible, fed.clients).tolist()
     plan = fed.plan(ids, t, config.local)
     x, y = plan.pool
     batches = [[work.places[a:b] for a, b in zip(work.cuts, work.cuts[1:], strict=False)] for work in plan.train]
 
-    def go() -> None:
+    def train() -> None:
         mean = {n: torch.zeros_like(p) for n, p in start.items()}
         for work in batches:
             model.load_state_dict(start)
@@ -69,32 +71,33 @@ def bare_round(house: BuiltRun, t: int, start: dict[str, torch.Tensor], model: t
             for n, p in model.state_dict().items():
                 mean[n] += p / len(ids)
 
-    return go
+    return train
 
 
 def measure(name: str, algorithm: str, rounds: int) -> dict[str, Any]:
-    tables = copy.deepcopy(WORK[name])
+    """Milliseconds of a round in askew and in the bare loop, and the median of their ratios, of one workload."""
+    tables = copy.deepcopy(WORKLOADS[name])
     if isinstance(tables["data"], tuple):
-        tables["data"] = OwnData.of(images(*tables["data"]), None)
+        tables["data"] = OwnData.of(random_images(*tables["data"]), None)
     config = Config.build(
         {**tables, "algorithm": {"name": algorithm}, "engine": {"name": "sequential", "device": "cpu"}}
     )
-    house = build(config)
-    model = copy.deepcopy(house.module)
+    built = build(config)
+    model = copy.deepcopy(built.module)
     start = {n: p.clone() for n, p in model.state_dict().items()}
     ours, bare = [], []
     for t in range(1, rounds + 3):
-        go = bare_round(house, t, start, model)
+        bare_training = bare_round(built, t, start, model)
 
-        def play(t: int = t) -> None:
-            house.server.run_round(
-                t, config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist()
+        def askew_round(t: int = t) -> None:
+            built.server.run_round(
+                t, config.participation.sample(config.seed, t, built.fed.eligible, built.fed.clients).tolist()
             )
 
-        both = [(go, bare), (play, ours)]
-        for run, times in both if t % 2 else reversed(both):
+        both = [(bare_training, bare), (askew_round, ours)]
+        for train, times in both if t % 2 else reversed(both):
             began = time.perf_counter()
-            run()
+            train()
             times.append(time.perf_counter() - began)
     ratios = [a / b for a, b in zip(ours[2:], bare[2:], strict=True)]
     return {
@@ -113,19 +116,17 @@ def main() -> None:
     parser.add_argument("--algorithms", default="fedavg,fedprox,scaffold,feddpc")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    tune_process()
     rows = []
-    for name in WORK:
+    for name in WORKLOADS:
         for algorithm in options.algorithms.split(","):
             assert algorithm in algorithms, algorithm
             row = measure(name, algorithm, options.rounds)
             rows.append(row)
             if not options.json:
-                print(
-                    "{work:16} {algorithm:10} askew {askew_ms:8.2f} ms   bare {bare_ms:8.2f} ms   ratio {ratio:.3f}".format(
-                        **row
-                    ),
-                    flush=True,
-                )
+                print("{work:16} {algorithm:10} ".format(**row), end="")
+                times = "askew {askew_ms:8.2f} ms   bare {bare_ms:8.2f} ms   ratio {ratio:.3f}"
+                print(times.format(**row), flush=True)
     if options.json:
         print(json.dumps(rows, indent=1))
 

@@ -3,11 +3,11 @@
     python benchmarks/rivals.py --rival pfl=PYTHON --rival fedlab=PYTHON --rival flgo=PYTHON --rival flwr=PYTHON
 
 PYTHON is the interpreter of an environment that has the framework, the torch of this one, and safetensors for askew's
-networks. A round trains 10 of 100 clients: the same networks, as many samples, batches and steps, the same SGD; evaluation
-is left out. Samples are random numbers; of the work `mnist` they are that dataset's images, where its files are there
-(ASKEW_DATA says where), which others hold as normalised numbers. Every contender is tried in all its ways to use two cores,
-and shown in its fastest. All of them are alive at once, so that a busy machine disturbs them alike, each with its own
-samples: with four rivals LeNet5 takes 16 GB.
+networks. A round trains 10 of 100 clients: the same networks, as many samples, batches and steps, the same SGD;
+evaluation is left out. Samples are random numbers; of the workload `mnist` they are that dataset's images, where its
+files are there (ASKEW_DATA says where), which others hold as normalised numbers. Every contender is tried in all its
+ways to use two cores, and shown in its fastest. All of them are alive at once, so that a busy machine disturbs them
+alike, each with its own samples: with four rivals LeNet5 takes 16 GB.
 
 *Products alone* is no framework: a dense network's products of matrices and nothing else, which nobody can leave out.
 """
@@ -40,18 +40,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import askew
-from askew.bench.baselines import Plain, share
-from askew.bench.workloads import LR, Noise, work_of
+from askew.bench.baselines import LogitsNetwork, client_samples
+from askew.bench.workloads import LR, RandomSamples, find_workload
 from askew.data import files
 from askew.engine.distributed import process_group
 from askew.errors import did_you_mean
 from askew.experiment.build import build
 from askew.experiment.config import Config
-from askew.experiment.run import torch_state
+from askew.experiment.process_state import torch_state
+from askew.experiment.process_tuning import tune_process
 
-OF = 100  # clients, of which a work's take part in a round
-FOREVER = 10**6  # rounds; whoever asks for them ends it
-WORKS = {
+CLIENTS = 100  # of which as many as a workload has take part in a round
+FOREVER = 10**6  # rounds; the process that asks for them ends it
+WORKLOADS = {  # by the names of the command line: title, and the workload of `askew bench`
     "lenet": ("LeNet5, 10 steps of 50", "lenet-10x10x50"),
     "softmax": ("softmax regression, 10 steps of 10", "softmax-10x10x10"),
     "small": ("MLP 64-64-10, 10 steps of 10", "mlp64-10x10x10"),
@@ -59,7 +60,7 @@ WORKS = {
     "mnist": ("the same on MNIST", "mnist-10x12x50"),
 }
 
-Turn = Callable[[], None]  # called after every round; returns when the next one may begin
+NextRound = Callable[[], None]  # called after every round; returns when the next one may begin
 
 
 class Way(NamedTuple):
@@ -78,12 +79,12 @@ ONE, THREADS, PROCESSES = Way("one thread"), Way("two threads", threads=2), Way(
 
 
 @cache
-def shares(name: str, first: int = 0, count: int = OF) -> list[tuple[Tensor, Tensor]]:
-    """The samples of each client, all drawn before the first round ends."""
-    return [share(name, client, "cpu") for client in range(first, first + count)]
+def all_samples(name: str, first: int = 0, count: int = CLIENTS) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and labels of each client, all drawn before the first round ends."""
+    return [client_samples(name, client, "cpu") for client in range(first, first + count)]
 
 
-def train(net: Plain, x: Tensor, y: Tensor, batch: int) -> None:
+def train(net: LogitsNetwork, x: Tensor, y: Tensor, batch: int) -> None:
     optimiser = torch.optim.SGD(net.parameters(), lr=LR)
     for index in torch.split(torch.randperm(len(y)), batch):
         optimiser.zero_grad()
@@ -91,41 +92,47 @@ def train(net: Plain, x: Tensor, y: Tensor, batch: int) -> None:
         optimiser.step()
 
 
-def with_askew(name: str, way: Way, turn: Turn) -> None:
-    work, group = work_of(name), process_group()
+def with_askew(name: str, way: Way, next_round: NextRound) -> None:
+    workload, group = find_workload(name), process_group()
     tables = {
-        "data": Noise(samples=OF * work.steps * work.batch, shape=work.shape, classes=work.classes, images=work.images),
-        "partition": {"name": "iid", "clients": OF},
-        "participation": {"cohort": work.clients},
-        "model": work.network,
-        "local": {"batch": work.batch, "lr": LR},
+        "data": RandomSamples(
+            samples=CLIENTS * workload.steps * workload.batch,
+            shape=workload.shape,
+            classes=workload.classes,
+            images=workload.images,
+        ),
+        "partition": {"name": "iid", "clients": CLIENTS},
+        "participation": {"cohort": workload.clients},
+        "model": workload.network,
+        "local": {"batch": workload.batch, "lr": LR},
         "engine": {"device": "cpu", "workers": way.processes},
         "rounds": FOREVER,
     }
     config = Config.build(tables)
     with torch_state(config, group):
-        house = build(config, group=group)
-        who = lambda t: config.participation.sample(config.seed, t, house.fed.eligible, house.fed.clients).tolist()
+        built = build(config, group=group)
+        fed, server = built.fed, built.server
+        cohort = lambda t: config.participation.sample(config.seed, t, fed.eligible, fed.clients).tolist()
         for t in range(1, FOREVER):
-            house.server.run_round(t, who(t), meanwhile=lambda t=t: house.server.prepare(t + 1, who(t + 1)))
-            turn()
+            server.run_round(t, cohort(t), meanwhile=lambda t=t: server.prepare(t + 1, cohort(t + 1)))
+            next_round()
 
 
-def by_hand(name: str, way: Way, turn: Turn) -> None:
-    work, net = work_of(name), Plain(name)
+def plain_loop(name: str, way: Way, next_round: NextRound) -> None:
+    workload, net = find_workload(name), LogitsNetwork(name)
     start = {n: p.clone() for n, p in net.state_dict().items()}
     while True:
         mean = {n: torch.zeros_like(p) for n, p in start.items()}
-        for client in random.sample(range(OF), work.clients):
+        for client in random.sample(range(CLIENTS), workload.clients):
             net.load_state_dict(start)
-            train(net, *shares(name)[client], work.batch)
+            train(net, *all_samples(name)[client], workload.batch)
             for n, p in net.state_dict().items():
-                mean[n] += p / work.clients
+                mean[n] += p / workload.clients
         start = mean
-        turn()
+        next_round()
 
 
-def with_pfl(name: str, way: Way, turn: Turn) -> None:
+def with_pfl(name: str, way: Way, next_round: NextRound) -> None:
     from pfl.aggregate import simulate, weighting
     from pfl.algorithm import base, federated_averaging
     from pfl.callback.base import TrainingProcessCallback
@@ -139,25 +146,29 @@ def with_pfl(name: str, way: Way, turn: Turn) -> None:
         def after_central_iteration(
             self, aggregate: Any, model: Any, *, central_iteration: int
         ) -> tuple[bool, Metrics]:
-            turn()
+            next_round()
             return False, Metrics()
 
     selector.set_framework_module(pytorch_ops)
-    work, net, sgd = work_of(name), Plain(name), torch.optim.SGD
-    one = lambda user: dataset.Dataset(raw_data=list(shares(name)[user]), user_id=str(user))
-    data = federated_dataset.FederatedDataset(one, sampling.get_user_sampler("minimize_reuse", list(range(OF))))
+    workload, net, sgd = find_workload(name), LogitsNetwork(name), torch.optim.SGD
+    user_data = lambda user: dataset.Dataset(raw_data=list(all_samples(name)[user]), user_id=str(user))
+    data = federated_dataset.FederatedDataset(
+        user_data, sampling.get_user_sampler("minimize_reuse", list(range(CLIENTS)))
+    )
     rounds = {"central_num_iterations": FOREVER, "evaluation_frequency": 2 * FOREVER}
     federated_averaging.FederatedAveraging().run(
-        algorithm_params=base.NNAlgorithmParams(**rounds, train_cohort_size=work.clients, val_cohort_size=0),
+        algorithm_params=base.NNAlgorithmParams(**rounds, train_cohort_size=workload.clients, val_cohort_size=0),
         backend=simulate.SimulatedBackend(training_data=data, val_data=data, postprocessors=[weighting.WeightByUser()]),
         model=PyTorchModel(model=net, local_optimizer_create=sgd, central_optimizer=sgd(net.parameters(), lr=1.0)),
-        model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=work.batch),
-        model_eval_params=NNEvalHyperParams(local_batch_size=work.batch),
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=LR, local_batch_size=workload.batch
+        ),
+        model_eval_params=NNEvalHyperParams(local_batch_size=workload.batch),
         callbacks=[Clock()],
     )
 
 
-def with_fedlab(name: str, way: Way, turn: Turn) -> None:
+def with_fedlab(name: str, way: Way, next_round: NextRound) -> None:
     """Its pipeline in one process; in three, a server and two that hold half of the clients each."""
     from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
     from fedlab.contrib.algorithm.basic_server import SyncServerHandler
@@ -166,25 +177,29 @@ def with_fedlab(name: str, way: Way, turn: Turn) -> None:
     from fedlab.core.server.manager import SynchronousServerManager
     from fedlab.core.standalone import StandalonePipeline
 
-    work, rank, holders = work_of(name), int(os.environ["RANK"]), max(way.processes - 1, 1)
-    held = OF // holders
+    workload, rank, holders = find_workload(name), int(os.environ["RANK"]), max(way.processes - 1, 1)
+    clients_each = CLIENTS // holders
 
     class Data:
         def get_dataloader(self, client: int, batch_size: int) -> DataLoader[Any]:
-            own = shares(name, max(rank - 1, 0) * held, held)
-            return DataLoader(TensorDataset(*own[int(client)]), batch_size=batch_size, shuffle=True)
+            samples = all_samples(name, max(rank - 1, 0) * clients_each, clients_each)
+            return DataLoader(TensorDataset(*samples[int(client)]), batch_size=batch_size, shuffle=True)
 
     class Server(SyncServerHandler):
         def sample_clients(self) -> list[int]:  # as many of each holder, so that none waits for the other
-            return [held * h + i for h in range(holders) for i in random.sample(range(held), work.clients // holders)]
+            count = workload.clients // holders
+            return [clients_each * h + i for h in range(holders) for i in random.sample(range(clients_each), count)]
 
         def global_update(self, buffer: Any) -> None:
             super().global_update(buffer)
-            turn()
+            next_round()
 
-    server, trainer = Server(Plain(name), FOREVER, work.clients / OF), SGDSerialClientTrainer(Plain(name), held)
+    server, trainer = (
+        Server(LogitsNetwork(name), FOREVER, workload.clients / CLIENTS),
+        SGDSerialClientTrainer(LogitsNetwork(name), clients_each),
+    )
     trainer.setup_dataset(Data())
-    trainer.setup_optim(1, work.batch, LR)
+    trainer.setup_optim(1, workload.batch, LR)
     if way.processes == 1:
         pipeline = StandalonePipeline(server, trainer)
         pipeline.evaluate = lambda: None
@@ -194,7 +209,7 @@ def with_fedlab(name: str, way: Way, turn: Turn) -> None:
         (PassiveClientManager(network, trainer) if rank else SynchronousServerManager(network, server)).run()
 
 
-def with_flgo(name: str, way: Way, turn: Turn) -> None:
+def with_flgo(name: str, way: Way, next_round: NextRound) -> None:
     import flgo
     from flgo.algorithm import fedavg
     from flgo.benchmark.partition import IIDPartitioner
@@ -205,25 +220,25 @@ def with_flgo(name: str, way: Way, turn: Turn) -> None:
 
         class Server(fedavg.Server):
             def iterate(self) -> Any:
-                done = super().iterate()
-                turn()
-                return done
+                result = super().iterate()
+                next_round()
+                return result
 
     # torch refuses its subsets of samples without this
     FromDatasetPipe.TaskDataset.__getitems__ = lambda self, places: [self[place] for place in places]
-    work, samples, net = work_of(name), f"rivals.pairs({name!r})", f"rivals.Plain({name!r})"
-    Path("made.py").write_text(f"import rivals\ntrain_data = test_data = {samples}\nget_model = lambda: {net}\n")
-    benchmark = flgo.gen_benchmark_from_file("noise", "made.py", data_type="cv", task_type="classification")
-    flgo.gen_task_by_(importlib.import_module(benchmark), IIDPartitioner(num_clients=OF), "task")
+    workload, samples, net = find_workload(name), f"rivals.sample_pairs({name!r})", f"rivals.LogitsNetwork({name!r})"
+    Path("generated.py").write_text(f"import rivals\ntrain_data = test_data = {samples}\nget_model = lambda: {net}\n")
+    benchmark = flgo.gen_benchmark_from_file("noise", "generated.py", data_type="cv", task_type="classification")
+    flgo.gen_task_by_(importlib.import_module(benchmark), IIDPartitioner(num_clients=CLIENTS), "task")
     option = {
         "num_rounds": FOREVER,
         "eval_interval": 2 * FOREVER,
-        "proportion": work.clients / OF,
+        "proportion": workload.clients / CLIENTS,
         "num_epochs": 1,
         "train_holdout": 0.0,
     }
     option |= {
-        "batch_size": work.batch,
+        "batch_size": workload.batch,
         "learning_rate": LR,
         "learning_rate_decay": 1.0,
         "torch_num_threads": way.threads,
@@ -232,55 +247,55 @@ def with_flgo(name: str, way: Way, turn: Turn) -> None:
     flgo.init("task", Timed, option).run()
 
 
-def pairs(name: str) -> list[tuple[Tensor, int]]:
+def sample_pairs(name: str) -> list[tuple[Tensor, int]]:
     """All clients' samples, one by one."""
-    return [pair for x, y in shares(name) for pair in zip(x, y.tolist(), strict=True)]
+    return [pair for x, y in all_samples(name) for pair in zip(x, y.tolist(), strict=True)]
 
 
-def with_flwr(name: str, way: Way, turn: Turn) -> None:
+def with_flwr(name: str, way: Way, next_round: NextRound) -> None:
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    work, client, server = work_of(name), ClientApp(), ServerApp()
+    workload, client, server = find_workload(name), ClientApp(), ServerApp()
 
     @client.train()
     def answer(message: Any, context: Any) -> Any:
         torch.set_num_threads(1)
-        net, (x, y) = Plain(name), shares(name)[int(context.node_config["partition-id"])]
+        net, (x, y) = LogitsNetwork(name), all_samples(name)[int(context.node_config["partition-id"])]
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        train(net, x, y, work.batch)
-        told = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
-        return Message(content=RecordDict(told), reply_to=message)
+        train(net, x, y, workload.batch)
+        content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+        return Message(content=RecordDict(content), reply_to=message)
 
     class Timed(FedAvg):
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            done = super().aggregate_train(server_round, replies)
-            turn()
-            return done
+            aggregated = super().aggregate_train(server_round, replies)
+            next_round()
+            return aggregated
 
     @server.main()
     def main(grid: Any, context: Any) -> None:
-        strategy = Timed(fraction_train=work.clients / OF, fraction_evaluate=0.0, min_available_nodes=OF)
-        strategy.start(grid=grid, initial_arrays=ArrayRecord(Plain(name).state_dict()), num_rounds=FOREVER)
+        strategy = Timed(fraction_train=workload.clients / CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+        strategy.start(grid=grid, initial_arrays=ArrayRecord(LogitsNetwork(name).state_dict()), num_rounds=FOREVER)
 
     ray = {"num_cpus": way.clients, "include_dashboard": False, "log_to_driver": False}
-    given = {"client_resources": {"num_cpus": 1.0, "num_gpus": 0.0}, "init_args": ray}
-    run_simulation(server_app=server, client_app=client, num_supernodes=OF, backend_config=given)
+    backend = {"client_resources": {"num_cpus": 1.0, "num_gpus": 0.0}, "init_args": ray}
+    run_simulation(server_app=server, client_app=client, num_supernodes=CLIENTS, backend_config=backend)
 
 
-def products(name: str, way: Way, turn: Turn) -> None:
-    """Of every layer and step: its output, its weights' gradient and, but for the first, its input's. Clients are divided."""
+def products(name: str, way: Way, next_round: NextRound) -> None:
+    """The products of matrices alone: of every layer and step its output, its weights' gradient and its input's."""
     if way.processes > 1:
         dist.init_process_group("gloo")
-    work, layers = work_of(name), list[tuple[Tensor, ...]]()
-    for w in (layer.weight.detach() for layer in Plain(name).modules() if isinstance(layer, nn.Linear)):
-        x, y = torch.randn(work.batch, w.shape[1]), torch.randn(work.batch, w.shape[0])
+    workload, layers = find_workload(name), list[tuple[Tensor, ...]]()
+    for w in (layer.weight.detach() for layer in LogitsNetwork(name).modules() if isinstance(layer, nn.Linear)):
+        x, y = torch.randn(workload.batch, w.shape[1]), torch.randn(workload.batch, w.shape[0])
         layers.append((w, x, y, torch.empty_like(w), torch.empty_like(x), torch.empty_like(y)))
     while True:
-        for _ in range(work.clients // way.processes * work.steps):
+        for _ in range(workload.clients // way.processes * workload.steps):
             for i, (w, x, y, dw, dx, out) in enumerate(layers):
                 torch.mm(x, w.T, out=out)
                 torch.mm(y.T, x, out=dw)
@@ -288,19 +303,21 @@ def products(name: str, way: Way, turn: Turn) -> None:
                     torch.mm(y, w, out=dx)
         if way.processes > 1:
             dist.barrier()
-        turn()
+        next_round()
 
 
 class Contender(NamedTuple):
+    """A framework, or a loop, and the ways in which it can use two cores."""
+
     title: str
-    play: Callable[[str, Way, Turn], None]
+    run: Callable[[str, Way, NextRound], None]
     ways: tuple[Way, ...]
     packages: tuple[str, ...] = ()  # of a rival, itself first
 
 
 CONTENDERS = {
     "askew": Contender("askew", with_askew, (ONE, PROCESSES)),
-    "loop": Contender("plain loop", by_hand, (ONE, THREADS)),
+    "loop": Contender("plain loop", plain_loop, (ONE, THREADS)),
     "pfl": Contender("pfl", with_pfl, (ONE, THREADS, PROCESSES), ("pfl",)),
     "fedlab": Contender(
         "FedLab", with_fedlab, (ONE, THREADS, Way("two processes and a server", processes=3)), ("fedlab",)
@@ -313,11 +330,11 @@ RIVALS = [key for key, contender in CONTENDERS.items() if contender.packages]
 
 
 def contend(key: str, name: str, way: Way) -> None:
-    """The life of a contender's process: it tells the seconds of every round and waits to be asked for the next."""
+    """All that a contender's process does: it prints the seconds of every round and waits to be asked for the next."""
     answers, began = os.fdopen(os.dup(1), "w"), time.perf_counter()
     os.dup2(2, 1)  # what a framework prints is no answer
 
-    def turn() -> None:
+    def next_round() -> None:
         nonlocal began
         if os.environ["RANK"] == "0":
             print(time.perf_counter() - began, file=answers, flush=True)
@@ -326,27 +343,28 @@ def contend(key: str, name: str, way: Way) -> None:
         began = time.perf_counter()
 
     torch.set_num_threads(way.threads)
-    CONTENDERS[key].play(name, way, turn)
+    tune_process()  # which askew does for itself: nobody shall be slower for the lack of it
+    CONTENDERS[key].run(name, way, next_round)
 
 
-# who starts them and asks them for rounds -----------------------------------------------------------------------
+# the parent, which starts the contenders and asks them for rounds -----------------------------------------------
 
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join(map(str, (Path(__file__).parent.resolve(), Path(askew.__file__).parent.parent))),
     "GLOO_SOCKET_IFNAME": next(name for _, name in socket.if_nameindex() if name.startswith("lo")),
-    "THP_MEM_ALLOC_ENABLE": "1",  # these two askew gives its own processes: nobody shall be slower for the lack of them
-    "MIMALLOC_PURGE_DELAY": "1000",
+    "THP_MEM_ALLOC_ENABLE": "1",  # which askew gives its own processes: nobody shall be slower for the lack of it
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 
-def last(text: str) -> str:
+def last_line(text: str) -> str:
+    """The last line of what a process printed."""
     return (text.strip().splitlines() or ["without a word"])[-1]
 
 
-class ActiveRun:
+class RunningContender:
     """A contender in one of its ways: its processes, which wait between rounds, and the milliseconds of its rounds."""
 
     def __init__(self, key: str, name: str, way: Way, python: str, folder: Path) -> None:
@@ -370,22 +388,24 @@ class ActiveRun:
                 )
 
     def answer(self) -> float:
-        """Milliseconds of the round that is being played."""
-        told = self.processes[0].stdout
-        while not select.select([told], [], [], 1.0)[0] and all(process.poll() is None for process in self.processes):
+        """Milliseconds of the round that was asked for, once it is over."""
+        output = self.processes[0].stdout
+        while not select.select([output], [], [], 1.0)[0] and all(p.poll() is None for p in self.processes):
             pass
         if any(process.poll() is not None for process in self.processes):
-            raise ChildProcessError(f"{self.key} with {self.way.title} ended early: {last(self.log.read_text())}")
-        return 1e3 * float(told.readline())
+            raise ChildProcessError(f"{self.key} with {self.way.title} ended early: {last_line(self.log.read_text())}")
+        return 1e3 * float(output.readline())
 
-    def play(self) -> None:
+    def time_round(self) -> None:
+        """Ask for a round, and add its milliseconds to the laps."""
         for process in self.processes:
-            with suppress(BrokenPipeError):  # it ended, of which the answer tells
+            with suppress(BrokenPipeError):  # it has ended, which `answer` reports
                 process.stdin.write("go\n")
                 process.stdin.flush()
         self.laps.append(self.answer())
 
     def end(self) -> None:
+        """Kill the processes and all that they started."""
         for process in self.processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -394,40 +414,42 @@ class ActiveRun:
 
 def measure(name: str, pythons: dict[str, str], rounds: int) -> dict[str, tuple[float, str]]:
     """Of each contender the median of its fastest way, in milliseconds a round, and that way."""
-    players = list[ActiveRun]()
+    running = list[RunningContender]()
     with tempfile.TemporaryDirectory(prefix="rivals-", ignore_cleanup_errors=True) as folder:
         try:
             for key, python in pythons.items():
                 for way in CONTENDERS[key].ways:
                     print(f"{name}: {key} with {way.title}", file=sys.stderr)
-                    players.append(ActiveRun(key, name, way, python, Path(folder, f"{len(players)}")))
-                    players[-1].answer()  # the first round, which is not counted
+                    running.append(RunningContender(key, name, way, python, Path(folder, f"{len(running)}")))
+                    running[-1].answer()  # the first round, which is not counted
             for t in range(rounds):
-                for player in players[t % len(players) :] + players[: t % len(players)]:
-                    player.play()
+                first = t % len(running)
+                for contender in running[first:] + running[:first]:
+                    contender.time_round()
         finally:
-            for player in players:
-                player.end()
-    return {key: min((statistics.median(p.laps), p.way.title) for p in players if p.key == key) for key in pythons}
+            for contender in running:
+                contender.end()
+    return {key: min((statistics.median(c.laps), c.way.title) for c in running if c.key == key) for key in pythons}
 
 
 def version(key: str, python: str) -> str:
-    """A rival's, if its environment will do."""
+    """A rival's version; ValueError if its environment lacks something."""
     code = "import sys, importlib.metadata as m, askew.bench.baselines; print(*map(m.version, sys.argv[1:]))"
     command, ours = [python, "-W", "ignore", "-c", code, "torch", *CONTENDERS[key].packages], metadata.version("torch")
     try:
-        told = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+        process = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     except OSError as e:
         raise ValueError(f"{key}: cannot start {python} ({e.strerror}); give a Python interpreter.") from None
-    if told.returncode or not told.stdout:
-        raise ValueError(f"{key}: {python} will not do ({last(told.stderr)}); install there what is missing.")
-    torchs, found, *_ = told.stdout.split()
-    if torchs != ours:
-        raise ValueError(f"{key}: {python} has torch {torchs}, and askew's is {ours}; install the same one.")
+    if process.returncode or not process.stdout:
+        raise ValueError(f"{key}: {python} will not do ({last_line(process.stderr)}); install there what is missing.")
+    theirs, found, *_ = process.stdout.split()
+    if theirs != ours:
+        raise ValueError(f"{key}: {python} has torch {theirs}, and askew's is {ours}; install the same one.")
     return found
 
 
-def row(title: str, figures: dict[str, tuple[float, str]], columns: dict[str, str]) -> str:
+def table_row(title: str, figures: dict[str, tuple[float, str]], columns: dict[str, str]) -> str:
+    """A workload's row of the Markdown table."""
     cells = ["{:.3g} ({})".format(*figures[key]) if key in figures else "–" for key in columns]
     others = min(ms for key, (ms, _) in figures.items() if key not in ("askew", "products"))
     return f"| {title} | {' | '.join(cells)} | {others / figures['askew'][0]:.2f} |"
@@ -443,8 +465,8 @@ def main() -> None:
     parser.add_argument(
         "--rival", action="append", default=[], metavar="NAME=PYTHON", help=f"one of {', '.join(RIVALS)}; repeatable"
     )
-    parser.add_argument("--work", action="append", choices=WORKS, help="repeatable; all if none is given")
-    parser.add_argument("--rounds", type=int, default=10, help="that each contender plays after a first one")
+    parser.add_argument("--work", action="append", choices=WORKLOADS, help="repeatable; all if none is given")
+    parser.add_argument("--rounds", type=int, default=10, help="that each contender does after a first one")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error(f"--rounds must be ≥ 1, got {options.rounds}; 10 is the default.")
@@ -465,12 +487,12 @@ def main() -> None:
         f"| ms a round | {' | '.join(titles[key] for key in pythons)} | times as fast as the fastest of the others |"
     ]
     lines.append(f"| --- |{' ---: |' * (len(pythons) + 1)}")
-    there = [work for work, (_, name) in WORKS.items() if work != "mnist" or work_of(name).images]
-    if {*(options.work or [])} - {*there}:
+    possible = [key for key, (_, name) in WORKLOADS.items() if key != "mnist" or find_workload(name).images]
+    if {*(options.work or [])} - {*possible}:
         parser.error(
-            f"mnist: its files are not in {files.folder()}; run `askew data get mnist`, or leave this work out."
+            f"mnist: its files are not in {files.folder()}; run `askew data get mnist`, or leave this workload out."
         )
-    for title, name in (WORKS[work] for work in options.work or there):
+    for title, name in (WORKLOADS[key] for key in options.work or possible):
         dense = not name.startswith("lenet")  # whose convolutions are not products of matrices
         try:
             figures = measure(
@@ -478,7 +500,7 @@ def main() -> None:
             )
         except ChildProcessError as e:
             parser.exit(1, f"rivals: {e}\n")
-        lines.append(row(title, figures, pythons))
+        lines.append(table_row(title, figures, pythons))
     print("\n".join(lines))
 
 

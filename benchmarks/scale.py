@@ -16,6 +16,7 @@ import torch
 
 from askew.experiment.build import build
 from askew.experiment.config import Config
+from askew.experiment.process_tuning import tune_process
 
 
 def main() -> None:
@@ -26,7 +27,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    houses, rows, times = [], [], []
+    tune_process()
+    federations, rows, times = [], [], []
     for clients in options.clients:
         tables = {
             "data": {"name": "synthetic", "alpha": 1.0, "beta": 1.0},
@@ -37,17 +39,17 @@ def main() -> None:
             "local": {"batch": 10, "lr": 0.1},
         }
         began = time.perf_counter()
-        houses.append(build(Config.build(tables)))
+        federations.append(build(Config.build(tables)))
         rows.append({"clients": clients, "start_s": time.perf_counter() - began})
         times.append([])
     for t in range(1, options.rounds + 3):
-        for house, seen in zip(houses, times, strict=True):
+        for built, seconds in zip(federations, times, strict=True):
             began = time.perf_counter()
-            ids = house.config.participation.sample(house.config.seed, t, house.fed.eligible, house.fed.clients)
-            house.server.run_round(t, ids.tolist())
-            seen.append(time.perf_counter() - began)
-    for row, seen in zip(rows, times, strict=True):
-        row["ms_per_round"] = 1e3 * statistics.median(seen[2:])
+            ids = built.config.participation.sample(built.config.seed, t, built.fed.eligible, built.fed.clients)
+            built.server.run_round(t, ids.tolist())
+            seconds.append(time.perf_counter() - began)
+    for row, seconds in zip(rows, times, strict=True):
+        row["ms_per_round"] = 1e3 * statistics.median(seconds[2:])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     result = {
         "algorithm": options.algorithm,

@@ -18,7 +18,7 @@ from askew.core.algorithm import Algorithm
 from askew.core.settings import Settings, plain
 from askew.core.space import Space
 from askew.experiment.catalogue import entries, parameters
-from askew.experiment.config import CHOICES, NAMES, TABLES, Config, Top
+from askew.experiment.config import CHOICES, DEFAULT_NAMES, TABLES, Config, TopLevel
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
@@ -99,11 +99,11 @@ def literal(value: object) -> str:
 
 def configuration() -> str:
     """The page of every key."""
-    parts = [CONFIGURATION.format(page=Config().toml()), "## Outside any table\n", settings_table(Top)]
+    parts = [CONFIGURATION.format(page=Config().toml()), "## Outside any table\n", settings_table(TopLevel)]
     for name, registry in CHOICES.items():
         parts += [
             f"## [{name}]\n",
-            f"{ABOUT[name]} `name` chooses; the default is `{NAMES[name]}`{EXCEPT.get(name, '')}. The other keys depend on it.\n",
+            f"{ABOUT[name]} `name` chooses; the default is `{DEFAULT_NAMES[name]}`{EXCEPT.get(name, '')}. The other keys depend on it.\n",
         ]
         members: Mapping[str, Any] = registry.members
         parts.append(table(("name", "what it is"), ([f"`{key}`", member.idea] for key, member in members.items())))

@@ -19,7 +19,7 @@ from askew.engine.distributed import Group
 from askew.experiment import build as building
 from askew.experiment.build import BuildCache, build
 from askew.experiment.config import Config
-from askew.experiment.run import play
+from askew.experiment.launch import run_config
 from askew.models import CNN, CNN64, MLP, CharLSTM, LeNet, Softmax
 
 PAGE: dict[str, Any] = {
@@ -227,10 +227,10 @@ def test_a_resumed_run_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(library, "MUCH", 0)
     monkeypatch.setattr(building, "tried", told("vmapped", calls))
     with pytest.raises(Enough):
-        play(config, tmp_path, watch=stop, save_every=0)
+        run_config(config, tmp_path, watch=stop, save_every=0)
     BuildCache.found.clear()
     monkeypatch.setattr(building, "tried", told("sequential", calls))
-    run = play(config, tmp_path)
+    run = run_config(config, tmp_path)
     assert (
         run.finished
         and (run.facts["engine"], run.facts["reason"]) == ("vmapped", "measured: vmapped")
@@ -238,9 +238,9 @@ def test_a_resumed_run_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.Monk
     )
     whole = askew.run({**PAGE, "engine": {"name": "vmapped", "device": "cpu"}})
     assert all(torch.equal(run.model[n], whole.model[n]) for n in whole.model)
-    again = play(config, tmp_path)  # read back
+    again = run_config(config, tmp_path)  # read back
     assert again.facts["engine"] == "vmapped" and calls == ["vmapped"]
-    fresh = play(config, tmp_path, fresh=True)
+    fresh = run_config(config, tmp_path, fresh=True)
     assert fresh.facts["engine"] == "sequential"
 
 

@@ -27,12 +27,12 @@ TINY: dict[str, Any] = {"rounds": 2, "model": {"name": "softmax"}, "partition": 
 SETS = ["--set", "rounds=2", "--set", "model.name=softmax", "--set", "partition.clients=5"]
 
 
-class Told:
-    """The outcome of one command line."""
+class Outcome:
+    """What one command line returned and printed."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], words: tuple[str | Path, ...]) -> None:
+    def __init__(self, capsys: pytest.CaptureFixture[str], arguments: tuple[str | Path, ...]) -> None:
         capsys.readouterr()
-        self.code = main([str(word) for word in words])
+        self.code = main([str(argument) for argument in arguments])
         self.out, self.err = capsys.readouterr()
 
     @property
@@ -41,11 +41,11 @@ class Told:
 
 
 @pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def invoke(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs command lines in an empty folder, on 80 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    return lambda *words: Told(capsys, words)
+    return lambda *arguments: Outcome(capsys, arguments)
 
 
 def records(run: askew.Run) -> list[dict[str, Any]]:
@@ -61,18 +61,18 @@ def only_run() -> Path:
 # run ------------------------------------------------------------------------------------------------------------
 
 
-def test_run_trains_stores_and_says_what_to_type_next(tell: Any) -> None:
-    told = tell("run", *SETS)
-    assert told.code == 0
+def test_run_trains_stores_and_says_what_to_type_next(invoke: Any) -> None:
+    result = invoke("run", *SETS)
+    assert result.code == 0
     folder = only_run()
-    assert f"askew show {folder}" in told.out and f"askew report {folder} --out report" in told.out
+    assert f"askew show {folder}" in result.out and f"askew report {folder} --out report" in result.out
     run = askew.load(folder)
-    assert f"{100 * run.best_accuracy:.1f}% in round {run.best_round}" in told.out
-    assert "round 2/2" in told.err and f"engine {run.facts['engine']} ({run.facts['reason']}), on cpu" in told.err
+    assert f"{100 * run.best_accuracy:.1f}% in round {run.best_round}" in result.out
+    assert "round 2/2" in result.err and f"engine {run.facts['engine']} ({run.facts['reason']}), on cpu" in result.err
 
 
-def test_run_as_json_prints_one_document_and_nothing_else(tell: Any) -> None:
-    told = tell("run", *SETS, "--json")
+def test_run_as_json_prints_one_document_and_nothing_else(invoke: Any) -> None:
+    result = invoke("run", *SETS, "--json")
     wanted = {
         "run",
         "best_accuracy",
@@ -85,45 +85,45 @@ def test_run_as_json_prints_one_document_and_nothing_else(tell: Any) -> None:
         "engine",
         "device",
     }
-    assert told.code == 0 and wanted <= told.json.keys()
-    assert told.json["run"] == str(only_run()) and told.json["rounds"] == 2
-    assert told.json == askew.load(only_run()).summary()
+    assert result.code == 0 and wanted <= result.json.keys()
+    assert result.json["run"] == str(only_run()) and result.json["rounds"] == 2
+    assert result.json == askew.load(only_run()).summary()
 
 
-def test_quiet_says_nothing(tell: Any) -> None:
-    told = tell("run", *SETS, "--quiet")
-    assert (told.code, told.out, told.err) == (0, "", "")
-    assert tell("run", *SETS, "--quiet", "--json").json["finished"]
+def test_quiet_says_nothing(invoke: Any) -> None:
+    result = invoke("run", *SETS, "--quiet")
+    assert (result.code, result.out, result.err) == (0, "", "")
+    assert invoke("run", *SETS, "--quiet", "--json").json["finished"]
 
 
-def test_the_command_line_and_python_give_the_same_numbers(tell: Any) -> None:
+def test_the_command_line_and_python_give_the_same_numbers(invoke: Any) -> None:
     Path("tiny.toml").write_text(
         'rounds = 9\n[model]\nname = "softmax"\n[partition]\nclients = 5\n[algorithm]\nname = "scaffold"\n'
     )
-    tell("run", "tiny.toml", "--set", "rounds=3", "--set", "algorithm.server_scale=0.5", "--out", "cli")
+    invoke("run", "tiny.toml", "--set", "rounds=3", "--set", "algorithm.server_scale=0.5", "--out", "cli")
     [folder] = Path("cli").iterdir()
-    own = askew.run("scaffold", rounds=3, model="softmax", clients=5, server_scale=0.5, out="api")
-    assert records(askew.load(folder)) == records(own)
-    assert own.folder is not None and own.folder.name == folder.name
-    assert own.config == askew.load(folder).config  # or tables would tell a run from itself read back
+    from_python = askew.run("scaffold", rounds=3, model="softmax", clients=5, server_scale=0.5, out="api")
+    assert records(askew.load(folder)) == records(from_python)
+    assert from_python.folder is not None and from_python.folder.name == folder.name
+    assert from_python.config == askew.load(folder).config  # or tables would invoke a run from itself read back
 
 
-def test_a_finished_run_is_read_back_and_fresh_runs_it_again(tell: Any) -> None:
-    tell("run", *SETS)
+def test_a_finished_run_is_read_back_and_fresh_runs_it_again(invoke: Any) -> None:
+    invoke("run", *SETS)
     log = only_run() / "rounds.jsonl"
     before = log.read_text()
-    again = tell("run", *SETS)
+    again = invoke("run", *SETS)
     assert again.code == 0 and "already finished, nothing to do; --fresh runs it again" in again.err
     assert log.read_text() == before
-    fresh = tell("run", *SETS, "--fresh")
+    fresh = invoke("run", *SETS, "--fresh")
     assert "already finished" not in fresh.err and log.read_text() != before
     assert [r["accuracy"] for r in map(json.loads, before.splitlines())] == askew.load(only_run()).curve("accuracy")[1]
 
 
-def test_ctrl_c_ends_the_round_and_the_same_command_goes_on_to_the_same_numbers(tell: Any) -> None:
-    words = ["run", *SETS, "--set", "rounds=300", "--set", "evaluation.every=50", "--set", "algorithm.name=scaffold"]
+def test_ctrl_c_ends_the_round_and_the_same_command_goes_on_to_the_same_numbers(invoke: Any) -> None:
+    more = ["--set", "rounds=300", "--set", "evaluation.every=50", "--set", "algorithm.name=scaffold"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "askew", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "askew", "run", *SETS, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 60
     while not any(log.read_text().count("\n") >= 3 for log in Path("runs").glob("*/rounds.jsonl")):
@@ -138,96 +138,99 @@ def test_ctrl_c_ends_the_round_and_the_same_command_goes_on_to_the_same_numbers(
         f"stopped after round {len(stopped.rounds)} of 300" in err
         and f"askew run {only_run() / 'run.toml'} --out runs" in err
     )
-    assert "interrupted" in tell("show", only_run()).out
-    resumed = tell("run", only_run() / "run.toml", "--out", "runs")
+    assert "interrupted" in invoke("show", only_run()).out
+    resumed = invoke("run", only_run() / "run.toml", "--out", "runs")
     assert resumed.code == 0 and f"going on after round {len(stopped.rounds)} of 300" in resumed.err
     whole = askew.run("scaffold", **(TINY | {"rounds": 300}), evaluation={"every": 50})
     assert records(askew.load(only_run())) == records(whole)
 
 
-def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*words: object, **options: object) -> None:
+def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("askew.cli.main.play", interrupted)
-    told = tell("run", *SETS)
-    assert told.code == 130 and "stopped at once" in told.err and "run.toml --out runs" in told.err
+    monkeypatch.setattr("askew.cli.main.run_config", interrupted)
+    result = invoke("run", *SETS)
+    assert result.code == 130 and "stopped at once" in result.err and "run.toml --out runs" in result.err
 
 
-def test_a_plugin_brings_a_method_of_ones_own(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_brings_a_method_of_ones_own(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     known = dict(CHOICES["algorithm"].members)
     monkeypatch.setattr(CHOICES["algorithm"], "members", dict(known))
     Path("mine.py").write_text(
         "import askew\nfrom askew.algorithms import FedAvg\n\n"
-        '@askew.register("halfway")\nclass Halfway(FedAvg):\n    """Goes half of the way."""\n\n    server_scale = 0.5\n'
+        '@askew.register("halfway")\nclass Halfway(FedAvg):\n'
+        '    """Goes half of the way."""\n\n    server_scale = 0.5\n'
     )
-    told = tell("run", *SETS, "--plugin", "mine.py", "--set", "algorithm.name=halfway", "--json")
-    assert told.code == 0 and told.json["algorithm"] == "halfway"
-    assert records(askew.load(told.json["run"])) == records(askew.run("fedavg", **TINY, server_scale=0.5))
+    result = invoke("run", *SETS, "--plugin", "mine.py", "--set", "algorithm.name=halfway", "--json")
+    assert result.code == 0 and result.json["algorithm"] == "halfway"
+    assert records(askew.load(result.json["run"])) == records(askew.run("fedavg", **TINY, server_scale=0.5))
     Path("elsewhere").mkdir()
     Path("mine.py").rename("elsewhere/mine.py")
     monkeypatch.setattr(CHOICES["algorithm"], "members", dict(known))  # as a new process finds it
-    moved = tell("run", *SETS, "--plugin", "elsewhere/mine.py", "--set", "algorithm.name=halfway")
+    moved = invoke("run", *SETS, "--plugin", "elsewhere/mine.py", "--set", "algorithm.name=halfway")
     assert moved.code == 0 and "already finished" in moved.err
 
 
-def test_what_a_method_remarks_is_shown(tell: Any) -> None:
+def test_what_a_method_remarks_is_shown(invoke: Any) -> None:
     remark = "the network has no batch-norm layer"
-    assert remark in tell("run", *SETS, "--set", "algorithm.name=fedbn").err
-    assert remark in tell("show", only_run()).out
+    assert remark in invoke("run", *SETS, "--set", "algorithm.name=fedbn").err
+    assert remark in invoke("show", only_run()).out
 
 
 # list -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lists_tell_all_members_and_their_settings(tell: Any, kind: str) -> None:
-    told, as_json = tell("list", kind), tell("list", kind, "--json")
+def test_lists_have_all_members_and_their_settings(invoke: Any, kind: str) -> None:
+    result, as_json = invoke("list", kind), invoke("list", kind, "--json")
     assert [entry["name"] for entry in as_json.json] == list(KINDS[kind])
     for entry in as_json.json:
-        assert entry["idea"] and entry["name"] in told.out
+        assert entry["idea"] and entry["name"] in result.out
         assert {p["name"]: p["default"] for p in entry["parameters"]} == json.loads(
             json.dumps(KINDS[kind][entry["name"]]().table())
         )
         assert all(p["doc"] and p["allowed"] and p["type"] for p in entry["parameters"])
-    assert max(map(len, told.out.splitlines())) <= 80
+    assert max(map(len, result.out.splitlines())) <= 80
 
 
-def test_settings_of_all_models_are_told_once_below_the_list(tell: Any) -> None:
-    rows, below = tell("list", "models").out.split("every model has these settings too")
+def test_settings_of_all_models_are_listed_once_below_the_list(invoke: Any) -> None:
+    rows, below = invoke("list", "models").out.split("every model has these settings too")
     assert "hidden = 256" in rows and "hidden" not in below
     for name in ("head = 0", 'weights = ""', "new_head = false", "seed = –"):
         assert name not in rows and below.count(f"\n{name} ") == 1
 
 
-def test_costs_of_methods_are_those_of_their_definitions(tell: Any) -> None:
-    told = {entry["name"]: entry for entry in tell("list", "algorithms", "--json").json}
-    costs = lambda name: [round(told[name][key], 1) for key in ("down", "up", "server_state", "client_state", "memory")]
+def test_costs_of_methods_are_those_of_their_definitions(invoke: Any) -> None:
+    result = {entry["name"]: entry for entry in invoke("list", "algorithms", "--json").json}
+    costs = lambda name: [
+        round(result[name][key], 1) for key in ("down", "up", "server_state", "client_state", "memory")
+    ]
     assert costs("fedavg") == [1, 1, 0, 0, 0]
     assert costs("scaffold") == [2, 2, 1, 1, 0]
     assert costs("feddyn") == [1, 1, 2, 1, 0]
     assert costs("feddc") == [2, 2, 2, 2, 0]
     assert costs("fedcm") == [2, 1, 1, 0, 0]
     assert costs("feddpc") == [1, 1, 1, 0, 0]
-    assert 0 < told["fedbn"]["down"] < 1 and told["fedbn"]["down"] == told["fedbn"]["up"]
-    assert all(entry["down"] is not None for entry in told.values())
-    assert {name for name in ("fedavg", "fedprox", "scaffold", "feddyn", "feddc") if told[name]["exact"]} == {
+    assert 0 < result["fedbn"]["down"] < 1 and result["fedbn"]["down"] == result["fedbn"]["up"]
+    assert all(entry["down"] is not None for entry in result.values())
+    assert {name for name in ("fedavg", "fedprox", "scaffold", "feddyn", "feddc") if result[name]["exact"]} == {
         "scaffold",
         "feddyn",
         "feddc",
     }
-    assert (told["fedavg"]["weighting"], told["feddyn"]["weighting"]) == ("samples", "uniform")
+    assert (result["fedavg"]["weighting"], result["feddyn"]["weighting"]) == ("samples", "uniform")
 
 
 # show, compare, report ------------------------------------------------------------------------------------------
 
 
-def test_show_tells_settings_figures_rounds_and_what_the_method_logged(tell: Any) -> None:
-    tell("run", *SETS, "--set", "algorithm.name=feddpc", "--set", "rounds=7")
+def test_show_prints_settings_figures_rounds_and_what_the_method_logged(invoke: Any) -> None:
+    invoke("run", *SETS, "--set", "algorithm.name=feddpc", "--set", "rounds=7")
     run = askew.load(only_run())
-    told = tell("show", only_run())
-    assert told.code == 0 and told.err == ""
-    for words in (
+    result = invoke("show", only_run())
+    assert result.code == 0 and result.err == ""
+    for text in (
         "finished, 7 rounds",
         "digits, 5 clients, Dirichlet α = 0.2",
         "lam=1",
@@ -236,13 +239,13 @@ def test_show_tells_settings_figures_rounds_and_what_the_method_logged(tell: Any
         "█",
         "ratio",
     ):
-        assert words in told.out
+        assert text in result.out
     shown = [
-        line.split()[0] for line in told.out.splitlines() if line.endswith("s") and "kB" in line and "up," not in line
+        line.split()[0] for line in result.out.splitlines() if line.endswith("s") and "kB" in line and "up," not in line
     ]
     assert shown == ["3", "4", "5", "6", "7"]
-    assert max(map(len, told.out.splitlines())) <= 80
-    as_json = tell("show", only_run(), "--json").json
+    assert max(map(len, result.out.splitlines())) <= 80
+    as_json = invoke("show", only_run(), "--json").json
     assert (
         as_json["records"] == run.rounds
         and as_json["config"] == run.config
@@ -251,25 +254,25 @@ def test_show_tells_settings_figures_rounds_and_what_the_method_logged(tell: Any
 
 
 @pytest.fixture
-def three(tell: Any) -> list[askew.Run]:
+def three(invoke: Any) -> list[askew.Run]:
     """Two seeds of one method and one of another."""
     for change in ("seed=0", "seed=1", "algorithm.name=scaffold"):
-        tell("run", *SETS, "--set", change)
+        invoke("run", *SETS, "--set", change)
     return [askew.load(folder) for folder in sorted(Path("runs").iterdir())]
 
 
-def test_compare_joins_seeds_and_counts_rounds_to_a_target(tell: Any, three: list[askew.Run]) -> None:
-    told = tell("compare", "runs")
-    assert told.code == 0 and told.err == "" and max(map(len, told.out.splitlines())) <= 80
-    assert [line.split()[0] for line in told.out.splitlines() if line.startswith(("fedavg ", "scaffold "))] == [
+def test_compare_joins_seeds_and_counts_rounds_to_a_target(invoke: Any, three: list[askew.Run]) -> None:
+    result = invoke("compare", "runs")
+    assert result.code == 0 and result.err == "" and max(map(len, result.out.splitlines())) <= 80
+    assert [line.split()[0] for line in result.out.splitlines() if line.startswith(("fedavg ", "scaffold "))] == [
         "fedavg",
         "scaffold",
     ]
-    assert tell("compare", "runs", "--json").json == table(three)
-    assert tell("compare", *(run.folder for run in three), "runs", "--json").json == table(three)
-    aimed = tell("compare", "runs", "--target", "0.01", "--json").json
+    assert invoke("compare", "runs", "--json").json == table(three)
+    assert invoke("compare", *(run.folder for run in three), "runs", "--json").json == table(three)
+    aimed = invoke("compare", "runs", "--target", "0.01", "--json").json
     assert [row["target"] for row in aimed] == [0.01, 0.01] and [row["rounds_to_target"] for row in aimed] == [1, 1]
-    assert "Target: accuracy 1.0%." in tell("compare", "runs", "--target", "0.01").out
+    assert "Target: accuracy 1.0%." in invoke("compare", "runs", "--target", "0.01").out
 
 
 def test_compare_highlights_the_best_of_a_task() -> None:
@@ -278,7 +281,7 @@ def test_compare_highlights_the_best_of_a_task() -> None:
     console.print(terminal.comparison(runs))
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
-    green = {words: any("\x1b[1;32m" in line and words in line for line in lines) for words in ("50.0", "70.0", "90.0")}
+    green = {text: any("\x1b[1;32m" in line and text in line for line in lines) for text in ("50.0", "70.0", "90.0")}
     assert green == {"50.0": False, "70.0": True, "90.0": False}  # the third has a task of its own
 
 
@@ -298,17 +301,17 @@ def fake(algorithm: str, accuracy: list[float], clients: int = 5) -> askew.Run:
     return askew.Run(tables, [{"round": t, "accuracy": a, **other} for t, a in enumerate(accuracy, 1)])
 
 
-def test_report_writes_a_page_and_prints_its_path(tell: Any, three: list[askew.Run]) -> None:
-    told = tell("report", "runs", "--out", "pages", "--title", "Three <runs>")
-    assert (told.code, told.out, told.err) == (0, "pages/index.html\n", "")
+def test_report_writes_a_page_and_prints_its_path(invoke: Any, three: list[askew.Run]) -> None:
+    result = invoke("report", "runs", "--out", "pages", "--title", "Three <runs>")
+    assert (result.code, result.out, result.err) == (0, "pages/index.html\n", "")
     assert "Three &lt;runs&gt;" in Path("pages/index.html").read_text()
 
 
 # demo -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_demo_compares_seven_methods_and_the_second_time_trains_nothing(tell: Any) -> None:
-    first = tell("demo", "--rounds", "1", "--seeds", "1", "--out", "shown")
+def test_the_demo_compares_seven_methods_and_the_second_time_trains_nothing(invoke: Any) -> None:
+    first = invoke("demo", "--rounds", "1", "--seeds", "1", "--out", "shown")
     assert first.code == 0 and "7/7 runs" in first.err
     rows = [line.split("  ")[0] for line in first.out.splitlines() if line.startswith(("fed", "scaffold"))]
     assert rows == [
@@ -324,7 +327,7 @@ def test_the_demo_compares_seven_methods_and_the_second_time_trains_nothing(tell
     assert "shown/report/index.html" in first.out and Path("shown/report/index.html").exists()
     logs = {log: log.stat().st_mtime_ns for log in Path("shown/runs").glob("*/rounds.jsonl")}
     assert len(logs) == 7
-    second = tell("demo", "--rounds", "1", "--seeds", "1", "--out", "shown")
+    second = invoke("demo", "--rounds", "1", "--seeds", "1", "--out", "shown")
     assert second.code == 0 and "all 7 runs were finished already and are read back" in second.err
     assert second.out == first.out and {log: log.stat().st_mtime_ns for log in logs} == logs
 
@@ -338,25 +341,25 @@ def test_the_demo_differs_in_method_and_seed_alone() -> None:
     assert all(configs[0].tables()[name] == default[name] for name in ("data", "partition", "participation", "model"))
 
 
-def test_an_interrupted_demo_says_how_to_go_on(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*words: object, **options: object) -> list[askew.Run]:
+def test_an_interrupted_demo_says_how_to_go_on(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: object, **options: object) -> list[askew.Run]:
         return [fake("fedavg", [0.1])]
 
-    monkeypatch.setattr("askew.experiment.demo.play_all", stopped)
-    told = tell("demo", "--seeds", "1", "--out", "shown")
+    monkeypatch.setattr("askew.experiment.demo.run_all", stopped)
+    result = invoke("demo", "--seeds", "1", "--out", "shown")
     assert (
-        told.code == 130
-        and "stopped in run 1 of 7" in told.err
-        and "askew demo --out shown --rounds 30 --seeds 1" in told.err
+        result.code == 130
+        and "stopped in run 1 of 7" in result.err
+        and "askew demo --out shown --rounds 30 --seeds 1" in result.err
     )
 
 
 # the terminal ---------------------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_a_long_run_says_at_most_twenty_lines(tell: Any) -> None:
-    told = tell("run", *SETS, "--set", "rounds=45", "--set", "evaluation.every=45")
-    lines = [line for line in told.err.splitlines() if line.startswith("round ")]
+def test_without_a_terminal_a_long_run_says_at_most_twenty_lines(invoke: Any) -> None:
+    result = invoke("run", *SETS, "--set", "rounds=45", "--set", "evaluation.every=45")
+    lines = [line for line in result.err.splitlines() if line.startswith("round ")]
     assert 10 <= len(lines) <= 20 and lines[-1].startswith("round 45/45 · accuracy ")
 
 
@@ -396,30 +399,36 @@ def test_curves_in_blocks() -> None:
     assert lines[0].count("█") == 30 and lines[-2].count("█") == 30 and lines[-2].count("▁") == 30
 
 
-def test_help_is_what_askew_alone_shows_and_each_verb_has_examples(tell: Any) -> None:
-    alone = tell()
-    assert alone.code == 0 and alone.out == tell("--help").out
+def test_help_is_what_askew_alone_shows_and_each_verb_has_examples(invoke: Any) -> None:
+    alone = invoke()
+    assert alone.code == 0 and alone.out == invoke("--help").out
     for verb in ("run", "list", "show", "compare", "report", "demo", "deploy"):
-        told = tell(verb, "--help")
+        result = invoke(verb, "--help")
         assert (
-            told.code == 0
-            and f"Usage: askew {verb}" in told.out
-            and f"\n $ askew {verb}" in told.out.split("Examples:")[1]
+            result.code == 0
+            and f"Usage: askew {verb}" in result.out
+            and f"\n $ askew {verb}" in result.out.split("Examples:")[1]
         )
         assert verb in alone.out
 
 
+def test_the_version(invoke: Any) -> None:
+    assert invoke("--version").out == f"askew {askew.__version__}\n"
+
+
+@pytest.mark.slow
 def test_version_as_a_module() -> None:
-    told = subprocess.run([sys.executable, "-m", "askew", "--version"], capture_output=True, text=True, check=True)
-    assert (told.stdout, told.stderr) == (f"askew {askew.__version__}\n", "")
+    result = subprocess.run([sys.executable, "-m", "askew", "--version"], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == (f"askew {askew.__version__}\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [["--json"], []], ids=["json", "table"])
 def test_a_closed_pipe_is_no_error(more: list[str]) -> None:
     source, sink = os.pipe()
     os.close(source)
     with os.fdopen(sink, "w") as closed:
-        told = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "askew", "list", "models", *more], stdout=closed, stderr=subprocess.PIPE, text=True
         )
-    assert told.stderr == ""
+    assert result.stderr == ""

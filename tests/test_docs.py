@@ -21,7 +21,7 @@ from askew.core.algorithm import Algorithm
 from askew.core.types import Client, Cohort
 from askew.data import files
 from askew.experiment.config import CHOICES
-from askew.experiment.sweep import flat, grid
+from askew.experiment.sweep import flatten_spans, grid
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -80,7 +80,7 @@ def test_configurations_load(page: Path, desk: Path) -> None:
     lay_out(page, desk)
     for block in blocks(page, "toml"):
         tables = tomllib.loads(block.text)
-        assert grid(tables, flat(tables.pop("sweep", {})))
+        assert grid(tables, flatten_spans(tables.pop("sweep", {})))
 
 
 @pytest.mark.parametrize("page", having("console"))

@@ -33,7 +33,7 @@ from askew.engine.server import Server
 from askew.experiment import checkpoint
 from askew.experiment.build import build
 from askew.experiment.config import Config
-from askew.experiment.run import play as play_config
+from askew.experiment.launch import run_config as play_config
 from askew.report import table, terminal
 from askew.report.figures import draw_pictures
 from askew.report.tables import group_runs

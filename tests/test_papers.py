@@ -23,7 +23,7 @@ from askew.errors import ConfigError, ModelError, StoreError, UnknownName
 from askew.experiment.build import build
 from askew.experiment.config import Config
 from askew.experiment.curves import rounds_to
-from askew.experiment.run import play as play_one
+from askew.experiment.launch import run_config as play_one
 from askew.experiment.store import Record, Run
 from askew.reproduction import papers
 from askew.reproduction.comparison import TableCell, table_cells

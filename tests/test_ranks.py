@@ -5,14 +5,8 @@ What ranks exchange is tried with threads, which are cheap; that processes find 
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,11 +14,10 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import askew
 from askew.algorithms import FedAvg, Scaffold, algorithms
-from askew.cli.main import main
 from askew.core.algorithm import Algorithm
 from askew.core.bank import Bank
 from askew.core.types import State
@@ -34,13 +27,8 @@ from askew.engine import distributed as ranks
 from askew.engine.distributed import DistributedEngine, Group, PeerLost, SharedEvaluator, dealt, hang_up
 from askew.engine.evaluate import CHUNK, Evaluator
 from askew.engine.server import Server
-from askew.errors import AlgorithmError, ConfigError, EngineError
+from askew.errors import AlgorithmError, EngineError
 from askew.experiment import checkpoint
-from askew.experiment import run as runs
-from askew.experiment.config import CHOICES, Config, read_back
-from askew.experiment.run import play, play_all
-from askew.experiment.store import locked
-from askew.experiment.workers import WorkerPool, play_pages
 from problems import Problem, Record, Spoiled, apart, everything, labelled, same, serve, tastes
 from problems import play as play_rounds
 
@@ -338,260 +326,3 @@ def test_an_exam_is_divided_by_whole_chunks(
     done = on_ranks(3, lambda group: (serve(FedAvg(), problem(FedAvg()), LOCAL), group), take)
     assert [told for _, told in done] == parts
     assert all(bool(group.board) == (count > CHUNK) for (_, group), _ in done)
-
-
-# processes ------------------------------------------------------------------------------------------------------
-
-PLUGIN = """
-import torch
-from torch import nn
-import askew
-from askew.algorithms import Scaffold
-
-@askew.register("fragile")
-class Fragile(Scaffold):
-    \"\"\"SCAFFOLD whose clients now and then keep what is no number.\"\"\"
-
-    def finish(self, w, me):
-        up, mine = super().finish(w, me)
-        return up, {"c": torch.where(torch.as_tensor(me.coin) < 0.3, torch.nan, mine["c"])}
-
-@askew.register("dropout")
-class Dropout(askew.Network):
-    \"\"\"A network that draws while it trains.\"\"\"
-
-    def module(self, shape, classes):
-        return nn.Sequential(nn.Linear(*shape, 12), nn.BatchNorm1d(12), nn.Dropout(0.2), nn.Linear(12, classes))
-
-@askew.register("broken")
-class Broken(Scaffold):
-    \"\"\"Fails in the first round.\"\"\"
-
-    def direction(self, w, grad, me):
-        return me.nothing
-"""
-BASE: dict[str, Any] = {
-    "rounds": 4,
-    "data": {"name": "synthetic", "test_clients": 5},
-    "partition": {"clients": 7},
-    "participation": {"cohort": 4},
-    "model": {"name": "mlp", "hidden": [6], "norm": "batch"},
-    "local": {"epochs": 1, "batch": 32, "lr": 0.1},
-}
-
-
-def configured(workers: int, **tables: Any) -> Config:
-    return Config.build(BASE | tables | {"engine": {"name": "sequential", "workers": workers}})
-
-
-def records(run: askew.Run) -> list[Record]:
-    return [{k: v for k, v in r.items() if k != "seconds"} for r in run.rounds]
-
-
-def started() -> dict[int, int]:
-    """Processes that this one started, by rank."""
-    found: dict[int, int] = {}
-    for page in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((page / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            words = dict(word.split("=", 1) for word in (page / "environ").read_text().split("\0") if "=" in word)
-        except OSError:
-            continue
-        if parent == os.getpid() and "RANK" in words:
-            found[int(words["RANK"])] = int(page.name)
-    return found
-
-
-def wait_for_a_round(out: Path, alive: Callable[[], bool] = lambda: True) -> None:
-    until = time.monotonic() + 60
-    while not any(log.read_text().count("\n") for log in out.glob("*/rounds.jsonl")):
-        assert alive() and time.monotonic() < until
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file of methods, which the registries forget afterwards."""
-    for registry in CHOICES.values():
-        monkeypatch.setattr(registry, "members", dict(registry.members))
-    (tmp_path / "own.py").write_text(PLUGIN)
-    return str(tmp_path / "own.py")
-
-
-def test_a_sweep_stopped_on_two_processes_goes_on_with_three_to_the_same_bits(plugin: str, tmp_path: Path) -> None:
-    kinds: list[dict[str, Any]] = [
-        {"algorithm": {"name": "fedavg"}, "participation": {"cohort": 1}},
-        {"algorithm": {"name": "fedbn"}},
-        {"algorithm": {"name": "fragile"}, "model": {"name": "dropout"}, "rounds": 40, "evaluation": {"every": 40}},
-        {"algorithm": {"name": "fedvarp"}, "evaluation": {"every": 3}},
-        {"algorithm": {"name": "fedga"}, "model": {"name": "softmax"}},
-        {"algorithm": {"name": "lossbias"}},
-    ]
-    one, two, three = ([configured(workers, plugins=[plugin], **kind) for kind in kinds] for workers in (1, 2, 3))
-    assert [c.name() for c in one] == [c.name() for c in two] == [c.name() for c in three]
-    expected = list(play_all(one))
-    assert any(r["dropped"] for r in expected[2].rounds)
-
-    def stop(run: askew.Run, record: Record | None) -> None:
-        if record and record["round"] == 2 and run.algorithm == "fragile":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.getsignal(signal.SIGINT)
-    first = list(play_all(two, tmp_path / "runs", watch=stop))
-    assert [run.finished for run in first] == [True, True, False] and 2 <= len(first[2].rounds) < 40
-    assert first[2].facts["state"] == "interrupted" and first[2].facts["workers"] == 2
-    assert signal.getsignal(signal.SIGINT) is before and not started()
-    seen: list[tuple[str, int]] = []
-    broken = configured(3, plugins=[plugin], algorithm={"name": "broken"}, rounds=1)
-    going = play_all(
-        [*three, broken], tmp_path / "runs", watch=lambda run, record: seen.append((run.algorithm, len(run.rounds)))
-    )
-    again = [next(going) for _ in three]
-    with pytest.raises(
-        EngineError, match=r"own.py' failed in line 27: AttributeError: .* correct the file and try again"
-    ):
-        next(going)
-    assert seen[0] == ("fragile", len(first[2].rounds)) and not started()  # what was finished is not played again
-    for run, other, early in zip(again, expected, [*first[:2], *again[2:]], strict=True):
-        assert records(run) == records(other)
-        assert early.model.keys() == other.model.keys() and all(
-            torch.equal(early.model[n], t) for n, t in other.model.items()
-        )
-        assert run.folder is not None and not (run.folder / checkpoint.FILE).exists()
-        assert records(askew.load(run.folder)) == records(other)
-    assert [run.facts["workers"] for run in again] == [2, 2, 3, 3, 3, 3]
-
-
-def test_without_a_folder_the_model_comes_back_and_a_killed_rank_0_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    killed: list[float] = []
-
-    def kill(run: askew.Run, record: Record | None) -> None:
-        if record and record["round"] == 5:
-            os.kill(started()[0], signal.SIGKILL)
-            killed.append(time.monotonic())
-
-    short, long = (configured(2, algorithm={"name": "scaffold"}, rounds=rounds) for rounds in (2, 100_000))
-    going = play_all([short, long], watch=kill)
-    run, alone = next(going), play(configured(1, algorithm={"name": "scaffold"}, rounds=2))
-    assert run.folder is None and run.finished and records(run) == records(alone) and run.name == alone.name
-    assert all(torch.equal(run.model[n], t) for n, t in alone.model.items())
-    with pytest.raises(
-        EngineError, match=r"^process 0 of the 2 that shared the work was ended by SIGKILL; .* goes on from"
-    ):
-        next(going)
-    assert time.monotonic() - killed[0] < 10 and not started()
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_killed_rank_ends_the_command_with_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def kill() -> None:
-        wait_for_a_round(tmp_path)
-        os.kill(started()[1], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    (tmp_path / "long.toml").write_text(configured(1, algorithm={"name": "scaffold"}, rounds=100_000).toml())
-    code = main(["run", str(tmp_path / "long.toml"), "--workers", "2", "--out", str(tmp_path), "--quiet"])
-    killer.join()
-    out, err = capfd.readouterr()
-    assert code == 2 and out == "" and err.count("\n") == 1 and not started()
-    assert err.startswith("error: process 1 of the 2 that shared the work was ended by SIGKILL; ")
-    [log] = tmp_path.glob("*/rounds.jsonl")
-    assert len(askew.load(log.parent).rounds) >= 1
-    with locked(log.parent):  # nobody holds it any more
-        pass
-
-
-def test_ranks_started_as_torchrun_does_are_one_run_and_one_speaks(tmp_path: Path) -> None:
-    config = configured(1, algorithm={"name": "scaffold"}, rounds=3)
-    (tmp_path / "a.toml").write_text(config.toml())
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "askew", "run", str(tmp_path / "a.toml"), "--json", "--out", str(tmp_path)]
-    told = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(command, env=told | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in "01"
-    ]
-    (out, err), silent = (rank.communicate(timeout=100) for rank in ranks)
-    assert [rank.returncode for rank in ranks] == [0, 0], err
-    assert silent == ("", "") and err.count("round 3/3") == 1
-    run = askew.load(json.loads(out)["run"])
-    assert run.facts["workers"] == 2 and records(run) == records(play(config))
-
-
-def test_a_long_run_goes_on_with_more_processes_where_cores_are_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the same bits; not where rounds are short, little is left, the machine is busy, one process is asked for, or nothing is stored."""
-    config = configured(0, algorithm={"name": "scaffold"}, rounds=5)
-    alone = play(configured(1, algorithm={"name": "scaffold"}, rounds=5))
-    limits = {"free_cores": lambda: 2, "LONG": 0.0, "WORTH": 0.0}
-    for name, value in {"free_cores": lambda: 1, "LONG": 60.0, "WORTH": 3600.0}.items():
-        with monkeypatch.context() as patch:
-            for key, limit in (limits | {name: value}).items():
-                patch.setattr(runs, key, limit)
-            assert play(config, tmp_path / name).facts["workers"] == 1
-    for key, limit in limits.items():
-        monkeypatch.setattr(runs, key, limit)
-    assert play(config).facts["workers"] == play(configured(1, rounds=5), tmp_path / "one").facts["workers"] == 1
-    seen: list[int] = []
-    run = play(config, tmp_path, watch=lambda run, record: seen.append(len(run.rounds)))
-    assert run.finished and run.facts["workers"] == 2 and seen == [0, 1, 2, 2, 3, 4, 5] and not started()
-    assert records(run) == records(alone) and all(torch.equal(run.model[n], t) for n, t in alone.model.items())
-    assert records(play(config, tmp_path)) == records(alone)  # read back
-
-
-def test_a_wish_to_stop_is_heard_after_more_processes_took_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key, limit in {"free_cores": lambda: 2, "LONG": 0.0, "WORTH": 0.0}.items():
-        monkeypatch.setattr(runs, key, limit)
-
-    def stop(run: askew.Run, record: Record | None) -> None:
-        if record and record["round"] == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    run = play(configured(0, rounds=100_000), tmp_path, watch=stop)
-    assert not run.finished and run.facts["state"] == "interrupted" and len(run.rounds) >= 4 and not started()
-
-
-def test_ranks_end_when_their_parent_is_gone(tmp_path: Path) -> None:
-    page = read_back(configured(2, algorithm={"name": "scaffold"}, rounds=100_000))
-    with WorkerPool(2, play_pages, {"pages": [page], "out": str(tmp_path), "fresh": False, "save_every": 5.0}) as crew:
-        wait_for_a_round(tmp_path)
-        for line in crew.lines:
-            line.close()
-        assert [process.wait(20) for process in crew.processes] == [0, 0]
-    [log] = tmp_path.glob("*/rounds.jsonl")
-    with locked(log.parent):
-        pass
-
-
-# what cannot be -------------------------------------------------------------------------------------------------
-
-
-def test_what_new_processes_cannot_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(algorithms, "members", dict(algorithms.members))
-
-    @askew.register("mine")
-    class Mine(FedAvg):
-        """A method of this file."""
-
-    x, y = torch.randn(60, 2), torch.arange(60) % 3
-    two = {"workers": 2}
-    for name, given in (
-        ("data", {"data": (x, y)}),
-        ("model", {"model": nn.Linear(64, 10)}),
-        ("algorithm", {"what": "mine"}),
-    ):
-        with pytest.raises(
-            ConfigError, match=rf"engine.workers = 2: new processes cannot see the {name} .* set engine.workers = 1"
-        ):
-            askew.run(**given, engine=two)
-
-
-def test_workers_are_a_number_within_limits() -> None:
-    for wrong in (-1, 129, 1.5, "two"):
-        with pytest.raises(ConfigError, match=r"engine: workers must be"):
-            Config.build({"engine": {"workers": wrong}})

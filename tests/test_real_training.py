@@ -7,6 +7,8 @@ import pytest
 import askew
 from askew.data import files
 
+pytestmark = pytest.mark.slow
+
 
 def needs(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(files.find(name) is None, reason=f"needs the files of {name}: askew data get {name}")

@@ -1,9 +1,18 @@
-"""Configuration, run folders and the Python door: what is stored, what is read back, what a user may hand in."""
+"""Configurations, run folders and `askew.run`: what is stored, what is read back, what a user may hand in."""
 
 from __future__ import annotations
 
+import copy
+import ctypes
+import gc
+import importlib.util
 import json
+import os
+import sys
 import tomllib
+import types
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +28,12 @@ from askew.data import Natural, Synthetic
 from askew.data.federation import Federation, LocalSettings
 from askew.engine.server import Server
 from askew.errors import ConfigError, EngineError, ModelError, StoreError
-from askew.experiment import checkpoint
+from askew.experiment import checkpoint, process_tuning, store
+from askew.experiment.api import OwnData, OwnNetwork
 from askew.experiment.build import build
-from askew.experiment.config import Config, load_config, put_into
-from askew.experiment.run import play_together
-from askew.experiment.store import append_lines, load, locked, read_rounds, write_text
+from askew.experiment.config import Config, load_config, set_key
+from askew.experiment.run import ActiveRun, run_together
+from askew.experiment.store import append_lines, load, lock_folder, read_rounds, write_text
 
 TINY = {
     "rounds": 3,
@@ -41,7 +51,7 @@ def records(run: askew.Run) -> list[dict[str, object]]:
 # configuration --------------------------------------------------------------------------------------------------
 
 
-def test_the_page_reads_back_as_the_same_configuration() -> None:
+def test_the_stored_toml_reads_back_as_the_same_configuration() -> None:
     config = Config.build(
         {**TINY, "algorithm": {"name": "feddpc", "max_ratio": 4}, "data": {"name": "synthetic", "beta": 0.5}}
     )
@@ -50,10 +60,10 @@ def test_the_page_reads_back_as_the_same_configuration() -> None:
     assert config.tables()["partition"]["name"] == "natural"  # what comes divided among clients stays so
 
 
-def test_every_setting_of_a_run_is_on_the_page_and_moves_the_name() -> None:
+def test_every_setting_of_a_run_is_stored_and_changes_the_name() -> None:
     base = Config.build(TINY)
-    page = base.tables()
-    assert list(page) == [
+    tables = base.tables()
+    assert list(tables) == [
         "seed",
         "rounds",
         "data",
@@ -65,7 +75,7 @@ def test_every_setting_of_a_run_is_on_the_page_and_moves_the_name() -> None:
         "evaluation",
         "engine",
     ]
-    assert set(page["local"]) == {
+    assert set(tables["local"]) == {
         "epochs",
         "steps",
         "batch",
@@ -77,7 +87,7 @@ def test_every_setting_of_a_run_is_on_the_page_and_moves_the_name() -> None:
         "decay",
         "schedule",
     }
-    assert set(page["engine"]) == {"name", "device", "workers", "dtype", "compile"}
+    assert set(tables["engine"]) == {"name", "device", "workers", "dtype", "compile"}
     changes = [
         {"seed": 1},
         {"rounds": 4},
@@ -108,10 +118,10 @@ def test_overrides_are_toml_values_or_plain_words(tmp_path: Path) -> None:
     assert config.tables()["model"]["hidden"] == (8, 4)
     tables: dict[str, object] = {"seed": 3}
     with pytest.raises(ConfigError, match="not a table"):
-        put_into(tables, "seed.x", 1, "--set ")
+        set_key(tables, "seed.x", 1, "--set ")
 
 
-def test_python_and_tables_and_files_and_settings_are_one_door(tmp_path: Path) -> None:
+def test_algorithm_names_tables_files_and_settings_give_the_same_run(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text(Config.build({**TINY, "algorithm": {"name": "fedprox", "mu": 0.5}}).toml())
     ways = [
@@ -130,7 +140,7 @@ def test_python_and_tables_and_files_and_settings_are_one_door(tmp_path: Path) -
 # folders --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_folder_holds_the_page_the_rounds_the_model_and_the_facts(tmp_path: Path) -> None:
+def test_a_run_folder_has_the_configuration_the_rounds_the_model_and_the_facts(tmp_path: Path) -> None:
     run = askew.run(TINY, out=tmp_path)
     assert run.folder is not None and run.folder.parent == tmp_path
     assert {p.name for p in run.folder.iterdir()} == {
@@ -178,9 +188,9 @@ def test_a_killed_run_goes_on_from_its_checkpoint_and_forgets_what_came_after(tm
     folder = next(tmp_path.iterdir())
     log = folder / "rounds.jsonl"
     log.write_text(log.read_text() + '{"round": 5, "cut o')  # as a crash in mid-write leaves it
-    seen: list[int] = []
-    resumed = askew.run(tables, out=tmp_path, watch=lambda run, record: seen.append(len(run.rounds)))
-    assert seen[0] == 4  # the checkpoint's rounds were there before the first new one
+    lengths: list[int] = []
+    resumed = askew.run(tables, out=tmp_path, watch=lambda run, record: lengths.append(len(run.rounds)))
+    assert lengths[0] == 4  # the checkpoint's rounds were there before the first new one
     assert records(resumed) == records(whole)
     assert all(torch.equal(resumed.model[n], whole.model[n]) for n in whole.model)
     assert not (folder / checkpoint.FILE).exists()
@@ -199,21 +209,43 @@ def test_without_a_checkpoint_an_interrupted_run_starts_over(tmp_path: Path) -> 
 
 
 def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    house = build(Config.build({**TINY, "algorithm": {"name": "scaffold"}}))
-    house.server.run_round(1, [0, 1, 2])
-    checkpoint.save(tmp_path, house.server, 1, "abc")
+    built = build(Config.build({**TINY, "algorithm": {"name": "scaffold"}}))
+    built.server.run_round(1, [0, 1, 2])
+    checkpoint.save(tmp_path, built.server, 1, "abc")
     with pytest.raises(StoreError, match="of another run"):
-        checkpoint.restore(tmp_path, house.server, "abd")
+        checkpoint.restore(tmp_path, built.server, "abd")
     path = tmp_path / checkpoint.FILE
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(StoreError, match="damaged"):
-        checkpoint.restore(tmp_path, house.server, "abc")
+        checkpoint.restore(tmp_path, built.server, "abc")
+
+
+def test_without_fcntl_all_works_but_storing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows: the module loads, and locking a folder is refused in one sentence."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    spec = importlib.util.spec_from_file_location("askew.experiment.store_elsewhere", store.__file__)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    with (
+        pytest.raises(StoreError, match=r"storing a run needs a POSIX system.*use one, or"),
+        module.lock_folder(tmp_path),
+    ):
+        pass
+    assert not list(tmp_path.iterdir()) and not module.is_locked(tmp_path)
+    monkeypatch.setattr(store, "fcntl", None)
+    assert askew.run(TINY).finished
+    with pytest.raises(StoreError, match="POSIX"):
+        askew.run(TINY, out=tmp_path)
+    users = [path.name for path in Path(askew.__file__).parent.rglob("*.py") if "import fcntl" in path.read_text()]
+    assert users == ["store.py"]  # or importing askew would fail elsewhere
 
 
 def test_two_processes_cannot_write_one_folder(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(StoreError, match="another process"), locked(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(StoreError, match="another process"), lock_folder(tmp_path):
         pass
-    with locked(tmp_path):  # free again
+    with lock_folder(tmp_path):  # free again
         pass
 
 
@@ -262,6 +294,32 @@ def test_own_tensors_own_module_own_dataset() -> None:
     assert records(other) == records(run) and other.name == run.name
     moved = askew.run("feddyn", data=(x + 1, y), model=network, clients=8, cohort=4, rounds=1)
     assert moved.config["data"]["fingerprint"] != run.config["data"]["fingerprint"]
+
+
+def test_what_was_handed_in_is_freed_when_nobody_uses_it_any_more() -> None:
+    x, y = blobs()
+    data, network = askew.Dataset(askew.Samples(x, y), askew.Samples(x, y), 3), nn.Linear(2, 3)
+    settings = {"data": OwnData.of(data, None), "model": OwnNetwork.of(network)}
+    config = Config.build({**TINY, **settings, "partition": {"clients": 4}})
+    objects = [weakref.ref(data), weakref.ref(network)]
+    run = askew.run(config)
+    assert records(askew.run(data=data, model=network, clients=4, cohort=3, rounds=3, lr=0.1)) == records(run)
+    del data, network, settings
+    gc.collect()
+    assert None not in [ref() for ref in objects]  # the configuration uses them
+    copies = [replace(config.data), OwnData.build(config.data.table()), copy.deepcopy(config.data)]
+    networks = [replace(config.model), OwnNetwork.build(config.model.table()), copy.deepcopy(config.model)]
+    assert all(each == config.data and each.load(0, 4) is objects[0]() for each in copies)
+    assert all(each == config.model and each.module((2,), 3) is objects[1]() for each in networks)
+    table = config.data.table()
+    del config
+    gc.collect()
+    assert None not in [ref() for ref in objects]  # the copies use them
+    del copies, networks, run
+    gc.collect()
+    assert [ref() for ref in objects] == [None, None]
+    with pytest.raises(ConfigError, match="the data of this configuration was handed in from Python and is gone; call"):
+        OwnData.build(table).load(0, 4)
 
 
 @pytest.mark.parametrize("method", ["moon", "fedbn", "scaffold"])
@@ -329,10 +387,10 @@ def test_a_network_that_does_not_fit_is_named() -> None:
 def test_the_spread_over_clients_by_hand() -> None:
     tables = {**TINY, "evaluation": {"spread": True}, "rounds": 1, "participation": {"name": "full"}}
     run = askew.run(tables)
-    house = build(Config.build(tables))
+    built = build(Config.build(tables))
     weight, bias = run.model["out.weight"], run.model["out.bias"]
-    right = (house.fed.pool.x.flatten(1) @ weight.T + bias).argmax(1) == house.fed.pool.y
-    each = np.array([right[house.fed.assignment.client(i)].float().mean() for i in range(10)])
+    right = (built.fed.pool.x.flatten(1) @ weight.T + bias).argmax(1) == built.fed.pool.y
+    each = np.array([right[built.fed.assignment.client(i)].float().mean() for i in range(10)])
     record = run.rounds[0]
     assert record["client_accuracy_mean"] == pytest.approx(each.mean(), abs=1e-6)
     assert record["client_accuracy_std"] == pytest.approx(each.std(), abs=1e-6)
@@ -367,24 +425,24 @@ def test_float64_starts_where_float32_does() -> None:
 
 
 def test_exact_steps_and_epochs_cut_the_same_stream() -> None:
-    house = build(Config.build({**TINY, "local": {"batch": 7, "epochs": 3}}))
-    by_epochs = house.fed.plan([0, 5], 1, house.config.local)
-    for work, size in zip(by_epochs.train, house.fed.sizes[[0, 5]], strict=True):
+    built = build(Config.build({**TINY, "local": {"batch": 7, "epochs": 3}}))
+    by_epochs = built.fed.plan([0, 5], 1, built.config.local)
+    for work, size in zip(by_epochs.train, built.fed.sizes[[0, 5]], strict=True):
         assert len(work.places) == 3 * size and work.batches == 3 * -(-size // 7)
         epoch = work.places[:size]
         assert sorted(epoch.tolist()) == sorted(set(epoch.tolist()))  # every sample once an epoch
-    steps = type(house.config.local)(batch=7, steps=4)
-    for work, whole in zip(house.fed.plan([0, 5], 1, steps).train, by_epochs.train, strict=True):
+    steps = type(built.config.local)(batch=7, steps=4)
+    for work, whole in zip(built.fed.plan([0, 5], 1, steps).train, by_epochs.train, strict=True):
         assert work.batches == 4 and work.places.tolist() == whole.places[: len(work.places)].tolist()
 
 
-def test_what_is_handed_in_is_told_apart_by_all_that_matters(tmp_path: Path) -> None:
+def test_two_objects_from_python_that_differ_are_two_runs(tmp_path: Path) -> None:
     x, y = blobs()
-    made = lambda **more: askew.Dataset(askew.Samples(x, y), askew.Samples(x[:50], y[:50]), 3, **more)
+    dataset = lambda **more: askew.Dataset(askew.Samples(x, y), askew.Samples(x[:50], y[:50]), 3, **more)
     owners = [np.arange(len(y)) % 4, np.arange(len(y)) // 100]
     first, second = (
         askew.run(
-            data=made(owner=o), model="softmax", partition={"name": "natural", "clients": 4}, rounds=1, out=tmp_path
+            data=dataset(owner=o), model="softmax", partition={"name": "natural", "clients": 4}, rounds=1, out=tmp_path
         )
         for o in owners
     )
@@ -410,19 +468,19 @@ def test_a_module_handed_in_stays_as_it_was_and_takes_its_trained_weights_back(t
 
 def test_centralised_training_leaves_the_model_it_trained() -> None:
     run = askew.run("centralised", model="softmax", rounds=3, local={"lr": 0.5})
-    house = build(Config.build({"model": {"name": "softmax"}}))
-    right = (house.fed.test.x.flatten(1) @ run.model["out.weight"].T + run.model["out.bias"]).argmax(
+    built = build(Config.build({"model": {"name": "softmax"}}))
+    right = (built.fed.test.x.flatten(1) @ run.model["out.weight"].T + run.model["out.bias"]).argmax(
         1
-    ) == house.fed.test.y
+    ) == built.fed.test.y
     assert float(right.double().mean()) == pytest.approx(run.final_accuracy)
 
 
 def test_settings_that_cannot_work_together_are_refused_when_they_load() -> None:
-    for key, words in (
+    for key, sentence in (
         ("fedprox", "FedProx: mu × local.lr must be < 2"),
         ("fednova", "FedNova: mu × local.lr must be < 2"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=sentence):
             Config.build({"algorithm": {"name": key, "mu": 2.0}, "local": {"lr": 1.0}})
         Config.build({"algorithm": {"name": key, "mu": 1.9}, "local": {"lr": 1.0}})
     for key in ("fedvarp", "mifa"):
@@ -434,11 +492,11 @@ def test_settings_that_cannot_work_together_are_refused_when_they_load() -> None
 
 
 def test_pooled_training_sees_the_data_of_all_clients() -> None:
-    told = [
+    samples = [
         askew.run(m, data={"name": "synthetic", "samples": 20}, clients=7, rounds=1).federation["samples"]
         for m in ("fedavg", "centralised")
     ]
-    assert told == [140, 140]
+    assert samples == [140, 140]
 
 
 def test_a_round_in_which_nobody_answers_changes_nothing() -> None:
@@ -461,9 +519,9 @@ def test_the_absent_are_sent_the_model_and_answer_nothing() -> None:
         "fedavg", data="synthetic", clients=40, rounds=5, participation={"cohort": 20, "dropout": 0.4}, model="softmax"
     )
     for record in run.rounds:
-        came, gone = len(record["participants"]), record["absent"]
-        assert came + gone == 20 and 0 < gone < 20
-        assert record["bytes_down"] == 20 * 155 * 4 and record["bytes_up"] == came * 155 * 4
+        present, absent = len(record["participants"]), record["absent"]
+        assert present + absent == 20 and 0 < absent < 20
+        assert record["bytes_down"] == 20 * 155 * 4 and record["bytes_up"] == present * 155 * 4
 
 
 def test_stragglers_do_part_of_their_steps() -> None:
@@ -494,54 +552,93 @@ def test_a_changed_file_is_another_run(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds that follow one another without a pause, as short ones do on a GPU."""
-    monkeypatch.setattr("askew.experiment.run.Player.patient", property(lambda player: True))
-    monkeypatch.setattr("askew.experiment.run.Player.aside", lambda player: None)
-    monkeypatch.setattr("askew.experiment.run.BRIEF", 60.0)
+def overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that are written while the next one is trained, as short ones on a GPU are."""
+    monkeypatch.setattr(ActiveRun, "can_overlap", property(lambda run: True))
+    monkeypatch.setattr(ActiveRun, "evaluation_stream", lambda run: None)
+    monkeypatch.setattr("askew.experiment.run.SHORT_ROUND", 60.0)
 
 
-def test_records_that_wait_are_the_same(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_records_that_are_written_later_are_the_same(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Also with two phases a round, evaluation now and then, and several runs at a time."""
     given = {"rounds": 5, "partition": {"clients": 6}, "evaluation": {"every": 2, "spread": True, "drift": True}}
     configs = [
         Config.build(given | {"algorithm": {"name": name}, "seed": seed})
         for name, seed in (("fedga", 0), ("scaffold", 1))
     ]
-    before = [records(run) for run in play_together(configs)]
-    request.getfixturevalue("patient")
-    seen: list[tuple[str, int]] = []
-    runs = play_together(
-        configs, tmp_path, watch=lambda run, record: seen.append((run.algorithm, record["round"])) if record else None
+    before = [records(run) for run in run_together(configs)]
+    request.getfixturevalue("overlap")
+    watched: list[tuple[str, int]] = []
+    runs = run_together(
+        configs,
+        tmp_path,
+        watch=lambda run, record: watched.append((run.algorithm, record["round"])) if record else None,
     )
     assert [records(run) for run in runs] == before
-    assert seen == [(name, t) for t in range(1, 6) for name in ("fedga", "scaffold")]
+    assert watched == [(name, t) for t in range(1, 6) for name in ("fedga", "scaffold")]
     assert [len(load(run.folder).rounds) for run in runs if run.folder] == [5, 5]
 
 
-def test_a_record_that_waits_is_written_when_the_next_round_fails(
-    patient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_overlapping_rounds_without_an_answer_leave_the_record_before_them_alone(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Nobody's answer means no phase, so the next round may be over before the last one is written."""
+    tables = {**TINY, "rounds": 6, "participation": {"cohort": 1, "dropout": 0.7}, "evaluation": {"every": 2}}
+    before = records(askew.run(tables))
+    assert before[3]["participants"] and before[3]["accuracy"] is not None and before[4]["participants"] == []
+    request.getfixturevalue("overlap")
+    assert records(askew.run(tables)) == before
+
+
+def test_a_record_that_is_not_written_yet_is_written_when_the_next_round_fails(
+    overlap: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = Config.build({"rounds": 5, "partition": {"clients": 6}})
-    moves = Server.moves
+    round_requests = Server.round_requests
 
     def failing(server: Server, round: int, *given: object) -> object:
         if round == 4:
             raise EngineError("the device is gone")
-        return moves(server, round, *given)  # type: ignore[arg-type]
+        return round_requests(server, round, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Server, "moves", failing)
+    monkeypatch.setattr(Server, "round_requests", failing)
     with pytest.raises(EngineError):
-        play_together([config], tmp_path)
+        run_together([config], tmp_path)
     assert [record["round"] for record in read_rounds(next(tmp_path.glob("*/rounds.jsonl")))] == [1, 2, 3]
 
 
 def test_times_of_clients_and_server_are_recorded_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on by one at every look: each part of a round is looked at twice."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr("askew.engine.server.clock", lambda device: float(next(ticks)))
+    monkeypatch.setattr("askew.engine.server.finished_time", lambda device: float(next(ticks)))
     given = {"clients": 4, "rounds": 2, "model": {"name": "mlp"}}
     assert not {"seconds_clients", "seconds_server"} & askew.run("fedavg", **given).rounds[0].keys()
     for method, phases in (("fedavg", 1), ("fedga", len(algorithms["fedga"]().phases()))):
         run = askew.run(method, evaluation={"times": True}, **given)
         assert [(r["seconds_clients"], r["seconds_server"]) for r in run.rounds] == [(phases, phases)] * 2
+
+
+# the process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_library_call_leaves_allocator_and_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+    libc = types.SimpleNamespace(mallopt=lambda *numbers: calls.append(numbers))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
+    for name in process_tuning.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    assert askew.run(TINY).finished
+    assert calls == [] and dict(os.environ) == before
+    askew.tune_process()
+    assert calls == [(-1, 256 * 2**20), (-3, 32 * 2**20)]
+    assert dict(os.environ) == before | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "7")
+    askew.tune_process()
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "7"  # the user's own choice stays
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    askew.tune_process()  # a system without glibc

@@ -22,7 +22,7 @@ from askew.engine.stacked import RowBuffers, Stacked, count_ahead, graph_rows
 from askew.errors import EngineError
 from askew.experiment.build import BuildCache, build
 from askew.experiment.config import Config
-from askew.experiment.run import play_together
+from askew.experiment.run import run_together
 from askew.experiment.store import Run
 
 LOCAL = {"epochs": 2, "batch": 16, "lr": 0.1, "momentum": 0.5, "weight_decay": 1e-3, "clip": 5.0}
@@ -50,7 +50,7 @@ def model_gap(a: Run, b: Run) -> float:
 
 def sequential_run(config: Config) -> Run:
     """The run by the sequential engine, alone."""
-    (run,) = play_together([dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="sequential"))])
+    (run,) = run_together([dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="sequential"))])
     return run
 
 
@@ -92,7 +92,7 @@ def test_runs_of_a_sweep_share_the_rows(method: str, own: str | None, monkeypatc
     counts = count_jobs(monkeypatch)
     values = ((0.1, 0.1, 0), (0.5, 0.05, 0), (0.9, 0.1, 1))
     configs = [make_config({"name": method} | ({own: value} if own else {}), lr, seed) for value, lr, seed in values]
-    for config, run in zip(configs, play_together(configs), strict=True):
+    for config, run in zip(configs, run_together(configs), strict=True):
         assert model_gap(run, sequential_run(config)) < 1e-13
     assert max(map(sum, counts)) == 15
 
@@ -108,7 +108,7 @@ class BranchesOnSetting(FedAvg):
 
 def test_a_method_whose_settings_cannot_be_tensors_has_rows_of_its_own() -> None:
     configs = [make_config(BranchesOnSetting(mu=mu)) for mu in (0.1, 0.5)]
-    for config, run in zip(configs, play_together(configs), strict=True):
+    for config, run in zip(configs, run_together(configs), strict=True):
         assert model_gap(run, sequential_run(config)) < 1e-13
 
 
@@ -146,7 +146,7 @@ def test_an_error_of_a_hook_is_not_hidden() -> None:
             raise ValueError("from the hook")
 
     with pytest.raises(ValueError, match="from the hook"):
-        play_together([make_config(Broken(mu=0.1)), make_config(Broken(mu=0.2))])
+        run_together([make_config(Broken(mu=0.1)), make_config(Broken(mu=0.2))])
 
 
 def test_runs_with_one_seed_share_plans_and_samples() -> None:
@@ -193,7 +193,7 @@ def test_running_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(RowBuffers, "load", load_two)
     config = make_config({"name": "fedavg"}, partition={"name": "iid", "clients": 12})
-    (run,) = play_together([config])
+    (run,) = run_together([config])
     assert model_gap(run, sequential_run(config)) < 1e-13 and loaded[0] == 5 and max(loaded[-3:]) <= 2
 
     def load_none(buffers: RowBuffers, jobs: Jobs, *rest: Any) -> None:
@@ -201,7 +201,7 @@ def test_running_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(RowBuffers, "load", load_none)
     with pytest.raises(EngineError, match="not enough memory"):
-        play_together([config])
+        run_together([config])
 
 
 def test_graphs_are_for_few_numbers_of_rows() -> None:
@@ -223,7 +223,7 @@ def test_a_few_long_clients_go_ahead(method: str, monkeypatch: pytest.MonkeyPatc
     skewed = {"name": "dirichlet", "alpha": 0.2, "clients": 24}
     local = LOCAL | {"batch": 8}
     config = make_config({"name": method}, partition=skewed, participation={"cohort": 12}, local=local)
-    (run,) = play_together([config])
+    (run,) = run_together([config])
     assert model_gap(run, sequential_run(config)) < 1e-13
     assert any(len(lots) == 2 and lots[0] < lots[1] for lots in counts)
 

@@ -12,7 +12,8 @@ import askew
 from askew.data.federation import LocalSettings
 from askew.errors import ConfigError
 from askew.experiment.config import Config
-from askew.experiment.run import play, play_all, play_together
+from askew.experiment.launch import run_all, run_config
+from askew.experiment.run import run_together
 from askew.experiment.sweep import grid, load_sweep
 
 TINY: dict[str, Any] = {
@@ -33,15 +34,16 @@ def test_a_grid_is_every_combination_once_in_order() -> None:
         TINY,
         {"local.lr": [0.1, 0.2], "seed": [0, 1, 1], "algorithm": [{"name": "fedavg"}, {"name": "fedprox", "mu": 0.5}]},
     )
-    told = [(c.local.lr, c.seed, type(c.algorithm).__name__) for c in configs]
-    assert told == [(lr, seed, name) for lr in (0.1, 0.2) for seed in (0, 1) for name in ("FedAvg", "FedProx")]
+    found = [(c.local.lr, c.seed, type(c.algorithm).__name__) for c in configs]
+    assert found == [(lr, seed, name) for lr in (0.1, 0.2) for seed in (0, 1) for name in ("FedAvg", "FedProx")]
     assert grid(TINY, {}) == [Config.build(TINY)]
 
 
 def test_a_file_and_the_command_line_span_together(tmp_path: Path) -> None:
     file = tmp_path / "grid.toml"
     file.write_text(
-        'rounds = 2\n[sweep]\n"local.lr" = [0.1, 0.2]\npartition.alpha = [1.0]\n[sweep.algorithm]\nname = ["fedavg", "feddyn"]\n'
+        'rounds = 2\n[sweep]\n"local.lr" = [0.1, 0.2]\npartition.alpha = [1.0]\n'
+        '[sweep.algorithm]\nname = ["fedavg", "feddyn"]\n'
     )
     configs = load_sweep(file, ["rounds=4"], ["seed=3,4", "participation.name=uniform,full"])
     assert len(configs) == 2 * 2 * 2 * 2 and {c.rounds for c in configs} == {4} and {c.seed for c in configs} == {3, 4}
@@ -73,18 +75,25 @@ def test_a_span_must_be_a_list() -> None:
         grid(TINY, {"seed": list(range(1000)), "local.lr": [0.1] * 101})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedga", "moon", "lossbias", "fedpdc", "fedbn"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "scaffold",
+        "moon",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedga", "lossbias", "fedpdc", "fedbn")),
+    ],
+)
 def test_runs_that_share_slots_are_the_runs_they_are_alone(method: str) -> None:
-    """Other rates, seeds and hyper-parameters beside them change nothing but how far a short batch is padded, hence roundings."""
+    """Other rates, seeds and hyper-parameters beside them only change how far a batch is padded, hence roundings."""
     spans: dict[str, Any] = {
         "seed": [0, 1],
         "local.lr": [0.05, 0.2],
         "algorithm": [{"name": method}, {"name": "fedprox", "mu": 0.3}],
     }
     configs = grid(TINY, spans)
-    together = play_together(configs)
+    together = run_together(configs)
     for config, run in zip(configs, together, strict=True):
-        alone = play(config)
+        alone = run_config(config)
         assert all(torch.allclose(run.model[n], v, rtol=0, atol=1e-13) for n, v in alone.model.items())
         assert [r["participants"] for r in run.rounds] == [r["participants"] for r in alone.rounds]
         assert run.best_accuracy == alone.best_accuracy
@@ -95,7 +104,7 @@ def test_runs_of_unequal_length_end_each_in_its_time(tmp_path: Path) -> None:
         Config.build({**TINY, "rounds": n, "local": LocalSettings(batch=b).table()})
         for n, b in ((1, 8), (4, 32), (2, 0))
     ]
-    runs = play_together(configs, tmp_path)
+    runs = run_together(configs, tmp_path)
     assert [len(run.rounds) for run in runs] == [1, 4, 2] and all(run.finished for run in runs)
-    again = list(play_all(configs, tmp_path))
+    again = list(run_all(configs, tmp_path))
     assert [records(run) for run in again] == [records(run) for run in runs]

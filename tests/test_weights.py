@@ -28,28 +28,30 @@ class Evil:
         return Path.touch, (self.mark,)
 
 
-def other(classes: int = 10, **settings: object) -> nn.Module:
+def other_network(classes: int = 10, **settings: object) -> nn.Module:
     """A network whose weights and statistics are not those that any other starts with."""
     module = CNN(norm="batch", **settings).build_module(SHAPE, classes)
     module(torch.rand(4, *SHAPE))
     return module
 
 
-def loaded(path: Path, classes: int = 10, **settings: object) -> nn.Module:
+def load_network(path: Path, classes: int = 10, **settings: object) -> nn.Module:
+    """A network that starts from the weights in a file."""
     return CNN(norm="batch", weights=str(path), **settings).build_module(SHAPE, classes)
 
 
-def same(a: nn.Module, b: nn.Module) -> bool:
+def same_outputs(a: nn.Module, b: nn.Module) -> bool:
+    """Do two networks give the same outputs for random images?"""
     x = torch.rand(4, *SHAPE)
     return torch.equal(a.eval()(x)[0], b.eval()(x)[0])
 
 
 @pytest.mark.parametrize("file", ["w.safetensors", "w.pt", "w.pth", "weights"])
 def test_a_network_starts_from_a_file(file: str, tmp_path: Path) -> None:
-    module, path = other(), tmp_path / file
+    module, path = other_network(), tmp_path / file
     save_file(module.state_dict(), path) if path.suffix == ".safetensors" else torch.save(module.state_dict(), path)
-    assert same(loaded(path), module)
-    assert not same(CNN(norm="batch").build_module(SHAPE, 10), module)
+    assert same_outputs(load_network(path), module)
+    assert not same_outputs(CNN(norm="batch").build_module(SHAPE, 10), module)
     assert CNN(weights=str(path)).reads() == (path,)
 
 
@@ -68,9 +70,9 @@ WRAPPERS: list[Callable[[dict[str, Tensor]], object]] = [
 def test_what_others_write_is_understood(
     wrap: Callable[[dict[str, Tensor]], object], zip: bool, tmp_path: Path
 ) -> None:
-    module, path = other(), tmp_path / "w.pt"
+    module, path = other_network(), tmp_path / "w.pt"
     torch.save(wrap(module.state_dict()), path, _use_new_zipfile_serialization=zip)
-    assert same(loaded(path), module)
+    assert same_outputs(load_network(path), module)
 
 
 def test_a_network_of_that_name_keeps_its_prefix(tmp_path: Path) -> None:
@@ -81,14 +83,15 @@ def test_a_network_of_that_name_keeps_its_prefix(tmp_path: Path) -> None:
 
 
 def test_a_run_without_step_counts_is_loaded_into_a_space(tmp_path: Path) -> None:
-    module = other()
+    module = other_network()
     save_file({n: t for n, t in module.state_dict().items() if t.is_floating_point()}, tmp_path / "model.safetensors")
-    space, again = Space(module), Space(loaded(tmp_path / "model.safetensors"))
+    space, again = Space(module), Space(load_network(tmp_path / "model.safetensors"))
     assert torch.equal(space.start, again.start) and torch.equal(space.buffers, again.buffers)
 
 
-def stored(path: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
-    state = dict(other().state_dict())
+def save_changed(path: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    """Save a network's weights after a change."""
+    state = dict(other_network().state_dict())
     change(state)
     torch.save(state, path)
     return path
@@ -106,7 +109,8 @@ def stored(path: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
         (lambda s: s.update({"norm1.running_var": torch.ones(3)}), r"1 of another shape \(norm1.running_var: \[3\]"),
         (
             lambda s: [s.update({n + "x": s.pop(n)}) for n in list(s) if s[n].is_floating_point()],
-            r"16 missing \(conv1.weight, conv1.bias, norm1.weight, …\); 16 unexpected \(conv1.weightx, conv1.biasx, norm1.weightx, …\);",
+            r"16 missing \(conv1.weight, conv1.bias, norm1.weight, …\); "
+            r"16 unexpected \(conv1.weightx, conv1.biasx, norm1.weightx, …\);",
         ),
         (
             lambda s: s.update({"out.bias": torch.ones(7)}),
@@ -114,56 +118,56 @@ def stored(path: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
         ),
     ],
 )
-def test_what_does_not_fit_is_told(
+def test_weights_of_another_network_are_refused(
     change: Callable[[dict[str, Tensor]], object], sentence: str, tmp_path: Path
 ) -> None:
-    path = stored(tmp_path / "w.pt", change)
+    path = save_changed(tmp_path / "w.pt", change)
     with pytest.raises(ModelError, match=sentence) as e:
-        loaded(path)
+        load_network(path)
     assert str(e.value).startswith(f"the weights in {path} do not fit the network: ") and "\n" not in str(e.value)
 
 
 def test_a_new_head_takes_another_number_of_classes(tmp_path: Path) -> None:
-    module, path = other(10), tmp_path / "w.pt"
+    module, path = other_network(10), tmp_path / "w.pt"
     torch.save(module.state_dict(), path)
     with pytest.raises(
         ModelError, match=r"2 of another shape \(out.weight: .*model.new_head = true to leave out as drawn"
     ):
-        loaded(path, classes=3)
+        load_network(path, classes=3)
     torch.manual_seed(1)
     drawn = CNN(norm="batch").build_module(SHAPE, 3)
     torch.manual_seed(1)
-    fresh = loaded(path, classes=3, new_head=True)
+    fresh = load_network(path, classes=3, new_head=True)
     for name, tensor in fresh.state_dict().items():
         if not name.endswith("tracked"):
             assert torch.equal(
                 tensor, drawn.state_dict()[name] if name.startswith("out.") else module.state_dict()[name]
             ), name
-    assert same(loaded(path, new_head=True), module)  # where the shapes agree, the last layer is taken too
+    assert same_outputs(load_network(path, new_head=True), module)  # where shapes agree, the last layer is taken too
 
 
 def test_a_new_head_is_no_new_body(tmp_path: Path) -> None:
-    path = stored(tmp_path / "w.pt", lambda s: (s.pop("fc1.bias"), s.pop("out.bias")))
+    path = save_changed(tmp_path / "w.pt", lambda s: (s.pop("fc1.bias"), s.pop("out.bias")))
     with pytest.raises(ModelError, match=r"network: 1 missing \(fc1.bias\); take"):
-        loaded(path, new_head=True)
+        load_network(path, new_head=True)
 
 
 def test_a_projection_head_is_loaded_or_drawn(tmp_path: Path) -> None:
     plain, headed = tmp_path / "plain.pt", tmp_path / "headed.pt"
-    module = other(head=5)
+    module = other_network(head=5)
     torch.save(module.state_dict(), headed)
-    assert same(loaded(headed, head=5), module)
-    torch.save(other().state_dict(), plain)
+    assert same_outputs(load_network(headed, head=5), module)
+    torch.save(other_network().state_dict(), plain)
     with pytest.raises(
         ModelError, match=r"4 missing .*1 of another shape .*new_head = true to leave head1, head2, out as drawn"
     ):
-        loaded(plain, head=5)
-    fresh = loaded(plain, head=5, new_head=True)
+        load_network(plain, head=5)
+    fresh = load_network(plain, head=5, new_head=True)
     assert torch.equal(fresh.fc1.weight, torch.load(plain, weights_only=True)["fc1.weight"])
     with pytest.raises(ModelError, match="4 unexpected"):
-        loaded(headed, new_head=True)
+        load_network(headed, new_head=True)
     # the body and the head of a file, with other classes
-    again = loaded(headed, classes=3, head=5, new_head=True)
+    again = load_network(headed, classes=3, head=5, new_head=True)
     assert torch.equal(again.head2.weight, module.head2.weight) and again.out.weight.shape == (3, 5)
 
 
@@ -209,20 +213,23 @@ def test_residual_networks_bear_torchvisions_names(tmp_path: Path) -> None:
 
 # files that cannot be read --------------------------------------------------------------------------------------
 
-UNREADABLE = "is damaged, of another format, or holds Python objects, which could run code and are not opened; save the state_dict"
+UNREADABLE = (
+    "is damaged, of another format, or holds Python objects, which could run code and are not opened; "
+    "save the state_dict"
+)
 
 
 @pytest.mark.parametrize("zip", [True, False])
 @pytest.mark.parametrize("where", ["alone", "among tensors", "raw"])
 def test_code_in_a_pickle_is_not_run(where: str, zip: bool, tmp_path: Path) -> None:
     mark, path = tmp_path / "mark", tmp_path / "w.pt"
-    evil = Evil(mark) if where == "alone" else {**other().state_dict(), "x": Evil(mark)}
+    evil = Evil(mark) if where == "alone" else {**other_network().state_dict(), "x": Evil(mark)}
     if where == "raw":
         path.write_bytes(pickle.dumps(evil))
     else:
         torch.save(evil, path, _use_new_zipfile_serialization=zip)
     with pytest.raises(ModelError, match=UNREADABLE):
-        loaded(path)
+        load_network(path)
     assert not mark.exists()
     torch.load(path, weights_only=False) if where != "raw" else pickle.loads(path.read_bytes())
     assert mark.exists()  # so it would have been run
@@ -233,11 +240,11 @@ def test_code_in_a_pickle_is_not_run(where: str, zip: bool, tmp_path: Path) -> N
     "damage", [lambda b: b[: len(b) // 2], lambda b: b[:-20], lambda b: b"", lambda b: bytes(range(256)) * 9]
 )
 def test_damaged_files_are_refused(file: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    path, state = tmp_path / file, other().state_dict()
+    path, state = tmp_path / file, other_network().state_dict()
     save_file(state, path) if file == "w.safetensors" else torch.save(state, path)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ModelError, match=UNREADABLE):
-        loaded(path)
+        load_network(path)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +265,7 @@ def test_damaged_files_are_refused(file: str, damage: Callable[[bytes], bytes], 
 def test_what_is_no_state_dict_is_refused(content: object, sentence: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "w.pt")
     with pytest.raises(ModelError, match=sentence):
-        loaded(tmp_path / "w.pt")
+        load_network(tmp_path / "w.pt")
 
 
 def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
@@ -267,7 +274,7 @@ def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
             ModelError,
             match=r"there is no weights file '.*'; name a .safetensors file or a torch state dict in model.weights",
         ):
-            loaded(path)
+            load_network(path)
 
 
 def test_weights_that_are_not_finite_are_refused_by_the_space(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Wrong inputs: each is answered by one sentence that says what was wrong, what is allowed and what to do; never by a traceback."""
+"""Wrong inputs: each gets one sentence that says what was wrong, what is allowed and what to do; never a traceback."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Setup = Callable[[Path, pytest.MonkeyPatch], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A command line (RUN stands for a finished run of QUICK), what makes it wrong besides, and what its sentence says."""
+    """A command line (RUN stands for a finished run of QUICK), what is prepared for it, and what its sentence says."""
 
     id: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     says: Says
     setup: Setup | None = None
 
@@ -73,7 +73,7 @@ def saved(content: object) -> bytes:
     return buffer.getvalue()
 
 
-def page(id: str, content: str | bytes, *says: str) -> Case:
+def toml_file(id: str, content: str | bytes, *says: str) -> Case:
     """`askew run` with this file."""
     return case(f"file: {id}", "run wrong.toml", *says, setup=file("wrong.toml", content))
 
@@ -88,8 +88,8 @@ def damage(name: str, change: Callable[[str], str | bytes]) -> Setup:
 
     def spoil(here: Path, patch: pytest.MonkeyPatch) -> None:
         path = next((here / "runs").iterdir()) / name
-        told = change(path.read_text())
-        path.write_bytes(told.encode() if isinstance(told, str) else told)
+        content = change(path.read_text())
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
 
     return spoil
 
@@ -102,7 +102,7 @@ def unfinished(here: Path, patch: pytest.MonkeyPatch) -> None:
     (folder / "checkpoint.safetensors").write_bytes(b"not tensors")
 
 
-def held(here: Path, patch: pytest.MonkeyPatch) -> IO[str]:
+def locked(here: Path, patch: pytest.MonkeyPatch) -> IO[str]:
     """Somebody else writes the run."""
     lock = (next((here / "runs").iterdir()) / ".lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -167,7 +167,7 @@ CASES = [
     setting(
         "engine.name=vmaped",
         "unknown name 'vmaped'",
-        "Known: auto, sequential, slots, vmapped",
+        "Known: auto, sequential, slots, stacked, vmapped",
         "did you mean 'vmapped'?",
     ),
     setting("algorithm.name=zzz", "unknown algorithm 'zzz'", "known: ", "choose one of them"),
@@ -792,7 +792,7 @@ CASES = [
         "askew run takes",
         "see askew run --help",
     ),
-    # the words of --set
+    # the argument of --set
     case("set without =", "run --set local.lr", "'local.lr'", "takes key=value", "for example --set"),
     case("set without key", "run --set =3", "'=3'", "takes key=value", "for example --set"),
     Case(
@@ -817,29 +817,29 @@ CASES = [
         lambda here, patch: patch.setattr("askew.cli.deploy.require_flower", lambda: None),
     ),
     case("file: a folder", "run .", "cannot read .", "Is a directory", "check that it is a file"),
-    page("binary", b"\x80\x81\xff\x00", "wrong.toml", "is not a text file in UTF-8", "name a TOML file"),
-    page(
+    toml_file("binary", b"\x80\x81\xff\x00", "wrong.toml", "is not a text file in UTF-8", "name a TOML file"),
+    toml_file(
         "truncated",
         '[algorithm]\nname = "fedav',
         "wrong.toml is not valid TOML",
         "at end of document",
         "correct that line",
     ),
-    page("twice", "seed = 1\nseed = 2\n", "wrong.toml is not valid TOML", "line 2", "correct that line"),
-    page(
+    toml_file("twice", "seed = 1\nseed = 2\n", "wrong.toml is not valid TOML", "line 2", "correct that line"),
+    toml_file(
         "value for a table", 'model = "mlp"\n', "model", "is a table of settings, got 'mlp'", "write model.name = 'mlp'"
     ),
-    page(
+    toml_file(
         "table for a value",
         "[rounds]\nnumber = 3\n",
         "rounds",
         "must be a whole number, got {'number': 3}",
         "the default is 30",
     ),
-    page(
+    toml_file(
         "table in a table", "[local.lr]\nfirst = 0.1\n", "local: lr", "must be a number, got {'first': 0.1}", "try 0.1"
     ),
-    page(
+    toml_file(
         "unknown table", "[lokal]\nlr = 0.1\n", "unknown setting 'lokal'", "Known: algorithm,", "did you mean 'local'?"
     ),
     # plugins
@@ -1021,7 +1021,12 @@ CASES = [
         damage("run.toml", lambda t: t.replace("5", "6")),
     ),
     case(
-        "locked", f"run {QUICK}", "another process is writing", "wait for it to end", "run another configuration", held
+        "locked",
+        f"run {QUICK}",
+        "another process is writing",
+        "wait for it to end",
+        "run another configuration",
+        locked,
     ),
     # the disk
     case(
@@ -1139,7 +1144,7 @@ def test_one_sentence(
     kept = case.setup(tmp_path, monkeypatch) if case.setup else None
     capsys.readouterr()
     with kept if isinstance(kept, IOBase) else nullcontext():
-        code = main([f"runs/{finished.name}" if word == "RUN" else word for word in case.words])
+        code = main([f"runs/{finished.name}" if argument == "RUN" else argument for argument in case.arguments])
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and err.endswith("\n") and err.count("\n") == 1
@@ -1160,7 +1165,7 @@ def test_a_failed_check_shows_the_files_and_says_one_sentence(
     assert "not as published: pg100.txt" in err and "askew data get shakespeare" in err
 
 
-def test_a_defect_of_ours_is_told_from_a_mistake_of_yours(
+def test_a_defect_of_askew_is_not_taken_for_a_users_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(kind: str) -> None:

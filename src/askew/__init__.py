@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from . import early as early
 from . import errors
 from .core.algebra import dot, norm
 from .core.algorithm import Algorithm
@@ -16,6 +15,7 @@ from .data.partition import Assignment, Partition
 from .errors import AskewError
 from .experiment.api import run
 from .experiment.config import Config, load_config, register
+from .experiment.process_tuning import tune_process
 from .experiment.store import Run, load
 from .models import Network
 from .participation import Participation
@@ -51,4 +51,5 @@ __all__ = [
     "register",
     "run",
     "setting",
+    "tune_process",
 ]

@@ -16,7 +16,7 @@ from askew.core.algorithm import Algorithm
 from askew.core.types import State
 from askew.errors import AskewError
 from askew.experiment.config import Config
-from askew.experiment.run import play
+from askew.experiment.launch import run_config
 from askew.experiment.store import Run
 from askew.experiment.toml import to_toml
 from askew.flower.client import DeployedClient, describe_client
@@ -210,7 +210,7 @@ def deploy(
 
 
 def simulate(tables: dict[str, Any]) -> Run:
-    return play(Config.build(tomllib.loads(to_toml(tables))))
+    return run_config(Config.build(tomllib.loads(to_toml(tables))))
 
 
 def model_values(run: Run) -> torch.Tensor:

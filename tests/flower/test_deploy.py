@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from askew import flower
 from askew.cli.main import main
 from askew.experiment import checkpoint
-from askew.experiment.store import held, load, locked, write_json
+from askew.experiment.store import is_locked, load, lock_folder, write_json
 from askew.flower import app
 from askew.flower.loopback import Loopback
 from askew.report import terminal
@@ -213,12 +213,12 @@ def test_keys_are_complete_private_and_valid_for_the_hosts(folder: Path, capsys:
 
 def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> None:
     folder = tmp_path / "scaffold-flower"
-    with locked(folder):
+    with lock_folder(folder):
         write_config(full_run(clients=1), folder)
         write_json(folder / "run.json", {"state": "running", "engine": "flower"})
-        assert held(folder) and load(folder).facts["state"] == "running"
+        assert is_locked(folder) and load(folder).facts["state"] == "running"
     run = load(folder)
-    assert not held(folder) and run.facts["state"] == "interrupted"
+    assert not is_locked(folder) and run.facts["state"] == "interrupted"
     assert terminal.state(run) == "interrupted, 0 of 2 rounds"
     assert terminal.resume_command(folder, "flower") == "flwr run APP"
     (folder / "flower" / "keys").mkdir(parents=True)

@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 import askew.flower
 from askew.errors import ConfigError, EngineError, StoreError
 from askew.experiment.config import Config
-from askew.experiment.run import play
+from askew.experiment.launch import run_config
 from askew.experiment.store import load
 from askew.flower.client_state import FileStore, MemoryStore, StateHistory
 from askew.flower.deployment_data import DataModule, NodeConfig, read_config
@@ -437,7 +437,7 @@ def test_the_command_line_reads_a_deployed_run(tmp_path: Path, capsys: pytest.Ca
 
     tables = small_run(VARIANTS["scaffold"])
     deployed, _, _ = deploy(tables, tmp_path)
-    simulated = play(Config.build(tables), tmp_path / "runs")
+    simulated = run_config(Config.build(tables), tmp_path / "runs")
     for words in (["show", str(deployed.folder)], ["compare", str(deployed.folder), str(simulated.folder)]):
         assert main(words) == 0
     out = capsys.readouterr().out

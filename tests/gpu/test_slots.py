@@ -12,7 +12,7 @@ from askew.algorithms import algorithms
 from askew.core.space import Space
 from askew.engine import stacked as rows
 from askew.experiment.config import Config
-from askew.experiment.run import play_together
+from askew.experiment.run import run_together
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -97,8 +97,8 @@ def test_runs_of_a_sweep_share_the_rows(method: str) -> None:
         for value, lr, seed in ((0.1, 0.1, 0), (0.5, 0.05, 0), (0.9, 0.1, 1))
     ]
     configs = [Config.build(table | {"rounds": 3, "partition": {"clients": 12}, "engine": engine}) for table in tables]
-    for config, run in zip(configs, play_together(configs), strict=True):
-        (alone,) = play_together([config])
+    for config, run in zip(configs, run_together(configs), strict=True):
+        (alone,) = run_together([config])
         assert apart(run, alone) < 1e-11
 
 

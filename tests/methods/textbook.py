@@ -19,7 +19,7 @@ from askew.engine.evaluate import Evaluator
 from askew.engine.server import Server
 from askew.experiment.build import BuiltRun
 from askew.experiment.config import Config
-from askew.experiment.run import examined, measured
+from askew.experiment.run_evaluation import evaluate_models, evaluation_record
 from askew.kernels.interface import Kernels
 from problems import Problem, Record, make_server, scalars, train_locally
 
@@ -109,7 +109,7 @@ def evaluation_of(server: Server, problem: Problem) -> Record:
         Kernels(server.space.device, server.space.dtype),
     )
     built = BuiltRun(Config(), problem.fed, problem.module, server.space, task, evaluator, server, kernels, {})
-    return measured(built, examined(built))
+    return evaluation_record(built, evaluate_models(built))
 
 
 def loss_on_test_set(problem: Problem, server: Server, w: Tensor, buffers: Tensor) -> float:

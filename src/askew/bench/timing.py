@@ -1,9 +1,10 @@
-"""How fast rounds are: full rounds as a user gets them, against a loop written by hand and against what the arithmetic needs.
+"""How fast full rounds are, against a plain PyTorch loop and against what the arithmetic needs.
 
-A round is `Server.play`: batches are gathered, every client is trained, the model is averaged, the next round's batches are
-planned; evaluation is apart. The loop by hand trains the same clients on the same batches one after the other, its batches
-planned before the clock starts. Rounds of the two alternate, so that a busy machine disturbs them alike, and both start
-once from the same model, so that what is timed is known to be the same work (`apart`).
+A round is `Server.play`: batches are gathered, every client is trained, the model is averaged, the next round's
+batches are planned; evaluation is left out. The plain loop trains the same clients on the same batches one after the
+other, its batches planned before the clock starts. Rounds of the two alternate, so that a busy machine disturbs them
+alike. Both start once from the same model, and how far they are apart afterwards shows that they do the same work
+(`apart`).
 """
 
 from __future__ import annotations
@@ -23,29 +24,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from ..engine.base import finished_time
 from ..engine.choose import EngineSettings
-from ..engine.distributed import process_group
+from ..engine.distributed import ProcessGroup, process_group
 from ..errors import ConfigError
 from ..experiment.build import BuiltRun, build, device_of
-from ..experiment.run import enough_memory, torch_state
-from ..experiment.workers import Say, Told, WorkerPool
-from .baselines import FRAMEWORKS, PlainLoop, step_flops
-from .workloads import WORKS, configured, work_of
+from ..experiment.process_state import explain_out_of_memory, torch_state
+from ..experiment.process_tuning import tune_process
+from ..experiment.workers import Message, Send, WorkerGroup
+from .baselines import FRAMEWORKS, OnRoundEnd, PlainLoop, step_flops
+from .workloads import WORKLOADS, find_workload, workload_config
 
-ROUNDS = 10
-FAR, FAR_ROUNDED = (
-    0.1,
-    0.5,
-)  # models so far apart were not trained alike; in tf32 and bf16 many steps of rounding alone may be 0.2
-PATIENCE = 900  # seconds that another framework may take
-
-Tick = Callable[[], None]  # called after every round
+ROUNDS = 10  # that are timed, where nobody says how many
+# `apart` above which two models were not trained alike; in tf32 and bf16 many steps of rounding alone may be 0.2
+LARGEST_APART, LARGEST_APART_ROUNDED = 0.1, 0.5
+FRAMEWORK_SECONDS = 900  # seconds that another framework may take
 
 
 class Timing(NamedTuple):
-    """One work's figures. Times are medians over the rounds."""
+    """One workload's figures. Times are medians over the rounds."""
 
     work: str
     engine: str
@@ -53,7 +52,7 @@ class Timing(NamedTuple):
     dtype: str
     compile: bool
     skewed: bool
-    workers: int  # processes that share our rounds; the loop by hand is always one
+    workers: int  # processes that share our rounds; the plain loop is always one
     parameters: int
     clients: int
     steps: int  # of all clients together
@@ -62,139 +61,159 @@ class Timing(NamedTuple):
     first_s: float  # the first round, with all that is chosen, compiled or captured in it
     round_ms: float
     samples_per_s: float
-    bare_ms: float  # the loop by hand
-    speedup: float  # of a round against the loop's beside it
-    apart: float  # after the first round: the two models' largest difference over the largest change, of the worst parameter
+    bare_ms: float  # the plain loop
+    speedup: float  # the plain loop's time over ours, round by round
+    apart: (
+        float  # after the first round: the two models' largest difference over the largest change, of the worst layer
+    )
     flops: int  # of forward and backward passes
     matmul_flops_per_s: float  # what one large product of matrices reaches here, in every process
     floor_ms: float  # the flops at that speed
     over_floor: float
-    launch_ms: (
-        float | None
-    )  # a GPU: the longest client's kernels one after the other, each for as long as an empty one takes
+    launch_ms: float | None  # on a GPU: the longest client's kernels one after the other, were all of them empty
     over_launch: float | None
     peak_bytes: int | None  # of the device's memory, or of the process; of several, of the first
 
 
-def alike(timing: Timing) -> bool:
-    """Did the two loops train alike, but for rounding?"""
-    return timing.apart <= (FAR_ROUNDED if timing.dtype in ("tf32", "bf16") else FAR)
+def loops_agree(timing: Timing) -> bool:
+    """Did the two loops train the same model, but for rounding?"""
+    rounded = timing.dtype in ("tf32", "bf16")
+    return timing.apart <= (LARGEST_APART_ROUNDED if rounded else LARGEST_APART)
 
 
-def chosen(names: Sequence[str], device: str = "auto") -> list[str]:
-    """The works to do: the named ones, or all of the list that a device does in bearable time."""
+def selected_workloads(names: Sequence[str], device: str = "auto") -> list[str]:
+    """The names of the workloads to time: the given ones, or all of the list that are not too heavy for the device."""
     for name in names:
-        work_of(name)
+        find_workload(name)
     cpu = device_of(device).type == "cpu"
     return list(dict.fromkeys(names)) or [
-        name for name, work in WORKS.items() if name != "tiny" and not (cpu and work.heavy)
+        name for name, workload in WORKLOADS.items() if name != "tiny" and not (cpu and workload.heavy)
     ]
 
 
-def measure(
-    name: str, engine: EngineSettings, rounds: int = ROUNDS, skewed: bool = False, tick: Tick = lambda: None
+def time_workload(
+    name: str,
+    engine: EngineSettings,
+    rounds: int = ROUNDS,
+    skewed: bool = False,
+    on_round_end: OnRoundEnd = lambda: None,
 ) -> Timing:
-    """Play rounds of a work, and time them; with engine.workers > 1, in as many processes."""
+    """Time rounds of a workload; with engine.workers > 1, in as many worker processes."""
     if rounds < 1:
         raise ConfigError(f"bench: rounds must be ≥ 1, got {rounds}; the default is {ROUNDS}.")
     if engine.workers < 2:
-        return time_rounds(name, engine, rounds, skewed, tick)
-    told = list[Told]()
-    with WorkerPool(
-        engine.workers, time_job, {"work": name, "engine": engine.table(), "rounds": rounds, "skewed": skewed}
-    ) as crew:
-        for word in crew.heard(lambda: False):
-            told.append(word)
-            tick()
-    return Timing(**told[-1])
+        return time_rounds(name, engine, rounds, skewed, on_round_end)
+    job = {"workload": name, "engine": engine.table(), "rounds": rounds, "skewed": skewed}
+    last: Message = {}
+    with WorkerGroup(engine.workers, time_in_worker, job) as group:
+        for message in group.messages(lambda: False):
+            last = message
+            on_round_end()
+    return Timing(**last)
 
 
-def time_job(job: Told, say: Say) -> None:
-    """A rank's part of a measurement."""
-    timing = time_rounds(job["work"], EngineSettings(**job["engine"]), job["rounds"], job["skewed"], lambda: say({}))
-    say(timing._asdict())
+def time_in_worker(job: Message, send: Send) -> None:
+    """A worker's job: time rounds together with the other workers; send a message after each, then the figures."""
+    engine = EngineSettings(**job["engine"])
+    timing = time_rounds(job["workload"], engine, job["rounds"], job["skewed"], lambda: send({}))
+    send(timing._asdict())
 
 
-def time_rounds(name: str, engine: EngineSettings, rounds: int, skewed: bool, tick: Tick) -> Timing:
-    """Rounds of this process, or of all that share its work; the loop by hand runs at the first, while the others wait."""
-    config, group = configured(name, engine, skewed), process_group()
-    with torch_state(config, group), enough_memory():
-        house = build(config, group=group)
-        device, ids = house.space.device, house.fed.eligible.tolist()
-        hand = PlainLoop(house)
-        ours, bare, peaks = list[float](), list[float](), list[int | None]()
+class RoundTimes(NamedTuple):
+    """What was measured round by round."""
 
-        def play(t: int) -> None:
-            forget_peak(device)
-            ours.append(
-                measure_time(device, lambda: house.server.run_round(t, ids, meanwhile=lambda: prepare_next(t + 1)))
-            )
-            peaks.append(peak(device))
+    first: float  # seconds of our first round
+    ours: list[float]  # seconds
+    plain: list[float]  # seconds of the plain loop; of a rank other than 0, ours
+    peaks: list[int]  # bytes
+    apart: float
 
-        def prepare_next(t: int) -> None:
-            house.server.prepare(t, ids)
 
-        def loop(t: int) -> None:
-            if group.is_leader:
-                batches = hand.batches(ids, t)
-                bare.append(measure_time(device, lambda: hand.round(batches)))
-
+def time_rounds(name: str, engine: EngineSettings, rounds: int, skewed: bool, on_round_end: OnRoundEnd) -> Timing:
+    """Time rounds in this process, together with the other ranks where there are some."""
+    config, group = workload_config(name, engine, skewed), process_group()
+    with torch_state(config, group), explain_out_of_memory():
+        built = build(config, group=group)
+        device, ids = built.space.device, built.fed.eligible.tolist()
         speed = matmul_speed(device, engine.dtype)
-        play(1)
-        apart = hand.apart(hand.round(hand.batches(ids, 1)), house.server.w) if group.is_leader else 0.0
-        tick()
-        for t in range(2, rounds + 2):
-            for turn in (play, loop) if t % 2 else (loop, play):
-                turn(t)
-            tick()
-        works = house.server.prepare(rounds + 2, ids).train
-        samples, first = sum(len(work.places) for work in works), ours.pop(0)
-        round_s = statistics.median(ours)
-        flops = round(step_flops(name) * samples / work_of(name).batch)
+        times = alternate_rounds(built, rounds, group, on_round_end)
         speed = group.size * max(speed, matmul_speed(device, engine.dtype))
-        launch = launch_floor(house, max(work.batches for work in works)) if device.type == "cuda" else None
-    known = [p for p in peaks if p is not None]
+        clients = built.server.prepare(rounds + 2, ids).train
+        longest = max(client.batches for client in clients)
+        launch = launch_floor(built, longest) if device.type == "cuda" else None
+    samples, seconds = sum(len(client.places) for client in clients), statistics.median(times.ours)
+    flops = round(step_flops(name) * samples / find_workload(name).batch)
     return Timing(
         work=name,
-        engine=house.facts["engine"],
-        device=house.facts["device"],
+        engine=built.facts["engine"],
+        device=built.facts["device"],
         dtype=engine.dtype,
         compile=engine.compile,
         skewed=skewed,
         workers=group.size,
-        parameters=house.space.P,
+        parameters=built.space.P,
         clients=len(ids),
-        steps=sum(work.batches for work in works),
+        steps=sum(client.batches for client in clients),
         samples=samples,
         rounds=rounds,
-        first_s=first,
-        round_ms=1e3 * round_s,
-        samples_per_s=samples / round_s,
-        bare_ms=1e3 * statistics.median(bare or ours),
-        speedup=statistics.median(b / a for a, b in zip(ours, bare or ours, strict=True)),
-        apart=apart,
+        first_s=times.first,
+        round_ms=1e3 * seconds,
+        samples_per_s=samples / seconds,
+        bare_ms=1e3 * statistics.median(times.plain),
+        speedup=statistics.median(plain / ours for ours, plain in zip(times.ours, times.plain, strict=True)),
+        apart=times.apart,
         flops=flops,
         matmul_flops_per_s=speed / group.size,
         floor_ms=1e3 * flops / speed,
-        over_floor=round_s * speed / flops,
+        over_floor=seconds * speed / flops,
         launch_ms=None if launch is None else 1e3 * launch,
-        over_launch=None if launch is None else round_s / launch,
-        peak_bytes=max(known, default=None),
+        over_launch=None if launch is None else seconds / launch,
+        peak_bytes=max(times.peaks, default=None),
     )
 
 
-def measure_time(device: torch.device, go: Callable[[], object]) -> float:
-    """Seconds until it is done, on the device too."""
+def alternate_rounds(built: BuiltRun, rounds: int, group: ProcessGroup, on_round_end: OnRoundEnd) -> RoundTimes:
+    """Time rounds of askew and of the plain loop in turn; the latter runs at rank 0, while the others wait."""
+    device, ids, server = built.space.device, built.fed.eligible.tolist(), built.server
+    loop = PlainLoop(built)
+    ours, plain, peaks = list[float](), list[float](), list[int | None]()
+
+    def time_ours(t: int) -> None:
+        reset_peak_memory(device)
+        ours.append(seconds_of(device, lambda: server.run_round(t, ids, meanwhile=lambda: prepare(t + 1))))
+        peaks.append(peak_memory(device))
+
+    def prepare(t: int) -> None:
+        server.prepare(t, ids)
+
+    def time_plain(t: int) -> None:
+        if group.is_leader:
+            batches = loop.batches(ids, t)
+            plain.append(seconds_of(device, lambda: loop.round(batches)))
+
+    time_ours(1)
+    apart = loop.difference(loop.round(loop.batches(ids, 1)), server.w) if group.is_leader else 0.0
+    on_round_end()
+    for t in range(2, rounds + 2):
+        for time_round in (time_ours, time_plain) if t % 2 else (time_plain, time_ours):
+            time_round(t)
+        on_round_end()
+    first = ours.pop(0)
+    return RoundTimes(first, ours, plain or ours, [peak for peak in peaks if peak is not None], apart)
+
+
+def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
+    """Seconds until work is done, on the device too."""
     began = finished_time(device)
-    go()
+    work()
     return finished_time(device) - began
 
 
 # memory ---------------------------------------------------------------------------------------------------------
 
 
-def forget_peak(device: torch.device) -> None:
-    """Let the peak begin anew; of a process that is Linux's to give, elsewhere the peak is that of its whole life."""
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin to measure the peak anew; of a process only Linux can, elsewhere its peak is that of its whole life."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -202,8 +221,8 @@ def forget_peak(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak(device: torch.device) -> int | None:
-    """Bytes: the most that were allocated on the device, or resident in the process."""
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that were allocated on the device, or resident in the process; None where that is not known."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:
@@ -217,33 +236,34 @@ def peak(device: torch.device) -> int | None:
 
 
 def matmul_speed(device: torch.device, dtype: str) -> float:
-    """Operations a second of one large product of matrices: the best of several, as a floor should not depend on who disturbs."""
+    """Operations a second of one large product of matrices: the best of several, which other programs disturb least."""
     n = 8192 if device.type == "cuda" else 1024
     kind = {"float64": torch.float64, "bf16": torch.bfloat16}.get(dtype, torch.float32)
     a, b = (torch.randn(n, n, device=device).to(kind) for _ in range(2))
-    return 2 * n**3 / min(measure_time(device, lambda: a @ b) for _ in range(12))
+    return 2 * n**3 / min(seconds_of(device, lambda: a @ b) for _ in range(12))
 
 
-def launch_floor(house: BuiltRun, steps: int) -> float:
+def launch_floor(built: BuiltRun, steps: int) -> float:
     """Seconds that the kernels of one client's steps take one after the other if each is empty."""
-    hand = PlainLoop(house)
-    batch = torch.arange(house.config.local.batch, device=house.space.device)
-    hand.round([[batch]])
-    one, two = (kernels(lambda count=count: hand.round([[batch] * count])) for count in (1, 2))  # type: ignore[misc]
-    return steps * (two - one) * empty_kernel(house.space.device)  # what surrounds the steps is in both
+    loop = PlainLoop(built)
+    batch = torch.arange(built.config.local.batch, device=built.space.device)
+    loop.round([[batch]])
+    one, two = (
+        count_kernels(lambda count=count: loop.round([[batch] * count]))  # type: ignore[misc]
+        for count in (1, 2)
+    )
+    return steps * (two - one) * empty_kernel_seconds(built.space.device)  # what surrounds the steps is in both
 
 
-def kernels(go: Callable[[], object]) -> int:
+def count_kernels(work: Callable[[], object]) -> int:
     """How many kernels the device is given."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        go()
-    return sum(event.device_type.name == "CUDA" for event in seen.events() or ())
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+    return sum(event.device_type.name == "CUDA" for event in profiler.events() or ())
 
 
 @cache
-def empty_kernel(device: torch.device) -> float:
+def empty_kernel_seconds(device: torch.device) -> float:
     """Seconds that a kernel with nothing to do takes in a captured graph."""
     count, number = 1000, torch.zeros(1, device=device)
     number.add_(1)
@@ -252,14 +272,14 @@ def empty_kernel(device: torch.device) -> float:
     with torch.cuda.graph(graph):
         for _ in range(count):
             number.add_(1)
-    return min(measure_time(device, graph.replay) for _ in range(10)) / count
+    return min(seconds_of(device, graph.replay) for _ in range(10)) / count
 
 
 # other frameworks -----------------------------------------------------------------------------------------------
 
 
-class Rival(NamedTuple):
-    """Another framework at the same work, against the loop by hand in its own process; or why there are no figures."""
+class FrameworkTiming(NamedTuple):
+    """Another framework's time for a workload, and the plain loop's in the same process; or why there are none."""
 
     work: str
     name: str
@@ -271,55 +291,58 @@ class Rival(NamedTuple):
     note: str
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Are all packages there that a framework needs?"""
     return all(find_spec(package) is not None for package in FRAMEWORKS[name].needs)
 
 
-def rival(name: str, work: str, rounds: int = ROUNDS, device: str = "auto", threads: int = 1) -> Rival:
-    """Give a work to another framework, in a process of its own."""
-    if not installed(name):
-        return Rival(work, name, "", threads, None, None, None, "not installed")
+def time_framework(
+    name: str, workload: str, rounds: int = ROUNDS, device: str = "auto", threads: int = 1
+) -> FrameworkTiming:
+    """Time a workload in another framework, in a process of its own."""
+    if not is_installed(name):
+        return FrameworkTiming(workload, name, "", threads, None, None, None, "not installed")
     version = ""
     with suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version(name)
-    none = Rival(work, name, version, threads, None, None, None, "")
-    given = (name, work, str(rounds), str(device_of(device)), str(threads))
-    command = [sys.executable, "-W", "ignore", "-m", "askew.bench.timing", *given]
+    nothing = FrameworkTiming(workload, name, version, threads, None, None, None, "")
+    arguments = (name, workload, str(rounds), str(device_of(device)), str(threads))
+    command = [sys.executable, "-W", "ignore", "-m", "askew.bench.timing", *arguments]
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     try:
-        told = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, env=os.environ | quiet, check=True
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=FRAMEWORK_SECONDS, env=os.environ | quiet, check=True
         )
     except subprocess.TimeoutExpired:
-        return none._replace(note=f"not done after {PATIENCE} s")
+        return nothing._replace(note=f"not done after {FRAMEWORK_SECONDS} s")
     except subprocess.CalledProcessError as e:
-        return none._replace(note=f"failed: {(e.stderr.strip().splitlines() or ['without a word'])[-1]}")
-    laps = json.loads(told.stdout.splitlines()[-1])[1:]
+        return nothing._replace(note=f"failed: {(e.stderr.strip().splitlines() or ['without a word'])[-1]}")
+    laps = json.loads(process.stdout.splitlines()[-1])[1:]
     round_ms, bare_ms = (1e3 * statistics.median(column) for column in zip(*laps, strict=True))
-    return none._replace(
-        round_ms=round_ms, bare_ms=bare_ms, speedup=statistics.median(b / a for a, b in laps), note=FRAMEWORKS[name].how
-    )
+    speedup = statistics.median(plain / theirs for theirs, plain in laps)
+    return nothing._replace(round_ms=round_ms, bare_ms=bare_ms, speedup=speedup, note=FRAMEWORKS[name].how)
 
 
-class Laps:
-    """Seconds between calls, and after each those of the loop by hand."""
+class LapTimer:
+    """Measures the seconds from its start, then between its calls, and after each call those of the plain loop."""
 
-    def __init__(self, work: str, device: str) -> None:
+    def __init__(self, workload: str, device: str) -> None:
         self.device, self.pairs = torch.device(device), list[tuple[float, float]]()
-        house = build(configured(work, EngineSettings(name="sequential", device=device)))
-        self.hand = PlainLoop(house)
-        self.batches = self.hand.batches(house.fed.eligible.tolist(), 1)
+        built = build(workload_config(workload, EngineSettings(name="sequential", device=device)))
+        self.loop = PlainLoop(built)
+        self.batches = self.loop.batches(built.fed.eligible.tolist(), 1)
         self.last = time.perf_counter()
 
     def __call__(self) -> None:
         lap = finished_time(self.device) - self.last
-        self.pairs.append((lap, measure_time(self.device, lambda: self.hand.round(self.batches))))
+        self.pairs.append((lap, seconds_of(self.device, lambda: self.loop.round(self.batches))))
         self.last = time.perf_counter()
 
 
 if __name__ == "__main__":
-    framework, work, count, device, threads = sys.argv[1:]
+    framework, workload, rounds, device, threads = sys.argv[1:]
+    tune_process()
     torch.set_num_threads(int(threads))
-    laps = Laps(work, device)
-    FRAMEWORKS[framework].play(work, int(count) + 1, device, laps)
+    laps = LapTimer(workload, device)
+    FRAMEWORKS[framework].run(workload, int(rounds) + 1, device, laps)
     print(json.dumps(laps.pairs))

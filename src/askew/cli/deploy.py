@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigError
-from ..experiment.config import Config, tables_of
-from ..experiment.run import stored
-from ..experiment.store import Run, load, locked
-from ..experiment.toml import to_toml, value_of
+from ..experiment.config import Config, load_tables
+from ..experiment.run_folder import is_finished
+from ..experiment.store import Run, load, lock_folder
+from ..experiment.toml import parse_value, to_toml
 from ..flower import DataModule, require_flower
 from ..flower.app import PACKAGE, read_app, write_app_from_tables
 from ..flower.deployment_data import ClientDataset, DeploymentConfig, NodeConfig, read_config
@@ -31,7 +31,19 @@ from ..flower.keys import VALID_DAYS, KeyFiles, make_keys
 from ..flower.loopback import END_SIGNALS, Loopback
 from ..flower.rules import DeploymentRules
 from ..report import terminal
-from .options import AsJson, Folder, Fresh, Out, Overrides, Plugins, Quiet, examples, put, put_json, stopped
+from .options import (
+    AsJson,
+    Folder,
+    Fresh,
+    Out,
+    Overrides,
+    Plugins,
+    Quiet,
+    examples,
+    exit_with_command,
+    print_json,
+    print_rich,
+)
 
 app = typer.Typer(name="deploy", add_completion=False)
 
@@ -94,7 +106,7 @@ def write_app(
     config = build_config(request, import_data=False)
     write_app_from_tables(request.tables, folder, request.data, request.rules, file.stem)
     if as_json:
-        put_json(
+        print_json(
             {
                 "app": str(folder),
                 "clients": config.client_count,
@@ -111,7 +123,7 @@ def write_app(
         ("on this machine", terminal.command("deploy", "up", folder)),
         ("on a SuperLink", shlex.join(["flwr", "run", str(folder)])),
     ]
-    put(terminal.pairs([(name, Text(text, overflow="fold")) for name, text in rows]))
+    print_rich(terminal.pairs([(name, Text(text, overflow="fold")) for name, text in rows]))
 
 
 @app.command(
@@ -152,8 +164,8 @@ def up(
     request = read_request(source, data, overrides, plugins, clients, rules, out=str(out.resolve()), fresh=fresh)
     config, console = build_config(request), Console(stderr=True, quiet=quiet)
     run_folder = out / config.name()
-    with locked(run_folder / "flower"), terminal.ProgressDisplay(console) as ticker:
-        if stored(run_folder) and not fresh:
+    with lock_folder(run_folder / "flower"), terminal.ProgressDisplay(console) as ticker:
+        if is_finished(run_folder) and not fresh:
             ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
             run = load(run_folder)
         else:
@@ -164,11 +176,13 @@ def up(
                 data_dir: list[str | Path] = ["--data-dir", folder] if folder else []
                 options = ["--out", out, *["--secure"] * secure, *data_dir]
                 again = terminal.command("deploy", "up", run_folder / "flower" / "app", *options)
-                stopped(console, "stopped, and all processes are ended; the round at play will be played again", again)
+                exit_with_command(
+                    console, "stopped, and all processes are ended; the round at play will be played again", again
+                )
     if as_json:
-        put_json(run.summary())
+        print_json(run.summary())
     elif not quiet:
-        put(terminal.summary(run))
+        print_rich(terminal.summary(run))
 
 
 def run_on_loopback(
@@ -216,7 +230,7 @@ def keys(
     """
     key_files = make_keys(folder, clients, hosts or (), days)
     if as_json:
-        put_json([{"file": str(path), "secret": secret} for path, secret in key_files.files().items()])
+        print_json([{"file": str(path), "secret": secret} for path, secret in key_files.files().items()])
     else:
         show_keys(key_files, (hosts or ["SERVER"])[0])
 
@@ -231,7 +245,7 @@ def show_keys(key_files: KeyFiles, server: str) -> None:
         ("each client", f"its own of {each}"),
         ("nobody", "ca.key: whoever has it can pass for the server"),
     ]
-    put(terminal.pairs([*rows, ("", "")]))
+    print_rich(terminal.pairs([*rows, ("", "")]))
     superlink = ["flower-superlink", "--host", "0.0.0.0", *key_files.server_options(), *SUPERLINK_OPTIONS]
     register = ["flwr", "supernode", "register", str(key_files.public_key(0)), "SUPERLINK"]
     node = ["flower-supernode", "--superlink", f"{server}:8000", *key_files.node_options(0)]
@@ -241,8 +255,8 @@ def show_keys(key_files: KeyFiles, server: str) -> None:
         "on client 0:": [*node, "--node-config", "partition-id=0"],
     }
     for where, command in commands.items():
-        put(Text.assemble((where, "cyan"), f"\n  {shlex.join(command)}"))
-    put(
+        print_rich(Text.assemble((where, "cyan"), f"\n  {shlex.join(command)}"))
+    print_rich(
         Text(
             "\nWhoever reaches the server's port can also start apps there: let in your nodes alone (docs/flower.md).",
             "yellow",
@@ -277,7 +291,7 @@ def read_request(
     app_tables, app_data, rules = read_app(source) if source.is_dir() else ({}, None, {})
     changes = [*(overrides or ()), *([] if clients is None else [f"partition.clients={clients}"])]
     path = source / PACKAGE / "run.toml" if source.is_dir() else source
-    tables = tables_of(path, changes, plugins or (), "name a TOML file, or a folder that `askew deploy app` wrote")
+    tables = load_tables(path, changes, plugins or (), "name a TOML file, or a folder that `askew deploy app` wrote")
     if "sweep" in tables:
         raise ConfigError(
             "this file has a [sweep] table, which spans several runs, and a deployment is one; remove the table."
@@ -292,7 +306,7 @@ def read_request(
             raise ConfigError(f"--rule takes name=value, got {text!r}; for example --rule timeout=60.")
         if name in fixed:
             raise ConfigError(f"--rule {name} has an option of its own here; use --{name}.")
-        rules[name] = value_of(value.strip())
+        rules[name] = parse_value(value.strip())
     return DeployRequest(tables, data or app_data, DeploymentRules.build({**rules, **fixed}))
 
 

@@ -18,7 +18,7 @@ from ..reproduction.ledger_markdown import to_markdown
 from ..reproduction.ledger_page import write_ledger_page
 from ..reproduction.paper_tables import text_table
 from ..reproduction.papers import papers_folder
-from .options import AsJson, examples, put, put_json
+from .options import AsJson, examples, print_json, print_rich
 
 EPILOG = examples(
     "askew ledger",
@@ -59,9 +59,9 @@ def ledger(
         written = write_pages(sections, out, html)
     if as_json:
         claims = [result for section in sections for result in section.claims]
-        put_json([{"id": r.claim.id, "verdict": r.verdict_text, "paper": r.claim.printed} for r in claims])
+        print_json([{"id": r.claim.id, "verdict": r.verdict_text, "paper": r.claim.printed} for r in claims])
     else:
-        put(summary_table(sections, written))
+        print_rich(summary_table(sections, written))
 
 
 def check_page(sections: Sequence[PaperSection], results: Path, page: Path) -> None:

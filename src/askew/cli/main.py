@@ -1,4 +1,4 @@
-"""The command line: verbs that call the library. Exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C."""
+"""The command line: commands that call the library. Exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,31 +23,33 @@ from ..experiment import catalogue
 from ..experiment import demo as demonstration
 from ..experiment.build import client_label_counts
 from ..experiment.config import load_config, load_plugin, plugin_fault
-from ..experiment.run import play, play_all
+from ..experiment.launch import run_all, run_config
+from ..experiment.process_tuning import tune_process
 from ..experiment.store import Run, load, load_all
 from ..experiment.sweep import load_sweep
 from ..report import skew, table, terminal, write_report
 from ..report.tables import partition_name
 from ..version import __version__
-from . import (
-    bench as cli_bench,
+from . import bench as cli_bench
+from . import conformal as cli_conformal
+from . import data as cli_data
+from . import deploy as cli_deploy
+from . import ledger as cli_ledger
+from . import papers as cli_papers
+from .options import (
+    AsJson,
+    Folder,
+    Folders,
+    Fresh,
+    Out,
+    Overrides,
+    Plugins,
+    Quiet,
+    examples,
+    exit_with_command,
+    print_json,
+    print_rich,
 )
-from . import (
-    conformal as cli_conformal,
-)
-from . import (
-    data as cli_data,
-)
-from . import (
-    deploy as cli_deploy,
-)
-from . import (
-    ledger as cli_ledger,
-)
-from . import (
-    papers as cli_papers,
-)
-from .options import AsJson, Folder, Folders, Fresh, Out, Overrides, Plugins, Quiet, examples, put, put_json, stopped
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has moved about
 
@@ -59,7 +62,8 @@ Configuration = Annotated[
 ]
 
 
-def version(wanted: bool) -> None:
+def print_version(wanted: bool) -> None:
+    """Print the version and exit, where that is wanted."""
     if wanted:
         print(f"askew {__version__}")
         raise typer.Exit
@@ -75,7 +79,7 @@ def version(wanted: bool) -> None:
 )
 def top(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Say the version.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Say the version.")
     ] = False,
 ) -> None:
     """Federated learning when data and turnout are askew."""
@@ -108,26 +112,29 @@ def run(
 ) -> None:
     """Train one federation.
 
-    A finished run is read back, an interrupted one goes on. Ctrl-C ends the round and stores everything; a second one stops at once.
+    A finished run is read back, an interrupted one goes on.
+
+    Ctrl-C ends the round and stores everything; a second one stops at once.
     """
     config = load_config(
         file, [*(overrides or ()), *([] if workers is None else [f"engine.workers={workers}"])], plugins or ()
     )
-    said = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True, quiet=quiet)
     again = terminal.resume_command(out / config.name())
     try:
-        with terminal.ProgressDisplay(said) as ticker:
-            done = play(config, out, fresh=fresh, watch=ticker)
+        with terminal.ProgressDisplay(console) as ticker:
+            result = run_config(config, out, fresh=fresh, watch=ticker)
     except KeyboardInterrupt:
-        stopped(said, "stopped at once; rounds since the last checkpoint will be played again", again)
+        exit_with_command(console, "stopped at once; rounds since the last checkpoint will be played again", again)
     if as_json:
-        put_json(done.summary())
-    if not done.finished:
-        stopped(said, f"stopped after round {len(done.rounds)} of {done.config['rounds']}, all of it stored", again)
+        print_json(result.summary())
+    if not result.finished:
+        progress = f"round {len(result.rounds)} of {result.config['rounds']}"
+        exit_with_command(console, f"stopped after {progress}, all of it stored", again)
     if not ticker.played:
         ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
     if not as_json and not quiet:
-        put(terminal.summary(done))
+        print_rich(terminal.summary(result))
 
 
 @app.command(
@@ -152,26 +159,29 @@ def sweep(
 
     The sweep table of a file and --over span the combinations. Finished runs are read back, interrupted ones go on.
     """
-    configs, said = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
-    runs: list[Run] = []
-    with terminal.ProgressDisplay(said, configs, "sweep") as ticker:
-        for done in play_all(configs, out, watch=ticker):
-            if not done.finished:
-                ticker.bars.stop()
-                words = [
-                    w
-                    for flag, values in (("--over", over), ("--set", overrides))
-                    for v in values or ()
-                    for w in (flag, v)
-                ]
-                again = terminal.command("sweep", *([str(file)] if file else []), *words, "--out", out)
-                stopped(said, f"stopped in run {len(runs) + 1} of {len(configs)}, all of it stored", again)
-            ticker.end(done)
-            runs.append(done)
+    configs, console = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
+    flags = [(flag, value) for flag, values in (("--over", over), ("--set", overrides)) for value in values or ()]
+    words: list[str | Path] = [*([file] if file else []), *chain.from_iterable(flags), "--out", out]
+    with terminal.ProgressDisplay(console, configs, "sweep") as ticker:
+        runs = collect_runs(
+            run_all(configs, out, watch=ticker), len(configs), ticker, terminal.command("sweep", *words)
+        )
     if as_json:
-        put_json([done.summary() for done in runs])
+        print_json([run.summary() for run in runs])
     else:
-        put(terminal.comparison(runs))
+        print_rich(terminal.comparison(runs))
+
+
+def collect_runs(running: Iterable[Run], count: int, ticker: terminal.ProgressDisplay, command: str) -> list[Run]:
+    """The runs, once all have ended; if one was stopped, exit and say by which command to continue."""
+    runs: list[Run] = []
+    for run in running:
+        if not run.finished:
+            ticker.bars.stop()
+            exit_with_command(ticker.console, f"stopped in run {len(runs) + 1} of {count}, all of it stored", command)
+        ticker.end(run)
+        runs.append(run)
+    return runs
 
 
 @app.command(
@@ -194,15 +204,15 @@ def partition(
         raise ConfigError(f"partition: --out must end in .png, .svg or .pdf, got {str(out)!r}; try partition.png.")
     config = load_config(file, overrides or (), plugins or ())
     counts, sizes = client_label_counts(config)
-    told = heterogeneity(counts if counts.shape[1] else sizes[:, None])
+    figures = heterogeneity(counts if counts.shape[1] else sizes[:, None])
     if as_json:
-        put_json(told)
+        print_json(figures)
         return
-    scene = {"data": config.tables()["data"], "partition": config.tables()["partition"]}
-    title = f"{scene['data']['name']}, {len(sizes):,} clients, {partition_name(scene)}"
+    tables = {name: config.tables()[name] for name in ("data", "partition")}
+    title = f"{tables['data']['name']}, {len(sizes):,} clients, {partition_name(tables)}"
     out.parent.mkdir(parents=True, exist_ok=True)
     skew.draw_skew(counts, sizes, title).savefig(out, dpi=150)
-    put(Group(Text(title, "bold"), skew.skew_table(told, ("picture", str(out)))))
+    print_rich(Group(Text(title, "bold"), skew.skew_table(figures, ("picture", str(out)))))
 
 
 @app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
@@ -224,9 +234,9 @@ def list_(
         return
     entries = catalogue.entries(kind)
     if as_json:
-        put_json(entries)
+        print_json(entries)
     else:
-        put(terminal.catalogue(kind, entries))
+        print_rich(terminal.catalogue(kind, entries))
 
 
 @app.command(epilog=examples("askew show runs/NAME", "askew show runs/NAME --json"))
@@ -235,11 +245,11 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one run: settings, figures, curve and last rounds."""
-    found = load(folder)
+    run = load(folder)
     if as_json:
-        put_json(found.summary() | {"config": found.config, "facts": found.facts, "records": found.rounds})
+        print_json(run.summary() | {"config": run.config, "facts": run.facts, "records": run.rounds})
     else:
-        put(terminal.run_details(found))
+        print_rich(terminal.run_details(run))
 
 
 @app.command(
@@ -258,9 +268,9 @@ def compare(
         raise ConfigError(f"compare: --target must be > 0 and ≤ 1, got {target:g}; accuracies are fractions, try 0.9.")
     runs = load_all(folders)
     if as_json:
-        put_json(table(runs, target))
+        print_json(table(runs, target))
     else:
-        put(terminal.comparison(runs, target))
+        print_rich(terminal.comparison(runs, target))
 
 
 @app.command(
@@ -284,24 +294,21 @@ def demo(
     ] = demonstration.SEEDS,
 ) -> None:
     """Compare seven methods on thirty clients with skewed digits, in a minute, and write a report."""
-    configs, said = demonstration.configs(rounds, seeds), Console(stderr=True)
-    runs: list[Run] = []
-    with terminal.ProgressDisplay(said, configs, "demo") as ticker:
-        for done in demonstration.demo(configs, out / "runs", ticker):
-            if not done.finished:
-                ticker.bars.stop()
-                again = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))
-                stopped(said, f"stopped in run {len(runs) + 1} of {len(configs)}, all of it stored", again)
-            ticker.end(done)
-            runs.append(done)
+    configs, console = demonstration.configs(rounds, seeds), Console(stderr=True)
+    command = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))
+    with terminal.ProgressDisplay(console, configs, "demo") as ticker:
+        running = demonstration.run_demo(configs, out / "runs", ticker)
+        runs = collect_runs(running, len(configs), ticker, command)
     if not ticker.played:
         ticker.say(
             f"all {len(runs)} runs were finished already and are read back; remove {out / 'runs'} to train them again",
             "yellow",
         )
-    put(terminal.comparison(runs))
+    print_rich(terminal.comparison(runs))
     page = write_report(runs, out / "report", "Seven methods on thirty clients with skewed digits")
-    put(terminal.pairs([("", ""), ("report", str(page)), ("next", terminal.command("show", runs[0].folder or ""))]))
+    print_rich(
+        terminal.pairs([("", ""), ("report", str(page)), ("next", terminal.command("show", runs[0].folder or ""))])
+    )
 
 
 app.command(epilog=cli_conformal.EPILOG)(cli_conformal.conformal)
@@ -315,18 +322,19 @@ app.command(epilog=cli_ledger.EPILOG)(cli_ledger.ledger)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; every error becomes one sentence on standard error and an exit code."""
+    tune_process()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks
-    words, whole = list(sys.argv[1:] if argv is None else argv) or ["--help"], typer.main.get_command(app)
+    arguments, command = list(sys.argv[1:] if argv is None else argv) or ["--help"], typer.main.get_command(app)
     try:
-        with hushed() if rank_and_size()[0] else nullcontext():
-            code = whole.main(words, prog_name="askew", standalone_mode=False)
+        with silent() if rank_and_size()[0] else nullcontext():  # of several ranks only the first prints
+            code = command.main(arguments, prog_name="askew", standalone_mode=False)
         sys.stdout.flush()
     except AskewError as e:
         return fail(str(e))
     except UsageError as e:
-        return fail(misused(e, whole, words))
+        return fail(usage_sentence(e, command, arguments))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
         return 0
@@ -334,42 +342,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except OSError as e:
         return fail(
-            f"{e.filename or 'the system'}: {e.strerror or e}; check that the path is right, may be written and has space."
+            f"{e.filename or 'the system'}: {e.strerror or e}; "
+            "check that the path is right, may be written and has space."
         )
     except Exception as e:
-        return unexpected(e)
+        return fail_unexpectedly(e)
     return code if isinstance(code, int) else 0
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
-    """Of several ranks only the first speaks; errors are told by all."""
+def silent() -> Iterator[None]:
+    """Discard what is printed."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
 
 
 def fail(sentence: str, code: int = 2) -> int:
-    """Say one sentence, in one line."""
+    """Print an error sentence in one line, and return the exit code."""
     Console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.split())), soft_wrap=True)
     return code
 
 
-def misused(e: Any, whole: Any, words: Sequence[str]) -> str:
-    """A usage error with what the command takes and where to read more."""
-    known = e.ctx.command if e.ctx else whole.commands.get(words[0], whole)
-    path = e.ctx.command_path if e.ctx else "askew" if known is whole else f"askew {known.name}"
-    if commands := getattr(known, "commands", None):
+def usage_sentence(e: Any, app: Any, arguments: Sequence[str]) -> str:
+    """The sentence for a usage error: click's own, then what the command takes and where to read more."""
+    command = e.ctx.command if e.ctx else app.commands.get(arguments[0], app)
+    path = e.ctx.command_path if e.ctx else "askew" if command is app else f"askew {command.name}"
+    if commands := getattr(command, "commands", None):
         takes = f"commands are {', '.join(commands)}"
     else:
-        takes = (
-            f"{path} takes {' '.join(p.opts[0] if p.param_type_name == 'option' else p.metavar for p in known.params)}"
-        )
-    said = e.format_message().strip().rstrip(".")
-    return f"{said[:1].lower()}{said[1:]}{' ' if said.endswith('?') else '; '}{takes}; see {path} --help."
+        names = (p.opts[0] if p.param_type_name == "option" else p.metavar for p in command.params)
+        takes = f"{path} takes {' '.join(names)}"
+    message = e.format_message().strip().rstrip(".")
+    return f"{message[:1].lower()}{message[1:]}{' ' if message.endswith('?') else '; '}{takes}; see {path} --help."
 
 
-def unexpected(e: Exception) -> int:
-    """A mistake of a plugin is the plugin's; anything else is ours."""
+def fail_unexpectedly(e: Exception) -> int:
+    """Say that a plugin is wrong, where one raised the exception, else that askew is."""
     if os.environ.get("ASKEW_DEBUG"):
         traceback.print_exc()
     if fault := plugin_fault(e):
@@ -377,5 +385,5 @@ def unexpected(e: Exception) -> int:
     what = f"{type(e).__name__}: {e}"
     return fail(
         f"unexpected {what}; this is a defect of askew: please report it with the traceback that ASKEW_DEBUG=1 shows.",
-        1,
+        code=1,
     )

@@ -1,4 +1,4 @@
-"""What the commands share: options, and how something is put on standard output."""
+"""What the commands have in common: their options, and how they print and exit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..data import files
 from ..experiment.store import to_json
 
 
-def use(path: Path | None) -> None:
+def use_data_folder(path: Path | None) -> None:
+    """Read datasets from this folder, as --data-dir says."""
     if path is not None:
         files.use(path)
 
@@ -23,7 +24,7 @@ Folder = Annotated[
     typer.Option(
         "--data-dir",
         metavar="DIR",
-        callback=use,
+        callback=use_data_folder,
         help="Folder of the datasets.",
         show_default="ASKEW_DATA, or a folder in the user's cache",
     ),
@@ -46,20 +47,22 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")]
 
 
 def examples(*lines: str) -> str:
-    """The end of a help page. Each line is a paragraph: older versions of typer join the lines of one."""
+    """The examples at the end of a help page."""
+    # each line is a paragraph: older versions of typer join the lines of one
     return "\n\n".join(["Examples:", *(f"$ {line}" for line in lines)])
 
 
-def put(what: RenderableType) -> None:
-    """Tables fit the terminal; command lines and paths are not broken."""
-    Console().print(what, soft_wrap=isinstance(what, Text))
+def print_rich(output: RenderableType) -> None:
+    """Print on standard output; tables are as wide as the terminal, lines of text are not broken."""
+    Console().print(output, soft_wrap=isinstance(output, Text))
 
 
-def put_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """Print a value as JSON on standard output."""
     print(to_json(value, indent=1))
 
 
-def stopped(said: Console, what: str, command: str, code: int = 130) -> NoReturn:
-    """Say how to go on, after a Ctrl-C unless the code says otherwise, and leave."""
-    said.print(Text(f"{what}; to go on:\n  {command}", "yellow"), soft_wrap=True)
+def exit_with_command(console: Console, sentence: str, command: str, code: int = 130) -> NoReturn:
+    """Say what was stopped and the command that continues it, and exit; code 130 stands for Ctrl-C."""
+    console.print(Text(f"{sentence}; to go on:\n  {command}", "yellow"), soft_wrap=True)
     raise typer.Exit(code)

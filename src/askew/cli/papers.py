@@ -15,7 +15,7 @@ from rich.text import Text
 from ..engine.choose import EngineSettings
 from ..errors import ConfigError
 from ..experiment.build import device_of
-from ..experiment.run import TOGETHER
+from ..experiment.launch import TOGETHER
 from ..experiment.store import Record, Run
 from ..report import terminal
 from ..reproduction import paper_tables
@@ -27,7 +27,7 @@ from ..reproduction.plan import Reproduction, prepare_reproduction
 from ..reproduction.reproduce import run_missing
 from ..reproduction.results import read_results
 from ..reproduction.worked_examples import WorkedExample, worked_example
-from .options import AsJson, Compiled, Dtype, Folder, examples, put, put_json, stopped
+from .options import AsJson, Compiled, Dtype, Folder, examples, exit_with_command, print_json, print_rich
 
 EPILOG = examples(
     "askew reproduce feddpc/table2 --scale smoke",
@@ -89,7 +89,9 @@ def reproduce(
     reproduction = prepare_reproduction(id, scale, only or (), seeds, results, own_engine, alone)
     if plan:
         cost = plan_cost(reproduction, results)
-        put_json(plan_json(reproduction, cost)) if as_json else put(paper_tables.plan_table(reproduction, cost))
+        print_json(plan_json(reproduction, cost)) if as_json else print_rich(
+            paper_tables.plan_table(reproduction, cost)
+        )
         return
     options = [word for name in only or () for word in ("--only", name)]
     options += ["--seeds", str(seeds)] if seeds else []
@@ -102,7 +104,7 @@ def reproduce(
         example = worked_example(reproduction.experiment.id, scale)
     cells, pictures = table_cells(reproduction), write_paper_figures(reproduction, out / "figures", example)
     if as_json:
-        put_json(comparison_json(reproduction, cells, pictures))
+        print_json(comparison_json(reproduction, cells, pictures))
     else:
         show_results(reproduction, cells, pictures, example)
 
@@ -135,11 +137,13 @@ def run_with_progress(
                 display.end(run)
         if reproduction.unfinished:
             left = len(reproduction.missing)
-            stopped(console, f"stopped with {left} of {len(missing)} runs to go, all of it stored", again)
+            exit_with_command(console, f"stopped with {left} of {len(missing)} runs to go, all of it stored", again)
         if reproduction.lost:
             count = f"{len(reproduction.lost)} of {len(missing)} runs were not made"
             names = paper_tables.run_names(reproduction.lost)
-            stopped(console, f"{count}, as their processes were lost, all others are stored: {names}", again, 1)
+            exit_with_command(
+                console, f"{count}, as their processes were lost, all others are stored: {names}", again, 1
+            )
         reproduction.update_plan()
 
 
@@ -158,15 +162,15 @@ def show_results(
 ) -> None:
     """Print the tables, the experiment's notes and the paths of the figures."""
     if example:
-        put(paper_tables.text_table(example.headings, example.rows))
+        print_rich(paper_tables.text_table(example.headings, example.rows))
     elif reproduction.experiment.trains:
-        put(paper_tables.comparison_tables(reproduction, cells))
+        print_rich(paper_tables.comparison_tables(reproduction, cells))
     else:
-        put(paper_tables.text_table(*untrained_table(reproduction)))
+        print_rich(paper_tables.text_table(*untrained_table(reproduction)))
     for note in reproduction.experiment.notes:
         Console().print(Text(f"note: {note}", "yellow"))  # prose, which is broken into lines
     for path in pictures:
-        put(Text(f"figure: {path}"))
+        print_rich(Text(f"figure: {path}"))
 
 
 def plan_cost(reproduction: Reproduction, results: Path) -> paper_tables.PlanCost:
@@ -252,6 +256,6 @@ def list_experiments(as_json: bool) -> None:
         for e in experiments().values()
     ]
     if as_json:
-        put_json([entry._asdict() for entry in entries])
+        print_json([entry._asdict() for entry in entries])
     else:
-        put(paper_tables.experiment_list(entries, H200))
+        print_rich(paper_tables.experiment_list(entries, H200))

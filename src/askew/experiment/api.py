@@ -6,7 +6,8 @@ import hashlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,58 +20,89 @@ from ..data.user import from_user
 from ..errors import ConfigError
 from ..models import Network
 from .config import Config, FromPython, load_config
-from .run import OnRound, play
+from .launch import run_config
+from .run import OnRound
 from .store import Run
 
 Table = str | Mapping[str, Any]
 
 
-class OwnData(FromPython, Source):
+class HeldObject(FromPython):
+    """Settings that stand for an object handed in from Python, and hold it.
+
+    Copies of the settings find the object by its fingerprint while any of them lives; with the last one it is freed.
+    """
+
+    fingerprint: str
+    objects: ClassVar[WeakValueDictionary[str, Any]] = WeakValueDictionary()  # by fingerprint
+
+    def hold_object(self) -> None:
+        """Find the object, and keep it alive as long as these settings live."""
+        object.__setattr__(self, "_object", self.objects.get(self.fingerprint))
+
+    def held_object(self, what: str) -> Any:
+        """The object; `what` names it in the sentence where no settings held it any more when these were made."""
+        if self.__dict__["_object"] is None:
+            raise ConfigError(
+                f"the {what} of this configuration was handed in from Python and is gone; call askew.run with it again."
+            )
+        return self.__dict__["_object"]
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # settings never change, and the object must not be copied
+
+
+class OwnData(HeldObject, Source):
     """Data handed in from Python; the fingerprint tells one dataset from another."""
 
     fingerprint: str = setting("hash of the samples", default="")
-    held: ClassVar[dict[str, Dataset]] = {}
 
     @classmethod
     def of(cls, data: Any, test: Any) -> OwnData:
+        """The settings that stand for a user's data; `data` and `test` are as for `askew.run`."""
         dataset = from_user(data, test)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
-        mark = fingerprint(
-            *dataset.train,
-            *dataset.test,
-            owner,
-            about=f"{dataset.classes} {spelled(dataset.criterion)} {dataset.transform}",
-        )
-        cls.held[mark] = dataset
+        about = f"{dataset.classes} {source_text(dataset.criterion)} {dataset.transform}"
+        mark = fingerprint(*dataset.train, *dataset.test, owner, about=about)
+        cls.objects[mark] = dataset
         return cls(fingerprint=mark)
+
+    def check(self) -> None:
+        self.hold_object()
 
     @property
     def seeded(self) -> bool:
         return False
 
     def load(self, seed: int, clients: int) -> Dataset:
-        return self.held[self.fingerprint]
+        dataset: Dataset = self.held_object("data")
+        return dataset
 
 
-class OwnNetwork(FromPython, Network):
+class OwnNetwork(HeldObject, Network):
     """A network handed in from Python, which starts from the weights it has."""
 
     kind: str = setting("its class", default="")
     fingerprint: str = setting("hash of its weights", default="")
-    held: ClassVar[dict[str, nn.Module]] = {}
 
     @classmethod
     def of(cls, module: nn.Module) -> OwnNetwork:
-        mark = fingerprint(*module.state_dict().values(), about=f"{module} {spelled(type(module))}")
-        cls.held[mark] = module
+        """The settings that stand for a user's module."""
+        mark = fingerprint(*module.state_dict().values(), about=f"{module} {source_text(type(module))}")
+        cls.objects[mark] = module
         return cls(kind=type(module).__name__, fingerprint=mark)
 
+    def check(self) -> None:
+        super().check()
+        self.hold_object()
+
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return self.held[self.fingerprint]
+        module: nn.Module = self.held_object("model")
+        return module
 
 
-def spelled(thing: object) -> str:
-    """The text of a function or class, or what else stands for it: two that differ must not be taken for one."""
+def source_text(thing: object) -> str:
+    """The source text of a function or class, or what else tells it from others; a text stands for itself."""
     if isinstance(thing, str):
         return thing
     try:
@@ -81,11 +113,11 @@ def spelled(thing: object) -> str:
 
 def fingerprint(*tensors: Tensor, about: str = "") -> str:
     """Twelve letters that stand for the values, shapes and types of tensors, and for a text."""
-    mark = hashlib.sha256(about.encode())
-    for t in tensors:
-        mark.update(f"{t.dtype}{tuple(t.shape)}".encode())
-        mark.update(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return mark.hexdigest()[:12]
+    digest = hashlib.sha256(about.encode())
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:12]
 
 
 def run(
@@ -110,61 +142,63 @@ def run(
     save_every: float = 5.0,
     **parameters: Any,
 ) -> Run:
-    """Train one federation and return its rounds.
+    """Train one federation and return its run.
 
-    `what` is an algorithm's name or instance, a TOML file, nested tables or a Config. `data` is a dataset's name, a table, a pair
-    (x, y) of tensors or arrays, or a torch Dataset (`test` likewise, a fifth is held out without it); `model` a network's name, a
-    table or any nn.Module. `clients`, `cohort` and `lr` stand for partition.clients, participation.cohort and local.lr; further
-    keywords are the algorithm's hyper-parameters. With `out` the run lives in a folder there, as the command line's do.
+    `what` is an algorithm's name or instance, a TOML file, nested tables or a Config. `data` is a dataset's name, a
+    table, a pair (x, y) of tensors or arrays, or a torch Dataset (`test` likewise, a fifth is held out without it);
+    `model` a network's name, a table or any nn.Module. `clients`, `cohort` and `lr` stand for partition.clients,
+    participation.cohort and local.lr; further keywords are the algorithm's hyper-parameters. With `out` the run lives
+    in a folder there, as the command line's do.
     """
-    tables: dict[str, Any]
-    if isinstance(what, Config):
-        tables = {name: getattr(what, name) for name in what.__dataclass_fields__}
-    elif isinstance(what, Algorithm):
-        tables = {"algorithm": what}
-    elif isinstance(what, Mapping):
-        tables = {k: dict(v) if isinstance(v, Mapping) else v for k, v in what.items()}
-    elif isinstance(what, Path) or what.endswith(".toml"):
-        config = load_config(what)
-        tables = {name: getattr(config, name) for name in config.__dataclass_fields__}
-    else:
-        tables = {"algorithm": {"name": what}}
+    tables = tables_from(what)
     if data is not None:
-        known = isinstance(data, (str, Mapping, Source)) and not library_type(data)  # a dictionary of splits is data
-        tables["data"] = data if known else OwnData.of(data, test)
-    if isinstance(model, nn.Module):
-        model = OwnNetwork.of(model)
+        # a dictionary of splits is data
+        by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data)
+        tables["data"] = data if by_settings else OwnData.of(data, test)
     given = {
-        "model": model,
+        "model": OwnNetwork.of(model) if isinstance(model, nn.Module) else model,
         "partition": partition,
         "participation": participation,
         "local": local,
         "evaluation": evaluation,
+        "engine": engine,
+        "seed": seed,
+        "rounds": rounds,
     }
-    for name, value in (given | {"engine": engine, "seed": seed, "rounds": rounds}).items():
-        if value is not None:
-            tables[name] = value
+    tables |= {name: value for name, value in given.items() if value is not None}
     for name in ("data", "model", "partition", "participation", "engine"):
         if isinstance(tables.get(name), str):
             tables[name] = {"name": tables[name]}
-    for table, values in (
-        ("partition", {"clients": clients}),
-        ("participation", {"cohort": cohort}),
-        ("local", {"lr": lr}),
+    for name, key, value in (
+        ("partition", "clients", clients),
+        ("participation", "cohort", cohort),
+        ("local", "lr", lr),
     ):
-        if None not in values.values():
-            merge(tables, table, values)
+        if value is not None:
+            merge(tables, name, {key: value})
     if parameters:
         merge(tables, "algorithm", parameters)
-    return play(Config.build(tables), out, fresh=fresh, watch=watch, save_every=save_every)
+    return run_config(Config.build(tables), out, fresh=fresh, watch=watch, save_every=save_every)
+
+
+def tables_from(what: str | Path | Mapping[str, Any] | Config | Algorithm) -> dict[str, Any]:
+    """The nested tables of what the first argument of `run` stands for."""
+    if isinstance(what, Algorithm):
+        return {"algorithm": what}
+    if isinstance(what, Mapping):
+        return {k: dict(v) if isinstance(v, Mapping) else v for k, v in what.items()}
+    if isinstance(what, str) and not what.endswith(".toml"):
+        return {"algorithm": {"name": what}}
+    config = what if isinstance(what, Config) else load_config(what)
+    return {name: getattr(config, name) for name in config.__dataclass_fields__}
 
 
 def merge(tables: dict[str, Any], name: str, values: Mapping[str, Any]) -> None:
-    """Put values into one table, whether it is a table still or settings already."""
-    have = tables.get(name, {})
-    if isinstance(have, Settings):
-        tables[name] = type(have).build({**have.table(), **values}, name)
-    elif isinstance(have, Mapping):
-        tables[name] = {**have, **values}
+    """Put values into one table, which may be a table or settings that were built from one."""
+    before = tables.get(name, {})
+    if isinstance(before, Settings):
+        tables[name] = type(before).build({**before.table(), **values}, name)
+    elif isinstance(before, Mapping):
+        tables[name] = {**before, **values}
     else:
-        raise ConfigError(f"{name} must be a table, got {have!r}; write {name}={{...}}.")
+        raise ConfigError(f"{name} must be a table, got {before!r}; write {name}={{...}}.")

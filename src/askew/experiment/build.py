@@ -274,8 +274,12 @@ def try_engines(
     request = next(server.round_requests(1, turnout.ids.tolist(), turnout.share.tolist()), None)
     if request is None or not worth_a_trial(request, config.rounds):
         return choice
+    network = (
+        type(config.model),
+        str(config.model.table()),
+    )  # and not the model itself, which may hold a user's module
     data = (fed.shape, fed.classes, fed.criterion)
-    key = (choice, round(width), config.model, config.local, config.engine, *data)
+    key = (choice, round(width), network, config.local, config.engine, *data)
     if key not in BuildCache.trials:
         BuildCache.trials[key] = fastest(choice, request, width, lambda name: make(name).engine)
     return BuildCache.trials[key]

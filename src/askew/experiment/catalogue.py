@@ -1,4 +1,4 @@
-"""What can be named in a configuration: every registered thing with its settings, and what each method costs."""
+"""The lists of what a configuration can name: every registered member with its settings, and what each method costs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ KINDS: dict[str, Registry[Any]] = {
 
 
 class Costs(NamedTuple):
-    """Of one client in one round, in multiples of the model's bytes; and of state, in multiples of its parameters.
+    """What a method sends for one client and round, in model sizes (bytes), and its state, in model sizes (parameters).
 
-    `memory` is what the server keeps of one client. None where the method would not run on a small network.
+    `memory` is what the server stores for one client. None where the method does not run on a small network.
     """
 
     down: float | None
@@ -49,14 +49,15 @@ def entries(kind: str) -> list[dict[str, Any]]:
 
 
 def entry(kind: str, name: str, member: type[Settings]) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": name}
+    """What is listed of one member: its name, idea and settings; of an algorithm also its paper, costs and claims."""
+    facts: dict[str, Any] = {"name": name}
     if issubclass(member, Algorithm):
         method = member()
-        told |= {"paper": method.paper, "idea": method.idea, **costs(method)._asdict()}
-        told |= {"exact": method.exact, "weighting": method.weighting}
+        facts |= {"paper": method.paper, "idea": method.idea, **costs(method)._asdict()}
+        facts |= {"exact": method.exact, "weighting": method.weighting}
     else:
-        told["idea"] = KINDS[kind][name].idea
-    return told | {"parameters": parameters(member)}
+        facts["idea"] = KINDS[kind][name].idea
+    return facts | {"parameters": parameters(member)}
 
 
 def parameters(member: type[Settings]) -> list[dict[str, Any]]:
@@ -77,7 +78,7 @@ def parameters(member: type[Settings]) -> list[dict[str, Any]]:
 
 
 def costs(method: Algorithm) -> Costs:
-    """Played, not computed: one round of the real thing, whose bytes are those that runs report."""
+    """What a method sends and stores, measured in one round of two clients on a small network."""
     small = Synthetic(dim=64, labels=10, samples=20)
     for norm in ("batch", "none"):  # some methods refuse batch norm
         model, engine = MLP(norm=norm), EngineSettings(name="sequential", device="cpu")
@@ -91,14 +92,14 @@ def costs(method: Algorithm) -> Costs:
             engine=engine,
         )
         try:
-            house = build(config)
-            clients = house.fed.eligible.tolist()
-            record = house.server.run_round(1, clients)
+            built = build(config)
+            clients = built.fed.eligible.tolist()
+            record = built.server.run_round(1, clients)
         except AskewError:
             continue
-        space = house.space
-        whole = (space.P + space.Q) * space.start.element_size() * len(clients)
+        space = built.space
+        model_bytes = (space.P + space.Q) * space.start.element_size() * len(clients)
         states = (method.server_state(space), method.client_state(space), method.memory(space))
-        kept = [sum(t.numel() for t in state.values()) / space.P for state in states]
-        return Costs(record["bytes_down"] / whole, record["bytes_up"] / whole, *kept)
+        sizes = [sum(t.numel() for t in state.values()) / space.P for state in states]
+        return Costs(record["bytes_down"] / model_bytes, record["bytes_up"] / model_bytes, *sizes)
     return Costs(None, None, None, None, None)

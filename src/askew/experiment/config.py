@@ -1,4 +1,7 @@
-"""Configuration: frozen settings ⇄ one page of TOML. Unknown keys are refused, the resolved page is stored."""
+"""Configurations: frozen settings, read from TOML and written back with every default filled in; and plugins.
+
+Unknown keys and wrong values are refused when a configuration is built.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from ..algorithms import algorithms
@@ -25,12 +29,12 @@ from ..engine.choose import EngineSettings
 from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
 from ..participation import Participation, participations
-from .toml import read_toml, to_toml, value_of
+from .toml import parse_value, read_toml, to_toml
 
 S = TypeVar("S", bound=Settings)
 C = TypeVar("C", bound=type)
 
-PLUGIN = "askew_plugin_"
+PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
 
 
 class Evaluation(Settings):
@@ -53,7 +57,8 @@ class Evaluation(Settings):
         "also measure, in the first 100 rounds, the participants' models on their own samples", default=False
     )
     weights: bool = setting(
-        "also record how the participants' weights go with their labels and sizes, and how their models do on public data",
+        "also record how the participants' weights go with their labels and sizes, "
+        "and how their models do on public data",
         default=False,
     )
     rare: bool = setting(
@@ -67,6 +72,7 @@ class Evaluation(Settings):
     )
 
 
+# tables in which `name` chooses a member of a registry
 CHOICES: dict[str, Registry[Any]] = {
     "data": sources,
     "partition": partitions,
@@ -74,9 +80,17 @@ CHOICES: dict[str, Registry[Any]] = {
     "model": networks,
     "algorithm": algorithms,
 }
+# tables with fixed settings
 TABLES: dict[str, type[Settings]] = {"local": LocalSettings, "evaluation": Evaluation, "engine": EngineSettings}
-NAMES = {"data": "digits", "partition": "dirichlet", "participation": "uniform", "model": "mlp", "algorithm": "fedavg"}
-KINDS: dict[type[Settings], Registry[Any]] = {
+DEFAULT_NAMES = {
+    "data": "digits",
+    "partition": "dirichlet",
+    "participation": "uniform",
+    "model": "mlp",
+    "algorithm": "fedavg",
+}
+# by base class: where `register` adds a class
+REGISTRIES: dict[type[Settings], Registry[Any]] = {
     Algorithm: algorithms,
     Source: sources,
     Partition: partitions,
@@ -85,8 +99,8 @@ KINDS: dict[type[Settings], Registry[Any]] = {
 }
 
 
-class Top(Settings):
-    """The values outside any table."""
+class TopLevel(Settings):
+    """The settings outside any table."""
 
     title = "configuration"
     seed: int = setting("seed of every random draw", default=0, least=0)
@@ -96,15 +110,15 @@ class Top(Settings):
 
 @dataclass(frozen=True)
 class Config:
-    """One run, wholly: the same configuration gives the same folder and the same numbers."""
+    """All settings of one run: the same configuration gives the same folder and the same numbers."""
 
     seed: int = 0
     rounds: int = 30
-    data: Source = field(default_factory=lambda: sources[NAMES["data"]]())
-    partition: Partition = field(default_factory=lambda: partitions[NAMES["partition"]]())
-    participation: Participation = field(default_factory=lambda: participations[NAMES["participation"]]())
-    model: Network = field(default_factory=lambda: networks[NAMES["model"]]())
-    algorithm: Algorithm = field(default_factory=lambda: algorithms[NAMES["algorithm"]]())
+    data: Source = field(default_factory=lambda: sources[DEFAULT_NAMES["data"]]())
+    partition: Partition = field(default_factory=lambda: partitions[DEFAULT_NAMES["partition"]]())
+    participation: Participation = field(default_factory=lambda: participations[DEFAULT_NAMES["participation"]]())
+    model: Network = field(default_factory=lambda: networks[DEFAULT_NAMES["model"]]())
+    algorithm: Algorithm = field(default_factory=lambda: algorithms[DEFAULT_NAMES["algorithm"]]())
     local: LocalSettings = field(default_factory=LocalSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -112,30 +126,19 @@ class Config:
 
     @classmethod
     def build(cls, tables: Mapping[str, Any]) -> Config:
-        """From nested tables, as a TOML file holds them; plugins are loaded first, so that they may be named."""
-        known = [*(f for f in Top().table()), *CHOICES, *TABLES]
-        for key, value in tables.items():
-            if key not in known:
-                raise ConfigError(f"unknown setting {key!r}; {did_you_mean(key, known)}")
-            if (key in CHOICES or key in TABLES) and not isinstance(value, (Mapping, Settings)):
-                example = (
-                    f"{key}.name = {value!r}" if key in CHOICES else f"{key}.{next(iter(TABLES[key]().table()))} = …"
-                )
-                raise ConfigError(
-                    f"{key} is a table of settings, got {value!r}; write {example}, or [{key}] in a file."
-                )
-        top = Top.build({k: v for k, v in tables.items() if k in Top().table()})
+        """A configuration from nested tables, as a TOML file holds them; the plugins that it names are loaded."""
+        check_keys(tables)
+        top = TopLevel.build({k: v for k, v in tables.items() if k in TopLevel().table()})
         for path in top.plugins:
             load_plugin(path)
-        parts: dict[str, Any] = {
-            name: table if isinstance(table, Settings) else kind.build(table, name)
-            for name, kind in TABLES.items()
-            for table in [tables.get(name, {})]
-        }
+        parts: dict[str, Any] = {}
+        for name, kind in TABLES.items():
+            table = tables.get(name, {})
+            parts[name] = table if isinstance(table, Settings) else kind.build(table, name)
         for name, registry in CHOICES.items():
             table = tables.get(name, {})
-            default = "natural" if name == "partition" and parts["data"].natural else NAMES[name]
-            parts[name] = table if isinstance(table, Settings) else chosen(registry, name, table, default)
+            default = "natural" if name == "partition" and parts["data"].natural else DEFAULT_NAMES[name]
+            parts[name] = table if isinstance(table, Settings) else build_choice(registry, name, table, default)
         config = cls(seed=top.seed, rounds=top.rounds, plugins=top.plugins, **parts)
         config.participation.fit(config.partition.clients)
         config.algorithm.fit(config.local.lr)
@@ -143,65 +146,77 @@ class Config:
 
     def tables(self) -> dict[str, Any]:
         """The whole configuration as plain nested tables."""
-        page: dict[str, Any] = {"seed": self.seed, "rounds": self.rounds}
+        tables: dict[str, Any] = {"seed": self.seed, "rounds": self.rounds}
         if self.plugins:
-            page["plugins"] = list(self.plugins)
+            tables["plugins"] = list(self.plugins)
         for name, registry in CHOICES.items():
             part = getattr(self, name)
-            page[name] = {"name": part.name if isinstance(part, FromPython) else registry.name_of(part), **part.table()}
-        return page | {name: getattr(self, name).table() for name in TABLES}
+            chosen = part.name if isinstance(part, FromPython) else registry.name_of(part)
+            tables[name] = {"name": chosen, **part.table()}
+        return tables | {name: getattr(self, name).table() for name in TABLES}
 
     def toml(self) -> str:
+        """The whole configuration as TOML text."""
         return to_toml(self.tables())
 
     def digest(self) -> str:
-        """Eight letters for the configuration, the files it reads and the text of every method that is not askew's own."""
-        page = {k: v for k, v in self.tables().items() if k != "plugins"}
-        for name in (
-            *CHOICES,
-            *TABLES,
-        ):  # what is as usual is left out, so that a setting which is new in askew changes no name
-            usual = {f.name: f.default for f in fields(getattr(self, name))}
-            page[name] = {k: v for k, v in page[name].items() if k not in usual or v != usual[k]}
-        page["engine"].pop("workers", None)  # a run may go on with another number of processes
+        """Eight letters for the configuration, the files it reads and the code of what is not askew's own."""
+        tables = {k: v for k, v in self.tables().items() if k != "plugins"}
+        # Settings at their default are left out, so that a setting which is new in askew changes no name.
+        for name in (*CHOICES, *TABLES):
+            defaults = {f.name: f.default for f in fields(getattr(self, name))}
+            tables[name] = {k: v for k, v in tables[name].items() if k not in defaults or v != defaults[k]}
+        tables["engine"].pop("workers", None)  # a run may go on with another number of processes
         for name in CHOICES:
-            page |= {f"content of {name}": [content(path) for path in getattr(self, name).reads()]}
+            tables |= {f"content of {name}": [file_hash(path) for path in getattr(self, name).reads()]}
             cls = type(getattr(self, name))
             if not cls.__module__.startswith("askew."):
                 try:
-                    page[f"source of {name}"] = inspect.getsource(sys.modules[cls.__module__])
+                    tables[f"source of {name}"] = inspect.getsource(sys.modules[cls.__module__])
                 except (OSError, TypeError, KeyError):
-                    page[f"source of {name}"] = cls.__qualname__
-        return hashlib.sha256(json.dumps(page, sort_keys=True).encode()).hexdigest()[:8]
+                    tables[f"source of {name}"] = cls.__qualname__
+        return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
 
     def name(self) -> str:
         """The run folder's name."""
-        page = self.tables()
-        return f"{page['algorithm']['name']}-{page['data']['name']}-seed{self.seed}-{self.digest()}"
+        tables = self.tables()
+        return f"{tables['algorithm']['name']}-{tables['data']['name']}-seed{self.seed}-{self.digest()}"
 
 
-def read_back(config: Config) -> dict[str, Any]:
-    """The page as a reader of the stored file sees it."""
+def check_keys(tables: Mapping[str, Any]) -> None:
+    """Refuse keys that no configuration has, and single values where a table of settings belongs."""
+    known = [*TopLevel().table(), *CHOICES, *TABLES]
+    for key, value in tables.items():
+        if key not in known:
+            raise ConfigError(f"unknown setting {key!r}; {did_you_mean(key, known)}")
+        if (key in CHOICES or key in TABLES) and not isinstance(value, (Mapping, Settings)):
+            first = "name" if key in CHOICES else next(iter(TABLES[key]().table()))
+            example = f"{key}.{first} = {value!r}" if key in CHOICES else f"{key}.{first} = …"
+            raise ConfigError(f"{key} is a table of settings, got {value!r}; write {example}, or [{key}] in a file.")
+
+
+def stored_tables(config: Config) -> dict[str, Any]:
+    """The tables of a configuration as they are read back from a stored run.toml."""
     return tomllib.loads(config.toml())
 
 
-def content(path: Path) -> str:
-    """A hash of a file; of one that is not there, nothing: who needs it will say so."""
+def file_hash(path: Path) -> str:
+    """A hash of a file's content; empty where it cannot be read, which whoever needs the file will report."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError):  # which a name with a zero in it raises
+    except (OSError, ValueError):  # a name with a zero byte in it raises the latter
         return ""
 
 
 class FromPython:
-    """Marks settings that stand for an object handed in from Python; `name` is what the stored page calls it."""
+    """Marks settings that stand for an object handed in from Python; `name` is their name in run.toml."""
 
     name = "own"
 
 
-def chosen(registry: Registry[Any], name: str, table: Mapping[str, Any], default: str) -> Any:
-    """The named member of a registry, built from the rest of its table."""
+def build_choice(registry: Registry[Any], name: str, table: Mapping[str, Any], default: str) -> Any:
+    """The member of a registry that a table names, built from the table's other keys."""
     key = table.get("name", default)
     if not isinstance(key, str):
         raise ConfigError(f"{name}.name must be a text in quotes, got {key!r}; known: {', '.join(sorted(registry))}.")
@@ -214,7 +229,7 @@ def chosen(registry: Registry[Any], name: str, table: Mapping[str, Any], default
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Config:
     """A configuration from a file, with `key=value` overrides on top."""
-    tables = tables_of(path, overrides, plugins)
+    tables = load_tables(path, overrides, plugins)
     if "sweep" in tables:
         raise ConfigError(
             "this file has a [sweep] table, which spans several runs; use askew sweep with it, or remove the table."
@@ -222,27 +237,27 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), p
     return Config.build(tables)
 
 
-def tables_of(
+def load_tables(
     path: str | Path | None,
     overrides: Iterable[str],
     plugins: Iterable[str],
     advice: str = "name a TOML file, or leave it out to run the defaults",
 ) -> dict[str, Any]:
-    """A file's nested tables with overrides and plugins put in."""
+    """A file's nested tables with overrides and plugins put in; `advice` is for a file that cannot be read."""
     tables = read_toml(path, advice) if path is not None else {}
     for override in overrides:
         key, found, text = override.partition("=")
         if not found or not key.strip():
             raise ConfigError(f"--set takes key=value, got {override!r}; for example --set local.lr=0.05.")
-        put_into(tables, key.strip(), value_of(text.strip()), "--set ")
-    named = tables.get("plugins", [])
-    if plugins and isinstance(named, list):
-        tables["plugins"] = [*named, *(p for p in plugins if p not in named)]
+        set_key(tables, key.strip(), parse_value(text.strip()), "--set ")
+    in_file = tables.get("plugins", [])
+    if plugins and isinstance(in_file, list):
+        tables["plugins"] = [*in_file, *(p for p in plugins if p not in in_file)]
     return tables
 
 
-def put_into(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Put one value under a dotted key of nested tables; `where` begins the sentence if that cannot be."""
+def set_key(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set one value under a dotted key of nested tables; `where` begins the sentence if that cannot be."""
     first, dot, second = key.partition(".")
     if not dot:
         tables[first] = value
@@ -254,15 +269,16 @@ def put_into(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
 
 
 def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
-    """A decorator that adds an algorithm, dataset, partition, participation model or network of your own under a name."""
+    """A decorator that registers an algorithm, dataset, partition, participation model or network of your own."""
 
     def add(cls: C) -> C:
-        for base, registry in KINDS.items():
+        for base, registry in REGISTRIES.items():
             if isinstance(cls, type) and issubclass(cls, base):
                 registry.register(name, cls, replace=replace)
                 return cls
         raise ConfigError(
-            f"register: {cls!r} is none of {', '.join(base.__name__ for base in KINDS)}; derive it from one of them."
+            f"register: {cls!r} is none of {', '.join(base.__name__ for base in REGISTRIES)}; "
+            "derive it from one of them."
         )
 
     return add
@@ -270,12 +286,12 @@ def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
 
 def plugin_module(path: str) -> str:
     """The name under which a plugin is imported."""
-    return f"{PLUGIN}{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
+    return f"{PLUGIN_PREFIX}{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
 
 
 def plugin_fault(e: BaseException) -> str | None:
-    """The sentence for a mistake in a plugin; nothing where none had a part in it."""
-    plugins = {module.__file__ for name, module in list(sys.modules.items()) if name.startswith(PLUGIN)}
+    """The sentence for an exception that a plugin raised; None where no plugin had a part in it."""
+    plugins = {module.__file__ for name, module in list(sys.modules.items()) if name.startswith(PLUGIN_PREFIX)}
     for frame in reversed(traceback.extract_tb(e.__traceback__)):
         if frame.filename in plugins:
             what = f"{type(e).__name__}: {e}"
@@ -294,14 +310,20 @@ def load_plugin(path: str) -> None:
     text = file.read_bytes()
     if name in sys.modules and sys.modules[name].__dict__.get("__askew_text__") == text:
         return
-    spec = importlib.util.spec_from_file_location(name, file)
+    for registry in CHOICES.values():
+        for member in [key for key in registry if registry.members[key].__module__ == name]:
+            del registry.members[member]
+    import_plugin(path, name).__dict__["__askew_text__"] = text
+    if not any(member.__module__ == name for registry in CHOICES.values() for member in registry.members.values()):
+        raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
+
+
+def import_plugin(path: str, name: str) -> ModuleType:
+    """Import a file under a module name; what the file raises becomes a sentence with its line."""
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"the plugin {path!r} is not a Python file; name one that ends in .py.")
     module = importlib.util.module_from_spec(spec)
-    before = {(kind, n): registry.members[n] for kind, registry in CHOICES.items() for n in registry}
-    for (kind, n), member in before.items():
-        if member.__module__ == name:
-            del CHOICES[kind].members[n]
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -316,6 +338,4 @@ def load_plugin(path: str) -> None:
         raise ConfigError(
             f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; correct the file and try again."
         ) from None
-    module.__dict__["__askew_text__"] = text
-    if not any(member.__module__ == name for registry in CHOICES.values() for member in registry.members.values()):
-        raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
+    return module

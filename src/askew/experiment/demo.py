@@ -1,10 +1,11 @@
-"""The demonstration: seven methods on the same thirty clients, with the same seeds, the same start and the same local training.
+"""The demonstration: seven methods on the same thirty clients, with the same seeds, starting model and local training.
 
-Local training is that of FedDyn's and FedDC's papers (5 epochs, batches of 50, rate 0.1), the same for all and tuned for none.
-A method's own strength is the value, out of those that papers use, with the highest accuracy (mean of the last ten of 30
-rounds on seeds 100–102, which the demonstration does not use); within 0.2% of each other values tie, and askew's default
-is taken. FedProx: μ = 0.01 (0.001 ties; 0.1 and 1 are lower). FedDyn: α = 0.1 (against 0.001, 0.01). FedDC: α = 0.01
-(0.005 and 0.1 tie). FedDPC keeps its paper's λ = 1; as that doubles the first step, FedAvg with `server_scale` 2 is its control.
+Local training is that of FedDyn's and FedDC's papers (5 epochs, batches of 50, rate 0.1), the same for all and tuned
+for none. A method's own strength is the value, out of those that papers use, with the highest accuracy (mean of the
+last ten of 30 rounds on seeds 100–102, which the demonstration does not use); within 0.2% of each other values tie,
+and askew's default is taken. FedProx: μ = 0.01 (0.001 ties; 0.1 and 1 are lower). FedDyn: α = 0.1 (against 0.001,
+0.01). FedDC: α = 0.01 (0.005 and 0.1 tie). FedDPC keeps its paper's λ = 1; as that doubles the first step, FedAvg
+with `server_scale` 2 is its control.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from ..errors import ConfigError
 from .config import Config
-from .run import OnRound, play_all
+from .launch import run_all
+from .run import OnRound
 from .store import Run
 
 ROUNDS, SEEDS = 30, 3
@@ -45,6 +47,6 @@ def configs(rounds: int = ROUNDS, seeds: int = SEEDS) -> list[Config]:
     return [Config.build(shared | {"algorithm": method, "seed": seed}) for seed in range(seeds) for method in METHODS]
 
 
-def demo(runs: list[Config], out: Path, watch: OnRound | None = None) -> Iterator[Run]:
-    """Train the runs; those that are stored already are read back."""
-    return play_all(runs, out, watch=watch)
+def run_demo(configs: list[Config], out: Path, watch: OnRound | None = None) -> Iterator[Run]:
+    """Run the configurations and yield each run when it ends; those that are stored already are read back."""
+    return run_all(configs, out, watch=watch)

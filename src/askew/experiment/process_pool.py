@@ -1,9 +1,12 @@
-"""Runs shared out among processes of one machine, which keep a GPU, or several cores, busier than one does.
+"""Many runs divided among processes of one machine, which use a GPU, or several cores, better than one process does.
 
-    todo/00003   a part that nobody has taken: the pages of runs that are played side by side; the longest part comes first
-    7/00003      the same, taken by process 7: it moves the file, so that no two take one part
+The runs come in parts. Each part is a file with the configurations of runs that are run at a time:
 
-The parent trains nothing. It hears of every round as if it had played it, and gives the part of a process that was lost to a fresh one.
+    todo/00003   a part that no process has taken; they are taken in this order, so the longest part should be first
+    7/00003      the same part, taken by process 7: it moves the file, so that no two take one part
+
+The parent trains nothing. It hears of every round as if it had trained it, and gives the part of a process that was
+lost to a new process.
 """
 
 from __future__ import annotations
@@ -19,169 +22,207 @@ from dataclasses import replace
 from itertools import count
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Self
 
 from ..errors import EngineError
 from .build import device_of
-from .config import Config, read_back
-from .run import OnRound, play_all, stop_requests
-from .store import Record, Run, load
-from .workers import BEAT, Say, Told, WorkerPool
+from .config import Config, stored_tables
+from .launch import RemoteRuns, end_message, run_all, send_rounds
+from .process_state import stop_requests
+from .run import OnRound
+from .store import Record, Run
+from .workers import POLL_SECONDS, Message, Send, WorkerGroup
 
-MANY = 100  # words of one process that are listened to before the others have their turn
-MPS = "nvidia-cuda-mps-control"
-PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-USUAL = "/tmp/nvidia-mps"  # where its pipes are if nobody says otherwise
-LONG = 30.0  # seconds for it to start, and to end
+MOST_MESSAGES = 100  # messages of one process that are read before the others have their turn
 
-Speak = Callable[[str], None]
+MPS = "nvidia-cuda-mps-control"  # NVIDIA's program that lets several processes compute on one GPU at the same time
+MPS_PIPES, MPS_LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"  # environment variables that it reads
+MPS_DEFAULT_PIPES = "/tmp/nvidia-mps"  # where its pipes are if the variable is not set
+MPS_SECONDS = 30.0  # seconds for it to start, and to end
+
+Notify = Callable[[str], None]  # gets a sentence for the user
 
 
 # the parent -----------------------------------------------------------------------------------------------------
 
 
-def shared(
-    parts: Sequence[Sequence[Config]], out: str | Path, processes: int, watch: OnRound, speak: Speak
+def run_in_pool(
+    parts: Sequence[Sequence[Config]], out: str | Path, processes: int, watch: OnRound, notify: Notify
 ) -> Generator[Run, None, None]:
-    """Play parts of runs, each in one of several processes. Runs come as they end; after a wish to stop, at last one that was stopped.
+    """Run parts, each in one of several processes, and yield the runs as they end.
 
-    A part that lost two processes is given up: its runs do not come.
+    After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up:
+    its unfinished runs are not yielded.
     """
-    left = {config.name(): config for part in parts for config in part}
-    runs, numbers, tried = dict[str, Run](), count(1), set[str]()
-    with ExitStack() as held:
-        desk = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="askew-")))
-        todo, stopping = desk / "todo", held.enter_context(stop_requests())
-        lay_out(parts, todo)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="askew-")))
+        stopping = stack.enter_context(stop_requests())
         if device_of(parts[0][0].engine.device).type == "cuda":
-            held.enter_context(at_once(speak))
-        processes = min(processes, len(parts))
-        job = {"todo": str(todo), "out": str(out), "processes": processes}
-
-        def start() -> PoolWorker:
-            return held.enter_context(PoolWorker(desk / str(next(numbers)), job, stopping))
-
-        hands = [start() for _ in range(processes)]
-        while hands:
-            wait([line for hand in hands for line in hand.crew.lines], BEAT)
-            for hand in list(hands):
-                for told in hand.news():
-                    name = told["run"]
-                    if "begun" in told:
-                        runs[name] = Run(read_back(left[name]), **told["begun"], folder=Path(out) / name)
-                        watch(runs[name], None)
-                    elif "record" in told:
-                        runs[name].rounds.append(told["record"])
-                        runs[name].facts = told["facts"]
-                        watch(runs[name], told["record"])
-                    elif left.pop(name, None):  # else it had ended before its process was lost, and was read back
-                        yield runs.get(name) or load(Path(out) / name)
-                if not hand.over:
-                    continue
-                hands.remove(hand)
-                if hand.reason:
-                    took = {
-                        path: [c for c in parts[int(path.name)] if c.name() in left] for path in hand.folder.iterdir()
-                    }
-                    again = [path for path, lack in took.items() if lack and path.name not in tried]
-                    tried |= {path.name for path in took}
-                    speak(
-                        loss(f"one of {processes} processes {hand.reason}", sum(map(len, took.values())), bool(again))
-                    )
-                    for path in again:
-                        path.rename(todo / path.name)
-                    if (
-                        took and any(todo.iterdir()) and not stopping()
-                    ):  # one that was lost before it took anything is not replaced
-                        hands.append(start())
-        if left and stopping():
-            yield Run(read_back(next(iter(left.values()))))
+            stack.enter_context(mps_server(notify))
+        pool = stack.enter_context(ProcessPool(parts, folder, Path(out), min(processes, len(parts)), stopping, notify))
+        runs = RemoteRuns([config for part in parts for config in part], Path(out), watch)
+        for message in pool.messages():
+            run = runs.receive(message)
+            # a run that had ended before its process was lost is read back by the next one, and ends twice
+            if run is not None and run.name in pool.unfinished:
+                del pool.unfinished[run.name]
+                yield run
+        if pool.unfinished and stopping():
+            yield Run(stored_tables(next(iter(pool.unfinished.values()))))
 
 
-def lay_out(parts: Sequence[Sequence[Config]], todo: Path) -> None:
-    """Each run is played by one process alone: the other cores are the other processes'."""
+class ProcessPool:
+    """Processes that take one part after the other from a folder, until none is left."""
+
+    def __init__(
+        self,
+        parts: Sequence[Sequence[Config]],
+        folder: Path,
+        out: Path,
+        size: int,
+        stopping: Callable[[], bool],
+        notify: Notify,
+    ) -> None:
+        self.parts, self.folder, self.size, self.stopping, self.notify = parts, folder, size, stopping, notify
+        self.unfinished = {config.name(): config for part in parts for config in part}
+        self.lost_once: set[str] = set()  # files of parts that lost a process
+        self.numbers = count(1)  # of the processes
+        self.todo = folder / "todo"
+        self.job = {"todo": str(self.todo), "out": str(out), "processes": size}
+        self.workers: list[PoolWorker] = []
+        write_parts(parts, self.todo)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self.workers:
+            worker.group.end()
+
+    def messages(self) -> Iterator[Message]:
+        """Start the processes and yield their messages; a process that was lost is replaced."""
+        for _ in range(self.size):
+            self._start()
+        while self.workers:
+            wait([connection for worker in self.workers for connection in worker.group.connections], POLL_SECONDS)
+            for worker in list(self.workers):
+                yield from worker.messages()
+                if worker.is_over:
+                    self.workers.remove(worker)
+                    if worker.failure:
+                        self._replace(worker)
+
+    def _start(self) -> None:
+        """Start a process."""
+        self.workers.append(PoolWorker(self.folder / str(next(self.numbers)), self.job, self.stopping))
+
+    def _replace(self, lost: PoolWorker) -> None:
+        """Let a new process take the parts of one that was lost, unless they lost a process before."""
+        taken = {
+            file: [config for config in self.parts[int(file.name)] if config.name() in self.unfinished]
+            for file in lost.folder.iterdir()
+        }
+        again = [file for file, configs in taken.items() if configs and file.name not in self.lost_once]
+        self.lost_once |= {file.name for file in taken}
+        unfinished = sum(map(len, taken.values()))
+        self.notify(loss_sentence(f"one of {self.size} processes {lost.failure}", unfinished, bool(again)))
+        for file in again:
+            file.rename(self.todo / file.name)
+        # a process that was lost before it took anything is not replaced: the next one would be lost too
+        if taken and any(self.todo.iterdir()) and not self.stopping():
+            self._start()
+
+
+def write_parts(parts: Sequence[Sequence[Config]], todo: Path) -> None:
+    """Write the file of each part. Every run is run by one process alone: the other cores are the other processes'."""
     todo.mkdir()
     for n, part in enumerate(parts):
-        pages = [read_back(replace(config, engine=replace(config.engine, workers=1))) for config in part]
-        (todo / f"{n:05}").write_text(json.dumps(pages))
+        tables = [stored_tables(replace(config, engine=replace(config.engine, workers=1))) for config in part]
+        (todo / f"{n:05}").write_text(json.dumps(tables))
 
 
-def loss(what: str, runs: int, again: bool) -> str:
+def loss_sentence(what: str, runs: int, again: bool) -> str:
     """The sentence on a process that was lost, with so many unfinished runs."""
-    their = f"{runs} unfinished run{'s' * (runs != 1)}"
-    return (
-        f"{what}; {f'a fresh one takes its {their}' if again else f'its {their} had lost one before: given up'}"
-        if runs
-        else what
-    )
+    if not runs:
+        return what
+    unfinished = f"{runs} unfinished run{'s' * (runs != 1)}"
+    if again:
+        return f"{what}; a fresh one takes its {unfinished}"
+    return f"{what}; its {unfinished} had lost one before: given up"
 
 
 class PoolWorker:
-    """One process, and the folder of the parts that it took."""
+    """One process of the pool, and the folder of the parts that it took."""
 
-    def __init__(self, folder: Path, job: Told, stopping: Callable[[], bool]) -> None:
+    def __init__(self, folder: Path, job: Message, stopping: Callable[[], bool]) -> None:
         folder.mkdir()
-        self.folder, self.over, self.reason = folder, False, ""
-        self.crew = WorkerPool(1, play_parts, job | {"mine": str(folder)})
-        self.ears = self.crew.heard(stopping, 0)
+        self.folder, self.is_over, self.failure = folder, False, ""
+        self.group = WorkerGroup(1, run_parts, job | {"taken": str(folder)})
+        self.incoming = self.group.messages(stopping, poll_seconds=0)
 
-    def news(self) -> list[Told]:
-        """What it told since. When it is over nothing more will come, and if it was lost the reason says why; misuse is raised."""
-        told = list[Told]()
+    def messages(self) -> list[Message]:
+        """The messages that came since the last call; misuse that the process reports is raised.
+
+        When `is_over` no more will come; if the process was lost, `failure` says how.
+        """
+        messages: list[Message] = []
         try:
-            while len(told) < MANY and (one := next(self.ears)):
-                told.append(one)
+            while len(messages) < MOST_MESSAGES and (message := next(self.incoming)):
+                messages.append(message)
         except StopIteration:
-            self.over = True
+            self.is_over = True
         except (EngineError, RuntimeError):
-            says = self.crew.reasons[0]["says"]
-            self.over, self.reason = (
-                True,
-                f"failed ({says.splitlines()[0]})" if says else f"was ended {self.crew.ending(0)}",
+            sentence = self.group.failures[0]["sentence"]
+            self.is_over = True
+            self.failure = (
+                f"failed ({sentence.splitlines()[0]})" if sentence else f"was ended {self.group.exit_reason(0)}"
             )
-        if self.over:
-            self.crew.end()
-        return told
+        if self.is_over:
+            self.group.end()
+        return messages
 
-    def __enter__(self) -> PoolWorker:
-        return self
 
-    def __exit__(self, *why: object) -> None:
-        self.crew.end()
+# MPS ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def at_once(speak: Speak) -> Iterator[None]:
-    """Let processes compute on a GPU at the same time: by NVIDIA's MPS where it is installed, unless it serves already.
+def mps_server(notify: Notify) -> Iterator[None]:
+    """Start NVIDIA's MPS, so that processes compute on a GPU at the same time, unless it runs or is not installed.
 
-    Without it they take turns.
+    Without it the processes take turns.
     """
-    if not shutil.which(MPS) or (Path(os.environ.get(PIPE, USUAL)) / "control").exists():
+    if not shutil.which(MPS) or (Path(os.environ.get(MPS_PIPES, MPS_DEFAULT_PIPES)) / "control").exists():
         yield
         return
-    before = {name: os.environ.get(name) for name in (PIPE, LOG)}
+    before = {name: os.environ.get(name) for name in (MPS_PIPES, MPS_LOGS)}
     with tempfile.TemporaryDirectory(prefix="askew-mps-") as folder:
         for name in before:
             os.environ[name] = str(Path(folder) / name.split("_")[2].lower())
             Path(os.environ[name]).mkdir()
-        serves = order("-d")
-        if not serves:
-            speak(f"{MPS} did not start; the processes take turns on the GPU")
+        started = call_mps("-d")
+        if not started:
+            notify(f"{MPS} did not start; the processes take turns on the GPU")
         try:
             yield
         finally:
-            if serves and not order(standard_input="quit\n"):
-                speak(f"{MPS} did not end; end it by its process id")
+            if started and not call_mps(standard_input="quit\n"):
+                notify(f"{MPS} did not end; end it by its process id")
             for name, value in before.items():
                 os.environ.pop(name)
                 os.environ |= {} if value is None else {name: value}
 
 
-def order(*words: str, standard_input: str = "") -> bool:
-    """Did MPS do as it was told? A daemon would keep a pipe from its output open, so that goes nowhere."""
-    nowhere = subprocess.DEVNULL
+def call_mps(*arguments: str, standard_input: str = "") -> bool:
+    """Call MPS's control program, and say whether it succeeded."""
     try:
         done = subprocess.run(
-            [MPS, *words], input=standard_input, text=True, stdout=nowhere, stderr=nowhere, timeout=LONG, check=False
+            [MPS, *arguments],
+            input=standard_input,
+            text=True,
+            stdout=subprocess.DEVNULL,  # a daemon would keep a pipe open
+            stderr=subprocess.DEVNULL,
+            timeout=MPS_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -191,21 +232,21 @@ def order(*words: str, standard_input: str = "") -> bool:
 # a process ------------------------------------------------------------------------------------------------------
 
 
-def play_parts(job: Told, say: Say) -> None:
-    """Take one part after the other, as long as there are any, and tell of every round."""
-    todo, mine = Path(job["todo"]), Path(job["mine"])
+def run_parts(job: Message, send: Send) -> None:
+    """The job of a process: take one part after the other, run it, and send messages about its runs."""
+    todo, taken, send_round = Path(job["todo"]), Path(job["taken"]), send_rounds(send)
 
     def watch(run: Run, record: Record | None) -> None:
-        run.facts["processes"] = job["processes"]  # whose time is not a run's own
-        begun = {"begun": {"rounds": run.rounds, "facts": run.facts}}
-        say({"run": run.name} | (begun if record is None else {"record": record, "facts": run.facts}))
+        run.facts["processes"] = job["processes"]  # a round's time is not this run's alone
+        send_round(run, record)
 
-    while paths := sorted(todo.iterdir()):
+    while files := sorted(todo.iterdir()):
         try:
-            part = paths[0].rename(mine / paths[0].name)
+            part = files[0].rename(taken / files[0].name)
         except FileNotFoundError:
-            continue  # another was faster
-        for run in play_all([Config.build(page) for page in json.loads(part.read_text())], job["out"], watch=watch):
+            continue  # another process was faster
+        configs = [Config.build(tables) for tables in json.loads(part.read_text())]
+        for run in run_all(configs, job["out"], watch=watch):
             if not run.finished:
                 return
-            say({"run": run.name, "ended": True})
+            send(end_message(run))

@@ -1,532 +1,303 @@
-"""Runs from their configurations to their folders: the round loop, readable top to bottom."""
+"""Runs in this process: the round loop, readable top to bottom, for one run or for several side by side.
+
+How many runs are given to it, and whether other processes share their work, is decided in `launch`.
+"""
 
 from __future__ import annotations
 
-import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.task import WithFeatures
-from ..engine.base import Engine, PhaseOutputs, PhaseRequest, finished_time, prepare_next
-from ..engine.choose import EngineChoice
+from ..engine.base import PhaseOutputs, PhaseRequest, finished_time, prepare_next
 from ..engine.distributed import SINGLE, ProcessGroup, process_group
-from ..engine.evaluate import (
-    accuracy_by_owner,
-    accuracy_by_rarity,
-    client_spread,
-    evaluate_clients,
-    mean_private,
-    share_raised,
-    with_private,
-)
+from ..engine.evaluate import accuracy_by_owner, share_raised
 from ..engine.server import measure_time
-from ..errors import EngineError, StoreError
 from ..participation import Turnout
-from . import checkpoint, workers
-from .build import BuildCache, BuiltRun, build, device_of
-from .config import Config, read_back
-from .store import Record, Run, append_lines, load, locked, read_json, read_rounds, to_json, write_json, write_text
-from .toml import read_toml
-from .workers import free_cores, hired, visible
+from . import checkpoint
+from .build import BuildCache, BuiltRun, build
+from .config import Config, stored_tables
+from .process_state import explain_out_of_memory, stop_requests, torch_state
+from .run_evaluation import evaluate_models, evaluation_record, model_tensors
+from .run_folder import begin_or_resume, check_same_config, clear_run, is_finished, previous_engine, run_folder
+from .store import Record, Run, append_lines, load, lock_folder, write_json
+from .workers import is_worker
 
-OnRound = Callable[[Run, Record | None], None]  # called once before the first round and after every round
+OnRound = Callable[[Run, Record | None], None]  # called once before the first round, and after every round
+Model = tuple[Tensor, Tensor]  # w [P] and buffers [Q]
 
-TOGETHER = 32  # runs that share a device
-BRIEF = 0.1  # seconds; shorter rounds follow one another without a pause
-LONG = 0.05  # seconds; of shorter rounds on a CPU several processes would wait for each other more than they save
-WORTH = 20.0  # seconds that processes nobody asked for must save
-CREW = 16  # of them at most
-
-
-def play(
-    config: Config,
-    out: str | Path | None = None,
-    *,
-    fresh: bool = False,
-    watch: OnRound | None = None,
-    save_every: float = 5.0,
-) -> Run:
-    """Run a configuration. With `out` it lives in a folder there: finished runs are read back, interrupted ones resumed.
-
-    `fresh` starts over; `watch` sees every record; `save_every` is the least number of seconds between checkpoints.
-    """
-    (run,) = play_all([config], out, fresh=fresh, watch=watch, save_every=save_every)
-    return run
+SAVE_SECONDS = 5.0  # seconds at least between two checkpoints, where the user says nothing
+SAVE_SHARE = 20  # checkpoints take at most one part in so many of the time
+SHORT_ROUND = 0.1  # seconds; shorter rounds on a GPU follow one another without a pause
 
 
-def play_all(
+def run_together(
     configs: Sequence[Config],
     out: str | Path | None = None,
     *,
     fresh: bool = False,
     watch: OnRound | None = None,
-    save_every: float = 5.0,
-) -> Iterator[Run]:
-    """Run several configurations: on a GPU many at a time, which fill it better than one, elsewhere one after the other.
-
-    With engine.workers > 1 processes are started that share each run's work; with 0, once a run proves long enough to be worth it.
-    It ends with the first run that was stopped.
-    """
-    todo, alone = list(configs), process_group().size == 1
-    while todo:
-        first, count = todo[0], 1
-        hires = alone and first.engine.workers > 1
-        most = len(todo) if hires else TOGETHER if alone and device_of(first.engine.device).type == "cuda" else 1
-        while count < min(len(todo), most) and todo[count].engine == first.engine:
-            count += 1
-        now, todo = todo[:count], todo[count:]
-        with ExitStack() as held:
-            runs: Iterable[Run]
-            if hires and (fresh or not all(stored(folder_of(config, out)) for config in now)):
-                stopping = held.enter_context(stop_requests())
-                runs = held.enter_context(closing(hired(now, out, fresh, watch, save_every, stopping)))
-            else:
-                runs = play_together(now, out, fresh=fresh, watch=watch, save_every=save_every)
-            for run in runs:
-                if run.crew > 1:
-                    asked = replace(first, engine=replace(first.engine, workers=run.crew))
-                    stopping = held.enter_context(stop_requests())
-                    (run,) = held.enter_context(closing(hired([asked], out, False, watch, save_every, stopping)))
-                yield run
-                if not run.finished:
-                    return
-
-
-def play_together(
-    configs: Sequence[Config],
-    out: str | Path | None = None,
-    *,
-    fresh: bool = False,
-    watch: OnRound | None = None,
-    save_every: float = 5.0,
+    save_every: float = SAVE_SECONDS,
+    hand_over: Callable[[ActiveRun], bool] = lambda active: False,
 ) -> list[Run]:
-    """Run configurations with the same engine settings side by side, round by round; on several ranks, one at a time."""
+    """Run configurations with the same engine settings side by side, round by round; of several ranks, one at a time.
+
+    Finished runs are read back. A run that is alone asks `hand_over` after every round whether to stop, so that
+    others go on with it.
+    """
     group = process_group()
     if group.size > 1 and len(configs) > 1:
-        return [play(config, out, fresh=fresh, watch=watch, save_every=save_every) for config in configs]
-    with ExitStack() as held:
-        folders = [folder_of(config, out) for config in configs]
+        return [run_together([c], out, fresh=fresh, watch=watch, save_every=save_every)[0] for c in configs]
+    with ExitStack() as stack:
+        folders = [run_folder(config, out) for config in configs]
         for config, folder in zip(configs, folders, strict=True):
             if folder and group.is_leader:
-                held.enter_context(locked(folder))
+                stack.enter_context(lock_folder(folder))
                 if fresh:
-                    clear(folder)
-                check_same(folder, config)
-        done = group.broadcast([n for n, folder in enumerate(folders) if group.is_leader and stored(folder)])
-        runs = {n: load(folder) for n, folder in enumerate(folders) if folder and n in done}
+                    clear_run(folder)
+                check_same_config(folder, config)
+        finished = group.broadcast([n for n, folder in enumerate(folders) if group.is_leader and is_finished(folder)])
+        runs = {n: load(folder) for n, folder in enumerate(folders) if folder and n in finished}
         if len(runs) < len(configs):
-            with (
-                torch_state(configs[0], group),
-                enough_memory(),
-                stop_requests(patient=group.size > 1 or workers.employed) as stopping,
-            ):
-                shop, players = BuildCache(), list[ActiveRun]()
-                for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
-                    if n not in runs:
-                        house = build(config, shop, group, engine_before(folder))
-                        players.append(ActiveRun(house, folder, watch if group.is_leader else None, save_every, group))
-                        runs[n] = players[-1].run
-                for player in players:
-                    player.run.facts["together"] = len(players)  # whose time is told as equal shares
-                loop(players, lambda: stopping() or (len(players) == 1 and players[0].gives_up()), group)
+            stack.enter_context(torch_state(configs[0], group))
+            stack.enter_context(explain_out_of_memory())
+            stopping = stack.enter_context(stop_requests(patient=group.size > 1 or is_worker()))
+            build_cache, active = BuildCache(), list[ActiveRun]()
+            for n, (config, folder) in enumerate(zip(configs, folders, strict=True)):
+                if n not in runs:
+                    built = build(config, build_cache, group, previous_engine(folder))
+                    active.append(ActiveRun(built, folder, watch if group.is_leader else None, save_every, group))
+                    runs[n] = active[-1].run
+            for run in active:
+                run.run.facts["together"] = len(active)  # a round's time is divided equally among them
+            round_loop(active, lambda: stopping() or (len(active) == 1 and hand_over(active[0])), group)
     return [runs[n] for n in range(len(configs))]
 
 
+# one run --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TrainedRound:
+    """A round of one run that was trained, and whose record is not written yet."""
+
+    run: ActiveRun
+    record: Record
+    before: Model
+    after: Model
+    scores: dict[str, Tensor] = field(default_factory=dict)  # of the models after it, still on the device
+    seconds: float = 0.0
+    checkpoint_due: bool = False
+
+
 class ActiveRun:
-    """One run at play: whose turn it is, what is written."""
+    """One run while it runs: which round comes next, who takes part in it, what is measured and written after it."""
 
     def __init__(
         self,
-        house: BuiltRun,
+        built: BuiltRun,
         folder: Path | None,
         watch: OnRound | None,
         save_every: float,
         group: ProcessGroup = SINGLE,
     ) -> None:
-        self.house, self.config, self.server, self.group = house, house.config, house.server, group
-        self.watch, self.save_every, self.due = watch, save_every, time.monotonic() + save_every
-        self.run = Run(read_back(house.config), facts=house.facts, federation=house.fed.labels(), folder=folder)
-        self.t = resume(self.run, house, group) if folder else 0  # the last round played
-        self.coming: dict[int, Turnout] = {}
-        self.scores: dict[str, Tensor] = {}  # of the last round's model, still on the device
+        self.built, self.config, self.server, self.group = built, built.config, built.server, group
+        self.watch, self.save_every, self.next_save = watch, save_every, time.monotonic() + save_every
+        self.run = Run(stored_tables(built.config), facts=built.facts, federation=built.fed.labels(), folder=folder)
+        self.t = begin_or_resume(self.run, built, group) if folder else 0  # the last round trained
+        self.before: Model = (self.server.w, self.server.buffers)  # before the round that is trained
+        self.turnouts: dict[int, Turnout] = {}  # by round: who takes part, where that is known before it begins
         if watch:
             watch(self.run, None)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
+        """Are all rounds trained?"""
         return self.t >= self.config.rounds
 
     @property
-    def patient(self) -> bool:
-        """May the round's record wait for the next round, so that the device goes on without a pause?"""
-        return self.house.space.device.type == "cuda" and self.group.size == 1
+    def can_overlap(self) -> bool:
+        """May a round be evaluated and written while the device trains the next one?"""
+        return self.built.space.device.type == "cuda" and self.group.size == 1
 
-    def aside(self) -> torch.cuda.Stream | None:
-        """Where a model is measured while the next round is on its way; None: in between."""
-        return evaluation_stream(self.house.space.device) if self.patient else None
+    @property
+    def evaluation_due(self) -> bool:
+        """Is the model evaluated after the round that was just trained?"""
+        return self.t % self.config.evaluation.every == 0 or self.is_over
 
-    def gives_up(self) -> bool:
-        """Would several processes end the run so much sooner that they should go on with it?"""
-        run, free = (
-            self.run,
-            self.config.engine.workers == 0 and self.group.size == 1 and self.house.space.device.type == "cpu",
-        )
-        if not free or not run.folder or len(run.rounds) < 2:
-            return False
-        took = min(float(r["seconds"]) for r in run.rounds[-2:])  # the first round warms up
-        crew = min(free_cores(), CREW, len(run.rounds[-1]["participants"]))
-        if (
-            crew > 1
-            and took >= LONG
-            and took * (self.config.rounds - self.t) * (1 - 1 / crew) > WORTH
-            and visible(self.config)
-        ):
-            run.crew = crew
-        return run.crew > 1
+    def prepare_round(self, t: int) -> None:
+        """Draw who takes part in round t and plan the batches: neither depends on the rounds before."""
+        if t <= self.config.rounds and t not in self.turnouts:
+            fed = self.built.fed
+            turnout = self.config.participation.turnout(self.config.seed, t, fed.eligible, fed.clients)
+            self.turnouts[t] = turnout
+            self.server.prepare(t, turnout.ids.tolist(), turnout.share.tolist())
 
-    def look_ahead(self, t: int) -> None:
-        """Who comes and with which batches does not depend on the rounds before: found out while the device is busy."""
-        if t <= self.config.rounds and t not in self.coming:
-            came = self.config.participation.turnout(
-                self.config.seed, t, self.house.fed.eligible, self.house.fed.clients
-            )
-            self.coming[t] = came
-            self.server.prepare(t, came.ids.tolist(), came.share.tolist())
+    def start_round(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
+        """Begin the next round: a generator that asks for the clients' work of each phase and returns the record."""
+        self.prepare_round(self.t + 1)
+        turnout, self.before = self.turnouts.pop(self.t + 1), (self.server.w, self.server.buffers)
+        return self.server.round_requests(self.t + 1, turnout.ids.tolist(), turnout.share.tolist(), len(turnout.absent))
 
-    def moves(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
-        """The next round."""
-        self.look_ahead(self.t + 1)
-        came, self.before = self.coming.pop(self.t + 1), (self.server.w, self.server.buffers)
-        return self.server.round_requests(self.t + 1, came.ids.tolist(), came.share.tolist(), len(came.absent))
+    def end_round(self, record: Record) -> TrainedRound:
+        """Note that the round is trained."""
+        self.t += 1
+        return TrainedRound(self, record, self.before, (self.server.w, self.server.buffers))
 
-    def examine(self) -> dict[str, Tensor]:
-        """The round is played: how good it is, if that is to be known; the answer is still on the device."""
-        self.t, self.models = self.t + 1, (self.before, (self.server.w, self.server.buffers))
-        if self.t % self.config.evaluation.every and not self.over:
+    def evaluate(self) -> dict[str, Tensor]:
+        """Scores of the models, still on the device; none if no evaluation is due."""
+        if not self.evaluation_due:
             return {}
-        if aside := self.aside():
-            aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            return examined(self.house)
+        stream = self.evaluation_stream()
+        if stream:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            return evaluate_models(self.built)
 
-    def close(self, record: Record, seconds: float, scores: dict[str, Tensor]) -> None:
-        """The round's record is made and written."""
-        record["seconds"] = seconds
-        with torch.cuda.stream(self.aside()):
-            record |= measured(self.house, scores) if scores else {"accuracy": None, "loss": None}
-            if scores and self.config.evaluation.descent:
-                record |= share_raised(self.house.task, self.models, self.house.fed, record["participants"])
-            if (
-                record["round"] == self.config.rounds
-                and self.config.evaluation.spread
-                and self.house.fed.test_owner is not None
-            ):
-                came = np.bincount(
-                    [i for r in (*self.run.rounds, record) for i in r["participants"]], minlength=self.house.fed.clients
-                )
-                record |= accuracy_by_owner(
-                    self.house.task, self.server.w, self.server.buffers, self.house.fed, came.tolist()
-                )
+    def evaluation_stream(self) -> torch.cuda.Stream | None:
+        """The CUDA stream in which models are evaluated beside the next round; None where rounds do not overlap."""
+        return stream_beside(self.built.space.device) if self.can_overlap else None
+
+    def write_record(self, trained: TrainedRound) -> None:
+        """Complete a round's record with its time and what was measured, and append it to the log."""
+        record, built, settings = trained.record, self.built, self.config.evaluation
+        record["seconds"] = trained.seconds
+        with torch.cuda.stream(self.evaluation_stream()):
+            record |= evaluation_record(built, trained.scores) if trained.scores else {"accuracy": None, "loss": None}
+            if trained.scores and settings.descent:
+                record |= share_raised(built.task, (trained.before, trained.after), built.fed, record["participants"])
+            if record["round"] == self.config.rounds and settings.spread and built.fed.test_owner is not None:
+                clients = [client for r in (*self.run.rounds, record) for client in r["participants"]]
+                rounds_of = np.bincount(clients, minlength=built.fed.clients).tolist()  # of each client
+                record |= accuracy_by_owner(built.task, self.server.w, self.server.buffers, built.fed, rounds_of)
         self.run.rounds.append(record)
         if self.run.folder and self.group.is_leader:
             append_lines(self.run.folder / "rounds.jsonl", [record])
 
-    def keep(self, due: bool) -> None:
-        """The round is written: is a checkpoint due? Then it is shown."""
-        if due and not self.over and self.run.folder:
-            now = time.monotonic()
+    def after_record(self, checkpoint_due: bool) -> None:
+        """Save a checkpoint if one is due, then call `watch` with the round's record."""
+        if checkpoint_due and not self.is_over and self.run.folder:
+            began = time.monotonic()
             checkpoint.save(self.run.folder, self.server, self.t, self.config.digest(), self.group)
-            cost = time.monotonic() - now
-            # At most a twentieth of the time; 0: every round.
-            self.due = now + (max(self.save_every, 20 * cost) if self.save_every else 0)
+            took = time.monotonic() - began
+            # save_every = 0 means: after every round
+            self.next_save = began + (max(self.save_every, SAVE_SHARE * took) if self.save_every else 0)
         if self.watch:
             self.watch(self.run, self.run.rounds[-1])
 
-    def end(self) -> None:
-        """The run is through, or was stopped."""
+    def finish(self) -> None:
+        """Store the model and the state of a run that has all its rounds, or was stopped."""
         run = self.run
         run.facts["state"] = "finished" if run.finished else "interrupted"
-        run.model = {n: v.cpu() for n, v in model_of(self.house).items()}
+        run.facts["kernels"] = self.built.kernels.summary()  # known only now: which of them the run used
+        run.model = {name: tensor.cpu() for name, tensor in model_tensors(self.built).items()}
         if run.folder and not run.finished:
             checkpoint.save(run.folder, self.server, self.t, self.config.digest(), self.group)
         if run.folder and self.group.is_leader:
-            checkpoint.save_tensors(
-                run.folder / "model.safetensors", run.model, {"round": str(self.t), "run": run.name}
-            )
+            about = {"round": str(self.t), "run": run.name}
+            checkpoint.save_tensors(run.folder / "model.safetensors", run.model, about)
             if run.finished:
                 (run.folder / checkpoint.FILE).unlink(missing_ok=True)
             write_json(run.folder / "run.json", run.facts)
 
 
-def loop(players: Sequence[ActiveRun], stopping: Callable[[], bool], group: ProcessGroup = SINGLE) -> None:
-    """Round after round of every run: who comes, one round, how good it is, what is written."""
-    active = [player for player in players if not player.over]
-    untold: list[tuple[ActiveRun, Record, float, bool]] = []
-    brief = False  # then models are measured and records written while the device is busy with other runs, or with the next round
+@cache
+def stream_beside(device: torch.device) -> torch.cuda.Stream:
+    """One CUDA stream for each device, beside the one that trains."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def tell() -> None:
-        """Write what the last round gave."""
-        rounds, untold[:] = list(untold), ()
-        for player, record, seconds, _ in rounds:
-            player.close(record, seconds, player.scores)
-        for player, *_, due in rounds:
-            player.keep(due)
+
+# all runs -------------------------------------------------------------------------------------------------------
+
+
+def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: ProcessGroup = SINGLE) -> None:
+    """Train, evaluate and write round after round of every run, until all are over or `stopping` says so.
+
+    Short rounds on a GPU overlap: a round is evaluated as soon as it is trained, and written while the device trains
+    the next one.
+    """
+    active = [run for run in runs if not run.is_over]
+    unwritten: list[TrainedRound] = []
+    overlap = False
+
+    def write() -> None:
+        rounds, unwritten[:] = list(unwritten), ()
+        for trained in rounds:
+            trained.run.write_record(trained)
+        for trained in rounds:
+            trained.run.after_record(trained.checkpoint_due)
 
     while active:
         began = time.perf_counter()
         try:
-            records = one_round(active, tell, brief)
+            rounds = train_round(active, meanwhile=write, evaluate=overlap)
         finally:
-            tell()
-        seconds = (finished_time(active[0].house.space.device) - began) / len(active)  # a run's share
-        if not brief:
-            for player in active:
-                player.scores = player.examine()
-        brief = seconds < BRIEF and all(player.patient for player in active)
-        here = time.monotonic()
-        due = [bool(now) for now in group.gather_numbers([here >= player.due for player in active])[0].tolist()]
-        untold += zip(active, records, [seconds] * len(active), due, strict=True)
-        if not brief or any(due) or any(player.over for player in active):
-            tell()
-        stop = group.gather_numbers([stopping()]).any()
+            write()  # what was trained before this round, also if it failed
+        seconds = (finished_time(active[0].built.space.device) - began) / len(active)
+        if not overlap:
+            for trained in rounds:
+                trained.scores = trained.run.evaluate()
+        overlap = seconds < SHORT_ROUND and all(run.can_overlap for run in active)
+        now = time.monotonic()
+        due = group.gather_numbers([now >= run.next_save for run in active])[0].tolist()  # rank 0 decides
+        for trained, checkpoint_due in zip(rounds, due, strict=True):
+            trained.seconds, trained.checkpoint_due = seconds, bool(checkpoint_due)
+        unwritten += rounds
+        if not overlap or any(due) or any(run.is_over for run in active):
+            write()
+        stop = bool(group.gather_numbers([stopping()]).any())
         if stop:
-            tell()
-        for player in [player for player in active if player.over]:
-            player.end()
-        active = [player for player in active if not player.over]
-        if stop:
-            break
-    for player in active:
-        player.end()
+            write()
+        for run in active:
+            if run.is_over or stop:
+                run.finish()
+        active = [] if stop else [run for run in active if not run.is_over]
 
 
-def one_round(players: Sequence[ActiveRun], meanwhile: Callable[[], None], examine: bool) -> list[Record]:
-    """The next round of every run, phase by phase; runs that share an engine are handed to it together.
+def train_round(runs: Sequence[ActiveRun], meanwhile: Callable[[], None], evaluate: bool) -> list[TrainedRound]:
+    """Train the next round of every run, phase by phase; runs with the same engine are given to it together.
 
-    `meanwhile` is called when a phase is on its way; `examine` measures a run's model as soon as its round is over.
+    `meanwhile` is called while a phase is trained. With `evaluate` a run's models are evaluated as soon as its round
+    is trained.
     """
-    rounds = [player.moves() for player in players]
-    records: dict[int, Record] = {}
-    asks: dict[int, PhaseRequest] = {}
+    rounds = [run.start_round() for run in runs]
+    trained: dict[int, TrainedRound] = {}
+    requests: dict[int, PhaseRequest] = {}
 
-    def go_on(n: int, out: PhaseOutputs | None) -> None:
+    def advance(n: int, outputs: PhaseOutputs | None) -> None:
+        """Give run n the outputs of its phase; it asks for its next phase, or its round is trained."""
         try:
-            asks[n] = next(rounds[n]) if out is None else rounds[n].send(out)
+            requests[n] = next(rounds[n]) if outputs is None else rounds[n].send(outputs)
         except StopIteration as end:
-            records[n] = end.value
-            if examine:
-                players[n].scores = players[n].examine()
+            trained[n] = runs[n].end_round(end.value)
+            if evaluate:
+                trained[n].scores = runs[n].evaluate()
 
-    for n in range(len(players)):
-        go_on(n, None)
-    while asks:
-        now, asks = asks, {}
-        outs: dict[int, PhaseOutputs] = {}
-        engines: dict[int, Engine] = {id(players[n].server.engine): players[n].server.engine for n in now}
-        for key, engine in engines.items():
-            mine = [n for n in now if id(players[n].server.engine) == key]
-            with measure_time([players[n].server for n in mine], "clients"):
-                outs |= dict(zip(mine, engine.run([now[n] for n in mine]), strict=True))
-        for n in now:
-            players[n].look_ahead(players[n].t + 2)
-        for key, engine in engines.items():
-            servers = {n: players[n].server for n in now if id(players[n].server.engine) == key}
-            prepare_next(
-                engine, [ask for n, server in servers.items() if (ask := server.next_request(now[n])) is not None]
-            )
+    for n in range(len(runs)):
+        advance(n, None)
+    while requests:
+        current, outputs = dict(requests), dict[int, PhaseOutputs]()
+        requests.clear()
+        by_engine: dict[int, list[int]] = {}
+        for n in current:
+            by_engine.setdefault(id(runs[n].server.engine), []).append(n)
+        for members in by_engine.values():
+            with measure_time([runs[n].server for n in members], "clients"):
+                results = runs[members[0]].server.engine.run([current[n] for n in members])
+            outputs |= dict(zip(members, results, strict=True))
+        for n in current:
+            runs[n].prepare_round(runs[n].t + 2)
+        for members in by_engine.values():
+            following = [runs[n].server.next_request(current[n]) for n in members]
+            prepare_next(runs[members[0]].server.engine, [request for request in following if request is not None])
         meanwhile()
-        for n, out in outs.items():
-            go_on(n, out)
-    return [records[n] for n in range(len(players))]
-
-
-@cache
-def evaluation_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def examined(house: BuiltRun) -> dict[str, Tensor]:
-    """Scores of what the algorithm calls its models; the first is the headline."""
-    server, fed, exam = house.server, house.fed, house.evaluator
-    how, part = server.alg.evaluates(), server.private
-    scores: dict[str, Tensor] = {}
-    for name, w in server.alg.models(server.w, server.state).items():
-        buffers = server.buffers
-        if how == "clients" and not part.empty:
-            scores[name] = evaluate_clients(exam, w, buffers, part, server.privates)
-        else:
-            if how == "mean" and not part.empty:
-                w, buffers = with_private(w, buffers, part, mean_private(server.privates, len(fed.eligible)))
-            scores[name] = exam(w, buffers)
-    return scores
-
-
-def measured(house: BuiltRun, scores: dict[str, Tensor]) -> Record:
-    """Scores as plain numbers, and how evenly the clients are served where that is asked for."""
-    server, fed, part = house.server, house.fed, house.server.private
-    record: Record = {}
-    for name, (accuracy, loss, *half) in zip(scores, torch.stack(list(scores.values())).tolist(), strict=True):
-        tail = f"_{name}" if record else ""
-        record |= {f"accuracy{tail}": accuracy if fed.classes else None, f"loss{tail}": loss}
-        if half and fed.classes and not tail:
-            count, chosen = len(fed.test.y), len(fed.test.y) // 2
-            record |= {
-                "accuracy_choose": half[0],
-                "accuracy_report": (count * accuracy - chosen * half[0]) / (count - chosen),
-            }
-    if house.config.evaluation.spread and fed.classes:
-        own = server.alg.evaluates() == "clients" and not part.empty
-        record |= client_spread(house.task, server.w, server.buffers, fed, part, server.privates if own else None)
-    if house.config.evaluation.rare and fed.classes and fed.assignment is not None and part.empty:
-        record |= accuracy_by_rarity(house.task, server.w, server.buffers, fed)
-    return record
-
-
-def model_of(house: BuiltRun) -> dict[str, Tensor]:
-    """The global model by the network's own names; of one client's training, that client's."""
-    server, x, buffers = house.server, house.server.w, house.server.buffers
-    if server.alg.pooled and len(server.privates):
-        x, buffers = with_private(x, buffers, server.private, {n: v[0] for n, v in server.privates.read([0]).items()})
-    prefix = "module." if isinstance(house.module, WithFeatures) else ""
-    return {
-        n.removeprefix(prefix): v for n, v in {**house.space.split(x), **house.space.split_buffers(buffers)}.items()
-    }
-
-
-# the folder -----------------------------------------------------------------------------------------------------
-
-
-def folder_of(config: Config, out: str | Path | None) -> Path | None:
-    return None if out is None else Path(out) / config.name()
-
-
-def stored(folder: Path | None) -> bool:
-    """Is there a finished run?"""
-    if folder is None or not ((folder / "run.toml").exists() and (folder / "model.safetensors").exists()):
-        return False
-    return load(folder).finished
-
-
-def engine_before(folder: Path | None) -> EngineChoice | None:
-    """The engine of a run that goes on: another one's rounds would differ from those before by rounding."""
-    facts = read_json(folder / "run.json") if folder and (folder / checkpoint.FILE).exists() else {}
-    return EngineChoice(str(facts["engine"]), str(facts["reason"])) if {"engine", "reason"} <= facts.keys() else None
-
-
-def fixed(page: dict[str, Any]) -> dict[str, Any]:
-    """A page without what changes nothing: where a method's file lies, how many processes there are."""
-    engine = page.get("engine")
-    return page | {"plugins": None, "engine": engine | {"workers": None} if isinstance(engine, dict) else engine}
-
-
-def check_same(folder: Path, config: Config) -> None:
-    """A folder holds one configuration for ever."""
-    page = folder / "run.toml"
-    if page.exists() and fixed(read_toml(page)) != fixed(read_back(config)):
-        raise StoreError(f"{folder} holds a run of another configuration; use another --out, or --fresh to replace it.")
-
-
-def clear(folder: Path) -> None:
-    """Remove what a run stored, and nothing else."""
-    for name in (
-        "run.toml",
-        "rounds.jsonl",
-        "run.json",
-        "federation.json",
-        "model.safetensors",
-        "conformal.json",
-        checkpoint.FILE,
-    ):
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "figures", ignore_errors=True)
-
-
-def resume(run: Run, house: BuiltRun, group: ProcessGroup = SINGLE) -> int:
-    """Begin a folder, or go on from its checkpoint; returns the last round played."""
-    assert run.folder is not None
-    folder, log = run.folder, run.folder / "rounds.jsonl"
-    known = read_rounds(log)
-    last = checkpoint.restore(folder, house.server, house.config.digest())
-    if last > len(known):
-        raise StoreError(
-            f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over."
-        )
-    run.rounds = known[:last]
-    if not group.is_leader:
-        return last
-    write_text(folder / "run.toml", house.config.toml())
-    write_text(log, "".join(to_json(r) + "\n" for r in run.rounds))
-    write_json(folder / "federation.json", run.federation)
-    write_json(folder / "run.json", run.facts)
-    return last
-
-
-# the process ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
-    """One thread on the CPU: small batches gain nothing from more, and on a busy machine more are slower. Full float32 on CUDA.
-
-    What a run changes in torch (threads, TF32, random state) is as it was when the run ends.
-    """
-    before, tf32 = torch.get_num_threads(), (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
-    cuda = list(range(torch.cuda.device_count())) if config.engine.device != "cpu" and torch.cuda.is_available() else []
-    if cuda and group.size > 1:
-        cuda = [torch.cuda.current_device()]  # the others are other ranks'
-    torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = config.engine.dtype == "tf32"
-    try:
-        with torch.random.fork_rng(devices=cuda):
-            yield
-    finally:
-        torch.set_num_threads(before)
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
-
-
-@contextmanager
-def enough_memory() -> Iterator[None]:
-    """Turn a failed allocation into a sentence."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as e:
-        if not isinstance(e, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in str(e):
-            raise
-        raise EngineError(
-            "there is not enough memory for this run; take a smaller network, smaller batches or fewer participants, or another device."
-        ) from None
-
-
-@contextmanager
-def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C (or SIGTERM) lets the round end, so that what is stored is whole; the second stops at once.
-
-    A process that another started is patient: it hears of one Ctrl-C more than once, and who started it ends it if need be.
-    """
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-
-    def ask(number: int, frame: object) -> None:
-        if asked and not patient:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+        for n in outputs:
+            advance(n, outputs[n])
+    return [trained[n] for n in range(len(runs))]

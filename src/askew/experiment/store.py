@@ -1,8 +1,8 @@
-"""One folder a run, readable with any text editor:
+"""What a run leaves behind, and the files in its folder, readable with any text editor:
 
     run.toml            the whole configuration, resolved; its hash is in the folder's name
     rounds.jsonl        one JSON object a round, appended as rounds end
-    federation.json     who holds what: sizes and labels of the clients (for pictures)
+    federation.json     sizes and labels of the clients (for pictures)
     run.json            facts about the execution: state, engine and why, device, versions
     model.safetensors   the global model, by the network's own parameter names
     conformal.json      coverage and size of its prediction sets, where `askew conformal` measured them
@@ -14,7 +14,6 @@ Everything is written atomically or appended by whole lines; nothing is ever pic
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -26,14 +25,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError
+from .curves import rounds_to
+from .toml import read_toml
 
-Record = dict[str, Any]
-NAMED = ("data", "partition", "participation", "model", "algorithm")  # tables that name a choice
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: only folders cannot be locked there
+    fcntl = None  # type: ignore[assignment]
+
+Record = dict[str, Any]  # of one round
+NAMED_TABLES = ("data", "partition", "participation", "model", "algorithm")  # tables that choose something by its name
 
 
 @dataclass
 class Run:
-    """What a run left behind: its configuration, its rounds and the figures that follow from them."""
+    """A run: its configuration, the records of its rounds and the figures that follow from them."""
 
     config: dict[str, Any]
     rounds: list[Record] = field(default_factory=list)
@@ -41,10 +47,7 @@ class Run:
     federation: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     conformal: dict[str, Any] = field(default_factory=dict, repr=False)  # what `askew conformal` measured
-    model: dict[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # tensors by name, where the run was made in this process
-    crew: int = field(default=1, repr=False)  # processes that would end it sooner, where it was stopped for them
+    model: dict[str, Any] = field(default_factory=dict, repr=False)  # tensors by name; not read back with the folder
 
     @property
     def name(self) -> str:
@@ -65,15 +68,16 @@ class Run:
             (r["round"], r[table].get(name) if name and isinstance(r.get(table), dict) else r.get(key))
             for r in self.rounds
         ]
-        points = [(at, float(value)) for at, value in values if isinstance(value, (int, float))]
-        return [at for at, _ in points], [value for _, value in points]
+        points = [(round, float(value)) for round, value in values if isinstance(value, (int, float))]
+        return [round for round, _ in points], [value for _, value in points]
 
     def _best(self) -> tuple[int | None, float | None]:
-        at, values = self.curve("accuracy")
+        """The first round with the highest accuracy, and that accuracy."""
+        rounds, values = self.curve("accuracy")
         if not values:
             return None, None
         best = max(range(len(values)), key=lambda i: (values[i], -i))
-        return at[best], values[best]
+        return rounds[best], values[best]
 
     @property
     def best_accuracy(self) -> float | None:
@@ -98,8 +102,8 @@ class Run:
         Evaluation is excluded, but for short rounds on a GPU, where it passes beside the next round.
         """
         seconds = [float(r["seconds"]) for r in self.rounds]
-        rest = seconds[1:] or seconds
-        return sum(rest) / len(rest) if rest else None
+        counted = seconds[1:] or seconds
+        return sum(counted) / len(counted) if counted else None
 
     @property
     def bytes_up(self) -> int:
@@ -115,8 +119,7 @@ class Run:
 
     def rounds_to(self, target: float) -> int | None:
         """The first evaluated round with at least this accuracy; None if it was never reached."""
-        at, values = self.curve("accuracy")
-        return next((r for r, v in zip(at, values, strict=True) if v >= target), None)
+        return rounds_to(*self.curve("accuracy"), target)
 
     def summary(self) -> dict[str, Any]:
         """The figures that `askew run --json` prints."""
@@ -140,8 +143,6 @@ class Run:
 
 def load(folder: str | Path) -> Run:
     """Read a run folder back; a missing or broken file is named."""
-    from .toml import read_toml
-
     folder = Path(folder)
     if not folder.is_dir():
         raise StoreError(
@@ -153,13 +154,14 @@ def load(folder: str | Path) -> Run:
         )
     config = read_toml(folder / "run.toml")
     if not isinstance(config.get("rounds"), int) or not all(
-        isinstance(config.get(t), dict) and "name" in config[t] for t in NAMED
+        isinstance(config.get(table), dict) and "name" in config[table] for table in NAMED_TABLES
     ):
         raise StoreError(
-            f"{folder / 'run.toml'} does not tell a whole run (truncated?); restore it, or remove the folder and run again."
+            f"{folder / 'run.toml'} does not tell a whole run (truncated?); "
+            "restore it, or remove the folder and run again."
         )
     facts = read_json(folder / "run.json")
-    if facts.get("state") == "running" and not held(folder):
+    if facts.get("state") == "running" and not is_locked(folder):
         facts["state"] = "interrupted"  # its process was killed and could not say so
     return Run(
         config=config,
@@ -172,14 +174,15 @@ def load(folder: str | Path) -> Run:
 
 
 def load_all(folders: Iterable[str | Path]) -> list[Run]:
-    """Read run folders, and the run folders inside of other folders in the order in which they were begun; each once."""
-    found: dict[Path, Run] = {}
+    """Read run folders, each once, and those inside of other folders in the order in which they were begun."""
+    runs: dict[Path, Run] = {}
     for folder in map(Path, folders):
-        pages = sorted(folder.glob("*/run.toml"), key=lambda page: (page.stat().st_mtime_ns, page))
-        for each in [folder] if (folder / "run.toml").is_file() or not pages else [page.parent for page in pages]:
-            if each.resolve() not in found:
-                found[each.resolve()] = load(each)
-    return list(found.values())
+        inside = sorted(folder.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime_ns, file))
+        is_run = (folder / "run.toml").is_file() or not inside
+        for run_folder in [folder] if is_run else [file.parent for file in inside]:
+            if run_folder.resolve() not in runs:
+                runs[run_folder.resolve()] = load(run_folder)
+    return list(runs.values())
 
 
 def read_rounds(path: Path) -> list[Record]:
@@ -197,13 +200,15 @@ def read_rounds(path: Path) -> list[Record]:
             if number == text.count("\n") + 1:
                 break
             raise StoreError(
-                f"{path}, line {number} is not the record of round {number}; restore the file, or remove the folder and run again."
+                f"{path}, line {number} is not the record of round {number}; "
+                "restore the file, or remove the folder and run again."
             ) from None
         rounds.append(record)
     return rounds
 
 
 def read_text(path: Path) -> str:
+    """The text of a file."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -230,7 +235,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def jsonable(value: Any) -> Any:
-    """Numbers that JSON lacks become null; containers are walked."""
+    """A copy of nested values in which numbers that JSON lacks (nan, infinities) are None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -241,12 +246,13 @@ def jsonable(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
+    """The value as JSON text; nan and infinities become null."""
     return json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
 @contextmanager
-def disk(path: Path) -> Iterator[None]:
-    """Turn a failing write into a sentence."""
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError while a file is written into a StoreError that says what to do."""
     try:
         yield
     except OSError as e:
@@ -261,7 +267,7 @@ def disk(path: Path) -> Iterator[None]:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write beside, flush to the disk, then rename: a reader sees the old file or the new one, never a part."""
-    with disk(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -277,23 +283,29 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
     write_atomic(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
     write_text(path, to_json(value, indent=1) + "\n")
 
 
 def append_lines(path: Path, records: Sequence[Record]) -> None:
     """Append whole lines with one write."""
-    with disk(path), open(path, "a", encoding="utf-8") as file:
+    with explain_write_errors(path), open(path, "a", encoding="utf-8") as file:
         file.write("".join(to_json(r) + "\n" for r in records))
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder; a second process that wants it is told so at once. The lock ends with its process."""
-    with disk(folder):
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Make a run folder and lock it; refuse at once if another process has it. The lock ends with its process."""
+    if fcntl is None:
+        raise StoreError(
+            f"cannot lock {folder}: storing a run needs a POSIX system, as Linux or macOS; use one, or leave out= away."
+        )
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below, after the run
     try:
@@ -312,8 +324,10 @@ def locked(folder: Path) -> Iterator[None]:
         file.close()
 
 
-def held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Is a process writing this run folder?"""
+    if fcntl is None:
+        return False
     try:
         with open(folder / ".lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""TOML in (the standard library) and out (the few shapes a configuration has)."""
+"""TOML: reading files with sentences for what is wrong in them, and writing the few shapes that a configuration has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import ConfigError, StoreError
 
 
 def read_toml(path: str | Path, advice: str = "name a TOML file") -> dict[str, Any]:
-    """A TOML file as nested dicts, or a sentence with the line that is wrong; `advice` is for what is no such file."""
+    """A TOML file as nested dicts; errors name the wrong line, and end with `advice` where there is no such file."""
     path = Path(path)
     try:
         with open(path, "rb") as file:
@@ -29,7 +29,7 @@ def read_toml(path: str | Path, advice: str = "name a TOML file") -> dict[str, A
         ) from None
 
 
-def value_of(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """The value in `--set key=value`: TOML where it parses (3, 0.1, true, [1, 2], "a"), a plain text otherwise."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
@@ -47,6 +47,7 @@ def to_toml(table: Mapping[str, Any]) -> str:
 
 
 def literal(value: Any) -> str:
+    """A value as TOML text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..experiment.store import disk, write_text
+from ..experiment.store import explain_write_errors, write_text
 from ..experiment.toml import literal, read_toml, to_toml
 from ..version import __version__
 from .rules import DeploymentRules
@@ -140,6 +140,6 @@ def copy_file(path: Path, target: Path) -> None:
         raise ConfigError(f"there is no file {str(path)!r}; name a Python file.")
     if target.exists() and path.samefile(target):
         return
-    with disk(target):
+    with explain_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)

@@ -13,7 +13,7 @@ from ..data.federation import RoundPlan
 from ..engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.evaluate import with_private
 from ..errors import DataError
-from ..experiment.checkpoint import marked
+from ..experiment.checkpoint import layout_digest
 from ..version import __version__
 from .client_state import StateHistory, StateStore
 from .deployment_data import ClientSetup
@@ -74,7 +74,7 @@ class DeployedClient:
 
     def answer(self, kind: str, payload: RawPayload) -> Payload:
         """The reply to a message of training ("train", and its stages "train.…") or evaluation ("evaluate")."""
-        check_values(payload, SERVER, mark=marked(self.built.config.digest(), self.server), client=self.client)
+        check_values(payload, SERVER, mark=layout_digest(self.built.config.digest(), self.server), client=self.client)
         if kind.startswith("train."):
             return self.answer_secure_stage(kind.removeprefix("train."), payload)
         return self.train(payload) if kind == "train" else self.evaluate(payload)

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from ..errors import AskewError
-from ..experiment.run import enough_memory, torch_state
+from ..experiment.process_state import explain_out_of_memory, torch_state
 from .client import SECURE_STAGES, SERVER, DeployedClient, describe_client
 from .client_state import ContextStore, FileStore, StateStore
 from .deployment_data import ClientSetup, DataModule, read_config
@@ -27,7 +27,7 @@ def client_app(config_path: Path, data: DataModule | None = None) -> ClientApp:
         config = read_config(config_path, data)
         payload = from_records(message.content, SERVER)
         classes = None if kind == "query" else read_value(payload, "classes", int, SERVER)
-        with torch_state(config), enough_memory():
+        with torch_state(config), explain_out_of_memory():
             key = (context.node_id, classes)
             if key not in setups:  # a process with many nodes, as in Flower's simulation, keeps the latest alone
                 setups.clear()

@@ -25,7 +25,7 @@ from ..data.dataset import Dataset, Samples, Source, concatenate
 from ..data.federation import SHOWN, Federation
 from ..data.partition import Natural
 from ..errors import ConfigError, DataError
-from ..experiment.api import fingerprint, spelled
+from ..experiment.api import fingerprint, source_text
 from ..experiment.build import BuildCache, BuiltRun, build, device_of
 from ..experiment.config import Config, FromPython
 from ..experiment.toml import read_toml
@@ -58,7 +58,7 @@ class DataModule(NamedTuple):
 
     def digest(self) -> str:
         """A hash of the module's source text."""
-        return fingerprint(about=spelled(inspect.getmodule(self.client) or self.client))
+        return fingerprint(about=source_text(inspect.getmodule(self.client) or self.client))
 
 
 class NodeData(FromPython, Source):

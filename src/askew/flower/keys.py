@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigError
-from ..experiment.store import disk
+from ..experiment.store import explain_write_errors
 from . import require_flower
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str] = (), days: int =
     contents = generate_certificates(clients, names, days)
     for client in range(clients):
         contents |= generate_node_key(client)
-    with disk(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for path, secret in keys.files().items():
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)

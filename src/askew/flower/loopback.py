@@ -19,7 +19,8 @@ from typing import Self
 from uuid import uuid4
 
 from ..errors import EngineError
-from ..experiment.run import OnRound, stored
+from ..experiment.run import OnRound
+from ..experiment.run_folder import is_finished
 from ..experiment.store import Run, load, read_rounds, write_text
 from ..experiment.toml import literal
 from . import require_flower
@@ -182,7 +183,7 @@ class Loopback:
                 if warn:
                     warn(f"Flower's {name} ended, and the run goes on without it; {self.failure_reason(name)}")
             time.sleep(POLL_SECONDS)
-        if not stored(folder):
+        if not is_finished(folder):
             raise EngineError(f"the run failed; {self.failure_reason('run')}")
         return load(folder)
 

@@ -23,7 +23,7 @@ from ..data.federation import RoundPlan
 from ..engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.distributed import TensorSpec
 from ..engine.server import Server
-from ..experiment.checkpoint import marked
+from ..experiment.checkpoint import layout_digest
 from .client import CLIENT_NUMBERS, COMMON_NUMBERS
 from .deployment_data import RemoteFederation
 from .privacy import add_noise, check_supported
@@ -93,7 +93,10 @@ class RemoteEngine:
         self.server, self.registry, self.rules = server, registry, registry.rules
         self.transport, self.warn, self.privacy = registry.transport, registry.warn, registry.config.privacy
         self.shared, self.zero_uploads = SharedCoordinates(server.space, server.private), zero_uploads(server)
-        self.run_numbers: dict[str, int | str] = {"mark": marked(digest, server), "classes": classes}  # in all messages
+        self.run_numbers: dict[str, int | str] = {
+            "mark": layout_digest(digest, server),
+            "classes": classes,
+        }  # in all messages
         check_supported(self.privacy, server, self.zero_uploads)
         self.wanted = 0  # replies that end the wait in a round's first phase; 0: all
         self.sent_model: tuple[Tensor, Tensor] | None = None  # model and buffers that this round's clients have

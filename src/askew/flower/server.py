@@ -13,8 +13,10 @@ from ..core.bank import Bank
 from ..core.rng import generator
 from ..engine.base import PhaseOutputs, PhaseRequest
 from ..experiment.build import BuildCache, BuiltRun, device_of
-from ..experiment.run import ActiveRun, OnRound, check_same, clear, enough_memory, folder_of, loop, stored, torch_state
-from ..experiment.store import Record, Run, load, locked, read_json, write_json
+from ..experiment.process_state import explain_out_of_memory, torch_state
+from ..experiment.run import ActiveRun, OnRound, TrainedRound, round_loop
+from ..experiment.run_folder import check_same_config, clear_run, is_finished, run_folder
+from ..experiment.store import Record, Run, load, lock_folder, read_json, write_json
 from .deployment_data import (
     DataModule,
     DeploymentConfig,
@@ -39,12 +41,12 @@ class DeployedRun(ActiveRun):
         self.wire_bytes = (0, 0)  # of the round's training messages, down and up
         super().__init__(built, folder, on_round, save_every=0.0)
 
-    def look_ahead(self, t: int) -> None:
+    def prepare_round(self, t: int) -> None:
         """Do nothing: which clients are connected is known only when the round begins."""
 
-    def moves(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
+    def start_round(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """The next round, whose participants are drawn from the connected clients."""
-        t, fed, engine, seed = self.t + 1, self.house.fed, self.engine, self.config.seed
+        t, fed, engine, seed = self.t + 1, self.built.fed, self.engine, self.config.seed
         connected = engine.registry.wait_for(engine.rules.answers)
         present = np.array([i for i in fed.eligible.tolist() if i in connected], dtype=np.int64)
         turnout = self.config.participation.turnout(seed, t, present, fed.clients)
@@ -58,22 +60,21 @@ class DeployedRun(ActiveRun):
         engine.transport.bytes_sent = engine.transport.bytes_received = 0
         return self.server.round_requests(t, asked, [share.get(i, 1.0) for i in asked], len(turnout.absent))
 
-    def examine(self) -> dict[str, Tensor]:
+    def evaluate(self) -> dict[str, Tensor]:
         """Scores of the round's model where they are due, measured by the server or by the clients."""
         self.wire_bytes = self.engine.transport.bytes_sent, self.engine.transport.bytes_received
         if not self.engine.clients_evaluate:
-            return super().examine()
-        self.t += 1
-        return self.engine.evaluate(self.t) if self.t % self.config.evaluation.every == 0 or self.over else {}
+            return super().evaluate()
+        return self.engine.evaluate(self.t) if self.evaluation_due else {}
 
-    def close(self, record: Record, seconds: float, scores: dict[str, Tensor]) -> None:
+    def write_record(self, trained: TrainedRound) -> None:
         """Complete and write the round's record; write the federation too if a client joined."""
-        record |= dict(zip(("wire_down", "wire_up"), self.wire_bytes, strict=True))
+        trained.record |= dict(zip(("wire_down", "wire_up"), self.wire_bytes, strict=True))
         if self.engine.privacy.clip:
-            record["train_loss"] = None  # clients do not send it
-        super().close(record, seconds, scores)
-        if isinstance(self.house.fed, RemoteFederation) and self.run.federation != self.house.fed.labels():
-            self.run.federation = self.house.fed.labels()
+            trained.record["train_loss"] = None  # clients do not send it
+        super().write_record(trained)
+        if isinstance(self.built.fed, RemoteFederation) and self.run.federation != self.built.fed.labels():
+            self.run.federation = self.built.fed.labels()
             write_json(self.folder / FEDERATION, self.run.federation)
 
 
@@ -86,21 +87,21 @@ def serve(
     on_round: OnRound | None = None,
 ) -> Run:
     """Run a configuration on the clients that the transport reaches; an interrupted run is continued."""
-    folder = folder_of(config, rules.out)
+    folder = run_folder(config, rules.out)
     assert folder is not None
-    with locked(folder):
+    with lock_folder(folder):
         if rules.fresh:
-            clear(folder)
-        check_same(folder, config)
-        if stored(folder):
+            clear_run(folder)
+        check_same_config(folder, config)
+        if is_finished(folder):
             warn(f"{folder} holds this run already, finished; set fresh = true to play it again.")
             return load(folder)
-        with torch_state(config), enough_memory():
+        with torch_state(config), explain_out_of_memory():
             registry = ClientRegistry(transport, rules, config, warn)
             built, engine = build_on_clients(config, registry, data, read_json(folder / FEDERATION))
             active = DeployedRun(built, engine, folder, on_round)
             try:
-                loop([active], lambda: False)
+                round_loop([active], lambda: False)
             except BaseException:
                 active.run.facts["state"] = "interrupted"
                 write_json(folder / "run.json", active.run.facts)

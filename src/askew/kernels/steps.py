@@ -160,9 +160,12 @@ class ClientSteps:
     def _check(self, client: Client, progress: Progress, batch: Batch) -> None:
         """Take the first step both ways, and neither: sums of losses must not depend on who was checked."""
         carry = progress.carry | {"momentum": progress.carry["momentum"].clone()}
-        copy = Progress(progress.theta.clone(), carry, progress.loss_sum)
-        plain = local.step(self.alg, self.kernels.task, client, copy, batch)
-        fast = self._take(client, copy, batch, (0, len(batch.y)))
+        copy, theta = Progress(progress.theta.clone(), carry, progress.loss_sum), progress.theta
+        devices = [theta.device] if theta.is_cuda else []
+        with torch.random.fork_rng(devices):  # a network with dropout draws the same both times, and in the real step
+            plain = local.step(self.alg, self.kernels.task, client, copy, batch)
+        with torch.random.fork_rng(devices):
+            fast = self._take(client, copy, batch, (0, len(batch.y)))
         self.kernels.compare(self.alg, client, progress.theta, plain, fast)
 
 

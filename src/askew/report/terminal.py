@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ..core.settings import plain
 from ..engine.server import RECORD
-from ..experiment.config import Config, read_back
+from ..experiment.config import Config, stored_tables
 from ..experiment.store import Record, Run
 from .tables import (
     ComparisonRow,
@@ -150,7 +150,7 @@ class ProgressDisplay:
         self.done = 0  # runs that ended
         self.played = 0  # rounds that were trained
         self.training = False
-        planned = [Run(read_back(config), facts={"name": config.name()}) for config in configs]
+        planned = [Run(stored_tables(config), facts={"name": config.name()}) for config in configs]
         # labels of the runs by name, as the table of all will have them
         self.labels = {run.name: g.label for g in group_runs(planned) for run in g.runs}
         self.parts: dict[str, float] = {}  # the done part of runs in progress, by name

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, UnknownName, did_you_mean
-from ..experiment.config import CHOICES, NAMES, Config, put_into
-from ..experiment.toml import literal, read_toml, value_of
+from ..experiment.config import CHOICES, DEFAULT_NAMES, Config, set_key
+from ..experiment.toml import literal, parse_value, read_toml
 
 SCALES = ("full", "reduced", "smoke")
 # What an experiment shows; "toy" is a worked example (see worked_examples.py).
@@ -309,7 +309,7 @@ def run_specs(e: Experiment, scale: str = "full", seeds: int | Sequence[int] | N
 
 def settings_tables(spec: RunSpec, scale: str) -> Tables:
     """The settings of one run as nested tables, without the defaults of a configuration."""
-    whole: Tables = {"algorithm": {"name": NAMES["algorithm"]}}
+    whole: Tables = {"algorithm": {"name": DEFAULT_NAMES["algorithm"]}}
     for part in (
         spec.experiment.base,
         spec.case.set,
@@ -319,7 +319,7 @@ def settings_tables(spec: RunSpec, scale: str) -> Tables:
     ):
         whole = merge_tables(whole, part)
     for key, value in spec.hyper.items():
-        put_into(whole, key, value, "grid: ")
+        set_key(whole, key, value, "grid: ")
     return whole | {"seed": spec.seed}
 
 
@@ -340,8 +340,8 @@ def merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
     for key, value in above.items():
         old = out.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            name = value.get("name", old.get("name", NAMES.get(key)))
-            if key in CHOICES and name != old.get("name", NAMES[key]):
+            name = value.get("name", old.get("name", DEFAULT_NAMES.get(key)))
+            if key in CHOICES and name != old.get("name", DEFAULT_NAMES[key]):
                 known = {f.name for f in fields(CHOICES[key][name])}
                 old = {k: v for k, v in old.items() if k in known}
             out[key] = merge_tables(old, value)
@@ -370,7 +370,7 @@ def wanted_values(only: Iterable[str], specs: Sequence[RunSpec]) -> dict[str, li
             raise UnknownName(
                 f"--only: there is no {text.strip()!r} here; {did_you_mean(text.strip(), cases | methods)}"
             )
-        wanted.setdefault(kind, []).append(text.strip() if kind in ("case", "method") else value_of(text.strip()))
+        wanted.setdefault(kind, []).append(text.strip() if kind in ("case", "method") else parse_value(text.strip()))
     return wanted
 
 

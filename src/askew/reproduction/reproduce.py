@@ -15,8 +15,9 @@ from ..errors import ConfigError, ModelError
 from ..experiment.build import device_of
 from ..experiment.config import Config
 from ..experiment.conformal import conformal
-from ..experiment.process_pool import Speak, shared
-from ..experiment.run import OnRound, play_all
+from ..experiment.launch import run_all
+from ..experiment.process_pool import Notify, run_in_pool
+from ..experiment.run import OnRound
 from ..experiment.store import Record, Run
 from .comparison import TableCell, table_cells
 from .cost import estimate_memory, run_cost
@@ -84,7 +85,7 @@ def run_missing(
     results: str | Path,
     watch: OnRound | None = None,
     processes: int = 1,
-    log: Speak = lambda text: None,
+    log: Notify = lambda text: None,
 ) -> Iterator[Run]:
     """Train the missing runs and store their results; yields runs as they end, up to the first that was stopped."""
     if reproduction.alone and processes > 1:
@@ -128,15 +129,15 @@ def train(
     alone: bool,
     processes: int,
     on_round: OnRound,
-    log: Speak,
+    log: Notify,
 ) -> Generator[Run, None, None]:
     """Train runs, in several processes or as many at a time as a device has memory for; yields them as they end."""
     if processes > 1 and len(planned) > 1:
         parts = [[p.config for p in part] for part in split_for_processes(planned, processes)]
-        yield from shared(parts, folder, processes, on_round, log)
+        yield from run_in_pool(parts, folder, processes, on_round, log)
         return
     for batch in memory_batches(planned, alone):
-        yield from play_all([p.config for p in batch], folder, watch=on_round)
+        yield from run_all([p.config for p in batch], folder, watch=on_round)
 
 
 def split_for_processes(planned: Sequence[PlannedRun], processes: int) -> list[list[PlannedRun]]:

@@ -68,24 +68,8 @@ def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int, real: Tensor | None = 
     which = torch.empty((groups, b, co, ho, wo), dtype=torch.uint8, device=x.device)
     total, (block, warps, stages) = b * ho * wo, FORWARD
     tile = min(TILE, 4 * padded(co))
-    sizes = (
-        total,
-        w.stride(0),
-        bias.stride(0),
-        ci,
-        h,
-        wd,
-        co,
-        k,
-        ho,
-        wo,
-        pad,
-        block,
-        padded(co),
-        tile,
-        cudnn_precision(),
-        real is not None,
-    )
+    strides, options = (w.stride(0), bias.stride(0)), (cudnn_precision(), real is not None)
+    sizes = (total, *strides, ci, h, wd, co, k, ho, wo, pad, block, padded(co), tile, *options)
     kernels().forward[(-(-total // block), groups)](
         x, w, bias, y, which, x if real is None else real, *sizes, num_warps=warps, num_stages=stages
     )
@@ -98,11 +82,16 @@ def backward(
     """Gradients of weights, bias and, if `inner`, of the input."""
     if max(w.shape[1:3]) > WIDTH:
         return wide_conv.slopes(g, x, w, which, inner, real, cudnn_precision(), g.dtype is torch.bfloat16)
-    launch, g, x, w, which = kernels(), g.contiguous(), x.contiguous(), contiguous_rows(w), which.contiguous()
+    g, x, w, which = g.contiguous(), x.contiguous(), contiguous_rows(w), which.contiguous()
+    co, sums = w.shape[1], weight_gradients(g, x, w, which, pad, real)
+    dx = input_gradients(g, x, w, which, pad, real) if inner else x.new_empty((len(x), 0))
+    return sums[:, :-co].view(w.shape), sums[:, -co:], dx
+
+
+def weight_gradients(g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, real: Tensor | None) -> Tensor:
+    """Gradients of weights and bias in one row [G, …]; summed in parts, in a fixed order."""
     groups, b, ci, h, wd = x.shape
-    co, k = w.shape[1], w.shape[3]
-    ho, wo = g.shape[3:]
-    area, warps, stages = WEIGHTS
+    co, k, (ho, wo), (area, warps, stages) = w.shape[1], w.shape[3], g.shape[3:], WEIGHTS
     patch = ci * (k + 1) ** 2 + 1  # and the one that the bias sees
     tile = 2 * TILE if TILE < patch <= 2 * TILE else TILE  # one tile reads what flows back once, two read it twice
     block = area // tile
@@ -110,53 +99,25 @@ def backward(
     each = -(-blocks // max(8, min(MOST_PARTS, PROGRAMS // (groups * tiles))))
     parts = -(-blocks // each)
     partial = torch.empty((groups, 4 * parts, co * ci * k * k + co), dtype=torch.float32, device=x.device)
-    shape = (
-        b * ho * wo,
-        each,
-        parts,
-        ci,
-        h,
-        wd,
-        co,
-        k,
-        ho,
-        wo,
-        pad,
-        block,
-        padded(co),
-        tile,
-        cudnn_precision(),
-        real is not None,
+    sizes = (b * ho * wo, each, parts, ci, h, wd, co, k, ho, wo, pad, block, padded(co), tile)
+    options = (cudnn_precision(), real is not None)
+    kernels().weights[(parts * groups, tiles)](
+        x, g, which, partial, x if real is None else real, *sizes, *options, num_warps=warps, num_stages=stages
     )
-    counts = x if real is None else real
-    launch.weights[(parts * groups, tiles)](x, g, which, partial, counts, *shape, num_warps=warps, num_stages=stages)
-    sums = partial.sum(1)
-    dx = torch.empty_like(x) if inner else x.new_empty((groups, 0))
-    if inner:
-        rows, columns, (block, warps, stages) = (h + pad) // 2 + 1, (wd + pad) // 2 + 1, INPUTS
-        sizes = (
-            b,
-            w.stride(0),
-            rows,
-            columns,
-            ci,
-            h,
-            wd,
-            co,
-            k,
-            ho,
-            wo,
-            pad,
-            block,
-            padded(co),
-            padded(ci),
-            cudnn_precision(),
-            real is not None,
-        )
-        launch.inputs[(-(-b * rows * columns // block), groups)](
-            g, which, w, dx, counts, *sizes, num_warps=warps, num_stages=stages
-        )
-    return sums[:, :-co].view(w.shape), sums[:, -co:], dx
+    return partial.sum(1)
+
+
+def input_gradients(g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, real: Tensor | None) -> Tensor:
+    """Gradients of the input, like x."""
+    groups, b, ci, h, wd = x.shape
+    co, k, (ho, wo), (block, warps, stages) = w.shape[1], w.shape[3], g.shape[3:], INPUTS
+    rows, columns, dx = (h + pad) // 2 + 1, (wd + pad) // 2 + 1, torch.empty_like(x)
+    sizes = (b, w.stride(0), rows, columns, ci, h, wd, co, k, ho, wo, pad, block, padded(co), padded(ci))
+    options = (cudnn_precision(), real is not None)
+    kernels().inputs[(-(-b * rows * columns // block), groups)](
+        g, which, w, dx, x if real is None else real, *sizes, *options, num_warps=warps, num_stages=stages
+    )
+    return dx
 
 
 class _Grouped(torch.autograd.Function):

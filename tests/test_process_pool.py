@@ -1,4 +1,4 @@
-"""Runs of an experiment shared out among processes: the same results, and none lost with a process or a Ctrl-C."""
+"""Runs of an experiment divided among processes: the same results, and none lost with a process or a Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from askew.cli.main import main
-from askew.experiment import process_pool as share
+from askew.experiment import process_pool
 from askew.experiment.config import CHOICES
 from askew.experiment.store import load
 from askew.reproduction.papers import find_experiment, plan_runs
@@ -31,14 +31,14 @@ from askew.algorithms import FedAvg
 class Deadly(FedAvg):
     \"\"\"FedAvg that kills its process as often as a file has letters.\"\"\"
 
-    def aggregate(self, x, up, cohort, server):
+    def aggregate(self, w, up, cohort, server):
         lives = Path({lives!r})
         if cohort.round == 2 and (left := lives.read_text()):
             lives.write_text(left[1:])
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().aggregate(x, up, cohort, server)
+        return super().aggregate(w, up, cohort, server)
 """
-PAGE = """
+EXPERIMENT = """
 title = "Some runs"
 where = "here"
 shows = "table"
@@ -58,8 +58,8 @@ set = {{ {more} }}
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a method that kills, which the registries forget afterwards."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a plugin whose method kills its process, which is registered for one test only."""
     for registry in CHOICES.values():
         monkeypatch.setattr(registry, "members", dict(registry.members))
     monkeypatch.chdir(tmp_path)
@@ -67,56 +67,62 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def page(desk: Path, more: str, lives: str = "") -> str:
-    (desk / "lives").write_text(lives)
-    (desk / "mine.toml").write_text(PAGE.format(plugin=str(desk / "own.py"), more=more))
-    return str(desk / "mine.toml")
+def experiment(folder: Path, more: str, lives: str = "") -> str:
+    """The path of an experiment with three methods, of which the third has these settings."""
+    (folder / "lives").write_text(lives)
+    (folder / "mine.toml").write_text(EXPERIMENT.format(plugin=str(folder / "own.py"), more=more))
+    return str(folder / "mine.toml")
 
 
 def rows(folder: Path) -> dict[Any, str]:
+    """The stored results without times."""
     return {r.key: r.value for r in read_results(folder) if not r.metric.startswith("seconds")}
 
 
-def methods(desk: Path) -> set[str]:
-    return {r.method for r in read_results(desk / "results")}
+def methods(folder: Path) -> set[str]:
+    """The methods with stored results."""
+    return {r.method for r in read_results(folder / "results")}
 
 
 DEADLY = 'rounds = 3, algorithm = { name = "deadly" }'
 
 
-def test_two_processes_give_the_results_of_one(desk: Path) -> None:
-    seen: list[str] = []
-    one = reproduce("feddpc/table2", "smoke", ["FedProx", "FedDPC"], 2, desk / "a", desk / "one")
-    watch = lambda run, record: seen.append(run.name)
-    two = reproduce("feddpc/table2", "smoke", ["FedProx", "FedDPC"], 2, desk / "b", desk / "two", watch, processes=2)
+@pytest.mark.slow
+def test_two_processes_give_the_results_of_one(folder: Path) -> None:
+    watched: list[str] = []
+    one = reproduce("feddpc/table2", "smoke", ["FedProx", "FedDPC"], 2, folder / "a", folder / "one")
+    watch = lambda run, record: watched.append(run.name)
+    two = reproduce(
+        "feddpc/table2", "smoke", ["FedProx", "FedDPC"], 2, folder / "b", folder / "two", watch, processes=2
+    )
     untimed = lambda cells: [cell for cell in cells if not cell.metric.startswith("seconds")]
-    assert untimed(two) == untimed(one) and rows(desk / "two") == rows(desk / "one") and len(set(seen)) == 5
-    told = metrics_by_run(read_results(desk / "two"))
-    shared = {key for key, run in told.items() if "seconds_shared" in run}
-    assert (
-        all("seconds_per_round" in run for key, run in told.items() if key not in shared) and len(shared) >= 4
-    )  # times that say so
-    assert all(load(folder).facts["state"] == "finished" for folder in (desk / "b").iterdir())
+    assert untimed(two) == untimed(one) and rows(folder / "two") == rows(folder / "one") and len(set(watched)) == 5
+    results = metrics_by_run(read_results(folder / "two"))
+    shared = {key for key, run in results.items() if "seconds_shared" in run}  # times that are not a run's own
+    assert all("seconds_per_round" in run for key, run in results.items() if key not in shared) and len(shared) >= 4
+    assert all(load(run_folder).facts["state"] == "finished" for run_folder in (folder / "b").iterdir())
 
 
-def test_what_a_killed_process_had_begun_is_taken_by_a_fresh_one(desk: Path) -> None:
-    id, said = page(desk, DEADLY, "x"), list[str]()
-    begun = prepare_reproduction(id, results=desk / "results")
-    runs = list(run_missing(begun, desk / "runs", desk / "results", None, 2, said.append))
+def test_what_a_killed_process_had_begun_is_taken_by_a_fresh_one(folder: Path) -> None:
+    id, sentences = experiment(folder, DEADLY, "x"), list[str]()
+    begun = prepare_reproduction(id, results=folder / "results")
+    runs = list(run_missing(begun, folder / "runs", folder / "results", None, 2, sentences.append))
     assert (
         sorted(run.algorithm for run in runs) == ["deadly", "fedavg", "fedprox"]
         and not begun.missing
         and not begun.lost
     )
-    assert said == ["one of 2 processes was ended by SIGKILL; a fresh one takes its 1 unfinished run"]
-    reproduce(id, out=desk / "alone", results=desk / "whole")
-    assert rows(desk / "results") == rows(desk / "whole")
+    assert {run.facts["state"] for run in runs} == {"finished"} and {run.facts["processes"] for run in runs} == {2}
+    assert sentences == ["one of 2 processes was ended by SIGKILL; a fresh one takes its 1 unfinished run"]
+    reproduce(id, out=folder / "alone", results=folder / "whole")
+    assert rows(folder / "results") == rows(folder / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_that_kills_twice_is_named_and_all_others_are_stored(
-    desk: Path, capfd: pytest.CaptureFixture[str]
+    folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    id = page(desk, DEADLY, "xx")
+    id = experiment(folder, DEADLY, "xx")
     assert main(["reproduce", id, "--processes", "2"]) == 1
     out, err = capfd.readouterr()
     assert not out and "its 1 unfinished run had lost one before: given up" in err
@@ -124,14 +130,17 @@ def test_a_run_that_kills_twice_is_named_and_all_others_are_stored(
         "1 of 3 runs were not made, as their processes were lost, all others are stored: all C seed 0; to go on:" in err
     )
     assert f"askew reproduce {id} --scale full --processes 2 --out runs --results results" in err
-    assert methods(desk) == {"A", "B"}
+    assert methods(folder) == {"A", "B"}
     assert main(["reproduce", id, "--processes", "2"]) == 0
-    assert methods(desk) == {"A", "B", "C"}
+    assert methods(folder) == {"A", "B", "C"}
 
 
-def test_a_failure_is_told_by_its_process_and_misuse_ends_all(desk: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    id = page(desk, 'algorithm = { name = "deadly" }')
-    (desk / "lives").unlink()  # now the plugin fails
+@pytest.mark.slow
+def test_a_failure_is_reported_by_its_process_and_misuse_ends_all(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    id = experiment(folder, 'algorithm = { name = "deadly" }')
+    (folder / "lives").unlink()  # now the plugin fails
     assert main(["reproduce", id, "--processes", "2"]) == 1
     assert "own.py' failed in line 13: FileNotFoundError" in capfd.readouterr().err
     assert main(["reproduce", id, "--processes", "2", "--workers", "2"]) == 2
@@ -142,13 +151,14 @@ def test_a_failure_is_told_by_its_process_and_misuse_ends_all(desk: Path, capfd:
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(
-    desk: Path, capfd: pytest.CaptureFixture[str]
+    folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    id = page(desk, 'rounds = 100000 }\n[[method]]\nname = "D"\nset = { rounds = 100001')
+    id = experiment(folder, 'rounds = 100000 }\n[[method]]\nname = "D"\nset = { rounds = 100001')
 
     def played() -> list[int]:
-        return sorted(n for log in desk.glob("runs/*/rounds.jsonl") if (n := log.read_text().count("\n")) != 2)
+        return sorted(n for log in folder.glob("runs/*/rounds.jsonl") if (n := log.read_text().count("\n")) != 2)
 
     def stop(before: list[int]) -> None:
         """When the short runs are stored and both long ones have gone on; or after minutes, so that the test ends."""
@@ -156,7 +166,7 @@ def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(
         while time.monotonic() < until:
             time.sleep(0.05)
             if (
-                methods(desk) == {"A", "B"}
+                methods(folder) == {"A", "B"}
                 and len(now := played()) == 2
                 and all(a < b for a, b in zip(before, now, strict=True))
             ):
@@ -169,9 +179,9 @@ def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(
         stopper.start()
         assert main(["reproduce", id, "--processes", "3"]) == 130
         stopper.join()
-        left = prepare_reproduction(id, results=desk / "results").missing
-        runs = [load(desk / "runs" / p.config.name()) for p in left]
-        assert methods(desk) == {"A", "B"} and [p.method for p in left] == ["C", "D"]
+        left = prepare_reproduction(id, results=folder / "results").missing
+        runs = [load(folder / "runs" / p.config.name()) for p in left]
+        assert methods(folder) == {"A", "B"} and [p.method for p in left] == ["C", "D"]
         assert {run.facts["state"] for run in runs} == {"interrupted"} and all(
             a < b for a, b in zip(before, played(), strict=True)
         )
@@ -198,48 +208,49 @@ def test_on_a_gpu_the_runs_of_a_method_stay_together_and_the_longest_part_is_fir
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100))
     monkeypatch.setattr("askew.reproduction.reproduce.estimate_memory", lambda config: 20)
-    assert [len(part) for part in split_for_processes(planned, 2)] == [1] * len(
-        planned
-    )  # each of two has room for one run
+    # each of two processes has room for one run
+    assert [len(part) for part in split_for_processes(planned, 2)] == [1] * len(planned)
 
 
 # MPS ------------------------------------------------------------------------------------------------------------
 
 
-def daemon(folder: Path, code: int = 0) -> None:
-    """A program of its name that notes what it is told."""
-    path = folder / share.MPS
+def install_mps(folder: Path, code: int = 0) -> None:
+    """Write a program of MPS's name that notes its calls."""
+    path = folder / process_pool.MPS
     path.write_text(
-        f'#!/bin/sh\necho "$1 $(cat) $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY" >> {folder}/told\nexit {code}\n'
+        f'#!/bin/sh\necho "$1 $(cat) $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY" >> {folder}/calls\nexit {code}\n'
     )
     path.chmod(0o755)
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_mps_serves_for_the_time_of_the_command(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon(tmp_path, code)
+def test_mps_runs_while_the_command_does(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_mps(tmp_path, code)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv(share.PIPE, raising=False)
-    monkeypatch.setattr(share, "USUAL", str(tmp_path / "nobody"))
-    said: list[str] = []
-    with share.at_once(said.append):
-        pipe, log = os.environ[share.PIPE], os.environ[share.LOG]
+    monkeypatch.delenv(process_pool.MPS_PIPES, raising=False)
+    monkeypatch.setattr(process_pool, "MPS_DEFAULT_PIPES", str(tmp_path / "missing"))
+    sentences: list[str] = []
+    with process_pool.mps_server(sentences.append):
+        pipe, log = os.environ[process_pool.MPS_PIPES], os.environ[process_pool.MPS_LOGS]
         assert Path(pipe).is_dir() and Path(log).is_dir() and pipe != log
-    told = (tmp_path / "told").read_text().splitlines()
-    assert told == ([f"-d  {pipe} {log}", f" quit {pipe} {log}"] if code == 0 else [f"-d  {pipe} {log}"])
-    assert said == ([] if code == 0 else ["nvidia-cuda-mps-control did not start; the processes take turns on the GPU"])
-    assert share.PIPE not in os.environ and not Path(pipe).exists()
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == ([f"-d  {pipe} {log}", f" quit {pipe} {log}"] if code == 0 else [f"-d  {pipe} {log}"])
+    assert sentences == (
+        [] if code == 0 else ["nvidia-cuda-mps-control did not start; the processes take turns on the GPU"]
+    )
+    assert process_pool.MPS_PIPES not in os.environ and not Path(pipe).exists()
 
 
-def test_mps_that_serves_already_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon(tmp_path)
+def test_mps_that_runs_already_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_mps(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "control").touch()
-    monkeypatch.setenv(share.PIPE, str(tmp_path))
-    with share.at_once(lambda words: None):
-        assert os.environ[share.PIPE] == str(tmp_path)
-    assert not (tmp_path / "told").exists() and os.environ[share.PIPE] == str(tmp_path)
+    monkeypatch.setenv(process_pool.MPS_PIPES, str(tmp_path))
+    with process_pool.mps_server(lambda sentence: None):
+        assert os.environ[process_pool.MPS_PIPES] == str(tmp_path)
+    assert not (tmp_path / "calls").exists() and os.environ[process_pool.MPS_PIPES] == str(tmp_path)
     monkeypatch.setenv("PATH", "")
     (tmp_path / "control").unlink()
-    with share.at_once(lambda words: None):  # nor is it missed where it is not installed
-        assert os.environ[share.PIPE] == str(tmp_path)
+    with process_pool.mps_server(lambda sentence: None):  # nor is it missed where it is not installed
+        assert os.environ[process_pool.MPS_PIPES] == str(tmp_path)

@@ -1,0 +1,61 @@
+"""What is measured of a run's models after a round, and the model that a run stores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.task import WithFeatures
+from ..engine.evaluate import accuracy_by_rarity, client_spread, evaluate_clients, mean_private, with_private
+from .build import BuiltRun
+from .store import Record
+
+
+def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
+    """Scores [2], or [3] with halves, of each model that the algorithm names, on the device; the main one first."""
+    server, fed, evaluator = built.server, built.fed, built.evaluator
+    how, private = server.alg.evaluates(), server.private
+    scores: dict[str, Tensor] = {}
+    for name, w in server.alg.models(server.w, server.state).items():
+        buffers = server.buffers
+        if how == "clients" and not private.empty:
+            scores[name] = evaluate_clients(evaluator, w, buffers, private, server.privates)
+        else:
+            if how == "mean" and not private.empty:
+                w, buffers = with_private(w, buffers, private, mean_private(server.privates, len(fed.eligible)))
+            scores[name] = evaluator(w, buffers)
+    return scores
+
+
+def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
+    """The entries of a round's record: the scores as plain numbers, and what else is measured of the main model."""
+    server, fed, private = built.server, built.fed, built.server.private
+    record: Record = {}
+    for name, (accuracy, loss, *half) in zip(scores, torch.stack(list(scores.values())).tolist(), strict=True):
+        suffix = f"_{name}" if record else ""
+        record |= {f"accuracy{suffix}": accuracy if fed.classes else None, f"loss{suffix}": loss}
+        if half and fed.classes and not suffix:
+            count, chosen = len(fed.test.y), len(fed.test.y) // 2
+            record |= {
+                "accuracy_choose": half[0],
+                "accuracy_report": (count * accuracy - chosen * half[0]) / (count - chosen),
+            }
+    if built.config.evaluation.spread and fed.classes:
+        clients_own = server.alg.evaluates() == "clients" and not private.empty
+        bank = server.privates if clients_own else None
+        record |= client_spread(built.task, server.w, server.buffers, fed, private, bank)
+    if built.config.evaluation.rare and fed.classes and fed.assignment is not None and private.empty:
+        record |= accuracy_by_rarity(built.task, server.w, server.buffers, fed)
+    return record
+
+
+def model_tensors(built: BuiltRun) -> dict[str, Tensor]:
+    """The global model by the network's own names; of centralised training, the model of its one client."""
+    server, space = built.server, built.space
+    w, buffers = server.w, server.buffers
+    if server.alg.pooled and len(server.privates):
+        row = {n: v[0] for n, v in server.privates.read([0]).items()}
+        w, buffers = with_private(w, buffers, server.private, row)
+    prefix = "module." if isinstance(built.module, WithFeatures) else ""
+    tensors = {**space.split(w), **space.split_buffers(buffers)}
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}

@@ -1,0 +1,85 @@
+"""The folder of a run while it runs: where it is, whether it can be continued, and how it is begun or continued."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..engine.choose import EngineChoice
+from ..engine.distributed import SINGLE, ProcessGroup
+from ..errors import StoreError
+from . import checkpoint
+from .build import BuiltRun
+from .config import Config, stored_tables
+from .store import Run, load, read_json, read_rounds, to_json, write_json, write_text
+from .toml import read_toml
+
+# all files that a run stores, beside the folder of figures
+FILES = (
+    "run.toml",
+    "rounds.jsonl",
+    "run.json",
+    "federation.json",
+    "model.safetensors",
+    "conformal.json",
+    checkpoint.FILE,
+)
+
+
+def run_folder(config: Config, out: str | Path | None) -> Path | None:
+    """The folder of a configuration's run below `out`; None where nothing is to be stored."""
+    return None if out is None else Path(out) / config.name()
+
+
+def is_finished(folder: Path | None) -> bool:
+    """Does this folder hold a finished run?"""
+    if folder is None or not ((folder / "run.toml").exists() and (folder / "model.safetensors").exists()):
+        return False
+    return load(folder).finished
+
+
+def previous_engine(folder: Path | None) -> EngineChoice | None:
+    """The engine of a run that is continued: another one's rounds would differ from those before by rounding."""
+    facts = read_json(folder / "run.json") if folder and (folder / checkpoint.FILE).exists() else {}
+    return EngineChoice(str(facts["engine"]), str(facts["reason"])) if {"engine", "reason"} <= facts.keys() else None
+
+
+def check_same_config(folder: Path, config: Config) -> None:
+    """Refuse a folder that holds a run of another configuration."""
+    file = folder / "run.toml"
+    if file.exists() and without_surroundings(read_toml(file)) != without_surroundings(stored_tables(config)):
+        raise StoreError(f"{folder} holds a run of another configuration; use another --out, or --fresh to replace it.")
+
+
+def without_surroundings(tables: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what changes no number: where a plugin's file is, how many processes there are."""
+    engine = tables.get("engine")
+    return tables | {"plugins": None, "engine": engine | {"workers": None} if isinstance(engine, dict) else engine}
+
+
+def clear_run(folder: Path) -> None:
+    """Remove what a run stored in its folder, and nothing else."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "figures", ignore_errors=True)
+
+
+def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> int:
+    """Write a run's first files, or restore its server and rounds from a checkpoint; return the last round trained."""
+    assert run.folder is not None
+    folder, log = run.folder, run.folder / "rounds.jsonl"
+    records = read_rounds(log)
+    last = checkpoint.restore(folder, built.server, built.config.digest())
+    if last > len(records):
+        raise StoreError(
+            f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over."
+        )
+    run.rounds = records[:last]
+    if not group.is_leader:
+        return last
+    write_text(folder / "run.toml", built.config.toml())
+    write_text(log, "".join(to_json(record) + "\n" for record in run.rounds))
+    write_json(folder / "federation.json", run.federation)
+    write_json(folder / "run.json", run.facts)
+    return last
