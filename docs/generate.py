@@ -15,7 +15,7 @@ from typing import Any
 
 from askew.algorithms import algorithms
 from askew.core.algorithm import Algorithm
-from askew.core.settings import Settings, plain
+from askew.core.settings import Settings, toml_text
 from askew.core.space import Space
 from askew.experiment.catalogue import entries, parameters
 from askew.experiment.config import CHOICES, DEFAULT_NAMES, TABLES, Config, TopLevel
@@ -94,7 +94,7 @@ def settings_table(cls: type[Settings]) -> str:
 
 
 def literal(value: object) -> str:
-    return plain(value).replace("'", '"')
+    return toml_text(value).replace("'", '"')
 
 
 def configuration() -> str:

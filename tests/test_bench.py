@@ -49,7 +49,7 @@ def test_names_say_clients_steps_and_batch() -> None:
         network, *sizes = name.split("-")
         if sizes and sizes[-1].count("x") == 2:
             assert sizes[-1] == f"{workload.clients}x{workload.steps}x{workload.batch}"
-            assert network == workload.network.called().lower()
+            assert network == workload.network.display_name().lower()
 
 
 @pytest.mark.parametrize("name", ["tiny", "softmax-100", "charlstm-10x5x10"])

@@ -17,7 +17,7 @@ from torch import nn
 from askew.core.algebra import clip_norm, dot, norm, step_along
 from askew.core.bank import Bank
 from askew.core.differentiate import differentiate
-from askew.core.rng import generator, key, torch_seed
+from askew.core.rng import address_key, generator, torch_seed
 from askew.core.settings import Registry, Settings, setting
 from askew.core.space import BATCH_NORMS, Space
 from askew.core.task import Bound, Functional, WithFeatures, with_features
@@ -48,15 +48,15 @@ def test_a_module_is_its_vector_and_back() -> None:
 
 def test_parts_by_kind_by_name_and_from_the_end() -> None:
     space = Space(mlp("batch"))
-    norms = space.kind(*BATCH_NORMS)
+    norms = space.layers_of_type(*BATCH_NORMS)
     assert norms.indices.numel() == 16 and norms.buffer_indices.numel() == 16
     assert torch.equal(space.start[norms.indices], torch.cat([torch.ones(8), torch.zeros(8)]))
-    assert space.layers("out").indices.numel() == 8 * 3 + 3
-    assert torch.equal(space.last(1).indices, space.layers("out").indices)
-    assert space.everything().indices.numel() == space.P
-    assert space.nothing().empty and not norms.empty
+    assert space.named_layers("out").indices.numel() == 8 * 3 + 3
+    assert torch.equal(space.last_layers(1).indices, space.named_layers("out").indices)
+    assert space.whole_part().indices.numel() == space.P
+    assert space.empty_part().empty and not norms.empty
     with pytest.raises(ModelError, match="no layer 'head'"):
-        space.layers("head")
+        space.named_layers("head")
 
 
 def test_a_network_without_weights_or_with_bad_ones_is_refused() -> None:
@@ -191,13 +191,13 @@ def test_draws_follow_from_seed_purpose_round_and_client() -> None:
     assert draw(0, "batches", 3, 7) == draw(0, "batches", 3, 7)
     others = [(1, "batches", 3, 7), (0, "other", 3, 7), (0, "batches", 4, 7), (0, "batches", 3, 8)]
     assert all(draw(0, "batches", 3, 7) != draw(*other) for other in others)
-    assert len({key(0, "p", r, c) for r in range(50) for c in range(50)}) == 2500
+    assert len({address_key(0, "p", r, c) for r in range(50) for c in range(50)}) == 2500
     assert torch_seed(0, "model") != torch_seed(1, "model")
 
 
 def test_the_key_of_a_stream_is_that_of_philox() -> None:
     for client in range(20):
-        words = np.frombuffer(key(5, "batches", 3, client), dtype=np.uint64)
+        words = np.frombuffer(address_key(5, "batches", 3, client), dtype=np.uint64)
         plain = np.random.Generator(np.random.Philox(key=words))
         stream = generator(5, "batches", 3, client)
         assert np.array_equal(stream.permutation(300), plain.permutation(300))
@@ -236,10 +236,10 @@ def test_a_bank_reads_back_what_was_last_written(writes: list[tuple[list[int], f
 def test_a_bank_grows_from_memory_into_a_file_and_only_for_clients_that_took_part(tmp_path: Path) -> None:
     start = {"h": torch.zeros(1000)}
     bank = Bank(start, host_bytes=100_000, folder=tmp_path)
-    assert sum(bank.places().values()) == 0
+    assert sum(bank.bytes_by_place().values()) == 0
     for client in range(0, 400, 4):
         bank.write([client], {"h": torch.full((1, 1000), float(client))})
-    places = bank.places()
+    places = bank.bytes_by_place()
     assert 0 < places["host"] <= 100_000 and places["file"] > 0
     rows = bank.read(list(range(0, 400, 4)))["h"]
     assert torch.equal(rows[:, 0], torch.arange(0.0, 400.0, 4.0))
@@ -359,7 +359,7 @@ def test_hooks_that_break_the_interface_are_named() -> None:
 
 def test_channels_last_is_another_order_of_the_same_coordinates() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 5), nn.Flatten(), nn.Linear(4, 2))
-    plain, last = Space(module), Space(module, last=True)
+    plain, last = Space(module), Space(module, channels_last=True)
     assert torch.equal(plain.start.sort().values, last.start.sort().values) and not torch.equal(plain.start, last.start)
     for (name, a), b in zip(plain.split(plain.start).items(), last.split(last.start).values(), strict=True):
         assert torch.equal(a, b) and a.shape == b.shape, name
@@ -369,7 +369,7 @@ def test_channels_last_is_another_order_of_the_same_coordinates() -> None:
     x, y = torch.randn(6, 3, 5, 5), torch.randint(0, 2, (6,))
     grads = []
     for space in (plain, last):
-        task = Bound(WithFeatures(module), Space(WithFeatures(module), last=space.last_channels))
+        task = Bound(WithFeatures(module), Space(WithFeatures(module), channels_last=space.channels_last))
         g, _, _ = differentiate(
             task, lambda u, task=task: task.loss(u, Batch(x, y)), task.space.start, task.space.buffers
         )

@@ -233,7 +233,9 @@ def problem() -> Problem:
     return labelled(tastes([20, 7, 12, 9, 16, 5]))
 
 
-@pytest.mark.parametrize("alg", [FedAvg(), Scaffold(), FedDPC(), FedGA(form="exact")], ids=lambda alg: alg.called())
+@pytest.mark.parametrize(
+    "alg", [FedAvg(), Scaffold(), FedDPC(), FedGA(form="exact")], ids=lambda alg: alg.display_name()
+)
 def test_the_record_follows_from_what_was_sent(alg: Algorithm, problem: Problem) -> None:
     server = recording(alg, problem)
     server.engine = heard = Listening(server.engine)
@@ -269,7 +271,7 @@ def test_the_record_follows_from_what_was_sent(alg: Algorithm, problem: Problem)
         x, previous = server.w.clone(), moved
 
 
-@pytest.mark.parametrize("alg", [FedAvg(), MGDA(server_lr=0.1)], ids=lambda alg: alg.called())
+@pytest.mark.parametrize("alg", [FedAvg(), MGDA(server_lr=0.1)], ids=lambda alg: alg.display_name())
 def test_the_variance_of_global_updates_in_a_window(
     alg: Algorithm, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +293,7 @@ def test_the_variance_of_global_updates_in_a_window(
 def test_each_update_of_feddpc_is_orthogonal_to_the_last_and_those_of_fedavg_are_not(problem: Problem) -> None:
     turns = {}
     for alg in (FedDPC(), FedAvg()):
-        turns[alg.called()] = [abs(r["drift_turn"]) for r in play(recording(alg, problem), draws(6, 3, 6))[1:]]
+        turns[alg.display_name()] = [abs(r["drift_turn"]) for r in play(recording(alg, problem), draws(6, 3, 6))[1:]]
     assert max(turns["FedDPC"]) < 1e-12 < 1e-3 < min(turns["FedAvg"])
 
 

@@ -134,7 +134,7 @@ FUNCTION = re.compile(r"^(?:INLINE|APART|static|int)\b[^;{]*?(\w+)\([^;{]*\)\s*\
 REPEATED = {  # formulas that stand in Python as well, and the test that holds the two together
     "cross_entropy": "kernels/test_dense.py::test_steps_in_a_row_are_torchs",  # core/task.py
     "batch": "kernels/test_dense.py::test_gradients_of_many_networks_are_each_ones_own",  # what autograd does
-    "descend": "kernels/test_dense.py::test_momentum_decay_and_clipping_in_c_are_torchs",  # core/algorithm.py, algebra.py
+    "descend": "kernels/test_dense.py::test_momentum_decay_and_clipping_in_c_are_torchs",  # core/algebra.py
     "train": "kernels/test_dense.py::test_an_affine_direction_in_c_is_the_formula",  # core/types.py
     "forward": "kernels/test_conv.py::test_a_convolution_is_torchs",  # torch's
     "backward": "kernels/test_conv.py::test_a_convolution_is_torchs",

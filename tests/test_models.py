@@ -31,7 +31,7 @@ from askew.models import (
     Softmax,
     networks,
 )
-from askew.models.network import chain, fuse, normed
+from askew.models.network import fuse, make_chain, norm_layer
 from askew.models.resnet import Block, quarter
 
 IMAGES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
@@ -456,7 +456,7 @@ def test_residual_blocks_are_their_formula() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_a_quarter_of_a_residual_block_is_a_narrow_block(norm: str, bottleneck: bool, training: bool) -> None:
     width = 256 if bottleneck else 64
-    wide, narrow = (Block(width, w, 1, bottleneck, partial(normed, norm)).train(training) for w in (64, 16))
+    wide, narrow = (Block(width, w, 1, bottleneck, partial(norm_layer, norm)).train(training) for w in (64, 16))
     with torch.no_grad():
         for name, whole in wide.state_dict().items():
             if whole.ndim == 1 and name.startswith("bn"):
@@ -612,7 +612,7 @@ def test_a_relu_may_come_after_the_pooling(pool: nn.MaxPool2d) -> None:
         ("flatten", nn.Flatten()),
         ("out", nn.LazyLinear(4)),
     ]
-    net = chain(iter(layers))
+    net = make_chain(iter(layers))
     x = torch.randint(-1, 2, (5, 2, 9, 9)).float()
     with torch.no_grad():
         net.conv.weight.copy_(torch.randint(-1, 2, net.conv.weight.shape))

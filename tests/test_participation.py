@@ -156,16 +156,16 @@ def test_a_million_clients_cost_only_the_cohort() -> None:
 
 def test_full_is_everybody() -> None:
     assert FullParticipation().sample(0, 1, np.array([4, 2, 9]), 10).tolist() == [2, 4, 9]
-    FullParticipation().fit(1)
+    FullParticipation().check_clients(1)
 
 
 def test_a_cohort_beyond_the_clients_is_refused() -> None:
-    Uniform(cohort=10).fit(10)
+    Uniform(cohort=10).check_clients(10)
     with pytest.raises(
         ConfigError,
         match=r"Uniform: cohort must be at most the number of clients, 9, got 10; lower participation.cohort",
     ):
-        Uniform(cohort=10).fit(9)
+        Uniform(cohort=10).check_clients(9)
     for fraction in (0, 1.5):
         with pytest.raises(ConfigError, match="Uniform: fraction must be > 0 and ≤ 1"):
             Uniform(fraction=fraction)
@@ -214,7 +214,7 @@ def test_every_rule_chooses_eligible_clients_and_is_repeatable(
     eligible = np.array(data.draw(st.lists(st.integers(0, CLIENTS - 1), unique=True)), dtype=np.int64)
     table = data.draw(st.fixed_dictionaries(SETTINGS[name] | TURNOUT))
     rule = participations[name].build(table | ({"path": str(trace_file)} if name == "trace" else {}))
-    rule.fit(CLIENTS)
+    rule.check_clients(CLIENTS)
     ids = rule.sample(seed, round, eligible, CLIENTS)
     assert ids.dtype == np.int64 and (np.diff(ids) > 0).all() and np.isin(ids, eligible).all()
     if name in ("uniform", "skewed"):
@@ -410,7 +410,7 @@ def test_a_trace_says_who_comes(tmp_path: Path) -> None:
     np.save(array, np.array([[1, 0, 0, 0, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]], dtype=bool))
     for path in (lists, array):
         rule = Trace(path=str(path))
-        rule.fit(5)
+        rule.check_clients(5)
         assert rule.reads() == (path,)
         assert draw_rounds(rule, 5, range(5), 5) == [(0, 4), (), (1, 2, 3), (0, 4), ()]
         assert draw_rounds(rule, 3, [4, 3, 1], 5) == [(4,), (), (1, 3)]
@@ -491,7 +491,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, name: str, content: 
         DataError,
         match=f"^Trace: cannot use .*{name}: .*{sentence}.*; mend the file or name another one in participation.path.$",
     ):
-        Trace(path=str(path)).fit(5)
+        Trace(path=str(path)).check_clients(5)
 
 
 def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
@@ -499,11 +499,11 @@ def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(
             ConfigError, match=r"^Trace: path must name a .json or .npy file .*, got '.*'; set participation.path.$"
         ):
-            Trace(path=path).fit(5)
+            Trace(path=path).check_clients(5)
     (tmp_path / "folder.json").mkdir()
     for name, reason in (("none.json", "No such file"), ("folder.json", "directory"), ("a\0.npy", "null")):
         with pytest.raises(DataError, match=f"Trace: cannot use .*: .*{reason}.*; mend the file"):
-            Trace(path=str(tmp_path / name)).fit(5)
+            Trace(path=str(tmp_path / name)).check_clients(5)
 
 
 # Turnout
@@ -592,10 +592,10 @@ def test_more_than_there_are_clients_is_refused() -> None:
         with pytest.raises(
             ConfigError, match=f"^{rule.__name__}: cohort must be at most the number of clients, 9, got 10; lower"
         ):
-            rule(cohort=10).fit(9)
-    Cyclic(groups=9).fit(9)
+            rule(cohort=10).check_clients(9)
+    Cyclic(groups=9).check_clients(9)
     with pytest.raises(
         ConfigError,
         match=r"^Cyclic: groups must be at most the number of clients, 9, got 10; lower participation.groups or raise",
     ):
-        Cyclic(groups=10).fit(9)
+        Cyclic(groups=10).check_clients(9)

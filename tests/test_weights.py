@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from askew.core.space import Space
 from askew.errors import ModelError
-from askew.models import CNN, MLP, Network, ResNet18, ResNet50, start_from
+from askew.models import CNN, MLP, Network, ResNet18, ResNet50, load_weights
 
 SHAPE = (1, 8, 8)
 
@@ -78,7 +78,7 @@ def test_what_others_write_is_understood(
 def test_a_network_of_that_name_keeps_its_prefix(tmp_path: Path) -> None:
     module = nn.ModuleDict({"module": nn.Linear(2, 2)})
     torch.save({n: torch.ones_like(t) for n, t in module.state_dict().items()}, tmp_path / "w.pt")
-    start_from(module, str(tmp_path / "w.pt"), False)
+    load_weights(module, str(tmp_path / "w.pt"), False)
     assert all(bool((p == 1).all()) for p in module.parameters())
 
 

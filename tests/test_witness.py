@@ -102,7 +102,7 @@ def test_witnesses_change_nothing_and_are_not_called_where_no_update_is_sent(pro
 # learned drifts ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alg", [FedDC(alpha=0.1), FedDyn(alpha=0.1)], ids=lambda alg: alg.called())
+@pytest.mark.parametrize("alg", [FedDC(alpha=0.1), FedDyn(alpha=0.1)], ids=lambda alg: alg.display_name())
 @pytest.mark.parametrize("engine", ENGINES)
 def test_distances_to_the_next_model_with_and_without_the_drift(alg: Algorithm, engine: str, problem: Problem) -> None:
     server, _ = watched(alg, problem, engine)

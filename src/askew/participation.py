@@ -43,7 +43,7 @@ class Participation(Settings):
 
     seed: int | None = setting("seed of who comes; left out: the run's", default=None, least=0)
 
-    def fit(self, clients: int) -> None:
+    def check_clients(self, clients: int) -> None:
         """Refuse settings that are impossible with so many clients; called when the configuration loads."""
 
     def drawn_by(self, seed: int) -> int:
@@ -86,10 +86,10 @@ class CohortParticipation(Participation):
         "number of clients that take part in a round, instead of the share; 0: use the share", default=0, least=0
     )
 
-    def fit(self, clients: int) -> None:
+    def check_clients(self, clients: int) -> None:
         if self.cohort > clients:
             raise ConfigError(
-                f"{self.called()}: cohort must be at most the number of clients, {clients}, got {self.cohort}; "
+                f"{self.display_name()}: cohort must be at most the number of clients, {clients}, got {self.cohort}; "
                 "lower participation.cohort or raise partition.clients."
             )
 
@@ -190,11 +190,11 @@ class Cyclic(CohortParticipation):
         "form the groups at random, once; false: by id, the first N / groups clients first", default=True
     )
 
-    def fit(self, clients: int) -> None:
-        super().fit(clients)
+    def check_clients(self, clients: int) -> None:
+        super().check_clients(clients)
         if self.groups > clients:
             raise ConfigError(
-                f"{self.called()}: groups must be at most the number of clients, {clients}, got {self.groups}; "
+                f"{self.display_name()}: groups must be at most the number of clients, {clients}, got {self.groups}; "
                 "lower participation.groups or raise partition.clients."
             )
 
@@ -264,7 +264,7 @@ class Trace(Participation):
     path: str = setting("the .json or .npy file; a relative path starts from the working folder", default="")
     repeat: bool = setting("begin again after the file's last round; false: nobody comes any more", default=True)
 
-    def fit(self, clients: int) -> None:
+    def check_clients(self, clients: int) -> None:
         self.rows(clients)
 
     def reads(self) -> tuple[Path, ...]:
@@ -280,7 +280,7 @@ class Trace(Participation):
         path = Path(self.path)
         if path.suffix not in READERS:
             raise ConfigError(
-                f"{self.called()}: path must name a .json or .npy file that says who comes in each round, "
+                f"{self.display_name()}: path must name a .json or .npy file that says who comes in each round, "
                 f"got {self.path!r}; set participation.path."
             )
         try:
@@ -291,7 +291,8 @@ class Trace(Participation):
         except (ValueError, RecursionError) as problem:
             reason = str(problem)
         raise DataError(
-            f"{self.called()}: cannot use {path}: {reason}; mend the file or name another one in participation.path."
+            f"{self.display_name()}: cannot use {path}: {reason}; "
+            "mend the file or name another one in participation.path."
         )
 
 

@@ -56,7 +56,7 @@ class Everything(Scaffold):
         return {"y": space.zeros()}
 
     def private(self, space: Space) -> Part:
-        return space.last(1)
+        return space.last_layers(1)
 
     def evaluates(self) -> str:
         return "clients"

@@ -151,7 +151,7 @@ def test_records_of_other_kinds_are_refused() -> None:
 def test_private_coordinates_are_removed_and_restored() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
     space = Space(network)
-    private = space.kind(torch.nn.BatchNorm1d)
+    private = space.layers_of_type(torch.nn.BatchNorm1d)
     shared, w = SharedCoordinates(space, private), torch.arange(space.P, dtype=torch.float32)
     state = {"x": w, "scalar": torch.tensor(2.0)}
     sent = shared.remove_private(state)

@@ -32,7 +32,7 @@ class FedAMD(FedAvg):
     anchor: float = setting("probability p of being an anchor", default=0.2, above=0, below=1)
 
     def server_state(self, space: Space) -> State:
-        return {"v": space.precise()}
+        return {"v": space.zeros_float64()}
 
     def memory(self, space: Space) -> State:
         return {"g": space.zeros()}

@@ -31,8 +31,8 @@ class FedAvg(Algorithm):
     def check(self) -> None:
         if self.server_lr is not None and self.server_scale != 1.0:
             raise ConfigError(
-                f"{self.called()}: give server_scale or server_lr, not both; server_lr = server_scale × local.lr. "
-                "Leave one out."
+                f"{self.display_name()}: give server_scale or server_lr, not both; "
+                "server_lr = server_scale × local.lr. Leave one out."
             )
 
     def scale(self, cohort: Cohort) -> float:

@@ -25,7 +25,7 @@ class FedBN(FedAvg):
     )
 
     def private(self, space: Space) -> Part:
-        return space.kind(*BATCH_NORMS)
+        return space.layers_of_type(*BATCH_NORMS)
 
     def evaluates(self) -> str:
         return {"clients": "clients", "server_mean": "mean", "server_init": "global"}[self.eval]

@@ -52,7 +52,7 @@ class FedDC(Algorithm):
     divide_c: bool = setting("divide c by n_i / n̄, as the code does for unequal sizes", default=False)
 
     def server_state(self, space: Space) -> State:
-        return {"c": space.precise(), "h": space.precise()}
+        return {"c": space.zeros_float64(), "h": space.zeros_float64()}
 
     def client_state(self, space: Space) -> State:
         return {"c": space.zeros(), "h": space.zeros()}

@@ -36,7 +36,7 @@ class FedDyn(Algorithm):
     )
 
     def server_state(self, space: Space) -> State:
-        return {"h": space.precise(), "mean": space.start.clone()}
+        return {"h": space.zeros_float64(), "mean": space.start.clone()}
 
     def client_state(self, space: Space) -> State:
         return {"h": space.zeros()}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.settings import off, setting
+from ..core.settings import is_off, setting
 from ..core.space import Space
 from ..core.types import Client, Cohort, State
 from .fedprox import stable
@@ -29,8 +29,8 @@ class FedNova(Algorithm):
     mu: float = setting("strength μ of an optional proximal term", default=0.0, least=0)
     server_momentum: float = setting("momentum of the server's step", default=0.0, least=0, below=1)
 
-    def fit(self, lr: float) -> None:
-        stable(self.called(), self.mu, lr)
+    def check_learning_rate(self, lr: float) -> None:
+        stable(self.display_name(), self.mu, lr)
 
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros()}
@@ -39,7 +39,7 @@ class FedNova(Algorithm):
         return {"c": torch.zeros_like(client.w[0]), "a": torch.zeros_like(client.w[0])}
 
     def descend(self, theta: Tensor, d: Tensor, v: Tensor, client: Client) -> tuple[Tensor, Tensor]:
-        return super().descend(theta, d if off(self.mu) else d + self.mu * (theta - client.w), v, client)
+        return super().descend(theta, d if is_off(self.mu) else d + self.mu * (theta - client.w), v, client)
 
     def note(self, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
         c = client.momentum * client.carry["c"] + 1 - client.lr * self.mu * client.carry["a"]

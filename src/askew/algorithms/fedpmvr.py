@@ -79,13 +79,13 @@ class FedPMVR(FedAvg):
 def head_of(alg: FedPMVR, space: Space) -> Part:
     """The part of the network that is corrected; a network without one is refused."""
     if alg.corrected == "convolutions":
-        part = space.kind(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        part = space.layers_of_type(nn.Conv1d, nn.Conv2d, nn.Conv3d)
         if part.indices.numel() == 0:
             raise ModelError(
                 'FedPMVR: this network has no convolutions to correct; set corrected = "head", or take another network.'
             )
         return part
-    part = space.last(alg.head) if alg.head_unit == "layers" else space.last_tensors(alg.head)
+    part = space.last_layers(alg.head) if alg.head_unit == "layers" else space.last_tensors(alg.head)
     if part.indices.numel() == 0:
         raise ModelError("FedPMVR: the head is empty; choose head ≥ 1 on a network with parameters.")
     return part

@@ -33,8 +33,8 @@ class FedProx(FedAvg):
 
     mu: float = setting("strength μ of the proximal term", default=0.01, least=0, hint="papers use 0.001–1, try 0.01.")
 
-    def fit(self, lr: float) -> None:
-        stable(self.called(), self.mu, lr)
+    def check_learning_rate(self, lr: float) -> None:
+        stable(self.display_name(), self.mu, lr)
 
     def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
         return grad(theta) + self.mu * (theta - client.w)

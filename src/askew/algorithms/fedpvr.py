@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Gradient
-from ..core.settings import off, setting
+from ..core.settings import is_off, setting
 from ..core.space import Space
 from ..core.types import Client, Cohort, Part, State
 from .fedavg import FedAvg
@@ -29,19 +29,19 @@ class FedPVR(FedAvg):
     head: int = setting("number of last layers with parameters that are corrected", default=2, least=0)
 
     def parts(self, space: Space) -> dict[str, Part]:
-        return {"head": space.last(self.head)}
+        return {"head": space.last_layers(self.head)}
 
     def server_state(self, space: Space) -> State:
-        return {"c": space.precise()[space.last(self.head).indices]}
+        return {"c": space.zeros_float64()[space.last_layers(self.head).indices]}
 
     def client_state(self, space: Space) -> State:
-        return {"c": space.zeros()[space.last(self.head).indices]}
+        return {"c": space.zeros()[space.last_layers(self.head).indices]}
 
     def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
         return grad(theta).index_add(0, client.parts["head"].indices, client.server["c"] - client.state["c"])
 
     def descend(self, theta: Tensor, d: Tensor, v: Tensor, client: Client) -> tuple[Tensor, Tensor]:
-        if off(client.momentum):
+        if is_off(client.momentum):
             return super().descend(theta, d, v, client)
         d = d + client.decay * theta
         v = client.momentum * v.index_fill(0, client.parts["head"].indices, 0.0) + d

@@ -30,12 +30,12 @@ class FedVARP(FedAvg):
         super().check()
         if self.by_samples:
             raise ConfigError(
-                f'{self.called()}: weighting must be "uniform", got "samples"; its memory is a plain mean over all '
-                "clients."
+                f'{self.display_name()}: weighting must be "uniform", got "samples"; '
+                "its memory is a plain mean over all clients."
             )
 
     def server_state(self, space: Space) -> State:
-        return {"mean": space.precise()}
+        return {"mean": space.zeros_float64()}
 
     def memory(self, space: Space) -> State:
         return {"y": space.zeros()}

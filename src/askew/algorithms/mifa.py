@@ -4,7 +4,7 @@
 
 Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability, NeurIPS 2021 (arXiv 2106.04159),
 Algorithm 1. The paper lets everybody answer once before the first step; here y starts at 0 and the first steps are
-shorter by the share of clients heard.
+shorter by the share of clients that have taken part so far.
 """
 
 from __future__ import annotations

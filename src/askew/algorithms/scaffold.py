@@ -41,7 +41,7 @@ class Scaffold(FedAvg):
     variate_lr: str = setting("rate in the variate's divisor", default="current", choices=("current", "initial"))
 
     def server_state(self, space: Space) -> State:
-        return {"c": space.precise()}
+        return {"c": space.zeros_float64()}
 
     def client_state(self, space: Space) -> State:
         return {"c": space.zeros()}

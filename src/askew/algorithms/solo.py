@@ -25,7 +25,7 @@ class Solo(Algorithm):
         return {"momentum": space.zeros()}
 
     def private(self, space: Space) -> Part:
-        return space.everything()
+        return space.whole_part()
 
     def evaluates(self) -> str:
         return "clients"

@@ -135,7 +135,7 @@ def time_frameworks(
 def workload_facts(workload: Workload) -> dict[str, object]:
     """What is listed of a workload."""
     return {
-        "network": workload.network.called().lower(),
+        "network": workload.network.display_name().lower(),
         "clients": workload.clients,
         "steps": workload.steps,
         "batch": workload.batch,

@@ -14,7 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .algebra import step_along
-from .settings import Settings, off, setting
+from .settings import Settings, is_off, setting
 from .space import Space
 from .task import Task
 from .types import Affine, Batch, Client, Cohort, Part, State
@@ -29,7 +29,7 @@ def combine(method: type[Algorithm], variants: tuple[type[Algorithm], ...]) -> t
     """A method's class with the overrides of variants on top, and below them those of a user's own subclass."""
     key = (*variants, method)
     if variants and key not in combined:
-        names = {"__module__": method.__module__, "__doc__": method.__doc__, "title": method.called()}
+        names = {"__module__": method.__module__, "__doc__": method.__doc__, "title": method.display_name()}
         combined[key] = new = type(method.__name__, key, names | {"settings_class": classmethod(lambda cls: method)})
         for name in ("__dataclass_fields__", "__init__"):  # the method's own defaults, not those of a variant's parent
             setattr(new, name, getattr(method, name))
@@ -64,7 +64,7 @@ class Algorithm(Settings):
         """Do averages weigh clients by their sample counts?"""
         return self.weighting == "samples"
 
-    def fit(self, lr: float) -> None:
+    def check_learning_rate(self, lr: float) -> None:
         """Refuse, when the configuration loads, what cannot work with this learning rate; raise ConfigError."""
 
     def variants(self) -> tuple[type[Algorithm], ...]:
@@ -95,7 +95,7 @@ class Algorithm(Settings):
 
     def private(self, space: Space) -> Part:
         """Coordinates and buffers that never leave the client."""
-        return space.nothing()
+        return space.empty_part()
 
     def evaluates(self) -> str:
         """Whose models are measured: "global" w, the "clients"' own, or w with the "mean" of the private parts."""
@@ -129,9 +129,9 @@ class Algorithm(Settings):
 
     def descend(self, theta: Tensor, d: Tensor, v: Tensor, client: Client) -> tuple[Tensor, Tensor]:
         """The new theta and momentum, after clipping: weight decay, momentum, step."""
-        if not off(client.decay):
+        if not is_off(client.decay):
             d = d + client.decay * theta
-        if not off(client.momentum):
+        if not is_off(client.momentum):
             d = v = client.momentum * v + d
         return step_along(theta, d, client.lr), v
 

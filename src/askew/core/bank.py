@@ -40,14 +40,14 @@ class BankBlock:
         for name, value in start.items():
             shape = (rows, *value.shape)
             if place == "file":
-                self.entries[name] = mapped(shape, value.dtype, folder)
+                self.entries[name] = tensor_in_file(shape, value.dtype, folder)
             else:
                 device = value.device if place == "device" else torch.device("cpu")
                 pinned = place == "host" and value.device.type == "cuda"
                 self.entries[name] = torch.empty(shape, dtype=value.dtype, device=device, pin_memory=pinned)
 
 
-def mapped(shape: Sequence[int], dtype: torch.dtype, folder: Path | None) -> Tensor:
+def tensor_in_file(shape: Sequence[int], dtype: torch.dtype, folder: Path | None) -> Tensor:
     """A tensor in an unnamed file: the system takes it back when the process ends, however it ends."""
     count = math.prod(shape)
     size = count * torch.empty((), dtype=dtype).element_size()
@@ -104,7 +104,7 @@ class Bank:
         """The clients that have a row, in the order in which they were first written."""
         return list(self.row_of)
 
-    def places(self) -> dict[str, int]:
+    def bytes_by_place(self) -> dict[str, int]:
         """Bytes taken in each place."""
         taken = {"device": 0, "host": 0, "file": 0}
         for block in self.blocks:
@@ -114,7 +114,7 @@ class Bank:
     def _grow(self) -> None:
         have = sum(b.rows for b in self.blocks)
         rows = max(1, min(max(16, have), BLOCK // max(self.row_bytes, 1)))
-        size, taken = rows * self.row_bytes, self.places()
+        size, taken = rows * self.row_bytes, self.bytes_by_place()
         if self.on_cuda and taken["device"] + size <= self.device_bytes:
             place = "device"
         else:

@@ -30,7 +30,7 @@ def differentiate(task: Task, objective: Objective, theta: Tensor, buffers: Tens
         value = objective(leaf)
         own, *grads = torch.autograd.grad(value, (leaf, *task.parameters), allow_unused=True)
         pairs = zip(grads, task.parameters, strict=True)
-        g = torch.cat([p.new_zeros(p.numel()) if g is None else task.space.row(g) for g, p in pairs])
+        g = torch.cat([p.new_zeros(p.numel()) if g is None else task.space.flatten_parameter(g) for g, p in pairs])
         return GradientResult(g if own is None else g + own, value.detach(), task.unload(buffers))
     assert isinstance(task, Functional)
     g, (value, after) = grad_and_value(partial(value_and_buffers, task, objective, buffers), has_aux=True)(theta)

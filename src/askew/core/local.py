@@ -20,7 +20,7 @@ from ..errors import AlgorithmError
 from .algebra import clip_norm
 from .algorithm import Algorithm
 from .differentiate import GradientResult, Objective, differentiate
-from .settings import off
+from .settings import is_off
 from .task import Task
 from .types import Batch, Client, Number, State
 
@@ -94,12 +94,13 @@ def begin(alg: Algorithm, client: Client) -> Progress:
     blank: State = {"validation": zero} if "validation" in names else {}
     if "gradient" in names:
         blank |= {"gradient": torch.zeros_like(client.w), "loss": zero}
-    momentum = zero if off(client.momentum) else torch.zeros_like(client.w)
+    momentum = zero if is_off(client.momentum) else torch.zeros_like(client.w)
     client = client.carrying({"momentum": momentum, "buffers": client.buffers, **blank})
     own = alg.carry(client)
     if clash := {"buffers", *blank} & own.keys():
         raise AlgorithmError(
-            f"{alg.called()}: carry() must not use {sorted(clash)[0]!r}, which the local loop keeps; rename that entry."
+            f"{alg.display_name()}: carry() must not use {sorted(clash)[0]!r}, which the local loop keeps; "
+            "rename that entry."
         )
     client = client.carrying(own)
     return Progress(alg.begin(client), client.carry, zero)
@@ -125,7 +126,7 @@ def step(
     carry = client.carry | alg.note(theta, g, d, client) | {"momentum": v, "buffers": buffers}
     if unknown := carry.keys() - client.carry.keys():
         raise AlgorithmError(
-            f"{alg.called()}: note() may only renew names that carry() started; new: {sorted(unknown)}."
+            f"{alg.display_name()}: note() may only renew names that carry() started; new: {sorted(unknown)}."
         )
     return Progress(new, carry, progress.loss_sum + value)
 

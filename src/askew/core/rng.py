@@ -14,7 +14,7 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 
 
-def key(seed: int, purpose: str, round: int = 0, client: int = -1) -> bytes:
+def address_key(seed: int, purpose: str, round: int = 0, client: int = -1) -> bytes:
     """128 bits that belong to one address."""
     return hashlib.blake2b(f"{seed}/{purpose}/{round}/{client}".encode(), digest_size=16).digest()
 
@@ -35,13 +35,13 @@ class _Address(ISeedSequence):
 def generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> np.random.Generator:
     """The stream at an address; round 0 stands for draws made once, client −1 for the server's."""
     return np.random.Generator(
-        np.random.Philox(cast(Any, _Address(np.frombuffer(key(seed, purpose, round, client), dtype=np.uint64))))
+        np.random.Philox(cast(Any, _Address(np.frombuffer(address_key(seed, purpose, round, client), dtype=np.uint64))))
     )
 
 
 def torch_seed(seed: int, purpose: str, round: int = 0, client: int = -1) -> int:
     """A seed for torch's own generators at an address."""
-    return int.from_bytes(key(seed, purpose, round, client)[:8], "little") >> 1
+    return int.from_bytes(address_key(seed, purpose, round, client)[:8], "little") >> 1
 
 
 def coin(seed: int, round: int, client: int) -> float:

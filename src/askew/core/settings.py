@@ -52,7 +52,7 @@ class Settings:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         bases = [base for base in reversed(cls.__mro__[1:]) if dataclasses.is_dataclass(base)]
-        inherited = {f.name: (f, types_of(base)[f.name]) for base in bases for f in dataclasses.fields(base)}
+        inherited = {f.name: (f, field_types(base)[f.name]) for base in bases for f in dataclasses.fields(base)}
         own = inspect.get_annotations(cls)
         for name in [n for n in cls.__dict__ if n in inherited and n not in own]:
             old, kind = inherited[name]
@@ -62,10 +62,10 @@ class Settings:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        hints = types_of(type(self))
+        hints = field_types(type(self))
         for field in dataclasses.fields(typing.cast(Any, self)):
             object.__setattr__(
-                self, field.name, checked(getattr(self, field.name), hints[field.name], field, self.called())
+                self, field.name, check_value(getattr(self, field.name), hints[field.name], field, self.display_name())
             )
         self.check()
 
@@ -82,7 +82,7 @@ class Settings:
         return cls
 
     @classmethod
-    def called(cls) -> str:
+    def display_name(cls) -> str:
         return cls.title or cls.__name__
 
     @classmethod
@@ -92,7 +92,8 @@ class Settings:
         for key in table:
             if key not in known:
                 raise ConfigError(
-                    f"{cls.called()}: unknown setting {where + '.' if where else ''}{key}; {did_you_mean(key, known)}"
+                    f"{cls.display_name()}: unknown setting {where + '.' if where else ''}{key}; "
+                    f"{did_you_mean(key, known)}"
                 )
         return cls(**table)
 
@@ -104,43 +105,43 @@ class Settings:
 resolved: dict[type, Mapping[str, Any]] = {}  # by class: it takes longer than all else in building settings
 
 
-def types_of(cls: type) -> Mapping[str, Any]:
+def field_types(cls: type) -> Mapping[str, Any]:
     """The resolved annotations of a class's fields."""
     if cls not in resolved:
         resolved[cls] = typing.get_type_hints(cls)
     return resolved[cls]
 
 
-def off(value: object) -> bool:
+def is_off(value: object) -> bool:
     """Is this number switched off for good? A tensor never is: it may hold another value at the next replay."""
     return isinstance(value, (int, float)) and value == 0
 
 
-def number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def fits(value: object, kind: Any) -> bool:
-    """Does a plain value fit an annotation? Tensors pass for floats: a sweep hands them in."""
+def matches_type(value: object, kind: Any) -> bool:
+    """Does a plain value match an annotation? Tensors pass for floats: a sweep hands them in."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, arg) for arg in args)
+        return any(matches_type(value, arg) for arg in args)
     if origin is tuple:
-        return isinstance(value, (list, tuple)) and all(fits(v, args[0]) for v in value)
+        return isinstance(value, (list, tuple)) and all(matches_type(v, args[0]) for v in value)
     if kind is float:
-        return (number(value) and not math.isnan(float(typing.cast(float, value)))) or hasattr(value, "dtype")
+        return (is_number(value) and not math.isnan(float(typing.cast(float, value)))) or hasattr(value, "dtype")
     if kind is int:
-        return number(value) and float(typing.cast(float, value)).is_integer()
+        return is_number(value) and float(typing.cast(float, value)).is_integer()
     return value is None if kind is type(None) else isinstance(value, kind)
 
 
-def spoken(kind: Any) -> str:
+def type_in_words(kind: Any) -> str:
     """An annotation in words."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(spoken(arg) for arg in args)
+        return " or ".join(type_in_words(arg) for arg in args)
     if origin is tuple:
-        return f"a list, each item {spoken(args[0])}"
+        return f"a list, each item {type_in_words(args[0])}"
     words = {
         int: "a whole number",
         float: "a number",
@@ -151,36 +152,38 @@ def spoken(kind: Any) -> str:
     return words.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-def allowed(field: dataclasses.Field[Any], kind: Any) -> str:
+def allowed_values(field: dataclasses.Field[Any], kind: Any) -> str:
     """What a field may be, in words: its choices, its range or its type."""
     if field.metadata.get("choices"):
         return "one of " + ", ".join(field.metadata["choices"])
     signs = {"above": ">", "least": "≥", "below": "<", "most": "≤"}
     limits = " and ".join(f"{signs[k]} {v:g}" for k, v in field.metadata.get("limits", {}).items())
     if not limits or kind in (int, float):
-        return limits or spoken(kind)
-    words = " or ".join(spoken(arg) for arg in typing.get_args(kind) if arg is not type(None))
+        return limits or type_in_words(kind)
+    words = " or ".join(type_in_words(arg) for arg in typing.get_args(kind) if arg is not type(None))
     return f"{words} {limits}{', or left out' if type(None) in typing.get_args(kind) else ''}"
 
 
-def checked(value: object, kind: Any, field: dataclasses.Field[Any], owner: str) -> object:
+def check_value(value: object, kind: Any, field: dataclasses.Field[Any], owner: str) -> object:
     """The value, made canonical (2 → 2.0, list → tuple), or a sentence."""
     meta = field.metadata
 
     def refuse(rule: str) -> ConfigError:
         usual = (
-            f"the default is {plain(field.default)}." if field.default is not None else "leave it out for the default."
+            f"the default is {toml_text(field.default)}."
+            if field.default is not None
+            else "leave it out for the default."
         )
         tail = meta.get("hint") or (usual if field.default is not dataclasses.MISSING else "")
-        return ConfigError(f"{owner}: {field.name} must be {rule}, got {plain(value)}; {tail}".rstrip("; "))
+        return ConfigError(f"{owner}: {field.name} must be {rule}, got {toml_text(value)}; {tail}".rstrip("; "))
 
-    if not fits(value, kind):
+    if not matches_type(value, kind):
         if isinstance(value, str) and meta.get("choices"):
-            raise refuse(allowed(field, kind))
-        raise refuse(spoken(kind) if kind is not str or not meta.get("choices") else allowed(field, kind))
+            raise refuse(allowed_values(field, kind))
+        raise refuse(type_in_words(kind) if kind is not str or not meta.get("choices") else allowed_values(field, kind))
     if meta.get("choices") and isinstance(value, str) and value not in meta["choices"]:
         raise UnknownName(f"{owner}: unknown {field.name} {value!r}; {did_you_mean(value, meta['choices'])}")
-    if number(value):
+    if is_number(value):
         got = float(typing.cast(float, value))
         tests: dict[str, Callable[[float], bool]] = {
             "above": lambda limit: got > limit,
@@ -189,7 +192,7 @@ def checked(value: object, kind: Any, field: dataclasses.Field[Any], owner: str)
             "most": lambda limit: got <= limit,
         }
         if not all(tests[name](limit) for name, limit in meta.get("limits", {}).items()):
-            raise refuse(allowed(field, kind))
+            raise refuse(allowed_values(field, kind))
         if math.isinf(got) and not meta.get("infinite", False):
             raise refuse("finite")
         whole = int in (kind, *typing.get_args(kind))
@@ -199,12 +202,12 @@ def checked(value: object, kind: Any, field: dataclasses.Field[Any], owner: str)
     return tuple(value) if isinstance(value, list) else value
 
 
-def plain(value: object) -> str:
+def toml_text(value: object) -> str:
     """A value as a TOML file would show it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(plain(v) for v in value) + "]"
+        return "[" + ", ".join(toml_text(v) for v in value) + "]"
     return "none" if value is None else repr(value) if isinstance(value, str) else f"{value}"
 
 

@@ -19,8 +19,8 @@ class Space:
     Buffers (batch-norm statistics) are not coordinates of w: an algorithm's arithmetic could push a variance below
     zero. Integer buffers and frozen parameters belong to the network and stay as they are.
 
-    `last`: coordinates of convolutions are ordered channels-last, so that a network bound to w has the memory format
-    that matrix units want. It is another order of the same coordinates: no method can tell.
+    `channels_last`: coordinates of convolutions are ordered channels-last, so that a network bound to w has the memory
+    format that matrix units want. It is another order of the same coordinates; methods do not depend on it.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class Space:
         module: nn.Module,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        last: bool = False,
+        channels_last: bool = False,
     ) -> None:
-        self.dtype, self.device, self.last_channels = dtype, torch.device(device), last
+        self.dtype, self.device, self.channels_last = dtype, torch.device(device), channels_last
         for name, layer in module.named_modules():
             if isinstance(layer, BATCH_NORMS) and layer.track_running_stats:
                 if layer.momentum is None:
@@ -58,16 +58,16 @@ class Space:
             )
 
     def _flat(self, tensors: Iterable[Tensor]) -> Tensor:
-        flat = [self.row(t).to(self.device, self.dtype) for t in tensors]
+        flat = [self.flatten_parameter(t).to(self.device, self.dtype) for t in tensors]
         return torch.cat(flat) if flat else torch.zeros(0, dtype=self.dtype, device=self.device)
 
-    def row(self, t: Tensor) -> Tensor:
+    def flatten_parameter(self, t: Tensor) -> Tensor:
         """One parameter's coordinates in their order; as a view where it can be one."""
-        return (t.permute(0, 2, 3, 1) if self.last_channels and t.dim() == 4 else t).reshape(-1)
+        return (t.permute(0, 2, 3, 1) if self.channels_last and t.dim() == 4 else t).reshape(-1)
 
-    def shaped(self, row: Tensor, shape: torch.Size) -> Tensor:
+    def unflatten_parameter(self, row: Tensor, shape: torch.Size) -> Tensor:
         """One parameter from its coordinates, as a view."""
-        if not self.last_channels or len(shape) != 4:
+        if not self.channels_last or len(shape) != 4:
             return row.view(shape)
         out, inner, height, width = shape
         return row.view(out, height, width, inner).permute(0, 3, 1, 2)
@@ -76,7 +76,7 @@ class Space:
         """The origin of R^P."""
         return torch.zeros(self.P, dtype=self.dtype, device=self.device)
 
-    def precise(self) -> Tensor:
+    def zeros_float64(self) -> Tensor:
         """The origin in float64: for running means over all N clients, which are updated for ever."""
         return torch.zeros(self.P, dtype=torch.float64, device=self.device)
 
@@ -86,7 +86,10 @@ class Space:
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
         """w as the module's parameters: one split, whose backward is one cat."""
-        return {n: self.shaped(t, s) for (n, s), t in zip(self.shapes.items(), torch.split(w, self.sizes), strict=True)}
+        return {
+            n: self.unflatten_parameter(t, s)
+            for (n, s), t in zip(self.shapes.items(), torch.split(w, self.sizes), strict=True)
+        }
 
     def split_buffers(self, b: Tensor) -> dict[str, Tensor]:
         """b as the module's float buffers."""
@@ -101,7 +104,7 @@ class Space:
         return self._tensors(lambda name: wanted(name.rpartition(".")[0]))
 
     def _tensors(self, wanted: Callable[[str], bool]) -> Part:
-        def places(names: Iterable[str], sizes: list[int]) -> Tensor:
+        def indices_of(names: Iterable[str], sizes: list[int]) -> Tensor:
             picked, at = [], 0
             for name, size in zip(names, sizes, strict=True):
                 if wanted(name):
@@ -109,19 +112,19 @@ class Space:
                 at += size
             return torch.cat(picked).to(self.device) if picked else torch.zeros(0, dtype=torch.long, device=self.device)
 
-        return Part(places(self.shapes, self.sizes), places(self.buffer_shapes, self.buffer_sizes))
+        return Part(indices_of(self.shapes, self.sizes), indices_of(self.buffer_shapes, self.buffer_sizes))
 
-    def nothing(self) -> Part:
+    def empty_part(self) -> Part:
         return self._part(lambda _: False)
 
-    def everything(self) -> Part:
+    def whole_part(self) -> Part:
         return self._part(lambda _: True)
 
-    def kind(self, *types: type[nn.Module]) -> Part:
+    def layers_of_type(self, *types: type[nn.Module]) -> Part:
         """Parameters and buffers of all layers of these types; by type, never by the letters of a name."""
         return self._part(lambda layer: issubclass(self.modules[layer], types))
 
-    def layers(self, *names: str) -> Part:
+    def named_layers(self, *names: str) -> Part:
         """Parameters and buffers of the named layers and of all below them."""
         for name in names:
             if name not in self.modules:
@@ -130,10 +133,10 @@ class Space:
                 )
         return self._part(lambda layer: any(layer == n or layer.startswith(n + ".") for n in names))
 
-    def last(self, count: int) -> Part:
+    def last_layers(self, count: int) -> Part:
         """Parameters and buffers of the last `count` layers that have parameters."""
         owners = list(dict.fromkeys(name.rpartition(".")[0] for name in self.shapes))
-        return self._part(lambda layer: layer in owners[len(owners) - count :]) if count else self.nothing()
+        return self._part(lambda layer: layer in owners[len(owners) - count :]) if count else self.empty_part()
 
     def last_tensors(self, count: int) -> Part:
         """The last `count` parameter tensors."""

@@ -84,7 +84,7 @@ class Task:
 
     def run_forward(self, forward: Callable[[Tensor], Any], x: Tensor) -> Output:
         """A forward pass in the task's memory format and precision."""
-        if self.space.last_channels and x.dim() == 4:
+        if self.space.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         if not self.bf16:
             return cast(Output, forward(x))

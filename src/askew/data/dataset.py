@@ -115,7 +115,7 @@ class NaturalSource(Source):
         values = int(sizes.sum()) * self.client(seed, 0).x[:1].numel()
         if values > MAX_POOLED_VALUES:
             raise DataError(
-                f"{self.called()}: pooling {clients:,} clients would hold {values:,} numbers, at most "
+                f"{self.display_name()}: pooling {clients:,} clients would hold {values:,} numbers, at most "
                 f'{MAX_POOLED_VALUES:,} are allowed; set partition.name = "natural", which draws a client\'s data when '
                 "it takes part, or take fewer clients."
             )

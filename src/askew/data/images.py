@@ -59,25 +59,27 @@ class Images(Source):
         cuts, changes = self.crop or self.pad, self.crop or self.pad or self.flip or self.turn
         if self.chance < 1 and not cuts:
             raise ConfigError(
-                f"{self.called()}: chance says how often images are cut, and nothing cuts them; "
+                f"{self.display_name()}: chance says how often images are cut, and nothing cuts them; "
                 "set crop or pad, or drop it."
             )
         if (self.frozen or self.random_test) and not changes:
             which = "frozen" if self.frozen else "random_test"
             raise ConfigError(
-                f"{self.called()}: {which} needs a random change to make; set crop, pad, flip or turn, or drop it."
+                f"{self.display_name()}: {which} needs a random change to make; "
+                "set crop, pad, flip or turn, or drop it."
             )
         if self.fill == "reflect" and not self.pad:
             raise ConfigError(
-                f'{self.called()}: fill = "reflect" says what padding is, and there is none; set pad, or drop it.'
+                f'{self.display_name()}: fill = "reflect" says what padding is, and there is none; set pad, or drop it.'
             )
         if self.fill == "mean" and not (self.pad or self.turn):
             raise ConfigError(
-                f'{self.called()}: fill = "mean" says what padding is, and there is none; set pad or turn, or drop it.'
+                f'{self.display_name()}: fill = "mean" says what padding is, and there is none; '
+                "set pad or turn, or drop it."
             )
         if self.fill == "mean" and (self.frozen or self.random_test):
             raise ConfigError(
-                f'{self.called()}: images changed once for all stay bytes, which cannot hold fill = "mean"; '
+                f'{self.display_name()}: images changed once for all stay bytes, which cannot hold fill = "mean"; '
                 'use "black" or "reflect".'
             )
 

@@ -519,7 +519,7 @@ class FromFile(Partition):
     def check(self) -> None:
         if Path(self.path).suffix.lower() not in (".json", ".npy"):
             raise ConfigError(
-                f"{self.called()}: path must name a .json or .npy file, got {self.path!r}; "
+                f"{self.display_name()}: path must name a .json or .npy file, got {self.path!r}; "
                 "save the split as one of them."
             )
 

@@ -128,7 +128,7 @@ class ProcessGroup:
     # ranks on one machine ---------------------------------------------------------------------------------------------
 
     def _exchange_bytes(self, own: bytes) -> bytes:
-        """All ranks' bytes, one after the other, of which each has as many: much faster than gloo, which wakes threads."""
+        """All ranks' bytes, in the order of ranks; each gives as many. Faster than gloo, which wakes threads."""
         assert self.sockets
         if not self.is_leader:
             self.sockets[0].sendall(own)
@@ -224,7 +224,7 @@ SINGLE = ProcessGroup()
 
 
 def rank_and_size() -> tuple[int, int]:
-    """This process's rank and the number of ranks, as torchrun and `workers` set them in the environment; else (0, 1)."""
+    """This process's rank and the number of ranks, from the environment that torchrun or `workers` set; else (0, 1)."""
     values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
     set_up = all(values) and values[0].isdigit() and values[1].isdigit()
     return (int(values[0]), int(values[1])) if set_up else (0, 1)
@@ -363,7 +363,7 @@ class DistributedEngine:
         known = self.specs[id(phase)]
         if sent and specs_of(sent) != known:
             raise AlgorithmError(
-                f"{phase.called()}: finish() must upload the same names, shapes and types in every round. "
+                f"{phase.display_name()}: finish() must upload the same names, shapes and types in every round. "
                 "Correct the hook."
             )
         return known

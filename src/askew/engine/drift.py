@@ -2,7 +2,7 @@
 
     δ_i an update, Δ the global update w_new − w_old, Δ' that of the round before
     diversity  Σ ‖δ_i‖² / ‖Σ δ_i‖²:  1/C where all are equal, 1 where they are orthogonal, more where they cancel
-    r_i = δ_i − (⟨δ_i, Δ'⟩ / ‖Δ'‖²) Δ':  what projection off the last global update leaves, whether a method does it or not
+    r_i = δ_i − (⟨δ_i, Δ'⟩ / ‖Δ'‖²) Δ':  what a projection off the last global update leaves, in every method
 
 Diversity as in Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous
 Data, CVPR 2023 (arXiv 2212.02191), there by layer. Sums are taken layer by layer in float64 on the device; numbers
@@ -45,7 +45,7 @@ def history(space: Space) -> State:
     window the sum of squared lengths and the number of rounds.
     """
     tally = torch.zeros(2, dtype=torch.float64, device=space.device)
-    return {"moved": space.precise(), "start": space.start, "tally": tally}
+    return {"moved": space.zeros_float64(), "start": space.start, "tally": tally}
 
 
 def measure_round(

@@ -35,7 +35,7 @@ def per_sample(task: Task, w: Tensor, buffers: Tensor, samples: Samples, fed: Fe
 
 
 def selection_half(count: int) -> Tensor:
-    """Which samples of a test set choose between settings, the same for ever; the others, as many or one more, report."""
+    """Indices of the fixed half of a test set that chooses between settings; results are reported on the other half."""
     return torch.from_numpy(np.sort(generator(0, "halves").permutation(count)[: count // 2]))
 
 
@@ -136,7 +136,7 @@ def client_spread(
 def share_raised(
     task: Task, models: Sequence[tuple[Tensor, Tensor]], fed: Federation, ids: Sequence[int]
 ) -> dict[str, float | None]:
-    """The share of these clients on whose own samples the second of two models has a higher mean loss than the first."""
+    """The share of these clients whose own samples have a higher mean loss under the second model than the first."""
     pool, places = fed.gather(ids)
     every = torch.from_numpy(np.concatenate([*places, np.zeros(0, dtype=np.int64)])).to(pool.y.device)
     first, second = (

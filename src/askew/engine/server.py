@@ -110,7 +110,7 @@ class Server:
         self._check_method()
 
     def _check_method(self) -> None:
-        name = self.alg.called()
+        name = self.alg.display_name()
         if "gradient" in self.looks and self.least > 1:
             raise ConfigError(
                 f"{name}: full gradients of a batch-norm network are not defined (chunks differ); use another norm."
@@ -354,7 +354,7 @@ class Server:
         if declared != returned:
             name = next(n for n in {**declared, **returned} if declared.get(n) != returned.get(n))
             raise AlgorithmError(
-                f"{phase.called()}: {hook}() must return the {what} with its declared names, shapes and types; "
+                f"{phase.display_name()}: {hook}() must return the {what} with its declared names, shapes and types; "
                 f"{name!r} was declared {declared.get(name, 'not at all')} and came back "
                 f"{returned.get(name, 'not at all')}. Correct the hook."
             )
@@ -391,7 +391,7 @@ class Server:
     def _count_bytes(
         self, log: RoundLog, phase: Algorithm, inputs: PhaseInputs, outputs: PhaseOutputs, absent: int | None
     ) -> None:
-        """Bytes of what is declared to travel, for all who were asked; a number of absent ones marks the first phase."""
+        """Add the bytes of what is declared to travel, for all who were asked; `absent` is None after the first phase."""
         hidden, asked, answers = self.private.indices.numel(), len(inputs.steps), len(outputs.loss)
         one = torch.empty((), dtype=self.space.dtype).element_size()
         buffers = self.space.Q - self.private.buffer_indices.numel()
@@ -424,7 +424,7 @@ def measure_time(servers: Sequence[Server], part: str) -> Iterator[None]:
 
 
 def half_means(t: Tensor) -> Tensor:
-    """Half the mean of each row [C]: finite where all of the row is, however large, and only there; one pass over it."""
+    """Half the mean of each row [C]; finite just where all of the row is, however large its numbers. One pass."""
     rows = t[..., None].flatten(1)
     if not rows.is_floating_point():
         return torch.zeros(len(rows), dtype=torch.float64, device=t.device)

@@ -114,7 +114,7 @@ def build(
     fed = shared.federation(config, device)
     module = build_module(config, fed)
     channels_last = prefers_channels_last(module, device, config.engine)
-    space = Space(module, config.engine.storage, device, last=channels_last)
+    space = Space(module, config.engine.storage, device, channels_last=channels_last)
     make = cache(lambda name: make_engine(name, module, space, fed, config))
     choice = choose_engine(config, module, space, fed, kept, make, group)
     key = engine_key(choice.name, config, fed, module)
@@ -175,7 +175,7 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
 
 
 def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
-    """A copy of the network that takes the data's inputs, gives output and features, and offers what the method calls."""
+    """A copy of the network, after a trial: it takes the data's inputs and offers what the method calls."""
     example, module = fed.inputs(fed.test.x[:2]).cpu(), copy.deepcopy(module)  # a user's module stays as it is
     if example.is_floating_point():
         example = example.to(next(module.parameters(), example).dtype)
@@ -221,7 +221,7 @@ def make_engine(name: str, module: nn.Module, space: Space, fed: Federation, con
     bind = partial(Bound, module, space, fed.criterion, bf16, kernels, config.engine.compile)
     task = bind()
     if name == "slots":
-        return BuiltEngine(Slots(bind, even, channels_last=space.last_channels), task, kernels)
+        return BuiltEngine(Slots(bind, even, channels_last=space.channels_last), task, kernels)
     return BuiltEngine(Sequential(task, config.seed, stochastic(module), kernels.steps(task)), task, kernels)
 
 
@@ -245,7 +245,7 @@ def choose_engine(
     make: Callable[[str], BuiltEngine],
     group: ProcessGroup,
 ) -> EngineChoice:
-    """The engine and why: the kept one, else one found before for such runs, else by trial; of ranks, the first decides."""
+    """The engine and why: the stored one, else one found before for such runs, else by trial. Rank 0 decides."""
     draw = config.participation.drawn_by(config.seed)
     first = fed.sizes[config.participation.sample(draw, 1, fed.eligible, fed.clients)]
     width = float(first.sum() / first.max()) if len(first) else 1.0

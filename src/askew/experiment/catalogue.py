@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
-from ..core.settings import Registry, Settings, allowed, spoken, types_of
+from ..core.settings import Registry, Settings, allowed_values, field_types, type_in_words
 from ..data import partitions, sources
 from ..data.federation import LocalSettings
 from ..data.partition import Natural
@@ -62,16 +62,16 @@ def entry(kind: str, name: str, member: type[Settings]) -> dict[str, Any]:
 
 def parameters(member: type[Settings]) -> list[dict[str, Any]]:
     """The settings of a class: its own first, then those of each class above it."""
-    kinds = types_of(member)
+    kinds = field_types(member)
     above = [cls for cls in member.__mro__ if dataclasses.is_dataclass(cls)]
     depth = {field.name: n for n, cls in enumerate(above) for field in dataclasses.fields(cls)}
     return [
         {
             "name": field.name,
-            "type": spoken(kinds[field.name]),
+            "type": type_in_words(kinds[field.name]),
             "default": field.default,
             "doc": field.metadata.get("doc", ""),
-            "allowed": allowed(field, kinds[field.name]),
+            "allowed": allowed_values(field, kinds[field.name]),
         }
         for field in sorted(dataclasses.fields(above[0]), key=lambda field: depth[field.name])
     ]

@@ -25,7 +25,7 @@ FILE = "checkpoint.safetensors"
 
 def layout_digest(digest: str, server: Server) -> str:
     """A configuration's digest with the order of the coordinates, which depends on the device."""
-    return digest + "-channels-last" * server.space.last_channels
+    return digest + "-channels-last" * server.space.channels_last
 
 
 def banks_of(server: Server) -> dict[str, Bank]:

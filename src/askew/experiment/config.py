@@ -140,8 +140,8 @@ class Config:
             default = "natural" if name == "partition" and parts["data"].natural else DEFAULT_NAMES[name]
             parts[name] = table if isinstance(table, Settings) else build_choice(registry, name, table, default)
         config = cls(seed=top.seed, rounds=top.rounds, plugins=top.plugins, **parts)
-        config.participation.fit(config.partition.clients)
-        config.algorithm.fit(config.local.lr)
+        config.participation.check_clients(config.partition.clients)
+        config.algorithm.check_learning_rate(config.local.lr)
         return config
 
     def tables(self) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def read_config(path: Path, data: DataModule | None = None) -> DeploymentConfig:
 
 def check_deployable(config: DeploymentConfig, has_data_module: bool) -> None:
     """Refuse a configuration that asks real clients for what they cannot do."""
-    method = config.algorithm.called()
+    method = config.algorithm.display_name()
     if config.algorithm.evaluates() == "mean":
         raise ConfigError(
             f'{method}: eval = "server_mean" needs the clients\' private layers at the server, which they never leave '
@@ -289,7 +289,7 @@ def read_server_data(config: DeploymentConfig, data: DataModule) -> ServerData:
     public, test = read_samples(given, "server's public data", "server's test data")
     if public is None and "public" in config.algorithm.needs:
         raise ConfigError(
-            f"{config.algorithm.called()} needs public data at the server; "
+            f"{config.algorithm.display_name()} needs public data at the server; "
             "let the data module's server() return ((x, y), None), "
             "or use another method."
         )

@@ -130,7 +130,7 @@ def needs_mean_only(server: Server, zero_uploads: list[State]) -> bool:
 
 def check_supported(privacy: Privacy, server: Server, zero_uploads: list[State]) -> None:
     """Refuse a method, a network or weights that do not support this protection."""
-    name = server.alg.called()
+    name = server.alg.display_name()
     if (privacy.secure or privacy.central) and not needs_mean_only(server, zero_uploads):
         raise ConfigError(
             f"{name}: its server's step needs every client's upload, not their mean alone, which is all that "

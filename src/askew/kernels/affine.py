@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.settings import off
+from ..core.settings import is_off
 from ..core.types import Affine, Client, State
 
 STEP_HOOKS = ("direction", "descend", "note")  # what a local step goes through
@@ -26,7 +26,7 @@ HARMLESS = frozenset(  # what a subclass may override without touching a local s
         *(
             "drift_state",
             "check",
-            "fit",
+            "check_learning_rate",
             "reads",
             "variants",
             "settings_class",
@@ -103,8 +103,8 @@ def keeps_declaration(alg: Algorithm, client: Client) -> bool:
     expected = rule.gain * grad(theta) + rule.pull * theta + (0.0 if rule.shift is None else rule.shift)
     new, momentum = alg.descend(theta, d, v, probe)
     outer = d + (float(probe.decay) + rule.decay) * theta
-    expected_momentum = v if off(probe.momentum) else float(probe.momentum) * v + outer
-    step = outer if off(probe.momentum) else expected_momentum
+    expected_momentum = v if is_off(probe.momentum) else float(probe.momentum) * v + outer
+    step = outer if is_off(probe.momentum) else expected_momentum
     expected_new = theta - float(probe.lr) * step
     pairs = ((d, expected), (momentum, expected_momentum), (new, expected_new))
     return all(one.shape == other.shape and largest(one - other) <= CLOSE * largest(other) for one, other in pairs)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.settings import off
+from ..core.settings import is_off
 from ..core.task import Task, WithFeatures
 from ..core.types import Affine, Batch, Client
 from .cpu.dense import StepRule, dense_kernel
@@ -191,7 +191,7 @@ def row_spans(batch: Batch) -> Tensor:
 def is_bare(client: Client) -> bool:
     """Are there no momentum, weight decay and clipping?"""
     unclipped = not isinstance(client.clip, Tensor) and math.isinf(client.clip)
-    return off(client.momentum) and off(client.decay) and unclipped
+    return is_off(client.momentum) and is_off(client.decay) and unclipped
 
 
 def is_plain(rule: Affine) -> bool:

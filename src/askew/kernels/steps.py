@@ -131,9 +131,8 @@ class StepKernels:
         self.agreed[id(alg)] = (alg, agreed)
         if not agreed:
             warnings.warn(
-                f"{alg.called()}: its affine_step() is not what direction() and descend() do, so its steps are taken "
-                "one "
-                "by one; correct affine_step(), or remove it.",
+                f"{alg.display_name()}: its affine_step() is not what direction() and descend() do, "
+                "so its steps are taken one by one; correct affine_step(), or remove it.",
                 stacklevel=2,
             )
         return agreed

@@ -16,7 +16,7 @@ from .network import Network
 from .resnet import ResNet18, ResNet50
 from .small import CNN, CNN64, MLP, LeNet, LeNetPMVR, Softmax
 from .vgg import VGG19
-from .weights import start_from
+from .weights import load_weights
 
 networks: Registry[Network] = Registry(
     "model",
@@ -46,6 +46,6 @@ __all__ = [
     "ResNet18",
     "ResNet50",
     "Softmax",
+    "load_weights",
     "networks",
-    "start_from",
 ]

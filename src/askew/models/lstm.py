@@ -1,4 +1,4 @@
-"""A recurrent network that reads characters and guesses the next one."""
+"""A recurrent network that reads characters and predicts the next one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ..core.settings import setting
 from ..errors import ModelError
-from .network import Network, chain
+from .network import Network, make_chain
 
 
-class Tokens(nn.Module):
+class RequireTokens(nn.Module):
     """Lets whole numbers pass."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,19 +25,19 @@ class Tokens(nn.Module):
         return x
 
 
-class Reader(nn.LSTM):
+class LastOutputLSTM(nn.LSTM):
     """An LSTM that gives its last layer's output at the last position."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         try:
-            output, _ = self.compacting(x) if x.is_cuda else super().forward(x)
+            output, _ = self.forward_on_gpu(x) if x.is_cuda else super().forward(x)
         except RuntimeError as e:
             if "Batching rule" not in str(e):
                 raise
             raise ModelError('charlstm trains one client at a time; set engine.name = "sequential".') from None
         return output[:, -1]
 
-    def compacting(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward_on_gpu(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """cuDNN wants the weights in an order of its own, which a flat w is not, and copies them at each call; no need
         to warn.
         """
@@ -51,7 +51,7 @@ class CharLSTM(Network):
     classes.
     """
 
-    idea: ClassVar[str] = "character LSTM: guesses the next token of a text; 819,920 parameters with 80 tokens"
+    idea: ClassVar[str] = "character LSTM: predicts the next token of a text; 819,920 parameters with 80 tokens"
     embedding: int = setting("length of a token's vector", default=8, least=1)
     hidden: int = setting("units of each LSTM layer", default=256, least=1)
     layers: int = setting("LSTM layers", default=2, least=1)
@@ -63,10 +63,10 @@ class CharLSTM(Network):
                 f"{classes} classes; "
                 "use a text dataset, or mlp, which takes any shape."
             )
-        return chain(self.parts(classes))
+        return make_chain(self.layer_sequence(classes))
 
-    def parts(self, vocabulary: int) -> Iterator[tuple[str, nn.Module]]:
-        yield "tokens", Tokens()
+    def layer_sequence(self, vocabulary: int) -> Iterator[tuple[str, nn.Module]]:
+        yield "tokens", RequireTokens()
         yield "embedding", nn.Embedding(vocabulary, self.embedding)
-        yield "lstm", Reader(self.embedding, self.hidden, self.layers, batch_first=True)
+        yield "lstm", LastOutputLSTM(self.embedding, self.hidden, self.layers, batch_first=True)
         yield "out", nn.Linear(self.hidden, vocabulary)

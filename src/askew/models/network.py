@@ -18,7 +18,7 @@ from ..core.space import BATCH_NORMS
 from ..errors import ConfigError, ModelError
 from ..kernels.dense import LayerRow
 from ..kernels.interface import Kernels
-from .weights import HEAD, start_from
+from .weights import HEAD, load_weights
 
 GROUPS = 2
 
@@ -87,7 +87,7 @@ def second_pass(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(x)  # type: ignore[no-any-return]
 
 
-def chain(layers: Iterator[tuple[str, nn.Module]], kind: type[Chain] = Chain) -> Chain:
+def make_chain(layers: Iterator[tuple[str, nn.Module]], kind: type[Chain] = Chain) -> Chain:
     """The layers in a row, each under its name."""
     whole = kind()
     for name, layer in layers:
@@ -95,7 +95,7 @@ def chain(layers: Iterator[tuple[str, nn.Module]], kind: type[Chain] = Chain) ->
     return whole
 
 
-def project(module: nn.Module, width: int) -> None:
+def add_projection_head(module: nn.Module, width: int) -> None:
     """Put MOON's projection head before the last layer: f → f, ReLU, f → width; the last layer is drawn anew to fit."""
     if not isinstance(module, nn.Sequential) or not len(module) or not isinstance(last := module[-1], nn.Linear):
         raise ModelError(
@@ -129,8 +129,8 @@ class Network(Settings):
     def check(self) -> None:
         if self.new_head and not self.weights:
             raise ConfigError(
-                f"{self.called()}: new_head = true is about model.weights, which is not set; set it, or leave new_head "
-                "out."
+                f"{self.display_name()}: new_head = true is about model.weights, which is not set; "
+                "set it, or leave new_head out."
             )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -143,9 +143,9 @@ class Network(Settings):
         if self.head or self.weights:
             module = copy.deepcopy(module)  # one handed in from Python stays as it is
         if self.head:
-            project(module, self.head)
+            add_projection_head(module, self.head)
         if self.weights:
-            start_from(module, self.weights, self.new_head)
+            load_weights(module, self.weights, self.new_head)
         return module
 
     def reads(self) -> tuple[Path, ...]:
@@ -153,12 +153,12 @@ class Network(Settings):
         return (Path(self.weights),) if self.weights else ()
 
 
-def normed(norm: str, channels: int, groups: int = GROUPS) -> nn.Module:
+def norm_layer(norm: str, channels: int, groups: int = GROUPS) -> nn.Module:
     """Normalisation over the channels of images: "batch" or "group"."""
     return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(groups, channels)
 
 
-def need_image(
+def require_image(
     network: str, shape: tuple[int, ...], least: int = 4, instead: str = "mlp or softmax, which take any shape"
 ) -> None:
     """Refuse what is no image, or too small for the network's strides."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..core.settings import setting
 from ..errors import ConfigError
-from .network import GROUPS, Chain, Network, chain, need_image, normed
+from .network import GROUPS, Chain, Network, make_chain, norm_layer, require_image
 
 NARROWEST = 64  # channels
 STEMS = ("small", "imagenet")
@@ -98,24 +98,24 @@ class ResNet(Network):
         super().check()
         if NARROWEST % self.groups:
             raise ConfigError(
-                f"{self.called()}: groups must divide {NARROWEST} channels, got {self.groups}; try 2 or 32."
+                f"{self.display_name()}: groups must divide {NARROWEST} channels, got {self.groups}; try 2 or 32."
             )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        name = self.called().lower()
+        name = self.display_name().lower()
         if self.stem == "small":
-            need_image(name, shape, 8)
+            require_image(name, shape, 8)
         else:
-            need_image(
+            require_image(
                 f'{name} with stem = "imagenet"',
                 shape,
                 32,
                 'stem = "small" for images from 8×8, mlp for what is no image',
             )
-        return chain(self.layers(shape[0], classes), Residual)
+        return make_chain(self.layers(shape[0], classes), Residual)
 
     def layers(self, channels: int, classes: int) -> Iterator[tuple[str, nn.Module]]:
-        norm, inputs = partial(normed, self.norm, groups=self.groups), NARROWEST
+        norm, inputs = partial(norm_layer, self.norm, groups=self.groups), NARROWEST
         small = self.stem == "small"
         yield "conv1", nn.Conv2d(channels, inputs, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
         yield "bn1", norm(inputs)

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..core.settings import setting
 from ..errors import ConfigError, ModelError
-from .network import GROUPS, Network, PooledConvolutions, chain, need_image, normed
+from .network import GROUPS, Network, PooledConvolutions, make_chain, norm_layer, require_image
 
 NORMS = ("none", "batch", "group")
 
@@ -32,7 +32,7 @@ def linear_layers(
     yield "out", nn.Linear(inputs, classes or 1)
 
 
-def convolved(
+def convolution_layers(
     shape: tuple[int, ...],
     channels: tuple[int, ...],
     kernel: int,
@@ -46,7 +46,7 @@ def convolved(
     for k, (count, padding) in enumerate(zip(channels, paddings, strict=True), 1):
         yield f"conv{k}", nn.Conv2d(inputs, count, kernel, padding=padding)
         if norm != "none":
-            yield f"norm{k}", normed(norm, count)
+            yield f"norm{k}", norm_layer(norm, count)
         yield f"relu{k}", nn.ReLU()
         yield f"pool{k}", nn.MaxPool2d(2)
         height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
@@ -61,7 +61,7 @@ class Softmax(Network):
     zeros: bool = setting("start at zero; a projection head and what follows it start as drawn", default=True)
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        network = chain(linear_layers(shape, (), classes, "none"))
+        network = make_chain(linear_layers(shape, (), classes, "none"))
         if self.zeros:
             for parameter in network.parameters():
                 nn.init.zeros_(parameter)
@@ -88,7 +88,7 @@ class MLP(Network):
             )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return chain(linear_layers(shape, self.hidden, classes, self.norm))
+        return make_chain(linear_layers(shape, self.hidden, classes, self.norm))
 
 
 class CNN(Network):
@@ -104,16 +104,17 @@ class CNN(Network):
             raise ConfigError(f'CNN: norm = "group" needs an even width, got {self.width}; try {self.width + 1}.')
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        need_image("cnn", shape)
-        return chain(
-            convolved(shape, (self.width, 2 * self.width), 3, (1, 1), (64,), classes, self.norm), PooledConvolutions
+        require_image("cnn", shape)
+        return make_chain(
+            convolution_layers(shape, (self.width, 2 * self.width), 3, (1, 1), (64,), classes, self.norm),
+            PooledConvolutions,
         )
 
 
 class LeNet(Network):
     """LeNet5 with ReLU and max-pooling: 5×5 convolutions of 6 and 16 channels, linear layers of 120 and 84.
 
-    Images below 16×16 are padded by 2 in both convolutions, larger ones not at all unless told.
+    Images below 16×16 are padded by 2 in both convolutions, larger ones only as `padding` says.
     """
 
     idea: ClassVar[str] = "LeNet5 with ReLU and max-pooling; 62,006 parameters on CIFAR-10"
@@ -125,10 +126,12 @@ class LeNet(Network):
     )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        need_image(self.called().lower(), shape)
+        require_image(self.display_name().lower(), shape)
         needed = 2 if min(shape[1:]) < 16 else 0
-        return chain(
-            convolved(shape, self.channels, 5, (max(self.padding, needed), needed), self.hidden, classes, self.norm),
+        return make_chain(
+            convolution_layers(
+                shape, self.channels, 5, (max(self.padding, needed), needed), self.hidden, classes, self.norm
+            ),
             PooledConvolutions,
         )
 
@@ -136,7 +139,7 @@ class LeNet(Network):
 class CNN64(LeNet):
     """Two 5×5 convolutions of 64 channels with ReLU and max-pooling, linear layers of 384 and 192.
 
-    Images below 16×16 are padded by 2 in both convolutions, larger ones not at all unless told.
+    Images below 16×16 are padded by 2 in both convolutions, larger ones only as `padding` says.
     """
 
     idea: ClassVar[str] = (
@@ -154,8 +157,8 @@ class LeNetPMVR(Network):
     )
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        need_image("lenet_pmvr", shape, 16, "lenet for smaller images, mlp for what is no image")
-        return chain(self.layers(shape, classes))
+        require_image("lenet_pmvr", shape, 16, "lenet for smaller images, mlp for what is no image")
+        return make_chain(self.layers(shape, classes))
 
     def layers(self, shape: tuple[int, ...], classes: int) -> Iterator[tuple[str, nn.Module]]:
         inputs, height, width = shape

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from ..core.settings import setting
-from .network import Network, chain, need_image, normed
+from .network import Network, make_chain, norm_layer, require_image
 from .small import linear_layers
 
 STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # channels and convolutions
@@ -25,8 +25,8 @@ class VGG19(Network):
     norm: str = setting("normalisation after each convolution", default="batch", choices=("none", "batch"))
 
     def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        need_image("vgg19", shape, 32, "cnn or lenet for smaller images, mlp for what is no image")
-        return chain(self.layers(shape[0], classes))
+        require_image("vgg19", shape, 32, "cnn or lenet for smaller images, mlp for what is no image")
+        return make_chain(self.layers(shape[0], classes))
 
     def layers(self, inputs: int, classes: int) -> Iterator[tuple[str, nn.Module]]:
         k = 0
@@ -35,7 +35,7 @@ class VGG19(Network):
                 k += 1
                 yield f"conv{k}", nn.Conv2d(inputs, channels, 3, padding=1)
                 if self.norm != "none":
-                    yield f"norm{k}", normed(self.norm, channels)
+                    yield f"norm{k}", norm_layer(self.norm, channels)
                 yield f"relu{k}", nn.ReLU()
                 inputs = channels
             yield f"pool{stage}", nn.MaxPool2d(2)

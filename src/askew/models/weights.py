@@ -14,13 +14,13 @@ HEAD = ("head1", "head2")  # the linear layers of a projection head
 SHOWN = 3
 
 
-def start_from(module: nn.Module, path: str, new_head: bool) -> None:
+def load_weights(module: nn.Module, path: str, new_head: bool) -> None:
     """Give a module the weights in a file; all must fit.
 
     `new_head` leaves the last layer and a projection head as they are where the file has none of their shape. Whole
     numbers (batch norm's step counts) are no weights: they may be missing or left over, and stay as they are.
     """
-    given, wanted = tensors_in(Path(path)), floats(module.state_dict())
+    given, wanted = tensors_of_file(Path(path)), float_tensors(module.state_dict())
     if not any(n in wanted for n in given):
         given = {n.removeprefix("module."): t for n, t in given.items()}  # as DataParallel saves it
     absent = [n for n in wanted if n not in given]
@@ -33,27 +33,27 @@ def start_from(module: nn.Module, path: str, new_head: bool) -> None:
     if absent or extra or other:
         shapes = [f"{n}: {list(given[n].shape)} in the file, {list(wanted[n].shape)} here" for n in other]
         kinds = {"missing": absent, "unexpected": extra, "of another shape": shapes}
-        told = "; ".join(f"{len(names)} {kind} ({few(names)})" for kind, names in kinds.items() if names)
+        differences = "; ".join(f"{len(names)} {kind} ({first_names(names)})" for kind, names in kinds.items() if names)
         only_head = drawn and not extra and all(layer_of(n) in drawn for n in (*absent, *other))
         hint = (
             f"set model.new_head = true to leave {', '.join(sorted(drawn))} as drawn"
             if only_head
             else "take a file of this network"
         )
-        raise ModelError(f"the weights in {path} do not fit the network: {told}; {hint}.")
+        raise ModelError(f"the weights in {path} do not fit the network: {differences}; {hint}.")
     with torch.no_grad():
         for name, tensor in wanted.items():
             if layer_of(name) not in drawn:
                 tensor.copy_(given[name])
 
 
-def tensors_in(path: Path) -> dict[str, Tensor]:
+def tensors_of_file(path: Path) -> dict[str, Tensor]:
     """The float tensors of a file by their names, out of what wrappers there are."""
     if not path.is_file():
         raise ModelError(
             f"there is no weights file {str(path)!r}; name a .safetensors file or a torch state dict in model.weights."
         )
-    found = read(path)
+    found = read_file(path)
     for wrapper in ("state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
             found = found[wrapper]
@@ -66,13 +66,13 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
     ]
     if odd:
         raise ModelError(
-            f"the weights file {path} holds {len(odd)} values that are no tensors ({few(odd)}); save the state_dict() "
-            "alone."
+            f"the weights file {path} holds {len(odd)} values that are no tensors ({first_names(odd)}); "
+            "save the state_dict() alone."
         )
-    return floats(found)
+    return float_tensors(found)
 
 
-def read(path: Path) -> object:
+def read_file(path: Path) -> object:
     """What a file holds. Anything may go wrong inside a damaged one, so anything is caught."""
     try:
         if path.suffix == ".safetensors":
@@ -92,7 +92,7 @@ def read(path: Path) -> object:
         ) from None
 
 
-def floats(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def float_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: t for n, t in tensors.items() if t.is_floating_point()}
 
 
@@ -100,5 +100,5 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def few(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")

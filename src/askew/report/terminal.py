@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from ..core.settings import plain
+from ..core.settings import toml_text
 from ..engine.server import RECORD
 from ..experiment.config import Config, stored_tables
 from ..experiment.store import Record, Run
@@ -95,7 +95,7 @@ def setting_text(value: Any) -> str:
         return "–"
     if isinstance(value, str):
         return value or '""'
-    return f"{value:g}" if isinstance(value, float) else plain(value)
+    return f"{value:g}" if isinstance(value, float) else toml_text(value)
 
 
 def federation_text(run: Run) -> str:
