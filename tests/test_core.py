@@ -363,7 +363,7 @@ def test_channels_last_is_another_order_of_the_same_coordinates() -> None:
     assert torch.equal(plain.start.sort().values, last.start.sort().values) and not torch.equal(plain.start, last.start)
     for (name, a), b in zip(plain.split(plain.start).items(), last.split(last.start).values(), strict=True):
         assert torch.equal(a, b) and a.shape == b.shape, name
-        assert torch.equal(last.row(b), last.row(a.clone()))
+        assert torch.equal(last.flatten_parameter(b), last.flatten_parameter(a.clone()))
     weight = last.split(last.start)["0.weight"]
     assert weight.is_contiguous(memory_format=torch.channels_last) and weight.data_ptr() == last.start.data_ptr()
     x, y = torch.randn(6, 3, 5, 5), torch.randint(0, 2, (6,))

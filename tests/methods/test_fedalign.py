@@ -18,7 +18,8 @@ from askew.core.types import Batch
 from askew.data.dataset import Samples
 from askew.data.federation import LocalSettings
 from askew.engine.server import Server
-from askew.models.small import MLP, chain
+from askew.models.network import make_chain
+from askew.models.small import MLP
 from problems import (
     Problem,
     classification,
@@ -99,7 +100,7 @@ def test_two_rounds_by_hand() -> None:
     with torch.no_grad():
         layers["fc1"].weight.copy_(torch.tensor([[3.0], [4.0]]))  # type: ignore[operator]
         layers["out"].weight.copy_(torch.tensor([[1.0, 0.0]]))  # type: ignore[operator]
-    problem = Problem(federation([Samples(vectors([1.0]), vectors([1.0]))]), chain(iter(layers.items())))
+    problem = Problem(federation([Samples(vectors([1.0]), vectors([1.0]))]), make_chain(iter(layers.items())))
     server = make_server(FedAlign(mu=0.5), problem, LocalSettings(batch=0, steps=1, lr=0.1))
     server.run_round(1, [0])
     assert server.w.tolist() == pytest.approx([2.9, 4.0, 0.4, -0.8], abs=1e-9)

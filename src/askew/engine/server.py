@@ -391,7 +391,7 @@ class Server:
     def _count_bytes(
         self, log: RoundLog, phase: Algorithm, inputs: PhaseInputs, outputs: PhaseOutputs, absent: int | None
     ) -> None:
-        """Add the bytes of what is declared to travel, for all asked clients; `absent` is None after the first phase."""
+        """Count the bytes that travel to and from all asked clients; `absent` is None after the first phase."""
         hidden, asked, answers = self.private.indices.numel(), len(inputs.steps), len(outputs.loss)
         one = torch.empty((), dtype=self.space.dtype).element_size()
         buffers = self.space.Q - self.private.buffer_indices.numel()
