@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ from askew.algorithms import algorithms
 from askew.core.algorithm import Algorithm
 from askew.core.settings import Settings, toml_text
 from askew.core.space import Space
+from askew.data.images import Images
+from askew.data.partition import Partition
 from askew.experiment.catalogue import entries, parameters
 from askew.experiment.config import CHOICES, DEFAULT_NAMES, TABLES, Config, TopLevel
+from askew.models import Network
+from askew.participation import Participation
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
@@ -30,7 +35,15 @@ TABLE_PURPOSE = {
     "partition": "Which client holds which samples.",
     "participation": "Which clients take part in a round.",
     "model": "The network. It is built for the shape of the inputs and the number of classes.",
-    "algorithm": "The method. [Algorithms](algorithms.md) has the equations, the papers and the settings of each.",
+    "algorithm": "The method. [Algorithms](algorithms.md) has the equations, papers and settings of each.",
+}
+
+# the class whose settings several choices of a table share, by the table's name, and what these choices are
+SHARED: dict[str, tuple[type[Settings], str]] = {
+    "data": (Images, "image dataset"),
+    "partition": (Partition, "partition"),
+    "participation": (Participation, "participation model"),
+    "model": (Network, "network"),
 }
 
 # exceptions from a table's default, by its name
@@ -97,8 +110,13 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines) + "\n"
 
 
-def settings_table(cls: type[Settings]) -> str:
-    """The settings of a class, its own first: type, default, range and meaning."""
+def settings_table(rows: list[list[str]]) -> str:
+    """The table of some settings: key, type, default, range and meaning."""
+    return table(("key", "type", "default", "allowed", "meaning"), rows) if rows else "No settings.\n"
+
+
+def settings_rows(cls: type[Settings]) -> list[list[str]]:
+    """The rows of the table of a class's settings, its own first."""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     rows = []
     for parameter in parameters(cls):
@@ -108,7 +126,7 @@ def settings_table(cls: type[Settings]) -> str:
         default = "left out" if field.default is None else f"`{literal(field.default)}`"
         meaning = "; ".join(filter(None, (parameter["doc"], field.metadata.get("hint", "").rstrip("."))))
         rows.append([f"`{name}`", parameter["type"], default, allowed, meaning])
-    return table(("key", "type", "default", "allowed", "meaning"), rows) if rows else "No settings.\n"
+    return rows
 
 
 def literal(value: object) -> str:
@@ -118,21 +136,53 @@ def literal(value: object) -> str:
 
 def configuration_page() -> str:
     """The page of every setting."""
-    parts = [CONFIGURATION.format(defaults=Config().toml()), "## Outside any table\n", settings_table(TopLevel)]
-    for name, registry in CHOICES.items():
-        default = f"`{DEFAULT_NAMES[name]}`{DEFAULT_EXCEPTION.get(name, '')}"
-        selection = f"`name` selects one of these; the default is {default}. The other keys depend on it."
-        members: Mapping[str, Any] = registry.members
-        names = table(("name", "description"), ([f"`{key}`", member.idea] for key, member in members.items()))
-        parts += [f"## [{name}]\n", f"{TABLE_PURPOSE[name]} {selection}\n", names]
-        for key, member in members.items():
-            parts.append(f"### {name}.name = {key}\n")
-            if name != "algorithm" and (doc := (inspect.getdoc(member) or "").strip()):
-                parts.append(docstring_markdown(doc))
-            parts.append(settings_table(member))
+    top_level = settings_table(settings_rows(TopLevel))
+    parts = [CONFIGURATION.format(defaults=Config().toml()), "## Outside any table\n", top_level]
+    for name in CHOICES:
+        parts += choice_section(name)
     for name, kind in TABLES.items():
-        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}\n", settings_table(kind)]
+        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}\n", settings_table(settings_rows(kind))]
     return "\n".join(parts)
+
+
+def choice_section(name: str) -> list[str]:
+    """The section of a table whose key `name` selects a choice; the settings of methods are on their own page."""
+    members: Mapping[str, Any] = CHOICES[name].members
+    methods = name == "algorithm"
+    default = f"`{DEFAULT_NAMES[name]}`{DEFAULT_EXCEPTION.get(name, '')}"
+    names = {key: f"[`{key}`](algorithms.md#{key})" if methods else f"`{key}`" for key in members}
+    parts = [
+        f"## [{name}]\n",
+        wrap(f"{TABLE_PURPOSE[name]} `name` selects one of these; the default is {default}. Other keys depend on it."),
+        table(("name", "description"), ([names[key], member.idea] for key, member in members.items())),
+    ]
+    if methods:
+        return parts
+    base, what = SHARED[name]
+    shared, heading = settings_rows(base), f"Settings of every {what}"
+    link = f"[{heading[0].lower()}{heading[1:]}](#{heading.lower().replace(' ', '-')})"
+    parts += [f"### {heading}\n", settings_table(shared)]
+    for key, member in members.items():
+        parts.append(f"### {name}.name = {key}\n")
+        if doc := own_docstring(member):
+            parts.append(docstring_markdown(doc))
+        own = [row for row in settings_rows(member) if row not in shared]
+        if own or not issubclass(member, base):
+            parts.append(settings_table(own))
+        if issubclass(member, base):
+            parts.append(f"Also the {link}.\n" if own else f"Only the {link}.\n")
+    return parts
+
+
+def own_docstring(cls: type[Settings]) -> str:
+    """The docstring that was written for a class; empty if it is the signature that a dataclass has otherwise."""
+    doc = (inspect.getdoc(cls) or "").strip()
+    return "" if doc.startswith(f"{cls.__name__}(") else doc
+
+
+def wrap(text: str) -> str:
+    """A paragraph in lines of at most 120 characters."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def docstring_markdown(doc: str) -> str:
@@ -143,7 +193,9 @@ def docstring_markdown(doc: str) -> str:
         if all(line.startswith("    ") for line in lines):
             blocks.append("\n".join(["```text", *(line[4:] for line in lines), "```"]))
         else:
-            blocks.append(re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", block))
+            one_line = " ".join(block.split())
+            linked = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", one_line)
+            blocks.append(wrap(linked).rstrip())
     return "\n\n".join(blocks) + "\n"
 
 
@@ -160,7 +212,8 @@ def algorithms_page() -> str:
         module = inspect.getmodule(cls)
         assert module is not None and module.__doc__ is not None
         file = f"src/{module.__name__.replace('.', '/')}.py"
-        parts += [f"## {key}\n", docstring_markdown(module.__doc__), declarations(cls()), settings_table(cls)]
+        parts += [f"## {key}\n", docstring_markdown(module.__doc__), declarations(cls())]
+        parts.append(settings_table(settings_rows(cls)))
         parts.append(f'??? example "{file}"\n\n    ``` {{ .python }}\n    --8<-- "{file}"\n    ```\n')
     return "\n".join(parts)
 
