@@ -220,7 +220,10 @@ def algorithms_page() -> str:
 
 def costs() -> str:
     """The table of what each method sends and stores, as `askew list algorithms` measures it."""
-    heads = ("method", "sent down", "sent up", "at the server", "at a client", "at the server, per client", "weights")
+    heads = (
+        *("method", "sent down", "sent up", "stored at the server", "stored at a client"),
+        *("stored at the server per client", "default weights"),
+    )
     weights = {"samples": "by samples", "uniform": "equal"}
     rows = []
     for entry in entries("algorithms"):
