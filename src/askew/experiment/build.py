@@ -68,7 +68,7 @@ class BuiltRun(NamedTuple):
 
 
 class BuildCache:
-    """What runs that are played together share: samples on the device, engines with their buffers, evaluators."""
+    """What runs that are trained together share: samples on the device, engines with their buffers, evaluators."""
 
     trials: ClassVar[dict[Hashable, EngineChoice]] = {}  # for the whole process: the runs of a sweep get one engine
 
@@ -107,7 +107,7 @@ def build(
 ) -> BuiltRun:
     """Data, network, engine and server, as configured; for a rank of a group, its part of them.
 
-    `kept` is the engine that rounds before were played with, which auto then takes again.
+    `kept` is the engine that earlier rounds were trained with, which auto then takes again.
     """
     shared = shared or BuildCache()
     device = run_device(config.engine, group)
