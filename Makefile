@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint style bench docs ledger clean
+.PHONY: setup demo test test-all lint style bench docs ledger wheel-demo clean
 
 setup: $(STAMP)
 
@@ -16,9 +16,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/askew demo --out demo
 
-# types are checked beside the tests: alone they take a core for most of a minute
+# what one waits for; types are checked beside the tests, since alone they take a core for most of a minute
 test: style
-	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 3 --dist worksteal; told=$$?; wait $$types && exit $$told
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"; tests=$$?; \
+	  wait $$types && exit $$tests
+
+# all tests: `test`, then those that are marked slow
+test-all: test
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
 
 lint: style
 	$(BIN)/mypy
@@ -37,6 +42,14 @@ docs: setup
 # the page follows from papers/ and results/; a test compares it
 ledger: setup
 	$(BIN)/askew ledger --out docs/reproduction.md
+
+# the wheel alone, in an environment that has nothing else
+wheel-demo:
+	rm -rf build/wheel build/wheel-venv build/wheel-demo
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	build/wheel-venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt build/wheel/*.whl
+	cd build && wheel-venv/bin/askew demo --out wheel-demo
 
 clean:
 	rm -rf $(VENV) site demo runs build *.egg-info src/*.egg-info

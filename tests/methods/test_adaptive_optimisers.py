@@ -66,7 +66,7 @@ def test_the_first_step_with_a_large_tau(noisy: Problem, cls: type[FedAdam], fac
 
 def test_yogi_and_adam_agree_where_the_square_is_the_moment() -> None:
     V = vectors([4.0, 4.0, 4.0])[0]
-    adam, yogi = (cls(beta2=0.75).second(V, vectors([2.0, 1.0, 3.0])[0]) for cls in (FedAdam, FedYogi))
+    adam, yogi = (cls(beta2=0.75).second_moment(V, vectors([2.0, 1.0, 3.0])[0]) for cls in (FedAdam, FedYogi))
     assert adam.tolist() == exactly(4.0, 3.25, 5.25) and yogi.tolist() == exactly(4.0, 3.75, 6.25)
 
 

@@ -15,5 +15,5 @@ class FedAdagrad(FedAdam):
     idea = "Adagrad at the server"
     beta1 = 0.0
 
-    def second(self, V: Tensor, D: Tensor) -> Tensor:
+    def second_moment(self, V: Tensor, D: Tensor) -> Tensor:
         return V + D**2

@@ -33,10 +33,10 @@ class FedAdam(Algorithm):
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros(), "V": space.zeros() + self.tau**2}
 
-    def second(self, V: Tensor, D: Tensor) -> Tensor:
+    def second_moment(self, V: Tensor, D: Tensor) -> Tensor:
         return self.beta2 * V + (1 - self.beta2) * D**2
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         D = self.weights(up, cohort) @ up["delta"]
-        M, V = self.beta1 * server["M"] + (1 - self.beta1) * D, self.second(server["V"], D)
+        M, V = self.beta1 * server["M"] + (1 - self.beta1) * D, self.second_moment(server["V"], D)
         return w + self.server_lr * M / (torch.sqrt(V) + self.tau), {"M": M, "V": V}

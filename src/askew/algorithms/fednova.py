@@ -19,7 +19,7 @@ from ..core.algorithm import Algorithm
 from ..core.settings import is_off, setting
 from ..core.space import Space
 from ..core.types import Client, Cohort, State
-from .fedprox import stable
+from .fedprox import check_stability
 
 
 class FedNova(Algorithm):
@@ -30,7 +30,7 @@ class FedNova(Algorithm):
     server_momentum: float = setting("momentum of the server's step", default=0.0, least=0, below=1)
 
     def check_learning_rate(self, lr: float) -> None:
-        stable(self.display_name(), self.mu, lr)
+        check_stability(self.display_name(), self.mu, lr)
 
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros()}

@@ -100,20 +100,20 @@ class DisplacementSum(FedPMVR):
     def client_state(self, space: Space) -> State:
         return {"m": space.zeros()[head_of(self, space).indices]}
 
-    def keep(self) -> float:
+    def decay(self) -> float:
         """The share of the old momentum that stays."""
         return 1.0
 
     def correct(self, theta: Tensor, client: Client) -> tuple[Tensor, State]:
         q = client.parts["head"].indices
-        m = self.alpha * (theta - client.w)[q] + self.keep() * client.state["m"]
+        m = self.alpha * (theta - client.w)[q] + self.decay() * client.state["m"]
         return theta.index_add(0, q, -m), {"m": m}
 
 
 class DisplacementEma(DisplacementSum):
     """A momentum that the client keeps, as a moving average."""
 
-    def keep(self) -> float:
+    def decay(self) -> float:
         return 1 - self.alpha
 
 

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from .fedavg import FedAvg
 
 
-def stable(owner: str, mu: float, lr: float) -> None:
+def check_stability(owner: str, mu: float, lr: float) -> None:
     """Explicit steps on a proximal term overshoot for ever longer from η μ = 2 on."""
     if mu * lr >= 2:
         raise ConfigError(
@@ -34,7 +34,7 @@ class FedProx(FedAvg):
     mu: float = setting("strength μ of the proximal term", default=0.01, least=0, hint="papers use 0.001–1, try 0.01.")
 
     def check_learning_rate(self, lr: float) -> None:
-        stable(self.display_name(), self.mu, lr)
+        check_stability(self.display_name(), self.mu, lr)
 
     def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
         return grad(theta) + self.mu * (theta - client.w)

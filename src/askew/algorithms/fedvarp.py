@@ -40,7 +40,7 @@ class FedVARP(FedAvg):
     def memory(self, space: Space) -> State:
         return {"y": space.zeros()}
 
-    def surprise(self, new: Tensor, cohort: Cohort) -> Tensor:
+    def correction(self, new: Tensor, cohort: Cohort) -> Tensor:
         """What the participants add to the remembered mean in this step."""
         return cohort.p.double() @ new
 
@@ -48,7 +48,7 @@ class FedVARP(FedAvg):
         rate = cohort.lr if self.memory_unit == "gradient" else 1.0
         y = up["delta"] / rate  # downhill, in the memory's unit; server["y"] holds the participants' rows
         new = y.double() - server["y"]  # in float64, so that the running mean stays the mean of the rows
-        step = self.surprise(new, cohort) + server["mean"]
+        step = self.correction(new, cohort) + server["mean"]
         return (w + self.scale(cohort) * rate * step).to(w.dtype), {
             "y": y,
             "mean": server["mean"] + new.sum(0) / cohort.clients,

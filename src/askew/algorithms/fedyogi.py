@@ -15,5 +15,5 @@ class FedYogi(FedAdam):
     paper = "Reddi et al., ICLR 2021"
     idea = "Yogi at the server"
 
-    def second(self, V: Tensor, D: Tensor) -> Tensor:
+    def second_moment(self, V: Tensor, D: Tensor) -> Tensor:
         return V - (1 - self.beta2) * D**2 * torch.sign(V - D**2)

@@ -19,5 +19,5 @@ class MIFA(FedVARP):
     paper = "Gu et al., NeurIPS 2021"
     idea = "average every client's last update"
 
-    def surprise(self, new: Tensor, cohort: Cohort) -> Tensor:
+    def correction(self, new: Tensor, cohort: Cohort) -> Tensor:
         return new.sum(0) / cohort.clients

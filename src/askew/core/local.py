@@ -107,12 +107,7 @@ def begin(alg: Algorithm, client: Client) -> Progress:
 
 
 def step(
-    alg: Algorithm,
-    task: Task,
-    client: Client,
-    progress: Progress,
-    batch: Batch,
-    known: GradientResult | None = None,
+    alg: Algorithm, task: Task, client: Client, progress: Progress, batch: Batch, known: GradientResult | None = None
 ) -> Progress:
     """One local step on one batch. An engine that has the gradient at theta already hands it over as `known`."""
     theta, client = progress.theta, client._replace(carry=progress.carry)
@@ -132,12 +127,7 @@ def step(
 
 
 def look(
-    name: str,
-    task: Task,
-    progress: Progress,
-    batch: Batch,
-    share: Number,
-    known: GradientResult | None = None,
+    name: str, task: Task, progress: Progress, batch: Batch, share: Number, known: GradientResult | None = None
 ) -> Progress:
     """Look at one chunk: its gradient or loss, times its share of all samples, is added to the carry."""
     carry = progress.carry

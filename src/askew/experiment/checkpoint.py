@@ -21,6 +21,7 @@ from ..errors import StoreError
 from .store import explain_write_errors
 
 FILE = "checkpoint.safetensors"
+MODEL = "x"  # the name of the global model w in the file, as older versions wrote it
 
 
 def layout_digest(digest: str, server: Server) -> str:
@@ -37,7 +38,7 @@ def tensors_of(server: Server) -> dict[str, Tensor]:
     """The server's tensors beside its banks, by the names that they have in the file."""
     state = {f"server.{n}": v for n, v in server.state.items()}
     drift_history = {f"trail.{n}": v for n, v in (server.drift_history or {}).items()}
-    return {"x": server.w, "buffers": server.buffers} | state | drift_history
+    return {MODEL: server.w, "buffers": server.buffers} | state | drift_history
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
@@ -99,7 +100,7 @@ def restore(folder: Path, server: Server, digest: str) -> int:
     def stored(name: str, like: Tensor) -> Tensor:
         return tensors[name].to(like.device, like.dtype)
 
-    server.w, server.buffers = stored("x", server.w), stored("buffers", server.buffers)
+    server.w, server.buffers = stored(MODEL, server.w), stored("buffers", server.buffers)
     server.state = {n: stored(f"server.{n}", v) for n, v in server.state.items()}
     server.drift_history = server.drift_history and {
         n: stored(f"trail.{n}", v) for n, v in server.drift_history.items()

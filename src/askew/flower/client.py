@@ -19,6 +19,7 @@ from .client_state import StateHistory, StateStore
 from .deployment_data import ClientSetup
 from .privacy import add_noise, clip_upload
 from .wire import (
+    MODEL,
     InvalidMessage,
     Payload,
     RawPayload,
@@ -88,15 +89,15 @@ class DeployedClient:
         phase = self.server.phases[n]
         received = self._read_received(payload, phase, first=n == 0)
         stored = self._to_device(self.history.load_round(last_used) if n == 0 else self.history.load_phase(round, n))
-        x, buffers = self._assemble_model(received, stored)
+        w, buffers = self._assemble_model(received, stored)
         plan = self._plan_batches(payload, round)
-        inputs = self._phase_inputs(payload, phase, (x, buffers), received, stored)
+        inputs = self._phase_inputs(payload, phase, (w, buffers), received, stored)
         (out,) = self.server.engine.run([PhaseRequest(phase, inputs, plan, ("theta", "carry"))])
         new_state = self._state_after(out)
         if n + 1 == count:
             self.history.save_round(last_used, round, new_state)
         else:
-            carry = add_prefix("carry.", first_row(out.carry)) | {"x": x, "buffers": buffers}
+            carry = add_prefix("carry.", first_row(out.carry)) | {MODEL: w, "buffers": buffers}
             self.history.save_phase(last_used, round, n + 1, new_state | carry)
         tensors, loss = self._upload(payload, phase, out)
         numbers = {
@@ -120,7 +121,7 @@ class DeployedClient:
             numbers["samples"] = len(self.setup.fed.test.y)
             stored = self._to_device(self.history.load_round(last_used))
             for name in names:
-                received = {"x": tensors[f"model.{name}"]} | {n: t for n, t in tensors.items() if n == "buffers"}
+                received = {MODEL: tensors[f"model.{name}"]} | {n: t for n, t in tensors.items() if n == "buffers"}
                 numbers[f"scores.{name}"] = self.built.evaluator(*self._assemble_model(received, stored)).tolist()
         return Payload(numbers, {})
 
@@ -152,20 +153,20 @@ class DeployedClient:
         """The tensors of a training message; a phase after the first brings the model only if it has changed."""
         state, memory = self._declared_broadcast(phase)
         specs = self.shared.specs(state, "server.") | self.shared.specs(memory, "memory.")
-        if "x" in payload.arrays or first:
-            specs |= self.shared.specs({"x": self.space.start} | self.shared.shared_buffers(self.space.buffers))
+        if MODEL in payload.arrays or first:
+            specs |= self.shared.specs({MODEL: self.space.start} | self.shared.shared_buffers(self.space.buffers))
         return self._to_device(read_tensors(payload, specs, SERVER))
 
     def _assemble_model(self, received: State, stored: State) -> tuple[Tensor, Tensor]:
         """The model [P] and buffers [Q] to start from: as received, or as in the phase before; with private parts."""
-        if "x" in received:
-            x = self.shared.restore_private({"x": received["x"]}, {"x": self.space.start})["x"]
+        if MODEL in received:
+            w = self.shared.restore_private({MODEL: received[MODEL]}, {MODEL: self.space.start})[MODEL]
             buffers = self.shared.restore_buffers(received, self.space.buffers)
         else:
-            x, buffers = stored["x"], stored["buffers"]
+            w, buffers = stored[MODEL], stored["buffers"]
         if self.private.empty:
-            return x, buffers
-        return with_private(x, buffers, self.private, strip_prefix("private.", stored))
+            return w, buffers
+        return with_private(w, buffers, self.private, strip_prefix("private.", stored))
 
     def _plan_batches(self, payload: RawPayload, round: int) -> RoundPlan:
         """This round's batches of this client, as many as the server counts on."""

@@ -112,12 +112,12 @@ def needs_mean_only(server: Server, zero_uploads: list[State]) -> bool:
     p = size / size.sum() if alg.by_samples else torch.full_like(size, 1 / TRIAL_CLIENTS)
     cohort = Cohort(p, steps, tau, size, loss, None, 0.1, 0.2, 3, 5)
     equal_losses = cohort._replace(loss=loss.mean().expand_as(loss))
-    x, state = draw(server.w), {n: draw(v) for n, v in server.state.items()}
+    w, state = draw(server.w), {n: draw(v) for n, v in server.state.items()}
     for phase, zeros in zip(server.phases, zero_uploads, strict=True):
         up = {n: torch.from_numpy(rng.normal(size=(TRIAL_CLIENTS, *t.shape))) for n, t in zeros.items()}
         means = {n: torch.tensordot(p, t, 1).expand_as(t) for n, t in up.items()}
-        model, new_state = phase.aggregate(x, up, cohort, dict(state))
-        model_of_means, state_of_means = phase.aggregate(x, means, equal_losses, dict(state))
+        model, new_state = phase.aggregate(w, up, cohort, dict(state))
+        model_of_means, state_of_means = phase.aggregate(w, means, equal_losses, dict(state))
         pairs = [
             (model, model_of_means),
             (phase.weights(up, cohort), phase.weights(means, equal_losses)),

@@ -29,6 +29,7 @@ from .deployment_data import RemoteFederation
 from .privacy import add_noise, check_supported
 from .registry import ClientRegistry
 from .wire import (
+    MODEL,
     SAME_SETUP,
     InvalidMessage,
     Payload,
@@ -111,7 +112,7 @@ class RemoteEngine:
         n = next(n for n, known in enumerate(self.server.phases) if known is phase)
         down = add_prefix("server.", self.shared.remove_private(inputs.server))
         if n == 0 or self.sent_model is None or not all(map(torch.equal, self.sent_model, (inputs.w, inputs.buffers))):
-            down |= self.shared.remove_private({"x": inputs.w}) | self.shared.shared_buffers(inputs.buffers)
+            down |= self.shared.remove_private({MODEL: inputs.w}) | self.shared.shared_buffers(inputs.buffers)
             self.sent_model = (inputs.w, inputs.buffers)
         payloads = {client: self._training_payload(n, inputs, i, down) for i, client in enumerate(plan.ids)}
         enough = min(self.wanted or len(payloads), len(payloads)) if n == 0 else len(payloads)

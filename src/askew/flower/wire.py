@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Numbers = Mapping[str, Any]  # truth values, numbers, texts, and lists of them
 T = TypeVar("T", bool, int, float, str, list[Any])
 
+MODEL = "x"  # the name of the global model w in messages and in stored phases, as older versions wrote it
+
 # The advice that ends most sentences about a wrong message.
 SAME_SETUP = "give server and clients the same configuration, files and version of askew"
 NPY_MAGIC = b"\x93NUMPY\x01\x00"  # the first bytes of an array in numpy's file format, version 1.0
