@@ -92,7 +92,7 @@ def agrees(shown: str, printed: str) -> bool:
     """Is a printed number the shown one, as nearly as another processor computes it? Numbers with thousands separators,
     such as bytes, must be equal.
     """
-    if "," in shown:
+    if "," in shown + printed:
         return printed == shown
     one, other = (float(number.rstrip("%")) for number in (shown, printed))
     if shown.endswith("%"):
