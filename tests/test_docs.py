@@ -1,16 +1,21 @@
-"""What the README and the documentation show is true: code runs, configurations load, commands exist, links lead somewhere."""
+"""What the README and the documentation show is true: code runs and prints what is shown, configurations load, commands
+exist, links lead somewhere.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import re
 import shlex
 import sys
 import tomllib
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,7 +25,9 @@ from askew.cli.main import app
 from askew.core.algorithm import Algorithm
 from askew.core.types import Client, Cohort
 from askew.data import files
+from askew.experiment import demo
 from askew.experiment.config import CHOICES
+from askew.experiment.launch import run_all
 from askew.experiment.sweep import flatten_spans, grid
 
 ROOT = Path(__file__).parent.parent
@@ -28,6 +35,13 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 FENCE = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]\d+)?%?(?!\w)")
+# Processors sum in different orders, so that training differs in the last digits: a few of the 360 test images of the
+# digits may be classified otherwise, each of which is 0.28 points, and the best round may be another one.
+PERCENT_POINTS = 0.5  # that a printed percentage may differ from the shown one
+RELATIVE = 0.1  # of the shown number, that a number of rounds or another measured one may differ
+FRACTION = 0.02  # that a number with decimals may differ in any case
+ROUNDING = 1e-9  # below, a number is an error of rounding, of which only the size is comparable
 
 
 class Block(NamedTuple):
@@ -37,53 +51,129 @@ class Block(NamedTuple):
     title: str | None
     text: str
     line: int
+    output: str | None  # the text block that follows at once: what the code prints
 
 
 def blocks(page: Path, kind: str = "") -> list[Block]:
+    """The fenced blocks of a page, all or those of one kind."""
     text = page.read_text(encoding="utf-8")
-    found = [Block(m["kind"], m["title"], m["text"], text.count("\n", 0, m.start()) + 2) for m in FENCE.finditer(text)]
-    return [block for block in found if kind in ("", block.kind)]
+    result = []
+    for block in FENCE.finditer(text):
+        after = FENCE.match(text, block.end() + 2)  # after one empty line
+        output = after["text"] if after and after["kind"] == "text" else None
+        line = text.count("\n", 0, block.start()) + 2
+        result.append(Block(block["kind"], block["title"], block["text"], line, output))
+    return [block for block in result if kind in ("", block.kind)]
 
 
-def having(kind: str) -> list[Any]:
-    return [pytest.param(page, id=page.name) for page in PAGES if blocks(page, kind)]
+def pages_with(kind: str, slow: Collection[str] = ()) -> list[Any]:
+    """The pages that have a block of this kind, as parameters of a test; those named `slow` are left to test-all."""
+    marks = {page: [pytest.mark.slow] if page.name in slow else [] for page in PAGES}
+    return [pytest.param(page, id=page.name, marks=marks[page]) for page in PAGES if blocks(page, kind)]
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to work in, and registries that forget what a page registers."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working folder, and registries that forget what a page registers."""
     monkeypatch.chdir(tmp_path)
     for registry in CHOICES.values():
         monkeypatch.setattr(registry, "members", dict(registry.members))
     yield tmp_path
 
 
-def lay_out(page: Path, desk: Path) -> None:
-    """The files that a page names."""
+def write_named_files(page: Path, folder: Path) -> None:
+    """Write the blocks with a title into files of that name."""
     for block in blocks(page):
         if block.title:
-            (desk / block.title).write_text(block.text, encoding="utf-8")
+            (folder / block.title).write_text(block.text, encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", having("python"))
-def test_python_runs(page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay_out(page, desk)
+def agrees(shown: str, printed: str) -> bool:
+    """Is a printed number the shown one, as nearly as another processor computes it? Numbers with thousands separators,
+    such as bytes, must be equal.
+    """
+    if "," in shown + printed:
+        return printed == shown
+    one, other = (float(number.rstrip("%")) for number in (shown, printed))
+    if shown.endswith("%"):
+        return printed.endswith("%") and abs(one - other) <= PERCENT_POINTS + 1e-9
+    if abs(one) < ROUNDING:
+        return abs(other) < ROUNDING
+    return abs(one - other) <= max(RELATIVE * abs(one), FRACTION if "." in shown else 0)
+
+
+def check_output(shown: str, printed: str, where: str) -> None:
+    """Compare what a page shows with what was printed: words one by one, numbers as nearly as processors agree."""
+    without_numbers = [NUMBER.sub("#", text).split() for text in (shown, printed)]
+    report = f"{where} shows\n{shown}but this was printed:\n{printed}"
+    assert without_numbers[0] == without_numbers[1], report
+    assert all(agrees(*pair) for pair in zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True)), report
+
+
+@pytest.mark.parametrize("page", pages_with("python", slow=["concepts.md"]))
+def test_python_runs_and_prints_what_is_shown(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_named_files(page, folder)
     module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks(page, "python"):
         source = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's line
-        exec(compile(source, str(page), "exec", dont_inherit=True), module.__dict__)
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(compile(source, str(page), "exec", dont_inherit=True), module.__dict__)
+        if block.output is not None:
+            check_output(block.output, printed.getvalue(), f"{page.name}, line {block.line}")
 
 
-@pytest.mark.parametrize("page", having("toml"))
-def test_configurations_load(page: Path, desk: Path) -> None:
-    lay_out(page, desk)
+def test_the_readme_shows_an_output_with_accuracies() -> None:
+    outputs = [block.output for block in blocks(ROOT / "README.md", "python") if block.output]
+    assert any(len(re.findall(r"\d+\.\d%", output)) >= 3 for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("printed", "right"),
+    [
+        ("fedavg   87.9% in round 28, 3,463,200 bytes, gap 5e-16\n", True),
+        ("fedavg   88.2% in round 29, 3,463,200 bytes, gap 2e-17\n", False),  # another accuracy
+        ("fedavg   87.5% in round 20, 3,463,200 bytes, gap 2e-17\n", False),  # another round
+        ("fedavg   87.5% in round 29, 3,463,201 bytes, gap 2e-17\n", False),  # other bytes
+        ("fedavg   87.5% in round 29, 3,463,200 bytes, gap 2e-07\n", False),  # more than rounding
+        ("scaffold 87.5% in round 29, 3,463,200 bytes, gap 2e-17\n", False),  # another word
+        ("fedavg   87.5% in round 29, 3,463,200 bytes\n", False),  # a number is missing
+    ],
+)
+def test_a_wrong_figure_is_found(printed: str, right: bool) -> None:
+    shown = "fedavg   87.5% in round 29, 3,463,200 bytes, gap 2e-17\n"
+    with nullcontext() if right else pytest.raises(AssertionError, match="but this was printed"):
+        check_output(shown, printed, "a page")
+
+
+@pytest.mark.slow
+def test_the_caption_of_the_demonstration() -> None:
+    """Mean and standard deviation over the seeds of the best accuracies that the README prints below its picture."""
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    shown = re.search(
+        r"FedAvg's best accuracy is ([\d.]+) ± ([\d.]+) %, ([\d.]+) ± ([\d.]+) % with a doubled server step; "
+        r"FedDC's is ([\d.]+) ± ([\d.]+) %",
+        text,
+    )
+    assert shown, "README.md has no caption of this form"
+    figures = [float(figure) for figure in shown.groups()]
+    methods = ({"name": "fedavg"}, {"name": "fedavg", "server_scale": 2.0}, {"name": "feddc", "alpha": 0.01})
+    for method, figure, spread in zip(methods, figures[::2], figures[1::2], strict=True):
+        configs = demo.configs()[demo.METHODS.index(method) :: len(demo.METHODS)]  # of all seeds
+        best = [100 * run.best_accuracy for run in run_all(configs)]
+        assert mean(best) == pytest.approx(figure, abs=PERCENT_POINTS)
+        assert stdev(best) == pytest.approx(spread, abs=PERCENT_POINTS)
+
+
+@pytest.mark.parametrize("page", pages_with("toml"))
+def test_configurations_load(page: Path, folder: Path) -> None:
+    write_named_files(page, folder)
     for block in blocks(page, "toml"):
         tables = tomllib.loads(block.text)
         assert grid(tables, flatten_spans(tables.pop("sweep", {})))
 
 
-@pytest.mark.parametrize("page", having("console"))
+@pytest.mark.parametrize("page", pages_with("console"))
 def test_commands_and_their_options_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "chosen_folder", None)  # --data-dir takes effect as it is parsed
     verbs: Any = typer.main.get_command(app)
@@ -111,10 +201,10 @@ def test_links_and_pictures_are_there(page: Path) -> None:
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")
-        there = page.parent / path if path else page
-        assert there.is_file(), f"{page.name} links to {target}"
+        linked = page.parent / path if path else page
+        assert linked.is_file(), f"{page.name} links to {target}"
         if anchor:
-            heads = re.findall(r"^#+ (.+)$", FENCE.sub("", there.read_text(encoding="utf-8")), re.MULTILINE)
+            heads = re.findall(r"^#+ (.+)$", FENCE.sub("", linked.read_text(encoding="utf-8")), re.MULTILINE)
             assert anchor in [re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads], target
 
 
@@ -129,10 +219,10 @@ def test_generated_pages_follow_from_the_code() -> None:
 
 
 def test_every_hook_declaration_and_field_is_explained() -> None:
-    told = set(re.findall(r"`(\w+)[`(]", (DOCS / "add-algorithm.md").read_text(encoding="utf-8")))
+    explained = set(re.findall(r"`(\w+)[`(]", (DOCS / "add-algorithm.md").read_text(encoding="utf-8")))
     hooks = {name for name, value in vars(Algorithm).items() if not name.startswith("_") and callable(value)}
     names = hooks | set(Algorithm.__annotations__) | {field.name for field in dataclasses.fields(Algorithm)}
-    assert names | {*Client._fields, *Cohort._fields} <= told
+    assert names | {*Client._fields, *Cohort._fields} <= explained
 
 
 def test_pictures_are_small_and_need_nothing_from_elsewhere() -> None:

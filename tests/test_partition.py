@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from askew.core.rng import generator
@@ -537,8 +537,7 @@ def test_places_go_one_by_one_to_the_class_with_the_most_samples_a_place(
 ) -> None:
     places = [1] * len(totals)
     n_c = min(n_c, len(totals))
-    if not len(totals) <= clients * n_c <= sum(min(total, clients) for total in totals):
-        return
+    assume(len(totals) <= clients * n_c <= sum(min(total, clients) for total in totals))
     while sum(places) < clients * n_c:
         open_ = [k for k, total in enumerate(totals) if places[k] < min(total, clients)]
         places[max(open_, key=lambda k: totals[k] / places[k])] += 1

@@ -1,4 +1,7 @@
-"""Ranks whose rows lie on a CUDA device: the same run as one process makes. With NCCL each needs a device; here they share one, by gloo."""
+"""Ranks on a CUDA device give the same run as one process.
+
+NCCL needs a device for each rank; here they share one and exchange by gloo.
+"""
 
 from __future__ import annotations
 
@@ -33,36 +36,37 @@ torch.cuda.set_device(0)
 message = torch.arange(100, dtype=torch.uint8, device="cuda")
 for a, b in ((0, 16), (16, 96)):
     dist.broadcast(message[a:b], 0)
-told = torch.tensor([7])
-dist.broadcast(told, 0)
-assert message.tolist() == list(range(100)) and told.item() == 7
+number = torch.tensor([7])
+dist.broadcast(number, 0)
+assert message.tolist() == list(range(100)) and number.item() == 7
 dist.destroy_process_group()
 """
 
 
-def processes(code: str, size: int, *words: str) -> None:
+def run_processes(code: str, size: int, *arguments: str) -> None:
+    """Run a program in processes that form a group; all must end without an error."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    started = [
-        subprocess.Popen([*command, str(rank), str(size), *words], env=os.environ | group | {"RANK": str(rank)})
+    children = [
+        subprocess.Popen([*command, str(rank), str(size), *arguments], env=os.environ | group | {"RANK": str(rank)})
         for rank in range(size)
     ]
-    assert [process.wait(timeout=300) for process in started] == [0] * size
+    assert [process.wait(timeout=300) for process in children] == [0] * size
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet"])
-@pytest.mark.parametrize("engine", ["slots", "vmapped", "sequential"])
+@pytest.mark.parametrize("engine", ["slots", "stacked", "sequential"])
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_two_ranks_play_the_run_of_one(method: str, engine: str, model: str, tmp_path: Path) -> None:
+def test_two_ranks_give_the_run_of_one(method: str, engine: str, model: str, tmp_path: Path) -> None:
     for size in (1, 2):
-        processes(RUN, size, method, engine, model, str(tmp_path / f"{size}.pt"))
-    (one, losses), (two, same) = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
+        run_processes(RUN, size, method, engine, model, str(tmp_path / f"{size}.pt"))
+    (one, one_losses), (two, two_losses) = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
     for name, value in one.items():
         assert torch.allclose(two[name], value, rtol=0, atol=1e-11), name
-    assert same[1] == pytest.approx(losses[1], rel=1e-10)
+    assert two_losses[1] == pytest.approx(one_losses[1], rel=1e-10)
 
 
 def test_nccl_moves_the_bytes_of_a_message() -> None:
-    processes(BYTES, 1)
+    run_processes(BYTES, 1)

@@ -1,0 +1,290 @@
+"""Triton kernels against the layers and functions of torch that they replace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from askew.engine.sample_buffer import Needs, SampleBuffer
+from askew.kernels import batched_linear
+from askew.kernels.cuda import conv as cuda_conv
+from askew.kernels.cuda import cross_entropy as cuda_cross_entropy
+from askew.kernels.cuda import gather as cuda_gather
+from askew.kernels.cuda.rows import real_samples
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(autouse=True)
+def seeded_float32() -> Iterator[None]:
+    """Fixed random numbers, and products of float32 that are not rounded to TF32."""
+    torch.manual_seed(0)
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def relative_error(tensor: Tensor, exact: Tensor) -> float:
+    """The largest difference, relative to the largest exact value."""
+    return float((tensor - exact).abs().max() / exact.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("shape", "out", "kernel", "pad"),
+    [
+        ((50, 3, 32, 32), 6, 5, 0),
+        ((50, 6, 14, 14), 16, 5, 0),
+        ((7, 1, 28, 28), 6, 5, 2),
+        ((33, 1, 8, 8), 16, 3, 1),
+        ((50, 3, 32, 32), 16, 5, 0),
+        ((5, 2, 13, 11), 12, 3, 0),
+        ((256, 3, 32, 32), 6, 5, 0),
+    ],
+)
+def test_a_convolution_and_its_gradients(shape: tuple[int, ...], out: int, kernel: int, pad: int) -> None:
+    """Against float64; a second time bit for bit the same."""
+    conv = nn.Conv2d(shape[1], out, kernel, padding=pad).cuda()
+    x = torch.randn(shape, device="cuda", requires_grad=True)
+    assert cuda_conv.can_run(x, conv, nn.ReLU(), nn.MaxPool2d(2))
+    exact_conv = nn.Conv2d(shape[1], out, kernel, padding=pad).cuda().double()
+    exact_conv.load_state_dict(conv.state_dict())
+    exact_x = x.detach().double().requires_grad_()
+    y = cuda_conv.conv_relu_pool(x, conv)
+    exact_y = F.max_pool2d(exact_conv(exact_x).relu(), 2)
+    weight, inputs = torch.randn_like(y), (x, conv.weight, conv.bias)
+    exact_inputs = (exact_x, exact_conv.weight, exact_conv.bias)
+    gradients = torch.autograd.grad((y * weight).sum(), inputs)
+    exact_gradients = torch.autograd.grad((exact_y * weight.double()).sum(), exact_inputs)
+    assert (y - exact_y).abs().max() < 1e-5
+    for a, b in zip(gradients, exact_gradients, strict=True):
+        assert a.shape == b.shape and relative_error(a, b) < 1e-5
+    again = torch.autograd.grad((cuda_conv.conv_relu_pool(x, conv) * weight).sum(), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+
+
+def pooled_by_choice(before: Tensor, which: Tensor) -> Tensor:
+    """Of every four pixels the chosen one, or 0 where `which` is 4. Of two almost equal pixels rounding decides which
+    has the gradient, so that gradients can be compared only for the same choice.
+    """
+    ho, wo = which.shape[-2:]
+    four = before[..., : 2 * ho, : 2 * wo].unflatten(-1, (wo, 2)).unflatten(-3, (ho, 2)).movedim(-3, -2).flatten(-2)
+    return four.gather(-1, which.long().clamp(max=3)[..., None])[..., 0] * (which < 4)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "shape", "out", "kernel"),
+    [
+        (15, (50, 3, 32, 32), 64, 5),
+        (15, (50, 64, 14, 14), 64, 5),
+        (3, (7, 1, 28, 28), 32, 5),
+        (2, (9, 32, 11, 9), 128, 3),
+        (4, (1, 128, 6, 6), 32, 3),
+    ],
+)
+def test_many_channels_of_many_networks(
+    groups: int, shape: tuple[int, ...], out: int, kernel: int, counted: bool
+) -> None:
+    """Kernels that are for many networks alone, against float64; `counted`: only the first samples are real."""
+    convs = [nn.Conv2d(shape[1], out, kernel).cuda() for _ in range(groups)]
+    layers = (convs[0], nn.ReLU(), nn.MaxPool2d(2))
+    assert cuda_conv.supports(*layers, many=True) and not cuda_conv.supports(*layers, many=False)
+    w, bias = (
+        torch.stack([getattr(conv, name).detach() for conv in convs]).requires_grad_() for name in ("weight", "bias")
+    )
+    x = torch.randn((groups, *shape), device="cuda", requires_grad=True)
+    real = torch.arange(groups, device="cuda", dtype=torch.int32) % shape[0] + 1 if counted else None
+    y, which = cuda_conv._Grouped.apply(x, w, bias, 0, real)
+    exact = [t.detach().double().requires_grad_() for t in (x, w, bias)]
+    before = torch.stack([F.conv2d(*each) for each in zip(*exact, strict=True)])
+    same_choice, weight = pooled_by_choice(before, which), torch.randn_like(y)
+    exact_y = torch.stack([F.max_pool2d(each.relu(), 2) for each in before])
+    if real is not None:
+        is_real = (torch.arange(shape[0], device="cuda")[None] < real[:, None])[..., None, None, None]
+        weight, y, same_choice, exact_y = (t * is_real for t in (weight, y, same_choice, exact_y))
+    assert (y - exact_y).abs().max() < 1e-5
+    gradients = torch.autograd.grad((y * weight).sum(), (x, w, bias), retain_graph=True)
+    for a, b in zip(gradients, torch.autograd.grad((same_choice * weight.double()).sum(), exact), strict=True):
+        assert a.shape == b.shape and relative_error(a, b) < 1e-5
+    again = torch.autograd.grad((y * weight).sum(), (x, w, bias))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_convolution_in_lower_precision(bf16: bool) -> None:
+    torch.backends.cudnn.allow_tf32 = True
+    conv, x = nn.Conv2d(3, 6, 5).cuda(), torch.randn(64, 3, 32, 32, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+        y = cuda_conv.conv_relu_pool(x, conv)
+    exact_y = F.max_pool2d(conv.double()(x.double()).relu(), 2)
+    assert y.dtype == (torch.bfloat16 if bf16 else torch.float32)
+    assert (y - exact_y).abs().max() < (0.02 if bf16 else 5e-3)
+
+
+def test_nothing_passes_where_the_relu_is_off() -> None:
+    conv = nn.Conv2d(1, 4, 3).cuda()
+    nn.init.constant_(conv.bias, -100.0)
+    x = torch.randn(3, 1, 8, 8, device="cuda", requires_grad=True)
+    y = cuda_conv.conv_relu_pool(x, conv)
+    gx, gw = torch.autograd.grad(y.sum(), (x, conv.weight))
+    assert not y.any() and not gx.any() and not gw.any()
+
+
+@pytest.mark.parametrize(("groups", "batch", "classes"), [(3, 50, 10), (2, 7, 3), (5, 256, 100), (1, 5, 600)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_of_many_batches(groups: int, batch: int, classes: int, weighted: bool) -> None:
+    x = (5 * torch.randn(groups, batch, classes, device="cuda")).requires_grad_()
+    y = torch.randint(classes, (groups, batch), device="cuda")
+    weight = torch.ones(groups, batch, device="cuda")
+    if weighted:
+        weight = (torch.rand(groups, batch, device="cuda") > 0.3).float()
+        weight[:, 0] = 1
+    assert cuda_cross_entropy.can_run(x[0], y[0])
+    losses = vmap(lambda x, y, w: cuda_cross_entropy.cross_entropy(x, y, w if weighted else None))(x, y, weight)
+    each = F.cross_entropy(x.double().flatten(0, 1), y.flatten(), reduction="none").view(groups, batch)
+    exact = (each * weight).sum(1) / weight.sum(1)
+    scale = torch.arange(1, groups + 1, device="cuda")
+    gradient, exact_gradient = (torch.autograd.grad((loss * scale).sum(), x)[0] for loss in (losses, exact))
+    assert (losses - exact).abs().max() < 1e-5 and (gradient - exact_gradient).abs().max() < 1e-6
+    alone = cuda_cross_entropy.cross_entropy(x[0], y[0], weight[0] if weighted else None)
+    assert torch.equal(alone, losses[0])
+
+
+class ConvReluPool(nn.Module):
+    """A convolution with ReLU and pooling, by the kernel."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cuda_conv.conv_relu_pool(x, self.conv)
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_convolutions_of_many_networks(pad: int) -> None:
+    """Under vmap, with weights that are rows of a longer vector; each network as alone."""
+    convs = [nn.Conv2d(3, 6, 5, padding=pad).cuda() for _ in range(4)]
+    flat = torch.stack(
+        [torch.cat([torch.zeros(3, device="cuda"), *(p.detach().flatten() for p in c.parameters())]) for c in convs]
+    )
+    flat, x = flat.requires_grad_(), torch.randn(4, 20, 3, 32, 32, device="cuda")
+
+    def one(w: Tensor, x: Tensor) -> Tensor:
+        state = {"conv.weight": w[3:453].view(6, 3, 5, 5), "conv.bias": w[453:]}
+        return functional_call(ConvReluPool(convs[0]), state, (x,))
+
+    y = vmap(one)(flat, x)
+    for n, conv in enumerate(convs):
+        assert torch.equal(y[n], cuda_conv.conv_relu_pool(x[n], conv))
+    weight = torch.randn_like(y)
+    (gradient,) = torch.autograd.grad((y * weight).sum(), flat)
+    for n, conv in enumerate(convs):
+        loss = (cuda_conv.conv_relu_pool(x[n], conv) * weight[n]).sum()
+        alone = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tuple(conv.parameters()))])
+        assert torch.allclose(gradient[n, 3:], alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("inner", "out", "kernel", "pad"), [(3, 6, 5, 0), (6, 16, 5, 2)])
+def test_padding_does_not_count(inner: int, out: int, kernel: int, pad: int) -> None:
+    """Outputs of padding are finite; gradients are those of the real samples, bit for bit."""
+    conv = nn.Conv2d(inner, out, kernel, padding=pad).cuda()
+    real = torch.tensor([50, 17, 0, 1], dtype=torch.int32, device="cuda")
+    x = torch.randn(4, 50, inner, 14, 14, device="cuda", requires_grad=True)
+    flat = torch.randn(4, sum(p.numel() for p in conv.parameters()), device="cuda", requires_grad=True)
+    is_real = (torch.arange(50, device="cuda") < real[:, None])[:, :, None, None, None]
+
+    def one(w: Tensor, x: Tensor) -> Tensor:
+        state = {"conv.weight": w[:-out].view(conv.weight.shape), "conv.bias": w[-out:]}
+        return functional_call(ConvReluPool(conv), state, (x,))
+
+    full = vmap(one)(flat, x)
+    with real_samples(real, 50):
+        without_padding = vmap(one)(flat, x)
+    weight = torch.randn_like(full) * is_real
+    assert torch.equal(full * is_real, without_padding * is_real) and bool(without_padding.isfinite().all())
+    one_way, other_way = (torch.autograd.grad((y * weight).sum(), (flat, x)) for y in (full, without_padding))
+    for a, b in zip(one_way, other_way, strict=True):
+        assert torch.equal(a, b) and bool(a.any())
+
+
+class LinearRelu(nn.Module):
+    """A linear layer, and a ReLU if asked for, by the kernel."""
+
+    def __init__(self, layer: nn.Linear, relu: bool) -> None:
+        super().__init__()
+        self.layer, self.relu = layer, relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        return batched_linear.linear(x, self.layer, self.relu)
+
+
+@pytest.mark.parametrize(
+    ("groups", "batch", "inner", "out"), [(3, 50, 400, 120), (10, 256, 120, 84), (2, 7, 84, 10), (1, 100, 33, 70)]
+)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_linear_layers_of_many_networks(
+    groups: int, batch: int, inner: int, out: int, relu: bool, padded: bool
+) -> None:
+    """Against products in float64, with weights that are rows of a longer vector; the same bits again."""
+    layer, size = nn.Linear(inner, out).cuda(), inner * out
+    flat = torch.randn(groups, 3 + size + out, device="cuda").requires_grad_()
+    x = torch.randn(groups, batch, inner, device="cuda", requires_grad=True)
+    assert batched_linear.can_launch(x, flat[:, 3 : 3 + size].view(groups, out, inner))
+    real = torch.randint(batch + 1, (groups,), dtype=torch.int32, device="cuda")
+    is_real = torch.ones(1, 1, 1, device="cuda")
+    if padded:
+        is_real = (torch.arange(batch, device="cuda") < real[:, None])[..., None]
+
+    def one(w: Tensor, x: Tensor) -> Tensor:
+        state = {"layer.weight": w[3 : 3 + size].view(out, inner), "layer.bias": w[3 + size :]}
+        return functional_call(LinearRelu(layer, relu), state, (x,))
+
+    def outputs() -> Tensor:
+        with real_samples(real if padded else None, batch):
+            return vmap(one)(flat, x)
+
+    exact_flat, exact_x = exact = [t.detach().double().requires_grad_() for t in (flat, x)]
+    exact_y = exact_x @ exact_flat[:, 3 : 3 + size].view(groups, out, inner).mT + exact_flat[:, None, 3 + size :]
+    exact_y = exact_y.relu() if relu else exact_y
+    weight, y = torch.randn(groups, batch, out, device="cuda") * is_real, outputs()
+    gap = ((y - exact_y) * is_real).detach().abs().max()
+    assert bool(y.isfinite().all()) and gap < 1e-5 * exact_y.detach().abs().max()
+    gradients, again = (torch.autograd.grad((t * weight).sum(), (flat, x)) for t in (y, outputs()))
+    exact_gradients = torch.autograd.grad((exact_y * weight).sum(), exact)
+    for a, b, right in zip(gradients, again, exact_gradients, strict=True):
+        assert torch.equal(a, b) and (a - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+@pytest.mark.parametrize(("shape", "label"), [((3, 5, 4), ()), ((700,), (2,)), ((), (3000,))])
+def test_batches_are_gathered_as_by_torch(
+    shape: tuple[int, ...], label: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = torch.tensor([8, 8, 3, 8, 1, 8, 8, 8, 2, 5])
+    examples = torch.randn(1, *shape).cuda(), torch.randint(9, (1, *label)).cuda()
+    buffer = SampleBuffer(*examples, Needs(samples=60, batches=10, length=8), torch.float32, channels_last=False)
+    buffer.x.copy_(torch.randn(buffer.x.shape))
+    buffer.y.copy_(torch.randint(9, buffer.y.shape))
+    column, begin = torch.arange(8), (lengths.cumsum(0) - lengths)[:, None]
+    buffer.rows.copy_(begin + torch.minimum(column, lengths[:, None] - 1))
+    buffer.weight.copy_((column < lengths[:, None]).float())
+    buffer.lengths.copy_(lengths)
+    numbers = lambda *values: torch.tensor(values).cuda()
+    first, last = numbers(0, 3, 5), numbers(2, 4, 9)
+    for k in range(5):
+        cursor = cuda_gather.Cursor(first, last, numbers(3, 2, 5), torch.tensor(k).cuda())
+        limit = cuda_gather.Cursor(first, last, numbers(5, 1, 3), torch.tensor(2).cuda())
+        for length in (8, 4):
+            by_kernel = cuda_gather.gather(buffer, cursor, limit, length)
+            with monkeypatch.context() as patch:
+                patch.setattr(cuda_gather, "available", lambda: False)
+                by_torch = cuda_gather.gather(buffer, cursor, limit, length)
+            assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(by_kernel, by_torch, strict=True))
+            assert by_kernel.real.tolist() == [[8, 8, 3][k] if k < 3 else 0, 0, [8, 8, 8, 2, 5][k]]
