@@ -862,6 +862,7 @@ def test_every_printed_number_and_claim_of_the_papers_is_on_the_page() -> None:
             assert f"| {row.case} | {row.method} | {row.metric} | {row.value}" in text, row
 
 
+@pytest.mark.slow
 def test_the_page_in_the_documentation_is_that_of_the_stored_results() -> None:
     root = Path(__file__).parents[1]
     found = main(

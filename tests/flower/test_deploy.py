@@ -252,6 +252,7 @@ def test_the_reason_of_a_failure_is_the_last_informative_line_of_a_log(tmp_path:
 # whole federations ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_flower
 def test_a_federation_of_real_processes_plays_the_simulators_run(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
