@@ -104,6 +104,13 @@ def test_the_rule_for_a_cpu(
     assert choose("slots", module, Space(module), width) == EngineChoice("slots", "as configured")
 
 
+def test_stacked_gives_way_where_padding_would_be_counted_and_says_so() -> None:
+    module = MLP(norm="batch").build_module((64,), 10)
+    choice = choose("stacked", module, Space(module), 9.0)
+    assert choice.name == "vmapped" and "batch norm" in choice.reason
+    assert choose("stacked", MLP().build_module((64,), 10), Space(module), 9.0).name == "stacked"
+
+
 @pytest.mark.parametrize(
     ("network", "shape", "name", "others"),
     [
