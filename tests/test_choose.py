@@ -104,13 +104,6 @@ def test_the_rule_for_a_cpu(
     assert choose("slots", module, Space(module), width) == EngineChoice("slots", "as configured")
 
 
-def test_stacked_gives_way_where_padding_would_be_counted_and_says_so() -> None:
-    module = MLP(norm="batch").build_module((64,), 10)
-    choice = choose("stacked", module, Space(module), 9.0)
-    assert choice.name == "vmapped" and "batch norm" in choice.reason
-    assert choose("stacked", MLP().build_module((64,), 10), Space(module), 9.0).name == "stacked"
-
-
 @pytest.mark.parametrize(
     ("network", "shape", "name", "others"),
     [
@@ -206,6 +199,7 @@ def no_trial(*arguments: Any) -> EngineChoice:
 
 def test_a_trial_changes_nothing_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose engine was measured for real is, bit for bit, the run with that engine configured."""
+    monkeypatch.setattr(engine_choice, "TRIAL_SECONDS", 60.0)  # on a busy machine a step may take long
     monkeypatch.setattr(engine_choice, "MUCH", 0)
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
