@@ -1,6 +1,6 @@
 """Rounds of equal clients and of unequal ones (Dirichlet 0.2) with as many samples in all, in turn.
 
-    python benchmarks/skew.py --work lenet-100x10x50 --dtype tf32 --engine vmapped --pairs 3
+    python benchmarks/skew.py --work lenet-100x10x50 --dtype tf32 --engine stacked --pairs 3
 
 On CUDA it also tells how many kernels a round of equal clients has and how long they take.
 """

@@ -1,7 +1,8 @@
-"""Write the pages that follow from the code, so that they cannot drift from it: configuration.md and algorithms.md.
+"""Write the pages that follow from the code: configuration.md, algorithms.md, and the table of methods in README.md.
 
-python docs/generate.py            write both pages
-python docs/generate.py overview   print the table of methods that README.md holds
+python docs/generate.py
+
+tests/test_docs.py compares the pages with what this file writes, so they are always up to date.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,57 +19,86 @@ from askew.algorithms import algorithms
 from askew.core.algorithm import Algorithm
 from askew.core.settings import Settings, toml_text
 from askew.core.space import Space
+from askew.data.images import Images
+from askew.data.partition import Partition
 from askew.experiment.catalogue import entries, parameters
 from askew.experiment.config import CHOICES, DEFAULT_NAMES, TABLES, Config, TopLevel
+from askew.models import Network
+from askew.participation import Participation
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
 
-ABOUT = {
-    "data": "Which samples there are.",
-    "partition": "Who holds which of them.",
-    "participation": "Who takes part in a round.",
+# what each table of the configuration is for, by its name
+TABLE_PURPOSE = {
+    "data": "The samples.",
+    "partition": "Which client holds which samples.",
+    "participation": "Which clients take part in a round.",
     "model": "The network. It is built for the shape of the inputs and the number of classes.",
-    "algorithm": "The method. [Algorithms](algorithms.md) has the equations, the papers and what follows from the settings.",
+    "algorithm": "The method. [Algorithms](algorithms.md) has the equations, papers and settings of each.",
 }
 
-EXCEPT = {"partition": ", and `natural` for data that come divided among clients"}
+# the class whose settings several choices of a table share, by the table's name, and what these choices are
+SHARED: dict[str, tuple[type[Settings], str]] = {
+    "data": (Images, "image dataset"),
+    "partition": (Partition, "partition"),
+    "participation": (Participation, "participation model"),
+    "model": (Network, "network"),
+}
+
+# exceptions from a table's default, by its name
+DEFAULT_EXCEPTION = {"partition": ", or `natural` for data that are already divided among clients"}
 
 CONFIGURATION = """# Configuration
 
 This page is generated from the code by `python docs/generate.py`.
 
-A run is one page of TOML. Every setting has a default, so a file names only what differs; an empty file is a valid one. An unknown
-key, a wrong type or a value out of range is refused before anything runs, with one sentence that says what is allowed. On the command
-line `--set table.key=value` overrides one setting; in Python the tables are keywords of [`askew.run`](first-run.md#the-same-in-python).
+A run is described by one TOML file. Every setting has a default, so a file names only what differs from the defaults;
+an empty file is valid. An unknown key, a wrong type or a value out of range is refused before anything runs, with one
+sentence that says what is allowed. On the command line `--set table.key=value` changes one setting. In Python the
+tables are keyword arguments of [`askew.run`](first-run.md#the-same-in-python).
 
-The resolved page, with every default filled in, is stored in the run folder as `run.toml`. A hash of it ends the folder's name.
+The whole configuration, with every default filled in, is stored in the run folder as `run.toml`. The folder's name ends
+with a hash of it.
 
-This is the whole page with its defaults:
+This is the whole configuration with its defaults:
 
 ```toml
-{page}```
+{defaults}```
 
-Keys whose default is *left out* do not appear there, as TOML has no null; leave such a key out to get it.
+Keys whose default is *left out* do not appear there, because TOML has no null. To use such a default, leave the key
+out.
 """
 
 ALGORITHMS = """# Algorithms
 
-This page is generated from the code by `python docs/generate.py`. Each section is the text at the head of the method's file, then what
-the method declares, its settings, and the file itself, to be read beside the paper.
+This page is generated from the code by `python docs/generate.py`. Each section has the documentation at the top of the
+method's file, what the method declares, its settings, and the file itself, to be read next to the paper.
 
 {overview}
 
-*Exact* is a claim: with skewed data and partial participation the method reaches the optimum itself, not a point beside it.
-[Concepts](concepts.md#what-exact-means) says what it rests on and shows how it is measured.
+*Exact* is a claim: with skewed data and partial participation the method converges to the optimum itself, not to a
+point near it. [Concepts](concepts.md#what-exact-means) gives the conditions and shows how it is measured.
 
-The letters in the equations: w the global model, θ_i client i's local model, δ_i = θ_i − w its displacement, g a mini-batch gradient,
-η the local rate and η_0 the first round's, K_i the number of local steps, n_i the number of samples and n̄ its mean, p_i the weights
-(they sum to 1), S the participants of a round, N all clients that hold samples, mean_S and mean_N plain averages over them.
+Letters in the equations:
 
-What each method sends and keeps, in multiples of the model. `askew list algorithms` prints the same numbers; it measures them by
-playing one round of two clients on a small network with batch norm. *Sent* is for one participant and round. *Kept* is state from round
-to round: at the server, at a client that has taken part, and at the server for each client that has taken part.
+| letter | meaning |
+| --- | --- |
+| w | the global model |
+| θ_i | the local model of client i |
+| δ_i = θ_i − w | its displacement |
+| g | a mini-batch gradient |
+| η, η_0 | the local learning rate, and that of the first round |
+| K_i | the number of local steps of client i |
+| n_i, n̄ | the number of samples of client i, and its mean over clients |
+| p_i | the weight of client i in averages; the weights sum to 1 |
+| S, N | the participants of a round, and all clients that hold samples |
+| mean_S, mean_N | plain averages over them |
+
+The next table shows what each method sends and stores, in multiples of the model's size. `askew list algorithms` prints
+the same numbers. They are measured in one round of two clients on a small network with batch norm. *Sent* is per
+participant and round. *Stored* is state that is kept from round to round: at the server, at a client that has taken
+part, and at the server for each client that has taken part.
 
 {costs}"""
 
@@ -79,124 +110,162 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines) + "\n"
 
 
-def settings_table(cls: type[Settings]) -> str:
-    """Every field of a class, its own first: type, default, range and meaning."""
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    rows = []
-    for told in parameters(cls):
-        name, field = told["name"], fields[told["name"]]
-        choices = ", ".join(f"`{choice}`" for choice in field.metadata.get("choices") or ())
-        limits = choices or ("any" if told["allowed"] == told["type"] else told["allowed"])
-        default = "left out" if field.default is None else f"`{literal(field.default)}`"
-        meaning = "; ".join(filter(None, (told["doc"], field.metadata.get("hint", "").rstrip("."))))
-        rows.append([f"`{name}`", told["type"], default, limits, meaning])
+def settings_table(rows: list[list[str]]) -> str:
+    """The table of some settings: key, type, default, range and meaning."""
     return table(("key", "type", "default", "allowed", "meaning"), rows) if rows else "No settings.\n"
 
 
+def settings_rows(cls: type[Settings]) -> list[list[str]]:
+    """The rows of the table of a class's settings, its own first."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    rows = []
+    for parameter in parameters(cls):
+        name, field = parameter["name"], fields[parameter["name"]]
+        choices = ", ".join(f"`{choice}`" for choice in field.metadata.get("choices") or ())
+        allowed = choices or ("any" if parameter["allowed"] == parameter["type"] else parameter["allowed"])
+        default = "left out" if field.default is None else f"`{literal(field.default)}`"
+        meaning = "; ".join(filter(None, (parameter["doc"], field.metadata.get("hint", "").rstrip("."))))
+        rows.append([f"`{name}`", parameter["type"], default, allowed, meaning])
+    return rows
+
+
 def literal(value: object) -> str:
+    """A value as TOML, with double quotes."""
     return toml_text(value).replace("'", '"')
 
 
-def configuration() -> str:
-    """The page of every key."""
-    parts = [CONFIGURATION.format(page=Config().toml()), "## Outside any table\n", settings_table(TopLevel)]
-    for name, registry in CHOICES.items():
-        parts += [
-            f"## [{name}]\n",
-            f"{ABOUT[name]} `name` chooses; the default is `{DEFAULT_NAMES[name]}`{EXCEPT.get(name, '')}. The other keys depend on it.\n",
-        ]
-        members: Mapping[str, Any] = registry.members
-        parts.append(table(("name", "what it is"), ([f"`{key}`", member.idea] for key, member in members.items())))
-        for key, member in members.items():
-            parts += [f"### {name}.name = {key}\n", settings_table(member)]
-            if name != "algorithm" and (inspect.getdoc(member) or "").strip():
-                parts.insert(-1, quoted(inspect.getdoc(member) or ""))
+def configuration_page() -> str:
+    """The page of every setting."""
+    top_level = settings_table(settings_rows(TopLevel))
+    parts = [CONFIGURATION.format(defaults=Config().toml()), "## Outside any table\n", top_level]
+    for name in CHOICES:
+        parts += choice_section(name)
     for name, kind in TABLES.items():
-        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}\n", settings_table(kind)]
+        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}\n", settings_table(settings_rows(kind))]
     return "\n".join(parts)
 
 
-def quoted(doc: str) -> str:
-    """A docstring as Markdown: indented equations become code blocks, arXiv numbers links."""
+def choice_section(name: str) -> list[str]:
+    """The section of a table whose key `name` selects a choice; the settings of methods are on their own page."""
+    members: Mapping[str, Any] = CHOICES[name].members
+    methods = name == "algorithm"
+    default = f"`{DEFAULT_NAMES[name]}`{DEFAULT_EXCEPTION.get(name, '')}"
+    names = {key: f"[`{key}`](algorithms.md#{key})" if methods else f"`{key}`" for key in members}
+    parts = [
+        f"## [{name}]\n",
+        wrap(f"{TABLE_PURPOSE[name]} `name` selects one of these; the default is {default}. Other keys depend on it."),
+        table(("name", "description"), ([names[key], member.idea] for key, member in members.items())),
+    ]
+    if methods:
+        return parts
+    base, what = SHARED[name]
+    shared, heading = settings_rows(base), f"Settings of every {what}"
+    link = f"[{heading[0].lower()}{heading[1:]}](#{heading.lower().replace(' ', '-')})"
+    parts += [f"### {heading}\n", settings_table(shared)]
+    for key, member in members.items():
+        parts.append(f"### {name}.name = {key}\n")
+        if doc := own_docstring(member):
+            parts.append(docstring_markdown(doc))
+        own = [row for row in settings_rows(member) if row not in shared]
+        if own or not issubclass(member, base):
+            parts.append(settings_table(own))
+        if issubclass(member, base):
+            parts.append(f"Also the {link}.\n" if own else f"Only the {link}.\n")
+    return parts
+
+
+def own_docstring(cls: type[Settings]) -> str:
+    """The docstring that was written for a class; empty if it is the signature that a dataclass has otherwise."""
+    doc = (inspect.getdoc(cls) or "").strip()
+    return "" if doc.startswith(f"{cls.__name__}(") else doc
+
+
+def wrap(text: str) -> str:
+    """A paragraph in lines of at most 120 characters."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def docstring_markdown(doc: str) -> str:
+    """A docstring as Markdown: indented equations become code blocks, arXiv numbers become links."""
     blocks = []
     for block in re.split(r"\n\s*\n", doc.strip()):
         lines = block.splitlines()
         if all(line.startswith("    ") for line in lines):
             blocks.append("\n".join(["```text", *(line[4:] for line in lines), "```"]))
         else:
-            blocks.append(re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", block))
+            one_line = " ".join(block.split())
+            linked = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", one_line)
+            blocks.append(wrap(linked).rstrip())
     return "\n\n".join(blocks) + "\n"
 
 
 def overview() -> str:
-    """The methods in one table, for this page and for the README."""
+    """The table of methods, for algorithms.md and for README.md."""
     rows = ([f"`{key}`", cls.paper, cls.idea, "yes" if cls.exact else ""] for key, cls in algorithms.members.items())
     return table(("method", "paper", "idea", "exact"), rows).rstrip()
 
 
-def algorithm_page() -> str:
+def algorithms_page() -> str:
     """The page of every method."""
     parts = [ALGORITHMS.format(overview=overview(), costs=costs())]
     for key, cls in algorithms.members.items():
         module = inspect.getmodule(cls)
         assert module is not None and module.__doc__ is not None
         file = f"src/{module.__name__.replace('.', '/')}.py"
-        parts += [f"## {key}\n", quoted(module.__doc__), declared(cls()), settings_table(cls)]
+        parts += [f"## {key}\n", docstring_markdown(module.__doc__), declarations(cls())]
+        parts.append(settings_table(settings_rows(cls)))
         parts.append(f'??? example "{file}"\n\n    ``` {{ .python }}\n    --8<-- "{file}"\n    ```\n')
     return "\n".join(parts)
 
 
 def costs() -> str:
-    """What each method sends and keeps, as `askew list algorithms` measures it."""
-    rows = []
-    for told in entries("algorithms"):
-        numbers = (told[what] for what in ("down", "up", "server_state", "client_state", "memory"))
-        weights = {"samples": "by samples", "uniform": "equal"}[told["weighting"]]
-        rows.append(
-            [
-                f"[`{told['name']}`](#{told['name']})",
-                *("" if n is None else f"{n:.1f}".removesuffix(".0") for n in numbers),
-                weights,
-            ]
-        )
-    return table(
-        ("method", "sent down", "sent up", "at the server", "at a client", "at the server, of a client", "weights"),
-        rows,
+    """The table of what each method sends and stores, as `askew list algorithms` measures it."""
+    heads = (
+        *("method", "sent down", "sent up", "stored at the server", "stored at a client"),
+        *("stored at the server per client", "default weights"),
     )
+    weights = {"samples": "by samples", "uniform": "equal"}
+    rows = []
+    for entry in entries("algorithms"):
+        sizes = (entry[what] for what in ("down", "up", "server_state", "client_state", "memory"))
+        cells = ("" if size is None else f"{size:.1f}".removesuffix(".0") for size in sizes)
+        rows.append([f"[`{entry['name']}`](#{entry['name']})", *cells, weights[entry["weighting"]]])
+    return table(heads, rows)
 
 
-def declared(alg: Algorithm) -> str:
-    """What a method declares, asked of the method itself."""
+def declarations(alg: Algorithm) -> str:
+    """A list of what a method declares, asked of the method itself."""
     space = Space(Config().model.module((1, 8, 8), 10))
-    looks = {"before": "before the first step", "each": "after every step", "after": "after the last step"}
-    measured = {
+    passes = {"before": "before the first step", "each": "after every step", "after": "after the last step"}
+    evaluated = {
         "global": "the global model",
         "clients": "every client's own model",
-        "mean": "the global model with the mean private parts",
+        "mean": "the global model with the mean of the private parts",
     }
     others = list(alg.models(space.start, alg.server_state(space)))[1:]
     facts = {
         "Exact": "yes" if alg.exact else "no",
         "Default weights": {"samples": "by sample count", "uniform": "equal"}[alg.weighting],
-        "Server state": names(alg.server_state(space)),
-        "Client state": names(alg.client_state(space)),
-        "Memory": names(alg.memory(space)),
-        "Broadcast": names(alg.broadcast),
-        "Full passes": ", ".join(
-            f"{words}: {names(getattr(alg, look))}" for look, words in looks.items() if getattr(alg, look)
+        "Server state": code_names(alg.server_state(space)),
+        "Client state": code_names(alg.client_state(space)),
+        "Memory": code_names(alg.memory(space)),
+        "Broadcast": code_names(alg.broadcast),
+        "Full passes over a client's data": ", ".join(
+            f"{when}: {code_names(getattr(alg, name))}" for name, when in passes.items() if getattr(alg, name)
         ),
-        "Needs": names(alg.needs),
-        "Evaluated": measured[alg.evaluates()] + (f"; also {names(others)}" if others else ""),
+        "Needs": code_names(alg.needs),
+        "Evaluated": evaluated[alg.evaluates()] + (f"; also {code_names(others)}" if others else ""),
     }
-    return "\n".join(f"- **{what}**: {how}" for what, how in facts.items() if how) + "\n"
+    return "\n".join(f"- **{name}**: {value}" for name, value in facts.items() if value) + "\n"
 
 
-def names(given: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in given)
+def code_names(names: Iterable[str]) -> str:
+    """Names as inline code, separated by commas."""
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def readme() -> str:
-    """The README with its table of methods renewed; all else is written by hand."""
+    """README.md with its table of methods renewed; the other text is written by hand."""
     text = README.read_text(encoding="utf-8")
     return re.sub(
         r"^\| method \| paper \|.*?(?=\n\n)", lambda _: overview(), text, count=1, flags=re.MULTILINE | re.DOTALL
@@ -204,8 +273,12 @@ def readme() -> str:
 
 
 def pages() -> dict[Path, str]:
-    """What this file writes."""
-    return {DOCS / "configuration.md": configuration(), DOCS / "algorithms.md": algorithm_page(), README: readme()}
+    """The text of each page, by its path."""
+    return {
+        DOCS / "configuration.md": configuration_page(),
+        DOCS / "algorithms.md": algorithms_page(),
+        README: readme(),
+    }
 
 
 if __name__ == "__main__":

@@ -332,7 +332,7 @@ def test_runs_that_have_no_sets_are_refused(tmp_path: Path) -> None:
     refused(private, ModelError, "keeps parts of the model with its clients")
     short = askew.run(TINY, out=tmp_path)
     short.rounds.pop()
-    refused(short, StoreError, "has played 1 of 2 rounds")
+    refused(short, StoreError, "has trained 1 of 2 rounds")
     x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     own = askew.run(data=(x, torch.arange(200) % 2), model=nn.Linear(3, 2), clients=4, rounds=1, out=tmp_path)
     refused(own, ConfigError, "handed in from Python")

@@ -1,7 +1,7 @@
-"""Draw the pictures of data.md, in ink that reads on white and on black.
+"""Draw the pictures of docs/data.md, in colours that can be seen on white and on black.
 
 python docs/img/draw.py        partitions.png and participation.png; needs CIFAR-10 (askew data get cifar10)
-python docs/img/draw.py RUN    cifar10.png, the accuracy of the run in this folder
+python docs/img/draw.py RUN    cifar10.png: the accuracy of the run in the folder RUN
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 import askew
-from askew.experiment.build import divided
+from askew.experiment.build import client_label_counts
 from askew.experiment.config import Config
 from askew.participation import participations
 from askew.report.figures import STYLE, accuracy_picture, canvas, group_runs, style
 
 HERE = Path(__file__).parent
 GREY, BLUE = "#868E96", "#3B8FD6"
-# Nothing is clear, much is blue: what lies behind the picture shows through.
+# From transparent (no samples) to blue (many): the page's background is seen through the picture.
 SHADES: Any = LinearSegmentedColormap.from_list(
     "shades", [to_rgba(BLUE, share**0.5) for share in np.linspace(0, 1, 64)]
 )
-INKS = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
-NEUTRAL = STYLE | INKS | {"axes.grid": False, "font.size": 12.5, "axes.titlesize": 12.5}
+TEXT_COLOURS = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), GREY)
+NEUTRAL = STYLE | TEXT_COLOURS | {"axes.grid": False, "font.size": 12.5, "axes.titlesize": 12.5}
 
 PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid"},
@@ -39,7 +39,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "labels, labels = 3": {"name": "labels", "labels": 3},
     "shards, shards = 2": {"name": "shards", "shards": 2},
 }
-TURNOUTS: dict[str, dict[str, Any]] = {
+PARTICIPATIONS: dict[str, dict[str, Any]] = {
     "uniform, cohort = 10": {"name": "uniform", "cohort": 10},
     "skewed, gamma = 5, cohort = 10": {"name": "skewed", "gamma": 5, "cohort": 10},
     "cyclic, groups = 5, shuffle = false, cohort = 10": {"name": "cyclic", "groups": 5, "shuffle": False, "cohort": 10},
@@ -47,27 +47,29 @@ TURNOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def partitions(clients: int = 40) -> Figure:
-    """Samples of CIFAR-10 by class and client, each below a strip of the clients' sizes."""
+def partition_figure(clients: int = 40) -> Figure:
+    """Heat maps of CIFAR-10's samples by class and client, each below a bar chart of the clients' sizes."""
     figure = canvas(10, 5.6)
     grid: Any = figure.subplots(4, 3, sharex=True, height_ratios=[1, 3.2, 1, 3.2])
     for k, (title, table) in enumerate(PARTITIONS.items()):
-        counts, sizes = divided(Config.build({"data": {"name": "cifar10"}, "partition": table | {"clients": clients}}))
-        (strip, heat), (row, column) = grid[2 * (k // 3) : 2 * (k // 3) + 2, k % 3], divmod(k, 3)
-        strip.bar(range(clients), sizes, width=0.85, color=GREY)
-        strip.set_title(title)
-        strip.set(
+        config = Config.build({"data": {"name": "cifar10"}, "partition": table | {"clients": clients}})
+        counts, sizes = client_label_counts(config)
+        (bars, heat), (row, column) = grid[2 * (k // 3) : 2 * (k // 3) + 2, k % 3], divmod(k, 3)
+        bars.bar(range(clients), sizes, width=0.85, color=GREY)
+        bars.set_title(title)
+        bars.set(
             ylim=(0, 3600),
             yticks=(0, 3000),
             yticklabels=() if column else ("0", "3,000"),
             ylabel="" if column else "Samples",
         )
-        shaded(heat, counts.T, 1250)
+        draw_shades(heat, counts.T, 1250)
         heat.set(xlabel="Client" if row else "", ylabel="" if column else "Class", yticks=range(0, 10, 3))
     return figure
 
 
-def shaded(axes: Axes, values: np.ndarray, most: float, first: int = 0) -> None:
+def draw_shades(axes: Axes, values: np.ndarray, most: float, first: int = 0) -> None:
+    """Draw a matrix: 0 is transparent, `most` the darkest; columns are numbered from `first`."""
     rows, columns = values.shape
     edges = (first - 0.5, first + columns - 0.5, -0.5, rows - 0.5)
     axes.imshow(
@@ -75,16 +77,16 @@ def shaded(axes: Axes, values: np.ndarray, most: float, first: int = 0) -> None:
     )
 
 
-def turnout(clients: int = 100, rounds: int = 100) -> Figure:
-    """A mark wherever a client takes part in a round."""
+def participation_figure(clients: int = 100, rounds: int = 100) -> Figure:
+    """A mark for each client that takes part in a round, by rounds and clients."""
     figure = canvas(10, 6.6)
     grid: Any = figure.subplots(2, 2, sharex=True, sharey=True)
-    for k, (axes, (title, table)) in enumerate(zip(grid.flat, TURNOUTS.items(), strict=True)):
+    for k, (axes, (title, table)) in enumerate(zip(grid.flat, PARTICIPATIONS.items(), strict=True)):
         name, *settings = table.items()
-        rule, came = participations[name[1]].build(dict(settings)), np.zeros((clients, rounds))
+        rule, taking_part = participations[name[1]].build(dict(settings)), np.zeros((clients, rounds))
         for t in range(1, rounds + 1):
-            came[rule.sample(0, t, np.arange(clients), clients), t - 1] = 1
-        shaded(axes, came, 1, first=1)
+            taking_part[rule.sample(0, t, np.arange(clients), clients), t - 1] = 1
+        draw_shades(axes, taking_part, 1, first=1)
         axes.set_title(title)
         axes.set(xlabel="Round" if k > 1 else "", ylabel="" if k % 2 else "Client")
     return figure
@@ -98,5 +100,5 @@ if __name__ == "__main__":
         (HERE / "cifar10.png").write_bytes(picture.render("png"))
     else:
         with rc_context(NEUTRAL):
-            for name, drawn in (("partitions", partitions()), ("participation", turnout())):
-                drawn.savefig(HERE / f"{name}.png", dpi=160, transparent=True)
+            for name, figure in (("partitions", partition_figure()), ("participation", participation_figure())):
+                figure.savefig(HERE / f"{name}.png", dpi=160, transparent=True)

@@ -38,10 +38,13 @@ class Participation(Settings):
         "chance that an answering client does only part of its local steps", default=0.0, least=0, most=1
     )
     least_work: float = setting(
-        "least share of its steps that a straggler does; any up to 1 is as likely", default=0.1, above=0, below=1
+        "least fraction of its steps that a straggler does; the fraction is uniform between this and 1",
+        default=0.1,
+        above=0,
+        below=1,
     )
 
-    seed: int | None = setting("seed of who comes; left out: the run's", default=None, least=0)
+    seed: int | None = setting("seed of the participants' draws; left out: the run's", default=None, least=0)
 
     def check_clients(self, clients: int) -> None:
         """Refuse settings that are impossible with so many clients; called when the configuration loads."""
@@ -128,7 +131,7 @@ class FullParticipation(Participation):
 
 
 class Bernoulli(Participation):
-    """Each client comes or not independently of the others, drawn again until one came (FedDyn's and FedDC's code)."""
+    """Each client takes part with a given chance, independently; drawn again while nobody does (as in FedDC's code)."""
 
     idea: ClassVar[str] = "every client comes with the same chance, independently: the number varies, at least one"
     fraction: float = setting("chance that a client takes part in a round", default=0.2, above=0, most=1)
@@ -184,7 +187,7 @@ class Cyclic(CohortParticipation):
     They are drawn at random; if the group has fewer, all of it takes part.
     """
 
-    idea: ClassVar[str] = "fixed groups of clients take turns, as day follows night"
+    idea: ClassVar[str] = "fixed groups of clients take turns, as time zones do over a day"
     groups: int = setting("number of groups", default=5, least=1)
     shuffle: bool = setting(
         "form the groups at random, once; false: by id, the first N / groups clients first", default=True
@@ -213,7 +216,7 @@ def membership(seed: int | None, clients: int, groups: int) -> np.ndarray:
 
 
 class Markov(CohortParticipation):
-    """Every client is a Markov chain of its own, there or away; m clients at random of those there take part.
+    """Every client is a Markov chain of its own, available or absent; m available clients at random take part.
 
     If fewer are there, all of them take part; there may be none. In round 1 a client is there with the stationary
     chance, join / (join + leave): so it is in every round, and its states t rounds apart are correlated by
@@ -221,14 +224,14 @@ class Markov(CohortParticipation):
     """
 
     idea: ClassVar[str] = "clients come and go: each stays there or away for a while"
-    join: float = setting("chance that a client that is away is there in the next round", default=0.1, above=0, most=1)
-    leave: float = setting("chance that a client that is there is away in the next round", default=0.1, least=0, most=1)
+    join: float = setting("chance that an absent client is available in the next round", default=0.1, above=0, most=1)
+    leave: float = setting("chance that an available client is absent in the next round", default=0.1, least=0, most=1)
 
     def present(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
         return np.compress(self.available(seed, round, clients)[eligible], eligible)
 
     def available(self, seed: int, round: int, clients: int) -> np.ndarray:
-        """Which clients are there in a round, bool [N].
+        """Which clients are available in a round, bool [N].
 
         The round after the one asked last costs one step of the chains, an earlier one all steps from the first.
         """
@@ -254,7 +257,7 @@ def latest_state(seed: int, clients: int, join: float, leave: float) -> list[tup
 
 
 class Trace(Participation):
-    """The clients come that a file names: as it was observed, or as another program drew it.
+    """The clients that a file names take part: as it was observed, or as another program drew it.
 
     A .json file is a list of rounds, each a list of client ids from 0 to N − 1. A .npy file is a bool array
     [rounds, N].
@@ -262,7 +265,7 @@ class Trace(Participation):
 
     idea: ClassVar[str] = "a file says who comes in each round"
     path: str = setting("the .json or .npy file; a relative path starts from the working folder", default="")
-    repeat: bool = setting("begin again after the file's last round; false: nobody comes any more", default=True)
+    repeat: bool = setting("begin again after the file's last round; false: later rounds have no clients", default=True)
 
     def check_clients(self, clients: int) -> None:
         self.rows(clients)

@@ -148,6 +148,72 @@ class OwnNote(FedProx):
         return {"delta": (theta - client.w) / (1 + client.carry["path"])}, client.state
 
 
+class NotesWhatItDeclares(FedAvg):
+    """The class that declares its step also notes something after every step, which goes up."""
+
+    def carry(self, client: Client) -> State:
+        return {"path": torch.zeros_like(client.w)}
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + 0.1 * theta
+
+    def note(self, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
+        return {"path": client.carry["path"] + g.abs()}
+
+    def affine_step(self, client: Client) -> Affine:
+        return Affine(pull=0.1)
+
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        return {"delta": (theta - client.w) / (1 + client.carry["path"])}, client.state
+
+
+class PlainForOneClient(FedAvg):
+    """The declared gain depends on the client: for some, who may come first, the step is the plain one."""
+
+    def gain(self, client: Client) -> float:
+        return 1.0 if bool(client.coin < 0.7) else 0.5
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return torch.where(torch.as_tensor(client.coin) < 0.7, 1.0, 0.5).to(theta.dtype) * grad(theta)
+
+    def affine_step(self, client: Client) -> Affine:
+        return Affine(gain=self.gain(client))
+
+
+class ReadsTheCarry(FedAvg):
+    """The declared shift is a gradient that is looked at before the first step: there is none before the phase."""
+
+    before: ClassVar[tuple[str, ...]] = ("gradient",)
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + 0.5 * client.carry["gradient"]
+
+    def affine_step(self, client: Client) -> Affine:
+        return Affine(shift=0.5 * client.carry["gradient"])
+
+
+class ReadsWhatChanges(ReadsTheCarry):
+    """The same, and the gradient is looked at again after every step: the shift moves."""
+
+    each: ClassVar[tuple[str, ...]] = ("gradient",)
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + 0.5 * client.carry["gradient"]
+
+    def affine_step(self, client: Client) -> Affine:
+        return Affine(shift=0.5 * client.carry["gradient"])
+
+
+class DeclaresSometimes(FedAvg):
+    """A step is declared in even rounds alone."""
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + torch.where(torch.as_tensor(client.round) % 2 == 0, 0.1 * theta, 0.1 * theta.square())
+
+    def affine_step(self, client: Client) -> Affine | None:
+        return Affine(pull=0.1) if client.round % 2 == 0 else None
+
+
 class OwnBegin(Scaffold):
     """Training starts elsewhere, which no step needs to know: the fast path stays."""
 
@@ -228,7 +294,7 @@ def on_the_instance() -> Algorithm:
 
 
 WARNS = {"WrongDeclaration", "WrongOnOneCoordinate", "Patched"}  # declared, owned, and not kept
-KEEPS = {"OwnBegin", "OwnDeclaration", "OwnLoss"}  # own what they declare
+KEEPS = {"OwnBegin", "OwnDeclaration", "OwnLoss", "PlainForOneClient", "ReadsTheCarry", "ReadsWhatChanges"}  # own it
 PLUGINS: dict[str, Algorithm] = {
     type(made).__name__ if name is None else name: made
     for name, made in [
@@ -243,6 +309,11 @@ PLUGINS: dict[str, Algorithm] = {
         (None, StateCalledPrev(mu=0.1)),
         (None, OwnLoss(alpha=0.1)),
         (None, OwnNote(mu=0.1)),
+        (None, NotesWhatItDeclares()),
+        (None, PlainForOneClient()),
+        (None, ReadsTheCarry()),
+        (None, ReadsWhatChanges()),
+        (None, DeclaresSometimes()),
         (None, OwnBegin()),
         (None, WrongDeclaration(mu=0.5)),
         (None, WrongOnOneCoordinate()),
@@ -343,7 +414,9 @@ def client_of(alg: Algorithm, space: Space, momentum: float = 0.5) -> Client:
     state = {n: random(v) for n, v in alg.client_state(space).items()}
     server = {n: random(v) for n, v in (alg.server_state(space) | alg.memory(space)).items()}
     numbers = (0.1, 0.1, momentum, 0.01, float("inf"), 7.0, 5.0, 1.3, 3, 0.4)
-    return Client(random(space.start), space.buffers, server, state, {}, alg.parts(space), *numbers)
+    return Client(
+        random(space.start), space.buffers, server, state, {"gradient": random(space.start)}, alg.parts(space), *numbers
+    )
 
 
 @pytest.fixture
@@ -416,8 +489,8 @@ def test_a_wrong_kernel_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     right = trained(FedProx(mu=0.5), "sequential", "plain")
     original = step_kernels.StepKernels._in_c
 
-    def wrong(self: step_kernels.StepKernels, dense: Any, task: Bound, rule: Affine) -> Any:
-        take = original(self, dense, task, rule)
+    def wrong(self: step_kernels.StepKernels, alg: Algorithm, dense: Any, task: Bound) -> Any:
+        take = original(self, alg, dense, task)
 
         def spoil(*args: Any) -> Any:
             progress = take(*args)
@@ -430,3 +503,25 @@ def test_a_wrong_kernel_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="FedProx"):
         model = trained(FedProx(mu=0.5), "sequential", "plain")
     torch.testing.assert_close(model, right, rtol=0, atol=1e-12)
+
+
+def test_a_declaration_that_is_wrong_in_later_rounds_alone_is_noticed_there() -> None:
+    class WrongLater(FedAvg):
+        def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+            return grad(theta) * (1.0 if client.round < 4 else 0.5)
+
+        def affine_step(self, client: Client) -> Affine:
+            return Affine(gain=1.0)
+
+    runs = {"model": "softmax", "clients": 4, "cohort": 4, "lr": 0.1, "evaluation": {"every": 8}}
+    engine = {"name": "sequential", "dtype": "float64", "device": "cpu", "workers": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        askew.run(WrongLater(), rounds=3, engine=engine, **runs)
+    with pytest.warns(UserWarning, match="WrongLater"):
+        fast = askew.run(WrongLater(), rounds=8, engine=engine, **runs)
+    with pytest.MonkeyPatch.context() as patch:
+        plain(patch)
+        slow = askew.run(WrongLater(), rounds=8, engine=engine, **runs)
+    for name, value in slow.model.items():
+        torch.testing.assert_close(fast.model[name], value, rtol=0, atol=1e-12)

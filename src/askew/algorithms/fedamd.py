@@ -1,4 +1,4 @@
-"""FedAMD: some participants anchor the direction with a large-batch gradient, the others mine along it.
+"""FedAMD: some participants send a large-batch gradient (anchors), the others train along it (miners).
 
     with probability p a participant is an anchor:   g_i ← ∇L_i(w), kept at the server
     otherwise a miner:  v ← v − g(θ_prev) + g(θ)  on the same batch,  θ ← θ − η v,   started from v = mean_N g_i
@@ -6,9 +6,9 @@
 
 Wu et al., Anchor Sampling for Federated Learning with Partial Client Participation, ICML 2023 (arXiv 2206.05891),
 Algorithm 1, constant probability. Miners start from the mean as it was before this round's anchors. The authors' code
-asks every client for a gradient before the first round; here the memory starts at 0. A role is drawn from the client's
-own coin; both kinds of work are done and one of the two results is sent, so that no role is a special case of an
-engine.
+asks every client for a gradient before the first round; here the memory starts at 0. A client's role is
+a random draw of its own; both kinds of work are done and one of the two results is sent, so that no role is a special
+case of an engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedDC: each client learns its drift h_i and corrects for it, with control variates beside.
+"""FedDC: each client learns its drift h_i and corrects for it, and uses control variates as well.
 
     θ ← θ − η (g(θ) + α_i (θ − w + h_i) + c − c_i),   α_i = α / (n_i / n̄)
     h_i ← h_i + δ_i,    c_i⁺ = c_i − c + (w − θ_i) / (K_i η_0)

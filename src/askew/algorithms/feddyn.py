@@ -1,4 +1,4 @@
-"""FedDyn: each client's objective is bent so that its minimum agrees with the global one.
+"""FedDyn: each client's objective gets a term by which its minimum moves towards the global one.
 
     θ ← θ − η (g(θ) + α_i (θ − w + h_i)),   α_i = α / (n_i / n̄)
     h_i ← h_i + δ_i,     w ← mean_S θ_i + mean_N h_i

@@ -1,4 +1,4 @@
-"""FedSpeed: FedDyn's correction with a gradient taken after a small step uphill.
+"""FedSpeed: FedDyn's correction with a gradient taken after a small step of ascent.
 
     g' = gradient at θ + ρ g / ‖g‖ on the same batch
     θ ← θ − η ((1 − a) g + a g' + λ_p (θ − w + h_i))
@@ -22,12 +22,12 @@ from .feddyn import FedDyn
 
 class FedSpeed(FedDyn):
     paper = "Sun et al., ICLR 2023"
-    idea = "FedDyn with a gradient taken uphill"
-    exact = False  # the uphill step biases the gradient by the order of ρ
+    idea = "FedDyn with a gradient taken after an ascent step"
+    exact = False  # the ascent step biases the gradient by the order of ρ
 
     alpha = 0.1
-    rho: float = setting("length ρ of the step uphill", default=0.1, least=0)
-    mix: float = setting("share a of the uphill gradient", default=1.0, least=0, most=1)
+    rho: float = setting("length ρ of the ascent step", default=0.1, least=0)
+    mix: float = setting("weight a of the gradient after the ascent step", default=1.0, least=0, most=1)
 
     def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
         g = grad(theta)

@@ -1,10 +1,10 @@
-"""FedVARP: the server remembers every client's last update and lets it stand in for the absent.
+"""FedVARP: the server stores every client's last update and uses it for the clients that are absent.
 
     v = mean_S (Δ_i − y_i) + mean_N y,    y_i ← Δ_i,    w ← w − η_g v
 
 Jhunjhunwala et al., FedVARP: Tackling the Variance Due to Partial Client Participation in Federated Learning, UAI 2022
-(arXiv 2207.14130), Algorithm 2. The memory holds gradient units and is replayed at today's rate;
-`memory_unit = "displacement"` replays it at the rate it was made with. y starts at 0, so the first round is FedAvg;
+(arXiv 2207.14130), Algorithm 2. The memory holds gradient units and is used with the current rate;
+`memory_unit = "displacement"` uses it with the rate of its own round. y starts at 0, so the first round is FedAvg;
 so is every round under full participation.
 """
 
@@ -21,7 +21,7 @@ from .fedavg import FedAvg
 
 class FedVARP(FedAvg):
     paper = "Jhunjhunwala et al., UAI 2022"
-    idea = "the server's memory stands in for absent clients"
+    idea = "the server uses the stored last updates of absent clients"
     weighting = "uniform"
 
     memory_unit: str = setting("what the memory holds", default="gradient", choices=("gradient", "displacement"))

@@ -3,7 +3,7 @@
     y_i ← Δ_i,    w ← w − η_g mean_N y
 
 Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability, NeurIPS 2021 (arXiv 2106.04159),
-Algorithm 1. The paper lets everybody answer once before the first step; here y starts at 0 and the first steps are
+Algorithm 1. In the paper every client answers once before the first step; here y starts at 0 and the first steps are
 shorter by the share of clients that have taken part so far.
 """
 

@@ -1,4 +1,4 @@
-"""SOLO: every client trains alone; nothing travels.
+"""SOLO: every client trains alone; nothing is sent.
 
     θ_i ← θ_i − η v,    v ← ρ v + g(θ_i)        with one optimiser for the whole training: momentum persists
 

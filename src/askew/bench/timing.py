@@ -1,6 +1,6 @@
 """How fast full rounds are, against a plain PyTorch loop and against what the arithmetic needs.
 
-A round is `Server.play`: batches are gathered, every client is trained, the model is averaged, the next round's
+A round is `Server.run_round`: batches are gathered, every client is trained, the model is averaged, the next round's
 batches are planned; evaluation is left out. The plain loop trains the same clients on the same batches one after the
 other, its batches planned before the clock starts. Rounds of the two alternate, so that a busy machine disturbs them
 alike. Both start once from the same model, and how far they are apart afterwards shows that they do the same work

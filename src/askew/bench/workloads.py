@@ -1,7 +1,6 @@
 """The workloads that `askew bench` times, and each as a configuration on random samples.
 
-Nothing is downloaded. Times do not depend on the samples' values, with one exception: the network `mnist` gets the
-images of MNIST where its files are found, because these are mostly background, which the kernels may skip.
+Nothing is downloaded. The network `mnist` gets the images of MNIST where its files are found, else random numbers.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def bench(
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds that are timed, after a first one.")] = timing.ROUNDS,
     dtype: Dtype = "float32",
     engine: Annotated[
-        str, typer.Option("--engine", metavar="ENGINE", help="auto, sequential, vmapped or slots.")
+        str, typer.Option("--engine", metavar="ENGINE", help="auto, sequential, vmapped, stacked or slots.")
     ] = "auto",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
     workers: Annotated[

@@ -177,7 +177,7 @@ def up(
                 options = ["--out", out, *["--secure"] * secure, *data_dir]
                 again = terminal.command("deploy", "up", run_folder / "flower" / "app", *options)
                 exit_with_command(
-                    console, "stopped, and all processes are ended; the round at play will be played again", again
+                    console, "stopped, and all processes are ended; the current round will be run again", again
                 )
     if as_json:
         print_json(run.summary())

@@ -125,13 +125,13 @@ def run(
         with terminal.ProgressDisplay(console) as ticker:
             result = run_config(config, out, fresh=fresh, watch=ticker)
     except KeyboardInterrupt:
-        exit_with_command(console, "stopped at once; rounds since the last checkpoint will be played again", again)
+        exit_with_command(console, "stopped at once; rounds since the last checkpoint will be run again", again)
     if as_json:
         print_json(result.summary())
     if not result.finished:
         progress = f"round {len(result.rounds)} of {result.config['rounds']}"
         exit_with_command(console, f"stopped after {progress}, all of it stored", again)
-    if not ticker.played:
+    if not ticker.trained_rounds:
         ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
     if not as_json and not quiet:
         print_rich(terminal.summary(result))
@@ -299,7 +299,7 @@ def demo(
     with terminal.ProgressDisplay(console, configs, "demo") as ticker:
         running = demonstration.run_demo(configs, out / "runs", ticker)
         runs = collect_runs(running, len(configs), ticker, command)
-    if not ticker.played:
+    if not ticker.trained_rounds:
         ticker.say(
             f"all {len(runs)} runs were finished already and are read back; remove {out / 'runs'} to train them again",
             "yellow",

@@ -56,7 +56,7 @@ Workers = Annotated[
 ]
 Processes = Annotated[
     int,
-    typer.Option(metavar="N", min=1, help="Processes that play different runs at a time, on one GPU or several cores."),
+    typer.Option(metavar="N", min=1, help="Processes that train different runs at once, on one GPU or several cores."),
 ]
 
 
@@ -78,7 +78,7 @@ def reproduce(
 ) -> None:
     """Run a table or figure of a paper again and show it beside the paper's numbers.
 
-    Runs whose results are stored are not played again, interrupted ones go on. Ctrl-C keeps all that was done.
+    Runs whose results are stored are not run again; interrupted ones continue. Ctrl-C keeps all that was done.
     """
     if processes > 1 and workers > 1:
         raise ConfigError(
@@ -116,7 +116,7 @@ class ExperimentProgress(terminal.ProgressDisplay):
     """One bar for all runs of an experiment, which differ in more than their method."""
 
     def __call__(self, run: Run, record: Record | None) -> None:
-        self.training, self.played = True, self.played + (record is not None)
+        self.training, self.trained_rounds = True, self.trained_rounds + (record is not None)
         self.parts[run.name] = len(run.rounds) / int(run.config["rounds"])
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done + sum(self.parts.values()))

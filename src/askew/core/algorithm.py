@@ -78,15 +78,15 @@ class Algorithm(Settings):
     # what it keeps ------------------------------------------------------------------------------------------------
 
     def server_state(self, space: Space) -> State:
-        """Kept at the server."""
+        """The server's state before the first round, by name; [P] vectors and numbers."""
         return {}
 
     def client_state(self, space: Space) -> State:
-        """Of ONE client, kept by the client."""
+        """The state of ONE client before its first round, stored at the client."""
         return {}
 
     def memory(self, space: Space) -> State:
-        """Of ONE client, kept by the server."""
+        """What the server stores of ONE client, before its first round."""
         return {}
 
     def parts(self, space: Space) -> dict[str, Part]:
@@ -102,7 +102,7 @@ class Algorithm(Settings):
         return "global"
 
     def remark(self, space: Space) -> str:
-        """Something a person should know about this method on this network, or nothing."""
+        """A sentence that a user should know about this method on this network, or nothing."""
         return ""
 
     def phases(self) -> tuple[Algorithm, ...]:
@@ -124,7 +124,7 @@ class Algorithm(Settings):
         return task.loss(theta, batch)
 
     def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
-        """The step's direction before clipping."""
+        """The direction [P] of a local step, before clipping; `grad` gives the batch's gradient at any point."""
         return grad(theta)
 
     def descend(self, theta: Tensor, d: Tensor, v: Tensor, client: Client) -> tuple[Tensor, Tensor]:
@@ -148,7 +148,7 @@ class Algorithm(Settings):
         return Affine()
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
-        """What goes up, and the client's new state. `delta` is reserved: the received model is w + delta."""
+        """The upload and the client's new state. The entry `delta` is reserved: the client's model is w + delta."""
         return {"delta": theta - client.w}, client.state
 
     # the server ---------------------------------------------------------------------------------------------------

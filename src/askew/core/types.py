@@ -50,7 +50,7 @@ class Client(NamedTuple):
     parts: dict[str, Part]  # the method's named subsets of the model
     lr: Number  # this round's learning rate η
     lr0: Number  # the first round's
-    momentum: Number
+    momentum: Number  # heavy-ball momentum of local steps
     decay: Number  # weight decay
     clip: Number  # limit of the direction's norm; inf: off
     steps: Number  # K_i ≥ 1
@@ -80,14 +80,14 @@ class Cohort(NamedTuple):
     """All that the server knows beside the uploads; rows [C] in their order."""
 
     p: Tensor  # weights, sum 1
-    steps: Tensor
-    tau: Tensor
-    size: Tensor
+    steps: Tensor  # local steps K_i
+    tau: Tensor  # a_i: see Client
+    size: Tensor  # n_i / n̄
     loss: Tensor  # mean training loss
     public: State | None  # accuracy and loss of the received models on the public set, where the method needs it
-    lr: float
-    lr0: float
-    round: int
+    lr: float  # this round's learning rate η
+    lr0: float  # the first round's
+    round: int  # t, from 1
     clients: int  # N: clients that hold samples
 
 

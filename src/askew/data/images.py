@@ -31,29 +31,34 @@ class Images(Source):
     std: ClassVar[tuple[float, ...]] = ()
     names: ClassVar[tuple[str, ...]] = ()  # of the classes, where they are few
 
-    train: int = setting("use only the first so many training images; 0: all", default=0, least=0)
-    test: int = setting("use only the first so many test images; 0: all", default=0, least=0)
+    train: int = setting("number of training images to use, the first ones; 0: all", default=0, least=0)
+    test: int = setting("number of test images to use, the first ones; 0: all", default=0, least=0)
     normalise: str = setting(
         "channels: by the set's mean and standard deviation; unit: to 0..1; half: to −1..1",
         default="channels",
         choices=("channels", "unit", "half"),
     )
-    crop: int = setting("side of the square cut out, at random for training; 0: the whole image", default=0, least=0)
-    pad: int = setting("pixels added on each side before a training image is cut", default=0, least=0)
+    crop: int = setting(
+        "side in pixels of the square crop, at a random place for training; 0: the whole image", default=0, least=0
+    )
+    pad: int = setting("pixels added on each side before a training image is cropped", default=0, least=0)
     fill: str = setting(
-        "what they are: black, mean (zero after normalisation) or reflect",
+        "value of the added pixels: black, mean (zero after normalisation) or reflect",
         default="black",
         choices=("black", "mean", "reflect"),
     )
     flip: bool = setting("mirror half of the training images, left to right", default=False)
     turn: float = setting(
-        "turn training images by up to so many degrees to either side", default=0.0, least=0, most=180
+        "rotate training images at random, by at most this many degrees to either side", default=0.0, least=0, most=180
     )
     chance: float = setting(
-        "share of the training images cut at random, the others in the middle", default=1.0, least=0, most=1
+        "fraction of the training images cropped at a random place; the others are cropped in the middle",
+        default=1.0,
+        least=0,
+        most=1,
     )
-    frozen: bool = setting("change each training image once for all, not anew at each use", default=False)
-    random_test: bool = setting("change test images at random too, once for all", default=False)
+    frozen: bool = setting("draw the random changes of each training image once, not at each use", default=False)
+    random_test: bool = setting("also change test images at random, once", default=False)
 
     def check(self) -> None:
         cuts, changes = self.crop or self.pad, self.crop or self.pad or self.flip or self.turn

@@ -165,12 +165,13 @@ class Partition(Settings):
 
 
 class Iid(Partition):
-    """Shuffle and cut: sizes differ by at most one. Balanced: so do, besides, the clients' samples of each class."""
+    """Shuffle all samples and cut them into parts whose sizes differ by at most one.
+
+    Balanced: the numbers of samples of each class differ by at most one between clients as well.
+    """
 
     idea: ClassVar[str] = "shuffle and cut into equal parts"
-    balanced: bool = setting(
-        "every client gets as many samples of a class as any other, give or take one", default=False
-    )
+    balanced: bool = setting("of each class, clients get numbers of samples that differ by at most one", default=False)
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         rng = generator(seed, "partition")
@@ -194,7 +195,7 @@ class Lognormal(Partition):
     flooring left: about N/2 samples, many if N is large.
     """
 
-    idea: ClassVar[str] = "iid labels, sizes from a lognormal law"
+    idea: ClassVar[str] = "iid labels, sizes from a lognormal distribution"
     sigma: float = setting("spread of the logarithm of the sizes; 0: equal sizes", default=0.3, least=0, most=100)
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
@@ -205,20 +206,18 @@ class Lognormal(Partition):
 class Dirichlet(Partition):
     """Class r goes to the clients in proportions P_r ~ Dir_N(α) (Yurochkin et al., ICML 2019).
 
-    As in the authors' code, classes are dealt one after the other, clients holding ≥ n/N samples get no more (`cap`),
+    As in the authors' code, classes are divided one after the other, clients holding ≥ n/N samples get no more (`cap`),
     and the whole draw is repeated until every client has `min_size` samples. With `overlap`, as FedPMVR's code has it,
-    every client draws its ⌊P_rj n_r⌋ samples from the whole class anew: clients share samples, and some are nobody's.
+    every client draws its ⌊P_rj n_r⌋ samples from the whole class: clients share samples, and some have no client.
     """
 
     idea: ClassVar[str] = (
-        "each class is shared out in Dirichlet(alpha) proportions; small alpha: few classes a client, unequal sizes"
+        "each class is divided in Dirichlet(alpha) proportions; small alpha: few classes a client, unequal sizes"
     )
     alpha: float = setting("concentration; small is skewed, 100 nearly iid", default=0.2, above=0)
     cap: bool = setting("a client holding its n/N samples gets nothing of the classes that follow", default=True)
-    min_size: int = setting("draw again until every client has so many samples", default=10, least=0)
-    overlap: bool = setting(
-        "every client draws from the whole class anew, so that clients share samples", default=False
-    )
+    min_size: int = setting("draw again until every client has at least this many samples", default=10, least=0)
+    overlap: bool = setting("every client draws from the whole class, so that clients share samples", default=False)
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         n, totals = len(labels), class_sizes(labels, "dirichlet")
@@ -363,19 +362,21 @@ def serving_order(sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 class LabelsPerClient(Partition):
     """Each client holds N_c labels, about n/(N·N_c) samples of each (MLDL24).
 
-    Client after client chooses N_c classes at random among those with samples left and takes ⌊⌊n/N⌋/N_c⌋ of each: all
-    that is left if that is less, or if less than that would remain. Nothing balances the choice: the last clients may
-    find fewer classes, or none, and what remains is nobody's.
+    One client after the other chooses N_c classes at random among those with samples left. It takes ⌊⌊n/N⌋/N_c⌋
+    samples of each, or all that are left where fewer would remain. Nothing balances the choice: the last clients may
+    find fewer classes, or none, and the samples that remain belong to no client.
 
-    Balanced, all is handed out: the N·N_c places go one by one to the class with the most samples a place, one at least
-    and N at most each; client after client chooses N_c classes with places left, at odds of their numbers of places,
-    but always those with a place for everybody that follows; a class's samples are cut evenly among its places.
+    Balanced: all samples are assigned. There are N·N_c places, each of one client for one class. They are given to the
+    classes one by one, each time to the class with the most samples a place; a class has at least one place and at most
+    N. One client after the other then chooses N_c classes with places left, with chances in proportion to these
+    places; a class with a place for every client that follows must be chosen. A class's samples are divided evenly
+    among its places.
     """
 
     idea: ClassVar[str] = "every client holds a fixed number of labels"
     labels: int = setting("number of labels of a client, N_c", default=5, least=1)
     balanced: bool = setting(
-        "hand out every sample, N_c labels to everybody; else the last clients may come off short", default=False
+        "assign every sample, with N_c labels for every client; else the last clients may get fewer", default=False
     )
 
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
@@ -409,7 +410,7 @@ class LabelsPerClient(Partition):
         return counts
 
     def balanced_counts(self, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """How many samples of each class every client gets, int64 [classes, N], where all are handed out."""
+        """How many samples of each class every client gets, int64 [classes, N], where all samples are assigned."""
         places = self.places(totals)
         chosen = self.choose_labels(places, places.astype(float), rng)[rng.permutation(self.clients)].T
         counts = np.zeros(chosen.shape, dtype=np.int64)

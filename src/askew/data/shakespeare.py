@@ -87,19 +87,19 @@ def decode(location: DatasetLocation) -> dict[str, Tensor]:
 class Shakespeare(Source):
     """The next character after each window of a role's text, the roles in the order of the plays; a client is one role.
 
-    A role's first windows train, as many as share says, then one window's length is skipped and the rest test. The
-    number of clients is that of roles drawn among those with more than samples + reserve training windows and enough
-    test windows.
+    The first windows of a role are for training (the fraction `share`), then one window's length is skipped, and the
+    others are for testing. Clients are roles drawn at random among those with more than samples + reserve training
+    windows and enough test windows.
     """
 
     natural: ClassVar[bool] = True
     idea: ClassVar[str] = files.table["shakespeare"].idea()
-    samples: int = setting("training windows of a role, a run from a random start; 0: all", default=0, least=0)
-    reserve: int = setting("windows at the end of that run kept out of training", default=0, least=0)
-    test: int = setting("test windows of a role, its first; 0: all", default=0, least=0)
+    samples: int = setting("consecutive training windows of a role, from a random start; 0: all", default=0, least=0)
+    reserve: int = setting("further windows after these, which are not trained on", default=0, least=0)
+    test: int = setting("number of test windows of a role, the first ones; 0: all", default=0, least=0)
     least: int = setting("leave out roles with fewer windows in all", default=0, least=0)
     share: float = setting(
-        "share of a role's windows that train, in the order of the text", default=0.9, above=0, below=1
+        "fraction of a role's windows for training, the first in the text", default=0.9, above=0, below=1
     )
     vocabulary: str = setting(
         "leaf: LEAF's 80 characters; seen: those of the training windows, the reserve's among them, "

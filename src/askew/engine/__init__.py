@@ -1,1 +1,1 @@
-"""Engines run a cohort's local training; the server around them plays one round."""
+"""Engines run a cohort's local training; the server around them runs one round."""

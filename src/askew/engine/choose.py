@@ -104,6 +104,8 @@ def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool
         raise EngineError(
             f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".'
         )
+    if name == "stacked" and has_batch_norm(module):
+        return EngineChoice("vmapped", "stacked pads batches, which batch norm would count")
     if name != "auto":
         return EngineChoice(name, "as configured")
     if stochastic(module):

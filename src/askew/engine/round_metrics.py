@@ -1,7 +1,8 @@
 """Round metrics: what else may be recorded of a round's participants, where it is asked for. None changes the round.
 
-LocalFit       the loss of their models on their own samples, after local training ClientWeights  how their weights go
-with their labels and sizes, and how their models and the global one do on public data
+- LocalFit: the loss of their models on their own samples, after local training
+- ClientWeights: how their weights correlate with their labels and sizes, and how accurate their models and the global
+  one are on public data
 """
 
 from __future__ import annotations

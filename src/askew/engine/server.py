@@ -125,7 +125,7 @@ class Server:
     # one round --------------------------------------------------------------------------------------------------------
 
     def prepare(self, round: int, ids: Sequence[int], share: Sequence[float] = ()) -> RoundPlan:
-        """The plan of a round, kept for `moves`: it may be made while the device is busy with the round before."""
+        """The plan of a round, stored for `round_requests`; it may be made while the device trains the round before."""
         key = (round, tuple(ids), tuple(share))
         if self.prepared is None or self.prepared[0] != key:
             self.prepared = (key, self.fed.plan(ids, round, self.local, self.looks, self.least, share))

@@ -68,7 +68,7 @@ class BuiltRun(NamedTuple):
 
 
 class BuildCache:
-    """What runs that are played together share: samples on the device, engines with their buffers, evaluators."""
+    """What runs that are trained together share: samples on the device, engines with their buffers, evaluators."""
 
     trials: ClassVar[dict[Hashable, EngineChoice]] = {}  # for the whole process: the runs of a sweep get one engine
 
@@ -107,7 +107,7 @@ def build(
 ) -> BuiltRun:
     """Data, network, engine and server, as configured; for a rank of a group, its part of them.
 
-    `kept` is the engine that rounds before were played with, which auto then takes again.
+    `kept` is the engine that earlier rounds were trained with, which auto then takes again.
     """
     shared = shared or BuildCache()
     device = run_device(config.engine, group)
@@ -211,14 +211,16 @@ def prefers_channels_last(module: nn.Module, device: torch.device, engine: Engin
 def make_engine(name: str, module: nn.Module, space: Space, fed: Federation, config: Config) -> BuiltEngine:
     """An engine by its name."""
     bf16, kernels, even = config.engine.dtype == "bf16", Kernels(space.device, space.dtype), has_batch_norm(module)
-    if name != "sequential" or space.device.type == "cpu":  # on CUDA the sequential engine is the reference
+    reference = name == "sequential" and space.device.type == "cuda"  # plain torch, which the others are held to
+    if not reference:
         module = use_kernels(module, kernels)
     if name in ("stacked", "vmapped"):
         functional = Functional(module, space, fed.criterion, bf16, kernels)
-        if name == "stacked" and not even:
+        if name == "stacked":
             return BuiltEngine(Stacked(functional), functional, kernels)
         return BuiltEngine(Vmapped(functional, even, kernels.steps(functional)), functional, kernels)
-    bind = partial(Bound, module, space, fed.criterion, bf16, kernels, config.engine.compile)
+    loss_kernel = None if reference else kernels
+    bind = partial(Bound, module, space, fed.criterion, bf16, loss_kernel, config.engine.compile)
     task = bind()
     if name == "slots":
         return BuiltEngine(Slots(bind, even, channels_last=space.channels_last), task, kernels)

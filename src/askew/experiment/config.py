@@ -51,21 +51,21 @@ class Evaluation(Settings):
         default=False,
     )
     drift: bool = setting(
-        "also record how the participants' updates lie to each other and to the global update", default=False
+        "also record how similar the participants' updates are to each other and to the global update", default=False
     )
     fit: bool = setting(
         "also measure, in the first 100 rounds, the participants' models on their own samples", default=False
     )
     weights: bool = setting(
-        "also record how the participants' weights go with their labels and sizes, "
-        "and how their models do on public data",
+        "also record how the participants' weights correlate with their labels and sizes, "
+        "and the accuracy of their models on public data",
         default=False,
     )
     rare: bool = setting(
         "also measure the accuracy on the three classes that the fewest clients hold, and on the others", default=False
     )
     times: bool = setting(
-        "also record the seconds of the clients' part of a round and of the server's, waiting for each", default=False
+        "also record the seconds that clients and server take in a round; the two no longer overlap", default=False
     )
     descent: bool = setting(
         "also measure for how many participants the server's step raised the loss on their own samples", default=False

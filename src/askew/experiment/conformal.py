@@ -243,7 +243,7 @@ def probabilities(run: Run, build_cache: BuildCache | None = None) -> tuple[Arra
         )
     if not run.finished:
         raise StoreError(
-            f"the run {run.name} has played {len(run.rounds)} of {run.config['rounds']} rounds; "
+            f"the run {run.name} has trained {len(run.rounds)} of {run.config['rounds']} rounds; "
             "let it end first: askew run."
         )
     config = Config.build(run.config)

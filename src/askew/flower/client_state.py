@@ -2,7 +2,7 @@
 
 With every message the server says which round of this client it used last. So a client stores two states, the one that
 this round left and the one that its latest round left, and continues from the right one: after a reply that came too
-late, after a round that the server threw away, and after a server that was killed and plays a round again.
+late, after a round that the server threw away, and after a server that was killed and runs a round again.
 """
 
 from __future__ import annotations

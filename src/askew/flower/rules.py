@@ -17,8 +17,8 @@ class DeploymentRules(Settings):
     timeout: float = setting("seconds in which a client must answer, each phase of a round", default=600.0, above=0)
     answers: int = setting("least number of answers; a round with fewer is thrown away", default=1, least=1)
     spare: float = setting(
-        "share of the participants that is asked besides, as many as were wanted are waited for; "
-        "0.5: three for every two",
+        "fraction of additional clients that are asked; the round waits only for the wanted number of answers; "
+        "0.5: three are asked for every two wanted",
         default=0.0,
         least=0,
         most=10,

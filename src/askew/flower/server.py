@@ -94,7 +94,7 @@ def serve(
             clear_run(folder)
         check_same_config(folder, config)
         if is_finished(folder):
-            warn(f"{folder} holds this run already, finished; set fresh = true to play it again.")
+            warn(f"{folder} holds this run already, finished; set fresh = true to run it again.")
             return load(folder)
         with torch_state(config), explain_out_of_memory():
             registry = ClientRegistry(transport, rules, config, warn)

@@ -1,15 +1,16 @@
 """Which methods' local steps a kernel may take: those whose class declares them affine and owns what they go through.
 
 The declaration is a method's `affine_step`. It counts only if the class that declares it also defines `direction`
-(the base class declares its own), and if no other class of the method overrides anything but what is listed in
-HARMLESS, adds names of its own, or gives a setting another plain default. The declaration is also checked against the
-hooks, in float64 at a random point and in every coordinate: a method that does not do what it declares loses the fast
-path, with a warning.
+(the base class declares its own), if nothing is noted after a step, and if no other class of the method overrides
+anything of the declaring class but what is listed in HARMLESS and plain defaults of settings. The declaration is also
+checked against the hooks, in float64 at a random point and in every coordinate: a method that does not do what it
+declares loses the fast path, with a warning.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,6 @@ from ..core.algorithm import Algorithm
 from ..core.settings import is_off
 from ..core.types import Affine, Client, State
 
-STEP_HOOKS = ("direction", "descend", "note")  # what a local step goes through
 HARMLESS = frozenset(  # what a subclass may override without touching a local step
     (
         *("title", "paper", "idea", "broadcast", "before", "each", "after", "trains", "needs", "pooled", "exact"),
@@ -43,30 +43,64 @@ CLOSE = 1e-10  # of the largest number involved: how near the two ways must be, 
 
 
 def declared_step(alg: Algorithm, client: Client) -> Affine | None:
-    """The method's local step as an affine rule; None where it is not declared, not owned or not made of numbers."""
-    if any(isinstance(number, Tensor) for number in (client.lr, client.momentum, client.decay, client.clip)):
-        return None
-    rule = alg.affine_step(client) if owns_step(alg) else None
+    """The method's next local step as an affine rule; None where it is not declared, not owned or not made of numbers.
+
+    `client` is the client in the middle of its phase: a rule may read what the phase carries.
+    """
+    rule = alg.affine_step(client) if owns_step(alg) and has_numbers(client) else None
     if rule is None or not all(isinstance(number, (int, float)) for number in (rule.gain, rule.pull, rule.decay)):
         return None
     return rule
 
 
+def has_numbers(client: Client) -> bool:
+    """Are the learning rate, momentum, weight decay and clipping numbers? A sweep hands in tensors."""
+    return not any(isinstance(value, Tensor) for value in (client.lr, client.momentum, client.decay, client.clip))
+
+
+def takes_plain_steps(alg: Algorithm) -> bool:
+    """Is the step the base class's own, along the gradient, whatever the client?"""
+    return declaring_class(type(alg)) is Algorithm and owns_step(alg)
+
+
 def owns_step(alg: Algorithm) -> bool:
     """Does the class that declares the step define all that the step goes through?"""
-    kinds = type(alg).__mro__
-    owner = next(kind for kind in kinds if "affine_step" in vars(kind))
+    method: type = type(alg)
+    return class_owns_step(method) and vars(alg).keys() <= setting_names(method)
+
+
+@lru_cache(maxsize=1000)
+def class_owns_step(method: type) -> bool:
+    """Does the class that declares the step define it, as far as classes can tell?"""
+    kinds, owner = method.__mro__, declaring_class(method)
     if owner is not Algorithm and "direction" not in vars(owner):
         return False
-    for hook in STEP_HOOKS:
-        if next(kind for kind in kinds if hook in vars(kind)) not in (owner, Algorithm):
+    for hook in ("direction", "descend"):
+        if defining_class(method, hook) not in (owner, Algorithm):
             return False
+    if defining_class(method, "note") is not Algorithm:  # kernels note nothing
+        return False
     others = [kind for kind in kinds if kind not in owner.__mro__]
-    settings = {field.name for field in dataclasses.fields(cast(Any, alg))}
-    return vars(alg).keys() <= settings and not any(overrides_more(kind, owner, settings) for kind in others)
+    return not any(overrides_more(kind, owner, setting_names(method)) for kind in others)
 
 
-def overrides_more(kind: type, owner: type, settings: set[str]) -> bool:
+def declaring_class(method: type) -> type:
+    """The class that declares a method's step."""
+    return defining_class(method, "affine_step")
+
+
+def defining_class(method: type, hook: str) -> type:
+    """The class whose hook a method has."""
+    return next(kind for kind in method.__mro__ if hook in vars(kind))
+
+
+@lru_cache(maxsize=1000)
+def setting_names(method: type) -> frozenset[str]:
+    """The names of a method's settings."""
+    return frozenset(field.name for field in dataclasses.fields(cast(Any, method)))
+
+
+def overrides_more(kind: type, owner: type, settings: frozenset[str]) -> bool:
     """Does a class override anything of the owner that may have a part in a local step?"""
     for name, value in vars(kind).items():
         if name in HARMLESS or not hasattr(owner, name):

@@ -1,7 +1,8 @@
-"""Local steps by kernels, for the engines on a CPU: asked for by method and client, checked once a run, then taken.
+"""Local steps by kernels, for the engines on a CPU: asked for by method and client, checked, then taken.
 
 The first step of every method is computed both ways, by the kernel and by the plain step (core/local.py), and compared
-in every coordinate; a difference refuses the kernel, with a warning that names the method.
+in every coordinate; a difference refuses the kernel, with a warning that names the method. Since a step may depend on
+the round and the client, this is done again in the rounds 2, 4, 8, … after it, with whoever is first.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,15 +20,23 @@ from ..core.algorithm import Algorithm
 from ..core.differentiate import GradientResult
 from ..core.local import Progress
 from ..core.task import Bound, Task
-from ..core.types import Affine, Batch, Client
-from .affine import declared_step, keeps_declaration, largest
-from .dense import DenseNetwork, is_bare, is_plain
+from ..core.types import Batch, Client, State
+from .affine import declared_step, has_numbers, keeps_declaration, largest, owns_step, takes_plain_steps
+from .dense import DenseNetwork, is_bare
 from .in_place import in_place_step
 
 GATHERED = 2**20  # bytes of samples that are gathered at a time: with a network, half of a usual cache
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # of the largest change: how near a kernel's step must be
 
-Take = Callable[[Client, Progress, Batch, Sequence[int]], Progress]
+Take = Callable[[Client, Progress, Batch, Sequence[int]], Progress | None]  # None: the plain code takes these steps
+
+
+class Comparison(NamedTuple):
+    """What came of comparing a method's step with the plain one."""
+
+    alg: Algorithm  # kept alive: comparisons are found by its identity
+    agreed: bool
+    again: float  # the round of the next comparison
 
 
 class StepKernels:
@@ -34,19 +44,16 @@ class StepKernels:
 
     def __init__(self, task: Task, used: set[str]) -> None:
         self.task, self.used, self.dense = task, used, DenseNetwork.of(task)
-        self.agreed: dict[int, tuple[Algorithm, bool]] = {}  # by identity: did the first step agree with the plain one?
+        self.comparisons: dict[int, Comparison] = {}  # by the method's identity
 
     def client_steps(self, alg: Algorithm, client: Client, labels: torch.dtype) -> ClientSteps | None:
         """What takes the steps of one client; None: the plain code does."""
-        if self.refuses(alg) or not isinstance(self.task, Bound):
-            return None
-        rule = declared_step(alg, client)
-        if rule is None:
+        if self.refuses(alg) or not isinstance(self.task, Bound) or not (owns_step(alg) and has_numbers(client)):
             return None
         if self.dense is not None and has_plain_loss(alg) and self.dense.in_c(labels):
             samples = 0 if alg.each else GATHERED // (self._inputs() * self.task.space.dtype.itemsize)
-            return ClientSteps(self, alg, self._in_c(self.dense, self.task, rule), samples, "C (dense steps)")
-        if not is_plain(rule) or not is_bare(client):
+            return ClientSteps(self, alg, self._in_c(alg, self.dense, self.task), samples, "C (dense steps)")
+        if not takes_plain_steps(alg) or not is_bare(client):
             return None
         if self.dense is not None and has_plain_loss(alg):
             return ClientSteps(self, alg, self._by_products(self.dense, self.task), 0, "torch (dense steps)")
@@ -69,8 +76,8 @@ class StepKernels:
         """What takes one step of many clients in place; `client` is one of them. None: the plain code does."""
         if self.dense is None or not has_plain_loss(alg) or self.refuses(alg):
             return None
-        rule, in_c = declared_step(alg, client), self.dense.in_c(labels)
-        if rule is None or not is_plain(rule) or not (in_c or is_bare(client)):
+        in_c = self.dense.in_c(labels)
+        if not (takes_plain_steps(alg) and has_numbers(client)) or not (in_c or is_bare(client)):
             return None
         return RowSteps(self, alg, self.dense, client, "C (dense steps)" if in_c else "torch (dense steps)")
 
@@ -92,8 +99,11 @@ class StepKernels:
         assert self.dense is not None and self.dense.kernel is not None
         return self.dense.kernel.inputs
 
-    def _in_c(self, dense: DenseNetwork, task: Bound, rule: Affine) -> Take:
-        def take(client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress:
+    def _in_c(self, alg: Algorithm, dense: DenseNetwork, task: Bound) -> Take:
+        def take(client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress | None:
+            rule = declared_step(alg, client._replace(carry=progress.carry))
+            if rule is None:
+                return None
             v = progress.carry["momentum"]
             if progress.theta is not task.flat:  # the first step: the momentum may be somebody else's until then
                 v = v.clone()
@@ -117,25 +127,27 @@ class StepKernels:
     # checking -------------------------------------------------------------------------------------------------------
 
     def refuses(self, alg: Algorithm) -> bool:
-        """Did the method's first step differ from the plain one?"""
-        return not self.agreed.get(id(alg), (alg, True))[1]
+        """Did a step of the method differ from the plain one?"""
+        known = self.comparisons.get(id(alg))
+        return known is not None and not known.agreed
 
-    def knows(self, alg: Algorithm) -> bool:
-        """Was the method's first step compared already?"""
-        return id(alg) in self.agreed
+    def must_compare(self, alg: Algorithm, client: Client) -> bool:
+        """Is the method's next step to be compared with the plain one?"""
+        known = self.comparisons.get(id(alg))
+        return known is None or (known.agreed and float(client.round) >= known.again)
 
-    def compare(self, alg: Algorithm, client: Client, before: Tensor, plain: Progress, fast: Progress) -> bool:
+    def compare(
+        self, alg: Algorithm, client: Client, carry: State, before: Tensor, plain: Progress, fast: Progress
+    ) -> None:
         """Note whether a kernel's step agrees with the plain one; say so where it does not."""
-        probe = client._replace(carry=plain.carry)
-        agreed = keeps_declaration(alg, probe) and same_step(before, plain, fast)
-        self.agreed[id(alg)] = (alg, agreed)
+        agreed = keeps_declaration(alg, client._replace(carry=carry)) and same_step(before, plain, fast)
+        self.comparisons[id(alg)] = Comparison(alg, agreed, 2 * float(client.round))
         if not agreed:
             warnings.warn(
                 f"{alg.display_name()}: its affine_step() is not what direction() and descend() do, "
                 "so its steps are taken one by one; correct affine_step(), or remove it.",
                 stacklevel=2,
             )
-        return agreed
 
 
 class ClientSteps:
@@ -147,17 +159,19 @@ class ClientSteps:
 
     def take(self, client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress:
         """Steps on the batches cuts[k]:cuts[k+1] of the samples, in turn; the first of a method is checked."""
-        if not self.kernels.knows(self.alg):
+        if self.kernels.must_compare(self.alg, client):
             self._check(client, progress, batch_slice(batch, cuts[0], cuts[1]))
-        if self.kernels.refuses(self.alg):
-            for a, b in pairwise(cuts):
-                progress = local.step(self.alg, self.kernels.task, client, progress, batch_slice(batch, a, b))
-            return progress
-        self.kernels.used.add(self.name)
-        return self._take(client, progress, batch, cuts)
+        if not self.kernels.refuses(self.alg) and (new := self._take(client, progress, batch, cuts)):
+            self.kernels.used.add(self.name)
+            return new
+        for a, b in pairwise(cuts):
+            progress = local.step(self.alg, self.kernels.task, client, progress, batch_slice(batch, a, b))
+        return progress
 
     def _check(self, client: Client, progress: Progress, batch: Batch) -> None:
         """Take the first step both ways, and neither: sums of losses must not depend on who was checked."""
+        if declared_step(self.alg, client._replace(carry=progress.carry)) is None:
+            return
         carry = progress.carry | {"momentum": progress.carry["momentum"].clone()}
         copy, theta = Progress(progress.theta.clone(), carry, progress.loss_sum), progress.theta
         devices = [theta.device] if theta.is_cuda else []
@@ -165,7 +179,8 @@ class ClientSteps:
             plain = local.step(self.alg, self.kernels.task, client, copy, batch)
         with torch.random.fork_rng(devices):
             fast = self._take(client, copy, batch, (0, len(batch.y)))
-        self.kernels.compare(self.alg, client, progress.theta, plain, fast)
+        assert fast is not None, "a step that is declared is taken"
+        self.kernels.compare(self.alg, client, progress.carry, progress.theta, plain, fast)
 
 
 class RowSteps:
@@ -176,7 +191,7 @@ class RowSteps:
 
     def take(self, theta: Tensor, batch: Batch, v: Tensor) -> Tensor | None:
         """Change theta [C, P] and the momentum v; returns the batches' mean losses [C]. None: refused, no change."""
-        if not self.kernels.knows(self.alg):
+        if self.kernels.must_compare(self.alg, self.client):
             self._check(theta[0], row_of(batch, 0), v[0])
         if self.kernels.refuses(self.alg):
             return None
@@ -191,7 +206,7 @@ class RowSteps:
         new, momentum = theta.clone()[None], v.clone()[None]
         value = self.dense.plain_steps(new, one_row(batch), self.client, momentum)
         fast = Progress(new[0], progress.carry | {"momentum": momentum[0]}, value[0])
-        self.kernels.compare(self.alg, self.client, theta, plain, fast)
+        self.kernels.compare(self.alg, self.client, progress.carry, theta, plain, fast)
 
 
 def has_plain_loss(alg: Algorithm) -> bool:

@@ -134,11 +134,15 @@ class ResNet(Network):
 
 
 class ResNet18(ResNet):
+    """Four stages of two blocks of two 3×3 convolutions."""
+
     idea: ClassVar[str] = "ResNet18 with group norm or batch norm, for images; 11 million parameters"
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
 
 
 class ResNet50(ResNet):
+    """Stages of 3, 4, 6 and 3 blocks of 1×1, 3×3 and 1×1 convolutions."""
+
     idea: ClassVar[str] = "ResNet50 with group norm or batch norm, for images; 24 million parameters"
     blocks: ClassVar[tuple[int, ...]] = (3, 4, 6, 3)
     bottleneck: ClassVar[bool] = True

@@ -17,8 +17,8 @@ STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # channels and convo
 class VGG19(Network):
     """Sixteen 3×3 convolutions with five max-poolings, then linear layers of 512, 512 and the classes.
 
-    What is left of images above 32×32 is averaged over its positions. Without batch norm the signal fades on its way
-    through torch's initial weights (features of two images differ by a ten-millionth): give it weights to start from.
+    What is left of images above 32×32 is averaged over its positions. Without batch norm, torch's initial weights
+    make the features of all images nearly equal (they differ by a ten-millionth): give it weights to start from.
     """
 
     idea: ClassVar[str] = "VGG19, with batch norm or without, for images from 32×32; 20.6 million parameters"

@@ -148,7 +148,7 @@ class ProgressDisplay:
         """Without configurations there is one run."""
         self.console, self.runs = console, max(1, len(configs))
         self.done = 0  # runs that ended
-        self.played = 0  # rounds that were trained
+        self.trained_rounds = 0  # rounds that were trained
         self.training = False
         planned = [Run(stored_tables(config), facts={"name": config.name()}) for config in configs]
         # labels of the runs by name, as the table of all will have them
@@ -179,7 +179,7 @@ class ProgressDisplay:
         if record is None:
             self.begin(run)
         else:
-            self.played += 1
+            self.trained_rounds += 1
         done, rounds = len(run.rounds), int(run.config["rounds"])
         last, loss = run.last("accuracy"), run.last("train_loss")
         text = f"round {done}/{rounds}" + (f" · accuracy {percent(last)}" if last is not None else "")
