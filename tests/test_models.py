@@ -289,7 +289,7 @@ def test_gradients_under_vmap_are_those_of_a_loop(network: Network) -> None:
 @pytest.mark.parametrize(
     ("network", "shape"),
     [
-        (ResNet18(head=4), (1, 8, 8)),
+        pytest.param(ResNet18(head=4), (1, 8, 8), marks=pytest.mark.slow),
         pytest.param(ResNet18(norm="batch"), (1, 16, 16), marks=pytest.mark.slow),
         (LeNetPMVR(), (1, 16, 16)),
         (CNN64(), (1, 4, 4)),
