@@ -130,6 +130,14 @@ def test_networks_that_draw_random_numbers_or_have_unknown_layers_are_trained_on
         assert choose("auto", module, Space(module), 20.0)[::2] == ("sequential", ())
 
 
+def test_a_stacked_network_with_batch_norm_is_vmapped_instead() -> None:
+    for norm, name in (("group", "stacked"), ("batch", "vmapped")):
+        module = MLP(norm=norm).build_module((64,), 10)
+        choice = choose("stacked", module, Space(module), 9.0)
+        assert (choice.name, choice.others) == (name, ())
+        assert ("batch norm" in choice.reason) == (norm == "batch")
+
+
 # the trial ------------------------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ LARGER = [
     (CharLSTM(), (6,)),
     (ResNet18(), (3, 8, 9)),
     (ResNet18(norm="batch", stem="imagenet"), (3, 64, 64)),
-    (VGG19(norm="none"), (3, 64, 64)),
+    pytest.param(VGG19(norm="none"), (3, 64, 64), marks=pytest.mark.slow),
     (VGG19(), (3, 32, 32)),
 ]
 
@@ -177,7 +177,9 @@ def test_features_are_the_input_of_the_last_layer(network: Network, shape: tuple
     assert not torch.equal(features[0], features[1])
 
 
-@pytest.mark.parametrize(("network", "shape"), [*LARGER, (ResNet50(norm="batch"), (3, 32, 32))])
+@pytest.mark.parametrize(
+    ("network", "shape"), [*LARGER, pytest.param(ResNet50(norm="batch"), (3, 32, 32), marks=pytest.mark.slow)]
+)
 def test_larger_networks_are_functions_of_a_flat_vector(network: Network, shape: tuple[int, ...]) -> None:
     module = network.module(shape, 10)
     x, last = inputs_for(shape), [*module.children()][-1]
@@ -287,8 +289,8 @@ def test_gradients_under_vmap_are_those_of_a_loop(network: Network) -> None:
 @pytest.mark.parametrize(
     ("network", "shape"),
     [
-        (ResNet18(head=4), (1, 8, 8)),
-        (ResNet18(norm="batch"), (1, 16, 16)),
+        pytest.param(ResNet18(head=4), (1, 8, 8), marks=pytest.mark.slow),
+        pytest.param(ResNet18(norm="batch"), (1, 16, 16), marks=pytest.mark.slow),
         (LeNetPMVR(), (1, 16, 16)),
         (CNN64(), (1, 4, 4)),
     ],
@@ -314,6 +316,7 @@ def test_larger_networks_learn_under_vmap(network: Network, shape: tuple[int, ..
         assert not space.Q or not torch.equal(statistics[i], space.buffers)
 
 
+@pytest.mark.slow
 def test_vgg_runs_under_vmap() -> None:
     module = VGG19().module((1, 32, 32), 3)
     space = Space(module)

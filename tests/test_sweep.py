@@ -79,8 +79,7 @@ def test_a_span_must_be_a_list() -> None:
     "method",
     [
         "scaffold",
-        "moon",
-        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedga", "lossbias", "fedpdc", "fedbn")),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("moon", "fedavg", "fedga", "lossbias", "fedpdc", "fedbn")),
     ],
 )
 def test_runs_that_share_slots_are_the_runs_they_are_alone(method: str) -> None:

@@ -359,17 +359,30 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_kernels.StepKernels, "row_gradients", lambda *_: None)
 
 
+ENGINES = {  # names, and whether kernels in C may be used
+    "in_c": [("sequential", True), ("vmapped", True)],
+    "others": [("sequential", False), ("vmapped", False), ("slots", True), ("stacked", True)],
+}
+
+
+def marks_of(name: str, local: str, engines: str) -> list[pytest.MarkDecorator]:
+    """Fast are all plug-ins where a kernel in C takes the steps, and one plug-in in all engines and settings."""
+    fast = (local, engines) == ("plain", "in_c") or name == "MaskedStrength"
+    return [] if fast else [pytest.mark.slow]
+
+
 CASES = [
-    pytest.param(name, local, marks=[] if local == "plain" or name == "MaskedStrength" else [pytest.mark.slow])
+    pytest.param(name, local, engines, id=f"{name}-{local}-{kind}", marks=marks_of(name, local, kind))
     for name in PLUGINS
     for local in LOCALS
+    for kind, engines in ENGINES.items()
 ]
 
 
 @in_c
-@pytest.mark.parametrize(("name", "local"), CASES)
+@pytest.mark.parametrize(("name", "local", "engines"), CASES)
 def test_every_engine_trains_a_plug_in_as_the_plain_loop_does(
-    name: str, local: str, monkeypatch: pytest.MonkeyPatch
+    name: str, local: str, engines: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = PLUGINS[name]
     with monkeypatch.context() as patch, warnings.catch_warnings():
@@ -377,19 +390,18 @@ def test_every_engine_trains_a_plug_in_as_the_plain_loop_does(
         plain(patch)
         reference = trained(plugin, "sequential", local)
     assert bool(torch.isfinite(reference).all())
-    for engine in ("sequential", "vmapped", "slots", "stacked"):
-        for native in (True, False) if engine in ("sequential", "vmapped") else (True,):
-            with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                if not native:
-                    without_c(patch)
-                model = trained(plugin, engine, local)
-            gap = float((model - reference).abs().max() / reference.abs().max())
-            assert gap < 1e-12, f"{engine}, {'with' if native else 'without'} C: {gap:.1e}"
-            said = [str(warning.message) for warning in caught]
-            assert all(type(plugin).__name__ in text and "affine_step" in text for text in said), said
-            if engine == "sequential" and native:
-                assert len(said) == (name in WARNS), said
+    for engine, native in engines:
+        with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if not native:
+                without_c(patch)
+            model = trained(plugin, engine, local)
+        gap = float((model - reference).abs().max() / reference.abs().max())
+        assert gap < 1e-12, f"{engine}, {'with' if native else 'without'} C: {gap:.1e}"
+        messages = [str(warning.message) for warning in caught]
+        assert all(type(plugin).__name__ in text and "affine_step" in text for text in messages), messages
+        if engine == "sequential" and native:
+            assert len(messages) == (name in WARNS), messages
 
 
 # who may take the fast path -------------------------------------------------------------------------------------------

@@ -48,7 +48,10 @@ def test_without_a_compiler_pooled_convolutions_give_the_same_numbers(network: N
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("network", [CNN(norm="batch"), CNN(norm="group"), LeNet(norm="group"), CNN(), LeNet()])
+@pytest.mark.parametrize(
+    "network",
+    [CNN(norm="batch"), CNN(norm="group"), LeNet(norm="group"), pytest.param(CNN(), marks=pytest.mark.slow), LeNet()],
+)
 def test_in_double_precision_and_with_norms_numbers_are_the_same_to_rounding(network: Network) -> None:
     plain = network.build_module((1, 28, 28), 5).double()
     fast = with_kernels(plain)

@@ -24,8 +24,11 @@ from problems import (
 
 @pytest.mark.parametrize(
     ("alg", "within"),
-    [(Scaffold(), 1e-11), (FedDC(alpha=0.1), 1e-5), (FedDyn(alpha=0.3), 1e-4)],
-    ids=["scaffold", "feddc", "feddyn"],
+    [
+        pytest.param(Scaffold(), 1e-11, id="scaffold"),
+        pytest.param(FedDC(alpha=0.1), 1e-5, id="feddc", marks=pytest.mark.slow),
+        pytest.param(FedDyn(alpha=0.3), 1e-4, id="feddyn", marks=pytest.mark.slow),
+    ],
 )
 def test_exact_methods_reach_the_optimum_of_regularised_softmax_regression(alg: Algorithm, within: float) -> None:
     """Weight decay is the regulariser, 2 of 5 clients take part. Measured after 150 rounds: 2e-13, 1.4e-7, 6e-6."""
@@ -36,8 +39,11 @@ def test_exact_methods_reach_the_optimum_of_regularised_softmax_regression(alg: 
 
 @pytest.mark.parametrize(
     ("alg", "copies"),
-    [(FedDyn(alpha=0.5), [1, 2, 4, 1]), (FedDC(alpha=0.2), [1, 2, 4, 1]), (FedDyn(alpha=0.5), [3, 3, 3, 3])],
-    ids=["feddyn", "feddc", "feddyn-equal"],
+    [
+        pytest.param(FedDyn(alpha=0.5), [1, 2, 4, 1], id="feddyn"),
+        pytest.param(FedDC(alpha=0.2), [1, 2, 4, 1], id="feddc", marks=pytest.mark.slow),
+        pytest.param(FedDyn(alpha=0.5), [3, 3, 3, 3], id="feddyn-equal", marks=pytest.mark.slow),
+    ],
 )
 def test_drift_methods_rest_at_the_optimum_of_the_sample_weighted_loss(alg: Algorithm, copies: list[int]) -> None:
     """Full participation: θ_i = w and mean h = 0; with unequal sizes this is not the optimum of the plain mean."""
