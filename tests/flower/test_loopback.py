@@ -1,8 +1,8 @@
 """Real deployments on this machine: a SuperLink, three SuperNodes and every message in a process of its own.
 
-All are slow. `ASKEW_LOOPBACK=all python -m pytest tests/flower/test_loopback.py` runs all methods, which takes a quarter
-of an hour on two cores; otherwise two are run. Weights are compared up to 1e-6: they are the same numbers where processes
-round alike.
+All are slow. `ASKEW_LOOPBACK=all python -m pytest tests/flower/test_loopback.py` runs all methods, which takes a
+quarter of an hour on two cores; otherwise two are run. Weights are compared up to 1e-6: they are the same numbers where
+processes round alike.
 """
 
 from __future__ import annotations
