@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import subprocess
@@ -10,7 +11,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 HOST = "127.0.0.1"
+on_request = pytest.mark.skipif(
+    os.environ.get("ASKEW_LOOPBACK") != "all", reason="takes a quarter of an hour in all; set ASKEW_LOOPBACK=all"
+)
 
 
 def environment(process_id: int) -> list[bytes]:

@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 from in_process import largest_difference, simulate, small_run, write_config
-from processes import assert_none_left, processes_of
+from processes import assert_none_left, on_request, processes_of
 from safetensors.torch import load_file
 
 from askew import flower
@@ -252,7 +252,6 @@ def test_the_reason_of_a_failure_is_the_last_informative_line_of_a_log(tmp_path:
 # whole federations ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @needs_flower
 def test_a_federation_of_real_processes_plays_the_simulators_run(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -304,7 +303,7 @@ def only_run() -> Path:
 
 @needs_flower
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=on_request)])
 def test_an_interrupted_federation_leaves_no_process_and_goes_on(
     number: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +336,7 @@ def test_an_interrupted_federation_leaves_no_process_and_goes_on(
 
 @needs_flower
 @pytest.mark.slow
+@on_request
 def test_a_server_that_fails_says_so_in_a_sentence(folder: Path) -> None:
     """A client whose data are wrong is named while it is waited for; then the run fails."""
     Path("data.py").write_text("def client(node):\n    return 5\n")
@@ -353,6 +353,7 @@ def test_a_server_that_fails_says_so_in_a_sentence(folder: Path) -> None:
 
 @needs_flower
 @pytest.mark.slow
+@on_request
 @pytest.mark.parametrize("name", ["superlink", "flwr-serverapp"])
 def test_a_process_that_is_killed_ends_all(name: str, folder: Path) -> None:
     run = start_deployment("run.toml", "--clients", "1")

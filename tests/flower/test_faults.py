@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from in_process import largest_difference, simulate, small_run, with_participants, write_config
-from processes import ByteCount, CountingProxy, check_bytes, process_tree
+from processes import ByteCount, CountingProxy, check_bytes, on_request, process_tree
 from safetensors.torch import load_file
 
 from askew.data.federation import Federation
@@ -282,7 +282,9 @@ def test_garbage_is_refused_and_the_clients_evaluate_the_model(federation: Fault
     check_bytes(cast(tuple[int, int], counted), passed.since(), messages=3 * 5)
 
 
-@pytest.mark.parametrize("has_database", [pytest.param(False, id="memory"), pytest.param(True, id="database")])
+@pytest.mark.parametrize(
+    "has_database", [pytest.param(False, id="memory", marks=on_request), pytest.param(True, id="database")]
+)
 def test_a_killed_server_goes_on_where_it_was(has_database: bool, federation: FaultyFederation, tmp_path: Path) -> None:
     """SIGKILL to the SuperLink and all it started, in the second round.
 

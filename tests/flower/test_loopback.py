@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from in_process import largest_difference, simulate, small_run, write_config
-from processes import ByteCount, CountingProxy, assert_none_left, check_bytes, processes_of
+from processes import ByteCount, CountingProxy, assert_none_left, check_bytes, on_request, processes_of
 from safetensors.torch import load_file
 
 from askew.experiment.store import Run, load
@@ -31,9 +31,6 @@ pytestmark = pytest.mark.slow
 METHODS = ("scaffold", "fedbn")
 OTHER_METHODS = (
     *("fedavg", "fedpdc", "feddyn", "feddc", "feddpc", "fedcm", "fedvarp", "moon", "mgda", "lossbias", "fedga", "solo"),
-)
-on_request = pytest.mark.skipif(
-    os.environ.get("ASKEW_LOOPBACK") != "all", reason="takes a quarter of an hour; set ASKEW_LOOPBACK=all"
 )
 CLIENT_EVALUATED = ("fedbn", "solo")  # whose evaluation travels too
 TOLERANCE = 1e-6  # of weights
@@ -75,29 +72,37 @@ def wide_full_run(key: str, rounds: int = 2) -> dict[str, Any]:
     return tables | {"model": tables["model"] | {"hidden": [2048]}, "evaluation": {"every": rounds}}
 
 
-@pytest.mark.parametrize("key", [*METHODS, *(pytest.param(key, marks=on_request) for key in OTHER_METHODS)])
-def test_a_deployment_is_the_simulators_run(key: str, federation: MeasuredFederation, tmp_path: Path) -> None:
-    passed = ByteCount(federation.proxies)
-    deployed, simulated = federation.run(wide_full_run(key), tmp_path), simulate(wide_full_run(key))
-    assert deployed.finished and deployed.facts["engine"] == "flower" and deployed.folder is not None
-    assert largest_difference(load_file(deployed.folder / "model.safetensors"), simulated.model) <= TOLERANCE
-    for one, other in zip(deployed.rounds, simulated.rounds, strict=True):
-        for name in ("participants", "bytes_up", "bytes_down"):
-            assert one[name] == other[name], name
-        for name in ("train_loss", "accuracy", "loss"):
-            assert one[name] == (None if other[name] is None else pytest.approx(other[name], rel=1e-5)), name
-    if key not in CLIENT_EVALUATED:
-        counted = deployed.bytes_down, deployed.bytes_up
-        check_bytes(counted, passed.since(), messages=3 * (len(deployed.rounds) + 1))
+@pytest.mark.parametrize("keys", [METHODS, pytest.param(OTHER_METHODS, marks=on_request)], ids=["two", "others"])
+def test_a_deployment_is_the_simulators_run(
+    keys: tuple[str, ...], federation: MeasuredFederation, tmp_path: Path
+) -> None:
+    """One test for many methods: a federation takes long to start, and each worker would start its own."""
+    for key in keys:
+        passed = ByteCount(federation.proxies)
+        deployed, simulated = federation.run(wide_full_run(key), tmp_path / key), simulate(wide_full_run(key))
+        assert deployed.finished and deployed.facts["engine"] == "flower" and deployed.folder is not None
+        assert largest_difference(load_file(deployed.folder / "model.safetensors"), simulated.model) <= TOLERANCE, key
+        for one, other in zip(deployed.rounds, simulated.rounds, strict=True):
+            for name in ("participants", "bytes_up", "bytes_down"):
+                assert one[name] == other[name], (key, name)
+            for name in ("train_loss", "accuracy", "loss"):
+                assert one[name] == (None if other[name] is None else pytest.approx(other[name], rel=1e-5)), (key, name)
+        if key not in CLIENT_EVALUATED:
+            counted = deployed.bytes_down, deployed.bytes_up
+            check_bytes(counted, passed.since(), messages=3 * (len(deployed.rounds) + 1))
+    if keys == METHODS:
+        check_secure_sum(federation, tmp_path / "secure")
 
 
-def test_real_clients_sum_their_uploads_securely(federation: MeasuredFederation, tmp_path: Path) -> None:
+def check_secure_sum(federation: MeasuredFederation, folder: Path) -> None:
+    """Real clients sum their uploads securely, to the simulator's model."""
     tables = wide_full_run("fedavg", rounds=1)
-    deployed = federation.run(tables | {"privacy": {"secure": True}}, tmp_path)
+    deployed = federation.run(tables | {"privacy": {"secure": True}}, folder)
     assert deployed.folder is not None and deployed.rounds[0]["participants"] == [0, 1, 2]
     assert largest_difference(load_file(deployed.folder / "model.safetensors"), simulate(tables).model) < TOLERANCE
 
 
+@on_request
 def test_flowers_own_simulation_plays_the_same_app(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs flwr[simulation]")
     tables = wide_full_run("moon", rounds=3)
