@@ -175,7 +175,9 @@ def test_without_a_folder_the_model_comes_back_and_a_killed_rank_0_is_named(capf
     ):
         next(going)
     assert time.monotonic() - killed[0] < 10 and not workers_alive()
-    assert capfd.readouterr() == ("", "")
+    out, err = capfd.readouterr()
+    # torch 2.10's own line about its connections
+    assert out == "" and [line for line in err.splitlines() if not line.startswith("[Gloo]")] == []
 
 
 @pytest.mark.slow
