@@ -65,6 +65,14 @@ class PhaseInputs(NamedTuple):
         return new._replace(steps=steps, tau=tau, size=size, coin=coin)
 
 
+class Incident(NamedTuple):
+    """A client that was asked and whose answer is not used."""
+
+    client: int
+    reason: str  # a few plain words, the same for all incidents of one kind
+    arrived: bool  # did an answer come?
+
+
 class PhaseOutputs(NamedTuple):
     """What the C clients return; their models and carry only if asked for: both are as large as the uploads."""
 
@@ -74,10 +82,19 @@ class PhaseOutputs(NamedTuple):
     buffers: Tensor  # [C, Q]
     loss: Tensor  # [C]
     theta: Tensor | None  # [C, P]
-    answered: list[int] | None = None  # the rows of the cohort that these are, where some did not answer; None: all
+    answered: list[int] | None = None  # the rows of the cohort that these are, where some are not used; None: all
+    incidents: tuple[Incident, ...] = ()  # why the others are not used
+
+    def leave_out(self, incidents: Sequence[Incident], ids: Sequence[int]) -> PhaseOutputs:
+        """The outputs without the clients of these incidents; `ids` are the clients of the whole cohort."""
+        cohort_rows = list(range(len(ids))) if self.answered is None else self.answered
+        gone = {incident.client for incident in incidents}
+        kept = [i for i, row in enumerate(cohort_rows) if ids[row] not in gone]
+        answered = [cohort_rows[i] for i in kept]
+        return self.rows(kept)._replace(answered=answered, incidents=(*self.incidents, *incidents))
 
     def rows(self, rows: list[int]) -> PhaseOutputs:
-        """The outputs of some clients."""
+        """The outputs of some clients; who the others were is not kept."""
         up, state, carry = (select_rows(entries, rows) for entries in (self.up, self.state, self.carry))
         theta = None if self.theta is None else self.theta[rows]
         return PhaseOutputs(up, state, carry, self.buffers[rows], self.loss[rows], theta)
@@ -90,6 +107,15 @@ class PhaseRequest(NamedTuple):
     inputs: PhaseInputs
     plan: RoundPlan
     wanted: Collection[str]  # "theta", "carry": what is needed beside the uploads
+
+
+class OutputStage(Protocol):
+    """Changes a phase's outputs on their way from the clients to the server's step: an attack, a fault, a check, noise.
+
+    It leaves a client out by `PhaseOutputs.leave_out`, which puts the reason into the round's record.
+    """
+
+    def __call__(self, request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOutputs: ...
 
 
 class Engine(Protocol):

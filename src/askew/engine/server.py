@@ -20,14 +20,26 @@ from ..core.types import Cohort, State, momentum_length, select_rows
 from ..data.federation import Federation, LocalSettings, RoundPlan
 from ..errors import AlgorithmError, ConfigError
 from . import drift as drift_metrics
-from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest, finished_time, prepare_next
+from .base import (
+    Engine,
+    Incident,
+    OutputStage,
+    PhaseInputs,
+    PhaseOutputs,
+    PhaseRequest,
+    finished_time,
+    prepare_next,
+)
 from .round_metrics import EvaluateModel, RoundMetric, RoundUpdates
 from .sample_buffer import send
 
 RECORD = (  # keys of a round's record that are the server's own
     *("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"),
-    "absent",
+    *("absent", "incidents", "lost_share"),
 )
+# reasons of incidents
+NO_ANSWER, NO_BATCH = "no answer", "not a whole batch of samples"
+NOT_FINITE, MODEL_NOT_FINITE = "not finite", "new model not finite"
 TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 
 Record = dict[str, Any]
@@ -63,7 +75,7 @@ class RoundLog:
     bytes_up: int = 0
     bytes_down: int = 0
     losses: list[float] = field(default_factory=list)
-    missing: set[int] = field(default_factory=set)  # participants that were asked and did not answer
+    incidents: list[Incident] = field(default_factory=list)  # participants whose answers are not used
     whole: bool = False
     scalars: dict[str, float] = field(default_factory=dict)
 
@@ -87,13 +99,14 @@ class Server:
         drift: bool = False,
         times: bool = False,
         metrics: Sequence[RoundMetric] = (),
+        stages: Sequence[OutputStage] = (),
     ) -> None:
         """`least` 2: batches of one sample are skipped, which batch norm cannot take; `rounds` is T, which schedules
         need; `evaluate` gives accuracy and loss of a model on the public set; `owns` says which clients' state lives in
-        this process, None: all.
+        this process, None: all; `stages` are what every phase's outputs go through, in this order.
         """
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
-        self.rounds, self.evaluate, self.least, self.metrics = rounds, evaluate, least, metrics
+        self.rounds, self.evaluate, self.least, self.metrics, self.stages = rounds, evaluate, least, metrics, stages
         self.phases = alg.phases()
         self.prepared: tuple[Any, RoundPlan] | None = None  # the next round's plan, by its key
         self.numbers: list[tuple[Any, Tensor]] = []  # the clients' numbers of the last two plans
@@ -148,7 +161,7 @@ class Server:
         round: int,
         ids: Sequence[int],
         share: Sequence[float] = (),
-        absent: int = 0,
+        absent: Sequence[int] = (),
         meanwhile: Callable[[], None] | None = None,
     ) -> Record:
         """One round with this server's own engine; `meanwhile` is called before the first phase's results are read."""
@@ -168,7 +181,7 @@ class Server:
             return record
 
     def round_requests(
-        self, round: int, ids: Sequence[int], share: Sequence[float] = (), absent: int = 0
+        self, round: int, ids: Sequence[int], share: Sequence[float] = (), absent: Sequence[int] = ()
     ) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """One round, which requests each phase from an engine and is sent its outputs; it returns the round's record.
 
@@ -176,27 +189,34 @@ class Server:
         work each participant does; `absent` are those who were asked and do not answer.
         """
         plan, log = with_work(self.prepare(round, ids, share)), RoundLog()
+        working = {*plan.ids}
+        log.incidents += [Incident(client, NO_BATCH, True) for client in ids if client not in working]
         rows = {name: bank.read(plan.ids) for name, bank in self.banks.items()}
         updates = RoundUpdates.none(round, self.w, self.buffers)
         at, carry = RoundState(self.w, self.buffers, self.state, rows, updates), State()
         self.times = dict.fromkeys(self.times, 0.0)
         if not plan.ids:
-            log.bytes_down = absent * self._bytes_to_begin()
+            log.bytes_down = len(absent) * self._bytes_to_begin()
         for n, phase in enumerate(self.phases):
             if not plan.ids:
                 break
             inputs = self._inputs(phase, round, plan, at, carry)
             wanted = [*(["theta"] if at.rows["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
-            outputs = self._without_private((yield PhaseRequest(phase, inputs, plan, wanted)))
-            self._count_bytes(log, phase, inputs, outputs, absent if n == 0 else None)
+            request = PhaseRequest(phase, inputs, plan, wanted)
+            outputs = self._without_private((yield request))
+            for stage in self.stages:
+                outputs = stage(request, outputs)
+            self._count_bytes(log, phase, inputs, outputs, len(absent) if n == 0 else None)
             if outputs.answered is not None:
-                log.missing |= {*plan.ids} - {plan.ids[i] for i in outputs.answered}
+                log.incidents += explained_incidents(plan.ids, outputs)
                 plan, at = plan.only(outputs.answered), at.only(outputs.answered)
             if plan.ids:
                 plan, at, carry = self._finish_phase(phase, round, plan, outputs, at, log)
         healthy = bool(plan.ids) and log.whole
+        if not healthy:
+            log.incidents += [Incident(client, MODEL_NOT_FINITE, True) for client in plan.ids]
         metrics = self._adopt(round, plan, at) if healthy else {}
-        return self._record(round, ids, absent, plan, log, metrics, healthy)
+        return self._record(round, ids, absent, log, metrics, healthy)
 
     def _finish_phase(
         self, phase: Algorithm, round: int, plan: RoundPlan, outputs: PhaseOutputs, at: RoundState, log: RoundLog
@@ -209,6 +229,7 @@ class Server:
             log.losses = check.losses
         if not all(check.finite):
             left = [i for i, finite in enumerate(check.finite) if finite]
+            log.incidents += [Incident(c, NOT_FINITE, True) for c in plan.ids if c not in {plan.ids[i] for i in left}]
             outputs, plan, at = outputs.rows(left), plan.only(left), at.only(left)
             if not plan.ids:
                 return plan, at, outputs.carry
@@ -270,27 +291,36 @@ class Server:
         self,
         round: int,
         ids: Sequence[int],
-        absent: int,
-        plan: RoundPlan,
+        absent: Sequence[int],
         log: RoundLog,
         metrics: Record,
         healthy: bool,
     ) -> Record:
         finite = [v for v in log.losses if np.isfinite(v)]
-        missing = absent + len(log.missing)
+        incidents = [*(Incident(client, NO_ANSWER, False) for client in absent), *log.incidents]
+        missing = {incident.client for incident in incidents if not incident.arrived}
         scalars = log.scalars if healthy else {n: float(v) for n, v in self.state.items() if v.dim() == 0}
         return {
             "round": round,
-            "participants": [int(i) for i in ids if i not in log.missing],
+            "participants": [int(i) for i in ids if i not in missing],
             "train_loss": float(np.mean(finite)) if finite else None,
             "bytes_up": log.bytes_up,
             "bytes_down": log.bytes_down,
-            "dropped": len(ids) - len(log.missing) - (len(plan.ids) if healthy else 0),
-            **({"absent": missing} if missing else {}),
+            "dropped": len(incidents) - len(missing),
+            **({"absent": len(missing)} if missing else {}),
+            **(self._roll_call([*ids, *absent], incidents) if incidents else {}),
             **self.times,
             **metrics,
             **scalars,
         }
+
+    def _roll_call(self, asked: Sequence[int], incidents: Sequence[Incident]) -> Record:
+        """Whose answers are not used, by reason, and their share of the samples of all that were asked."""
+        by_reason: dict[str, list[int]] = {}
+        for incident in incidents:
+            by_reason.setdefault(incident.reason, []).append(int(incident.client))
+        lost = self.fed.sizes[[incident.client for incident in incidents]].sum()
+        return {"incidents": by_reason, "lost_share": float(lost / max(1, self.fed.sizes[list(asked)].sum()))}
 
     # one phase --------------------------------------------------------------------------------------------------------
 
@@ -400,6 +430,7 @@ class Server:
             numbers = t.numel() // max(rows, 1)
             return (numbers - (hidden if numbers == self.space.P else 0)) * t.element_size()
 
+        answers_sent = answers + sum(incident.arrived for incident in outputs.incidents)
         down = sum(size(t, 1) for t in inputs.server.values()) + sum(size(t, asked) for t in inputs.memory.values())
         up = sum(size(t, answers) for t in outputs.up.values())
         if absent is not None:
@@ -407,7 +438,13 @@ class Server:
         if phase.trains:
             up += buffers * one
         log.bytes_down += down * (asked + (absent or 0))
-        log.bytes_up += up * answers
+        log.bytes_up += up * answers_sent
+
+
+def explained_incidents(ids: Sequence[int], outputs: PhaseOutputs) -> list[Incident]:
+    """The incidents of a phase; a client without an answer and without a reason gave no answer."""
+    answered = {ids[row] for row in outputs.answered or ()} | {incident.client for incident in outputs.incidents}
+    return [*outputs.incidents, *(Incident(client, NO_ANSWER, False) for client in ids if client not in answered)]
 
 
 @contextmanager

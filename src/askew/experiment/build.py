@@ -20,7 +20,7 @@ from ..core.task import Bound, Functional, Task, with_features
 from ..data.dataset import Dataset, NaturalSource, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
-from ..engine.base import Engine
+from ..engine.base import Engine, OutputStage
 from ..engine.choose import (
     EngineChoice,
     EngineSettings,
@@ -327,7 +327,13 @@ def make_server(
         drift=evaluation.drift,
         times=evaluation.times,
         metrics=metrics,
+        stages=output_stages(config, fed),
     )
+
+
+def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
+    """What clients' outputs go through before the server's step, in this order: what befalls them, then what guards."""
+    return []
 
 
 def run_facts(

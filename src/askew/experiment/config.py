@@ -82,6 +82,8 @@ CHOICES: dict[str, Registry[Any]] = {
 }
 # tables with fixed settings
 TABLES: dict[str, type[Settings]] = {"local": LocalSettings, "evaluation": Evaluation, "engine": EngineSettings}
+# tables that are stored only where a setting differs from its default: most runs have none of them
+OPTIONAL_TABLES: dict[str, type[Settings]] = {}
 DEFAULT_NAMES = {
     "data": "digits",
     "partition": "dirichlet",
@@ -132,7 +134,7 @@ class Config:
         for path in top.plugins:
             load_plugin(path)
         parts: dict[str, Any] = {}
-        for name, kind in TABLES.items():
+        for name, kind in (TABLES | OPTIONAL_TABLES).items():
             table = tables.get(name, {})
             parts[name] = table if isinstance(table, Settings) else kind.build(table, name)
         for name, registry in CHOICES.items():
@@ -153,7 +155,8 @@ class Config:
             part = getattr(self, name)
             chosen = part.name if isinstance(part, FromPython) else registry.name_of(part)
             tables[name] = {"name": chosen, **part.table()}
-        return tables | {name: getattr(self, name).table() for name in TABLES}
+        optional = [name for name, kind in OPTIONAL_TABLES.items() if getattr(self, name) != kind()]
+        return tables | {name: getattr(self, name).table() for name in (*TABLES, *optional)}
 
     def toml(self) -> str:
         """The whole configuration as TOML text."""
@@ -163,7 +166,7 @@ class Config:
         """Eight letters for the configuration, the files it reads and the code of what is not askew's own."""
         tables = {k: v for k, v in self.tables().items() if k != "plugins"}
         # Settings at their default are left out, so that a setting which is new in askew changes no name.
-        for name in (*CHOICES, *TABLES):
+        for name in [name for name in (*CHOICES, *TABLES, *OPTIONAL_TABLES) if name in tables]:
             defaults = {f.name: f.default for f in fields(getattr(self, name))}
             tables[name] = {k: v for k, v in tables[name].items() if k not in defaults or v != defaults[k]}
         tables["engine"].pop("workers", None)  # a run may go on with another number of processes
@@ -185,12 +188,13 @@ class Config:
 
 def check_keys(tables: Mapping[str, Any]) -> None:
     """Refuse keys that no configuration has, and single values where a table of settings belongs."""
-    known = [*TopLevel().table(), *CHOICES, *TABLES]
+    fixed = TABLES | OPTIONAL_TABLES
+    known = [*TopLevel().table(), *CHOICES, *fixed]
     for key, value in tables.items():
         if key not in known:
             raise ConfigError(f"unknown setting {key!r}; {did_you_mean(key, known)}")
-        if (key in CHOICES or key in TABLES) and not isinstance(value, (Mapping, Settings)):
-            first = "name" if key in CHOICES else next(iter(TABLES[key]().table()))
+        if (key in CHOICES or key in fixed) and not isinstance(value, (Mapping, Settings)):
+            first = "name" if key in CHOICES else next(iter(fixed[key]().table()))
             example = f"{key}.{first} = {value!r}" if key in CHOICES else f"{key}.{first} = …"
             raise ConfigError(f"{key} is a table of settings, got {value!r}; write {example}, or [{key}] in a file.")
 

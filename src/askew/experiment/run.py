@@ -144,7 +144,9 @@ class ActiveRun:
         """Begin the next round: a generator that asks for the clients' work of each phase and returns the record."""
         self.prepare_round(self.t + 1)
         turnout, self.before = self.turnouts.pop(self.t + 1), (self.server.w, self.server.buffers)
-        return self.server.round_requests(self.t + 1, turnout.ids.tolist(), turnout.share.tolist(), len(turnout.absent))
+        return self.server.round_requests(
+            self.t + 1, turnout.ids.tolist(), turnout.share.tolist(), turnout.absent.tolist()
+        )
 
     def end_round(self, record: Record) -> TrainedRound:
         """Note that the round is trained."""

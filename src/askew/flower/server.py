@@ -58,7 +58,7 @@ class DeployedRun(ActiveRun):
         engine.wanted = len(share)
         self.before = (self.server.w, self.server.buffers)
         engine.transport.bytes_sent = engine.transport.bytes_received = 0
-        return self.server.round_requests(t, asked, [share.get(i, 1.0) for i in asked], len(turnout.absent))
+        return self.server.round_requests(t, asked, [share.get(i, 1.0) for i in asked], turnout.absent.tolist())
 
     def evaluate(self) -> dict[str, Tensor]:
         """Scores of the round's model where they are due, measured by the server or by the clients."""
