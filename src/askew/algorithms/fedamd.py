@@ -25,6 +25,7 @@ from .fedavg import FedAvg
 class FedAMD(FedAvg):
     paper = "Wu et al., ICML 2023"
     idea = "anchors set the direction, miners follow it"
+    combines = "reports"
     weighting = "uniform"
     before = ("gradient",)
     broadcast = ("v",)

@@ -21,6 +21,7 @@ from ..core.types import Cohort, State
 class FedExP(Algorithm):
     paper = "Jhunjhunwala, Wang, Joshi, ICLR 2023"
     idea = "extrapolate by the updates' disagreement"
+    combines = "rows"
 
     eps: float = setting("ε, in squared displacements", default=0.001, least=0, hint="papers use 0.001–1.")
     eps_times_m: bool = setting("add m·ε, as the authors' code does", default=False)

@@ -26,6 +26,7 @@ class FedMGDAPlus(Algorithm):
     title = "FedMGDA+"
     paper = "Hu et al., IEEE TNSE 2022"
     idea = "MGDA with weights near the clients' shares"
+    combines = "directions"
 
     server_lr: float = setting("server rate η_g", default=1.0, above=0)
     server_decay_rate: float = setting("factor on η_g after every round", default=1.0, above=0, most=1)

@@ -25,6 +25,7 @@ from .fedprox import check_stability
 class FedNova(Algorithm):
     paper = "Wang et al., NeurIPS 2020"
     idea = "normalise updates by the local work done"
+    combines = "reports"
 
     mu: float = setting("strength μ of an optional proximal term", default=0.0, least=0)
     server_momentum: float = setting("momentum of the server's step", default=0.0, least=0, below=1)

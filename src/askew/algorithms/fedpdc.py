@@ -29,6 +29,7 @@ from .fedavg import FedAvg
 class FedPDC(FedAvg):
     paper = "Zhang, Zhang, 2023"
     idea = "accuracy on public data weighs the clients"
+    combines = "rows"
     needs = ("public",)
     broadcast = ("a", "at")
 

@@ -24,6 +24,7 @@ class LossBias(FedAvg):
     title = "Loss-biased FedAvg"
     paper = "Moroni, Tereshko (MLDL24)"
     idea = "weigh clients by their validation loss"
+    combines = "reports"
     needs = ("validation",)
     after: ClassVar[tuple[str, ...]] = ("validation",)
 

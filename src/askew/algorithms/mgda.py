@@ -27,6 +27,7 @@ STATIONARY = 1e-8
 class MGDA(Algorithm):
     paper = "Moroni, Tereshko (MLDL24); Désidéri, 2012"
     idea = "step where no client's loss grows"
+    combines = "directions"
     weighting = "uniform"
 
     server_lr: float = setting("server rate η_s", default=1.0, above=0)

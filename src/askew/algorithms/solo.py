@@ -20,6 +20,7 @@ class Solo(Algorithm):
     title = "SOLO"
     paper = "reference; FedPDC's SOLO"
     idea = "every client trains alone"
+    combines = "nothing"
 
     def client_state(self, space: Space) -> State:
         return {"momentum": space.zeros()}

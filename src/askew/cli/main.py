@@ -220,7 +220,8 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="One of algorithms, datasets, experiments, models, partitions, participations."
+            metavar="KIND",
+            help="One of algorithms, attacks, datasets, experiments, models, partitions, participations, rules.",
         ),
     ],
     plugins: Plugins = None,

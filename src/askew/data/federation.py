@@ -166,6 +166,7 @@ class Federation:
     transform: InputTransform | None
     shift: FeatureShift | None
     validation: float  # fraction of a client's samples that is held out
+    flipped: frozenset[int] = frozenset()  # natural clients whose labels are flipped whenever they are drawn
 
     def __init__(
         self,
@@ -240,6 +241,21 @@ class Federation:
         x[assignment.order] = shift_inputs(x[assignment.order], assignment.owners, *shift)
         return x
 
+    def flip_labels(self, clients: Sequence[int]) -> None:
+        """Let these clients hold the labels K − 1 − y instead of y: an attack on the training data."""
+        if not self.classes:
+            raise ConfigError("attack: label_flip needs classes, and a regression has none; use another attack.")
+        if self.assignment is None:
+            self.flipped = frozenset(clients)
+            return
+        order = self.assignment.order
+        if len(np.unique(order)) < len(order):
+            raise DataError("attack: label_flip needs clients that share no sample; set partition.overlap = false.")
+        held = torch.from_numpy(np.concatenate([self.assignment.client(i) for i in clients]))
+        y = self.pool.y.clone()
+        y[held] = self.classes - 1 - y[held]
+        self.pool = Samples(self.pool.x, y)
+
     def _split_validation(self, places: np.ndarray, client: int) -> tuple[np.ndarray, np.ndarray]:
         """A client's training and validation samples; the same in every round."""
         if not self.validation:
@@ -266,6 +282,11 @@ class Federation:
         if not len(ids):
             return self.test.select(slice(0)), []
         held = [self.source.client(self.seed, i) for i in ids]
+        if self.flipped:
+            held = [
+                Samples(samples.x, self.classes - 1 - samples.y) if i in self.flipped else samples
+                for i, samples in zip(ids, held, strict=True)
+            ]
         if self.shift:
             held = [
                 Samples(shift_inputs(samples.x, np.full(len(samples.y), i), *self.shift), samples.y)

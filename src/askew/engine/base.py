@@ -85,9 +85,13 @@ class PhaseOutputs(NamedTuple):
     answered: list[int] | None = None  # the rows of the cohort that these are, where some are not used; None: all
     incidents: tuple[Incident, ...] = ()  # why the others are not used
 
+    def cohort_rows(self) -> list[int]:
+        """The places of these rows in the whole cohort."""
+        return list(range(len(self.loss))) if self.answered is None else self.answered
+
     def leave_out(self, incidents: Sequence[Incident], ids: Sequence[int]) -> PhaseOutputs:
         """The outputs without the clients of these incidents; `ids` are the clients of the whole cohort."""
-        cohort_rows = list(range(len(ids))) if self.answered is None else self.answered
+        cohort_rows = self.cohort_rows()
         gone = {incident.client for incident in incidents}
         kept = [i for i, row in enumerate(cohort_rows) if ids[row] not in gone]
         answered = [cohort_rows[i] for i in kept]

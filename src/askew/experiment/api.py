@@ -19,7 +19,7 @@ from ..data.dataset import Dataset, Source
 from ..data.user import from_user
 from ..errors import ConfigError
 from ..models import Network
-from .config import Config, FromPython, load_config
+from .config import OPTIONAL_TABLES, Config, FromPython, load_config
 from .launch import run_config
 from .run import OnRound
 from .store import Run
@@ -147,8 +147,8 @@ def run(
     `what` is an algorithm's name or instance, a TOML file, nested tables or a Config. `data` is a dataset's name, a
     table, a pair (x, y) of tensors or arrays, or a torch Dataset (`test` likewise, a fifth is held out without it);
     `model` a network's name, a table or any nn.Module. `clients`, `cohort` and `lr` stand for partition.clients,
-    participation.cohort and local.lr; further keywords are the algorithm's hyper-parameters. With `out` the run lives
-    in a folder there, as the command line's do.
+    participation.cohort and local.lr; further keywords are optional tables, such as `robust`, or the algorithm's
+    hyper-parameters. With `out` the run lives in a folder there, as the command line's do.
     """
     tables = tables_from(what)
     if data is not None:
@@ -165,6 +165,7 @@ def run(
         "seed": seed,
         "rounds": rounds,
     }
+    given |= {name: parameters.pop(name, None) for name in OPTIONAL_TABLES}
     tables |= {name: value for name, value in given.items() if value is not None}
     for name in ("data", "model", "partition", "participation", "engine"):
         if isinstance(tables.get(name), str):

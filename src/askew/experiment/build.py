@@ -20,6 +20,7 @@ from ..core.task import Bound, Functional, Task, with_features
 from ..data.dataset import Dataset, NaturalSource, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
+from ..engine.attacks import AttackStage
 from ..engine.base import Engine, OutputStage
 from ..engine.choose import (
     EngineChoice,
@@ -32,6 +33,7 @@ from ..engine.choose import (
 )
 from ..engine.distributed import SINGLE, DistributedEngine, ProcessGroup, SharedEvaluator
 from ..engine.evaluate import Evaluator
+from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric
 from ..engine.sequential import Sequential
 from ..engine.server import Server
@@ -95,10 +97,13 @@ class BuildCache:
         pooled = config.algorithm.pooled
         partition = Iid(clients=1, public=config.partition.public) if pooled else config.partition
         clients = config.partition.clients
-        key = (source, partition, clients, seed, device, dtype, "public" in needs, "validation" in needs)
+        flips = config.attack if config.attack.flips_labels else None
+        key = (source, partition, clients, seed, device, dtype, "public" in needs, "validation" in needs, flips)
         if key not in self.federations:
             samples = self.samples(source, partition, clients, seed, device, dtype)
-            self.federations[key] = Federation(samples, partition, seed, device, dtype, needs)
+            self.federations[key] = fed = Federation(samples, partition, seed, device, dtype, needs)
+            if flips:
+                fed.flip_labels(flips.attackers(seed, fed))
         return self.federations[key]
 
 
@@ -126,7 +131,7 @@ def build(
     if evaluator_key not in shared.evaluators:
         shared.evaluators[evaluator_key] = make_evaluator(task, fed, group, halves)
     server = make_server(config, space, fed, module, engine, task, group)
-    facts = run_facts(config, choice, space, kernels, group)
+    facts = run_facts(config, choice, space, kernels, group) | config.attack.facts(config.seed, fed)
     return BuiltRun(config, fed, module, space, task, shared.evaluators[evaluator_key], server, kernels, facts)
 
 
@@ -333,7 +338,14 @@ def make_server(
 
 def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
     """What clients' outputs go through before the server's step, in this order: what befalls them, then what guards."""
-    return []
+    stages: list[OutputStage] = []
+    if config.attack.on:
+        stages.append(AttackStage(config.attack, config.attack.attackers(config.seed, fed), config.seed))
+    if config.robust.on:
+        draw = config.participation.drawn_by(config.seed)
+        config.robust.check_cohort(len(config.participation.sample(draw, 1, fed.eligible, fed.clients)))
+        stages.append(RobustStage(config.robust, config.algorithm, config.seed))
+    return stages
 
 
 def run_facts(

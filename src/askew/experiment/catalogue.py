@@ -12,7 +12,9 @@ from ..data import partitions, sources
 from ..data.federation import LocalSettings
 from ..data.partition import Natural
 from ..data.synthetic import Synthetic
+from ..engine.attacks import ATTACKS, Attack
 from ..engine.choose import EngineSettings
+from ..engine.robust import RULES, Robust
 from ..errors import AskewError, UnknownName, did_you_mean
 from ..models import MLP, networks
 from ..participation import participations
@@ -42,9 +44,19 @@ class Costs(NamedTuple):
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
-    """One entry for each registered member of a kind, such as "algorithms"."""
+    """One entry for each registered member of a kind, such as "algorithms"; also for each robust rule and attack."""
+    if kind == "rules":
+        of_all = {p["name"]: p for p in parameters(Robust)}
+        return [
+            {"name": name, "idea": rule.idea, "parameters": [of_all[n] for n in (*rule.settings, "bucket")]}
+            for name, rule in RULES.items()
+        ]
+    if kind == "attacks":
+        shared = [p for p in parameters(Attack) if p["name"] != "name"]
+        return [{"name": name, "idea": idea, "parameters": shared} for name, idea in ATTACKS.items()]
     if kind not in KINDS:
-        raise UnknownName(f"there is no list of {kind!r}; {did_you_mean(kind, [*KINDS, 'experiments'])}")
+        known = [*KINDS, "experiments", "rules", "attacks"]
+        raise UnknownName(f"there is no list of {kind!r}; {did_you_mean(kind, known)}")
     return [entry(kind, name, member) for name, member in KINDS[kind].members.items()]
 
 

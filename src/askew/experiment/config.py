@@ -25,7 +25,9 @@ from ..data import partitions, sources
 from ..data.dataset import Source
 from ..data.federation import LocalSettings
 from ..data.partition import Partition
+from ..engine.attacks import Attack
 from ..engine.choose import EngineSettings
+from ..engine.robust import Robust
 from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
 from ..participation import Participation, participations
@@ -83,7 +85,7 @@ CHOICES: dict[str, Registry[Any]] = {
 # tables with fixed settings
 TABLES: dict[str, type[Settings]] = {"local": LocalSettings, "evaluation": Evaluation, "engine": EngineSettings}
 # tables that are stored only where a setting differs from its default: most runs have none of them
-OPTIONAL_TABLES: dict[str, type[Settings]] = {}
+OPTIONAL_TABLES: dict[str, type[Settings]] = {"attack": Attack, "robust": Robust}
 DEFAULT_NAMES = {
     "data": "digits",
     "partition": "dirichlet",
@@ -124,6 +126,8 @@ class Config:
     local: LocalSettings = field(default_factory=LocalSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    attack: Attack = field(default_factory=Attack)
+    robust: Robust = field(default_factory=Robust)
     plugins: tuple[str, ...] = ()
 
     @classmethod
@@ -144,6 +148,8 @@ class Config:
         config = cls(seed=top.seed, rounds=top.rounds, plugins=top.plugins, **parts)
         config.participation.check_clients(config.partition.clients)
         config.algorithm.check_learning_rate(config.local.lr)
+        config.attack.check_method(config.algorithm)
+        config.robust.check_method(config.algorithm)
         return config
 
     def tables(self) -> dict[str, Any]:

@@ -128,6 +128,13 @@ def check_deployable(config: DeploymentConfig, has_data_module: bool) -> None:
             f"evaluation.{names[0]} measures the clients' uploads one by one, which privacy hides; "
             "leave one of them out."
         )
+    if config.attack.on:
+        raise ConfigError("attack: attacks are for simulations, and this is a run on real clients; leave [attack] out.")
+    if config.robust.on and (config.privacy.secure or config.privacy.central):
+        raise ConfigError(
+            "robust: a rule must see the clients' uploads one by one, which privacy.secure and the server's noise "
+            "hide; leave one of them out."
+        )
 
 
 # federations ----------------------------------------------------------------------------------------------------
