@@ -35,7 +35,9 @@ from askew.engine.robust import (
 from askew.engine.server import NOT_FINITE, Server
 from askew.errors import ConfigError
 from askew.experiment.build import build
-from askew.experiment.config import Config
+from askew.experiment.config import Config, stored_tables
+from askew.experiment.store import Run
+from askew.report.tables import labels
 from problems import FaultyReports, classification, close, make_server, skewed_samples
 
 CENTRES = ("median", "trimmed", "geometric")
@@ -455,3 +457,9 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(tables: dict[str, Any], 
 def test_python_takes_the_tables_as_keywords() -> None:
     run = askew.run(SMALL, robust={"rule": "krum", "bad": 0.1}, attack={"name": "sign_flip", "clients": [1]})
     assert run.config["robust"]["rule"] == "krum" and run.facts["attack"] == {"name": "sign_flip", "clients": [1]}
+
+
+def test_labels_show_what_differs_from_the_defaults_of_a_table_that_most_runs_do_not_have() -> None:
+    tables = ({}, {"robust": {"rule": "clip"}}, {"attack": {"name": "scale", "strength": 3.0}})
+    runs = [Run(stored_tables(Config.build({**SMALL, **extra}))) for extra in tables]
+    assert labels(runs) == ["fedavg", "fedavg robust.rule=clip", "fedavg scale attack.strength=3"]

@@ -57,6 +57,7 @@ NOT_CHOSEN, TOO_FEW = "left out by multi-Krum", "too few for multi-Krum"  # reas
 ROUNDING = 1e-9  # shares of weight below it are rounding errors
 SMOOTHING = 1e-6  # ν of the smoothed Weiszfeld algorithm
 COLUMNS = 2**16  # coordinates that are sorted at a time
+BLOCK = 2**22  # numbers of uploads that are copied at a time
 
 
 class Robust(Settings):
@@ -148,8 +149,10 @@ class Uploads(NamedTuple):
 
     def distances(self, centre: Sequence[Tensor]) -> Tensor:
         """‖x_i − centre‖ [C], in float64."""
-        columns = [[norm(row - c) for row in part] for part, c in zip(self.parts, centre, strict=True)]
-        return torch.stack([torch.stack(column).square() for column in columns]).sum(0).sqrt()
+        columns = [
+            torch.cat([norm(rows - c) for rows in row_blocks(part)]) for part, c in zip(self.parts, centre, strict=True)
+        ]
+        return torch.stack(columns).square().sum(0).sqrt()
 
     def lengths(self) -> Tensor:
         """‖x_i‖ [C], in float64."""
@@ -326,11 +329,16 @@ def geometric_median(uploads: Uploads, p: Tensor, iterations: int, tolerance: fl
 
 
 def sum_rows(rows: Tensor, weights: Tensor) -> Tensor:
-    """Σ weight_i row_i in float64, without a copy of all rows in that precision."""
-    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    for row, weight in zip(rows, weights.tolist(), strict=True):
-        total.add_(row, alpha=weight)
-    return total
+    """Σ weight_i row_i, in float64."""
+    blocks = row_blocks(rows)
+    parts = torch.split(weights, len(blocks[0]))
+    return torch.stack([w @ block.double() for w, block in zip(parts, blocks, strict=True)]).sum(0)
+
+
+def row_blocks(rows: Tensor) -> tuple[Tensor, ...]:
+    """Rows in blocks that may be copied in float64 without much memory."""
+    blocks: tuple[Tensor, ...] = torch.split(rows, max(1, BLOCK // max(1, rows.shape[1])))
+    return blocks
 
 
 def least_for_krum(bad: int) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from ..data import partitions
+from ..experiment.config import OPTIONAL_TABLES
 from ..experiment.curves import rounds_to
 from ..experiment.store import Run
 
@@ -96,7 +98,17 @@ def flatten_settings(config: Mapping[str, Any], above: str = "") -> FlatSettings
 
 def run_settings(run: Run) -> FlatSettings:
     """The settings that distinguish a run from those of other groups; a deployed run differs from its simulation."""
-    return flatten_settings(run.config) | ({"engine.name": "flower"} if run.facts.get("engine") == "flower" else {})
+    flat, usual = flatten_settings(run.config), optional_defaults()
+    flat = {key: value for key, value in flat.items() if usual.get(key) != value}
+    return flat | ({"engine.name": "flower"} if run.facts.get("engine") == "flower" else {})
+
+
+@cache
+def optional_defaults() -> FlatSettings:
+    """The defaults of tables that most runs do not have: a run with one differs from them by its other settings."""
+    tables = {name: kind().table() for name, kind in OPTIONAL_TABLES.items()}
+    lists = {name: {k: list(v) if isinstance(v, tuple) else v for k, v in t.items()} for name, t in tables.items()}
+    return flatten_settings(lists)
 
 
 def group_runs(runs: Iterable[Run]) -> list[RunGroup]:
