@@ -193,10 +193,11 @@ def test_clip_shortens_to_the_length_and_keeps_directions() -> None:
     assert close(after(rows, rule="clip", length=1.0).up["delta"], vectors([0.6, 0.8], [0.3, 0.4], [0, 0]))
 
 
-def test_clip_by_the_weighted_median_of_the_lengths() -> None:
+def test_clip_by_the_smaller_of_the_medians_by_number_and_by_weight() -> None:
     rows = vectors([1, 0], [0, 2], [0, 50])
     assert close(after(rows, rule="clip").up["delta"], vectors([1, 0], [0, 2], [0, 2]))
     assert close(after(rows, [6, 2, 2], rule="clip", multiple=3.0).up["delta"], vectors([1, 0], [0, 2], [0, 3]))
+    assert close(after(rows, [1, 1, 8], rule="clip").up["delta"], vectors([1, 0], [0, 2], [0, 2]))
 
 
 def test_several_entries_are_one_vector_for_clip() -> None:

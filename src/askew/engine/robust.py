@@ -3,7 +3,8 @@
 A rule stands between the clients' uploads and the method. All that a client sends is one vector x_i: the entries of its
 upload, and the change of its buffers (batch-norm statistics). p_i are the method's weights, by samples or equal.
 
-    clip        x_i ← x_i · min(1, L / ‖x_i‖);  L given, or a multiple of the weighted median of the lengths
+    clip        x_i ← x_i · min(1, L / ‖x_i‖);  L given, or a multiple of the median length, by number or by weight,
+                whichever is smaller
     median      every x_i ← the weighted median of each coordinate
     trimmed     every x_i ← the weighted mean of each coordinate, without the share `bad` of the weight at either end
     geometric   every x_i ← argmin_v Σ p_i ‖v − x_i‖,  by v ← Σ β_i x_i / Σ β_i,  β_i = p_i / max(ν, ‖v − x_i‖)
@@ -207,7 +208,7 @@ class RobustStage:
         s = self.settings
         if s.rule == "clip":
             lengths = uploads.lengths()
-            limit = lengths.new_tensor(s.length) if s.length else s.multiple * weighted_median(lengths[:, None], p)[0]
+            limit = lengths.new_tensor(s.length) if s.length else s.multiple * typical_length(lengths, p)
             return uploads.scaled(torch.where(lengths > limit, limit / lengths, 1.0))
         if s.rule == "median":
             return uploads.repeated([weighted_median(part, p) for part in uploads.parts])
@@ -299,6 +300,12 @@ def weighted_median(rows: Tensor, p: Tensor) -> Tensor:
         high = (below < 0.5 + ROUNDING).sum(0, keepdim=True).clamp(max=last)
         medians.append((values.gather(0, low) / 2 + values.gather(0, high) / 2)[0])
     return torch.cat(medians) if medians else rows.new_zeros(0)
+
+
+def typical_length(lengths: Tensor, p: Tensor) -> Tensor:
+    """The median of the lengths by number or by weight, whichever is smaller: one honest majority is enough."""
+    by_number, by_weight = (weighted_median(lengths[:, None], q) for q in (torch.full_like(p, 1 / len(p)), p))
+    return torch.minimum(by_number, by_weight)[0]
 
 
 def trimmed_mean(rows: Tensor, p: Tensor, share: float) -> Tensor:
