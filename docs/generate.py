@@ -67,7 +67,8 @@ This is the whole configuration with its defaults:
 {defaults}```
 
 Keys whose default is *left out* do not appear there, because TOML has no null. To use such a default, leave the key
-out.
+out. The last tables of this page do not appear either: what they set is off by default, and only runs that use them
+store them.
 """
 
 ALGORITHMS = """# Algorithms

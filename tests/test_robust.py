@@ -313,6 +313,20 @@ def test_a_site_with_little_data_moves_the_weighted_mean_and_no_robust_rule() ->
     assert all(off[rule] < 0.1 for rule in RULES), off
 
 
+def test_a_site_with_most_of_the_data_is_held_by_krum_and_by_the_cap() -> None:
+    """The table of docs/robustness.md."""
+    rows, small, _ = small_site()
+    sizes = [0.4 * n / 45 for n in range(1, 10)] + [0.6]
+    mean = shares(*small[:9]) @ rows[:9]
+    off = lambda **settings: float((step(rows, sizes, **settings) - mean).norm() / mean.norm())
+    assert off() == pytest.approx(551, rel=0.01) and off(bucket=2) == pytest.approx(551, rel=0.01)
+    assert off(rule="clip") == pytest.approx(1.2, rel=0.01)
+    assert off(rule="median") == pytest.approx(918, rel=0.01) == off(rule="geometric")
+    assert off(rule="trimmed") == pytest.approx(612, rel=0.01)
+    assert off(rule="krum") < 0.02
+    assert all(off(rule=rule, cap=0.15) < 0.05 for rule in CENTRES)
+
+
 def test_clip_bounds_what_a_share_of_the_weight_can_do() -> None:
     """The step differs from that without the bad client by at most its share times twice the limit."""
     rows, sizes, mean = small_site()

@@ -152,8 +152,7 @@ def run(
     """
     tables = tables_from(what)
     if data is not None:
-        # a dictionary of splits is data
-        by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data)
+        by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data)  # splits in a dict are data
         tables["data"] = data if by_settings else OwnData.of(data, test)
     given = {
         "model": OwnNetwork.of(model) if isinstance(model, nn.Module) else model,
