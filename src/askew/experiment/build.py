@@ -32,6 +32,7 @@ from ..engine.choose import (
 )
 from ..engine.distributed import SINGLE, DistributedEngine, ProcessGroup, SharedEvaluator
 from ..engine.evaluate import Evaluator
+from ..engine.faults import FaultStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric
 from ..engine.sequential import Sequential
 from ..engine.server import Server
@@ -333,7 +334,7 @@ def make_server(
 
 def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
     """What clients' outputs go through before the server's step, in this order: what befalls them, then what guards."""
-    return []
+    return [FaultStage(config.faults, config.seed)] if config.faults.on else []
 
 
 def run_facts(

@@ -26,6 +26,7 @@ from ..data.dataset import Source
 from ..data.federation import LocalSettings
 from ..data.partition import Partition
 from ..engine.choose import EngineSettings
+from ..engine.faults import Faults
 from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
 from ..participation import Participation, participations
@@ -83,7 +84,7 @@ CHOICES: dict[str, Registry[Any]] = {
 # tables with fixed settings
 TABLES: dict[str, type[Settings]] = {"local": LocalSettings, "evaluation": Evaluation, "engine": EngineSettings}
 # tables that are stored only where a setting differs from its default: most runs have none of them
-OPTIONAL_TABLES: dict[str, type[Settings]] = {}
+OPTIONAL_TABLES: dict[str, type[Settings]] = {"faults": Faults}
 DEFAULT_NAMES = {
     "data": "digits",
     "partition": "dirichlet",
@@ -124,6 +125,7 @@ class Config:
     local: LocalSettings = field(default_factory=LocalSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    faults: Faults = field(default_factory=Faults)
     plugins: tuple[str, ...] = ()
 
     @classmethod
