@@ -39,7 +39,7 @@ from problems import (
 )
 
 SIZES = [5, 9, 4, 12, 7, 6, 30, 8, 5, 11, 6, 7]
-SHORT = LocalSettings(epochs=1, batch=4, lr=0.05)
+SHORT = LocalSettings(steps=1, batch=4, lr=0.05)
 MANY_FAULTS = Faults(  # three in ten answers do not come, one in ten is wrong
     missing=0.1,
     late=0.1,
@@ -118,7 +118,7 @@ def test_methods_train_on_where_three_in_ten_are_silent_and_one_in_ten_is_wrong(
     for t, ids in enumerate(cohorts, 1):
         record = server.run_round(t, ids)
         expected = {client: drawn_fault(MANY_FAULTS, server.seed, t, client) for client in ids}
-        if key == "solo":  # sends nothing that could be scaled
+        if key in ("solo", "centralised"):  # send nothing that could be scaled
             expected = {client: "" if kind == "scaled" else kind for client, kind in expected.items()}
         if len(server.phases) > 1:  # whoever answers in one phase is asked in the next
             lost = {client for client, kind in expected.items() if kind and kind != "repeated"}
@@ -226,9 +226,12 @@ def answer(client: int, delta: Any = (3.0, 4.0), round: int = 5, phase: int = 0,
     return Answer(client, round, phase, up, one, torch.tensor(0.5), {})._replace(**more)
 
 
-def judged(answers: list[Answer], limit: float = 100.0, **steps: float) -> tuple[list[int], dict[int, str]]:
+def judged(
+    answers: list[Answer], limit: float = 100.0, model: float = 10.0, **steps: float
+) -> tuple[list[int], dict[int, str]]:
     """The clients whose answers are used, and the reasons of the incidents; clients 0 to 4 were asked."""
-    asked = AskedPhase(5, 0, {i: steps.get(f"c{i}", 1.0) for i in range(5)}, SPECS, limit)
+    w = torch.tensor([model, 0.0], dtype=torch.float64)
+    asked = AskedPhase(5, 0, {i: steps.get(f"c{i}", 1.0) for i in range(5)}, SPECS, w, limit)
     used, incidents = judge(asked, answers, {4: reasons.CLIENT_ERROR})
     assert len({(incident.client, incident.reason) for incident in incidents}) == len(incidents)
     return list(used), {incident.client: incident.reason for incident in incidents}
@@ -265,7 +268,7 @@ def test_a_wrong_answer_is_refused_for_its_reason(wrong: Answer, reason: str) ->
 def test_only_the_first_answer_of_a_client_counts() -> None:
     answers = [answer(3), answer(0), answer(3, (7.0, 7.0)), answer(1), answer(2)]
     assert judged(answers) == ([0, 1, 2, 3], NO_FOUR | {3: reasons.REPEATED})
-    asked = AskedPhase(5, 0, dict.fromkeys(range(5), 1.0), SPECS, 0.0)
+    asked = AskedPhase(5, 0, dict.fromkeys(range(5), 1.0), SPECS, torch.zeros(2), 0.0)
     used, incidents = judge(asked, answers, NO_FOUR)
     assert used[3] is answers[0] and [i.lost for i in incidents] == [False, True]
 
@@ -290,6 +293,13 @@ def test_a_client_with_much_data_is_not_taken_for_a_faulty_one() -> None:
     large = [answer(0), answer(1, (3000.0, 0.0)), answer(2), answer(3)]
     assert judged(large)[1] == NO_FOUR | {1: reasons.TOO_LARGE}
     assert judged(large, c1=300.0)[1] == NO_FOUR
+
+
+def test_a_client_that_still_moves_is_not_taken_for_a_faulty_one() -> None:
+    """Where the others have arrived, one with other data moves a million times as far: less than the model's length."""
+    moving = [answer(i, (1e-6, 0.0)) for i in range(3)] + [answer(3, (1.0, 0.0))]
+    assert judged(moving)[1] == NO_FOUR
+    assert judged(moving, model=0.5)[1] == NO_FOUR | {3: reasons.TOO_LARGE}
 
 
 # runs -----------------------------------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class AskedPhase(NamedTuple):
     phase: int
     steps: dict[int, float]  # local steps by client, in the order of the cohort
     specs: dict[str, TensorSpec]  # shapes and types of the tensors of an answer
+    w: Tensor  # the model that they were sent, [P] or [C, P]
     scale_limit: float  # 0: lengths are not compared
 
 
@@ -119,20 +120,23 @@ def refusal(asked: AskedPhase, answer: Answer) -> str:
 
 
 def too_large(asked: AskedPhase, answers: Mapping[int, Answer]) -> list[int]:
-    """The clients whose uploads or buffers are longer than the limit times the median length of all.
+    """The clients whose upload is longer than the limit times the median of all, and longer than the model itself;
+    or whose buffers are longer than the limit times the median.
 
-    Local training moves at most as far as its steps are many: who was asked for more steps than the median client may
-    have an update that is as many times longer. So a client with much data is not taken for a faulty one.
+    Two things keep right answers from being refused. Local training moves as far as its steps are many: who is asked
+    for more steps than the median client may have an update that is as many times longer. And where most clients hardly
+    move any more, one with other data may move far; that is no fault as long as it is less than the model's length.
     """
     if not asked.scale_limit or len(answers) < LEAST_COMPARED:
         return []
     steps = torch.tensor([asked.steps[client] for client in answers], dtype=torch.float64)
     allowed = asked.scale_limit * (steps / steps.median().clamp(min=1)).clamp(min=1)
-    wrong = torch.zeros(len(answers), dtype=torch.bool)
-    for tensors in ([list(one.up.values()) for one in answers.values()], [[one.buffers] for one in answers.values()]):
-        lengths = torch.stack([length(row) for row in tensors]).cpu()
-        median = lengths.median()  # of an even number, the lower one in the middle
-        wrong |= (lengths > allowed * median) & (median > 0)
+    uploads = torch.stack([length(list(one.up.values())) for one in answers.values()])
+    buffers = torch.stack([length([one.buffers]) for one in answers.values()])
+    model = length([asked.w if asked.w.dim() == 1 else asked.w[0]])
+    uploads, buffers, model = uploads.cpu(), buffers.cpu(), model.cpu()
+    wrong = (uploads > allowed * uploads.median()) & (uploads > model) & (uploads.median() > 0)
+    wrong |= (buffers > allowed * buffers.median()) & (buffers.median() > 0)
     return [client for client, is_wrong in zip(answers, wrong.tolist(), strict=True) if is_wrong]
 
 

@@ -38,7 +38,9 @@ class Faults(Settings):
     old_round: float = setting("rate of answers that say they are of the round before", default=0.0, least=0, most=1)
     factor: float = setting("factor of scaled answers", default=1e6, above=0)
     scale_limit: float = setting(
-        "an update longer than so many times the median of its round is refused; 0: never", default=SCALE_LIMIT, least=0
+        "an update longer than so many times the median of its round, and longer than the model, is refused; 0: never",
+        default=SCALE_LIMIT,
+        least=0,
     )
     check_answers: bool = setting("check all answers, also where no fault has a rate", default=False)
 
@@ -78,7 +80,7 @@ class FaultStage:
         clients, n = [ids[row] for row in rows], self._phase_number(request.phase)
         honest = split_answers(inputs, n, outputs, clients)
         steps = dict(zip(clients, inputs.steps[rows].tolist(), strict=True))
-        asked = AskedPhase(inputs.round, n, steps, honest[0].form(), self.faults.scale_limit)
+        asked = AskedPhase(inputs.round, n, steps, honest[0].form(), inputs.w, self.faults.scale_limit)
         answers, missing = [late for late in self.late if late.round < inputs.round], dict[int, str]()
         self.late = [late for late in self.late if late.round == inputs.round]
         for answer in honest:

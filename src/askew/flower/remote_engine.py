@@ -217,12 +217,13 @@ class RemoteEngine:
             Answer(client, inputs.round, n, one.up, one.buffers, torch.tensor(one.loss), {})
             for client, one in uploads.items()
         ]
-        used, incidents = judge(AskedPhase(inputs.round, n, steps, specs, limit), answers, self.missing)
+        used, incidents = judge(AskedPhase(inputs.round, n, steps, specs, inputs.w, limit), answers, self.missing)
         for incident in incidents:
             if incident.reason == TOO_LARGE and incident.client in uploads:
                 self.warn(
                     f"round {inputs.round}: client {incident.client} sent an update more than {limit:g} times as long "
-                    "as the median of this round, and is left out; if it is right, raise faults.scale_limit."
+                    "as the median of this round and longer than the model, and is left out; if it is right, raise "
+                    "faults.scale_limit."
                 )
         incidents += [answer_incident(client, REPEATED) for client in self.repeated if client in steps]
         return {client: uploads[client] for client in used}, incidents
