@@ -66,11 +66,12 @@ class PhaseInputs(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """A client that was asked and whose answer is not used."""
+    """A client that was asked and one of whose answers is not used."""
 
     client: int
-    reason: str  # a few plain words, the same for all incidents of one kind
-    arrived: bool  # did an answer come?
+    reason: str  # a few plain words, the same for all incidents of one kind; they are in `answers`
+    arrived: bool  # did an answer come that was not refused?
+    lost: bool = True  # is no answer of this client used?
 
 
 class PhaseOutputs(NamedTuple):
@@ -90,9 +91,9 @@ class PhaseOutputs(NamedTuple):
         return list(range(len(self.loss))) if self.answered is None else self.answered
 
     def leave_out(self, incidents: Sequence[Incident], ids: Sequence[int]) -> PhaseOutputs:
-        """The outputs without the clients of these incidents; `ids` are the clients of the whole cohort."""
+        """The outputs without the clients that these incidents cost; `ids` are the clients of the whole cohort."""
         cohort_rows = self.cohort_rows()
-        gone = {incident.client for incident in incidents}
+        gone = {incident.client for incident in incidents if incident.lost}
         kept = [i for i, row in enumerate(cohort_rows) if ids[row] not in gone]
         answered = [cohort_rows[i] for i in kept]
         return self.rows(kept)._replace(answered=answered, incidents=(*self.incidents, *incidents))

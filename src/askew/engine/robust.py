@@ -34,8 +34,9 @@ from ..core.algorithm import Algorithm
 from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..errors import ConfigError
+from .answers import NOT_FINITE
 from .base import Incident, PhaseOutputs, PhaseRequest
-from .server import NOT_FINITE, half_means
+from .server import half_means
 
 
 class Rule(NamedTuple):

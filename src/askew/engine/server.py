@@ -20,6 +20,7 @@ from ..core.types import Cohort, State, momentum_length, select_rows
 from ..data.federation import Federation, LocalSettings, RoundPlan
 from ..errors import AlgorithmError, ConfigError
 from . import drift as drift_metrics
+from .answers import MODEL_NOT_FINITE, NO_ANSWER, NO_BATCH, NOT_FINITE
 from .base import (
     Engine,
     Incident,
@@ -37,9 +38,6 @@ RECORD = (  # keys of a round's record that are the server's own
     *("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"),
     *("absent", "incidents", "lost_share"),
 )
-# reasons of incidents
-NO_ANSWER, NO_BATCH = "no answer", "not a whole batch of samples"
-NOT_FINITE, MODEL_NOT_FINITE = "not finite", "new model not finite"
 TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 
 Record = dict[str, Any]
@@ -306,7 +304,7 @@ class Server:
             "train_loss": float(np.mean(finite)) if finite else None,
             "bytes_up": log.bytes_up,
             "bytes_down": log.bytes_down,
-            "dropped": len(incidents) - len(missing),
+            "dropped": sum(incident.lost for incident in incidents) - len(missing),
             **({"absent": len(missing)} if missing else {}),
             **(self._roll_call([*ids, *absent], incidents) if incidents else {}),
             **self.times,
@@ -315,11 +313,11 @@ class Server:
         }
 
     def _roll_call(self, asked: Sequence[int], incidents: Sequence[Incident]) -> Record:
-        """Whose answers are not used, by reason, and their share of the samples of all that were asked."""
+        """Whose answers are not used, by reason, and the lost share of the samples of all that were asked."""
         by_reason: dict[str, list[int]] = {}
         for incident in incidents:
             by_reason.setdefault(incident.reason, []).append(int(incident.client))
-        lost = self.fed.sizes[[incident.client for incident in incidents]].sum()
+        lost = self.fed.sizes[[incident.client for incident in incidents if incident.lost]].sum()
         return {"incidents": by_reason, "lost_share": float(lost / max(1, self.fed.sizes[list(asked)].sum()))}
 
     # one phase --------------------------------------------------------------------------------------------------------
@@ -426,13 +424,14 @@ class Server:
         one = torch.empty((), dtype=self.space.dtype).element_size()
         buffers = self.space.Q - self.private.buffer_indices.numel()
 
-        def size(t: Tensor, rows: int) -> int:
-            numbers = t.numel() // max(rows, 1)
+        def size(shape: torch.Size, t: Tensor) -> int:
+            numbers = shape.numel()
             return (numbers - (hidden if numbers == self.space.P else 0)) * t.element_size()
 
         answers_sent = answers + sum(incident.arrived for incident in outputs.incidents)
-        down = sum(size(t, 1) for t in inputs.server.values()) + sum(size(t, asked) for t in inputs.memory.values())
-        up = sum(size(t, answers) for t in outputs.up.values())
+        rows = [*inputs.memory.values()]
+        down = sum(size(t.shape, t) for t in inputs.server.values()) + sum(size(t.shape[1:], t) for t in rows)
+        up = sum(size(t.shape[1:], t) for t in outputs.up.values())
         if absent is not None:
             down += (self.space.P - hidden + buffers) * one
         if phase.trains:

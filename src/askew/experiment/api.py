@@ -131,6 +131,7 @@ def run(
     local: Mapping[str, Any] | Settings | None = None,
     evaluation: Mapping[str, Any] | Settings | None = None,
     engine: Table | Settings | None = None,
+    faults: Mapping[str, Any] | Settings | None = None,
     seed: int | None = None,
     rounds: int | None = None,
     clients: int | None = None,
@@ -161,6 +162,7 @@ def run(
         "local": local,
         "evaluation": evaluation,
         "engine": engine,
+        "faults": faults,
         "seed": seed,
         "rounds": rounds,
     }

@@ -33,6 +33,7 @@ from ..engine.choose import (
 )
 from ..engine.distributed import SINGLE, DistributedEngine, ProcessGroup, SharedEvaluator
 from ..engine.evaluate import Evaluator
+from ..engine.faults import FaultStage
 from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric
 from ..engine.sequential import Sequential
@@ -341,6 +342,8 @@ def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
     stages: list[OutputStage] = []
     if config.attack.on:
         stages.append(AttackStage(config.attack, config.attack.attackers(config.seed, fed), config.seed))
+    if config.faults.on:
+        stages.append(FaultStage(config.faults, config.seed))
     if config.robust.on:
         draw = config.participation.drawn_by(config.seed)
         config.robust.check_cohort(len(config.participation.sample(draw, 1, fed.eligible, fed.clients)))

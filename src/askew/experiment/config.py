@@ -27,6 +27,7 @@ from ..data.federation import LocalSettings
 from ..data.partition import Partition
 from ..engine.attacks import Attack
 from ..engine.choose import EngineSettings
+from ..engine.faults import Faults
 from ..engine.robust import Robust
 from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
@@ -85,7 +86,7 @@ CHOICES: dict[str, Registry[Any]] = {
 # tables with fixed settings
 TABLES: dict[str, type[Settings]] = {"local": LocalSettings, "evaluation": Evaluation, "engine": EngineSettings}
 # tables that are stored only where a setting differs from its default: most runs have none of them
-OPTIONAL_TABLES: dict[str, type[Settings]] = {"attack": Attack, "robust": Robust}
+OPTIONAL_TABLES: dict[str, type[Settings]] = {"attack": Attack, "faults": Faults, "robust": Robust}
 DEFAULT_NAMES = {
     "data": "digits",
     "partition": "dirichlet",
@@ -127,6 +128,7 @@ class Config:
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: EngineSettings = field(default_factory=EngineSettings)
     attack: Attack = field(default_factory=Attack)
+    faults: Faults = field(default_factory=Faults)
     robust: Robust = field(default_factory=Robust)
     plugins: tuple[str, ...] = ()
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from ..errors import StoreError
 from .curves import rounds_to
+from .roll_call import RollCall, call_run
 from .toml import read_toml
 
 try:
@@ -117,12 +118,22 @@ class Run:
     def dropped(self) -> int:
         return sum(int(r["dropped"]) for r in self.rounds)
 
+    @property
+    def deployed(self) -> bool:
+        """Were its clients real ones?"""
+        return self.facts.get("engine") == "flower"
+
+    def roll_call(self) -> RollCall:
+        """Whose answers were lost, and why."""
+        return call_run(self.rounds, self.federation, self.deployed)
+
     def rounds_to(self, target: float) -> int | None:
         """The first evaluated round with at least this accuracy; None if it was never reached."""
         return rounds_to(*self.curve("accuracy"), target)
 
     def summary(self) -> dict[str, Any]:
         """The figures that `askew run --json` prints."""
+        call = self.roll_call()
         return {
             "run": str(self.folder) if self.folder else None,
             "name": self.name,
@@ -136,6 +147,9 @@ class Run:
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "dropped": self.dropped,
+            "lost_answers": call.lost,
+            "largest_lost_share": call.largest_share,
+            "never_used": call.unused,
             "engine": self.facts.get("engine"),
             "device": self.facts.get("device"),
         }

@@ -109,6 +109,11 @@ def read_config(path: Path, data: DataModule | None = None) -> DeploymentConfig:
 def check_deployable(config: DeploymentConfig, has_data_module: bool) -> None:
     """Refuse a configuration that asks real clients for what they cannot do."""
     method = config.algorithm.display_name()
+    if config.faults.on:
+        raise ConfigError(
+            "faults: the rates and check_answers are for simulations, and a deployment checks all answers anyway; "
+            "leave out all of [faults] but scale_limit."
+        )
     if config.algorithm.evaluates() == "mean":
         raise ConfigError(
             f'{method}: eval = "server_mean" needs the clients\' private layers at the server, which they never leave '

@@ -20,7 +20,20 @@ from ..core.algebra import norm
 from ..core.algorithm import Algorithm
 from ..core.types import Client, State
 from ..data.federation import RoundPlan
-from ..engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
+from ..engine.answers import (
+    CLIENT_ERROR,
+    NO_ANSWER,
+    NO_SECURE_SUM,
+    NOT_AWAITED,
+    REPEATED,
+    TOO_FEW,
+    TOO_LARGE,
+    Answer,
+    AskedPhase,
+    answer_incident,
+    judge,
+)
+from ..engine.base import Incident, PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.distributed import TensorSpec
 from ..engine.server import Server
 from ..experiment.checkpoint import layout_digest
@@ -101,6 +114,8 @@ class RemoteEngine:
         check_supported(self.privacy, server, self.zero_uploads)
         self.wanted = 0  # replies that end the wait in a round's first phase; 0: all
         self.sent_model: tuple[Tensor, Tensor] | None = None  # model and buffers that this round's clients have
+        self.missing: dict[int, str] = {}  # of the phase under way, by client: why it gave no answer that can be read
+        self.repeated: list[int] = []  # clients that answered again in it
 
     # training ---------------------------------------------------------------------------------------------------
 
@@ -115,15 +130,18 @@ class RemoteEngine:
             down |= self.shared.remove_private({MODEL: inputs.w}) | self.shared.shared_buffers(inputs.buffers)
             self.sent_model = (inputs.w, inputs.buffers)
         payloads = {client: self._training_payload(n, inputs, i, down) for i, client in enumerate(plan.ids)}
+        self.missing, self.repeated = {}, []
         enough = min(self.wanted or len(payloads), len(payloads)) if n == 0 else len(payloads)
         if self.privacy.secure:
             uploads = self._secure_mean(n, inputs, payloads, enough)
         else:
             read = lambda client, reply: self._read_upload(n, client, inputs, reply)
             uploads = self._exchange("train", payloads, inputs.round, enough, read, lambda upload: upload.finite)
+        uploads, incidents = self._judge(n, inputs, plan.ids, uploads)
         if self.privacy.central and uploads:
             uploads = self._noisy_mean(uploads)
-        return self._phase_outputs(n, inputs, {i: uploads[c] for i, c in enumerate(plan.ids) if c in uploads})
+        by_row = {i: uploads[c] for i, c in enumerate(plan.ids) if c in uploads}
+        return self._phase_outputs(n, inputs, by_row, plan.ids, incidents)
 
     def _training_payload(self, n: int, inputs: PhaseInputs, i: int, down: State) -> Payload:
         """The message for row i of the cohort; `down` are the tensors that all clients get."""
@@ -145,37 +163,70 @@ class RemoteEngine:
         """Send payloads by client and return what `read` makes of the replies, by client.
 
         It waits until `enough` results count, or the time is over. Replies are read as they come, so that a spare
-        client can replace one whose reply is refused. Why clients are left out is put into the log.
+        client can replace one whose reply is refused. Why clients are left out is put into the log and `missing`.
         """
         nodes = {node: client for client, node in self.registry.node_of.items() if client in payloads}
         addressed = {
             node: payloads[client]._replace(numbers={**payloads[client].numbers, "client": client})
             for node, client in nodes.items()
         }
-        waiting = self.transport.send(kind, addressed, str(round), self.rules.timeout) if nodes else {}
-        end, results, refused = time.monotonic() + self.rules.timeout, dict[int, T](), dict[int, str]()
-        while waiting and sum(map(counts, results.values())) < enough and time.monotonic() <= end:
+        sent = self.transport.send(kind, addressed, str(round), self.rules.timeout) if nodes else {}
+        end, results, refused = time.monotonic() + self.rules.timeout, dict[int, T](), dict[int, InvalidMessage]()
+        waiting, is_enough = dict(sent), False
+        while waiting and not is_enough and time.monotonic() <= end:
             for message_id, reply in self.transport.receive(list(waiting)).items():
-                client = nodes[waiting.pop(message_id)]
+                client = nodes[sent[message_id]]
+                if waiting.pop(message_id, None) is None:
+                    self.repeated.append(client)
+                    continue
                 try:
                     if isinstance(reply, str):
-                        raise InvalidMessage(f"client {client}: {reply}")
+                        raise InvalidMessage(f"client {client}: {reply}", CLIENT_ERROR)
                     results[client] = read(client, reply)
                 except InvalidMessage as e:
-                    refused[client] = str(e)
-            time.sleep(POLL_SECONDS if waiting else 0)
-        self._report_missing(kind, round, [client for client in payloads if client not in results], refused)
+                    refused[client] = e
+            is_enough = sum(map(counts, results.values())) >= enough
+            time.sleep(POLL_SECONDS if waiting and not is_enough else 0)
+        silent = NOT_AWAITED if is_enough else NO_ANSWER
+        missing = [client for client in payloads if client not in results]
+        self._report_missing(kind, round, {client: refused.get(client, silent) for client in missing})
         return results
 
-    def _report_missing(self, kind: str, round: int, clients: Sequence[int], refused: Mapping[int, str]) -> None:
-        """Put into the log why these clients gave no result."""
+    def _report_missing(self, kind: str, round: int, missing: Mapping[int, InvalidMessage | str]) -> None:
+        """Note why these clients gave no result, and put it into the log; a str is the reason why nothing came."""
         when = f"round {round}" if kind.startswith("train") else f"evaluation after round {round}"
-        for client in clients:
-            if client in refused:
-                self.warn(f"{when}: {refused[client]}")
+        for client, why in missing.items():
+            if isinstance(why, InvalidMessage):
+                self.warn(f"{when}: {why}")
             elif kind != "train.unmask":  # for which a majority is enough
-                silent = f"no answer within {self.rules.timeout:g} s, or enough others came before"
+                silent = f"{why} within {self.rules.timeout:g} s" if why == NO_ANSWER else why
                 self.warn(f"{when}: client {client}: {silent}")
+            if kind.startswith("train") and kind != "train.unmask":
+                self.missing.setdefault(client, why.reason if isinstance(why, InvalidMessage) else why)
+
+    def _judge(
+        self, n: int, inputs: PhaseInputs, ids: Sequence[int], uploads: dict[int, ClientUpload]
+    ) -> tuple[dict[int, ClientUpload], list[Incident]]:
+        """The uploads that are used, and why the others are not: by the check that simulations have too."""
+        specs = {f"up.{name}": TensorSpec(tuple(t.shape), t.dtype) for name, t in self.zero_uploads[n].items()}
+        specs |= {"buffers": TensorSpec(tuple(inputs.buffers.shape), inputs.buffers.dtype)}
+        steps = dict(zip(ids, inputs.steps.tolist(), strict=True))
+        # Where lengths are limited by [privacy], to compare them would tell of the others.
+        limit = 0.0 if self.privacy.on else self.registry.config.faults.scale_limit
+        answers = [
+            Answer(client, inputs.round, n, one.up, one.buffers, torch.tensor(one.loss), {})
+            for client, one in uploads.items()
+        ]
+        used, incidents = judge(AskedPhase(inputs.round, n, steps, specs, inputs.w, limit), answers, self.missing)
+        for incident in incidents:
+            if incident.reason == TOO_LARGE and incident.client in uploads:
+                self.warn(
+                    f"round {inputs.round}: client {incident.client} sent an update more than {limit:g} times as long "
+                    "as the median of this round and longer than the model, and is left out; if it is right, raise "
+                    "faults.scale_limit."
+                )
+        incidents += [answer_incident(client, REPEATED) for client in self.repeated if client in steps]
+        return {client: uploads[client] for client in used}, incidents
 
     def _read_upload(self, n: int, client: int, inputs: PhaseInputs, reply: RawPayload) -> ClientUpload:
         """The upload in a client's reply, checked; one that is not finite is left to the server's own guard."""
@@ -195,7 +246,8 @@ class RemoteEngine:
             length = float(norm(tensors["up.delta"]))
             if length > max_length * (1 + LENGTH_TOLERANCE):
                 raise InvalidMessage(
-                    f"{sender}: an update of length {length:g} came, at most {max_length:g} is allowed; {SAME_SETUP}."
+                    f"{sender}: an update of length {length:g} came, at most {max_length:g} is allowed; {SAME_SETUP}.",
+                    TOO_LARGE,
                 )
         return self._make_upload(n, inputs, tensors, loss, finite)
 
@@ -240,29 +292,38 @@ class RemoteEngine:
             clients, total = secure.sum_vectors(payloads, vector_length(specs), enough)
         except InvalidMessage as e:
             self.warn(f"round {inputs.round}: {e}")
+            self.missing = dict.fromkeys(payloads, NO_SECURE_SUM) | self.missing
             return {}
         weights = inputs.size.tolist() if self.server.alg.by_samples else [1.0] * len(payloads)
         weight = sum(w for client, w in zip(payloads, weights, strict=True) if client in clients)
         tensors, loss = unpack_mean(total, specs, weight, len(clients), inputs.w.device)
         return dict.fromkeys(clients, self._make_upload(n, inputs, tensors, loss))
 
-    def _phase_outputs(self, n: int, inputs: PhaseInputs, uploads: dict[int, ClientUpload]) -> PhaseOutputs:
-        """The uploads by row of the cohort, stacked. With too few of them none is used: their losses become NaN."""
+    def _phase_outputs(
+        self,
+        n: int,
+        inputs: PhaseInputs,
+        uploads: dict[int, ClientUpload],
+        ids: Sequence[int],
+        incidents: Sequence[Incident],
+    ) -> PhaseOutputs:
+        """The uploads by row of the cohort, stacked; with too few of them none is used."""
         came, is_last = sorted(uploads), n + 1 == len(self.server.phases)
-        up = {name: torch.stack([uploads[i].up[name] for i in came]) for name in self.zero_uploads[n]} if came else {}
+        if len(came) < self.rules.answers:
+            self.warn(
+                f"round {inputs.round} is thrown away: {len(came)} answers came, at least {self.rules.answers} are "
+                "needed."
+            )
+            incidents, came = [*incidents, *(answer_incident(ids[i], TOO_FEW) for i in came)], []
+        no_rows = {name: t.new_zeros(0, *t.shape) for name, t in self.zero_uploads[n].items()}
+        up = {name: torch.stack([uploads[i].up[name] for i in came]) if came else no_rows[name] for name in no_rows}
         no_buffers = inputs.buffers.new_zeros(0, len(inputs.buffers))
         buffers = torch.stack([uploads[i].buffers for i in came]) if came else no_buffers
         loss = torch.tensor([uploads[i].loss for i in came], dtype=inputs.w.dtype, device=inputs.w.device)
         last_used = inputs.state["round"][came]
         if is_last:
             last_used = torch.full_like(last_used, inputs.round)
-        if len(came) < self.rules.answers:
-            self.warn(
-                f"round {inputs.round} is thrown away: {len(came)} answers came, at least {self.rules.answers} are "
-                "needed."
-            )
-            loss = torch.full_like(loss, torch.nan)
-        return PhaseOutputs(up, {"round": last_used}, {}, buffers, loss, None, came)
+        return PhaseOutputs(up, {"round": last_used}, {}, buffers, loss, None, came, tuple(incidents))
 
     # evaluation -------------------------------------------------------------------------------------------------
 

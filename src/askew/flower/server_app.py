@@ -11,6 +11,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from httpx import HTTPError
 
+from ..experiment.roll_call import loss_sentence, never_sentences, round_sentence
 from ..experiment.store import Record, Run
 from .deployment_data import DataModule, read_config
 from .rules import DeploymentRules
@@ -20,7 +21,7 @@ from .wire import SAME_SETUP, InvalidMessage, Payload, from_records, to_one_line
 
 # Seconds for which Flower keeps a message beyond its time, so that the server notices first that nobody answered.
 EXTRA_SECONDS = 5.0
-LOGGED = ("accuracy", "loss", "train_loss", "dropped", "absent")  # entries of a round's record that the log shows
+LOGGED = ("accuracy", "loss", "train_loss")  # entries of a round's record that the log shows
 
 
 class GridTransport:
@@ -44,7 +45,9 @@ class GridTransport:
     def receive(self, message_ids: Collection[str]) -> dict[str, Reply]:
         try:
             messages = self.grid.pull_messages(list(message_ids))
-            replies = {message.metadata.reply_to_message_id: message for message in messages}
+            replies: dict[str, Message] = {}
+            for message in messages:  # of several replies to one message the first is used
+                replies.setdefault(message.metadata.reply_to_message_id, message)
         except HTTPError:
             raise
         except Exception as e:  # whatever Flower raises over a malformed message; those that came with it are lost
@@ -95,3 +98,16 @@ def log_round(run: Run, record: Record | None) -> None:
         return
     values = ", ".join(f"{name} {record[name]:.4g}" for name in LOGGED if record.get(name) is not None)
     log(INFO, "round %s of %s: %s", record["round"], run.config["rounds"], values)
+    log(WARNING if record.get("incidents") else INFO, "round %s: %s", record["round"], round_sentence(record))
+    if run.finished:
+        log_losses(run)
+
+
+def log_losses(run: Run) -> None:
+    """Write to the log what was lost in a whole run, and whose data are not in its model."""
+    call = run.roll_call()
+    for sentence in [
+        *([] if call.empty else [loss_sentence(call, len(run.rounds))]),
+        *never_sentences(call, run.federation, run.deployed),
+    ]:
+        log(WARNING, "%s: %s", run.name, sentence)

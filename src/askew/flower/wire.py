@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..core.space import Space
 from ..core.types import Part, State
+from ..engine.answers import NOT_FINITE, OTHER_CLIENT, OTHER_ROUND, WRONG_FORM
 from ..engine.distributed import TensorSpec
 from ..errors import EngineError
 
@@ -34,11 +35,17 @@ SAME_SETUP = "give server and clients the same configuration, files and version 
 NPY_MAGIC = b"\x93NUMPY\x01\x00"  # the first bytes of an array in numpy's file format, version 1.0
 MAX_HEADER = 1_000  # bytes before the numbers of an array
 MAX_LENGTH = 1_000  # characters of a text, or items of a list
+# Why a message with another one of these numbers is refused; WRONG_FORM for the other numbers.
+ADDRESS_REASONS = {"client": OTHER_CLIENT, "round": OTHER_ROUND, "phase": OTHER_ROUND}
 MAX_EXTRA = 2**20  # bytes of a message besides its tensors: enough for the keys of a thousand clients
 
 
 class InvalidMessage(EngineError):
-    """A message that cannot be what was asked for."""
+    """A message that cannot be what was asked for; `reason` is that of the incident, as records name it."""
+
+    def __init__(self, sentence: str, reason: str = WRONG_FORM) -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 class Payload(NamedTuple):
@@ -87,7 +94,8 @@ def read_tensors(
         if require_finite and t.is_floating_point() and not bool(torch.isfinite(t).all()):
             raise InvalidMessage(
                 f"{sender}, tensor {name!r}: not all of its numbers are finite, as they must be; "
-                "lower the learning rate."
+                "lower the learning rate.",
+                NOT_FINITE,
             )
     return tensors
 
@@ -168,7 +176,8 @@ def check_values(payload: RawPayload, sender: str, **expected: int | str) -> Non
         if received != value:
             raise InvalidMessage(
                 f"{sender}: this is of {name} {to_one_line(str(received))}, expected {name} {value}; "
-                f"it is left out, {SAME_SETUP}."
+                f"it is left out, {SAME_SETUP}.",
+                ADDRESS_REASONS.get(name, WRONG_FORM),
             )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import StoreError
+from ..experiment.roll_call import loss_sentence, never_sentences, percent, reason_text
 from ..experiment.store import Run, write_text
 from ..experiment.toml import to_toml
 from .figures import COLOURS, Picture, draw_pictures, write_png
@@ -52,7 +53,9 @@ COLUMNS = (
     PageColumn("bytes_up", "Sent up", "MB", 1e-6, -1),
     PageColumn("bytes_down", "Sent down", "MB", 1e-6, -1),
     PageColumn("dropped", "Dropped", better=-1),
+    PageColumn("lost_answers", "Lost answers", better=-1),
 )
+COUNTS = ("dropped", "lost_answers")  # columns that are shown where a value is not 0
 WHOLE_NUMBERS = ("seeds", "best_round", "rounds", "rounds_to_target")  # columns without decimals
 MAX_HEADLINES = 4  # tasks whose result stands at the top
 
@@ -105,6 +108,7 @@ def report_page(
         tiles=f'<div class="tiles">{tiles(rows)}</div>' if len(tasks) == 1 else "",
         notices="".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices(runs, pictures)),
         comparison=comparison_table(groups, rows),
+        roll_call=roll_call_section(groups),
         figures="\n".join(map(picture_section, pictures)),
         configurations="\n".join(configuration_section(n, g) for n, g in enumerate(groups)),
         facts=escape(" · ".join(facts)),
@@ -157,6 +161,13 @@ def notices(runs: Sequence[Run], pictures: Sequence[Picture]) -> list[str]:
     if unfinished:
         count = f"{unfinished} of {count_text(len(runs), 'run')}"
         found.append(f"{count} did not reach the last round; the figures count the rounds so far.")
+    lossy = [run for run in runs if not run.roll_call().empty]
+    if lossy:
+        share = percent(max(run.roll_call().largest_share for run in lossy))
+        found.append(
+            f"Answers of clients are missing in {len(lossy)} of {count_text(len(runs), 'run')}, up to {share} of the "
+            "data of a round: see the roll-call."
+        )
     if "accuracy" not in names:
         found.append("No round has a test accuracy, so there are no accuracy curves.")
     if "partition" not in names:
@@ -277,7 +288,7 @@ def is_informative(key: str, rows: Sequence[ComparisonRow], baselines: Sequence[
     values = {row[key] for row in rows} - {None}
     if key in ("rounds_to_target", "speedup"):
         return bool(baselines)
-    return len(values) > 1 if key in ("seeds", "rounds") else any(values) if key == "dropped" else bool(values)
+    return len(values) > 1 if key in ("seeds", "rounds") else any(values) if key in COUNTS else bool(values)
 
 
 def heading_cell(text: str, unit: str = "") -> str:
@@ -295,6 +306,24 @@ def method_cell(n: int, g: RunGroup, row: ComparisonRow) -> str:
     """The first cell of a row: the n-th method's colour and label."""
     label, mark = escape(g.label), "" if row["finished"] else " <em>unfinished</em>"
     return f'<th scope="row" data-v="{label}" title="{label}">{swatch(n)}{escape(row["label"])}{mark}</th>'
+
+
+def roll_call_section(groups: Sequence[RunGroup]) -> str:
+    """The roll-call of every run with lost answers, or of a deployment without some clients; empty if there is none."""
+    parts = []
+    for g in groups:
+        for run in g.runs:
+            call = run.roll_call()
+            lines = [] if call.empty else [loss_sentence(call, len(run.rounds)) + "."]
+            lines += [f"{reason} {reason_text(clients)}" for reason, clients in call.reasons.items()]
+            warnings = never_sentences(call, run.federation, run.deployed)
+            if lines or warnings:
+                items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+                items += "".join(f"<li><strong>{escape(warning)}</strong></li>" for warning in warnings)
+                name = f"{shorten_label(g.label)}, seed {value_text(run.config.get('seed'))}"
+                parts.append(f"<h3>{escape(name)}</h3><ul>{items}</ul>")
+    heading = "<h2>Roll-call: whose answers were lost, and why</h2>"
+    return f'<section id="roll-call">{heading}{"".join(parts)}</section>' if parts else ""
 
 
 def picture_section(picture: Picture) -> str:
@@ -411,6 +440,7 @@ TEMPLATE = """<!DOCTYPE html>
 <main>
 <header><h1>{title}</h1><p class="what">{sentence}</p>{results}{tiles}{notices}</header>
 <section id="comparison"><h2>Comparison</h2>{comparison}</section>
+{roll_call}
 {figures}
 <section id="configurations"><h2>Configurations, and how to run them again</h2>
 {configurations}

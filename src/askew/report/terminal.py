@@ -20,6 +20,7 @@ from rich.text import Text
 from ..core.settings import toml_text
 from ..engine.server import RECORD
 from ..experiment.config import Config, stored_tables
+from ..experiment.roll_call import call_round, loss_sentence, never_sentences, reason_text
 from ..experiment.store import Record, Run
 from .tables import (
     ComparisonRow,
@@ -35,7 +36,7 @@ MAX_LINES = 20  # of progress, for one run where there is no terminal
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, HEIGHT = 60, 6  # of the chart, in characters
 LAST_ROUNDS = 5  # rounds that are shown one by one
-BEST, QUIET = "bold green", "dim"  # styles of text
+BEST, QUIET, WARNING = "bold green", "dim", "bold yellow"  # styles of text
 
 
 # texts ----------------------------------------------------------------------------------------------------------
@@ -251,7 +252,19 @@ def run_figures(run: Run) -> list[tuple[str, RenderableType]]:
         ("rounds", f"{len(run.rounds)} of {run.config['rounds']}, {duration(run.seconds_per_round)} each"),
         ("sent", f"{size(run.bytes_up)} up, {size(run.bytes_down)} down"),
     ]
-    return rows + ([("left out", f"{run.dropped} client rounds, not finite or without a batch")] if run.dropped else [])
+    return rows + roll_call_rows(run)
+
+
+def roll_call_rows(run: Run) -> list[tuple[str, RenderableType]]:
+    """Whose answers were lost, how often and why, for `pairs`; nothing where all are there."""
+    call, rows = run.roll_call(), list[tuple[str, RenderableType]]()
+    if call.empty and run.dropped:  # a run of before answers were called by name
+        rows.append(("left out", f"{run.dropped} client rounds, not finite or without a batch"))
+    if not call.empty:
+        rows.append(("roll-call", Text(loss_sentence(call, len(run.rounds)), WARNING)))
+        rows += [("", f"{reason} {reason_text(clients)}") for reason, clients in call.reasons.items()]
+    sentences = never_sentences(call, run.federation, run.deployed)
+    return rows + [("warning", Text(sentence, WARNING)) for sentence in sentences]
 
 
 def summary(run: Run) -> RenderableType:
@@ -299,13 +312,14 @@ def last_rounds(run: Run) -> Table:
     """The records of the last rounds."""
     table = plain_table("round", "clients", "accuracy", "test\nloss", "train\nloss", "left\nout", "up", "down", "time")
     for r in run.rounds[-LAST_ROUNDS:]:
+        one = call_round(r)
         table.add_row(
             str(r["round"]),
             str(len(r.get("participants") or ())),
             percent(r.get("accuracy")),
             digits(r.get("loss")),
             digits(r.get("train_loss")),
-            str(r["dropped"]),
+            str(len(one.asked) - len(one.used) or r["dropped"]),
             size(r["bytes_up"]),
             size(r["bytes_down"]),
             duration(r["seconds"]),
@@ -431,6 +445,8 @@ def comparison_remarks(rows: Sequence[ComparisonRow], given: float | None) -> st
         sentences.append("Target: the best accuracy of fedavg on the same task.")
     unfinished = sum(not row["finished"] for row in rows)
     sentences += [f"{unfinished} of {len(rows)} did not reach the last round."] if unfinished else []
+    lost = sum(bool(row["lost_answers"]) for row in rows)
+    sentences += [f"{lost} of {len(rows)} lost answers of clients: askew show RUN says whose and why."] if lost else []
     return " ".join(sentences)
 
 

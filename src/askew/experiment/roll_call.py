@@ -1,0 +1,134 @@
+"""The roll-call of a run: whose answers were used, whose were lost and why, and how much data that was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..engine.answers import REPEATED
+
+Record = Mapping[str, Any]  # of one round
+MOST_NAMED = 8  # clients that a sentence names
+
+
+class RoundCall(NamedTuple):
+    """Who was asked in one round, and whose answers were used."""
+
+    asked: list[int]
+    used: list[int]
+    incidents: dict[str, list[int]]  # clients by reason
+    lost_share: float  # of the samples of those who were asked
+
+
+class RollCall(NamedTuple):
+    """What was lost in a run."""
+
+    rounds: int  # rounds with an incident
+    reasons: dict[str, Counter[int]]  # by reason, how often each client
+    lost: int  # answers that were asked for and not used
+    largest_share: float  # lost of the data of a round
+    largest_round: int  # in which that was
+    unused: list[int]  # clients that were asked and of which no answer was used
+    unasked: list[int]  # clients that were never asked
+
+    @property
+    def empty(self) -> bool:
+        """Is every answer there?"""
+        return not self.reasons
+
+
+def call_round(record: Record) -> RoundCall:
+    """The roll-call of a round's record."""
+    incidents: dict[str, list[int]] = record.get("incidents") or {}
+    named = {client for clients in incidents.values() for client in clients}
+    lost = {client for reason, clients in incidents.items() for client in clients if reason != REPEATED}
+    asked = sorted({*(record.get("participants") or ()), *named})
+    used = [client for client in asked if client not in lost]
+    return RoundCall(asked, used, incidents, float(record.get("lost_share") or 0.0))
+
+
+def call_run(rounds: Sequence[Record], federation: Mapping[str, Any], deployed: bool = False) -> RollCall:
+    """The roll-call of a run: `federation` is what its folder says of the clients.
+
+    Clients without samples are not missed; in a deployment, those whose samples nobody knows are.
+    """
+    reasons, asked, used = dict[str, Counter[int]](), set[int](), set[int]()
+    count = at = lost = 0
+    share = 0.0
+    for record in rounds:
+        one = call_round(record)
+        asked, used, lost = asked | {*one.asked}, used | {*one.used}, lost + len(one.asked) - len(one.used)
+        count += bool(one.incidents)
+        for reason, clients in one.incidents.items():
+            reasons.setdefault(reason, Counter()).update(clients)
+        if one.lost_share > share:
+            share, at = one.lost_share, int(record["round"])
+    sizes = federation.get("sizes") or []
+    known = {client for client, size in enumerate(sizes) if size or deployed}
+    return RollCall(count, reasons, lost, share, at, sorted(asked - used), sorted(known - asked))
+
+
+# in words -------------------------------------------------------------------------------------------------------
+
+
+def percent(share: float) -> str:
+    """A share in percent, without decimals where it is not small."""
+    return f"{100 * share:.0f}%" if share >= 0.0995 or not share else f"{100 * share:.1f}%"
+
+
+def name_clients(clients: Sequence[int]) -> str:
+    """Clients by their numbers: "client 3", "clients 3, 9", "clients 0, 1, … and 12 more"."""
+    shown = ", ".join(map(str, clients[:MOST_NAMED]))
+    more = f" and {len(clients) - MOST_NAMED} more" if len(clients) > MOST_NAMED else ""
+    return f"client{'s' * (len(clients) != 1)} {shown}{more}"
+
+
+def round_sentence(record: Record) -> str:
+    """A round's roll-call: "8 of 10 answers used; no answer: clients 3, 9; 31% of the data of this round lost"."""
+    one = call_round(record)
+    parts = [f"{len(one.used)} of {len(one.asked)} answers used"]
+    parts += [f"{reason}: {name_clients(clients)}" for reason, clients in one.incidents.items()]
+    parts += [f"{percent(one.lost_share)} of the data of this round lost"] if len(one.used) < len(one.asked) else []
+    return "; ".join(parts)
+
+
+def reason_text(clients: Counter[int]) -> str:
+    """How often a reason occurred and for whom most often: "9: client 3 (4 times), client 9 (2 times), 3 more"."""
+    most = sorted(clients.items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"client {client}" + (f" ({times} times)" if times > 1 else "") for client, times in most[:4])
+    return f"{clients.total()}: {shown}" + (f", {len(most) - 4} more" if len(most) > 4 else "")
+
+
+def data_share(clients: Sequence[int], federation: Mapping[str, Any]) -> str:
+    """The share that clients hold of all data, in words; empty where it is not known."""
+    sizes, samples = federation.get("sizes") or [], int(federation.get("samples") or 0)
+    if not samples or any(client >= len(sizes) for client in clients):
+        return ""
+    unknown = [client for client in clients if not sizes[client]]
+    text = f"{percent(sum(sizes[client] for client in clients) / samples)} of all data"
+    return f"{text}, without those of {name_clients(unknown)}, which are not known" if unknown else text
+
+
+def never_sentences(call: RollCall, federation: Mapping[str, Any], deployed: bool = False) -> list[str]:
+    """Warnings about clients of which nothing is in the model, with their share of all data.
+
+    That some were never asked is said of a deployment, and of a simulation in which answers were lost.
+    """
+    sentences = []
+    whys = [(call.unused, "asked, but no answer was ever used")]
+    whys += [(call.unasked, "never asked")] if deployed or not call.empty else []
+    for clients, why in whys:
+        if clients:
+            share = data_share(clients, federation)
+            verb = "was" if len(clients) == 1 else "were"
+            sentences.append(f"{name_clients(clients)} {verb} {why}" + (f" ({share})" if share else "") + ".")
+    return [sentence[0].upper() + sentence[1:] for sentence in sentences]
+
+
+def loss_sentence(call: RollCall, rounds: int) -> str:
+    """What was lost, in a sentence without its end: "17 answers lost in 7 of 30 rounds, at most 31% …"."""
+    answers = f"{call.lost} answer{'s' * (call.lost != 1)} lost" if call.lost else "no answer lost"
+    text = f"{answers}, incidents in {call.rounds} of {rounds} rounds"
+    most = f"; at most {percent(call.largest_share)} of a round's data, in round {call.largest_round}"
+    return text + (most if call.largest_round else "")
