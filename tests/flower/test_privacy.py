@@ -27,8 +27,7 @@ from askew.algorithms import algorithms
 from askew.errors import ConfigError
 from askew.experiment.build import BuildCache
 from askew.flower.deployment_data import build_run, read_config
-from askew.flower.privacy import Privacy, add_noise, check_supported, clip_upload
-from askew.flower.remote_engine import zero_uploads
+from askew.engine.privacy import Privacy, add_noise, check_supported, clip_upload, zero_uploads
 from askew.flower.wire import Payload
 
 # clipping and noise ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ..data.dataset import Dataset, Source
 from ..data.user import from_user
 from ..errors import ConfigError
 from ..models import Network
-from .config import Config, FromPython, load_config
+from .config import OPTIONAL_TABLES, Config, FromPython, load_config
 from .launch import run_config
 from .run import OnRound
 from .store import Run
@@ -165,6 +165,7 @@ def run(
         "seed": seed,
         "rounds": rounds,
     }
+    given |= {name: parameters.pop(name) for name in [*parameters] if name in OPTIONAL_TABLES}
     tables |= {name: value for name, value in given.items() if value is not None}
     for name in ("data", "model", "partition", "participation", "engine"):
         if isinstance(tables.get(name), str):

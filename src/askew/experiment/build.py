@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..core.algorithm import Algorithm
 from ..core.rng import torch_seed
 from ..core.space import Space
 from ..core.task import Bound, Functional, Task, with_features
@@ -32,6 +31,7 @@ from ..engine.choose import (
 )
 from ..engine.distributed import SINGLE, DistributedEngine, ProcessGroup, SharedEvaluator
 from ..engine.evaluate import Evaluator
+from ..engine.privacy import PrivacyStage, check_supported, zero_uploads
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric
 from ..engine.sequential import Sequential
 from ..engine.server import Server
@@ -126,6 +126,8 @@ def build(
     if evaluator_key not in shared.evaluators:
         shared.evaluators[evaluator_key] = make_evaluator(task, fed, group, halves)
     server = make_server(config, space, fed, module, engine, task, group)
+    if config.privacy.on:
+        check_supported(config.privacy, server, zero_uploads(server))
     facts = run_facts(config, choice, space, kernels, group)
     return BuiltRun(config, fed, module, space, task, shared.evaluators[evaluator_key], server, kernels, facts)
 
@@ -333,14 +335,18 @@ def make_server(
 
 def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
     """What clients' outputs go through before the server's step, in this order: what befalls them, then what guards."""
-    return []
+    stages: list[OutputStage] = []
+    if config.privacy.clip:
+        stages.append(PrivacyStage.simulated(config.privacy, config.participation, fed.clients, config.seed))
+    return stages
 
 
 def run_facts(
     config: Config, choice: EngineChoice, space: Space, kernels: Kernels, group: ProcessGroup
 ) -> dict[str, Any]:
     """What run.json says of how a run is computed."""
-    alg: Algorithm = config.algorithm
+    alg, privacy = config.algorithm, config.privacy
+    about = privacy.describe(config.rounds, config.participation, config.simulated) if privacy.on else ""
     return {
         "name": config.name(),
         "state": "running",
@@ -352,6 +358,7 @@ def run_facts(
         "parameters": space.P,
         "buffers": space.Q,
         "remark": alg.remark(space),
+        **({"privacy": about} if about else {}),
         "version": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
