@@ -22,7 +22,7 @@ from askew.core.space import Space
 from askew.data.images import Images
 from askew.data.partition import Partition
 from askew.experiment.catalogue import entries, parameters
-from askew.experiment.config import CHOICES, DEFAULT_NAMES, TABLES, Config, TopLevel
+from askew.experiment.config import CHOICES, DEFAULT_NAMES, OPTIONAL_TABLES, TABLES, Config, TopLevel
 from askew.models import Network
 from askew.participation import Participation
 
@@ -140,8 +140,9 @@ def configuration_page() -> str:
     parts = [CONFIGURATION.format(defaults=Config().toml()), "## Outside any table\n", top_level]
     for name in CHOICES:
         parts += choice_section(name)
-    for name, kind in TABLES.items():
-        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}\n", settings_table(settings_rows(kind))]
+    for name, kind in (TABLES | OPTIONAL_TABLES).items():
+        stored = " It is stored only if a setting differs from its default." if name in OPTIONAL_TABLES else ""
+        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}{stored}\n", settings_table(settings_rows(kind))]
     return "\n".join(parts)
 
 

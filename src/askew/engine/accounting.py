@@ -11,9 +11,9 @@ from typing import Any
 
 PACKAGE = "dp_accounting"
 HOW_TO_INSTALL = "for ε with secret sampling, which is lower, run pip install 'askew[privacy]'"
-# The step of privacy losses: at most this, and at most this part of their standard deviation in one round. Then ε is
-# too high by less than a hundredth, and never too low.
-LARGEST_STEP, STEP_SHARE = 5e-3, 0.05
+# The step of privacy losses is this share of their standard deviation in one round, within these bounds. Then ε is
+# too high by less than a hundredth, if it is not tiny, and never too low.
+LEAST_STEP, LARGEST_STEP, STEP_SHARE = 5e-5, 1e-2, 0.1
 BISECTIONS = 60  # after them the last bits are found
 
 
@@ -81,6 +81,6 @@ def one_round_loss(noise: float, rate: float, replaced: bool) -> Any:
     return from_gaussian_mechanism(
         noise,
         sampling_prob=rate,
-        value_discretization_interval=min(LARGEST_STEP, STEP_SHARE * spread),
+        value_discretization_interval=max(LEAST_STEP, min(LARGEST_STEP, STEP_SHARE * spread)),
         neighboring_relation=relation,
     )

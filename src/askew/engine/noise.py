@@ -68,7 +68,7 @@ class SystemNoise:
             exact = shorten_rows(row[None].double(), longest * SHORTER)[0] / step
             total += exact.trunc().to(torch.int64).cpu().numpy()
         total += discrete_gaussian(len(total), self.words)
-        return torch.from_numpy(total).to(rows.device) * step
+        return torch.from_numpy(total).to(rows.device).double() * step
 
 
 def row_lengths(rows: Tensor) -> Tensor:

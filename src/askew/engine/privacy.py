@@ -31,7 +31,7 @@ UPDATE_NOISE, COUNT_NOISE = "privacy noise", "privacy count"  # purposes of a si
 
 
 class Privacy(Settings):
-    """How uploads are hidden from the server, and from those who see the model: see [Privacy](privacy.md)."""
+    """How uploads are hidden from the server, and from those who see the model."""
 
     title = "privacy"
     # Names of deployments rest on these settings even at their defaults, as older versions wrote them.

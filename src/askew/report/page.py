@@ -52,6 +52,7 @@ COLUMNS = (
     PageColumn("bytes_up", "Sent up", "MB", 1e-6, -1),
     PageColumn("bytes_down", "Sent down", "MB", 1e-6, -1),
     PageColumn("dropped", "Dropped", better=-1),
+    PageColumn("epsilon", "ε", better=-1),
 )
 WHOLE_NUMBERS = ("seeds", "best_round", "rounds", "rounds_to_target")  # columns without decimals
 MAX_HEADLINES = 4  # tasks whose result stands at the top
@@ -313,7 +314,7 @@ def configuration_section(n: int, g: RunGroup) -> str:
             f"seed {value_text(run.config.get('seed'))}",
             f"{len(run.rounds)} of {count_text(run.config['rounds'], 'round')}",
         ]
-        facts += [str(run.facts[key]) for key in ("state", "engine", "device") if run.facts.get(key)]
+        facts += [str(run.facts[key]) for key in ("state", "engine", "device", "privacy") if run.facts.get(key)]
         again = shlex.join(["askew", "run", str(run.folder / "run.toml")]) if run.folder else "# not stored in a folder"
         seeds.append(f"<li>{escape(' · '.join(facts))}<pre>{escape(again)}</pre></li>")
     first = " of the first seed" if len(seeds) > 1 else ""

@@ -192,6 +192,7 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "bytes_up": average([run.bytes_up for run in g.runs]),
                 "bytes_down": average([run.bytes_down for run in g.runs]),
                 "dropped": average([run.dropped for run in g.runs]),
+                "epsilon": average(g.last("epsilon")),
             }
         )
     return rows

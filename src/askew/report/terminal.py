@@ -184,6 +184,7 @@ class ProgressDisplay:
         last, loss = run.last("accuracy"), run.last("train_loss")
         text = f"round {done}/{rounds}" + (f" · accuracy {percent(last)}" if last is not None else "")
         text += f" · loss {loss:.2f}" if loss is not None else ""
+        text += f" · ε {run.last('epsilon'):.3g}" if run.last("epsilon") is not None else ""
         self.bars.update(self.bar, completed=done, text=text)
         self.parts[run.name] = done / rounds
         if self.whole is not None:
@@ -251,7 +252,15 @@ def run_figures(run: Run) -> list[tuple[str, RenderableType]]:
         ("rounds", f"{len(run.rounds)} of {run.config['rounds']}, {duration(run.seconds_per_round)} each"),
         ("sent", f"{size(run.bytes_up)} up, {size(run.bytes_down)} down"),
     ]
+    rows += [("privacy", privacy_text(run))] if run.facts.get("privacy") else []
     return rows + ([("left out", f"{run.dropped} client rounds, not finite or without a batch")] if run.dropped else [])
+
+
+def privacy_text(run: Run) -> str:
+    """What ε the rounds so far have come to, if any, and what was planned."""
+    spent, delta = run.last("epsilon"), run.config.get("privacy", {}).get("delta")
+    so_far = f"ε = {spent:.3g} at δ = {delta:g} after round {len(run.rounds)}; " if spent is not None else ""
+    return f"{so_far}planned: {run.facts['privacy']}"
 
 
 def summary(run: Run) -> RenderableType:
