@@ -142,7 +142,8 @@ def configuration_page() -> str:
     for name in CHOICES:
         parts += choice_section(name)
     for name, kind in (TABLES | OPTIONAL_TABLES).items():
-        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}\n", settings_table(settings_rows(kind))]
+        stored = " It is stored only if a setting differs from its default." if name in OPTIONAL_TABLES else ""
+        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}{stored}\n", settings_table(settings_rows(kind))]
     return "\n".join(parts)
 
 

@@ -189,6 +189,7 @@ SETTINGS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "uniform": SIZED,
     "full": {},
     "bernoulli": {"fraction": FRACTION},
+    "poisson": {"fraction": FRACTION},
     "skewed": SIZED | {"gamma": st.floats(0, 1e6)},
     "cyclic": SIZED | {"groups": st.integers(1, CLIENTS), "shuffle": st.booleans()},
     "markov": SIZED | {"join": CHANCE, "leave": st.floats(0, 1)},

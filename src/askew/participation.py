@@ -149,6 +149,19 @@ class Bernoulli(Participation):
         return np.sort(eligible[came]).astype(np.int64, copy=False)
 
 
+class Poisson(Participation):
+    """Each client takes part with a given chance, independently; there may be none. Differential privacy counts on
+    this rule where participants are secret.
+    """
+
+    idea: ClassVar[str] = "every client comes with the same chance, independently: the number varies, perhaps none"
+    fraction: float = setting("chance that a client takes part in a round", default=0.2, above=0, most=1)
+
+    def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
+        came = generator(seed, "participation", round).random(clients)[eligible] < self.fraction
+        return np.sort(eligible[came]).astype(np.int64, copy=False)
+
+
 class Skewed(CohortParticipation):
     """m clients, one after the other without replacement, with chances p ~ Dir_N(1/γ) drawn once a run (MLDL24).
 
@@ -346,6 +359,7 @@ participations: Registry[Participation] = Registry(
         "cyclic": Cyclic,
         "full": FullParticipation,
         "markov": Markov,
+        "poisson": Poisson,
         "skewed": Skewed,
         "trace": Trace,
         "uniform": Uniform,

@@ -20,15 +20,17 @@ from in_process import (
     simulate,
     small_run,
     wide_run,
+    with_participants,
     write_config,
 )
 
 from askew.algorithms import algorithms
+from askew.engine import accounting
+from askew.engine.noise import SystemNoise
+from askew.engine.privacy import Privacy, add_noise, check_supported, clip_upload, zero_uploads
 from askew.errors import ConfigError
 from askew.experiment.build import BuildCache
 from askew.flower.deployment_data import build_run, read_config
-from askew.flower.privacy import Privacy, add_noise, check_supported, clip_upload
-from askew.flower.remote_engine import zero_uploads
 from askew.flower.wire import Payload
 
 # clipping and noise ---------------------------------------------------------------------------------------------
@@ -54,7 +56,9 @@ def test_no_update_is_longer_than_the_bound(tmp_path: Path) -> None:
 
 
 def test_two_tensors_are_clipped_together() -> None:
-    upload = clip_upload({"a": torch.full((4,), 3.0), "b": torch.full((4,), 4.0)}, 5.0)
+    given = {"a": torch.full((4,), 3.0), "b": torch.full((4,), 4.0)}
+    upload, short = clip_upload(given, 5.0)
+    assert not short and clip_upload(given, 10.0) == (given, True)
     assert math.hypot(*(t.norm().item() for t in upload.values())) == pytest.approx(5.0)
     assert upload["a"][0] / upload["b"][0] == pytest.approx(0.75)
 
@@ -90,18 +94,84 @@ def test_noise_has_the_stated_deviation(where: str, tmp_path: Path) -> None:
     assert abs(correlation) < 5 / math.sqrt(count)  # the noise is not drawn from the run's seed
 
 
-def test_noise_is_drawn_anew_each_time() -> None:
-    assert not torch.equal(add_noise(torch.zeros(9), 1.0), add_noise(torch.zeros(9), 1.0))
+def test_a_clients_noise_is_drawn_anew_each_time() -> None:
+    upload = {"a": torch.zeros(4), "b": torch.zeros(2, 3)}
+    one, other = (add_noise(upload, 1.0, 1.0, SystemNoise()) for _ in range(2))
+    assert all(one[n].shape == t.shape and not torch.equal(one[n], other[n]) for n, t in upload.items())
 
 
-def test_epsilon() -> None:
-    """By hand: T = 100, z = 10, δ = 1e-5 gives ρ = 0.5 and ε = 0.5 + 2 √(0.5 ln 1e5)."""
-    assert Privacy(clip=1.0, noise=10.0).epsilon(100) == pytest.approx(0.5 + 2 * math.sqrt(0.5 * math.log(1e5)))
-    assert Privacy(clip=1.0).epsilon(1) == math.inf
-    # it is an upper bound: the exact δ of the Gaussian mechanism at this ε is smaller
-    z, phi = 1.5, lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2)))
-    eps = Privacy(clip=1.0, noise=z, delta=1e-3).epsilon(1)
-    assert 0 < phi(1 / (2 * z) - eps * z) - math.exp(eps) * phi(-1 / (2 * z) - eps * z) < 1e-3
+def test_epsilon_of_every_round_is_recorded(tmp_path: Path) -> None:
+    """It counts the rounds of the client that took part most often."""
+    tables = private_run(privacy={"clip": 0.5, "noise": 2.0}) | {
+        "algorithm": {"name": "fedavg", "weighting": "uniform"}
+    }
+    tables = with_participants(tables, [[0, 1], [2, 3], [0, 4], [0, 1]], tmp_path)
+    run, _, _ = deploy(tables, tmp_path)
+    spent = [Privacy(clip=0.5, noise=2.0).epsilon(count) for count in (1, 1, 2, 3)]
+    assert [r["epsilon"] for r in run.rounds] == spent
+    assert "for a client in all 4 rounds" in run.facts["privacy"] and "simulated" not in run.facts["privacy"]
+
+
+def secretly_drawn(fraction: float, **privacy: Any) -> dict[str, Any]:
+    tables = wide_run() | {"participation": {"name": "poisson", "fraction": fraction}, "model": NO_NORM}
+    return tables | {"privacy": {"clip": 0.5, "noise": 1.0, "secret_sampling": True} | privacy}
+
+
+def test_secret_participants_are_not_drawn_from_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "can_amplify", lambda: False)  # which takes longer than all else here
+    tables = secretly_drawn(0.5) | {"rounds": 12}
+    runs = [deploy(tables, tmp_path / str(n))[0] for n in range(2)]
+    one, other = ([r["participants"] for r in run.rounds] for run in runs)
+    assert one != other  # equal with a chance of 2^-60
+
+
+def test_a_secret_round_without_participants_has_noise_alone(tmp_path: Path) -> None:
+    run, transport, _ = deploy(secretly_drawn(1e-9), tmp_path)
+    start = build_run(read_config(tmp_path / "app" / "run.toml"), BuildCache()).server.w
+    moved = torch.cat([t.flatten() for t in run.model.values()]) - start
+    assert run.rounds[0]["participants"] == [] and not any(kind == "train" for kind, _, _ in transport.sent)
+    std = 1.0 * 0.5 / (1e-9 * 5)  # the mean is over the expected number of participants
+    assert moved.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * len(moved)))
+
+
+def test_spare_clients_are_refused_with_secret_participants(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set spare = 0"):
+        deploy(secretly_drawn(0.5), tmp_path, rules={"spare": 0.5})
+
+
+@pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_clip_follows_the_lengths_as_in_a_simulation(secure: bool, tmp_path: Path) -> None:
+    """Without noise the clip of every round is the simulation's, whatever hides the updates."""
+    privacy = {"clip": 0.05, "quantile": 0.5, "clip_rate": 0.7}
+    tables = private_run(privacy=privacy) | {"algorithm": {"name": "fedavg", "weighting": "uniform"}}
+    simulated = [r["privacy_clip"] for r in simulate(tables).rounds]
+    run, _, _ = deploy(tables | {"privacy": privacy | {"secure": secure}}, tmp_path)
+    assert [r["privacy_clip"] for r in run.rounds] == pytest.approx(simulated, rel=1e-6)
+    assert len({*simulated}) == 4
+
+
+def test_a_false_count_of_short_updates_is_refused(tmp_path: Path) -> None:
+    lie = lambda kind, client, payload, reply: (
+        reply._replace(numbers={**reply.numbers, "loss": 1000.0}) if (kind, client) == ("train", 1) else reply
+    )
+    tables = private_run(privacy={"clip": 0.05, "quantile": 0.5}, participation={"name": "full"}, rounds=1)
+    run, _, warnings = deploy(tables, tmp_path, change_reply=lie)
+    assert run.rounds[0]["absent"] == 1 and "whether its update was short" in warnings[0]
+
+
+def test_names_of_older_deployments_stay(tmp_path: Path) -> None:
+    """Digests as they were when [privacy] was a table of deployments alone and all its settings were part of them."""
+    tables = {"seed": 3, "rounds": 4, "algorithm": {"name": "fedavg", "weighting": "uniform"}} | {"model": NO_NORM}
+    old = {
+        "239b5384": {},
+        "b7b1e735": {"secure": True},
+        "9a0676e4": {"clip": 0.5, "noise": 1.0},
+        "017e9d13": {"clip": 0.5, "noise": 1.0, "where": "client", "delta": 1e-6},
+    }
+    for digest, privacy in old.items():
+        config = read_config(write_config(tables | {"privacy": privacy}, tmp_path))
+        assert config.name() == f"fedavg-digits-seed3-{digest}-flower"
+    assert [*config.tables()["privacy"]] == ["clip", "noise", "where", "secure", "fewest", "delta"]
 
 
 # which methods are supported ------------------------------------------------------------------------------------

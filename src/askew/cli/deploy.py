@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigError
-from ..experiment.config import Config, load_tables
+from ..experiment.config import load_tables
 from ..experiment.run_folder import is_finished
 from ..experiment.store import Run, load, lock_folder
 from ..experiment.toml import parse_value, to_toml
@@ -318,7 +318,7 @@ def build_config(request: DeployRequest, import_data: bool = True) -> Deployment
         module = DataModule.of(import_file(request.data)) if import_data else DataModule(placeholder_client)
     else:
         # Checked here first, so that sentences name no file but the user's.
-        Config.build({name: table for name, table in request.tables.items() if name != "privacy"})
+        DeploymentConfig.build(request.tables)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run.toml"
         path.write_text(to_toml(request.tables), encoding="utf-8")

@@ -48,6 +48,7 @@ class Settings:
     """Every subclass is a frozen, keyword-only dataclass; a plain override of an inherited field is a new default."""
 
     title: ClassVar[str] = ""  # how error sentences call it; the class name if empty
+    digested: ClassVar[tuple[str, ...]] = ()  # fields of which a configuration's digest depends even at their defaults
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

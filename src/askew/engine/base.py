@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -121,6 +121,25 @@ class OutputStage(Protocol):
     """
 
     def __call__(self, request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOutputs: ...
+
+
+class RecordingStage:
+    """A stage that keeps numbers from round to round and adds to the round's record."""
+
+    def __call__(self, request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOutputs:
+        raise NotImplementedError
+
+    def note(self, record: dict[str, Any]) -> dict[str, Any]:
+        """What the stage adds to a round's record, which is complete but for what is measured later."""
+        raise NotImplementedError
+
+    def resume(self, records: Sequence[dict[str, Any]]) -> None:
+        """Take up the numbers where the records of a run that is continued leave off."""
+        raise NotImplementedError
+
+    def without_clients(self, round: int, w: Tensor) -> State | None:
+        """The upload, one row, that a round without any client's answer goes on with; None: it changes nothing."""
+        return None
 
 
 class Engine(Protocol):

@@ -28,6 +28,7 @@ from .base import (
     PhaseInputs,
     PhaseOutputs,
     PhaseRequest,
+    RecordingStage,
     finished_time,
     prepare_next,
 )
@@ -36,7 +37,7 @@ from .sample_buffer import send
 
 RECORD = (  # keys of a round's record that are the server's own
     *("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"),
-    *("absent", "incidents", "lost_share"),
+    *("absent", "incidents", "lost_share", "epsilon"),
 )
 TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 
@@ -130,6 +131,11 @@ class Server:
             raise AlgorithmError(f"{name}: {clash[0]!r} is a name of the round's record; rename that server state.")
 
     @property
+    def recording(self) -> list[RecordingStage]:
+        """The stages that add to the record."""
+        return [stage for stage in self.stages if isinstance(stage, RecordingStage)]
+
+    @property
     def banks(self) -> dict[str, Bank]:
         return {"clients": self.clients, "memory": self.memory, "private": self.privates}
 
@@ -203,18 +209,35 @@ class Server:
             request = PhaseRequest(phase, inputs, plan, wanted)
             outputs = self._without_private((yield request))
             for stage in self.stages:
-                outputs = stage(request, outputs)
+                outputs = self._without_private(stage(request, outputs))
             self._count_bytes(log, phase, inputs, outputs, len(absent) if n == 0 else None)
             if outputs.answered is not None:
                 log.incidents += explained_incidents(plan.ids, outputs)
                 plan, at = plan.only(outputs.answered), at.only(outputs.answered)
             if plan.ids:
                 plan, at, carry = self._finish_phase(phase, round, plan, outputs, at, log)
-        healthy = bool(plan.ids) and log.whole
+        at = at if plan.ids else self._without_clients(round, at, log)
+        healthy = log.whole
         if not healthy:
             log.incidents += [Incident(client, MODEL_NOT_FINITE, True) for client in plan.ids]
         metrics = self._adopt(round, plan, at) if healthy else {}
         return self._record(round, ids, absent, log, metrics, healthy)
+
+    def _without_clients(self, round: int, at: RoundState, log: RoundLog) -> RoundState:
+        """The state after a round without answers: the old one, unless a stage has an upload for such rounds."""
+        ups = [stage.without_clients(round, at.w) for stage in self.recording]
+        up, log.whole = next((up for up in ups if up is not None), None), False
+        if up is None:
+            return at
+        one, (lr, lr0) = at.w.new_ones(1), (self.local.rate(t, self.rounds) for t in (round, 1))
+        no_rows = at.buffers.new_zeros(1, 0)
+        up = self._without_private(PhaseOutputs(up, {}, {}, no_rows, one, None)).up
+        cohort = Cohort(one, one, one, one, one, None, lr, lr0, round, len(self.fed.eligible))
+        w, server, _ = self._aggregate(self.phases[-1], at.w, up, cohort, at.server, {})
+        log.whole = all(bool(torch.isfinite(v).all()) for v in (w, *server.values()))
+        log.scalars = {n: float(v) for n, v in server.items() if v.dim() == 0}
+        rows = {name: bank.read([]) for name, bank in self.banks.items()}
+        return at._replace(w=w, server=server, rows=rows)
 
     def _finish_phase(
         self, phase: Algorithm, round: int, plan: RoundPlan, outputs: PhaseOutputs, at: RoundState, log: RoundLog
@@ -298,7 +321,7 @@ class Server:
         incidents = [*(Incident(client, NO_ANSWER, False) for client in absent), *log.incidents]
         missing = {incident.client for incident in incidents if not incident.arrived}
         scalars = log.scalars if healthy else {n: float(v) for n, v in self.state.items() if v.dim() == 0}
-        return {
+        record: Record = {
             "round": round,
             "participants": [int(i) for i in ids if i not in missing],
             "train_loss": float(np.mean(finite)) if finite else None,
@@ -311,6 +334,9 @@ class Server:
             **metrics,
             **scalars,
         }
+        for stage in self.recording:
+            record |= stage.note(record)
+        return record
 
     def _roll_call(self, asked: Sequence[int], incidents: Sequence[Incident]) -> Record:
         """Whose answers are not used, by reason, and the lost share of the samples of all that were asked."""

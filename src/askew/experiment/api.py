@@ -166,7 +166,7 @@ def run(
         "seed": seed,
         "rounds": rounds,
     }
-    given |= {name: parameters.pop(name, None) for name in OPTIONAL_TABLES}
+    given |= {name: parameters.pop(name) for name in [*parameters] if name in OPTIONAL_TABLES}
     tables |= {name: value for name, value in given.items() if value is not None}
     for name in ("data", "model", "partition", "participation", "engine"):
         if isinstance(tables.get(name), str):

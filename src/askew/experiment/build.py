@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..core.algorithm import Algorithm
 from ..core.rng import torch_seed
 from ..core.space import Space
 from ..core.task import Bound, Functional, Task, with_features
@@ -34,6 +33,7 @@ from ..engine.choose import (
 from ..engine.distributed import SINGLE, DistributedEngine, ProcessGroup, SharedEvaluator
 from ..engine.evaluate import Evaluator
 from ..engine.faults import FaultStage
+from ..engine.privacy import PrivacyStage, check_supported, zero_uploads
 from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric
 from ..engine.sequential import Sequential
@@ -132,6 +132,8 @@ def build(
     if evaluator_key not in shared.evaluators:
         shared.evaluators[evaluator_key] = make_evaluator(task, fed, group, halves)
     server = make_server(config, space, fed, module, engine, task, group)
+    if config.privacy.on:
+        check_supported(config.privacy, server, zero_uploads(server))
     facts = run_facts(config, choice, space, kernels, group) | config.attack.facts(config.seed, fed)
     return BuiltRun(config, fed, module, space, task, shared.evaluators[evaluator_key], server, kernels, facts)
 
@@ -344,6 +346,8 @@ def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
         stages.append(AttackStage(config.attack, config.attack.attackers(config.seed, fed), config.seed))
     if config.faults.on:
         stages.append(FaultStage(config.faults, config.seed))
+    if config.privacy.clip:
+        stages.append(PrivacyStage.simulated(config.privacy, config.participation, fed.clients, config.seed))
     if config.robust.on:
         draw = config.participation.drawn_by(config.seed)
         config.robust.check_cohort(len(config.participation.sample(draw, 1, fed.eligible, fed.clients)))
@@ -355,7 +359,8 @@ def run_facts(
     config: Config, choice: EngineChoice, space: Space, kernels: Kernels, group: ProcessGroup
 ) -> dict[str, Any]:
     """What run.json says of how a run is computed."""
-    alg: Algorithm = config.algorithm
+    alg, privacy = config.algorithm, config.privacy
+    about = privacy.describe(config.rounds, config.participation, config.simulated) if privacy.on else ""
     return {
         "name": config.name(),
         "state": "running",
@@ -367,6 +372,7 @@ def run_facts(
         "parameters": space.P,
         "buffers": space.Q,
         "remark": alg.remark(space),
+        **({"privacy": about} if about else {}),
         "version": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
@@ -28,6 +28,7 @@ from ..data.partition import Partition
 from ..engine.attacks import Attack
 from ..engine.choose import EngineSettings
 from ..engine.faults import Faults
+from ..engine.privacy import Privacy
 from ..engine.robust import Robust
 from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
@@ -86,7 +87,13 @@ CHOICES: dict[str, Registry[Any]] = {
 # tables with fixed settings
 TABLES: dict[str, type[Settings]] = {"local": LocalSettings, "evaluation": Evaluation, "engine": EngineSettings}
 # tables that are stored only where a setting differs from its default: most runs have none of them
-OPTIONAL_TABLES: dict[str, type[Settings]] = {"attack": Attack, "faults": Faults, "robust": Robust}
+OPTIONAL_TABLES: dict[str, type[Settings]] = {
+    "attack": Attack,
+    "faults": Faults,
+    "privacy": Privacy,
+    "robust": Robust,
+}
+NEED_UPLOADS = {"drift", "fit", "weights"}  # settings of [evaluation] that need every client's upload
 DEFAULT_NAMES = {
     "data": "digits",
     "partition": "dirichlet",
@@ -117,6 +124,7 @@ class TopLevel(Settings):
 class Config:
     """All settings of one run: the same configuration gives the same folder and the same numbers."""
 
+    simulated: ClassVar[bool] = True  # on this machine, and not on real clients
     seed: int = 0
     rounds: int = 30
     data: Source = field(default_factory=lambda: sources[DEFAULT_NAMES["data"]]())
@@ -129,6 +137,7 @@ class Config:
     engine: EngineSettings = field(default_factory=EngineSettings)
     attack: Attack = field(default_factory=Attack)
     faults: Faults = field(default_factory=Faults)
+    privacy: Privacy = field(default_factory=Privacy)
     robust: Robust = field(default_factory=Robust)
     plugins: tuple[str, ...] = ()
 
@@ -152,7 +161,28 @@ class Config:
         config.algorithm.check_learning_rate(config.local.lr)
         config.attack.check_method(config.algorithm)
         config.robust.check_method(config.algorithm)
+        config.check_privacy()
         return config
+
+    def check_privacy(self) -> None:
+        """Refuse protection that other settings undo, or that this kind of run does not have."""
+        self.privacy.check_participation(self.participation)
+        hidden = self.privacy.secure or self.privacy.noise
+        if hidden and (names := [name for name in sorted(NEED_UPLOADS) if getattr(self.evaluation, name)]):
+            raise ConfigError(
+                f"evaluation.{names[0]} measures the clients' uploads one by one, which privacy hides; "
+                "leave one of them out."
+            )
+        if self.robust.on and (self.privacy.secure or self.privacy.central):
+            raise ConfigError(
+                "robust: a rule must see the clients' uploads one by one, which privacy.secure and the server's noise "
+                "hide; leave one of them out."
+            )
+        if self.privacy.secure and self.simulated:
+            raise ConfigError(
+                "privacy: secure aggregation hides messages between machines, of which a simulation has none; "
+                "leave out privacy.secure, or use askew deploy."
+            )
 
     def tables(self) -> dict[str, Any]:
         """The whole configuration as plain nested tables."""
@@ -175,7 +205,8 @@ class Config:
         tables = {k: v for k, v in self.tables().items() if k != "plugins"}
         # Settings at their default are left out, so that a setting which is new in askew changes no name.
         for name in [name for name in (*CHOICES, *TABLES, *OPTIONAL_TABLES) if name in tables]:
-            defaults = {f.name: f.default for f in fields(getattr(self, name))}
+            part = getattr(self, name)
+            defaults = {f.name: f.default for f in fields(part) if f.name not in part.digested}
             tables[name] = {k: v for k, v in tables[name].items() if k not in defaults or v != defaults[k]}
         tables["engine"].pop("workers", None)  # a run may go on with another number of processes
         for name in CHOICES:

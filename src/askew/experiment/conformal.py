@@ -246,7 +246,8 @@ def probabilities(run: Run, build_cache: BuildCache | None = None) -> tuple[Arra
             f"the run {run.name} has trained {len(run.rounds)} of {run.config['rounds']} rounds; "
             "let it end first: askew run."
         )
-    config = Config.build(run.config)
+    # The model is trained: how its updates were hidden changes nothing any more.
+    config = Config.build({name: table for name, table in run.config.items() if name != "privacy"})
     network = replace(config.model, weights=str(run.folder / "model.safetensors"), new_head=False)
     with torch_state(config), torch.no_grad():
         built = build(replace(config, model=network), build_cache)

@@ -76,6 +76,8 @@ def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> 
             f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over."
         )
     run.rounds = records[:last]
+    for stage in built.server.recording:
+        stage.resume(run.rounds)
     if not group.is_leader:
         return last
     write_text(folder / "run.toml", built.config.toml())

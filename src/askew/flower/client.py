@@ -12,12 +12,13 @@ from ..core.types import State
 from ..data.federation import RoundPlan
 from ..engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.evaluate import with_private
+from ..engine.noise import SystemNoise
+from ..engine.privacy import add_noise, clip_upload
 from ..errors import DataError
 from ..experiment.checkpoint import layout_digest
 from ..version import __version__
 from .client_state import StateHistory, StateStore
 from .deployment_data import ClientSetup
-from .privacy import add_noise, clip_upload
 from .wire import (
     MODEL,
     InvalidMessage,
@@ -220,13 +221,16 @@ class DeployedClient:
 
     def _upload(self, payload: RawPayload, phase: Algorithm, out: PhaseOutputs) -> tuple[State, float]:
         """The tensors and the loss that the server may see."""
-        upload = self.shared.remove_private(first_row(out.up))
-        if self.privacy.clip:
-            upload = clip_upload(upload, self.privacy.clip)
+        upload, loss = self.shared.remove_private(first_row(out.up)), float(out.loss[0])
+        clip = self.privacy.clip
+        if clip:
+            clip = read_value(payload, "max_length", float, SERVER) if self.privacy.quantile else clip
+            upload, short = clip_upload(upload, clip)
+            # The loss is measured on the samples that clipping protects; adaptive clipping counts short updates.
+            loss = float(short) if self.privacy.quantile else 0.0
         if self.privacy.local:
-            upload = {name: add_noise(t, self.privacy.noise * self.privacy.clip) for name, t in upload.items()}
+            upload = add_noise(upload, clip, self.privacy.noise * clip, SystemNoise())
         tensors = add_prefix("up.", upload) | (self.shared.shared_buffers(out.buffers[0]) if phase.trains else {})
-        loss = 0.0 if self.privacy.clip else float(out.loss[0])  # it is measured on the samples that clipping protects
         if self.privacy.secure:
             return {"masked": self._mask(payload, tensors, loss)}, 0.0
         return tensors, loss

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -29,14 +29,12 @@ from ..experiment.api import fingerprint, source_text
 from ..experiment.build import BuildCache, BuiltRun, build, device_of
 from ..experiment.config import Config, FromPython
 from ..experiment.toml import read_toml
-from .privacy import Privacy
 
 NodeConfig = Mapping[str, bool | int | float | str]  # a node's configuration, as --node-config gives it
 # What a data module's client(node) returns: training, validation and test data, or a ready Dataset.
 ClientDataset = Dataset | tuple[UserData, UserData | None, UserData | None]
-# Settings of [evaluation] that need the clients' samples, and those that need every client's upload.
+# Settings of [evaluation] that need the clients' samples.
 NEED_SAMPLES = {"spread", "fit", "weights", "rare", "descent"}
-NEED_UPLOADS = {"drift", "fit", "weights"}
 
 
 class DataModule(NamedTuple):
@@ -71,10 +69,7 @@ class NodeData(FromPython, Source):
 class DeploymentConfig(Config):
     """The configuration of a run on real clients; a simulation of the same run has another folder and checkpoint."""
 
-    privacy: Privacy = field(default_factory=Privacy)
-
-    def tables(self) -> dict[str, Any]:
-        return super().tables() | ({} if self.privacy == Privacy() else {"privacy": self.privacy.table()})
+    simulated: ClassVar[bool] = False
 
     def digest(self) -> str:
         return f"{super().digest()}-flower"
@@ -94,14 +89,8 @@ def read_config(path: Path, data: DataModule | None = None) -> DeploymentConfig:
         given = tables.get("partition", {})
         kept = {k: v for k, v in given.items() if k in ("clients", "validation")} if isinstance(given, dict) else {}
         tables |= {"data": NodeData(module=data.digest()), "partition": {"name": "natural", **kept}}
-    privacy = tables.pop("privacy", {})
-    if not isinstance(privacy, dict):
-        raise ConfigError(
-            f"privacy is a table of settings, got {privacy!r}; write [privacy] and below it secure = true."
-        )
     config = DeploymentConfig.build(tables)
     assert isinstance(config, DeploymentConfig)
-    config = replace(config, privacy=Privacy.build(privacy, "privacy"))
     check_deployable(config, has_data_module=data is not None)
     return config
 
@@ -128,18 +117,8 @@ def check_deployable(config: DeploymentConfig, has_data_module: bool) -> None:
         raise ConfigError(
             f"evaluation.{names[0]} needs the clients' samples at the server, where they are not; leave it out."
         )
-    if (names := [*switched_on & NEED_UPLOADS]) and (config.privacy.secure or config.privacy.noise):
-        raise ConfigError(
-            f"evaluation.{names[0]} measures the clients' uploads one by one, which privacy hides; "
-            "leave one of them out."
-        )
     if config.attack.on:
         raise ConfigError("attack: attacks are for simulations, and this is a run on real clients; leave [attack] out.")
-    if config.robust.on and (config.privacy.secure or config.privacy.central):
-        raise ConfigError(
-            "robust: a rule must see the clients' uploads one by one, which privacy.secure and the server's noise "
-            "hide; leave one of them out."
-        )
 
 
 # federations ----------------------------------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..core import local
 from ..core.algebra import norm
 from ..core.algorithm import Algorithm
-from ..core.types import Client, State
+from ..core.types import State
 from ..data.federation import RoundPlan
 from ..engine.answers import (
     CLIENT_ERROR,
@@ -35,11 +34,11 @@ from ..engine.answers import (
 )
 from ..engine.base import Incident, PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.distributed import TensorSpec
+from ..engine.privacy import PrivacyStage, zero_uploads
 from ..engine.server import Server
 from ..experiment.checkpoint import layout_digest
 from .client import CLIENT_NUMBERS, COMMON_NUMBERS
 from .deployment_data import RemoteFederation
-from .privacy import add_noise, check_supported
 from .registry import ClientRegistry
 from .wire import (
     MODEL,
@@ -77,27 +76,6 @@ class ClientScores(NamedTuple):
     scores: list[list[float]]  # by model: accuracy, loss and, where the test set is halved, the accuracy on one half
 
 
-def zero_uploads(server: Server) -> list[State]:
-    """For each phase an upload of zeros, with the shapes and types of what a client sends that takes no step."""
-    alg, space, uploads = server.alg, server.space, list[State]()
-    state, carry = alg.client_state(space), State()
-    rates = (
-        server.local.lr,
-        server.local.lr,
-        server.local.momentum,
-        server.local.weight_decay,
-        server.local.clip_limit,
-    )
-    for phase in server.phases:
-        sent = {n: v for n, v in (server.state | server.memory.start).items() if n in phase.broadcast}
-        sent = {n: v.to(space.dtype) if v.is_floating_point() else v for n, v in sent.items()}
-        client = Client(space.start, space.buffers, sent, state, carry, server.parts, *rates, 1.0, 1.0, 1.0, 1, 0.5)
-        result = local.finish(phase, client, local.begin(phase, client))
-        state, carry = result.state, result.carry
-        uploads.append({n: torch.zeros_like(v) for n, v in result.up.items()})
-    return uploads
-
-
 class RemoteEngine:
     """An engine whose clients are trained on their own machines."""
 
@@ -111,11 +89,15 @@ class RemoteEngine:
             "mark": layout_digest(digest, server),
             "classes": classes,
         }  # in all messages
-        check_supported(self.privacy, server, self.zero_uploads)
         self.wanted = 0  # replies that end the wait in a round's first phase; 0: all
         self.sent_model: tuple[Tensor, Tensor] | None = None  # model and buffers that this round's clients have
         self.missing: dict[int, str] = {}  # of the phase under way, by client: why it gave no answer that can be read
         self.repeated: list[int] = []  # clients that answered again in it
+
+    @property
+    def max_length(self) -> float:
+        """The largest length of an update in this round; 0: any."""
+        return next((s.clip for s in self.server.stages if isinstance(s, PrivacyStage)), 0.0)
 
     # training ---------------------------------------------------------------------------------------------------
 
@@ -138,8 +120,6 @@ class RemoteEngine:
             read = lambda client, reply: self._read_upload(n, client, inputs, reply)
             uploads = self._exchange("train", payloads, inputs.round, enough, read, lambda upload: upload.finite)
         uploads, incidents = self._judge(n, inputs, plan.ids, uploads)
-        if self.privacy.central and uploads:
-            uploads = self._noisy_mean(uploads)
         by_row = {i: uploads[c] for i, c in enumerate(plan.ids) if c in uploads}
         return self._phase_outputs(n, inputs, by_row, plan.ids, incidents)
 
@@ -147,6 +127,8 @@ class RemoteEngine:
         """The message for row i of the cohort; `down` are the tensors that all clients get."""
         numbers = {name: float(getattr(inputs, name)) for name in COMMON_NUMBERS}
         numbers |= {name: float(getattr(inputs, name)[i]) for name in CLIENT_NUMBERS}
+        if self.privacy.quantile:
+            numbers["max_length"] = self.max_length
         position = {"round": inputs.round, "phase": n, "used": int(inputs.state["round"][i])}
         memory = self.shared.remove_private({name: t[i] for name, t in inputs.memory.items()})
         return Payload({**self.run_numbers, **position, **numbers}, down | add_prefix("memory.", memory))
@@ -230,12 +212,14 @@ class RemoteEngine:
 
     def _read_upload(self, n: int, client: int, inputs: PhaseInputs, reply: RawPayload) -> ClientUpload:
         """The upload in a client's reply, checked; one that is not finite is left to the server's own guard."""
-        sender, max_length = f"client {client}", self.privacy.clip
+        sender, max_length = f"client {client}", self.max_length
         samples = int(self.server.fed.sizes[client])
         check_values(reply, sender, client=client, round=inputs.round, phase=n, samples=samples)
         tensors = read_tensors(reply, self._upload_specs(n, inputs), sender, require_finite=self.privacy.on)
         tensors = {name: t.to(inputs.w.device) for name, t in tensors.items()}
-        loss = 0.0 if max_length else read_value(reply, "loss", float, sender)
+        loss = 0.0 if max_length and not self.privacy.quantile else read_value(reply, "loss", float, sender)
+        if self.privacy.quantile and loss not in (0.0, 1.0):
+            raise InvalidMessage(f"{sender}: whether its update was short came as {loss!r:.20}; {SAME_SETUP}.")
         finite = all(bool(torch.isfinite(t).all()) for t in (*tensors.values(), torch.tensor(loss)))
         if not finite:
             self.warn(
@@ -262,13 +246,6 @@ class RemoteEngine:
         """An upload from tensors as they travelled; private coordinates are zero."""
         up = self.shared.restore_private(strip_prefix("up.", tensors), self.zero_uploads[n])
         return ClientUpload(up, self.shared.restore_buffers(tensors, inputs.buffers), loss, finite)
-
-    def _noisy_mean(self, uploads: dict[int, ClientUpload]) -> dict[int, ClientUpload]:
-        """The mean of the uploads, with noise that hides each of them, in place of every upload."""
-        std = self.privacy.noise * self.privacy.clip / len(uploads)
-        names = next(iter(uploads.values())).up
-        up = {n: add_noise(torch.stack([one.up[n] for one in uploads.values()]).mean(0), std) for n in names}
-        return {client: upload._replace(up=up) for client, upload in uploads.items()}
 
     def _secure_mean(
         self, n: int, inputs: PhaseInputs, payloads: Mapping[int, Payload], enough: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from ..core.bank import Bank
 from ..core.rng import generator
 from ..engine.base import PhaseOutputs, PhaseRequest
+from ..engine.privacy import PrivacyStage
+from ..errors import ConfigError
 from ..experiment.build import BuildCache, BuiltRun, device_of
 from ..experiment.process_state import explain_out_of_memory, torch_state
 from ..experiment.run import ActiveRun, OnRound, TrainedRound, round_loop
@@ -47,6 +50,8 @@ class DeployedRun(ActiveRun):
     def start_round(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """The next round, whose participants are drawn from the connected clients."""
         t, fed, engine, seed = self.t + 1, self.built.fed, self.engine, self.config.seed
+        if engine.privacy.secret_sampling:  # every round anew, and never stored: a round that is repeated draws again
+            seed = secrets.randbits(128)
         connected = engine.registry.wait_for(engine.rules.answers)
         present = np.array([i for i in fed.eligible.tolist() if i in connected], dtype=np.int64)
         turnout = self.config.participation.turnout(seed, t, present, fed.clients)
@@ -127,10 +132,14 @@ def build_on_clients(
     server = built.server
     server.clients = Bank({"round": torch.zeros((), dtype=torch.int64, device=built.space.device)})
     server.privates = Bank({})
+    if config.privacy.secret_sampling and registry.rules.spare:
+        raise ConfigError(
+            "deployment: spare clients stand in for others, so that the draw of participants is not independent, which "
+            "privacy.secret_sampling counts on; set spare = 0."
+        )
+    server.stages = [s.on_real_clients() if isinstance(s, PrivacyStage) else s for s in server.stages]
     engine = server.engine = RemoteEngine(server, registry, built.fed.classes, config.digest())
     built.facts.update(engine=RemoteEngine.name, reason=f"{len(registry.node_of)} clients, each with its own data")
-    if config.privacy.on:
-        built.facts["privacy"] = config.privacy.describe(config.rounds)
     return built, engine
 
 

@@ -21,7 +21,7 @@ from .wire import SAME_SETUP, InvalidMessage, Payload, from_records, to_one_line
 
 # Seconds for which Flower keeps a message beyond its time, so that the server notices first that nobody answered.
 EXTRA_SECONDS = 5.0
-LOGGED = ("accuracy", "loss", "train_loss")  # entries of a round's record that the log shows
+LOGGED = ("accuracy", "loss", "train_loss", "epsilon")  # entries of a round's record that the log shows
 
 
 class GridTransport:

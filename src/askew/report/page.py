@@ -54,6 +54,7 @@ COLUMNS = (
     PageColumn("bytes_down", "Sent down", "MB", 1e-6, -1),
     PageColumn("dropped", "Dropped", better=-1),
     PageColumn("lost_answers", "Lost answers", better=-1),
+    PageColumn("epsilon", "ε", better=-1),
 )
 COUNTS = ("dropped", "lost_answers")  # columns that are shown where a value is not 0
 WHOLE_NUMBERS = ("seeds", "best_round", "rounds", "rounds_to_target")  # columns without decimals
@@ -342,7 +343,7 @@ def configuration_section(n: int, g: RunGroup) -> str:
             f"seed {value_text(run.config.get('seed'))}",
             f"{len(run.rounds)} of {count_text(run.config['rounds'], 'round')}",
         ]
-        facts += [str(run.facts[key]) for key in ("state", "engine", "device") if run.facts.get(key)]
+        facts += [str(run.facts[key]) for key in ("state", "engine", "device", "privacy") if run.facts.get(key)]
         again = shlex.join(["askew", "run", str(run.folder / "run.toml")]) if run.folder else "# not stored in a folder"
         seeds.append(f"<li>{escape(' · '.join(facts))}<pre>{escape(again)}</pre></li>")
     first = " of the first seed" if len(seeds) > 1 else ""

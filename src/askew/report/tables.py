@@ -205,6 +205,7 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "bytes_down": average([run.bytes_down for run in g.runs]),
                 "dropped": average([run.dropped for run in g.runs]),
                 "lost_answers": average([run.roll_call().lost for run in g.runs]),
+                "epsilon": average(g.last("epsilon")),
             }
         )
     return rows

@@ -185,6 +185,7 @@ class ProgressDisplay:
         last, loss = run.last("accuracy"), run.last("train_loss")
         text = f"round {done}/{rounds}" + (f" · accuracy {percent(last)}" if last is not None else "")
         text += f" · loss {loss:.2f}" if loss is not None else ""
+        text += f" · ε {run.last('epsilon'):.3g}" if run.last("epsilon") is not None else ""
         self.bars.update(self.bar, completed=done, text=text)
         self.parts[run.name] = done / rounds
         if self.whole is not None:
@@ -252,6 +253,7 @@ def run_figures(run: Run) -> list[tuple[str, RenderableType]]:
         ("rounds", f"{len(run.rounds)} of {run.config['rounds']}, {duration(run.seconds_per_round)} each"),
         ("sent", f"{size(run.bytes_up)} up, {size(run.bytes_down)} down"),
     ]
+    rows += [("privacy", privacy_text(run))] if run.facts.get("privacy") else []
     return rows + roll_call_rows(run)
 
 
@@ -265,6 +267,13 @@ def roll_call_rows(run: Run) -> list[tuple[str, RenderableType]]:
         rows += [("", f"{reason} {reason_text(clients)}") for reason, clients in call.reasons.items()]
     sentences = never_sentences(call, run.federation, run.deployed)
     return rows + [("warning", Text(sentence, WARNING)) for sentence in sentences]
+
+
+def privacy_text(run: Run) -> str:
+    """What ε the rounds so far have come to, if any, and what was planned."""
+    spent, delta = run.last("epsilon"), run.config.get("privacy", {}).get("delta")
+    so_far = f"ε = {spent:.3g} at δ = {delta:g} after round {len(run.rounds)}; " if spent is not None else ""
+    return f"{so_far}planned: {run.facts['privacy']}"
 
 
 def summary(run: Run) -> RenderableType:
