@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..errors import ConfigError
 from .algebra import step_along
 from .settings import Settings, is_off, setting
 from .space import Space
@@ -52,6 +53,7 @@ class Algorithm(Settings):
     pooled: ClassVar[bool] = False  # one client holds all data
     exact: ClassVar[bool] = False  # claims the exact optimum under skewed data and partial participation; tests measure
     drift_state: ClassVar[str] = ""  # the client state that holds a learned drift, for the drift metrics; "": none
+    own_weights: ClassVar[str] = ""  # why `weighting` has no effect; another value than its default is then refused
 
     weighting: str = setting(
         "weights of the clients in averages: by sample count, or all equal",
@@ -67,6 +69,10 @@ class Algorithm(Settings):
     def check_learning_rate(self, lr: float) -> None:
         """Refuse, when the configuration loads, what cannot work with this learning rate; raise ConfigError."""
 
+    def divides_by_rate(self) -> str:
+        """Which learning rate hooks divide by, "current" or "initial"; "": none. One that is too small is refused."""
+        return ""
+
     def variants(self) -> tuple[type[Algorithm], ...]:
         """The subclasses whose overrides these settings choose; an instance has them on top from its beginning."""
         return ()
@@ -74,6 +80,11 @@ class Algorithm(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "__class__", combine(self.settings_class(), self.variants()))
+        if self.own_weights and self.weighting != self.__dataclass_fields__["weighting"].default:
+            raise ConfigError(
+                f'{self.display_name()}: weighting = "{self.weighting}" has no effect, as {self.own_weights}; leave it '
+                "out."
+            )
 
     # what it keeps ------------------------------------------------------------------------------------------------
 
