@@ -80,10 +80,14 @@ class Algorithm(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "__class__", combine(self.settings_class(), self.variants()))
-        if self.own_weights and self.weighting != self.__dataclass_fields__["weighting"].default:
+        if self.own_weights:
+            self.refuse_weighting(self.own_weights)
+
+    def refuse_weighting(self, reason: str) -> None:
+        """Refuse another weighting than the default, which would have no effect for this reason."""
+        if self.weighting != self.__dataclass_fields__["weighting"].default:
             raise ConfigError(
-                f'{self.display_name()}: weighting = "{self.weighting}" has no effect, as {self.own_weights}; leave it '
-                "out."
+                f'{self.display_name()}: weighting = "{self.weighting}" has no effect, as {reason}; leave it out.'
             )
 
     # what it keeps ------------------------------------------------------------------------------------------------
