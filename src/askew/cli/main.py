@@ -23,7 +23,7 @@ from ..experiment import catalogue
 from ..experiment import demo as demonstration
 from ..experiment.build import client_label_counts
 from ..experiment.config import load_config, load_plugin, plugin_fault
-from ..experiment.launch import FailedRun, run_all, run_config, run_each
+from ..experiment.launch import FailedRun, run_config, run_each
 from ..experiment.process_tuning import tune_process
 from ..experiment.store import Run, load, load_all
 from ..experiment.sweep import load_sweep
@@ -176,8 +176,7 @@ def sweep(
     elif runs:
         print_rich(terminal.comparison(runs))
     if failed:
-        codes = [fail(f"{run.config.name()}: {explain(run.error)[0]}", explain(run.error)[1]) for run in failed]
-        raise typer.Exit(max(codes))
+        raise typer.Exit(max(fail_run(run) for run in failed))
 
 
 def keep_failures(
@@ -190,6 +189,12 @@ def keep_failures(
             ticker.give_up(run.config.name())
         else:
             yield run
+
+
+def fail_run(run: FailedRun) -> int:
+    """Print why a run failed, and return the exit code."""
+    sentence, code = explain(run.error)
+    return fail(f"{run.config.name()}: {sentence}", code)
 
 
 def collect_runs(running: Iterable[Run], count: int, ticker: terminal.ProgressDisplay, command: str) -> list[Run]:
@@ -395,7 +400,7 @@ def usage_sentence(e: Any, app: Any, arguments: Sequence[str]) -> str:
 
 
 def explain(e: Exception) -> tuple[str, int]:
-    """The sentence and the exit code for an exception: a mistake of the user's or of a plugin's is 2, one of askew 1."""
+    """The sentence and the exit code for an exception: 2 for a mistake of the user's or of a plugin's, 1 for ours."""
     if isinstance(e, AskewError):
         return str(e), 2
     if os.environ.get("ASKEW_DEBUG"):

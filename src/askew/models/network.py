@@ -98,13 +98,14 @@ def run_narrow(layer: nn.Module, x: Tensor) -> Tensor:
         weight, bias = layer.weight[:count, :n], None if layer.bias is None else layer.bias[:count]
         if isinstance(layer, nn.Linear):
             return F.linear(x, weight, bias)
-        return F.conv2d(x, weight, bias, layer.stride, layer.padding)  # type: ignore[arg-type]
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding)
     if isinstance(layer, nn.GroupNorm):
         return F.group_norm(x, math.gcd(layer.num_groups, n), layer.weight[:n], layer.bias[:n], layer.eps)
     if isinstance(layer, BATCH_NORMS):
-        trains = layer.training or layer.running_mean is None or layer.running_var is None
-        mean, var = (None, None) if trains else (layer.running_mean[:n], layer.running_var[:n])
-        return F.batch_norm(x, mean, var, layer.weight[:n], layer.bias[:n], trains, eps=layer.eps)
+        mean, var = layer.running_mean, layer.running_var
+        if layer.training or mean is None or var is None:
+            return F.batch_norm(x, None, None, layer.weight[:n], layer.bias[:n], True, eps=layer.eps)
+        return F.batch_norm(x, mean[:n], var[:n], layer.weight[:n], layer.bias[:n], False, eps=layer.eps)
     return layer(x)  # type: ignore[no-any-return]
 
 

@@ -71,7 +71,7 @@ class Residual(Chain):
             before, x = x, layer(x)
             if name == "layer4":
                 narrow = run_narrow_stage(layer, first_quarter(before.detach()))
-                before = F.adaptive_avg_pool2d(before, x.shape[2:])
+                before = F.adaptive_avg_pool2d(before, (x.shape[2], x.shape[3]))
                 seen = (before, x, first_quarter(before), narrow)
         return (out[1](x), *(t.flatten(2) for t in seen))
 
