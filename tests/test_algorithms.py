@@ -33,6 +33,7 @@ from askew.engine.sequential import Sequential
 from askew.engine.server import Server
 from askew.errors import ConfigError
 from askew.experiment.checkpoint import restore, save
+from askew.experiment.config import Config
 from askew.participation import participations
 from problems import (
     FaultyReports,
@@ -817,3 +818,84 @@ def test_exactness_is_as_claimed(alg: Algorithm) -> None:
 @pytest.mark.parametrize("key", sorted(NOT_MEASURED))
 def test_what_cannot_be_measured_is_not_claimed(key: str) -> None:
     assert not algorithms[key].exact
+
+
+# settings that have no effect, and rates that cannot be divided by ----------------------------------------------------
+
+
+@methods()
+def test_weighting_is_obeyed_or_refused(alg: Algorithm) -> None:
+    """Another weighting than the default is another model where sizes differ, or a sentence; loss-biased FedAvg, whose
+    published runs name it, says so in a remark.
+    """
+    key, other = key_of(alg), "uniform" if alg.by_samples else "samples"
+    settings = alg.table() | {"weighting": other}
+    try:
+        changed = algorithms[key](**settings)
+    except ConfigError as e:
+        assert "weighting" in str(e)
+        return
+    servers = [trained_server(each, problem(), SHORT, COHORTS[:2]) for each in (alg, changed)]
+    if key == "lossbias":
+        assert "weighting has no effect" in changed.remark(servers[0].space) and not alg.remark(servers[0].space)
+    else:
+        assert not close(servers[0].w, servers[1].w, 1e-6)
+
+
+@pytest.mark.parametrize("key", ["fedamd", "fedpdc", "mgda", "solo", "centralised", "feddc"])
+def test_weighting_without_effect_is_one_sentence(key: str) -> None:
+    settings = {"rule": "paper"} if key == "feddc" else {}
+    alg = algorithms[key](**settings)
+    other = "uniform" if alg.by_samples else "samples"
+    with pytest.raises(ConfigError, match=f'weighting = "{other}" has no effect, as .*; leave it out'):
+        Config.build({"algorithm": {"name": key, "weighting": other, **settings}})
+    named = {"algorithm": {"name": key, "weighting": alg.weighting, **settings}}  # the default may be named
+    assert Config.build(named).name() == Config.build({"algorithm": {"name": key, **settings}}).name()
+
+
+@pytest.mark.parametrize("falling", [True, False], ids=["rate-falls-to-0", "rate-is-tiny"])
+@methods()
+def test_a_rate_that_underflows_is_divided_by_nowhere(alg: Algorithm, falling: bool) -> None:
+    """A method that must divide by it is refused when the configuration loads; all others run on, and nobody is left
+    out.
+    """
+    local = LocalSettings(steps=2, batch=4, lr=0.1, decay=0.5) if falling else LocalSettings(steps=2, lr=1e-320)
+    t = 2000 if falling else 1
+    table = {"algorithm": {"name": key_of(alg), **{k: v for k, v in alg.table().items() if v is not None}}}
+    try:
+        Config.build(table | {"local": local, "rounds": t})
+    except ConfigError as e:
+        assert str(e).startswith(f"{alg.display_name()} divides by the learning rate, which is ")
+        return
+    server = make_server(alg, problem(dtype=torch.float32), local, rounds=t)
+    record = server.run_round(t, COHORTS[0])
+    assert record["dropped"] == 0 and bool(torch.isfinite(server.w).all())
+
+
+@pytest.mark.parametrize(
+    ("settings", "which"),
+    [
+        ({"name": "fedavg", "server_lr": 0.1}, "current"),
+        ({"name": "scaffold"}, "current"),
+        ({"name": "scaffold", "variate_lr": "initial"}, "initial"),
+        ({"name": "scaffold", "option": "I"}, ""),
+        ({"name": "feddc"}, "initial"),
+        ({"name": "feddc", "variate": "off"}, ""),
+        ({"name": "fedvarp"}, "current"),
+        ({"name": "fedvarp", "memory_unit": "displacement"}, ""),
+        ({"name": "fedga"}, ""),
+        ({"name": "fedga", "form": "memory"}, "current"),
+        ({"name": "fedpvr"}, "current"),
+        ({"name": "fedcm"}, "current"),
+    ],
+    ids=str,
+)
+def test_which_rate_is_divided_by(settings: dict[str, Any], which: str) -> None:
+    build = lambda **local: Config.build({"algorithm": settings, "local": local, "rounds": 2000})
+    for local, refused in (({"lr": 0.1, "decay": 0.5}, which == "current"), ({"lr": 1e-39}, which != "")):
+        if refused:
+            with pytest.raises(ConfigError, match=r"divides by the learning rate, which is .* set a larger local\.lr"):
+                build(**local)
+        else:
+            build(**local)
+    build(lr=0.1, decay=0.99)

@@ -486,3 +486,12 @@ def test_for_whom_a_step_raised_the_loss() -> None:
             grew.append(after - before > 1e-4)
         shares.append(np.mean(grew) if t % 2 == 0 else None)
     assert [r.get("raised") for r in run.rounds] == shares and 0 < shares[1] < 1
+
+
+def test_nobody_is_left_for_whom_a_step_could_raise_the_loss() -> None:
+    """Rounds in which no participant answers have no such share, whether or not the data were divided beforehand."""
+    tables = {**TINY, "rounds": 3, "participation": {"cohort": 1, "dropout": 1.0}, "evaluation": {"descent": True}}
+    for data in ({"name": "digits"}, {"name": "synthetic", "test_clients": 2}):
+        run = askew.run({**tables, "data": data, "partition": {"clients": 3}})
+        assert [r["participants"] for r in run.rounds] == [[], [], []]
+        assert all(r["raised"] is None and r["accuracy"] is not None for r in run.rounds)

@@ -31,8 +31,8 @@ from askew.models import (
     Softmax,
     networks,
 )
-from askew.models.network import norm_layer
-from askew.models.resnet import ResidualBlock, quarter
+from askew.models.network import norm_layer, run_narrow
+from askew.models.resnet import ResidualBlock
 
 IMAGES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 SMALL = [Softmax(), Softmax(zeros=False), MLP(), MLP(hidden=(20, 12)), CNN(), LeNet()]
@@ -458,37 +458,45 @@ def test_residual_blocks_compute_their_formula() -> None:
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("bottleneck", [False, True])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_quarter_of_a_residual_block_is_a_narrow_block(norm: str, bottleneck: bool, training: bool) -> None:
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_quarter_of_a_residual_block_is_a_narrow_block(
+    norm: str, bottleneck: bool, training: bool, stride: int
+) -> None:
     width = 256 if bottleneck else 64
-    wide, narrow = (ResidualBlock(width, w, 1, bottleneck, partial(norm_layer, norm)).train(training) for w in (64, 16))
+    wide, narrow = (
+        ResidualBlock(inputs, w, stride, bottleneck, partial(norm_layer, norm)).train(training)
+        for inputs, w in ((width, 64), (width // 4, 16))
+    )
     with torch.no_grad():
         for name, whole in wide.state_dict().items():
-            if whole.ndim == 1 and name.startswith("bn"):
+            if whole.ndim == 1 and "num_batches" not in name:
                 whole.uniform_(0.5, 1.5)
             part = narrow.state_dict()[name]
             part.copy_(whole[tuple(slice(0, n) for n in part.shape)])
-    narrow.downsample = nn.Conv2d(width, width // 4, 1, bias=False)  # the shortcut's first channels
-    nn.init.eye_(narrow.downsample.weight[:, :, 0, 0].data)
     before = copy.deepcopy(wide.state_dict())
-    x = torch.rand(2, width, 2, 2)
-    assert torch.allclose(wide(x, quarter), narrow(x), atol=1e-5)
+    x = torch.rand(2, width // 4, 4, 4)
+    assert torch.allclose(wide(x, run_narrow), narrow(x), atol=1e-5)
     assert all(torch.equal(t, before[n]) for n, t in wide.state_dict().items())
 
 
-def test_the_transfer_of_a_residual_network_is_that_of_its_last_block() -> None:
+def test_the_transfer_of_a_residual_network_is_that_of_its_last_stage() -> None:
     module = ResNet18(norm="batch", head=6).build_module((3, 16, 16), 10)
     plain, x = copy.deepcopy(module), torch.rand(2, 3, 16, 16)
-    logits, before, full, narrow = module(x, call="transfer")
+    logits, before, full, before_narrow, narrow = module(x, call="transfer")
     expected, features = plain(x)
     assert torch.equal(logits, expected)
-    assert before.shape == full.shape == (2, 512, 4) and narrow.shape == (2, 128, 4)
+    assert (before.shape, full.shape, narrow.shape) == ((2, 256, 4), (2, 512, 4), (2, 128, 4))
     assert torch.equal(module.head2(module.head1(full.mean(2)).relu()), features)
     assert all(
         torch.equal(a, b) for a, b in zip(module.buffers(), plain.buffers(), strict=True)
     )  # each statistic counted once
     narrow.square().sum().backward()
     touched = {n.rpartition(".")[0] for n, p in module.named_parameters() if p.grad is not None}
-    assert touched == {f"layer4.1.{layer}" for layer in ("conv1", "bn1", "conv2", "bn2")}
+    blocks = {f"layer4.{k}.{layer}" for k in (0, 1) for layer in ("conv1", "bn1", "conv2", "bn2")}
+    assert touched == blocks | {"layer4.0.downsample.0", "layer4.0.downsample.1"}
+    for layer in (plain.conv1, plain.bn1, plain.relu, plain.layer1, plain.layer2, plain.layer3):
+        x = layer(x)
+    assert torch.allclose(before, F.avg_pool2d(x, 2).flatten(2)) and torch.equal(before_narrow, before[:, :64])
     with pytest.raises(ModelError, match="no hidden layer whose transfer could be measured; use mlp"):
         CharLSTM().module((5,), 4)(torch.randint(4, (2, 5)), call="transfer")
 

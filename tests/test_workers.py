@@ -169,6 +169,7 @@ def test_without_a_folder_the_model_comes_back_and_a_killed_rank_0_is_named(capf
     going = run_all([short, long], watch=kill)
     run, alone = next(going), run_config(configured(1, algorithm={"name": "scaffold"}, rounds=2))
     assert run.folder is None and run.finished and records(run) == records(alone) and run.name == alone.name
+    assert list(run.model) == list(alone.model)  # in the network's order, whoever trained it
     assert all(torch.equal(run.model[n], t) for n, t in alone.model.items())
     with pytest.raises(
         EngineError, match=r"^process 0 of the 2 that shared the work was ended by SIGKILL; .* goes on from"

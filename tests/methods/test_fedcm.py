@@ -22,16 +22,19 @@ from askew.errors import ConfigError
 from problems import Problem, close, make_server, train_locally, trained_server
 
 
-def test_rounds_follow_the_formulas(noisy: Problem) -> None:
-    """M is measured with each client's own length and with the rate of its round."""
-    server, w, M = make_server(FedCM(alpha=0.3, server_scale=0.8), noisy, EVERY_TERM), zeros(noisy), zeros(noisy)
+@pytest.mark.parametrize("length", ["nova", "steps"])
+def test_rounds_follow_the_formulas(noisy: Problem, length: str) -> None:
+    """M is measured with each client's own length, a_i or the paper's K_i, and with the rate of its round."""
+    alg = FedCM(alpha=0.3, server_scale=0.8, length=length)
+    server, w, M = make_server(alg, noisy, EVERY_TERM), zeros(noisy), zeros(noisy)
+    length_of = (lambda K: momentum_length(K, 0.6)) if length == "nova" else float
     for t, ids in enumerate(COHORTS, 1):
         server.run_round(t, ids)
         inside = lambda _, M=M: 0.7 * M
         rounds = [train_locally(noisy, EVERY_TERM, i, t, w, inside=inside, gain=0.3) for i in ids]
         step = sum(r.theta - w for r in rounds) / len(ids)
-        lengths = [EVERY_TERM.rate(t) * momentum_length(len(r.gradients), 0.6) for r in rounds]
-        M = sum((w - r.theta) / length for r, length in zip(rounds, lengths, strict=True)) / len(ids)
+        lengths = [EVERY_TERM.rate(t) * length_of(len(r.gradients)) for r in rounds]
+        M = sum((w - r.theta) / each for r, each in zip(rounds, lengths, strict=True)) / len(ids)
         w = w + 0.8 * step
         assert close(server.w, w) and close(server.state["M"], M)
 
@@ -70,4 +73,9 @@ def test_alpha_must_be_above_0_and_at_most_1() -> None:
 
 
 def test_defaults_are_the_published_ones() -> None:
-    assert_defaults(FedCM(), {"weighting": "uniform", "server_scale": 1.0})
+    assert_defaults(FedCM(), {"weighting": "uniform", "server_scale": 1.0, "length": "nova"})
+
+
+def test_without_momentum_both_lengths_are_the_same(noisy: Problem) -> None:
+    one, other = (trained_server(FedCM(length=length), noisy, PLAIN, COHORTS) for length in ("nova", "steps"))
+    assert torch.equal(one.w, other.w) and torch.equal(one.state["M"], other.state["M"])

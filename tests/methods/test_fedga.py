@@ -23,6 +23,7 @@ from torch.func import grad
 
 from askew.algorithms import FedAvg, FedGA
 from askew.data.federation import LocalSettings
+from askew.errors import ConfigError
 from problems import Problem, client_row, close, make_server, softmax_regression, train_locally, trained_server
 
 
@@ -37,11 +38,14 @@ def test_rounds_of_the_exact_form_follow_the_formulas(noisy: Problem) -> None:
         assert close(server.w, w)
 
 
-def test_rounds_of_the_memory_form_follow_the_formulas(noisy: Problem) -> None:
-    """Stored gradients are measured from the displaced start and per unit of the path's length; clients
-    without one start at w.
+@pytest.mark.parametrize("length", ["nova", "steps"])
+def test_rounds_of_the_memory_form_follow_the_formulas(noisy: Problem, length: str) -> None:
+    """Stored gradients are measured from the displaced start and per unit of the path's length, a_i or the paper's K_i;
+    clients without one start at w.
     """
-    server, w, mean = make_server(FedGA(beta=0.4, form="memory"), noisy, EVERY_TERM), zeros(noisy), zeros(noisy)
+    alg = FedGA(beta=0.4, form="memory", length=length)
+    server, w, mean = make_server(alg, noisy, EVERY_TERM), zeros(noisy), zeros(noisy)
+    length_of = (lambda K: momentum_length(K, EVERY_TERM.momentum)) if length == "nova" else float
     G: dict[int, Tensor] = {}
     for t, ids in enumerate(COHORTS, 1):
         server.run_round(t, ids)
@@ -49,12 +53,17 @@ def test_rounds_of_the_memory_form_follow_the_formulas(noisy: Problem) -> None:
         for i in ids:
             start = w + 0.4 * (G[i] - mean) if i in G else w
             end, _, gradients = train_locally(noisy, EVERY_TERM, i, t, start)
-            length = momentum_length(len(gradients), EVERY_TERM.momentum) * EVERY_TERM.rate(t)
-            G[i] = (start - end) / length
-            step, update = step + (end - w) / len(ids), update + (w - end) / length / len(ids)
+            path = length_of(len(gradients)) * EVERY_TERM.rate(t)
+            G[i] = (start - end) / path
+            step, update = step + (end - w) / len(ids), update + (w - end) / path / len(ids)
         w, mean = w + step, update
         assert close(server.w, w) and close(server.state["g"], mean)
         assert all(close(client_row(server.clients, i)["g"], G[i]) for i in G)
+
+
+def test_the_exact_form_measures_its_gradients_and_has_no_length() -> None:
+    with pytest.raises(ConfigError, match='length is a setting of form = "memory"'):
+        FedGA(length="steps")
 
 
 def test_two_rounds_of_the_exact_form_by_hand() -> None:

@@ -58,6 +58,15 @@ def test_with_a_full_mask_it_is_scaffold_without_momentum() -> None:
     assert not close(trained_server(FedPVR(head=1), problem, local, COHORTS).w, other.w, 1e-6)
 
 
+def test_with_a_full_mask_under_momentum_it_is_scaffold_without_momentum() -> None:
+    """Masked layers take no momentum, so it stays what it was, and SCAFFOLD with momentum is something else."""
+    problem = classification(skewed_samples(SIZES))
+    plain = LocalSettings(epochs=2, batch=3, lr=0.1, weight_decay=0.03, clip=0.9, decay=0.9)
+    ours = trained_server(FedPVR(head=2), problem, EVERY_TERM, COHORTS)
+    assert close(ours.w, trained_server(Scaffold(), problem, plain, COHORTS).w)
+    assert not close(ours.w, trained_server(Scaffold(), problem, EVERY_TERM, COHORTS).w, 1e-3)
+
+
 def test_with_an_empty_mask_it_is_fedavg() -> None:
     problem = classification(skewed_samples(SIZES))
     server = trained_server(FedPVR(head=0), problem, EVERY_TERM, COHORTS)

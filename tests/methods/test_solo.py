@@ -9,8 +9,18 @@ from textbook import ALL, COHORTS, PLAIN, exactly, two_rounds_on_the_line, zeros
 from askew.algorithms import Solo
 from askew.data.dataset import Samples
 from askew.data.federation import LocalSettings
-from askew.engine.evaluate import Evaluator, evaluate_clients
-from problems import Problem, client_row, close, federation, linear_model, make_server, train_locally, trained_server
+from askew.engine.evaluate import Evaluator, client_spread, evaluate_clients
+from problems import (
+    Problem,
+    client_row,
+    close,
+    federation,
+    linear_model,
+    make_server,
+    softmax_regression,
+    train_locally,
+    trained_server,
+)
 
 
 @pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine"])
@@ -42,14 +52,30 @@ def test_two_rounds_by_hand() -> None:
     assert server.clients.read(ALL)["momentum"][:, 0].tolist() == exactly(-1.344, 8.8, -7.8, 0.0)
 
 
-def test_the_mean_over_clients_leaves_out_the_empty(noisy: Problem) -> None:
+def test_the_mean_over_clients_is_of_those_that_trained(noisy: Problem) -> None:
+    """Left out are client 4, which holds no samples, and client 2, which never takes part and still has the start."""
     samples = [noisy.samples(i) for i in ALL]
     problem = Problem(federation([*samples, Samples(samples[0].x[:0], samples[0].y[:0])]), linear_model(3))
-    # Client 2 never trains: it still has the common start.
     server = trained_server(Solo(), problem, PLAIN, [[0, 1], [1, 3]])
     X, y = problem.fed.test
-    losses = [0.5 * (X @ client_row(server.privates, i)["w"] - y[:, 0]).square().mean() for i in ALL]
+    losses = [float(0.5 * (X @ client_row(server.privates, i)["w"] - y[:, 0]).square().mean()) for i in (0, 1, 3)]
     task = server.engine.task  # type: ignore[attr-defined]
     evaluator = Evaluator(task, problem.fed, problem.fed.test)
-    score = evaluate_clients(evaluator, server.w, server.buffers, server.private, server.privates)
-    assert Solo().evaluates() == "clients" and float(score[1]) == pytest.approx(float(sum(losses)) / 4, rel=1e-12)
+    score = lambda of: evaluate_clients(evaluator, of.w, of.buffers, of.private, of.privates)
+    assert Solo().evaluates() == "clients" and float(score(server)[1]) == pytest.approx(sum(losses) / 3, rel=1e-12)
+    untrained = make_server(Solo(), problem, PLAIN)  # before the first round there is only the start
+    assert float(score(untrained)[1]) == pytest.approx(float(0.5 * y.square().mean()), rel=1e-12)
+
+
+def test_the_spread_over_clients_is_of_those_that_trained() -> None:
+    problem = softmax_regression([6, 6, 6, 6])
+    server = trained_server(Solo(), problem, PLAIN, [[0, 1], [1, 3]])
+    task = server.engine.task  # type: ignore[attr-defined]
+    found = client_spread(task, server.w, server.buffers, problem.fed, server.private, server.privates)
+    accuracies = []
+    for i in (0, 1, 3):
+        x, y = problem.samples(i)
+        w = client_row(server.privates, i)["w"]
+        accuracies.append(float(((x @ w[:12].view(3, 4).T + w[12:]).argmax(1) == y).double().mean()))
+    assert found["client_accuracy_mean"] == pytest.approx(sum(accuracies) / 3)
+    assert found["client_accuracy_worst10"] == min(accuracies)

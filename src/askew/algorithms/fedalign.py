@@ -4,10 +4,14 @@
     ℓ_L = mean_B (σ(T_narrow) − σ(T_full))²,    T = F₁ F₂ᵀ / s  the transfer matrix from the block's input to its output
 
 Mendieta et al., Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning, CVPR 2022 (arXiv
-2111.14213). σ is the top singular value, by ten power iterations from ones; the block runs once more at a quarter of
-its width on the same detached input, and T_full is detached. The authors train with Nesterov momentum, ours is
-heavy-ball. The block is what the network's `transfer` says: in the small networks here the last hidden layer, where the
-authors have the last residual stage. μ = 0 is FedAvg.
+2111.14213). σ is the top singular value, by ten power iterations from ones. The narrow block reads the first quarter of
+the detached input's channels and has the first quarter of every layer's width; both ends of T_narrow are narrow, and
+T_full is detached. As in the authors' code the block is the last stage of a residual network; in networks whose layers
+stand in a row it is the last hidden layer. The narrow input is needed: the units of the narrow block are among those of
+the full one, so on the same input σ(T_narrow) can never reach σ(T_full), and without normalisation the weights grow
+without end. The authors divide by ℓ_L as it is; here by at least 1e-4 mean_B σ(T_full)², as a gap of less than 1% is
+smaller than the rounding of σ in float32 allows to follow. They train with Nesterov momentum, ours is heavy-ball; they
+clip at 10 (`local.clip`). μ = 0 is FedAvg.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from ..core.task import Task
 from ..core.types import Batch, Client
 from .fedavg import FedAvg
 
-ITERATIONS, TINY = 10, 1e-12
+ITERATIONS = 10
+ALIGNED = 1e-4  # of the mean σ²: below that ℓ_L counts as this large
 
 
 class FedAlign(FedAvg):
@@ -31,21 +36,35 @@ class FedAlign(FedAvg):
     mu: float = setting("strength μ of the alignment", default=0.45, least=0, hint="the paper uses 0.45.")
 
     def loss(self, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
-        output, before, full, narrow = task(theta, batch, call="transfer")
+        output, before, full, before_narrow, narrow = task(theta, batch, call="transfer")
         ce = task.mean_loss(output, batch)
-        gap = top_singular_value(before.detach(), narrow) - top_singular_value(before.detach(), full.detach())
+        target = top_singular_value(before.detach(), full.detach())
+        gap = top_singular_value(before_narrow.detach(), narrow) - target
         lipschitz = task.mean(gap.square(), batch)
-        return ce + self.mu * (ce / (lipschitz + TINY)).detach() * lipschitz
+        least = ALIGNED * task.mean(target.square(), batch)
+        return ce + self.mu * quotient(ce.detach(), torch.maximum(lipschitz.detach(), least)) * lipschitz
 
 
 def top_singular_value(one: Tensor, two: Tensor) -> Tensor:
-    """Of the transfer matrix between two feature maps [B, c, s], for every sample."""
+    """Of the transfer matrix between two feature maps [B, c, s], for every sample; 0 where the iteration finds none."""
     transfer = one @ two.transpose(1, 2) / one.shape[2]
+    size = transfer.detach().abs().amax((1, 2), keepdim=True)
+    transfer = quotient(transfer, size)  # σ is as many times smaller: so no number of the iteration is tiny
     square = transfer @ transfer.transpose(1, 2)
     v = torch.ones_like(square[:, :, :1])
-    length = v[:, 0, 0]
+    length = v[:, :1]
     for _ in range(ITERATIONS):
         v = square @ v
-        length = torch.sqrt(v.square().sum((1, 2)) + TINY)
-        v = v / length[:, None, None]
-    return torch.sqrt(length)
+        length = root(v.square().sum(1, keepdim=True))
+        v = quotient(v, length)
+    return (size * root(length))[:, 0, 0]
+
+
+def root(x: Tensor) -> Tensor:
+    """√x, with the gradient 0 at 0."""
+    return torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), 0.0)
+
+
+def quotient(x: Tensor, y: Tensor) -> Tensor:
+    """x / y, and 0 where y is 0."""
+    return torch.where(y > 0, x / torch.where(y > 0, y, 1.0), 0.0)

@@ -27,6 +27,7 @@ class FedAMD(FedAvg):
     idea = "anchors set the direction, miners follow it"
     combines = "reports"
     weighting = "uniform"
+    own_weights = "all miners count alike, and so do all anchors"
     before = ("gradient",)
     broadcast = ("v",)
 

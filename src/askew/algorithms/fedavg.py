@@ -35,6 +35,9 @@ class FedAvg(Algorithm):
                 "server_lr = server_scale × local.lr. Leave one out."
             )
 
+    def divides_by_rate(self) -> str:
+        return "" if self.server_lr is None else "current"
+
     def scale(self, cohort: Cohort) -> float:
         """s, whichever way it was given."""
         return self.server_scale if self.server_lr is None else self.server_lr / cohort.lr

@@ -4,8 +4,10 @@
     M ← mean_S (w − θ_i) / (η K_i),    w ← w + η_g mean_S δ_i
 
 Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021 (arXiv 2106.10874), Algorithm 2. The paper assumes
-equal K; each client is divided by its own length here, and by the rate of its round, so that M is a mean of gradients
-whatever sizes and schedule. M starts at 0: the first round takes steps of α.
+equal K and steps without momentum; each client is divided by its own length here, and by the rate of its round, so that
+M is a mean of gradients whatever sizes and schedule. Under local momentum K_i steps are a_i > K_i long (FedNova's
+length): `length = "nova"`, the default, divides by a_i, which keeps M a mean of gradients, and `length = "steps"` by
+the K_i of the paper. Without momentum a_i is K_i. M starts at 0: the first round takes steps of α.
 """
 
 from __future__ import annotations
@@ -29,6 +31,13 @@ class FedCM(FedAvg):
         "share α of the client's own gradient", default=0.1, above=0, most=1, hint="papers use 0.001–1, try 0.1."
     )
 
+    length: str = setting(
+        "length of a round in M: a_i of FedNova, or the paper's K_i", default="nova", choices=("nova", "steps")
+    )
+
+    def divides_by_rate(self) -> str:
+        return "current"
+
     def server_state(self, space: Space) -> State:
         return {"M": space.zeros()}
 
@@ -40,4 +49,5 @@ class FedCM(FedAvg):
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         w, _ = super().aggregate(w, up, cohort, server)
-        return w, {"M": -(cohort.p / (cohort.tau * cohort.lr)) @ up["delta"]}
+        length = cohort.tau if self.length == "nova" else cohort.steps
+        return w, {"M": -(cohort.p / (length * cohort.lr)) @ up["delta"]}

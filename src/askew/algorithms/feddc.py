@@ -51,6 +51,9 @@ class FedDC(Algorithm):
     )
     divide_c: bool = setting("divide c by n_i / n̄, as the code does for unequal sizes", default=False)
 
+    def divides_by_rate(self) -> str:
+        return "" if self.variate == "off" else self.variate_lr
+
     def server_state(self, space: Space) -> State:
         return {"c": space.zeros_float64(), "h": space.zeros_float64()}
 
@@ -103,13 +106,18 @@ class FedDC(Algorithm):
 class PaperRule(FedDC):
     """The paper's server rule: the mean of θ_i + h_i by sample counts."""
 
+    own_weights = 'rule = "paper" always weighs by sample counts'
+
+    def weights(self, up: State, cohort: Cohort) -> Tensor:
+        return cohort.size / cohort.size.sum()
+
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
         up, state = super().finish(theta, client)
         return {"corrected": up["delta"] + state["h"], "dc": up["dc"]}, state
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         c = server["c"] + up["dc"].sum(0) / cohort.clients
-        return w + cohort.size / cohort.size.sum() @ up["corrected"], {"c": c, "h": server["h"]}
+        return w + self.weights(up, cohort) @ up["corrected"], {"c": c, "h": server["h"]}
 
 
 class NoDrift(FedDC):

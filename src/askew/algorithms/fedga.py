@@ -5,7 +5,9 @@
 Dandi, Barba, Jaggi, Implicit Gradient Alignment in Distributed and Federated Learning, AAAI 2022 (arXiv 2106.13897).
 `form = "exact"`: G_i is client i's gradient at w, Ḡ the participants' mean: one more exchange a round, a phase of its
 own. `form = "memory"`: G_i is the client's last mean gradient, measured from its displaced start, and Ḡ the last global
-update in the same unit; a client that never took part starts at w. FedDPC's comparison uses the memory form.
+update in the same unit; a client that never took part starts at w. A mean gradient is a displacement divided by η and
+by the length of its steps: `length = "nova"`, the default, takes FedNova's a_i and `length = "steps"` the K_i of the
+paper, which is the same without local momentum. FedDPC's comparison uses the memory form.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from ..core.algorithm import Algorithm
 from ..core.settings import setting
 from ..core.space import Space
 from ..core.types import Client, Cohort, State
+from ..errors import ConfigError
 from .fedavg import FedAvg
 
 
@@ -28,6 +31,17 @@ class FedGA(FedAvg):
 
     beta: float = setting("size β of the displacement", default=0.1, least=0, hint="papers use 0.001–1, try 0.1.")
     form: str = setting("gradients measured anew, or remembered", default="exact", choices=("exact", "memory"))
+
+    length: str = setting(
+        'length of a round in the gradients of form = "memory": a_i of FedNova, or the paper\'s K_i',
+        default="nova",
+        choices=("nova", "steps"),
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.form != "memory" and self.length != "nova":
+            raise ConfigError('FedGA: length is a setting of form = "memory"; set that too, or leave length out.')
 
     def phases(self) -> tuple[Algorithm, ...]:
         return (Probe(), self)
@@ -66,6 +80,9 @@ class Probe(Algorithm):
 class Remembered(FedGA):
     """form = "memory": the client's last mean gradient, and the last global update in the same unit."""
 
+    def divides_by_rate(self) -> str:
+        return "current"
+
     def phases(self) -> tuple[Algorithm, ...]:
         return (self,)
 
@@ -76,9 +93,11 @@ class Remembered(FedGA):
         return client.w + self.beta * client.state["seen"] * (client.state["g"] - client.server["g"])
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
-        g = (self.begin(client) - theta) / (client.tau * client.lr)
+        length = client.tau if self.length == "nova" else client.steps
+        g = (self.begin(client) - theta) / (length * client.lr)
         return {"delta": theta - client.w}, {"g": g, "seen": torch.ones_like(client.state["seen"])}
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         w, _ = super().aggregate(w, up, cohort, server)
-        return w, {"g": -(cohort.p / (cohort.tau * cohort.lr)) @ up["delta"]}
+        length = cohort.tau if self.length == "nova" else cohort.steps
+        return w, {"g": -(cohort.p / (length * cohort.lr)) @ up["delta"]}

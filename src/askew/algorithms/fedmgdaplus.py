@@ -32,6 +32,10 @@ class FedMGDAPlus(Algorithm):
     server_decay_rate: float = setting("factor on η_g after every round", default=1.0, above=0, most=1)
     eps: float = setting("how far a weight may leave its share", default=0.1, least=0, most=1)
 
+    def check(self) -> None:
+        if self.eps >= 1:
+            self.refuse_weighting("with eps = 1 a weight may be any share")
+
     def server_state(self, space: Space) -> State:
         return {"norm": space.scalar()}
 

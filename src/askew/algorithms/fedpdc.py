@@ -31,6 +31,7 @@ class FedPDC(FedAvg):
     idea = "accuracy on public data weighs the clients"
     combines = "rows"
     needs = ("public",)
+    own_weights = "the accuracies on the public set are the weights"
     broadcast = ("a", "at")
 
     lam: float = setting("penalty factor λ", default=10.0, least=0, hint="the paper uses 0.1–10.")

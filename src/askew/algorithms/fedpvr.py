@@ -4,8 +4,9 @@
 
 Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data, CVPR 2023
 (arXiv 2212.02191), Algorithm 1. q marks the last `head` layers with parameters; states and messages hold their v
-numbers alone. As in the authors' code the masked layers take no momentum, so K_i is their length. A full mask is
-SCAFFOLD, an empty one FedAvg.
+numbers alone. As in the authors' code the masked layers take no momentum, so K_i is their length. An empty mask is
+FedAvg. A full one is SCAFFOLD without local momentum; under momentum it is not, as SCAFFOLD's steps take it and these
+do not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class FedPVR(FedAvg):
     broadcast = ("c",)
 
     head: int = setting("number of last layers with parameters that are corrected", default=2, least=0)
+
+    def divides_by_rate(self) -> str:
+        return "current"
 
     def parts(self, space: Space) -> dict[str, Part]:
         return {"head": space.last_layers(self.head)}

@@ -34,6 +34,9 @@ class FedVARP(FedAvg):
                 "its memory is a plain mean over all clients."
             )
 
+    def divides_by_rate(self) -> str:
+        return "current" if self.memory_unit == "gradient" else super().divides_by_rate()
+
     def server_state(self, space: Space) -> State:
         return {"mean": space.zeros_float64()}
 

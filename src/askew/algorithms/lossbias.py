@@ -4,7 +4,8 @@
 
 Moroni, Tereshko, course project report (MLDL24). Report and code differ: the code measures the loss once, after the
 last step (`measure = "final"`, default), the report averages it over the local steps (`mean_over_steps`). A client too
-small for a validation part reports its training loss.
+small for a validation part reports its training loss. Sample counts are in none of these weights, so `weighting` has no
+effect; it is accepted, because published runs name it, and the run's note says so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.settings import setting
+from ..core.space import Space
 from ..core.types import Client, Cohort, State
 from .fedavg import FedAvg
 
@@ -34,6 +36,9 @@ class LossBias(FedAvg):
 
     def variants(self) -> tuple[type[Algorithm], ...]:
         return (MeanOverSteps,) if self.measure == "mean_over_steps" else ()
+
+    def remark(self, space: Space) -> str:
+        return "" if self.by_samples else "weighting has no effect here: clients weigh by their validation loss."
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
         return {"delta": theta - client.w, "validation": client.carry["validation"]}, client.state

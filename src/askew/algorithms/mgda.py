@@ -29,6 +29,7 @@ class MGDA(Algorithm):
     idea = "step where no client's loss grows"
     combines = "directions"
     weighting = "uniform"
+    own_weights = "the weights are those of the shortest combination of the gradients"
 
     server_lr: float = setting("server rate η_s", default=1.0, above=0)
     server_decay: float = setting("weight decay of the server's step", default=0.0, least=0)

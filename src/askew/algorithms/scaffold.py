@@ -40,6 +40,9 @@ class Scaffold(FedAvg):
     )
     variate_lr: str = setting("rate in the variate's divisor", default="current", choices=("current", "initial"))
 
+    def divides_by_rate(self) -> str:
+        return super().divides_by_rate() or (self.variate_lr if self.option == "II" else "")
+
     def server_state(self, space: Space) -> State:
         return {"c": space.zeros_float64()}
 

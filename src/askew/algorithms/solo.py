@@ -4,7 +4,9 @@
 
 The reference "local only" of FedPDC (Zhang, Zhang): each client's own model is measured on the common test set and the
 mean over clients is reported. A round is a client's local training of that round; with `local.epochs = 1` a schedule
-runs over epochs. Clients without samples are left out of the mean.
+runs over epochs. Left out of the mean are clients without samples and, where not all take part, clients that have not
+trained yet: their model is the common start, which says nothing about training alone. The mean counts every other
+client once, whatever its size.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ class Solo(Algorithm):
     paper = "reference; FedPDC's SOLO"
     idea = "every client trains alone"
     combines = "nothing"
+    own_weights = "nothing is averaged"
 
     def client_state(self, space: Space) -> State:
         return {"momentum": space.zeros()}

@@ -23,7 +23,7 @@ from ..experiment import catalogue
 from ..experiment import demo as demonstration
 from ..experiment.build import client_label_counts
 from ..experiment.config import load_config, load_plugin, plugin_fault
-from ..experiment.launch import run_all, run_config
+from ..experiment.launch import FailedRun, run_config, run_each
 from ..experiment.process_tuning import tune_process
 from ..experiment.store import Run, load, load_all
 from ..experiment.sweep import load_sweep
@@ -158,18 +158,43 @@ def sweep(
     """Train every combination of some settings' values; on a GPU many runs at a time.
 
     The sweep table of a file and --over span the combinations. Finished runs are read back, interrupted ones go on.
+    A run that fails does not end the others; it is named at the end.
     """
     configs, console = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
     flags = [(flag, value) for flag, values in (("--over", over), ("--set", overrides)) for value in values or ()]
     words: list[str | Path] = [*([file] if file else []), *chain.from_iterable(flags), "--out", out]
+    failed: list[FailedRun] = []
     with terminal.ProgressDisplay(console, configs, "sweep") as ticker:
         runs = collect_runs(
-            run_all(configs, out, watch=ticker), len(configs), ticker, terminal.command("sweep", *words)
+            keep_failures(run_each(configs, out, watch=ticker), failed, ticker),
+            len(configs),
+            ticker,
+            terminal.command("sweep", *words),
         )
     if as_json:
         print_json([run.summary() for run in runs])
-    else:
+    elif runs:
         print_rich(terminal.comparison(runs))
+    if failed:
+        raise typer.Exit(max(fail_run(run) for run in failed))
+
+
+def keep_failures(
+    running: Iterable[Run | FailedRun], failed: list[FailedRun], ticker: terminal.ProgressDisplay
+) -> Iterator[Run]:
+    """The runs that did not fail; the others are added to a list."""
+    for run in running:
+        if isinstance(run, FailedRun):
+            failed.append(run)
+            ticker.give_up(run.config.name())
+        else:
+            yield run
+
+
+def fail_run(run: FailedRun) -> int:
+    """Print why a run failed, and return the exit code."""
+    sentence, code = explain(run.error)
+    return fail(f"{run.config.name()}: {sentence}", code)
 
 
 def collect_runs(running: Iterable[Run], count: int, ticker: terminal.ProgressDisplay, command: str) -> list[Run]:
@@ -178,7 +203,7 @@ def collect_runs(running: Iterable[Run], count: int, ticker: terminal.ProgressDi
     for run in running:
         if not run.finished:
             ticker.bars.stop()
-            exit_with_command(ticker.console, f"stopped in run {len(runs) + 1} of {count}, all of it stored", command)
+            exit_with_command(ticker.console, f"stopped in run {ticker.done + 1} of {count}, all of it stored", command)
         ticker.end(run)
         runs.append(run)
     return runs
@@ -332,8 +357,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with silent() if rank_and_size()[0] else nullcontext():  # of several ranks only the first prints
             code = command.main(arguments, prog_name="askew", standalone_mode=False)
         sys.stdout.flush()
-    except AskewError as e:
-        return fail(str(e))
     except UsageError as e:
         return fail(usage_sentence(e, command, arguments))
     except BrokenPipeError:
@@ -347,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "check that the path is right, may be written and has space."
         )
     except Exception as e:
-        return fail_unexpectedly(e)
+        return fail(*explain(e))
     return code if isinstance(code, int) else 0
 
 
@@ -377,14 +400,16 @@ def usage_sentence(e: Any, app: Any, arguments: Sequence[str]) -> str:
     return f"{message[:1].lower()}{message[1:]}{' ' if message.endswith('?') else '; '}{takes}; see {path} --help."
 
 
-def fail_unexpectedly(e: Exception) -> int:
-    """Say that a plugin is wrong, where one raised the exception, else that askew is."""
+def explain(e: Exception) -> tuple[str, int]:
+    """The sentence and the exit code for an exception: 2 for a mistake of the user's or of a plugin's, 1 for ours."""
+    if isinstance(e, AskewError):
+        return str(e), 2
     if os.environ.get("ASKEW_DEBUG"):
-        traceback.print_exc()
+        traceback.print_exception(e)
     if fault := plugin_fault(e):
-        return fail(fault)
+        return fault, 2
     what = f"{type(e).__name__}: {e}"
-    return fail(
+    return (
         f"unexpected {what}; this is a defect of askew: please report it with the traceback that ASKEW_DEBUG=1 shows.",
-        code=1,
+        1,
     )

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..errors import ConfigError
 from .algebra import step_along
 from .settings import Settings, is_off, setting
 from .space import Space
@@ -55,6 +56,7 @@ class Algorithm(Settings):
     # other, their "directions" alone, "reports" of clients about themselves, or "nothing"; robust rules ask
     combines: ClassVar[str] = "mean"
     drift_state: ClassVar[str] = ""  # the client state that holds a learned drift, for the drift metrics; "": none
+    own_weights: ClassVar[str] = ""  # why `weighting` has no effect; another value than its default is then refused
 
     weighting: str = setting(
         "weights of the clients in averages: by sample count, or all equal",
@@ -70,6 +72,10 @@ class Algorithm(Settings):
     def check_learning_rate(self, lr: float) -> None:
         """Refuse, when the configuration loads, what cannot work with this learning rate; raise ConfigError."""
 
+    def divides_by_rate(self) -> str:
+        """Which learning rate hooks divide by, "current" or "initial"; "": none. One that is too small is refused."""
+        return ""
+
     def variants(self) -> tuple[type[Algorithm], ...]:
         """The subclasses whose overrides these settings choose; an instance has them on top from its beginning."""
         return ()
@@ -77,6 +83,15 @@ class Algorithm(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "__class__", combine(self.settings_class(), self.variants()))
+        if self.own_weights:
+            self.refuse_weighting(self.own_weights)
+
+    def refuse_weighting(self, reason: str) -> None:
+        """Refuse another weighting than the default, which would have no effect for this reason."""
+        if self.weighting != self.__dataclass_fields__["weighting"].default:
+            raise ConfigError(
+                f'{self.display_name()}: weighting = "{self.weighting}" has no effect, as {reason}; leave it out.'
+            )
 
     # what it keeps ------------------------------------------------------------------------------------------------
 

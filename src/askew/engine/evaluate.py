@@ -90,13 +90,21 @@ def with_private(w: Tensor, buffers: Tensor, part: Part, row: dict[str, Tensor])
 
 
 def evaluate_clients(evaluator: Evaluator, w: Tensor, buffers: Tensor, part: Part, bank: Bank) -> Tensor:
-    """The mean over all clients of their own models' scores; clients that never trained share one model."""
-    clients = len(evaluator.fed.eligible)
-    rest = clients - len(bank)
+    """The mean over clients of their own models' scores; each counts once.
+
+    Clients that never trained share one model. Where no coordinate is shared (SOLO) it is the start, which nobody
+    trained: they are left out, as soon as one client has trained.
+    """
+    rest = 0 if trains_alone(w, part, bank) else len(evaluator.fed.eligible) - len(bank)
     total = rest * evaluator(*with_private(w, buffers, part, bank.start)) if rest else 0
     for client in bank.clients:
         total = total + evaluator(*with_private(w, buffers, part, {n: v[0] for n, v in bank.read([client]).items()}))
-    return torch.as_tensor(total) / clients
+    return torch.as_tensor(total) / (len(bank) + rest)
+
+
+def trains_alone(w: Tensor, part: Part, bank: Bank) -> bool:
+    """Do clients share no coordinate of the model, and has one of them trained?"""
+    return part.indices.numel() == w.numel() and len(bank) > 0
 
 
 def mean_private(bank: Bank, clients: int) -> dict[str, Tensor]:
@@ -111,9 +119,13 @@ def client_spread(
 ) -> dict[str, float]:
     """How evenly the clients are served, on their own samples: mean, worst and best tenth, standard deviation.
 
-    With a bank of private parts it is each client's own model that serves it.
+    With a bank of private parts it is each client's own model that serves it; where no coordinate is shared, clients
+    that never trained are left out.
     """
     ids = fed.eligible.tolist() if fed.assignment is not None else fed.eligible[:SHOWN].tolist()
+    if bank is not None and trains_alone(w, part, bank):
+        trained = {*bank.clients}
+        ids = [i for i in ids if i in trained] or ids
     pool, places = fed.gather(ids)
     if bank is None:
         right = per_sample(task, w, buffers, pool, fed)[0].cpu().numpy()
@@ -137,14 +149,16 @@ def share_raised(
     task: Task, models: Sequence[tuple[Tensor, Tensor]], fed: Federation, ids: Sequence[int]
 ) -> dict[str, float | None]:
     """The share of these clients whose own samples have a higher mean loss under the second model than the first."""
+    if not len(ids):
+        return {"raised": None}
     pool, places = fed.gather(ids)
-    every = torch.from_numpy(np.concatenate([*places, np.zeros(0, dtype=np.int64)])).to(pool.y.device)
+    every = torch.from_numpy(np.concatenate(places)).to(pool.y.device)
     first, second = (
         per_sample(task, *model, Samples(pool.x[every], pool.y[every]), fed)[1].double() for model in models
     )
     ends = np.cumsum([0, *map(len, places)])
-    changes = [change.mean() for change in np.split((second - first).cpu().numpy(), ends[1:-1])] if places else []
-    return {"raised": float(np.mean(np.array(changes) > RAISED)) if changes else None}
+    changes = [change.mean() for change in np.split((second - first).cpu().numpy(), ends[1:-1])]
+    return {"raised": float(np.mean(np.array(changes) > RAISED))}
 
 
 def rarest_classes(fed: Federation) -> np.ndarray[Any, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.bank import Bank
+from ..core.hooks import STATE, correct_hook, in_words, is_pair, is_state, wrong_return
 from ..core.rng import coin
 from ..core.space import Space
 from ..core.types import Cohort, State, momentum_length, select_rows
@@ -112,10 +113,11 @@ class Server:
         self.w, self.buffers = space.start.clone(), space.buffers.clone()
         self.drift_history = drift_metrics.history(space) if drift else None  # None: drift is not recorded
         self.times = dict.fromkeys(TIMES if times else (), 0.0)  # of the round under way
-        self.state = alg.server_state(space)
+        self.state = declared_state(alg, "server_state", space)
         self.parts, self.private = alg.parts(space), alg.private(space)
-        self.clients = Bank(alg.client_state(space), owns=owns)
-        self.memory = Bank(alg.memory(space))
+        self.clients = Bank(declared_state(alg, "client_state", space), owns=owns)
+        self.memory = Bank(declared_state(alg, "memory", space))
+        self.unchecked = {id(phase) for phase in self.phases}  # whose weights were not asked for yet
         own = {"w": space.start[self.private.indices], "b": space.buffers[self.private.buffer_indices]}
         self.privates = Bank({} if self.private.empty else own)
         self.looks = sorted({name for phase in self.phases for name in (*phase.before, *phase.each, *phase.after)})
@@ -277,6 +279,9 @@ class Server:
     ) -> RoundState:
         """What a phase's reports make of model, buffers, state and rows."""
         cohort, updates, buffers = self._cohort(round, plan, outputs, at.w, phase), at.updates, at.buffers
+        if id(phase) in self.unchecked:  # aggregate() would fail on wrong weights, and not say why
+            self.unchecked.discard(id(phase))
+            self._weights(phase, outputs.up, cohort)
         w, server, memory = self._aggregate(phase, at.w, outputs.up, cohort, at.server, at.rows["memory"])
         if "delta" in outputs.up and (self.drift_history is not None or self.metrics):
             weights = self._weights(phase, outputs.up, cohort)
@@ -389,13 +394,19 @@ class Server:
         return Cohort(p, steps, tau, size, outputs.loss, public, lr, lr0, round, len(self.fed.eligible))
 
     def _weights(self, phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
-        return phase.weights(up, cohort).to(self.space.dtype)
+        weights = phase.weights(up, cohort)
+        if not isinstance(weights, Tensor) or weights.shape != cohort.p.shape:
+            raise wrong_return(phase, "weights", f"a weight for each client, {in_words(cohort.p)}", weights)
+        return weights.to(self.space.dtype)
 
     def _aggregate(
         self, phase: Algorithm, w: Tensor, up: State, cohort: Cohort, server: State, memory: State
     ) -> tuple[Tensor, State, State]:
         """The new model, server state and memory rows."""
-        new, entries = phase.aggregate(w, up, cohort, server | memory)
+        aggregated = phase.aggregate(w, up, cohort, server | memory)
+        if not (is_pair(aggregated) and isinstance(aggregated[0], Tensor) and is_state(aggregated[1])):
+            raise wrong_return(phase, "aggregate", f"the new model and {STATE}", aggregated)
+        new, entries = aggregated
         self._same_form(phase, "aggregate", "model", {"w": w}, {"w": new})
         entries = self._same_form(phase, "aggregate", "server state", server | memory, entries)
         return new, {n: entries[n] for n in server}, {n: entries[n] for n in memory}
@@ -410,7 +421,7 @@ class Server:
             raise AlgorithmError(
                 f"{phase.display_name()}: {hook}() must return the {what} with its declared names, shapes and types; "
                 f"{name!r} was declared {declared.get(name, 'not at all')} and came back "
-                f"{returned.get(name, 'not at all')}. Correct the hook."
+                f"{returned.get(name, 'not at all')}. {correct_hook(phase)}"
             )
         return new
 
@@ -464,6 +475,14 @@ class Server:
             up += buffers * one
         log.bytes_down += down * (asked + (absent or 0))
         log.bytes_up += up * answers_sent
+
+
+def declared_state(alg: Algorithm, hook: str, space: Space) -> State:
+    """What one of the hooks that declare a state returns."""
+    state: State = getattr(alg, hook)(space)
+    if not is_state(state):
+        raise wrong_return(alg, hook, STATE, state)
+    return state
 
 
 def explained_incidents(ids: Sequence[int], outputs: PhaseOutputs) -> list[Incident]:

@@ -377,7 +377,7 @@ class RowMoves:
             if isinstance(move, Look):
                 objective = lambda u: self.task.loss(u, batch)
             else:
-                objective = lambda u: self.method(numbers).loss(self.task, u, batch, client)
+                objective = local.objective(self.method(numbers), self.task, batch, client)
             return value_and_buffers(self.task, objective, at.carry["buffers"], theta)
 
         return differentiate_rows(evaluate, rows[2].theta, *rows)

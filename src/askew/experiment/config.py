@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
+from ..core.hooks import correct_hook
 from ..core.settings import Registry, Settings, setting
 from ..data import partitions, sources
 from ..data.dataset import Source
@@ -38,6 +39,7 @@ from .toml import parse_value, read_toml, to_toml
 S = TypeVar("S", bound=Settings)
 C = TypeVar("C", bound=type)
 
+SMALLEST_RATE = 2.0**-126  # the smallest number that float32 holds with all its digits
 PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
 
 
@@ -162,6 +164,7 @@ class Config:
         config.attack.check_method(config.algorithm)
         config.robust.check_method(config.algorithm)
         config.check_privacy()
+        check_division_by_rate(config)
         return config
 
     def check_privacy(self) -> None:
@@ -236,6 +239,18 @@ def check_keys(tables: Mapping[str, Any]) -> None:
             first = "name" if key in CHOICES else next(iter(fixed[key]().table()))
             example = f"{key}.{first} = {value!r}" if key in CHOICES else f"{key}.{first} = …"
             raise ConfigError(f"{key} is a table of settings, got {value!r}; write {example}, or [{key}] in a file.")
+
+
+def check_division_by_rate(config: Config) -> None:
+    """Refuse a learning rate by which the method must divide and cannot: no displacement would tell a gradient."""
+    local, which = config.local, config.algorithm.divides_by_rate()
+    t = config.rounds if which == "current" else 1
+    rate = local.rate(t, config.rounds)  # rates never grow from round to round
+    if which and rate < SMALLEST_RATE:
+        raise ConfigError(
+            f"{config.algorithm.display_name()} divides by the learning rate, which is {rate:g} in round {t} and must "
+            f"be ≥ {SMALLEST_RATE:.2g}; set a larger local.lr, a local.decay nearer to 1, or fewer rounds."
+        )
 
 
 def stored_tables(config: Config) -> dict[str, Any]:
@@ -341,6 +356,13 @@ def plugin_fault(e: BaseException) -> str | None:
             return (
                 f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again."
             )
+    for at, _ in traceback.walk_tb(e.__traceback__):
+        for alg in (at.f_locals.get(name) for name in ("alg", "phase", "self")):
+            if isinstance(alg, Algorithm) and alg.settings_class().__module__.startswith(PLUGIN_PREFIX):
+                return (
+                    f"{alg.display_name()}: askew failed on what its hooks returned ({type(e).__name__}: {e}); check "
+                    f"names, shapes and types of what they return. {correct_hook(alg)}"
+                )
     return None
 
 

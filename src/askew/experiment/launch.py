@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import load_file
 
@@ -75,6 +75,42 @@ def run_all(
                 yield run
                 if not run.finished:
                     return
+
+
+class FailedRun(NamedTuple):
+    """A run that could not be made, and why."""
+
+    config: Config
+    error: Exception
+
+
+def run_each(
+    configs: Sequence[Config], out: str | Path, *, watch: OnRound | None = None
+) -> Generator[Run | FailedRun, None, None]:
+    """As `run_all`, but a run that fails is yielded as such and the others go on.
+
+    Where several run at a time and one fails, those that have not ended are run again one by one, from what is stored.
+    Errors of the system, such as a full disk, end all.
+    """
+    waiting, remaining = list[list[Config]](), list(configs)
+    while remaining:
+        waiting.append(next_batch(remaining))
+        del remaining[: len(waiting[-1])]
+    while waiting:
+        part, ended = waiting.pop(0), 0
+        try:
+            for run in run_all(part, out, watch=watch):
+                yield run
+                if not run.finished:
+                    return
+                ended += 1
+        except OSError:
+            raise
+        except Exception as e:
+            alone = len(part) == 1
+            waiting[:0] = [] if alone else [[config] for config in part[ended:]]
+            if alone:
+                yield FailedRun(part[0], e)
 
 
 def next_batch(configs: Sequence[Config]) -> list[Config]:
@@ -210,7 +246,7 @@ def send_rounds(send: Send) -> OnRound:
 
 def end_message(run: Run) -> Message:
     """The message that a run has ended, or was found finished."""
-    return {"run": run.name, "end": run.facts}
+    return {"run": run.name, "end": run.facts, "tensors": list(run.model)}
 
 
 class RemoteRuns:
@@ -237,7 +273,7 @@ class RemoteRuns:
         """Take in one message and call `watch` for a start or a round; return the run whose end it tells, else None."""
         name = message["run"]
         if "end" in message:
-            return self._end(name, message["end"])
+            return self._end(name, message["end"], message["tensors"])
         if "start" in message:
             folder = None if self.temporary else self.folder / name
             self.active[name] = Run(self.tables[name], **message["start"], folder=folder)
@@ -248,12 +284,16 @@ class RemoteRuns:
             self.watch(self.active[name], message.get("record"))
         return None
 
-    def _end(self, name: str, facts: dict[str, Any]) -> Run:
-        """The run that has ended; one that never started was finished before, and is read back."""
+    def _end(self, name: str, facts: dict[str, Any], tensors: list[str]) -> Run:
+        """The run that has ended; one that never started was finished before, and is read back.
+
+        `tensors` are the names of its model in the network's order, which the file does not keep.
+        """
         run = self.active.pop(name, None)
         if run is None:
             return load(self.folder / name)
         run.facts = facts
         if self.with_models:
-            run.model = load_file(self.folder / name / "model.safetensors")
+            model = load_file(self.folder / name / "model.safetensors")
+            run.model = {tensor: model[tensor] for tensor in tensors}
         return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..core.hooks import fits, in_words, is_state, wrong_return
 from ..core.task import WithFeatures
 from ..engine.evaluate import accuracy_by_rarity, client_spread, evaluate_clients, mean_private, with_private
 from .build import BuiltRun
@@ -16,7 +17,10 @@ def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
     server, fed, evaluator = built.server, built.fed, built.evaluator
     how, private = server.alg.evaluates(), server.private
     scores: dict[str, Tensor] = {}
-    for name, w in server.alg.models(server.w, server.state).items():
+    models = server.alg.models(server.w, server.state)
+    if not (is_state(models) and models and all(fits(w, server.w) for w in models.values())):
+        raise wrong_return(server.alg, "models", f"one model or more by name, each {in_words(server.w)}", models)
+    for name, w in models.items():
         buffers = server.buffers
         if how == "clients" and not private.empty:
             scores[name] = evaluate_clients(evaluator, w, buffers, private, server.privates)

@@ -25,8 +25,10 @@ HARMLESS = frozenset(  # what a subclass may override without touching a local s
         *("title", "paper", "idea", "broadcast", "before", "each", "after", "trains", "needs", "pooled", "exact"),
         *(
             "drift_state",
+            "own_weights",
             "check",
             "check_learning_rate",
+            "divides_by_rate",
             "reads",
             "variants",
             "settings_class",

@@ -6,6 +6,7 @@ Every module returns (logits, features), where features [B, f] are the input of 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -46,7 +47,7 @@ class Chain(LayerRow):
         return x
 
     def transfer(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Logits, then the last hidden layer's input [B, c, 1] and its output at full and at a quarter of its width.
+        """Logits, the last hidden layer's input and output [B, c, 1], and both once more at a quarter of their width.
 
         The narrow output starts from the detached input, so that its gradient belongs to that layer alone; it leaves
         running statistics as the full pass left them.
@@ -59,10 +60,11 @@ class Chain(LayerRow):
             )
         for layer in body[: linear[-1]]:
             x = layer(x)
-        full, narrow = x, x.detach()
+        full, narrow = x, first_quarter(x.detach())
+        before = full, narrow
         for layer in body[linear[-1] :]:
-            full, narrow = layer(full), second_pass(layer, narrow)
-        return out(full), x[..., None], full[..., None], narrow[:, : max(1, full.shape[1] // 4), None]
+            full, narrow = layer(full), run_narrow(layer, narrow)
+        return out(full), *(t[..., None] for t in (before[0], full, before[1], narrow))
 
 
 class PooledConvolutions(Chain):
@@ -80,10 +82,30 @@ def use_kernels(module: nn.Module, kernels: Kernels) -> nn.Module:
     return module
 
 
-def second_pass(layer: nn.Module, x: Tensor) -> Tensor:
-    """A second pass of the same batch through a layer, which batch norm must not count twice."""
-    if isinstance(layer, BATCH_NORMS) and layer.training:
-        return F.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps)
+def first_quarter(x: Tensor) -> Tensor:
+    """The first quarter of the channels [B, c, …], at least one."""
+    return x[:, : max(1, x.shape[1] // 4)]
+
+
+def run_narrow(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer's first quarter of outputs, from the first channels of its input.
+
+    It is a batch's second pass through the layer, so batch norm does not count its statistics.
+    """
+    n = x.shape[1]
+    if isinstance(layer, (nn.Linear, nn.Conv2d)):
+        count = max(1, layer.weight.shape[0] // 4)
+        weight, bias = layer.weight[:count, :n], None if layer.bias is None else layer.bias[:count]
+        if isinstance(layer, nn.Linear):
+            return F.linear(x, weight, bias)
+        return F.conv2d(x, weight, bias, layer.stride, layer.padding)
+    if isinstance(layer, nn.GroupNorm):
+        return F.group_norm(x, math.gcd(layer.num_groups, n), layer.weight[:n], layer.bias[:n], layer.eps)
+    if isinstance(layer, BATCH_NORMS):
+        mean, var = layer.running_mean, layer.running_var
+        if layer.training or mean is None or var is None:
+            return F.batch_norm(x, None, None, layer.weight[:n], layer.bias[:n], True, eps=layer.eps)
+        return F.batch_norm(x, mean[:n], var[:n], layer.weight[:n], layer.bias[:n], False, eps=layer.eps)
     return layer(x)  # type: ignore[no-any-return]
 
 

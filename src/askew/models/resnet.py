@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..core.settings import setting
 from ..errors import ConfigError
-from .network import GROUPS, Chain, Network, make_chain, norm_layer, require_image
+from .network import GROUPS, Chain, Network, first_quarter, make_chain, norm_layer, require_image, run_narrow
 
 NARROWEST = 64  # channels
 STEMS = ("small", "imagenet")
@@ -40,45 +40,39 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__) -> Tensor:
-        """`run` may run the layers of a block without downsampling at less than their width."""
-        y, shortcut = x, self.downsample(x)
+        """`run` may run the layers at less than their width."""
+        y, shortcut = x, x
+        for layer in self.downsample.children():
+            shortcut = run(layer, shortcut)
         for k in range(1, self.depth + 1):
             y = run(self.get_submodule(f"bn{k}"), run(self.get_submodule(f"conv{k}"), y))
             y = F.relu(y) if k < self.depth else y
-        return F.relu(y + shortcut[:, : y.shape[1]])
+        return F.relu(y + shortcut)
 
 
-def quarter(layer: nn.Module, x: Tensor) -> Tensor:
-    """A layer's first quarter of channels. It is a batch's second pass, so batch norm does not count its statistics."""
-    if isinstance(layer, nn.Conv2d):
-        return F.conv2d(x, layer.weight[: layer.out_channels // 4, : x.shape[1]], None, layer.stride, layer.padding)
-    n = x.shape[1]
-    if isinstance(layer, nn.GroupNorm):
-        return F.group_norm(x, layer.num_groups, layer.weight[:n], layer.bias[:n], layer.eps)
-    assert isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None and layer.running_var is not None
-    mean, var = (None, None) if layer.training else (layer.running_mean[:n], layer.running_var[:n])
-    return F.batch_norm(x, mean, var, layer.weight[:n], layer.bias[:n], layer.training, eps=layer.eps)
+def run_narrow_stage(stage: nn.Module, x: Tensor) -> Tensor:
+    """The output of a stage's first quarter of channels in every layer."""
+    for block in stage.children():
+        x = block(x, run_narrow)
+    return x
 
 
 class Residual(Chain):
-    """A chain whose block is the last one of layer4."""
+    """A chain whose block is layer4, the last stage."""
 
     def transfer(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Logits, then the last block's input [B, c, s] and its output at full and at a quarter of its width.
+        """Logits, the last stage's input and output [B, c, s], and both once more at a quarter of their width.
 
-        The narrow output comes from the detached input through the first quarter of the channels of every convolution.
+        The inputs are averaged to the size of the outputs.
         """
         *body, out = self.named_children()
         seen: tuple[Tensor, ...] = ()
         for name, layer in body:
-            if name != "layer4":
-                x = layer(x)
-                continue
-            *before, block = layer.children()
-            for each in before:
-                x = each(x)
-            seen = (x, block(x), block(x.detach(), quarter))
-            x = seen[1]
+            before, x = x, layer(x)
+            if name == "layer4":
+                narrow = run_narrow_stage(layer, first_quarter(before.detach()))
+                before = F.adaptive_avg_pool2d(before, (x.shape[2], x.shape[3]))
+                seen = (before, x, first_quarter(before), narrow)
         return (out[1](x), *(t.flatten(2) for t in seen))
 
 

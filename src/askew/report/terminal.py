@@ -220,6 +220,15 @@ class ProgressDisplay:
             self.say(f"{self.count()}: {self.run_title(run)}: best accuracy {percent(run.best_accuracy)}")
         self.training = False
 
+    def give_up(self, name: str) -> None:
+        """Count a run that failed."""
+        self.done += 1
+        self.parts.pop(name, None)
+        if self.whole is not None:
+            self.bars.update(self.whole, completed=self.done, text=self.count())
+        self.say(f"{self.count()}: {shorten_label(self.labels.get(name, name))}: failed", "yellow")
+        self.training = False
+
     def run_title(self, run: Run) -> str:
         return f"{shorten_label(self.labels.get(run.name, run.algorithm))}, seed {run.config['seed']}"
 
