@@ -136,15 +136,19 @@ def client_spread(
 def share_raised(
     task: Task, models: Sequence[tuple[Tensor, Tensor]], fed: Federation, ids: Sequence[int]
 ) -> dict[str, float | None]:
-    """The share of these clients whose own samples have a higher mean loss under the second model than the first."""
+    """The share of these clients whose own samples have a higher mean loss under the second model than the first; None
+    if there are no clients.
+    """
+    if not len(ids):
+        return {"raised": None}
     pool, places = fed.gather(ids)
-    every = torch.from_numpy(np.concatenate([*places, np.zeros(0, dtype=np.int64)])).to(pool.y.device)
+    every = torch.from_numpy(np.concatenate(places)).to(pool.y.device)
     first, second = (
         per_sample(task, *model, Samples(pool.x[every], pool.y[every]), fed)[1].double() for model in models
     )
     ends = np.cumsum([0, *map(len, places)])
-    changes = [change.mean() for change in np.split((second - first).cpu().numpy(), ends[1:-1])] if places else []
-    return {"raised": float(np.mean(np.array(changes) > RAISED)) if changes else None}
+    changes = [change.mean() for change in np.split((second - first).cpu().numpy(), ends[1:-1])]
+    return {"raised": float(np.mean(np.array(changes) > RAISED))}
 
 
 def rarest_classes(fed: Federation) -> np.ndarray[Any, Any]:
