@@ -87,7 +87,9 @@ def draw_tables(rng: random.Random) -> dict[str, Any]:
     for name, cls in (TABLES | OPTIONAL_TABLES).items():
         share = 0.1 if name in OPTIONAL_TABLES and rng.random() < 0.5 else 0.3
         tables[name] = draw_settings(cls, rng, share)
-    tables["local"] |= {"epochs": rng.choice((1, 1, 2)), "steps": rng.choice((0, 0, 1, 3))}
+    tables["local"] |= {"epochs": rng.choice((1, 1, 1, 2)), "steps": rng.choice((0, 1, 2, 3))}
+    if not tables["local"]["steps"]:  # few steps, whatever the batch
+        tables["local"]["batch"] = rng.choice((0, 16, 50, 10**6))
     tables["local"]["lr"] = rng.choice((0.01, 0.1, 1.0, 30.0, 1e6))
     if rng.random() < 0.9:  # what is usually refused, and would hide the rest
         tables["model"].pop("new_head", None)

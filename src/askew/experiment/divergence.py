@@ -44,7 +44,7 @@ def is_bad(records: Sequence[Record], n: int, limit: float) -> bool:
     if loss is None or loss <= limit:
         return False
     earlier = [record["train_loss"] for record in records[:n] if record["train_loss"] is not None]
-    return loss >= min(earlier, default=0.0)
+    return bool(loss >= min(earlier, default=0.0))
 
 
 def is_not_finite(record: Record) -> bool:

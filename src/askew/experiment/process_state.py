@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -50,7 +51,7 @@ def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
 def prepare_deterministic() -> None:
     """Set what deterministic runs need in the environment of this process and its workers, before CUDA starts."""
     value = os.environ.get(WORKSPACE)
-    if value is None and not torch.cuda.is_initialized():
+    if value is None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ[WORKSPACE] = value = WORKSPACES[0]
     if torch.cuda.is_available() and value not in WORKSPACES:
         raise EngineError(
@@ -66,7 +67,8 @@ def deterministic_algorithms(settings: EngineSettings) -> Iterator[None]:
     if not settings.deterministic:
         yield
         return
-    cudnn, extra = torch.backends.cudnn, torch.utils.deterministic
+    cudnn: Any = torch.backends.cudnn
+    extra: Any = torch.utils.deterministic
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     before = cudnn.deterministic, cudnn.benchmark, extra.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
