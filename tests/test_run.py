@@ -87,7 +87,7 @@ def test_every_setting_of_a_run_is_stored_and_changes_the_name() -> None:
         "decay",
         "schedule",
     }
-    assert set(tables["engine"]) == {"name", "device", "workers", "dtype", "compile"}
+    assert set(tables["engine"]) == {"name", "device", "workers", "dtype", "compile", "deterministic"}
     changes = [
         {"seed": 1},
         {"rounds": 4},

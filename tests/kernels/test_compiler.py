@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 import subprocess
@@ -210,7 +211,36 @@ def test_a_compiler_that_hangs_is_given_up_once(fresh: Path, monkeypatch: pytest
     monkeypatch.setattr(compiler, "TIMEOUT", 0.2)
     calls, run = list[object](), subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *args, **more: calls.append(args) or run(*args, **more))
-    assert twice(fresh) is None and len(calls) == 1 and "timed out" in compiler.why_not(fresh / "twice.c")
+    monkeypatch.setattr(compiler, "hanging", set())
+    assert twice(fresh) is None and len(calls) == 1
+    assert f"{slow} took longer than 0.2 seconds" in compiler.why_not(fresh / "twice.c")
+    (fresh / "thrice.c").write_text(SOURCE)  # another kernel does not wait again
+    assert compiler.library(fresh / "thrice.c", torch.float32, ("FACTOR", 3)) is None and len(calls) == 1
+    assert "took longer" in compiler.why_not(fresh / "thrice.c")
+
+
+def test_a_quote_that_is_not_closed_is_said(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "gcc '")
+    assert twice(fresh) is None and "a quote is not closed" in compiler.why_not(fresh / "twice.c")
+
+
+@in_c
+@pytest.mark.parametrize("home", [True, False])
+def test_they_need_no_folder_for_temporary_files(fresh: Path, home: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does the compiler; where there is no cache either, they are done without."""
+
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    monkeypatch.setenv("TMPDIR", str(fresh / "not there"))
+    if not home:
+        (fresh / "cache").write_text("a file in the way")
+    library = twice(fresh)
+    if home:
+        assert library and library.twice(4) == 8 and len(in_home(fresh)) == 1
+    else:
+        assert library is None and "no safe folder" in compiler.why_not(fresh / "twice.c")
 
 
 RUN = """

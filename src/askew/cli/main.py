@@ -24,6 +24,7 @@ from ..experiment import demo as demonstration
 from ..experiment.build import client_label_counts
 from ..experiment.config import load_config, load_plugin, plugin_fault
 from ..experiment.launch import FailedRun, run_config, run_each
+from ..experiment.process_state import stop_after
 from ..experiment.process_tuning import tune_process
 from ..experiment.store import Run, load, load_all
 from ..experiment.sweep import load_sweep
@@ -45,8 +46,10 @@ from .options import (
     Overrides,
     Plugins,
     Quiet,
+    StopAfter,
     examples,
     exit_with_command,
+    parse_time,
     print_json,
     print_rich,
 )
@@ -91,7 +94,7 @@ def top(
         "askew run --set algorithm.name=fedprox --set algorithm.mu=0.1",
         "askew run experiment.toml --set seed=1 --out runs",
         "askew run --plugin mine.py --set algorithm.name=mine",
-        "askew run experiment.toml --workers 4",
+        "askew run experiment.toml --workers 4 --stop-after 2h",
     )
 )
 def run(
@@ -107,6 +110,7 @@ def run(
             metavar="N", help="Processes that share the work; 0: as many as pay.", show_default="engine.workers"
         ),
     ] = None,
+    stop: StopAfter = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -122,13 +126,13 @@ def run(
     console = Console(stderr=True, quiet=quiet)
     again = terminal.resume_command(out / config.name())
     try:
-        with terminal.ProgressDisplay(console) as ticker:
+        with stop_after(parse_time(stop)), terminal.ProgressDisplay(console) as ticker:
             result = run_config(config, out, fresh=fresh, watch=ticker)
     except KeyboardInterrupt:
         exit_with_command(console, "stopped at once; rounds since the last checkpoint will be run again", again)
     if as_json:
         print_json(result.summary())
-    if not result.finished:
+    if not result.over:
         progress = f"round {len(result.rounds)} of {result.config['rounds']}"
         exit_with_command(console, f"stopped after {progress}, all of it stored", again)
     if not ticker.trained_rounds:
@@ -153,6 +157,7 @@ def sweep(
     plugins: Plugins = None,
     out: Out = Path("runs"),
     folder: Folder = None,
+    stop: StopAfter = None,
     as_json: AsJson = False,
 ) -> None:
     """Train every combination of some settings' values; on a GPU many runs at a time.
@@ -164,7 +169,7 @@ def sweep(
     flags = [(flag, value) for flag, values in (("--over", over), ("--set", overrides)) for value in values or ()]
     words: list[str | Path] = [*([file] if file else []), *chain.from_iterable(flags), "--out", out]
     failed: list[FailedRun] = []
-    with terminal.ProgressDisplay(console, configs, "sweep") as ticker:
+    with stop_after(parse_time(stop)), terminal.ProgressDisplay(console, configs, "sweep") as ticker:
         runs = collect_runs(
             keep_failures(run_each(configs, out, watch=ticker), failed, ticker),
             len(configs),
@@ -201,7 +206,7 @@ def collect_runs(running: Iterable[Run], count: int, ticker: terminal.ProgressDi
     """The runs, once all have ended; if one was stopped, exit and say by which command to continue."""
     runs: list[Run] = []
     for run in running:
-        if not run.finished:
+        if not run.over:
             ticker.bars.stop()
             exit_with_command(ticker.console, f"stopped in run {ticker.done + 1} of {count}, all of it stored", command)
         ticker.end(run)
@@ -348,6 +353,7 @@ app.command(epilog=cli_ledger.EPILOG)(cli_ledger.ledger)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; every error becomes one sentence on standard error and an exit code."""
+    open_closed_streams()
     tune_process()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -372,6 +378,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as e:
         return fail(*explain(e))
     return code if isinstance(code, int) else 0
+
+
+def open_closed_streams() -> None:
+    """Discard what goes to standard streams that are closed, as by `>&-`: else other files would take their place."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -10,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from ..data import files
+from ..errors import ConfigError
 from ..experiment.store import to_json
 
 
@@ -44,6 +46,27 @@ Dtype = Annotated[str, typer.Option(metavar="TYPE", help="float32, tf32, bf16 or
 Compiled = Annotated[bool, typer.Option("--compile", help="Compile the networks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")]
+
+
+StopAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--stop-after",
+        metavar="TIME",
+        help="Stop after the round in which this time is over, as Ctrl-C does: 30s, 10m or 2h.",
+        show_default="never",
+    ),
+]
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}  # seconds
+
+
+def parse_time(text: str | None) -> float | None:
+    """The seconds of a time such as 30s, 10m, 2h or 1d; None where there is none."""
+    if text is None:
+        return None
+    if not (found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text.strip())):
+        raise ConfigError(f"--stop-after takes a time such as 30s, 10m, 2h or 1d, got {text!r}; try 2h.")
+    return float(found[1]) * UNITS[found[2]]
 
 
 def examples(*lines: str) -> str:

@@ -16,6 +16,7 @@ from ..engine.choose import EngineSettings
 from ..errors import ConfigError
 from ..experiment.build import device_of
 from ..experiment.launch import TOGETHER
+from ..experiment.process_state import stop_after
 from ..experiment.store import Record, Run
 from ..report import terminal
 from ..reproduction import paper_tables
@@ -27,7 +28,18 @@ from ..reproduction.plan import Reproduction, prepare_reproduction
 from ..reproduction.reproduce import run_missing
 from ..reproduction.results import read_results
 from ..reproduction.worked_examples import WorkedExample, worked_example
-from .options import AsJson, Compiled, Dtype, Folder, examples, exit_with_command, print_json, print_rich
+from .options import (
+    AsJson,
+    Compiled,
+    Dtype,
+    Folder,
+    StopAfter,
+    examples,
+    exit_with_command,
+    parse_time,
+    print_json,
+    print_rich,
+)
 
 EPILOG = examples(
     "askew reproduce feddpc/table2 --scale smoke",
@@ -73,6 +85,7 @@ def reproduce(
     compiled: Compiled = False,
     workers: Workers = 0,
     processes: Processes = 1,
+    stop: StopAfter = None,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -98,7 +111,8 @@ def reproduce(
     options += ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
     options += ["--processes", str(processes)] * (processes > 1)
     again = terminal.command("reproduce", id, "--scale", scale, *options, "--out", out, "--results", results)
-    run_with_progress(reproduction, id, out, results, processes, again)
+    with stop_after(parse_time(stop)):
+        run_with_progress(reproduction, id, out, results, processes, again)
     example = None
     if reproduction.experiment.shows == "toy":
         example = worked_example(reproduction.experiment.id, scale)
@@ -117,6 +131,8 @@ class ExperimentProgress(terminal.ProgressDisplay):
 
     def __call__(self, run: Run, record: Record | None) -> None:
         self.training, self.trained_rounds = True, self.trained_rounds + (record is not None)
+        if record is not None:
+            self.warn(run)
         self.parts[run.name] = len(run.rounds) / int(run.config["rounds"])
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done + sum(self.parts.values()))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.memory import require_memory
 from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..core.types import Batch
@@ -26,6 +27,9 @@ from .transform import InputTransform, sample_draws
 
 CHUNK = 1024  # samples in one chunk of a look
 CACHED_PLANS = 8  # plans of the latest rounds that are kept
+CACHED_USES = 2**24  # uses of a sample in one plan; of larger plans only the latest is kept
+CLIENT_BYTES = 48  # at least, for each client, whatever the partition
+USE_BYTES, BATCH_BYTES = 24, 120  # of a plan while it is made, for each use of a sample and for each batch
 SHOWN = 500  # clients whose label counts are stored for pictures
 DEFAULT_VALIDATION = 0.2  # fraction of a client's samples, where the algorithm needs a validation part
 DEFAULT_PUBLIC = 1000  # samples at most, and at most a tenth of all, where the algorithm needs a public set
@@ -180,6 +184,9 @@ class Federation:
         self.seed, self.device, self.dtype = seed, torch.device(device), dtype
         self.assignment = self.source = self.test_owner = self.public = self.transform = self.shift = None
         self.validation = validation_fraction(partition, needs)
+        require_memory(
+            CLIENT_BYTES * partition.clients, f"partition.clients = {partition.clients:,}", "lower partition.clients"
+        )
         partition_seed = seed if partition.seed is None else partition.seed
         if partition.noise or partition.rotation:
             self.shift = FeatureShift(partition.clients, partition.noise, partition.rotation, partition_seed)
@@ -313,10 +320,24 @@ class Federation:
         how = local.epochs, local.steps, local.batch, local.drop_last
         key = (tuple(ids), round, how, tuple(looks), least, tuple(share))
         if key not in self.plans:
-            while len(self.plans) >= CACHED_PLANS:
+            most = CACHED_PLANS if self._check_size(ids, local) <= CACHED_USES else 1
+            while len(self.plans) >= most:
                 self.plans.pop(next(iter(self.plans)))
             self.plans[key] = self._make_plan(ids, round, local, looks, least, share)
         return self.plans[key]
+
+    def _check_size(self, ids: Sequence[int], local: LocalSettings) -> int:
+        """How often a sample is used in a round's plan, about; refuse a plan that does not fit in memory."""
+        sizes = self.sizes[list(ids)]
+        lengths = np.minimum(local.batch or sizes, sizes)
+        steps = local.steps or -(-sizes // np.maximum(lengths, 1)) * local.epochs
+        uses, batches = int((steps * lengths).sum()), int(np.sum(steps * np.minimum(sizes, 1)))
+        require_memory(
+            2 * (USE_BYTES * uses + BATCH_BYTES * batches),  # the next round's plan is made while this one is used
+            f"the batches of a round with {len(ids):,} participants",
+            "lower local.steps, local.epochs, local.batch or the number of participants",
+        )
+        return uses
 
     def _make_plan(
         self,

@@ -36,6 +36,7 @@ DENSE = (
 )
 VMAPPED = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # layers besides that are known to work under vmap, and slow on a CPU
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+AS_CONFIGURED = "as configured"  # the reason for an engine that was named
 ROW_ENGINES = ("stacked", "vmapped")  # engines that train many networks as rows
 
 
@@ -64,6 +65,11 @@ class EngineSettings(Settings):
     compile: bool = setting(
         "compile the network's forward and backward pass (torch.compile); slow to start", default=False
     )
+    deterministic: bool = setting(
+        "the same bits in every run on one machine with the same versions; nothing is chosen by timing, and on CUDA "
+        "only deterministic functions are used",
+        default=False,
+    )
 
     @property
     def storage(self) -> torch.dtype:
@@ -74,6 +80,11 @@ class EngineSettings(Settings):
         if self.compile and self.name in ROW_ENGINES:
             raise EngineError(
                 'engine: compile = true is for engine.name = "sequential" or "slots"; leave one of the two out.'
+            )
+        if self.compile and self.deterministic:
+            raise EngineError(
+                "engine: compile = true chooses kernels by timing, so deterministic = true cannot hold; "
+                "leave one of the two out."
             )
         if self.dtype == "bf16" and self.name in ROW_ENGINES:
             raise EngineError(
@@ -107,7 +118,7 @@ def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool
     if name == "stacked" and has_batch_norm(module):
         return EngineChoice("vmapped", "stacked pads batches, which batch norm would count")
     if name != "auto":
-        return EngineChoice(name, "as configured")
+        return EngineChoice(name, AS_CONFIGURED)
     if stochastic(module):
         return EngineChoice("sequential", "the network draws random numbers while training")
     foreign = [type(m).__name__ for m in module.modules() if not isinstance(m, DENSE) and not is_own(m)]

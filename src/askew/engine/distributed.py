@@ -42,6 +42,7 @@ from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest
 from .evaluate import CHUNK, Evaluator, per_sample
 
 LONGEST = timedelta(days=1)  # that a rank waits for another: whoever started the ranks looks after dead ones
+STORE = "ASKEW_STORE"  # the environment variable with the file in which ranks of one machine find each other
 ALIGNED = 16  # bytes; where every entry of a message starts, so that it can be seen as numbers of any type
 
 
@@ -225,9 +226,9 @@ SINGLE = ProcessGroup()
 
 def rank_and_size() -> tuple[int, int]:
     """This process's rank and the number of ranks, from the environment that torchrun or `workers` set; else (0, 1)."""
-    values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
-    set_up = all(values) and values[0].isdigit() and values[1].isdigit()
-    return (int(values[0]), int(values[1])) if set_up else (0, 1)
+    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    can_meet = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")) or bool(os.environ.get(STORE))
+    return (int(rank), int(size)) if can_meet and rank.isdigit() and size.isdigit() else (0, 1)
 
 
 @cache
@@ -244,8 +245,13 @@ def process_group() -> ProcessGroup:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
     if not dist.is_initialized():
+        backend, path = "cpu:gloo,cuda:nccl" if cuda else "gloo", os.environ.get(STORE)
         with peer_errors():
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=LONGEST)
+            if path:
+                store = dist.FileStore(path, size)  # type: ignore[attr-defined]
+                dist.init_process_group(backend, timeout=LONGEST, store=store, rank=rank, world_size=size)
+            else:  # as torchrun says
+                dist.init_process_group(backend, timeout=LONGEST)
         atexit.register(dist.destroy_process_group)
     return ProcessGroup(dist.get_rank(), dist.get_world_size())
 

@@ -148,7 +148,9 @@ def client_spread(
 def share_raised(
     task: Task, models: Sequence[tuple[Tensor, Tensor]], fed: Federation, ids: Sequence[int]
 ) -> dict[str, float | None]:
-    """The share of these clients whose own samples have a higher mean loss under the second model than the first."""
+    """The share of these clients whose own samples have a higher mean loss under the second model than the first; None
+    if there are no clients.
+    """
     if not len(ids):
         return {"raised": None}
     pool, places = fed.gather(ids)

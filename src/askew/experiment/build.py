@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..core.memory import require_memory
 from ..core.rng import torch_seed
 from ..core.space import Space
 from ..core.task import Bound, Functional, Task, with_features
@@ -22,6 +23,7 @@ from ..data.partition import Iid, Natural, Partition
 from ..engine.attacks import AttackStage
 from ..engine.base import Engine, OutputStage
 from ..engine.choose import (
+    AS_CONFIGURED,
     EngineChoice,
     EngineSettings,
     choose,
@@ -46,6 +48,8 @@ from ..kernels.interface import Kernels
 from ..models.network import Chain, use_kernels
 from ..version import __version__
 from .config import Config
+
+HELD_MODELS = 4  # copies of a model that a run holds at least, beside those of the participants
 
 
 class BuiltEngine(NamedTuple):
@@ -176,10 +180,28 @@ def run_device(settings: EngineSettings, group: ProcessGroup) -> torch.device:
 
 def build_module(config: Config, fed: Federation) -> nn.Module:
     """The configured network, checked against the data and the method."""
+    check_model_memory(config, fed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed if config.model.seed is None else config.model.seed, "model"))
         module = config.model.build_module(fed.shape, fed.classes)
     return check_module(module, fed, [need for need in config.algorithm.needs if need not in ("public", "validation")])
+
+
+def check_model_memory(config: Config, fed: Federation) -> None:
+    """Refuse a network of askew's own of which a round's models do not fit in memory."""
+    model = config.model
+    if not type(model).__module__.startswith("askew.models."):
+        return
+    with torch.device("meta"):  # without its numbers
+        module = model.module(fed.shape, fed.classes)
+    count = sum(p.numel() for p in module.parameters())
+    on_cpu, draw = fed.device.type == "cpu", config.participation.drawn_by(config.seed)
+    participants = len(config.participation.sample(draw, 1, fed.eligible, fed.clients)) if on_cpu else 0
+    require_memory(
+        count * (HELD_MODELS + participants) * config.engine.storage.itemsize,
+        f"a network with {count:,} parameters, of which each of {participants:,} participants has its own,",
+        "take a smaller network or fewer participants",
+    )
 
 
 def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
@@ -261,12 +283,26 @@ def choose_engine(
     width = float(first.sum() / first.max()) if len(first) else 1.0
     plain = config.engine.dtype == "bf16" or config.engine.compile
     choice = choose(config.engine.name, module, space, width, plain)
-    if choice.others and kept and kept.name in (choice.name, *choice.others):
+    if config.engine.deterministic:
+        choice = deterministic_choice(choice, space)
+    elif choice.others and kept and kept.name in (choice.name, *choice.others):
         choice = kept
     elif choice.others and group.is_leader:
         choice = try_engines(choice, config, space, fed, width / group.size, make)
     name, reason = group.broadcast([choice.name, choice.reason])
     return EngineChoice(name, reason)
+
+
+def deterministic_choice(choice: EngineChoice, space: Space) -> EngineChoice:
+    """The engine by the rule alone; on CUDA not the stacked one, whose rows at a time depend on the free memory."""
+    if space.device.type != "cuda" or choice.name != "stacked":
+        return choice._replace(others=())
+    if choice.reason == AS_CONFIGURED:
+        raise EngineError(
+            "engine: the stacked engine trains as many rows at a time as memory is free, which changes the last bits; "
+            'with deterministic = true use engine.name = "slots" or "sequential".'
+        )
+    return EngineChoice("slots", "deterministic: what one client computes does not depend on the free memory")
 
 
 def try_engines(

@@ -76,6 +76,9 @@ class Evaluation(Settings):
     descent: bool = setting(
         "also measure for how many participants the server's step raised the loss on their own samples", default=False
     )
+    stop_diverged: bool = setting(
+        "stop a run once it has diverged, which is always said; false: it goes on", default=False
+    )
 
 
 # tables in which `name` chooses a member of a registry
@@ -212,6 +215,7 @@ class Config:
             defaults = {f.name: f.default for f in fields(part) if f.name not in part.digested}
             tables[name] = {k: v for k, v in tables[name].items() if k not in defaults or v != defaults[k]}
         tables["engine"].pop("workers", None)  # a run may go on with another number of processes
+        tables["evaluation"].pop("stop_diverged", None)  # and after it was stopped
         for name in CHOICES:
             tables |= {f"content of {name}": [file_hash(path) for path in getattr(self, name).reads()]}
             cls = type(getattr(self, name))

@@ -22,11 +22,11 @@ from ..engine.distributed import process_group
 from ..errors import ConfigError
 from .build import device_of
 from .config import CHOICES, Config, FromPython, plugin_module, stored_tables
-from .process_state import stop_requests
+from .process_state import prepare_deterministic, stop_requests
 from .run import SAVE_SECONDS, ActiveRun, OnRound, run_together
 from .run_folder import is_finished, run_folder
 from .store import Record, Run, load
-from .workers import Message, Send, WorkerGroup
+from .workers import Message, Send, WorkerGroup, can_meet, check_cores, own_cores
 
 TOGETHER = 32  # runs at most that share a GPU
 MOST_WORKERS = 16  # at most so many workers take over a run whose user asked for no number
@@ -67,13 +67,15 @@ def run_all(
     worker processes share each run; with 0 they take over a run that proves long enough.
     """
     remaining = list(configs)
+    if any(config.engine.deterministic for config in configs):
+        prepare_deterministic()
     while remaining:
         batch = next_batch(remaining)
         del remaining[: len(batch)]
         with closing(run_batch(batch, out, fresh, watch, save_every)) as runs:
             for run in runs:
                 yield run
-                if not run.finished:
+                if not run.over:
                     return
 
 
@@ -118,6 +120,8 @@ def next_batch(configs: Sequence[Config]) -> list[Config]:
     first = configs[0]
     if uses_workers(first):
         most = len(configs)
+    elif first.engine.deterministic:  # rows of several runs would be computed together
+        most = 1
     else:
         most = TOGETHER if process_group().size == 1 and device_of(first.engine.device).type == "cuda" else 1
     return list(takewhile(lambda config: config.engine == first.engine, configs[:most]))
@@ -132,7 +136,8 @@ def run_batch(
     configs: Sequence[Config], out: str | Path | None, fresh: bool, watch: OnRound | None, save_every: float
 ) -> Generator[Run, None, None]:
     """Run configurations that can be run at a time, in this process or in workers."""
-    if uses_workers(configs[0]) and (fresh or not all(is_finished(run_folder(config, out)) for config in configs)):
+    stored = [is_finished(run_folder(config, out), config.evaluation.stop_diverged) for config in configs]
+    if uses_workers(configs[0]) and (fresh or not all(stored)):
         yield from run_on_workers(configs, out, fresh, watch, save_every)
         return
     takeover = Takeover()
@@ -159,12 +164,14 @@ class Takeover:
         alone_on_cpu = active.group.size == 1 and active.built.space.device.type == "cpu"
         if config.engine.workers != 0 or not alone_on_cpu or not run.folder or len(run.rounds) < 2:
             return False
+        if config.engine.deterministic and run.facts["engine"] != "sequential":  # others' bits depend on the number
+            return False
         seconds = min(float(record["seconds"]) for record in run.rounds[-2:])  # the first round warms up
         workers = min(free_cores(), MOST_WORKERS, len(run.rounds[-1]["participants"]))
         if workers < 2 or seconds < LEAST_ROUND_SECONDS:
             return False
         saved = seconds * (config.rounds - active.t) * (1 - 1 / workers)
-        if saved <= LEAST_SAVED_SECONDS or not can_rebuild(config):
+        if saved <= LEAST_SAVED_SECONDS or not can_rebuild(config) or not can_meet():
             return False
         self.workers = workers
         return True
@@ -172,8 +179,7 @@ class Takeover:
 
 def free_cores() -> int:
     """Cores that this process may use and nobody else is using, its own among them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, round(cores - max(0.0, os.getloadavg()[0] - 1)))
+    return max(1, round(own_cores() - max(0.0, os.getloadavg()[0] - 1)))
 
 
 def can_rebuild(config: Config) -> bool:
@@ -204,6 +210,7 @@ def run_on_workers(
     """Run configurations one after the other, each shared by as many workers as the first one asks for."""
     for config in configs:
         check_rebuildable(config)
+    check_cores(configs[0].engine.workers, "engine.workers")
     with ExitStack() as stack:
         stopping = stack.enter_context(stop_requests())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)

@@ -31,7 +31,7 @@ from .launch import RemoteRuns, end_message, run_all, send_rounds
 from .process_state import stop_requests
 from .run import OnRound
 from .store import Record, Run
-from .workers import POLL_SECONDS, Message, Send, WorkerGroup
+from .workers import POLL_SECONDS, Message, Send, WorkerGroup, check_cores
 
 MOST_MESSAGES = 100  # messages of one process that are read before the others have their turn
 
@@ -54,6 +54,7 @@ def run_in_pool(
     After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up:
     its unfinished runs are not yielded.
     """
+    check_cores(min(processes, len(parts)), "--processes")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="askew-")))
         stopping = stack.enter_context(stop_requests())
@@ -247,6 +248,6 @@ def run_parts(job: Message, send: Send) -> None:
             continue  # another process was faster
         configs = [Config.build(tables) for tables in json.loads(part.read_text())]
         for run in run_all(configs, job["out"], watch=watch):
-            if not run.finished:
+            if not run.over:
                 return
             send(end_message(run))

@@ -1,17 +1,30 @@
-"""What a run sets in its process for its time: torch's threads and precision, signal handlers, wording of errors."""
+"""What a run sets in its process for its time: torch's threads, precision and determinism, signal handlers, wording of
+errors; and how long a command may train.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from ..engine.choose import EngineSettings
 from ..engine.distributed import SINGLE, ProcessGroup
 from ..errors import EngineError
 from .config import Config
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # the environment variable that cuBLAS reads once, when it starts
+WORKSPACES = (":4096:8", ":16:8")  # its values that make cuBLAS deterministic; the first is set where there is none
+
+_deadline = math.inf  # of time.monotonic(): when all runs of this process stop
 
 
 @contextmanager
@@ -35,6 +48,47 @@ def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
+def prepare_deterministic() -> None:
+    """Set what deterministic runs need in the environment of this process and its workers, before CUDA starts."""
+    value = os.environ.get(WORKSPACE)
+    if value is None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        os.environ[WORKSPACE] = value = WORKSPACES[0]
+    if torch.cuda.is_available() and value not in WORKSPACES:
+        raise EngineError(
+            f"engine: deterministic = true needs the environment variable {WORKSPACE}={WORKSPACES[0]} from the start "
+            f"of the process, and it is {value or 'not set'}; set it, or run this configuration by a command of its "
+            "own."
+        )
+
+
+@contextmanager
+def deterministic_algorithms(settings: EngineSettings) -> Iterator[None]:
+    """Allow torch only functions that give the same bits again, where the settings say so; afterwards as before."""
+    if not settings.deterministic:
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    extra: Any = torch.utils.deterministic
+    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = cudnn.deterministic, cudnn.benchmark, extra.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    extra.fill_uninitialized_memory = False  # nothing is read before it is written, and filling takes time
+    try:
+        yield
+    except RuntimeError as e:
+        if "deterministic" not in str(e):
+            raise
+        name = re.match(r"\w+", str(e))
+        raise EngineError(
+            f"engine: deterministic = true, and torch has no deterministic {name[0] if name else 'function'} on this "
+            "device; use another network or engine.name, or leave deterministic out."
+        ) from None
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        cudnn.deterministic, cudnn.benchmark, extra.fill_uninitialized_memory = before
+
+
 @contextmanager
 def explain_out_of_memory() -> Iterator[None]:
     """Turn a failed allocation of memory into an EngineError that says what to do."""
@@ -51,7 +105,7 @@ def explain_out_of_memory() -> Iterator[None]:
 
 @contextmanager
 def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
-    """Catch Ctrl-C and SIGTERM, and give a function that says whether one came.
+    """Catch Ctrl-C and SIGTERM, and give a function that says whether one came, or the time of `stop_after` is over.
 
     So the round can end and what is stored is whole; a second signal stops at once. A `patient` process, which
     another one started, gets the same Ctrl-C more than once and is ended by its parent if need be: there further
@@ -59,7 +113,7 @@ def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: time.monotonic() >= _deadline
         return
 
     def receive(number: int, frame: object) -> None:
@@ -69,7 +123,18 @@ def stop_requests(patient: bool = False) -> Iterator[Callable[[], bool]]:
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(received)
+        yield lambda: bool(received) or time.monotonic() >= _deadline
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stop_after(seconds: float | None) -> Iterator[None]:
+    """Stop the runs of this process, as by Ctrl-C, after the round in which so many seconds are over; None: never."""
+    global _deadline
+    before, _deadline = _deadline, math.inf if seconds is None else time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _deadline = before

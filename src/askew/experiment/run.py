@@ -24,10 +24,11 @@ from ..participation import Turnout
 from . import checkpoint
 from .build import BuildCache, BuiltRun, build
 from .config import Config, stored_tables
-from .process_state import explain_out_of_memory, stop_requests, torch_state
+from .divergence import divergence_sentence
+from .process_state import deterministic_algorithms, explain_out_of_memory, stop_requests, torch_state
 from .run_evaluation import evaluate_models, evaluation_record, model_tensors
 from .run_folder import begin_or_resume, check_same_config, clear_run, is_finished, previous_engine, run_folder
-from .store import Record, Run, append_lines, load, lock_folder, write_json
+from .store import DIVERGED, Record, Run, append_lines, load, lock_folder, write_json
 from .workers import is_worker
 
 OnRound = Callable[[Run, Record | None], None]  # called once before the first round, and after every round
@@ -63,10 +64,12 @@ def run_together(
                 if fresh:
                     clear_run(folder)
                 check_same_config(folder, config)
-        finished = group.broadcast([n for n, folder in enumerate(folders) if group.is_leader and is_finished(folder)])
+        stored = enumerate(zip(configs, folders, strict=True)) if group.is_leader else ()
+        finished = group.broadcast([n for n, (c, folder) in stored if is_finished(folder, c.evaluation.stop_diverged)])
         runs = {n: load(folder) for n, folder in enumerate(folders) if folder and n in finished}
         if len(runs) < len(configs):
             stack.enter_context(torch_state(configs[0], group))
+            stack.enter_context(deterministic_algorithms(configs[0].engine))
             stack.enter_context(explain_out_of_memory())
             stopping = stack.enter_context(stop_requests(patient=group.size > 1 or is_worker()))
             build_cache, active = BuildCache(), list[ActiveRun]()
@@ -119,8 +122,13 @@ class ActiveRun:
 
     @property
     def is_over(self) -> bool:
-        """Are all rounds trained?"""
-        return self.t >= self.config.rounds
+        """Are all rounds trained, or has it diverged and is to stop then?"""
+        return self.t >= self.config.rounds or self.stops_early
+
+    @property
+    def stops_early(self) -> bool:
+        """Has it diverged, and is to stop then?"""
+        return self.config.evaluation.stop_diverged and "diverged" in self.run.facts
 
     @property
     def can_overlap(self) -> bool:
@@ -182,6 +190,18 @@ class ActiveRun:
         self.run.rounds.append(record)
         if self.run.folder and self.group.is_leader:
             append_lines(self.run.folder / "rounds.jsonl", [record])
+        self.note_divergence()
+
+    def note_divergence(self) -> None:
+        """Note in the run's facts that it has diverged, once."""
+        run, config = self.run, self.config
+        if "diverged" in run.facts:
+            return
+        classes = int(run.federation.get("classes", 0))
+        if sentence := divergence_sentence(run.rounds, classes, config.rounds, config.local.lr):
+            run.facts["diverged"] = sentence
+            if run.folder and self.group.is_leader:
+                write_json(run.folder / "run.json", run.facts)
 
     def after_record(self, checkpoint_due: bool) -> None:
         """Save a checkpoint if one is due, then call `watch` with the round's record."""
@@ -197,7 +217,7 @@ class ActiveRun:
     def finish(self) -> None:
         """Store the model and the state of a run that has all its rounds, or was stopped."""
         run = self.run
-        run.facts["state"] = "finished" if run.finished else "interrupted"
+        run.facts["state"] = "finished" if run.finished else DIVERGED if self.stops_early else "interrupted"
         run.facts["kernels"] = self.built.kernels.summary()  # known only now: which of them the run used
         run.model = {name: tensor.cpu() for name, tensor in model_tensors(self.built).items()}
         if run.folder and not run.finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..engine.distributed import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuiltRun
-from .config import Config, stored_tables
+from .config import CHOICES, TABLES, Config, stored_tables
 from .store import Run, load, read_json, read_rounds, to_json, write_json, write_text
 from .toml import read_toml
 
@@ -32,11 +33,12 @@ def run_folder(config: Config, out: str | Path | None) -> Path | None:
     return None if out is None else Path(out) / config.name()
 
 
-def is_finished(folder: Path | None) -> bool:
-    """Does this folder hold a finished run?"""
+def is_finished(folder: Path | None, stop_diverged: bool = True) -> bool:
+    """Does this folder hold a finished run, or one that was stopped as it diverged and is not to go on?"""
     if folder is None or not ((folder / "run.toml").exists() and (folder / "model.safetensors").exists()):
         return False
-    return load(folder).finished
+    run = load(folder)
+    return run.finished or (stop_diverged and run.over)
 
 
 def previous_engine(folder: Path | None) -> EngineChoice | None:
@@ -48,14 +50,31 @@ def previous_engine(folder: Path | None) -> EngineChoice | None:
 def check_same_config(folder: Path, config: Config) -> None:
     """Refuse a folder that holds a run of another configuration."""
     file = folder / "run.toml"
-    if file.exists() and without_surroundings(read_toml(file)) != without_surroundings(stored_tables(config)):
+    if not file.exists():
+        return
+    tables = stored_tables(config)
+    stored = with_new_settings(read_toml(file), config, tables)
+    if without_surroundings(stored) != without_surroundings(tables):
         raise StoreError(f"{folder} holds a run of another configuration; use another --out, or --fresh to replace it.")
 
 
+def with_new_settings(stored: dict[str, Any], config: Config, tables: dict[str, Any]) -> dict[str, Any]:
+    """Stored tables, with the defaults of settings that askew did not have when they were written."""
+    filled = dict(stored)
+    for name in (*CHOICES, *TABLES):
+        if isinstance(stored.get(name), dict):
+            new = {f.name: f.default for f in fields(getattr(config, name)) if f.name in tables[name]}
+            filled[name] = new | stored[name]
+    return filled
+
+
 def without_surroundings(tables: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what changes no number: where a plugin's file is, how many processes there are."""
-    engine = tables.get("engine")
-    return tables | {"plugins": None, "engine": engine | {"workers": None} if isinstance(engine, dict) else engine}
+    """A configuration without what changes no number of a round: where a plugin's file is, how many processes there
+    are, when a run is stopped.
+    """
+    without = {"engine": {"workers": None}, "evaluation": {"stop_diverged": None}}
+    parts = {name: tables[name] | none for name, none in without.items() if isinstance(tables.get(name), dict)}
+    return tables | {"plugins": None} | parts
 
 
 def clear_run(folder: Path) -> None:
@@ -78,6 +97,8 @@ def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> 
     run.rounds = records[:last]
     for stage in built.server.recording:
         stage.resume(run.rounds)
+    if (said := read_json(folder / "run.json").get("diverged")) and last:
+        run.facts["diverged"] = said
     if not group.is_leader:
         return last
     write_text(folder / "run.toml", built.config.toml())

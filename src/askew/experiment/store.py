@@ -35,6 +35,7 @@ except ImportError:  # not a POSIX system: only folders cannot be locked there
     fcntl = None  # type: ignore[assignment]
 
 Record = dict[str, Any]  # of one round
+DIVERGED = "diverged"  # the state of a run that was stopped because it diverged
 NAMED_TABLES = ("data", "partition", "participation", "model", "algorithm")  # tables that choose something by its name
 
 
@@ -61,6 +62,11 @@ class Run:
     @property
     def finished(self) -> bool:
         return len(self.rounds) >= int(self.config["rounds"])
+
+    @property
+    def over(self) -> bool:
+        """Is nothing left to train? All rounds are there, or it diverged and was to stop then."""
+        return self.finished or self.facts.get("state") == DIVERGED
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
         """Rounds and values of one record key, where a number was recorded; "table.name" is an entry of a table."""
@@ -143,6 +149,7 @@ class Run:
             "final_accuracy": self.final_accuracy,
             "rounds": len(self.rounds),
             "finished": self.finished,
+            **({"diverged": self.facts["diverged"]} if "diverged" in self.facts else {}),
             "seconds_per_round": self.seconds_per_round,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -24,12 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch.distributed as dist
-
 from .. import errors
 from ..data import files
-from ..engine.distributed import PeerLost, rank_and_size
-from ..errors import AskewError, EngineError
+from ..engine.distributed import STORE, PeerLost, rank_and_size
+from ..errors import AskewError, ConfigError, EngineError
 from .config import plugin_fault
 from .process_tuning import ENVIRONMENT, tune_process
 
@@ -39,6 +38,7 @@ WorkerFunction = Callable[[Message, Send], None]  # of the job, and of the funct
 
 POLL_SECONDS = 0.2  # seconds between two looks at whether somebody wants to stop
 GRACE_SECONDS = 3.0  # seconds in which a better reason for a failure may arrive, or a worker may end by itself
+MANY = "ASKEW_MANY_PROCESSES"  # the environment variable that allows more processes than cores
 CONNECTION = "ASKEW_CONNECTION"  # the environment variable with the number of the worker's end of its pipe
 # Signals are ignored until the worker listens to its parent: Ctrl-C reaches all processes of a terminal.
 WORKER_CODE = (
@@ -54,6 +54,43 @@ def is_worker() -> bool:
     return _is_worker
 
 
+# what the machine has --------------------------------------------------------------------------------------------
+
+
+def own_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_cores(processes: int, setting: str) -> None:
+    """Refuse more processes than cores, unless ASKEW_MANY_PROCESSES=1 says that this is meant."""
+    if processes > max(1, own_cores()) and os.environ.get(MANY) != "1":
+        raise ConfigError(
+            f"{setting} = {processes} is more than the {own_cores()} cores here, and so many processes can stop the "
+            f"machine; use at most {own_cores()}, or set the environment variable {MANY}=1 to do it all the same."
+        )
+
+
+def meeting_folder() -> tempfile.TemporaryDirectory[str]:
+    """A new folder that only this user may open, for temporary files or else in memory."""
+    for folder in (None, "/dev/shm"):
+        with suppress(OSError):
+            return tempfile.TemporaryDirectory(prefix="askew-", dir=folder)
+    raise EngineError(
+        "there is no folder for temporary files in which worker processes could meet; set TMPDIR to a folder that can "
+        "be written, or engine.workers = 1."
+    )
+
+
+def can_meet() -> bool:
+    """Is there a folder in which worker processes find each other?"""
+    try:
+        meeting_folder().cleanup()
+    except EngineError:
+        return False
+    return True
+
+
 # the parent -----------------------------------------------------------------------------------------------------
 
 
@@ -66,8 +103,8 @@ class WorkerGroup:
         self.connections: dict[Connection, int] = {}  # to the workers that are alive, with their ranks
         self.finished: set[int] = set()  # ranks
         self.failures: dict[int, Message] = {}  # by rank: {"error": name of an exception, "sentence": its text}
-        # where the ranks find each other
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        # where the ranks find each other: a file that nobody else may open, so that no port is open for it
+        self.folder = meeting_folder()
         try:
             for rank in range(size):
                 self._start(rank)
@@ -100,15 +137,16 @@ class WorkerGroup:
     def _environment(self, rank: int) -> dict[str, str]:
         """The environment variables that tell a worker its rank, and where data, code and the other ranks are."""
         loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+        if not loopback:
+            raise EngineError("this machine has no loopback interface for worker processes; set engine.workers = 1.")
         variables = {
             "RANK": rank,
             "LOCAL_RANK": rank,
             "WORLD_SIZE": self.size,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": self.store.port,
-            "TORCHELASTIC_USE_AGENT_STORE": True,
+            STORE: Path(self.folder.name) / "store",
             "OMP_NUM_THREADS": 1,
-            **({"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}),
+            # their connections cannot be reached from other machines
+            **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback[0]),
             "THP_MEM_ALLOC_ENABLE": 1,  # large pages for a round's rows
             "ASKEW_DATA": files.folder(),
             "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
@@ -191,6 +229,7 @@ class WorkerGroup:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.folder.cleanup()
 
     def __enter__(self) -> Self:
         return self

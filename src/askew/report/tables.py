@@ -85,13 +85,15 @@ def settings_key(config: Mapping[str, Any], tables: Iterable[str]) -> str:
 def flatten_settings(config: Mapping[str, Any], above: str = "") -> FlatSettings:
     """Nested tables as dotted keys and values as text.
 
-    The seed is left out, by which the runs of a group differ, and settings that no number depends on.
+    The seed is left out, by which the runs of a group differ, and settings that are off or that no number depends on.
     """
     flat: FlatSettings = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             flat |= flatten_settings(value, f"{above}{key}.")
-        elif above + key not in ("seed", "engine.workers"):
+        elif value is False and above in ("engine.", "evaluation."):
+            continue  # as in runs that are older than the setting
+        elif above + key not in ("seed", "engine.workers", "evaluation.stop_diverged"):
             flat[above + key] = value_text(value)
     return flat
 

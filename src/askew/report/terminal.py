@@ -33,6 +33,9 @@ from .tables import (
 )
 
 MAX_LINES = 20  # of progress, for one run where there is no terminal
+WARM_ROUNDS = 3  # rounds after which their time is known
+LONG_SECONDS = 60.0  # from which on the remaining time is shown in lines of progress
+VERY_LONG_SECONDS = 30 * 86_400.0  # from which on a run gets a warning: thirty days
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, HEIGHT = 60, 6  # of the chart, in characters
 LAST_ROUNDS = 5  # rounds that are shown one by one
@@ -68,6 +71,15 @@ def duration(seconds: float | None) -> str:
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds / 60:.3g} min"
+
+
+def long_time(seconds: float) -> str:
+    """A time in its largest unit, for people who wait: "about 3 hours"."""
+    for unit, length in (("year", 31_557_600), ("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = round(seconds / length)
+            return f"about {count:,} {unit}{'s' * (count != 1)}"
+    return "less than a minute"
 
 
 def times(value: float | None) -> str:
@@ -136,6 +148,12 @@ def resume_command(folder: Path, engine: str = "") -> str:
     return command("run", folder / "run.toml", "--out", folder.parent)
 
 
+def remaining_seconds(run: Run) -> float:
+    """How long the remaining rounds take if they are like the last ones; evaluation is not counted."""
+    last = [float(record["seconds"]) for record in run.rounds[-WARM_ROUNDS:]]
+    return min(last, default=0.0) * (int(run.config["rounds"]) - len(run.rounds))
+
+
 # while they train -----------------------------------------------------------------------------------------------
 
 
@@ -151,6 +169,7 @@ class ProgressDisplay:
         self.done = 0  # runs that ended
         self.trained_rounds = 0  # rounds that were trained
         self.training = False
+        self.said: set[tuple[str, str]] = set()  # names of runs, and the warnings that were given about them
         planned = [Run(stored_tables(config), facts={"name": config.name()}) for config in configs]
         # labels of the runs by name, as the table of all will have them
         self.labels = {run.name: g.label for g in group_runs(planned) for run in g.runs}
@@ -181,11 +200,15 @@ class ProgressDisplay:
             self.begin(run)
         else:
             self.trained_rounds += 1
+            self.warn(run)
         done, rounds = len(run.rounds), int(run.config["rounds"])
         last, loss = run.last("accuracy"), run.last("train_loss")
         text = f"round {done}/{rounds}" + (f" · accuracy {percent(last)}" if last is not None else "")
         text += f" · loss {loss:.2f}" if loss is not None else ""
         text += f" · ε {run.last('epsilon'):.3g}" if run.last("epsilon") is not None else ""
+        left = remaining_seconds(run)
+        is_long = record is not None and not self.console.is_terminal and done < rounds and left >= LONG_SECONDS
+        text += f" · {long_time(left)} left" if is_long else ""
         self.bars.update(self.bar, completed=done, text=text)
         self.parts[run.name] = done / rounds
         if self.whole is not None:
@@ -194,6 +217,21 @@ class ProgressDisplay:
         is_line_due = done % ceil(rounds / MAX_LINES) == 0 or done == rounds
         if is_line_due and record is not None and not self.console.is_terminal:
             self.console.print(text, highlight=False, soft_wrap=True)
+
+    def warn(self, run: Run) -> None:
+        """Say, once, that a run has diverged or will take very long."""
+        warnings = {"diverged": str(run.facts.get("diverged", ""))}
+        left = remaining_seconds(run)
+        if len(run.rounds) >= WARM_ROUNDS and left > VERY_LONG_SECONDS:
+            rounds = int(run.config["rounds"]) - len(run.rounds)
+            warnings["long"] = (
+                f"the remaining {rounds:,} rounds will take {long_time(left)} at {duration(run.rounds[-1]['seconds'])} "
+                "each; lower rounds, or stop with Ctrl-C, which stores what is done"
+            )
+        for kind, text in warnings.items():
+            if text and (run.name, kind) not in self.said:
+                self.said.add((run.name, kind))
+                self.say(f"{self.run_title(run)}: {text}" if self.runs > 1 else text, "yellow")
 
     def begin(self, run: Run) -> None:
         """Say what is about to be trained and set the bar up for it."""
@@ -217,7 +255,8 @@ class ProgressDisplay:
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done, text=self.count())
         if not self.console.is_terminal and self.training:
-            self.say(f"{self.count()}: {self.run_title(run)}: best accuracy {percent(run.best_accuracy)}")
+            early = f", stopped after round {len(run.rounds)} as it diverged" if not run.finished else ""
+            self.say(f"{self.count()}: {self.run_title(run)}: best accuracy {percent(run.best_accuracy)}{early}")
         self.training = False
 
     def give_up(self, name: str) -> None:
@@ -263,6 +302,7 @@ def run_figures(run: Run) -> list[tuple[str, RenderableType]]:
         ("sent", f"{size(run.bytes_up)} up, {size(run.bytes_down)} down"),
     ]
     rows += [("privacy", privacy_text(run))] if run.facts.get("privacy") else []
+    rows += [("warning", Text(str(run.facts["diverged"]), WARNING))] if run.facts.get("diverged") else []
     return rows + roll_call_rows(run)
 
 
@@ -322,6 +362,7 @@ def run_details(run: Run) -> RenderableType:
         parts += [Text(), further_records(run, further)]
     if not run.finished and run.folder:
         again = resume_command(run.folder, str(run.facts.get("engine")))
+        again += " --set evaluation.stop_diverged=false" if run.over else ""
         parts += [Text(), pairs([("go on", Text(again))])]
     return Group(*parts)
 

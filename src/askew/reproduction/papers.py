@@ -326,9 +326,12 @@ def settings_tables(spec: RunSpec, scale: str) -> Tables:
 def build_config(spec: RunSpec, scale: str) -> Config:
     """The whole configuration of one run."""
     try:
-        return Config.build(settings_tables(spec, scale))
+        config = Config.build(settings_tables(spec, scale))
+        if config.evaluation.stop_diverged:
+            raise ConfigError("evaluation.stop_diverged leaves a run without its last result; leave it out.")
     except ConfigError as e:
         raise type(e)(f"{spec.experiment.id}, {spec.case.name}, {spec.method.name}: {e}") from None
+    return config
 
 
 def merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:

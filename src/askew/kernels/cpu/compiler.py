@@ -18,6 +18,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -26,9 +27,10 @@ import torch
 TUNING = ("-march=native", "-mcpu=native")  # as compilers call it; the first that they know
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-w")  # no -ffast-math: a loss that is not a number must be seen
 COMMON = Path(__file__).with_name("vectors.h")
-TIMEOUT = 60  # seconds for one compilation
+TIMEOUT = 60  # seconds for one compilation, also on a machine that has much else to do
 
 errors: dict[str, str] = {}  # why a source could not be compiled, by its stem
+hanging: set[tuple[str, ...]] = set()  # compilers that took longer than TIMEOUT once, and are not waited for again
 
 
 def library(source: Path, dtype: torch.dtype, *sizes: tuple[str, int]) -> ctypes.CDLL | None:
@@ -40,19 +42,27 @@ def why_not(source: Path) -> str:
     """Why the functions of a C file cannot be had, after they were asked for."""
     if os.environ.get("ASKEW_NATIVE") == "0":
         return "as asked for"
-    return errors.get(source.stem, "") if compiler() else "no C compiler"
+    if compiler():
+        return errors.get(source.stem, "")
+    return f"CC={os.environ['CC']} cannot be read: a quote is not closed" if cc_words() is None else "no C compiler"
+
+
+def cc_words() -> list[str] | None:
+    """The words of the compiler's command that the environment variable CC has; None where a quote is not closed."""
+    try:
+        return shlex.split(os.environ.get("CC", ""))
+    except ValueError:
+        return None
 
 
 @cache
 def compiler() -> tuple[str, ...]:
     """The command that compiles C; empty where there is none, or none is wanted."""
-    try:
-        command = shlex.split(os.environ.get("CC", "")) or ["cc"]
-    except ValueError:  # a quote that is not closed
+    words = cc_words()
+    if words is None or os.environ.get("ASKEW_NATIVE") == "0" or os.name != "posix":
         return ()
-    if os.environ.get("ASKEW_NATIVE") == "0" or os.name != "posix" or not shutil.which(command[0]):
-        return ()
-    return tuple(command)
+    command = words or ["cc"]
+    return tuple(command) if shutil.which(command[0]) else ()
 
 
 @cache
@@ -67,9 +77,11 @@ def _library(source: Path, dtype: torch.dtype, sizes: tuple[tuple[str, int], ...
         for path in stored_files(folder, name):
             if loaded := load(path):
                 return loaded
-        content = content or compile_code(code, source.stem)
-        if content is None:
+        content = content or compile_code(code, source.stem, folder)
+        if content is None and source.stem in errors:
             return None
+        if content is None:
+            continue
         stored = store(folder, name, content)
         if stored and (loaded := load(stored)):
             return loaded
@@ -95,22 +107,38 @@ def machine() -> str:
     return platform.machine() + "".join(line for line in lines if line.startswith(("model name", "flags", "Features")))
 
 
-def compile_code(code: str, stem: str) -> bytes | None:
-    """The shared library of a C program; None, with the reason in `errors`, where it does not compile."""
-    with tempfile.TemporaryDirectory(prefix="askew-") as folder:
-        output = Path(folder, "kernel.so")
-        for tuning in TUNING:
-            command = [*compiler(), *FLAGS, tuning, "-x", "c", "-", "-o", str(output), "-lm"]
-            try:
-                done = subprocess.run(command, input=code, text=True, capture_output=True, timeout=TIMEOUT)
-            except (OSError, subprocess.TimeoutExpired) as e:
-                errors.setdefault(stem, str(e))
-                return None
-            if done.returncode == 0 and output.is_file():
-                errors.pop(stem, None)
-                return output.read_bytes()
-            lines = done.stderr.splitlines() or [f"{command[0]} ended with {done.returncode}"]
-            errors.setdefault(stem, next((line for line in lines if "error" in line), lines[-1]))
+def compile_code(code: str, stem: str, folder: Path) -> bytes | None:
+    """The shared library of a C program, compiled within this folder; None where it does not compile, with the reason
+    in `errors`, or where nothing can be written there.
+    """
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as inside:
+            return compile_inside(code, stem, Path(inside))
+    except OSError:
+        return None
+
+
+def compile_inside(code: str, stem: str, folder: Path) -> bytes | None:
+    """The shared library of a C program; all of the compiler's files are in this folder, which is empty."""
+    output, environment = folder / "kernel.so", os.environ | {"TMPDIR": str(folder)}
+    for tuning in TUNING:
+        command = [*compiler(), *FLAGS, tuning, "-x", "c", "-", "-o", str(output), "-lm"]
+        if compiler() in hanging:
+            errors.setdefault(stem, f"{command[0]} took longer than {TIMEOUT} seconds")
+            return None
+        try:
+            done = subprocess.run(command, input=code, text=True, capture_output=True, timeout=TIMEOUT, env=environment)
+        except subprocess.TimeoutExpired:
+            hanging.add(compiler())
+            continue
+        except OSError as e:
+            errors.setdefault(stem, str(e))
+            return None
+        if done.returncode == 0 and output.is_file():
+            errors.pop(stem, None)
+            return output.read_bytes()
+        lines = done.stderr.splitlines() or [f"{command[0]} ended with {done.returncode}"]
+        errors.setdefault(stem, next((line for line in lines if "error" in line), lines[-1]))
     return None
 
 
@@ -125,8 +153,9 @@ def cache_folders() -> Iterator[Path]:
         home = None
     if home is not None and (folder := safe_folder(home / "askew" / "native")):
         yield folder
-    if folder := safe_folder(Path(tempfile.gettempdir()) / f"askew-{os.getuid()}"):
-        yield folder
+    with suppress(FileNotFoundError):  # where no folder for temporary files can be written
+        if folder := safe_folder(Path(tempfile.gettempdir()) / f"askew-{os.getuid()}"):
+            yield folder
 
 
 def safe_folder(folder: Path) -> Path | None:
