@@ -27,7 +27,7 @@ from ..reproduction.plan import Reproduction, prepare_reproduction
 from ..reproduction.reproduce import run_missing
 from ..reproduction.results import read_results
 from ..reproduction.worked_examples import WorkedExample, worked_example
-from .options import AsJson, Compiled, Dtype, Folder, examples, exit_with_command, print_json, print_rich
+from .options import AsJson, Compiled, Dtype, Folder, PlainConsole, examples, exit_with_command, print_json, print_rich
 
 EPILOG = examples(
     "askew reproduce feddpc/table2 --scale smoke",
@@ -126,7 +126,7 @@ def run_with_progress(
     reproduction: Reproduction, id: str, out: Path, results: Path, processes: int, again: str
 ) -> None:
     """Train what is missing, then the further seeds of what was tuned; leave with the command `again` if stopped."""
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     for title in (id, f"{id}, further seeds"):
         missing = reproduction.missing
         if not missing:
@@ -168,7 +168,7 @@ def show_results(
     else:
         print_rich(paper_tables.text_table(*untrained_table(reproduction)))
     for note in reproduction.experiment.notes:
-        Console().print(Text(f"note: {note}", "yellow"))  # prose, which is broken into lines
+        PlainConsole().print(Text(f"note: {note}", "yellow"))  # prose, which is broken into lines
     for path in pictures:
         print_rich(Text(f"figure: {path}"))
 

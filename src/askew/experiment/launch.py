@@ -16,15 +16,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from ..engine.distributed import process_group
 from ..errors import ConfigError
 from .build import device_of
 from .config import CHOICES, Config, FromPython, plugin_module, stored_tables
 from .process_state import stop_requests
 from .run import SAVE_SECONDS, ActiveRun, OnRound, run_together
-from .run_folder import is_finished, run_folder
+from .run_folder import is_finished, run_folder, stored_model
 from .store import Record, Run, load
 from .workers import Message, Send, WorkerGroup
 
@@ -255,5 +253,5 @@ class RemoteRuns:
             return load(self.folder / name)
         run.facts = facts
         if self.with_models:
-            run.model = load_file(self.folder / name / "model.safetensors")
+            run.model = stored_model(self.folder / name)
         return run

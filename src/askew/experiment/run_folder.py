@@ -6,14 +6,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..core.files import read_tensors
 from ..engine.choose import EngineChoice
 from ..engine.distributed import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuiltRun
 from .config import Config, stored_tables
-from .store import Run, load, read_json, read_rounds, to_json, write_json, write_text
-from .toml import read_toml
+from .store import Run, intact_rounds, load, read_json, write_json, write_lines, write_text
+from .toml import read_stored_toml, seal
 
 # all files that a run stores, beside the folder of figures
 FILES = (
@@ -23,7 +27,7 @@ FILES = (
     "federation.json",
     "model.safetensors",
     "conformal.json",
-    checkpoint.FILE,
+    *checkpoint.FILES,
 )
 
 
@@ -39,16 +43,25 @@ def is_finished(folder: Path | None) -> bool:
     return load(folder).finished
 
 
+def stored_model(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a run's stored model."""
+    path = folder / "model.safetensors"
+    try:
+        return read_tensors(path)[0]
+    except (ValueError, OSError):
+        raise StoreError(f"the stored model {path} cannot be read or is damaged; restore it, or use --fresh.") from None
+
+
 def previous_engine(folder: Path | None) -> EngineChoice | None:
     """The engine of a run that is continued: another one's rounds would differ from those before by rounding."""
-    facts = read_json(folder / "run.json") if folder and (folder / checkpoint.FILE).exists() else {}
+    facts = read_json(folder / "run.json") if folder and checkpoint.has_checkpoint(folder) else {}
     return EngineChoice(str(facts["engine"]), str(facts["reason"])) if {"engine", "reason"} <= facts.keys() else None
 
 
 def check_same_config(folder: Path, config: Config) -> None:
     """Refuse a folder that holds a run of another configuration."""
     file = folder / "run.toml"
-    if file.exists() and without_surroundings(read_toml(file)) != without_surroundings(stored_tables(config)):
+    if file.exists() and without_surroundings(read_stored_toml(file)) != without_surroundings(stored_tables(config)):
         raise StoreError(f"{folder} holds a run of another configuration; use another --out, or --fresh to replace it.")
 
 
@@ -65,21 +78,34 @@ def clear_run(folder: Path) -> None:
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
+def read_finished(folder: Path) -> Run:
+    """A finished run, read back; what a process that was killed at its very end left undone is done."""
+    run = load(folder)
+    if read_json(folder / "run.json").get("state") == "running":
+        write_json(folder / "run.json", run.facts)
+    checkpoint.remove(folder)
+    return run
+
+
+def computed_with(built: BuiltRun) -> str:
+    """What a run's numbers depend on in their last digits, beside its engine: kernels, torch and the processor."""
+    device = built.space.device.type
+    unit = torch.backends.cpu.get_cpu_capability() if device == "cpu" else str(built.facts["device"])
+    return f"{built.kernels.identity()}, torch {torch.__version__} and {unit}"
+
+
 def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> int:
     """Write a run's first files, or restore its server and rounds from a checkpoint; return the last round trained."""
     assert run.folder is not None
     folder, log = run.folder, run.folder / "rounds.jsonl"
-    records = read_rounds(log)
-    last = checkpoint.restore(folder, built.server, built.config.digest())
-    if last > len(records):
-        raise StoreError(
-            f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over."
-        )
+    records, problem = intact_rounds(log)
+    digest, used = built.config.digest(), computed_with(built)
+    last = checkpoint.restore(folder, built.server, digest, len(records), used, problem)
     run.rounds = records[:last]
     if not group.is_leader:
         return last
-    write_text(folder / "run.toml", built.config.toml())
-    write_text(log, "".join(to_json(record) + "\n" for record in run.rounds))
+    write_text(folder / "run.toml", seal(built.config.toml()))
+    write_lines(log, run.rounds)
     write_json(folder / "federation.json", run.federation)
     write_json(folder / "run.json", run.facts)
     return last
