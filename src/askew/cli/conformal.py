@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,8 +75,7 @@ def conformal(
         nonempty=nonempty,
         randomised=not fixed,
     )
-    for path in plugins or ():
-        load_plugin(path)
+    load_plugins(plugins)
     runs = load_all(folders, lambda run: terminal.comparison([run]))
     library.conformal(runs, how, trust)
     groups = tables.group_runs(runs)
@@ -90,6 +89,12 @@ def conformal(
         print(json_text(rows, indent=None))
     else:
         print_rich(results(groups, how, plot))
+
+
+def load_plugins(paths: Iterable[str] | None) -> None:
+    """Load the plugins that the command names."""
+    for path in paths or ():
+        load_plugin(path)
 
 
 def check_picture(file: Path | None) -> None:
