@@ -81,7 +81,8 @@ def clear_run(folder: Path) -> None:
 def read_finished(folder: Path) -> Run:
     """A finished run, read back; what a process that was killed at its very end left undone is done."""
     run = load(folder)
-    if read_json(folder / "run.json").get("state") == "running":
+    if run.facts.get("state") == "running":  # in the file: this process has the lock
+        run.facts["state"] = "finished"
         write_json(folder / "run.json", run.facts)
     checkpoint.remove(folder)
     return run
