@@ -32,6 +32,7 @@ from askew.experiment.conformal import (
     strata,
     threshold,
 )
+from askew.experiment.store import read_json
 
 TINY: dict[str, Any] = {"rounds": 2, "model": {"name": "softmax"}, "partition": {"clients": 5}}
 FIXED = Conformal(randomised=False)
@@ -312,7 +313,7 @@ def test_what_was_measured_is_stored_read_back_drawn_and_cleared(tmp_path: Path)
     assert run.folder is not None
     (figures,) = library.conformal([askew.load(run.folder)], Conformal(splits=2))
     again = askew.load(run.folder)
-    assert again.conformal == figures == json.loads((run.folder / library.FILE).read_text())
+    assert again.conformal == figures == read_json(run.folder / library.FILE)
     assert main(["report", str(run.folder), "--out", str(tmp_path / "report")]) == 0
     assert (tmp_path / "report" / "coverage.png").stat().st_size > 10_000
     assert "Prediction sets" in (tmp_path / "report" / "index.html").read_text()

@@ -65,9 +65,9 @@ def make(tmp_path: Path) -> Make:
         ]
         (folder / "run.toml").write_text(to_toml(config), encoding="utf-8")
         (folder / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-        (folder / "run.json").write_text(
-            '{"state": "finished", "engine": "sequential", "version": "0.1.0"}', encoding="utf-8"
-        )
+        state = "finished" if len(records) == config["rounds"] else "interrupted"
+        facts = {"state": state, "engine": "sequential", "version": "0.1.0"}
+        (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
         known = {
             "clients": 4,
             "classes": 3,

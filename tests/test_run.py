@@ -153,6 +153,7 @@ def test_a_run_folder_has_the_configuration_the_rounds_the_model_and_the_facts(t
     }
     lines = [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text().splitlines()]
     keys = {"round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"}
+    keys |= {"checksum"}
     assert [set(line) for line in lines] == [keys] * 3 and [line["round"] for line in lines] == [1, 2, 3]
     assert lines[0]["bytes_up"] == lines[0]["bytes_down"] == 3 * 4 * (64 * 10 + 10)
     stored = load_file(run.folder / "model.safetensors")

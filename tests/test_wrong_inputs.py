@@ -21,6 +21,7 @@ import torch
 from askew.cli.main import main
 from askew.data import files
 from askew.experiment.config import CHOICES
+from askew.experiment.store import read_json, write_json
 
 QUICK = "--quiet --set rounds=2 --set model.name=softmax --set partition.clients=5"
 Says = tuple[str, str, str]  # fragments of the sentence: the culprit, what is allowed, what to do
@@ -99,6 +100,7 @@ def unfinished(here: Path, patch: pytest.MonkeyPatch) -> None:
     folder = next((here / "runs").iterdir())
     log = folder / "rounds.jsonl"
     log.write_text(log.read_text().splitlines(keepends=True)[0])
+    write_json(folder / "run.json", read_json(folder / "run.json") | {"state": "interrupted"})
     (folder / "checkpoint.safetensors").write_bytes(b"not tensors")
 
 
@@ -1018,6 +1020,14 @@ CASES = [
         "of another configuration",
         "use another --out",
         "--fresh",
+        damage("run.toml", lambda t: t.partition("# checksum")[0].replace("5", "6")),
+    ),
+    case(
+        "run changed",
+        f"run {QUICK}",
+        "run.toml is not as askew wrote it",
+        "was changed or is damaged",
+        "change a copy of it elsewhere",
         damage("run.toml", lambda t: t.replace("5", "6")),
     ),
     case(

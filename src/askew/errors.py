@@ -9,6 +9,8 @@
     ├── EngineError                an engine or device cannot do this run
     └── StoreError                 a run folder or file cannot be read or written
 
+A StoreWarning says what is damaged where the program can go on without it.
+
 Every sentence says what was wrong, what is allowed and what to do.
 """
 
@@ -48,6 +50,10 @@ class EngineError(AskewError):
 
 class StoreError(AskewError):
     """A run folder or file cannot be read or written."""
+
+
+class StoreWarning(UserWarning):
+    """Something that is stored is damaged or was made otherwise, and the program goes on without it."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from .core.files import is_readable_file
 from .core.rng import generator
 from .core.settings import Registry, Settings, setting
 from .errors import ConfigError, DataError
@@ -300,6 +301,8 @@ class Trace(Participation):
                 f"got {self.path!r}; set participation.path."
             )
         try:
+            if path.exists() and not is_readable_file(path):
+                raise ValueError("it is no regular file, or far too large")
             stat = path.stat()
             return read_trace(path, stat.st_mtime_ns, stat.st_size, clients)
         except OSError as problem:

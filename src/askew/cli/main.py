@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from itertools import chain
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
 from ..data.skew import heterogeneity
@@ -24,11 +25,12 @@ from ..experiment import demo as demonstration
 from ..experiment.build import client_label_counts
 from ..experiment.config import load_config, load_plugin, plugin_fault
 from ..experiment.launch import FailedRun, run_config, run_each
-from ..experiment.process_state import stop_after
+from ..experiment.process_state import show_plain_warnings, stop_after
 from ..experiment.process_tuning import tune_process
-from ..experiment.store import Run, load, load_all
+from ..experiment.store import Run, load_all, load_checked
 from ..experiment.sweep import load_sweep
 from ..report import skew, table, terminal, write_report
+from ..report.page import check_run
 from ..report.tables import partition_name
 from ..version import __version__
 from . import bench as cli_bench
@@ -44,6 +46,7 @@ from .options import (
     Fresh,
     Out,
     Overrides,
+    PlainConsole,
     Plugins,
     Quiet,
     StopAfter,
@@ -123,7 +126,7 @@ def run(
     config = load_config(
         file, [*(overrides or ()), *([] if workers is None else [f"engine.workers={workers}"])], plugins or ()
     )
-    console = Console(stderr=True, quiet=quiet)
+    console = PlainConsole(stderr=True, quiet=quiet)
     again = terminal.resume_command(out / config.name())
     try:
         with stop_after(parse_time(stop)), terminal.ProgressDisplay(console) as ticker:
@@ -165,7 +168,7 @@ def sweep(
     The sweep table of a file and --over span the combinations. Finished runs are read back, interrupted ones go on.
     A run that fails does not end the others; it is named at the end.
     """
-    configs, console = load_sweep(file, overrides or (), over or (), plugins or ()), Console(stderr=True)
+    configs, console = load_sweep(file, overrides or (), over or (), plugins or ()), PlainConsole(stderr=True)
     flags = [(flag, value) for flag, values in (("--over", over), ("--set", overrides)) for value in values or ()]
     words: list[str | Path] = [*([file] if file else []), *chain.from_iterable(flags), "--out", out]
     failed: list[FailedRun] = []
@@ -276,7 +279,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one run: settings, figures, curve and last rounds."""
-    run = load(folder)
+    run = load_checked(folder, terminal.run_details)
     if as_json:
         print_json(run.summary() | {"config": run.config, "facts": run.facts, "records": run.rounds})
     else:
@@ -297,7 +300,7 @@ def compare(
     """Compare runs in one table; runs that differ only in their seed share a row."""
     if target is not None and not 0 < target <= 1:
         raise ConfigError(f"compare: --target must be > 0 and ≤ 1, got {target:g}; accuracies are fractions, try 0.9.")
-    runs = load_all(folders)
+    runs = load_all(folders, lambda run: terminal.comparison([run]))
     if as_json:
         print_json(table(runs, target))
     else:
@@ -313,7 +316,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default=False)] = None,
 ) -> None:
     """Write one HTML page with tables and pictures of runs."""
-    print(write_report(load_all(folders), out, title))
+    print(write_report(load_all(folders, check_run), out, title))
 
 
 @app.command(epilog=examples("askew demo", "askew demo --rounds 20 --seeds 1"))
@@ -325,7 +328,7 @@ def demo(
     ] = demonstration.SEEDS,
 ) -> None:
     """Compare seven methods on thirty clients with skewed digits, in a minute, and write a report."""
-    configs, console = demonstration.configs(rounds, seeds), Console(stderr=True)
+    configs, console = demonstration.configs(rounds, seeds), PlainConsole(stderr=True)
     command = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))
     with terminal.ProgressDisplay(console, configs, "demo") as ticker:
         running = demonstration.run_demo(configs, out / "runs", ticker)
@@ -360,7 +363,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks
     arguments, command = list(sys.argv[1:] if argv is None else argv) or ["--help"], typer.main.get_command(app)
     try:
-        with silent() if rank_and_size()[0] else nullcontext():  # of several ranks only the first prints
+        # of several ranks only the first prints
+        with silent() if rank_and_size()[0] else nullcontext(), warnings.catch_warnings():
+            show_plain_warnings(lambda text: PlainConsole(stderr=True).print(Text(text, "yellow"), soft_wrap=True))
             code = command.main(arguments, prog_name="askew", standalone_mode=False)
         sys.stdout.flush()
     except UsageError as e:
@@ -399,7 +404,8 @@ def silent() -> Iterator[None]:
 
 def fail(sentence: str, code: int = 2) -> int:
     """Print an error sentence in one line, and return the exit code."""
-    Console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", " ".join(sentence.split())), soft_wrap=True)
+    line = Text.assemble(("error:", "bold red"), " ", " ".join(sentence.split()))
+    PlainConsole(stderr=True).print(line, soft_wrap=True)
     return code
 
 

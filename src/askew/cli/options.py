@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
+from ..core.files import CONTROL, printable
 from ..data import files
 from ..errors import ConfigError
 from ..experiment.store import to_json
@@ -69,6 +72,18 @@ def parse_time(text: str | None) -> float | None:
     return float(found[1]) * UNITS[found[2]]
 
 
+class PlainConsole(Console):
+    """A console that prints texts as they are, but no control characters: they may come from somebody else's files."""
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is printed, piece by piece."""
+        for piece in super().render(renderable, options):
+            yield piece if piece.control else Segment(printable(piece.text), piece.style)
+
+
 def examples(*lines: str) -> str:
     """The examples at the end of a help page."""
     # each line is a paragraph: older versions of typer join the lines of one
@@ -77,12 +92,17 @@ def examples(*lines: str) -> str:
 
 def print_rich(output: RenderableType) -> None:
     """Print on standard output; tables are as wide as the terminal, lines of text are not broken."""
-    Console().print(output, soft_wrap=isinstance(output, Text))
+    PlainConsole().print(output, soft_wrap=isinstance(output, Text))
 
 
 def print_json(value: Any) -> None:
     """Print a value as JSON on standard output."""
-    print(to_json(value, indent=1))
+    print(json_text(value))
+
+
+def json_text(value: Any, indent: int | None = 1) -> str:
+    """A value as JSON in which control characters are escaped, also those that JSON allows."""
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", to_json(value, indent))
 
 
 def exit_with_command(console: Console, sentence: str, command: str, code: int = 130) -> NoReturn:

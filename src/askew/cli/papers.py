@@ -33,6 +33,7 @@ from .options import (
     Compiled,
     Dtype,
     Folder,
+    PlainConsole,
     StopAfter,
     examples,
     exit_with_command,
@@ -142,7 +143,7 @@ def run_with_progress(
     reproduction: Reproduction, id: str, out: Path, results: Path, processes: int, again: str
 ) -> None:
     """Train what is missing, then the further seeds of what was tuned; leave with the command `again` if stopped."""
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     for title in (id, f"{id}, further seeds"):
         missing = reproduction.missing
         if not missing:
@@ -184,7 +185,7 @@ def show_results(
     else:
         print_rich(paper_tables.text_table(*untrained_table(reproduction)))
     for note in reproduction.experiment.notes:
-        Console().print(Text(f"note: {note}", "yellow"))  # prose, which is broken into lines
+        PlainConsole().print(Text(f"note: {note}", "yellow"))  # prose, which is broken into lines
     for path in pictures:
         print_rich(Text(f"figure: {path}"))
 

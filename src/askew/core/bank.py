@@ -53,17 +53,26 @@ def tensor_in_file(shape: Sequence[int], dtype: torch.dtype, folder: Path | None
     size = count * torch.empty((), dtype=dtype).element_size()
     try:
         with tempfile.TemporaryFile(dir=folder) as file:  # the mapping keeps it alive
-            file.truncate(max(size, 1))
+            allocate(file.fileno(), max(size, 1))
             array = np.memmap(file, dtype=np.uint8, mode="r+", shape=(max(size, 1),))
     except OSError as e:
         raise EngineError(
-            f"no room for client state on disk ({size >> 20} MB): {e.strerror}; free some space or set TMPDIR."
+            f"no room for client state on disk ({size >> 20} MB): {e.strerror}; free some space or set TMPDIR; "
+            "started again, the run goes on from what is stored."
         ) from None
     return (
         torch.frombuffer(array, dtype=dtype, count=count).view(*shape)
         if count
         else torch.empty(tuple(shape), dtype=dtype)
     )
+
+
+def allocate(file: int, size: int) -> None:
+    """Give an open file so many bytes on the disk now: a mapped page without room would kill the process later."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)
 
 
 class Bank:

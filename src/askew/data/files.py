@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..core.files import tensors_sha256, write_atomically
 from ..errors import DataError, UnknownName, did_you_mean
 
 ReadFile = Callable[[str], bytes]  # the content of a file of a dataset, by name
@@ -442,15 +442,6 @@ def load_decoded(
     return tensors
 
 
-def tensors_sha256(tensors: dict[str, Tensor]) -> str:
-    """The SHA-256 of the names, types, shapes and values of tensors."""
-    total = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        total.update(tensor.numpy().data)
-    return total.hexdigest()
-
-
 def read_cache(path: Path, stamp: str) -> dict[str, Tensor] | None:
     """The cached arrays, or None if there are none, if they are damaged or if the originals have another stamp."""
     try:
@@ -472,20 +463,3 @@ def write_cache(path: Path, tensors: dict[str, Tensor], stamp: str) -> None:
             save_file(tensors, temporary, metadata={"originals": stamp, "sha256": tensors_sha256(tensors)})
     except (SafetensorError, OSError):
         return  # no right to write, or no room: the next load decodes again
-
-
-@contextmanager
-def write_atomically(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder; what is written there takes this path's name when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from datetime import timedelta
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -177,12 +177,13 @@ class ProcessGroup:
         """
         area = self.memory.pop(0)
         if area is not None and len(area) < count:
-            path = Path(self.broadcast(create_shared_file(count) if self.is_leader else ""))
-            here = path.is_file() and path.stat().st_size == count
-            new = torch.from_file(str(path), shared=True, size=count, dtype=torch.uint8) if here else None
+            file = create_shared_file(count) if self.is_leader else None
+            path, number = self.broadcast(path_of_file(file) if file else ("", 0))
+            here = is_shared_file(path, number, count)
+            new = torch.from_file(path, shared=True, size=count, dtype=torch.uint8) if here else None
             area = new if bool(self.gather_numbers([here]).all()) else None
-            if self.is_leader and here:
-                path.unlink()  # the memory stays for those who have it
+            if file:
+                file.close()  # the memory stays for those who have it
             if self.sockets is None and area is not None:
                 self._connect()
         self.memory.append(area)
@@ -205,20 +206,35 @@ def receive(line: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def create_shared_file(count: int) -> str:
-    """A new file of so many bytes in memory, or "" where that cannot be."""
+def create_shared_file(count: int) -> IO[bytes] | None:
+    """A new file of so many bytes in memory, or None where that cannot be.
+
+    It has no name: the system takes the memory back when the processes end, however they end.
+    """
     try:
-        number, path = tempfile.mkstemp(dir="/dev/shm", prefix="askew-")
+        file = tempfile.TemporaryFile(dir="/dev/shm")  # noqa: SIM115 - closed when all ranks have the memory
     except OSError:
-        return ""
+        return None
     try:
-        os.posix_fallocate(number, 0, count)  # room is taken now: later, too little of it would kill the process
+        os.posix_fallocate(file.fileno(), 0, count)  # room is taken now: later, too little of it would kill the process
     except OSError:
-        Path(path).unlink()
-        return ""
-    finally:
-        os.close(number)
-    return path
+        file.close()
+        return None
+    return file
+
+
+def path_of_file(file: IO[bytes]) -> tuple[str, int]:
+    """Where processes of this machine find an open file that has no name, and its number in the file system."""
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}", os.fstat(file.fileno()).st_ino
+
+
+def is_shared_file(path: str, number: int, count: int) -> bool:
+    """Is this the file of so many bytes that the leader opened? On another machine there is another one, or none."""
+    try:
+        found, target = Path(path).stat(), str(Path(path).readlink())
+    except OSError:
+        return False
+    return (found.st_ino, found.st_size) == (number, count) and target.startswith("/dev/shm/")
 
 
 SINGLE = ProcessGroup()

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to be continued, in one safetensors file with a JSON header.
+"""Checkpoints: everything a run needs to be continued, in one safetensors file with a JSON header; the last two stay.
 
 Every random draw depends on its own seed, round and client, so there is no generator state to store.
 """
@@ -6,21 +6,24 @@ Every random draw depends on its own seed, round and client, so there is no gene
 from __future__ import annotations
 
 import json
-import os
+import warnings
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.bank import Bank
+from ..core.files import read_tensors, write_tensors
 from ..engine.distributed import SINGLE, ProcessGroup
 from ..engine.server import Server
-from ..errors import StoreError
+from ..errors import StoreError, StoreWarning
 from .store import explain_write_errors
 
 FILE = "checkpoint.safetensors"
+PREVIOUS = "checkpoint-before.safetensors"  # the one before it, for the case that it is damaged
+NEXT = "checkpoint-next.safetensors"  # one that is whole and about to become FILE
+FILES = (FILE, PREVIOUS, NEXT)
 MODEL = "x"  # the name of the global model w in the file, as older versions wrote it
 
 
@@ -42,18 +45,9 @@ def tensors_of(server: Server) -> dict[str, Tensor]:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
-    """Write a safetensors file atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a safetensors file atomically, with a hash of all that is in it."""
     with explain_write_errors(path):
-        try:
-            save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, temporary, metadata=about)
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except SafetensorError as e:
-            raise OSError(None, str(e)) from None
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_tensors(path, tensors, about)
 
 
 def gather_bank(bank: Bank, group: ProcessGroup) -> tuple[list[int], dict[str, Tensor]]:
@@ -66,8 +60,10 @@ def gather_bank(bank: Bank, group: ProcessGroup) -> tuple[list[int], dict[str, T
     return list(chain.from_iterable(clients)), {n: group.collect_rows(v, counts) for n, v in rows.items()}
 
 
-def save(folder: Path, server: Server, round: int, digest: str, group: ProcessGroup = SINGLE) -> None:
-    """Write all state after a round; rank 0 writes, and all ranks must call this."""
+def save(
+    folder: Path, server: Server, round: int, digest: str, group: ProcessGroup = SINGLE, computed_with: str = ""
+) -> None:
+    """Write all state after a round, and keep the checkpoint before; rank 0 writes, and all ranks must call this."""
     # copies: a method's state may be w itself, and tensors of one file must not share memory
     tensors = {n: v.clone() for n, v in tensors_of(server).items()}
     owners: dict[str, list[int]] = {}
@@ -75,38 +71,107 @@ def save(folder: Path, server: Server, round: int, digest: str, group: ProcessGr
         owners[kind], rows = gather_bank(bank, group)
         tensors |= {f"{kind}.{n}": v for n, v in rows.items()}
     about = {"round": str(round), "digest": layout_digest(digest, server), "owners": json.dumps(owners)}
-    if group.is_leader:
-        save_tensors(folder / FILE, tensors, about)
+    if not group.is_leader:
+        return
+    save_tensors(folder / NEXT, tensors, about | {"computed_with": computed_with})
+    with explain_write_errors(folder / FILE):
+        # killed after the first of these, a process leaves the checkpoint before, and its rounds are there
+        if (folder / FILE).exists():
+            (folder / FILE).replace(folder / PREVIOUS)
+        (folder / NEXT).replace(folder / FILE)
 
 
-def restore(folder: Path, server: Server, digest: str) -> int:
-    """Restore a server's state from a checkpoint; return the round it was saved after, 0 without a checkpoint."""
-    path = folder / FILE
-    if not path.exists():
-        return 0
-    broken = StoreError(
-        f"the checkpoint {path} is damaged or of another run; remove it, or use --fresh to start this run over."
-    )
+def remove(folder: Path) -> None:
+    """Remove the checkpoints of a run that has all its rounds."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Is there a checkpoint, whole or not?"""
+    return any((folder / name).exists() for name in (FILE, PREVIOUS))
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint holds."""
+
+    round: int
+    tensors: dict[str, Tensor]
+    owners: dict[str, list[int]]  # the clients of each bank's rows
+    computed_with: str
+
+
+def read(path: Path, server: Server, digest: str) -> Checkpoint:
+    """A checkpoint of this run; a ValueError if it is damaged or of another run."""
+    tensors, about = read_tensors(path)
+    if about.get("digest") != layout_digest(digest, server):
+        raise ValueError("of another run")
     try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, OSError):
-        raise broken from None
-    same_shapes = all(n in tensors and tensors[n].shape == v.shape for n, v in tensors_of(server).items())
-    if about.get("digest") != layout_digest(digest, server) or not same_shapes:
-        raise broken
+        owners = json.loads(about["owners"])
+        shapes = {n: tuple(v.shape) for n, v in tensors_of(server).items()}
+        for kind, bank in banks_of(server).items():
+            if owners[kind]:
+                shapes |= {f"{kind}.{n}": (len(owners[kind]), *v.shape) for n, v in bank.start.items()}
+        if any(tensors[n].shape != shape for n, shape in shapes.items()):
+            raise ValueError("tensors of other shapes")
+        return Checkpoint(int(about["round"]), tensors, owners, about.get("computed_with", ""))
+    except (KeyError, TypeError):
+        raise ValueError("incomplete") from None
+
+
+def restore(
+    folder: Path, server: Server, digest: str, rounds: int | None = None, computed_with: str = "", problem: str = ""
+) -> int:
+    """Restore a server's state from the newest whole checkpoint; return its round, 0 without a checkpoint.
+
+    `rounds` is the number of rounds that have a record, and `problem` says why there are no more; a checkpoint of a
+    later round is not used. A damaged one is named in a warning, and the one before it is used.
+    """
+    problems: list[str] = []
+    for path in (folder / FILE, folder / PREVIOUS):
+        if not path.exists():
+            continue
+        try:
+            found = read(path, server, digest)
+        except (ValueError, OSError):
+            problems.append(f"the checkpoint {path} is damaged or of another run")
+            continue
+        if rounds is not None and found.round > rounds:
+            problems.append(problem or f"{folder / 'rounds.jsonl'} ends before the checkpoint's round {found.round}")
+            continue
+        if problems:
+            warn(f"{problems[0]}; the run goes on from the checkpoint before it, of round {found.round}.")
+        if found.computed_with not in ("", computed_with) and computed_with:
+            warn(
+                f"the rounds up to {found.round} were computed with {found.computed_with}, and the run goes on with "
+                f"{computed_with}: its numbers may differ in their last digits from those of a run that was not "
+                "interrupted; where that matters, use the same again, or --fresh."
+            )
+        adopt(found, server)
+        return found.round
+    if problems:
+        raise StoreError(f"{'; '.join(dict.fromkeys(problems))}; restore it, or use --fresh to start this run over.")
+    if problem:
+        warn(f"{problem}; there is no checkpoint, so the run starts over.")
+    return 0
+
+
+def warn(sentence: str) -> None:
+    """Warn of something stored without which the run goes on."""
+    warnings.warn(sentence, StoreWarning, stacklevel=3)
+
+
+def adopt(found: Checkpoint, server: Server) -> None:
+    """Give a server the state of a checkpoint."""
 
     def stored(name: str, like: Tensor) -> Tensor:
-        return tensors[name].to(like.device, like.dtype)
+        return found.tensors[name].to(like.device, like.dtype)
 
     server.w, server.buffers = stored(MODEL, server.w), stored("buffers", server.buffers)
     server.state = {n: stored(f"server.{n}", v) for n, v in server.state.items()}
     server.drift_history = server.drift_history and {
         n: stored(f"trail.{n}", v) for n, v in server.drift_history.items()
     }
-    owners = json.loads(about["owners"])
     for kind, bank in banks_of(server).items():
-        if owners[kind]:
-            bank.write(owners[kind], {n: stored(f"{kind}.{n}", v) for n, v in bank.start.items()})
-    return int(about["round"])
+        if found.owners[kind]:
+            bank.write(found.owners[kind], {n: stored(f"{kind}.{n}", v) for n, v in bank.start.items()})

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
+from ..core.files import is_readable_file
 from ..core.hooks import correct_hook
 from ..core.settings import Registry, Settings, setting
 from ..data import partitions, sources
@@ -34,7 +35,7 @@ from ..engine.robust import Robust
 from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
 from ..participation import Participation, participations
-from .toml import parse_value, read_toml, to_toml
+from .toml import parse_value, read_stored_toml, read_toml, to_toml
 
 S = TypeVar("S", bound=Settings)
 C = TypeVar("C", bound=type)
@@ -264,10 +265,12 @@ def stored_tables(config: Config) -> dict[str, Any]:
 
 def file_hash(path: Path) -> str:
     """A hash of a file's content; empty where it cannot be read, which whoever needs the file will report."""
+    if not is_readable_file(path):  # a device has no end
+        return ""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError):  # a name with a zero byte in it raises the latter
+    except OSError:
         return ""
 
 
@@ -306,7 +309,11 @@ def load_tables(
     advice: str = "name a TOML file, or leave it out to run the defaults",
 ) -> dict[str, Any]:
     """A file's nested tables with overrides and plugins put in; `advice` is for a file that cannot be read."""
-    tables = read_toml(path, advice) if path is not None else {}
+    tables: dict[str, Any] = {}
+    if path is not None:
+        # a stored run.toml is given to go on with that run, and must be its configuration
+        stored = Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
+        tables = read_stored_toml(Path(path)) if stored else read_toml(path, advice)
     for override in overrides:
         key, found, text = override.partition("=")
         if not found or not key.strip():

@@ -20,6 +20,7 @@ as promised, is taken here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, lgamma, log
@@ -32,9 +33,9 @@ from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..core.types import Batch
 from ..engine.evaluate import CHUNK
-from ..errors import DataError, ModelError, StoreError
+from ..errors import ConfigError, DataError, ModelError, StoreError
 from .build import BuildCache, build
-from .config import Config
+from .config import Config, plugin_module
 from .process_state import torch_state
 from .store import Run, jsonable, write_json
 
@@ -234,8 +235,11 @@ def measure(probabilities: Array, labels: Array, how: Conformal, seed: int = 0) 
 # runs -----------------------------------------------------------------------------------------------------------
 
 
-def probabilities(run: Run, build_cache: BuildCache | None = None) -> tuple[Array, Array]:
-    """The class probabilities [n, K] that a stored run's global model gives the test samples, and their labels [n]."""
+def probabilities(run: Run, build_cache: BuildCache | None = None, trust: bool = False) -> tuple[Array, Array]:
+    """The class probabilities [n, K] that a stored run's global model gives the test samples, and their labels [n].
+
+    A plugin that the run's folder names, and nobody else, is run only with `trust`.
+    """
     if run.folder is None or not (run.folder / "model.safetensors").is_file():
         raise StoreError(
             f"the run {run.name} has no stored model; "
@@ -246,6 +250,8 @@ def probabilities(run: Run, build_cache: BuildCache | None = None) -> tuple[Arra
             f"the run {run.name} has trained {len(run.rounds)} of {run.config['rounds']} rounds; "
             "let it end first: askew run."
         )
+    if not trust:
+        refuse_unknown_plugins(run)
     # The model is trained: how its updates were hidden changes nothing any more.
     config = Config.build({name: table for name, table in run.config.items() if name != "privacy"})
     network = replace(config.model, weights=str(run.folder / "model.safetensors"), new_head=False)
@@ -264,11 +270,25 @@ def probabilities(run: Run, build_cache: BuildCache | None = None) -> tuple[Arra
         return torch.softmax(torch.cat(logits).double(), 1).cpu().numpy(), test.y.cpu().numpy()
 
 
-def conformal(runs: Sequence[Run], how: Conformal | None = None) -> list[dict[str, Any]]:
-    """Measure the prediction sets of finished runs, and store the figures in each run's folder."""
+def refuse_unknown_plugins(run: Run) -> None:
+    """Refuse a run whose folder names a plugin that this process has not loaded: it is code, perhaps a stranger's."""
+    plugins = run.config.get("plugins", [])
+    for path in plugins if isinstance(plugins, list) else [plugins]:
+        if plugin_module(str(path)) not in sys.modules:
+            raise ConfigError(
+                f"the run {run.name} names the plugin {str(path)!r}, which is Python code and would be run; "
+                "read it, then name it with --plugin, or trust the whole folder with --trust."
+            )
+
+
+def conformal(runs: Sequence[Run], how: Conformal | None = None, trust: bool = False) -> list[dict[str, Any]]:
+    """Measure the prediction sets of finished runs, and store the figures in each run's folder.
+
+    With `trust` the plugins that the folders name are run.
+    """
     how, build_cache = how or Conformal(), BuildCache()
     for run in runs:
-        run.conformal = jsonable(measure(*probabilities(run, build_cache), how, int(run.config["seed"])))
+        run.conformal = jsonable(measure(*probabilities(run, build_cache, trust), how, int(run.config["seed"])))
         assert run.folder is not None
         write_json(run.folder / FILE, run.conformal)
     return [run.conformal for run in runs]

@@ -16,15 +16,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import load_file
-
 from ..engine.distributed import process_group
 from ..errors import ConfigError
 from .build import device_of
 from .config import CHOICES, Config, FromPython, plugin_module, stored_tables
 from .process_state import prepare_deterministic, stop_requests
 from .run import SAVE_SECONDS, ActiveRun, OnRound, run_together
-from .run_folder import is_finished, run_folder
+from .run_folder import is_finished, run_folder, stored_model
 from .store import Record, Run, load
 from .workers import Message, Send, WorkerGroup, can_meet, check_cores, own_cores
 
@@ -301,6 +299,6 @@ class RemoteRuns:
             return load(self.folder / name)
         run.facts = facts
         if self.with_models:
-            model = load_file(self.folder / name / "model.safetensors")
+            model = stored_model(self.folder / name)
             run.model = {tensor: model[tensor] for tensor in tensors}
         return run

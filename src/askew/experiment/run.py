@@ -27,8 +27,17 @@ from .config import Config, stored_tables
 from .divergence import divergence_sentence
 from .process_state import deterministic_algorithms, explain_out_of_memory, stop_requests, torch_state
 from .run_evaluation import evaluate_models, evaluation_record, model_tensors
-from .run_folder import begin_or_resume, check_same_config, clear_run, is_finished, previous_engine, run_folder
-from .store import DIVERGED, Record, Run, append_lines, load, lock_folder, write_json
+from .run_folder import (
+    begin_or_resume,
+    check_same_config,
+    clear_run,
+    computed_with,
+    is_finished,
+    previous_engine,
+    read_finished,
+    run_folder,
+)
+from .store import DIVERGED, Record, Run, append_lines, flush_records, load, lock_folder, write_json
 from .workers import is_worker
 
 OnRound = Callable[[Run, Record | None], None]  # called once before the first round, and after every round
@@ -66,7 +75,8 @@ def run_together(
                 check_same_config(folder, config)
         stored = enumerate(zip(configs, folders, strict=True)) if group.is_leader else ()
         finished = group.broadcast([n for n, (c, folder) in stored if is_finished(folder, c.evaluation.stop_diverged)])
-        runs = {n: load(folder) for n, folder in enumerate(folders) if folder and n in finished}
+        read_back = read_finished if group.is_leader else load
+        runs = {n: read_back(folder) for n, folder in enumerate(folders) if folder and n in finished}
         if len(runs) < len(configs):
             stack.enter_context(torch_state(configs[0], group))
             stack.enter_context(deterministic_algorithms(configs[0].engine))
@@ -207,12 +217,18 @@ class ActiveRun:
         """Save a checkpoint if one is due, then call `watch` with the round's record."""
         if checkpoint_due and not self.is_over and self.run.folder:
             began = time.monotonic()
-            checkpoint.save(self.run.folder, self.server, self.t, self.config.digest(), self.group)
+            self.save_checkpoint(self.run.folder)
             took = time.monotonic() - began
             # save_every = 0 means: after every round
             self.next_save = began + (max(self.save_every, SAVE_SHARE * took) if self.save_every else 0)
         if self.watch:
             self.watch(self.run, self.run.rounds[-1])
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Save a checkpoint, once the records of its rounds are on the disk; all ranks must call this."""
+        if self.group.is_leader:
+            flush_records(folder / "rounds.jsonl")
+        checkpoint.save(folder, self.server, self.t, self.config.digest(), self.group, computed_with(self.built))
 
     def finish(self) -> None:
         """Store the model and the state of a run that has all its rounds, or was stopped."""
@@ -221,12 +237,13 @@ class ActiveRun:
         run.facts["kernels"] = self.built.kernels.summary()  # known only now: which of them the run used
         run.model = {name: tensor.cpu() for name, tensor in model_tensors(self.built).items()}
         if run.folder and not run.finished:
-            checkpoint.save(run.folder, self.server, self.t, self.config.digest(), self.group)
+            self.save_checkpoint(run.folder)
         if run.folder and self.group.is_leader:
+            flush_records(run.folder / "rounds.jsonl")
             about = {"round": str(self.t), "run": run.name}
             checkpoint.save_tensors(run.folder / "model.safetensors", run.model, about)
             if run.finished:
-                (run.folder / checkpoint.FILE).unlink(missing_ok=True)
+                checkpoint.remove(run.folder)
             write_json(run.folder / "run.json", run.facts)
 
 

@@ -7,14 +7,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..core.files import read_tensors
 from ..engine.choose import EngineChoice
 from ..engine.distributed import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuiltRun
 from .config import CHOICES, TABLES, Config, stored_tables
-from .store import Run, load, read_json, read_rounds, to_json, write_json, write_text
-from .toml import read_toml
+from .store import Run, intact_rounds, load, read_json, write_json, write_lines, write_text
+from .toml import read_stored_toml, seal
 
 # all files that a run stores, beside the folder of figures
 FILES = (
@@ -24,7 +28,7 @@ FILES = (
     "federation.json",
     "model.safetensors",
     "conformal.json",
-    checkpoint.FILE,
+    *checkpoint.FILES,
 )
 
 
@@ -41,9 +45,18 @@ def is_finished(folder: Path | None, stop_diverged: bool = True) -> bool:
     return run.finished or (stop_diverged and run.over)
 
 
+def stored_model(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a run's stored model."""
+    path = folder / "model.safetensors"
+    try:
+        return read_tensors(path)[0]
+    except (ValueError, OSError):
+        raise StoreError(f"the stored model {path} cannot be read or is damaged; restore it, or use --fresh.") from None
+
+
 def previous_engine(folder: Path | None) -> EngineChoice | None:
     """The engine of a run that is continued: another one's rounds would differ from those before by rounding."""
-    facts = read_json(folder / "run.json") if folder and (folder / checkpoint.FILE).exists() else {}
+    facts = read_json(folder / "run.json") if folder and checkpoint.has_checkpoint(folder) else {}
     return EngineChoice(str(facts["engine"]), str(facts["reason"])) if {"engine", "reason"} <= facts.keys() else None
 
 
@@ -53,7 +66,7 @@ def check_same_config(folder: Path, config: Config) -> None:
     if not file.exists():
         return
     tables = stored_tables(config)
-    stored = with_new_settings(read_toml(file), config, tables)
+    stored = with_new_settings(read_stored_toml(file), config, tables)
     if without_surroundings(stored) != without_surroundings(tables):
         raise StoreError(f"{folder} holds a run of another configuration; use another --out, or --fresh to replace it.")
 
@@ -84,16 +97,30 @@ def clear_run(folder: Path) -> None:
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
+def read_finished(folder: Path) -> Run:
+    """A finished run, read back; what a process that was killed at its very end left undone is done."""
+    run = load(folder)
+    if run.facts.get("state") == "running":  # in the file: this process has the lock
+        run.facts["state"] = "finished"
+        write_json(folder / "run.json", run.facts)
+    checkpoint.remove(folder)
+    return run
+
+
+def computed_with(built: BuiltRun) -> str:
+    """What a run's numbers depend on in their last digits, beside its engine: kernels, torch and the processor."""
+    device = built.space.device.type
+    unit = torch.backends.cpu.get_cpu_capability() if device == "cpu" else str(built.facts["device"])
+    return f"{built.kernels.identity()}, torch {torch.__version__} and {unit}"
+
+
 def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> int:
     """Write a run's first files, or restore its server and rounds from a checkpoint; return the last round trained."""
     assert run.folder is not None
     folder, log = run.folder, run.folder / "rounds.jsonl"
-    records = read_rounds(log)
-    last = checkpoint.restore(folder, built.server, built.config.digest())
-    if last > len(records):
-        raise StoreError(
-            f"{log} ends before the checkpoint's round {last}; restore the file, or use --fresh to start over."
-        )
+    records, problem = intact_rounds(log)
+    digest, used = built.config.digest(), computed_with(built)
+    last = checkpoint.restore(folder, built.server, digest, len(records), used, problem)
     run.rounds = records[:last]
     for stage in built.server.recording:
         stage.resume(run.rounds)
@@ -101,8 +128,8 @@ def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> 
         run.facts["diverged"] = said
     if not group.is_leader:
         return last
-    write_text(folder / "run.toml", built.config.toml())
-    write_text(log, "".join(to_json(record) + "\n" for record in run.rounds))
+    write_text(folder / "run.toml", seal(built.config.toml()))
+    write_lines(log, run.rounds)
     write_json(folder / "federation.json", run.federation)
     write_json(folder / "run.json", run.facts)
     return last

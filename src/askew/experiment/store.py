@@ -6,28 +6,33 @@
     run.json            facts about the execution: state, engine and why, device, versions
     model.safetensors   the global model, by the network's own parameter names
     conformal.json      coverage and size of its prediction sets, where `askew conformal` measured them
-    checkpoint.*        all that a resume needs (see checkpoint.py)
+    checkpoint.*        all that a resume needs, and the one before it (see checkpoint.py)
 
-Everything is written atomically or appended by whole lines; nothing is ever pickled.
+Everything is written atomically or appended by whole lines; nothing is ever pickled. Every
+file holds a hash of what is in it, each line of rounds.jsonl its own, so that damage is found when it is read. Files of
+older versions have none and are taken as they are.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import math
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import StoreError
+from ..core.files import flush_to_disk, is_readable_file, write_atomically
+from ..errors import AskewError, StoreError, StoreWarning
 from .curves import rounds_to
 from .roll_call import RollCall, call_run
-from .toml import read_toml
+from .toml import read_stored_toml, text_hash
 
 try:
     import fcntl
@@ -36,6 +41,10 @@ except ImportError:  # not a POSIX system: only folders cannot be locked there
 
 Record = dict[str, Any]  # of one round
 DIVERGED = "diverged"  # the state of a run that was stopped because it diverged
+CHECKSUM = re.compile(r',?\s*"checksum": "([0-9a-f]{16})"\s*\}\s*\Z')  # the end of a JSON object
+NUMBERS = ("seconds", "bytes_up", "bytes_down", "dropped")  # keys of every record
+# what a process that was killed left of a file that it was writing: ".", the file's name, "." and some letters
+TEMPORARY = re.compile(r"\.(run|rounds|federation|model|checkpoint)[\w.-]*\.(toml|jsonl?|safetensors)\.\w+")
 NAMED_TABLES = ("data", "partition", "participation", "model", "algorithm")  # tables that choose something by its name
 
 
@@ -173,20 +182,27 @@ def load(folder: str | Path) -> Run:
         raise StoreError(
             f"{str(folder)!r} is not a run folder: it has no run.toml; name a folder that `askew run` made."
         )
-    config = read_toml(folder / "run.toml")
+    config = read_stored_toml(folder / "run.toml")
     if not isinstance(config.get("rounds"), int) or not all(
-        isinstance(config.get(table), dict) and "name" in config[table] for table in NAMED_TABLES
+        isinstance(config.get(table), dict) and isinstance(config[table].get("name"), str) for table in NAMED_TABLES
     ):
         raise StoreError(
             f"{folder / 'run.toml'} does not tell a whole run (truncated?); "
             "restore it, or remove the folder and run again."
         )
-    facts = read_json(folder / "run.json")
+    facts, rounds = read_json(folder / "run.json"), read_rounds(folder / "rounds.jsonl")
+    check_records(folder / "rounds.jsonl", rounds)
+    is_whole = len(rounds) >= config["rounds"] and (folder / "model.safetensors").exists()
     if facts.get("state") == "running" and not is_locked(folder):
-        facts["state"] = "interrupted"  # its process was killed and could not say so
+        facts["state"] = "finished" if is_whole else "interrupted"  # its process was killed and could not say so
+    if facts.get("state") == "finished" and len(rounds) < config["rounds"]:
+        raise StoreError(
+            f"{folder / 'rounds.jsonl'} ends after round {len(rounds)}, but the run had all its {config['rounds']} "
+            "rounds; restore the file, or run it again with --fresh."
+        )
     return Run(
         config=config,
-        rounds=read_rounds(folder / "rounds.jsonl"),
+        rounds=rounds,
         facts=facts,
         federation=read_json(folder / "federation.json"),
         conformal=read_json(folder / "conformal.json"),
@@ -194,65 +210,134 @@ def load(folder: str | Path) -> Run:
     )
 
 
-def load_all(folders: Iterable[str | Path]) -> list[Run]:
-    """Read run folders, each once, and those inside of other folders in the order in which they were begun."""
-    runs: dict[Path, Run] = {}
+def check_records(path: Path, rounds: Sequence[Record]) -> None:
+    """Refuse records without the numbers that every round has."""
+    for record in rounds:
+        numbers = all(isinstance(record.get(key), (int, float)) for key in NUMBERS)
+        if not numbers or not isinstance(record.get("participants", []), list):
+            raise StoreError(
+                f"{path}, line {record['round']} is not the record of a round: one of participants, "
+                f"{', '.join(NUMBERS)} is missing or of another type; restore the file, or run again with --fresh."
+            )
+
+
+def load_all(folders: Iterable[str | Path], check: Callable[[Run], object] = lambda run: None) -> list[Run]:
+    """Read run folders, each once, and those inside of other folders in the order in which they were begun.
+
+    A damaged run among others is left out, with a warning; so is one with which `check` fails.
+    """
+    runs: dict[Path, Run | None] = {}
+    problems: list[AskewError] = []
     for folder in map(Path, folders):
         inside = sorted(folder.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime_ns, file))
         is_run = (folder / "run.toml").is_file() or not inside
         for run_folder in [folder] if is_run else [file.parent for file in inside]:
             if run_folder.resolve() not in runs:
-                runs[run_folder.resolve()] = load(run_folder)
-    return list(runs.values())
+                try:
+                    runs[run_folder.resolve()] = load_checked(run_folder, check)
+                except AskewError as e:
+                    if not (run_folder / "run.toml").is_file():
+                        raise  # somebody named a wrong folder
+                    runs[run_folder.resolve()] = None
+                    problems.append(e)
+    whole = [run for run in runs.values() if run is not None]
+    if problems and not whole:
+        raise problems[0]
+    for problem in problems:
+        warnings.warn(f"a run is left out: {problem}", StoreWarning, stacklevel=2)
+    return whole
+
+
+def load_checked(folder: Path, check: Callable[[Run], object]) -> Run:
+    """Read a run folder; if `check` fails with what is in it, say so."""
+    run = load(folder)
+    try:
+        check(run)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise StoreError(
+            f"the run {folder} holds something that askew does not write ({type(e).__name__}: {e}); "
+            "restore its files, or run it again with --fresh."
+        ) from None
+    return run
 
 
 def read_rounds(path: Path) -> list[Record]:
     """The records of rounds.jsonl; a last line without its end was cut off while writing and is left out."""
+    rounds, problem = intact_rounds(path)
+    if problem:
+        raise StoreError(f"{problem}; restore the file, or remove the folder and run again.")
+    return rounds
+
+
+def intact_rounds(path: Path) -> tuple[list[Record], str]:
+    """The records of rounds.jsonl before the first damaged line, and what is wrong with that line, if there is one."""
     if not path.exists():
-        return []
+        return [], ""
     rounds: list[Record] = []
-    text = read_text(path)
-    for number, line in enumerate(text.splitlines(), 1):
+    content = read_bytes(path)
+    sealed = b'"checksum"' in content  # then every line must have one
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        last = number == len(lines)  # without its end
+        if last and not line:
+            break
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict) or record.get("round") != number:
+            record = parse_sealed(line.decode(), sealed)
+            if record.get("round") != number:
                 raise ValueError
         except ValueError:
-            if number == text.count("\n") + 1:
-                break
-            raise StoreError(
-                f"{path}, line {number} is not the record of round {number}; "
-                "restore the file, or remove the folder and run again."
-            ) from None
+            return rounds, "" if last else f"{path}, line {number} is not the record of round {number} (damaged?)"
         rounds.append(record)
-    return rounds
+    return rounds, ""
+
+
+def parse_sealed(text: str, sealed: bool | None = None) -> dict[str, Any]:
+    """A JSON object without its checksum; a ValueError if it is not what was written.
+
+    `sealed` says that there must be a checksum; without it, there may be one.
+    """
+    found = CHECKSUM.search(text)
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    if found is None and (sealed or "checksum" in value):
+        raise ValueError("it has no checksum, or a damaged one")
+    if found and text_hash(text[: found.start()].rstrip()) != found[1]:
+        raise ValueError("its checksum does not fit")
+    value.pop("checksum", None)
+    return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file."""
+    if path.exists() and not is_readable_file(path):
+        raise StoreError(f"cannot read {path}: it is no regular file, or far too large; restore it.")
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise StoreError(f"cannot read {path}: {e.strerror}; check that it exists and that you may read it.") from None
 
 
 def read_text(path: Path) -> str:
     """The text of a file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path).decode()
     except UnicodeDecodeError:
         raise StoreError(
             f"{path} is not a text file in UTF-8; restore it, or remove the folder and run again."
         ) from None
-    except OSError as e:
-        raise StoreError(f"cannot read {path}: {e.strerror}; check that it exists and that you may read it.") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, or nothing where the file is not there."""
     if not path.exists():
         return {}
+    text = read_text(path)
     try:
-        value = json.loads(read_text(path))
-        if not isinstance(value, dict):
-            raise ValueError
-    except ValueError:
-        raise StoreError(
-            f"{path} is not a JSON object (truncated?); restore it, or remove the folder and run again."
-        ) from None
-    return value
+        return parse_sealed(text)
+    except (ValueError, RecursionError):
+        what = "is damaged: its checksum does not fit" if '"checksum"' in text else "is not a JSON object (truncated?)"
+        raise StoreError(f"{path} {what}; restore it, or remove the folder and run again.") from None
 
 
 def jsonable(value: Any) -> Any:
@@ -277,7 +362,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = (
             "free some space and start the run again: it goes on from what is stored"
             if full
@@ -287,20 +372,9 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write beside, flush to the disk, then rename: a reader sees the old file or the new one, never a part."""
-    with explain_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    with explain_write_errors(path), write_atomically(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -308,15 +382,33 @@ def write_text(path: Path, text: str) -> None:
     write_atomic(path, text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically."""
-    write_text(path, to_json(value, indent=1) + "\n")
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically, with a checksum."""
+    write_text(path, seal(value, indent=1) + "\n")
+
+
+def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """A JSON object as text whose last entry is a checksum of what comes before."""
+    body = to_json(value, indent)[:-1].rstrip()  # without the closing brace
+    before, after = ("\n ", "\n") if indent else (" ", "")
+    return f'{body}{"," if value else ""}{before}"checksum": "{text_hash(body)}"{after}}}'
+
+
+def write_lines(path: Path, records: Sequence[Record]) -> None:
+    """Write rounds.jsonl anew."""
+    write_text(path, "".join(seal(record) + "\n" for record in records))
 
 
 def append_lines(path: Path, records: Sequence[Record]) -> None:
-    """Append whole lines with one write."""
+    """Append whole lines with one write; `flush_records` brings them to the disk."""
     with explain_write_errors(path), open(path, "a", encoding="utf-8") as file:
-        file.write("".join(to_json(r) + "\n" for r in records))
+        file.write("".join(seal(record) + "\n" for record in records))
+
+
+def flush_records(path: Path) -> None:
+    """Wait until the records that were appended are on the disk: a checkpoint without them could not be used."""
+    with explain_write_errors(path):
+        flush_to_disk(path)
 
 
 @contextmanager
@@ -328,21 +420,47 @@ def lock_folder(folder: Path) -> Iterator[None]:
         )
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below, after the run
+        # never through a link: the folder may be somebody else's
+        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        file.close()
+        os.close(file)
         raise StoreError(
             f"another process is writing {folder}; wait for it to end, or run another configuration."
         ) from None
     try:
+        for path in folder.iterdir():
+            if TEMPORARY.fullmatch(path.name):  # of a process that was killed: nobody else writes here now
+                path.unlink(missing_ok=True)
         yield
     finally:
         if [p.name for p in folder.iterdir()] == [".lock"]:  # the run was refused before it began
             (folder / ".lock").unlink()
             folder.rmdir()
-        file.close()
+        os.close(file)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what processes that were killed left of a file that they were writing; call it where nobody writes it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        left.unlink(missing_ok=True)
+
+
+@contextmanager
+def wait_for_folder(folder: Path) -> Iterator[None]:
+    """Make a folder and keep others who call this from it, after those who have it now have left it."""
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_locked(folder: Path) -> bool:
@@ -350,10 +468,15 @@ def is_locked(folder: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        with open(folder / ".lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        file = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
+    except OSError as e:
+        return e.errno != errno.ELOOP  # a link is no lock
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
+    finally:
+        os.close(file)
     return False

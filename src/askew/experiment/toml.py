@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, StoreError
+
+SEAL = re.compile(r"^# checksum ([0-9a-f]{16}) ", re.MULTILINE)
 
 
 def read_toml(path: str | Path, advice: str = "name a TOML file") -> dict[str, Any]:
@@ -27,6 +31,33 @@ def read_toml(path: str | Path, advice: str = "name a TOML file") -> dict[str, A
         raise StoreError(
             f"cannot read {path}: {e.strerror}; check that it is a file and that you may read it."
         ) from None
+
+
+def seal(text: str) -> str:
+    """TOML text with a last line that holds a hash of the others."""
+    return f"{text}# checksum {text_hash(text)} of the lines above, as askew wrote them\n"
+
+
+def text_hash(text: str) -> str:
+    """Sixteen letters that stand for a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_damaged(text: str) -> bool:
+    """Is this a sealed text that is not as it was written? A text without a hash is taken as it is."""
+    found = SEAL.search(text)
+    return found is not None and text_hash(text[: found.start()]) != found[1]
+
+
+def read_stored_toml(path: Path) -> dict[str, Any]:
+    """The run.toml of a run folder, which must be as askew wrote it."""
+    tables = read_toml(path)
+    if is_damaged(path.read_text(encoding="utf-8")):
+        raise StoreError(
+            f"{path} is not as askew wrote it: it was changed or is damaged; restore it, or remove the folder and run "
+            "again; to run another configuration, change a copy of it elsewhere."
+        )
+    return tables
 
 
 def parse_value(text: str) -> Any:

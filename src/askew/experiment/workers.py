@@ -30,6 +30,7 @@ from ..data import files
 from ..engine.distributed import STORE, PeerLost, rank_and_size
 from ..errors import AskewError, ConfigError, EngineError
 from .config import plugin_fault
+from .process_state import show_plain_warnings
 from .process_tuning import ENVIRONMENT, tune_process
 
 Message = dict[str, Any]  # a JSON object
@@ -248,6 +249,7 @@ def run_worker(function: WorkerFunction) -> None:
     global _is_worker
     _is_worker = True
     tune_process()
+    show_plain_warnings(lambda sentence: print(sentence, file=sys.stderr))
     connection, leads = Connection(int(os.environ.pop(CONNECTION))), rank_and_size()[0] == 0
     job = json.loads(connection.recv_bytes())
     listener = threading.Thread(target=obey_parent, args=(connection,), daemon=True)

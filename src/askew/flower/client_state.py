@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 
+from ..core.files import read_tensors
 from ..core.types import State
 from ..errors import StoreError
 from ..experiment.checkpoint import save_tensors
@@ -53,12 +52,11 @@ class FileStore:
 
     def read(self) -> State:
         try:
-            return load_tensors(self.path.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (SafetensorError, OSError):
+            return read_tensors(self.path)[0] if self.path.exists() else {}
+        except (ValueError, OSError):
             raise StoreError(
-                f"the client's state {self.path} cannot be read; restore it, or remove it and start the run over."
+                f"the client's state {self.path} cannot be read or is damaged; "
+                "restore it, or remove it and start the run over."
             ) from None
 
     def write(self, tensors: State) -> None:

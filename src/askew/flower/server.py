@@ -18,8 +18,8 @@ from ..errors import ConfigError
 from ..experiment.build import BuildCache, BuiltRun, device_of
 from ..experiment.process_state import explain_out_of_memory, torch_state
 from ..experiment.run import ActiveRun, OnRound, TrainedRound, round_loop
-from ..experiment.run_folder import check_same_config, clear_run, is_finished, run_folder
-from ..experiment.store import Record, Run, load, lock_folder, read_json, write_json
+from ..experiment.run_folder import check_same_config, clear_run, is_finished, read_finished, run_folder
+from ..experiment.store import Record, Run, lock_folder, read_json, write_json
 from .deployment_data import (
     DataModule,
     DeploymentConfig,
@@ -100,7 +100,7 @@ def serve(
         check_same_config(folder, config)
         if is_finished(folder):
             warn(f"{folder} holds this run already, finished; set fresh = true to run it again.")
-            return load(folder)
+            return read_finished(folder)
         with torch_state(config), explain_out_of_memory():
             registry = ClientRegistry(transport, rules, config, warn)
             built, engine = build_on_clients(config, registry, data, read_json(folder / FEDERATION))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,6 +43,14 @@ class Kernels:
             return None
         self.used.add("Triton (cross-entropy)")
         return cuda_cross_entropy.cross_entropy(output, y, weight)
+
+    def identity(self) -> str:
+        """What computes, whatever a run uses of it: two that are equal give the same bits."""
+        if self.device.type == "cuda":
+            return "Triton kernels" if available() else "torch's kernels"
+        library = compiler.library(SOURCE, self.dtype)
+        # the end of a compiled file's name is a hash of its content
+        return f"C kernels {Path(library._name).stem[-8:]}" if library else "torch's kernels"
 
     def summary(self) -> str:
         """The kernels that were used, for the record; where none can be had, torch's, and why."""

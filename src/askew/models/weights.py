@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..core.files import is_readable_file, read_tensors
 from ..errors import ModelError
 
 HEAD = ("head1", "head2")  # the linear layers of a projection head
@@ -53,6 +54,8 @@ def tensors_of_file(path: Path) -> dict[str, Tensor]:
         raise ModelError(
             f"there is no weights file {str(path)!r}; name a .safetensors file or a torch state dict in model.weights."
         )
+    if not is_readable_file(path):
+        raise ModelError(f"the weights file {path} is far too large; name the file of a network in model.weights.")
     found = read_file(path)
     for wrapper in ("state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
@@ -76,9 +79,7 @@ def read_file(path: Path) -> object:
     """What a file holds. Anything may go wrong inside a damaged one, so anything is caught."""
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
+            return read_tensors(path)[0]
         return torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError:
         raise ModelError(

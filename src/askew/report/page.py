@@ -10,6 +10,8 @@ from math import floor, log10
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from ..errors import StoreError
 from ..experiment.roll_call import loss_sentence, never_sentences, percent, reason_text
 from ..experiment.store import Run, write_text
@@ -74,6 +76,17 @@ def write_report(runs: Sequence[Run], folder: Path, title: str | None = None) ->
     path = Path(folder) / "index.html"
     write_text(path, report_page(groups, table(runs), pictures, title))
     return path
+
+
+def check_run(run: Run) -> None:
+    """Make from one run all that the page takes from it but the pictures; fails with a run that cannot be shown."""
+    groups = group_runs([run])
+    report_page(groups, table([run]), [], None)
+    counts = {key: np.asarray(run.federation.get(key, []), dtype=float) for key in ("sizes", "labels")}
+    if counts["sizes"].ndim != 1 or (counts["labels"].size and counts["labels"].shape[:1] != counts["sizes"].shape):
+        raise ValueError("federation.json has not one size and one row of labels for each client")
+    for record in run.rounds:
+        np.asarray(record.get("participants", []), dtype=np.int64)
 
 
 def report_page(

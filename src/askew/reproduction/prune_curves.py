@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ..experiment.store import wait_for_folder
 from .evidence import Evidence, choice_rules, choose_point
 from .papers import Experiment, experiments, find_experiment, hyper_text
 from .results import (
@@ -69,8 +70,9 @@ def prune_curves(folder: str | Path, e: Experiment, scale: str) -> None:
     if not any(curve in evidence.runs[key] for key in unused for curve in CURVES):
         return
     unused -= {key for id in evidence.known for key, used in curve_uses(evidence, id) if used is not False}
-    for id in (e.id, *e.runs):
-        path = results_file(Path(folder), evidence.known[id].id, scale)
-        if path.exists():
-            rows = read_results_file(path)
-            write_results_file(path, [r for r in rows if r.run not in unused or r.metric not in CURVES])
+    with wait_for_folder(Path(folder)):  # another process may be storing results here
+        for id in (e.id, *e.runs):
+            path = results_file(Path(folder), evidence.known[id].id, scale)
+            if path.exists():
+                rows = read_results_file(path)
+                write_results_file(path, [r for r in rows if r.run not in unused or r.metric not in CURVES])

@@ -9,15 +9,17 @@ import csv
 import io
 import math
 import shlex
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from ..engine.server import RECORD, TIMES
-from ..errors import StoreError
-from ..experiment.store import Run, read_text, write_text
+from ..errors import StoreError, StoreWarning
+from ..experiment.store import Run, read_text, remove_leftovers, wait_for_folder, write_text
+from ..experiment.toml import text_hash
 from .papers import PlannedRun, hyper_text
 
 WARM_UP = 10  # first rounds that are left out of a run's median time
@@ -33,6 +35,8 @@ SPARSE_CURVE = "drift_relative"  # a record key stored as a curve of every so ma
 SPARSE_EVERY = 20  # rounds
 EARLY_ROUNDS = range(10, 101)  # rounds of the metrics "early_…", which claims about local models use
 LOCAL_MODEL_KEYS = ("drift_relative", "drift_apart", "fit_loss")  # record keys with such a metric, also by layer
+
+CHECKSUM = "checksum"  # the metric of a further row of each run
 
 RunKey = tuple[str, int]  # a run's digest and seed
 Metrics = Mapping[str, str]  # of one run: numbers and curves as text, by name
@@ -277,7 +281,7 @@ def read_results_file(path: Path) -> list[ResultRow]:
         if rows and rows[-1].run == row.run:
             row = row._replace(**{name: getattr(row, name) or getattr(rows[-1], name) for name in RUN_COLUMNS})
         rows.append(row)
-    return rows
+    return intact_rows(path, rows)
 
 
 def write_results(folder: str | Path, rows: Iterable[ResultRow]) -> list[Path]:
@@ -285,15 +289,24 @@ def write_results(folder: str | Path, rows: Iterable[ResultRow]) -> list[Path]:
     files: dict[Path, dict[tuple[str, int, str], ResultRow]] = {}
     for row in rows:
         files.setdefault(results_file(Path(folder), row.experiment, row.scale), {})[row.key] = row
-    for path, new in files.items():
-        merged = ({r.key: r for r in read_results_file(path)} if path.exists() else {}) | new
-        write_results_file(path, merged.values())
+    if files:
+        with wait_for_folder(Path(folder)):  # another process may be storing results here
+            for path, new in files.items():
+                merged = ({r.key: r for r in read_results_file(path)} if path.exists() else {}) | new
+                write_results_file(path, merged.values())
     return list(files)
 
 
 def write_results_file(path: Path, rows: Iterable[ResultRow]) -> None:
-    """Write one file; what a row repeats of the row before, of the same run, is left empty."""
-    ordered = sorted(rows, key=lambda r: (r.case, r.method, r.hyper, r.seed, r.digest, r.metric))
+    """Write one file; what a row repeats of the row before, of the same run, is left empty.
+
+    Whoever calls this has the folder to itself.
+    """
+    remove_leftovers(path)
+    given = list(rows)
+    ordered = sorted(
+        [*given, *run_checksums(given)], key=lambda r: (r.case, r.method, r.hyper, r.seed, r.digest, r.metric)
+    )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(ResultRow._fields)
@@ -303,6 +316,40 @@ def write_results_file(path: Path, rows: Iterable[ResultRow]) -> None:
         repeated = {name for name in RUN_COLUMNS if same_run and getattr(before, name) == getattr(row, name)}
         writer.writerow(["" if name in repeated else value for name, value in row._asdict().items()])
     write_text(path, text.getvalue())
+
+
+def run_checksums(rows: Iterable[ResultRow]) -> list[ResultRow]:
+    """A further row for each run of a file, with a hash of its rows."""
+    runs: dict[RunKey, list[ResultRow]] = {}
+    for row in rows:
+        runs.setdefault(row.run, []).append(row)
+    return [its[0]._replace(metric=CHECKSUM, value=rows_hash(its)) for its in runs.values()]
+
+
+def rows_hash(rows: Iterable[ResultRow]) -> str:
+    """A hash of a run's rows."""
+    return text_hash("\n".join("\t".join(map(str, row)) for row in sorted(rows, key=lambda row: row.metric)))
+
+
+def intact_rows(path: Path, rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """The rows without checksums; runs whose checksum does not fit are left out, with a warning.
+
+    Runs without one, as older versions wrote them, are taken as they are.
+    """
+    stored = {row.run: row.value for row in rows if row.metric == CHECKSUM}
+    runs: dict[RunKey, list[ResultRow]] = {}
+    for row in rows:
+        if row.metric != CHECKSUM:
+            runs.setdefault(row.run, []).append(row)
+    damaged = {run for run, value in stored.items() if run not in runs or rows_hash(runs[run]) != value}
+    for digest, seed in sorted(damaged):
+        warnings.warn(
+            f"{path}: the results of the run {digest} with seed {seed} are damaged or were changed by hand, "
+            "and are left out; restore the file, or let askew reproduce run it again.",
+            StoreWarning,
+            stacklevel=2,
+        )
+    return [row for row in rows if row.metric != CHECKSUM and row.run not in damaged]
 
 
 def metrics_by_run(rows: Iterable[ResultRow]) -> dict[RunKey, dict[str, str]]:

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import torch
 
+from ...core.files import write_atomically
+
 TUNING = ("-march=native", "-mcpu=native")  # as compilers call it; the first that they know
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-w")  # no -ffast-math: a loss that is not a number must be seen
 COMMON = Path(__file__).with_name("vectors.h")
@@ -202,15 +204,8 @@ def store(folder: Path, name: str, content: bytes) -> Path | None:
     """Write a compiled file atomically: others may compile the same at this moment. None where that cannot be."""
     path = folder / file_name(name, content)
     try:
-        handle, beside = tempfile.mkstemp(dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            Path(beside).chmod(0o700)
-            Path(beside).replace(path)
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
+        with write_atomically(path, mode=0o700) as beside:
+            beside.write_bytes(content)
     except OSError:
         return None
     return path

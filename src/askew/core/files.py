@@ -1,0 +1,116 @@
+"""Files that are written whole or not at all, and hashes that tell whether what is read is what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# control characters but for tabs and line ends, and those that change the direction of writing
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+LARGEST = 2**36  # bytes; a larger file of weights or text is not one of ours
+
+
+@contextmanager
+def write_atomically(path: Path, mode: int = 0o644) -> Iterator[Path]:
+    """A temporary path in the same folder; what is written there takes this path's name when it is on the disk.
+
+    A process that is killed leaves the temporary file, whose name begins with a dot and the name of the file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(mode)
+        flush_to_disk(temporary)
+        temporary.replace(path)
+        with suppress(OSError):  # some network file systems cannot do this to a folder
+            flush_to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_readable_file(path: Path) -> bool:
+    """Is this a regular file of a size that can be read? A device or a pipe may have no end."""
+    try:
+        return path.is_file() and path.stat().st_size <= LARGEST
+    except (OSError, ValueError):  # a name with a zero byte in it raises the latter
+        return False
+
+
+def printable(text: str) -> str:
+    """A text from a file without the characters by which it could control a terminal."""
+    return CONTROL.sub("\ufffd", text)
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> str:
+    """The SHA-256 of the names, types, shapes and values of tensors, and of what is noted about them."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    if about:
+        total.update(json.dumps(sorted(about.items())).encode())
+    return total.hexdigest()
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file by name, and what is noted about them; a ValueError if the file is damaged.
+
+    Files without a hash, as other programs and older versions write them, are taken as they are.
+    """
+    from safetensors import safe_open
+
+    if not is_readable_file(path):
+        raise ValueError("is no regular file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about: dict[str, str] = dict(file.metadata() or {})
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+    except PermissionError:
+        raise
+    except Exception:  # anything may go wrong inside a damaged file
+        raise ValueError("is damaged") from None
+    sha256 = about.pop("sha256", None)
+    if sha256 is not None and sha256 != tensors_sha256(tensors, about):
+        raise ValueError("is damaged")
+    return tensors, about
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Write a safetensors file atomically, with a hash of all that is in it."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    noted = {**about, "sha256": tensors_sha256(stored, about)}
+    with write_atomically(path) as temporary:
+        try:
+            save_file(stored, temporary, metadata=noted)
+        except SafetensorError as e:
+            raise system_error(str(e)) from None
+
+
+def system_error(text: str) -> OSError:
+    """The error of the system that safetensors tells of, as in "I/O error: No space left on device (os error 28)"."""
+    number = text.rpartition("(os error ")[2].rstrip(")")
+    return OSError(int(number), os.strerror(int(number))) if number.isdigit() else OSError(None, text)

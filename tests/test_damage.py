@@ -1,0 +1,234 @@
+"""Random damage to everything that is read: the right result or one clear sentence, never a traceback.
+
+Where a file holds a hash, damage must not change what is read. ASKEW_LONG=all tries many more damages.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import askew
+from askew.cli.main import main
+from askew.core.files import read_tensors, tensors_sha256
+from askew.data import files
+from askew.errors import AskewError, StoreWarning
+from askew.experiment import checkpoint
+from askew.experiment.build import build
+from askew.experiment.config import Config, load_config
+from askew.experiment.store import load, load_all
+from askew.models.weights import tensors_of_file
+from askew.participation import Trace
+from askew.report.page import check_run
+from askew.reproduction.printed import read_printed
+from askew.reproduction.results import ResultRow, read_results, write_results
+
+LONG = os.environ.get("ASKEW_LONG") == "all"
+TIMES = 2000 if LONG else 12  # damages of each file
+TABLES: dict[str, Any] = {
+    "rounds": 4,
+    "model": {"name": "softmax"},
+    "partition": {"clients": 10},
+    "participation": {"cohort": 3},
+    "algorithm": {"name": "scaffold"},
+    "local": {"lr": 0.1, "steps": 1},
+}
+Read = Callable[[Path], object]
+
+
+def damaged(content: bytes, draw: random.Random) -> bytes:
+    """The content after one accident: a flipped bit, or some bytes lost, repeated, zeroed, overwritten or inserted."""
+    start = draw.randrange(len(content))
+    end = min(len(content), start + draw.choice([1, 1, 2, 8, 64, 512]))
+    kind = draw.randrange(7)
+    if kind == 0:
+        return content[:start] + bytes([content[start] ^ 1 << draw.randrange(8)]) + content[start + 1 :]
+    if kind == 1:
+        return content[:start]
+    inner = {
+        2: b"",
+        3: content[start:end] * 2,
+        4: bytes(end - start),
+        5: draw.randbytes(end - start),
+        6: draw.randbytes(draw.randrange(1, 9)) + content[start:end],
+    }
+    return content[:start] + inner[kind] + content[end:]
+
+
+def attack(path: Path, read: Read, right: object = None, seed: int = 0) -> int:
+    """Damage a file in many ways; how often a sentence was given. With `right`, nothing else may ever be read."""
+    content, draw, refused = path.read_bytes(), random.Random(seed), 0
+    for _ in range(TIMES):
+        path.write_bytes(damaged(content, draw))
+        try:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always", StoreWarning)
+                found = read(path)
+        except AskewError as problem:
+            refused += 1
+            assert str(problem).strip() and "Traceback" not in str(problem)
+        else:
+            assert right is None or told or found == right, f"damage {refused} of {path.name} was read"
+    path.write_bytes(content)
+    return refused
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders of a finished run and of one that was killed after its third round."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(run: askew.Run, record: dict[str, object] | None) -> None:
+        if record and record["round"] == 3:
+            raise Killed
+
+    here = tmp_path_factory.mktemp("runs")
+    folder = askew.run(TABLES, out=here / "finished").folder
+    assert folder is not None
+    with pytest.raises(Killed):
+        askew.run(TABLES, out=here / "killed", watch=kill, save_every=0)
+    return folder, here / "killed" / folder.name
+
+
+def facts_of(folder: Path) -> object:
+    """All that is read of a run folder."""
+    run = load(folder)
+    return run.config, run.rounds, run.facts, run.federation
+
+
+@pytest.mark.parametrize("name", ["run.toml", "run.json", "rounds.jsonl", "federation.json"])
+def test_a_finished_run(name: str, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(runs[0], tmp_path / runs[0].name))
+    refused = attack(folder / name, lambda path: facts_of(path.parent), facts_of(folder))
+    assert refused > TIMES // 2
+
+
+def test_the_commands_that_read_folders(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files without checksums, as older versions wrote them: what is read may be wrong, but there is no traceback."""
+    good, bad = (Path(shutil.copytree(runs[0], tmp_path / name)) for name in ("good", "bad"))
+    draw = random.Random(1)
+    toml = (bad / "run.toml").read_bytes().partition(b"# checksum")[0]
+    plain = {
+        path: toml if path.name == "run.toml" else path.read_bytes().replace(b'"checksum"', b'"old"')
+        for path in (bad / name for name in ("run.toml", "run.json", "rounds.jsonl", "federation.json"))
+    }
+    for path, content in plain.items():
+        path.write_bytes(content)
+    for _ in range(TIMES // 2):
+        path = draw.choice([*plain])
+        path.write_bytes(damaged(plain[path], draw))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StoreWarning)
+            assert good in [run.folder for run in load_all([good, bad], check_run)]
+        assert main(["compare", str(good), str(bad)]) == 0
+        assert main(["show", str(bad)]) in (0, 2)
+        assert "unexpected" not in capsys.readouterr().err
+        path.write_bytes(plain[path])
+
+
+def test_a_checkpoint_and_a_model(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    server, digest = build(Config.build(TABLES)).server, Config.build(TABLES).digest()
+
+    def state() -> str:
+        return tensors_sha256(checkpoint.tensors_of(server))
+
+    def restore(path: Path) -> object:
+        return checkpoint.restore(path.parent, server, digest, 3), state()
+
+    folder = Path(shutil.copytree(runs[1], tmp_path / "killed"))
+    (folder / checkpoint.PREVIOUS).unlink()
+    right = restore(folder / checkpoint.FILE)
+    assert attack(folder / checkpoint.FILE, restore, right) > TIMES // 2
+    model = shutil.copy(runs[0] / "model.safetensors", tmp_path)
+    hashed = lambda path: tensors_sha256(tensors_of_file(path))
+    assert attack(Path(model), hashed, hashed(Path(model))) > TIMES // 2
+
+
+@pytest.mark.skipif(not LONG, reason="takes minutes; ASKEW_LONG=all runs it")
+def test_a_killed_run_goes_on_right_or_says_why(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    whole = facts_without_times(load(runs[0]))
+    draw, ended = random.Random(2), 0
+    for n in range(200):
+        out = tmp_path / str(n)
+        folder = Path(shutil.copytree(runs[1], out / runs[1].name))
+        path = draw.choice(sorted(p for p in folder.iterdir() if p.stat().st_size))
+        path.write_bytes(damaged(path.read_bytes(), draw))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", StoreWarning)
+                run = askew.run(TABLES, out=out)
+        except AskewError:
+            continue
+        ended += 1
+        assert facts_without_times(run) == whole, path.name
+        assert tensors_sha256(read_tensors(folder / "model.safetensors")[0]) == tensors_sha256(
+            read_tensors(runs[0] / "model.safetensors")[0]
+        )
+    print(f"{ended} of 200 damaged runs ended with the right result, the others with a sentence")
+    assert ended
+
+
+def facts_without_times(run: askew.Run) -> object:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in run.rounds]
+
+
+def test_results(tmp_path: Path) -> None:
+    row = ResultRow("d1", "toy/table", "full", "case", "FedAvg", "", 0, "best", "0.5", "cpu", "0", "askew …")
+    (path,) = write_results(
+        tmp_path, [row._replace(seed=n, metric=m, value=f"0.{n}") for n in range(9) for m in ("best", "last", "loss")]
+    )
+    known = {r.run for r in read_results(tmp_path)}
+    values = {r.key: r.value for r in read_results(tmp_path)}
+
+    def read(path: Path) -> object:
+        """The values of the runs that are read, and the right ones of those that are left out."""
+        rows = [r for r in read_results(path.parent) if r.run in known]
+        found = {r.run for r in rows}
+        return {key: value for key, value in values.items() if key[:2] not in found} | {r.key: r.value for r in rows}
+
+    attack(path, read, values)
+
+
+def test_files_of_the_user(tmp_path: Path) -> None:
+    """Configurations, traces, weights and printed numbers hold no hash: others may be read, or a sentence is given."""
+    toml, trace, array = tmp_path / "c.toml", tmp_path / "t.json", tmp_path / "t.npy"
+    toml.write_text(Config.build(TABLES).toml())
+    trace.write_text(str([[n % 10, (n + 3) % 10] for n in range(40)]))
+    np.save(array, np.eye(10, dtype=bool))
+    weights, printed = tmp_path / "w.pt", tmp_path / "printed.csv"
+    torch.save({"out.weight": torch.ones(10, 64), "out.bias": torch.zeros(10)}, weights)
+    shutil.copy(next(Path("papers").glob("*/printed.csv")), printed)
+    reads: dict[Path, Read] = {
+        toml: load_config,
+        trace: lambda path: Trace(path=str(path)).rows(10),
+        array: lambda path: Trace(path=str(path)).rows(10),
+        weights: tensors_of_file,
+        printed: lambda path: read_printed(path.parent),
+    }
+    for path, read in reads.items():
+        attack(path, read)
+
+
+def test_decoded_datasets(tmp_path: Path) -> None:
+    path = tmp_path / "cache.safetensors"
+    files.write_cache(path, {"x": torch.arange(100.0), "y": torch.arange(9)}, "stamp")
+
+    def read(path: Path) -> object:
+        tensors = files.read_cache(path, "stamp")
+        return "decoded again" if tensors is None else tensors_sha256(tensors)
+
+    right = read(path)
+    attack(path, lambda path: right if read(path) == "decoded again" else read(path), right)

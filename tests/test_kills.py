@@ -1,0 +1,203 @@
+"""Runs that are killed again and again, at any moment and inside any write, end with the numbers of a run that was not.
+
+Processes are forked from one that has imported askew, so that hundreds of them take minutes. A process is killed by a
+signal after a random time, or kills itself at a random call that changes files: then half of what was to be written is
+written.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import torch as safetensors_torch
+
+import askew
+from askew.core.files import read_tensors, tensors_sha256
+from askew.experiment.config import Config
+from askew.experiment.launch import run_all
+from askew.experiment.store import load
+from askew.reproduction.reproduce import reproduce
+from askew.reproduction.results import read_results
+
+LONG = pytest.mark.skipif(os.environ.get("ASKEW_LONG") != "all", reason="takes minutes; ASKEW_LONG=all runs it")
+METHODS = ("fedavg", "scaffold", "feddyn", "feddc", "fedcm", "mifa", "fedvarp", "fedadam", "fedpmvr", "fedbn")
+CALLS = 60  # calls that change files, within the first rounds of a run
+BUSY_SECONDS = 20.0  # until workers whose parent was killed have ended and left the folder
+SMOKE = "feddpc/fig6"  # an experiment with several runs
+
+
+def tables(method: str, **more: Any) -> dict[str, Any]:
+    return {
+        "rounds": 8,
+        "model": {"name": "mlp", "hidden": [16], "norm": "batch" if method == "fedbn" else "none"},
+        "partition": {"clients": 12},
+        "participation": {"cohort": 4},
+        "algorithm": {"name": method},
+        "local": {"lr": 0.05, "steps": 2},
+        **more,
+    }
+
+
+# what the killed processes do -----------------------------------------------------------------------------------
+
+
+def die_at_call(number: int) -> None:
+    """Let this process kill itself at the so-manieth call that changes files, in its middle."""
+    left = [number]
+
+    def dying(function: Callable[..., Any], half: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                if half:
+                    half(*arguments, **options)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return call
+
+    def half_a_file(tensors: object, path: Path, metadata: object = None) -> None:
+        path.write_bytes(safetensors_torch.save({}) * 3)
+
+    os.fsync = dying(os.fsync)
+    os.replace = dying(os.replace)
+    os.unlink = dying(os.unlink)
+    safetensors_torch.save_file = dying(safetensors_torch.save_file, half_a_file)
+    open_file = askew.experiment.store.__dict__.get("open", open)
+
+    def append(path: Any, mode: str = "r", encoding: str | None = None) -> Any:
+        file = open_file(path, mode, encoding=encoding)
+        if mode == "a":
+            write = file.write
+            file.write = dying(write, lambda text: (write(text[: len(text) // 2]), file.flush()))
+        return file
+
+    askew.experiment.store.open = append  # type: ignore[attr-defined]
+
+
+def train(tables_of_runs: list[dict[str, Any]], out: str, die_at: int) -> None:
+    if die_at:
+        die_at_call(die_at)
+    warnings.simplefilter("error")  # nothing is damaged by a kill, so there is nothing to warn of
+    for _ in run_all([Config.build(each) for each in tables_of_runs], out, save_every=0):
+        pass
+
+
+def repeat_experiment(folder: str) -> None:
+    reproduce(SMOKE, "smoke", out=Path(folder, "runs"), results=Path(folder, "results"), processes=2)
+
+
+# killing them ---------------------------------------------------------------------------------------------------
+
+
+def forked(function: Callable[..., None], *arguments: Any) -> Any:
+    """A process that calls a function, forked from one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["askew.reproduction.reproduce", "askew.experiment.launch", __name__])
+    process = context.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def kill_later(process: Any, seconds: float) -> bool:
+    """Kill a process after some time; was it still at work?"""
+    process.join(seconds)
+    process.kill()
+    process.join()
+    return bool(process.exitcode == -signal.SIGKILL)
+
+
+def end(function: Callable[..., None], *arguments: Any) -> None:
+    """Let a process end by itself; it is begun anew while workers of a killed one still have the folder."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        process = forked(function, *arguments)
+        process.join()
+        if process.exitcode == 0:
+            return
+        assert time.monotonic() < deadline, f"exit code {process.exitcode}"
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Records without times and the hash of the model of every run below a folder; no leftovers may be there."""
+    runs = {}
+    for path in sorted(folder.iterdir()):
+        run = load(path)
+        records = [{key: value for key, value in record.items() if key != "seconds"} for record in run.rounds]
+        runs[path.name] = records, tensors_sha256(read_tensors(path / "model.safetensors")[0]), run.facts["state"]
+        left = {file.name for file in path.iterdir()}
+        assert left == {"run.toml", "run.json", "rounds.jsonl", "federation.json", "model.safetensors", ".lock"}
+    return runs
+
+
+def kill_often(runs: list[dict[str, Any]], tmp_path: Path, kills: int, draw: random.Random) -> str:
+    """Kill runs so many times, up to six times in a row before they may end, and compare; a sentence on that."""
+    end(train, runs, str(tmp_path / "whole"), 0)
+    began = time.monotonic()
+    end(train, runs, str(tmp_path / "again"), 0)
+    seconds = time.monotonic() - began
+    right, met, in_writes, part = outcome(tmp_path / "whole"), 0, 0, 0
+    while met < kills:
+        folder = tmp_path / f"killed{part}"
+        for n in range(6):
+            die_at = draw.randrange(1, CALLS) if n % 2 else 0
+            process = forked(train, runs, str(folder), die_at)
+            was_met = kill_later(process, 60.0 if die_at else draw.uniform(0.2, 1.0) * seconds)
+            met, in_writes = met + was_met, in_writes + (was_met and die_at > 0)
+        end(train, runs, str(folder), 0)
+        assert outcome(folder) == right
+        part += 1
+        assert part <= kills
+    return (
+        f"{met} kills met it at work, {in_writes} of them inside writes; {part} results are identical to the right one"
+    )
+
+
+@pytest.mark.slow
+def test_a_few_kills(tmp_path: Path) -> None:
+    kill_often([tables("scaffold")], tmp_path, 5, random.Random(0))
+
+
+@LONG
+@pytest.mark.parametrize("method", METHODS)
+def test_twenty_kills_of_each_of_ten_methods(method: str, tmp_path: Path) -> None:
+    print(f"{method}: {kill_often([tables(method)], tmp_path, 20, random.Random(method))}")
+
+
+@LONG
+def test_kills_of_sweeps(tmp_path: Path) -> None:
+    runs = [tables(method, seed=seed) for method in ("fedavg", "scaffold") for seed in (0, 1)]
+    print(f"sweep: {kill_often(runs, tmp_path, 20, random.Random(1))}")
+
+
+@LONG
+def test_kills_with_two_workers(tmp_path: Path) -> None:
+    print(f"two workers: {kill_often([tables('scaffold', engine={'workers': 2})], tmp_path, 6, random.Random(2))}")
+
+
+@LONG
+def test_kills_of_an_experiment_on_two_processes(tmp_path: Path) -> None:
+    draw, met = random.Random(3), 0
+    end(repeat_experiment, str(tmp_path / "whole"))
+    began = time.monotonic()
+    end(repeat_experiment, str(tmp_path / "again"))
+    seconds = time.monotonic() - began
+    for _ in range(6):
+        met += kill_later(forked(repeat_experiment, str(tmp_path / "killed")), draw.uniform(0.2, 0.9) * seconds)
+    end(repeat_experiment, str(tmp_path / "killed"))
+    found = [
+        {row.key: row.value for row in read_results(tmp_path / name / "results") if "seconds" not in row.metric}
+        for name in ("whole", "killed")
+    ]
+    assert found[0] == found[1] and found[0]
+    print(f"--processes 2: {met} kills met it at work, and all {len(found[0])} results are identical")
+    assert met >= 2
