@@ -38,7 +38,8 @@ def client_app(config_path: Path, data: DataModule | None = None) -> ClientApp:
             if config.privacy.secure and "secure" not in context.state:
                 context.state["secure"] = ConfigRecord()
             secrets = context.state.config_records.get("secure")
-            return DeployedClient(setup, choose_store(setup, context), secrets).answer(kind, payload)
+            store, answers = choose_store(setup, context)
+            return DeployedClient(setup, store, secrets, answers).answer(kind, payload)
 
     def handler(kind: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
@@ -57,9 +58,15 @@ def client_app(config_path: Path, data: DataModule | None = None) -> ClientApp:
     return app
 
 
-def choose_store(setup: ClientSetup, context: Context) -> StateStore:
-    """The store of a client's state: the folder that the node's configuration names, else Flower's context."""
+def choose_store(setup: ClientSetup, context: Context) -> tuple[StateStore, Path]:
+    """The store of a client's state, and the file of its answers.
+
+    State is kept in the folder that the node's configuration names, else in Flower's context. Answers are always kept
+    in a file, as a client must know them after a restart too.
+    """
     named = context.node_config.get("state")
     folder = Path(str(named)) if named else Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr")) / "askew"
-    file = FileStore(folder / setup.config.name() / f"client-{setup.client}.safetensors")
-    return file if named else ContextStore(context.state, file)
+    folder /= setup.config.name()
+    file = FileStore(folder / f"client-{setup.client}.safetensors")
+    store: StateStore = file if named else ContextStore(context.state, file)
+    return store, folder / f"client-{setup.client}-answers.safetensors"

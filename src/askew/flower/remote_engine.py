@@ -164,6 +164,9 @@ class RemoteEngine:
                 except InvalidMessage as e:
                     refused[client] = str(e)
             time.sleep(POLL_SECONDS if waiting else 0)
+        if time.monotonic() > end:  # and not because enough others came
+            for node in waiting.values():
+                self.registry.set_silent(nodes[node])
         self._report_missing(kind, round, [client for client in payloads if client not in results], refused)
         return results
 
