@@ -74,10 +74,7 @@ def test_a_client_whose_reply_is_lost_goes_on_from_its_state_before(key: str, tm
     assert [r["participants"] for r in deployed.rounds] == ONE_MISSING
     assert [r.get("absent", 0) for r in deployed.rounds] == [0, 1, 0, 0]
     assert not any(r["dropped"] for r in deployed.rounds)
-    assert warnings == [
-        "client 1 takes part again once its node says again which client it is.",
-        "round 2: client 1: no answer within 0.2 s, or enough others came before",
-    ]
+    assert warnings == ["round 2: client 1: no answer within 0.2 s, or enough others came before"]
     assert [r["bytes_up"] for r in deployed.rounds] == [r["bytes_up"] for r in simulated.rounds]
     assert deployed.rounds[1]["bytes_down"] == simulated.rounds[1]["bytes_down"] * 3 / 2
 
@@ -364,6 +361,7 @@ def test_a_message_of_another_run_is_refused_by_the_client(tmp_path: Path) -> No
 def test_a_client_reads_no_larger_message_than_it_expects(tmp_path: Path) -> None:
     _, transport, _ = deploy(small_run({"name": "fedavg"}, rounds=1), tmp_path)
     _, client, payload = next(message for message in transport.sent if "x" in message[2].tensors)
+    (tmp_path / "clients" / f"client-{client}-answers.safetensors").unlink()  # as if it had not been answered
     for large in (
         payload._replace(tensors=payload.tensors | {"x": torch.zeros(10**6)}),
         payload._replace(numbers={**payload.numbers, "m": "x" * 10**7}),

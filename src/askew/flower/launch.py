@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import SimpleNamespace
@@ -175,40 +177,63 @@ def start_forker() -> socket.socket:
 
 
 def serve_forks(commands: socket.socket) -> NoReturn:
-    """Run each command that comes in a fork of this process."""
+    """Run each command that comes in a fork of this process, and import what a fork has imported, for the next one."""
     import flwr.supernode.cli  # noqa: F401
     import torch  # noqa: F401
 
     from . import client_app, secure  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended need not be waited for
-    with commands.makefile("rb") as lines:
-        for line in lines:
-            if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.close(commands.fileno())
-                run_client_app(json.loads(line))
-    os._exit(0)
+    report, reports = os.pipe()
+    files, texts = (commands.fileno(), report), {commands.fileno(): b"", report: b""}
+    while True:
+        for file in select.select(files, [], [])[0]:
+            new = os.read(file, 65536)
+            if not new:
+                os._exit(0)  # the starter has ended
+            *lines, texts[file] = (texts[file] + new).split(b"\n")
+            for line in lines:
+                if file == report:
+                    import_all(json.loads(line))
+                elif os.fork() == 0:
+                    commands.close()
+                    run_client_app(json.loads(line), reports)
 
 
-def run_client_app(command: Sequence[str]) -> NoReturn:
-    """Answer one message as `flwr-clientapp` does, and end this process."""
+def run_client_app(command: Sequence[str], reports: int) -> NoReturn:
+    """Answer one message as `flwr-clientapp` does, report what was imported for it, and end this process."""
     from flwr.supernode.cli import flwr_clientapp
 
-    code: object = 1
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code, before = 1, {*sys.modules}
     try:
         sys.argv = list(command)
         flwr_clientapp()
-        code = 0
     except SystemExit as e:
-        code = e.code
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else int(code is not None))
+            if names := installed_modules(before):
+                os.write(reports, json.dumps(names).encode() + b"\n")
+        os._exit(code)
+
+
+def installed_modules(before: Collection[str]) -> list[str]:
+    """The modules imported since then that are installed on this machine, and so are the same for every app."""
+    folders = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+    new = {name: module for name, module in list(sys.modules.items()) if name not in before}
+    return [name for name, module in new.items() if str(getattr(module, "__file__", "")).startswith(folders)]
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Import modules; one that cannot be imported by itself is left to who needs it."""
+    for name in names:
+        with suppress(Exception):
+            import_module(name)
 
 
 if __name__ == "__main__":

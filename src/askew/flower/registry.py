@@ -55,7 +55,7 @@ class ClientRegistry:
         self.attempts: dict[int, int] = {}  # by node, of those that are connected
         self.pending: dict[str, tuple[int, float]] = {}  # by message without a reply: its node, the time it ends
         self.refused: set[int] = set()  # clients that said which they are, and whose data cannot be used
-        self.silent: set[int] = set()  # clients that did not answer in time, and have shown no life since
+        self.silent: dict[int, bool] = {}  # clients that were late and have shown no life since: does the log say so?
         self.fed: Federation | None = None  # set once it is known
 
     def refresh(self) -> set[int]:
@@ -83,7 +83,10 @@ class ClientRegistry:
                 if isinstance(e, RefusedClient):
                     self.refused.add(e.client)
                 self.warn(f"node {node} is left out: {e}")
-        return set(self.node_of) - self.silent
+        for client in [client for client, told in self.silent.items() if not told]:
+            self.silent[client] = True
+            self.warn(f"client {client} was late and is left out until its node says again which client it is.")
+        return self.node_of.keys() - self.silent.keys()
 
     def _ask(self, nodes: list[int], now: float) -> None:
         """Ask nodes which client they are, except those that are known or were asked already."""
@@ -111,7 +114,7 @@ class ClientRegistry:
         if self.node_of.get(client, node) != node:
             self.warn(f"client {client} is now node {node} and no longer node {self.node_of[client]}.")
         self.node_of[client], self.info[client] = node, info
-        self.silent.discard(client)
+        self.silent.pop(client, None)
         self.refused.discard(client)
         if isinstance(self.fed, RemoteFederation):
             self.fed.set_size(client, info.samples)
@@ -157,9 +160,7 @@ class ClientRegistry:
         """Note that a client did not answer in time: it is asked nothing but which client it is, until it says so."""
         node = self.node_of.get(client)
         if node is not None:
-            self.silent.add(client)
-            self.attempts[node] = 0
-            self.warn(f"client {client} takes part again once its node says again which client it is.")
+            self.silent[client], self.attempts[node] = False, 0
 
     def wait_for(self, count: int) -> set[int]:
         """The clients that are connected, once there are so many; those that were refused are not waited for."""
