@@ -1,4 +1,4 @@
-"""What all tests of deployments share: short pauses between two looks for nodes and replies, and a home of their own."""
+"""What all tests of deployments share: short pauses between two looks, and a home of their own for Flower."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import tomllib
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -97,6 +98,17 @@ def test_a_message_that_flower_cannot_read_ends_no_run(monkeypatch: pytest.Monke
     assert transport.receive(["malformed"]) == {} and "Flower cannot read (no object)" in logged[0]
     answer = transport.receive(["one"])["one"]
     assert isinstance(answer, str) and answer.startswith("a bccc") and len(answer) == 1000
+
+
+def test_an_answer_of_another_node_is_refused() -> None:
+    """Nodes can be told apart by their keys alone, so a node must not answer for another."""
+    message = Message(RecordDict(), 7, "train")
+    message.metadata.__dict__["_message_id"] = "one"
+    grid = SimpleNamespace(pull_messages=lambda message_ids: [Message(RecordDict(), reply_to=message)])
+    transport = server_side.GridTransport(cast(Any, grid))
+    transport.asked["one"] = 8
+    answer = transport.receive(["one"])["one"]
+    assert isinstance(answer, str) and answer.startswith("the answer came from node 7, and node 8 was asked; ")
     assert transport.receive(["another"]) == {}  # nobody asked for this reply
 
 

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from ..errors import AskewError
 from ..experiment.process_state import explain_out_of_memory, torch_state
 from .client import SECURE_STAGES, SERVER, DeployedClient, describe_client
-from .client_state import ContextStore, FileStore, StateStore
+from .client_state import ContextStore, FileStore, StateStore, lock_answers
 from .deployment_data import ClientSetup, DataModule, read_config
 from .wire import Payload, from_records, read_value, to_records
 
@@ -39,7 +39,8 @@ def client_app(config_path: Path, data: DataModule | None = None) -> ClientApp:
                 context.state["secure"] = ConfigRecord()
             secrets = context.state.config_records.get("secure")
             store, answers = choose_store(setup, context)
-            return DeployedClient(setup, store, secrets, answers).answer(kind, payload)
+            with lock_answers(answers):
+                return DeployedClient(setup, store, secrets, answers).answer(kind, payload)
 
     def handler(kind: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:

@@ -11,6 +11,8 @@ answers with fresh noise, or two sums over different clients, would tell more ab
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +24,13 @@ from safetensors.torch import load as load_tensors
 from ..core.types import State
 from ..errors import StoreError
 from ..experiment.checkpoint import save_tensors
+from ..experiment.store import explain_write_errors
 from .wire import InvalidMessage, Payload, RawPayload, add_prefix, strip_prefix
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -203,6 +211,20 @@ class AnswerLog:
             raise StoreError(
                 f"the client's list of answers {path} cannot be read; restore it, or remove it and start the run over."
             ) from None
+
+
+@contextmanager
+def lock_answers(path: Path) -> Iterator[None]:
+    """Let one process at a time answer for a client, so that two cannot give two answers; others wait."""
+    if fcntl is None:  # as on Windows
+        yield
+        return
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path.with_suffix(".lock"), "w")  # noqa: SIM115 - closed below
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def request_hash(payload: RawPayload, ignored: tuple[str, ...] = ()) -> str:
