@@ -1,6 +1,8 @@
-"""What all tests of deployments share: short pauses between two looks for nodes and replies."""
+"""What all tests of deployments share: short pauses between two looks, and a home of their own for Flower."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -11,3 +13,9 @@ from askew.flower import registry, remote_engine
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(remote_engine, "POLL_SECONDS", 0.02)
+
+
+@pytest.fixture(autouse=True)
+def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Clients without a folder of their own note in Flower's what they have answered."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))

@@ -174,7 +174,8 @@ class InProcessTransport:
             if kind == "query":
                 return describe_client(setup)
             store = FileStore(self.folder / f"client-{setup.client}.safetensors")
-            return DeployedClient(setup, store, self.secrets.setdefault(node, {})).answer(kind, payload)
+            answers = self.folder / f"client-{setup.client}-answers.safetensors"
+            return DeployedClient(setup, store, self.secrets.setdefault(node, {}), answers).answer(kind, payload)
         except AskewError as e:
             return str(e)
 

@@ -6,6 +6,7 @@ import tomllib
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -50,7 +51,6 @@ def test_the_apps_play_the_simulators_run(
     key, store = case
     if store == "large context":
         monkeypatch.setattr(client_state, "MAX_CONTEXT", 0)
-        monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
     tables = small_run(VARIANTS[key])
     grid = run_apps(tables, tmp_path, **({"state": str(tmp_path / "home" / "askew")} if store == "file" else {}))
     deployed, simulated = load(next((tmp_path / "runs").iterdir())), simulate(tables)
@@ -61,7 +61,8 @@ def test_the_apps_play_the_simulators_run(
     files = {path.name for path in tmp_path.glob("home/askew/*/*")}
     assert in_context == (store == "context" and key in STATEFUL)
     all_files = {f"client-{i}.safetensors" for i in range(5)}
-    assert files == (all_files if store != "context" and key in STATEFUL else set())
+    kept = {name for name in files if "answers" not in name}
+    assert kept == (all_files if store != "context" and key in STATEFUL else set())
     messages = 2 * 3 if key == "fedga" else 3  # of a round
     for record in deployed.rounds:  # names, numbers and headers of arrays: less than a kilobyte a message
         assert 0 < record["wire_down"] - record["bytes_down"] < messages * 1024
@@ -93,9 +94,21 @@ def test_a_message_that_flower_cannot_read_ends_no_run(monkeypatch: pytest.Monke
             return [reply]
 
     transport = server_side.GridTransport(cast(Any, FailingGrid()))
+    transport.asked["one"] = 7
     assert transport.receive(["malformed"]) == {} and "Flower cannot read (no object)" in logged[0]
     answer = transport.receive(["one"])["one"]
     assert isinstance(answer, str) and answer.startswith("a bccc") and len(answer) == 1000
+
+
+def test_an_answer_of_another_node_is_refused() -> None:
+    """Nodes can be told apart by their keys alone, so a node must not answer for another."""
+    message = Message(RecordDict(), 7, "train")
+    message.metadata.__dict__["_message_id"] = "one"
+    grid = SimpleNamespace(pull_messages=lambda message_ids: [Message(RecordDict(), reply_to=message)])
+    transport = server_side.GridTransport(cast(Any, grid))
+    transport.asked["one"] = 8
+    answer = transport.receive(["one"])["one"]
+    assert isinstance(answer, str) and answer.startswith("the answer came from node 7, and node 8 was asked; ")
     assert transport.receive(["another"]) == {}  # nobody asked for this reply
 
 

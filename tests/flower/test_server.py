@@ -336,6 +336,61 @@ def test_a_false_description_of_a_client_is_refused(
     assert warnings and sentence in warnings[0] and "\n" not in warnings[0] and "\x1b" not in warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "sentence"),
+    [
+        ({"samples": 10**9}, "client 3 says it has 1,000,000,000 samples, at most 10,000,000 are allowed"),
+        ({"classes": 10**8}, "client 3 says it has 100,000,000 classes, at most 100,000 are allowed"),
+        ({"samples": 2**62}, "client 3: samples must be of type int"),
+        ({"shape": [10**4, 10**4]}, "client 3: inputs of shape [10000, 10000] came, at most 10,000,000 numbers"),
+        ({"shape": [1] * 10**3}, "client 3: inputs of shape [1, 1, 1"),
+    ],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_a_client_with_impossible_data_is_refused_by_name_and_the_others_go_on(
+    numbers: dict[str, Any], sentence: str, first: bool, tmp_path: Path
+) -> None:
+    """Also where it is the first of all to come; nobody waits for it."""
+    module = DataModule(lambda node: ((torch.ones(9, 8), torch.arange(9) % 3), None, None))
+    change_reply = lambda kind, client, payload, reply: (
+        with_numbers(reply, **numbers) if (kind, client) == ("query", 3) else reply
+    )
+
+    class LastNodeFirst(InProcessTransport):
+        def connected_nodes(self) -> list[int]:
+            return [FIRST_NODE + client for client in ([3, 0, 1, 2, 4] if first else [0, 1, 2, 3, 4])]
+
+    tables = small_run({"name": "fedavg"}, rounds=1, participation={"name": "full"})
+    run, _, warnings = deploy(tables, tmp_path, data=module, change_reply=change_reply, transport_class=LastNodeFirst)
+    assert run.rounds[0]["participants"] == [0, 1, 2, 4] and len(warnings) == 1
+    assert warnings[0].startswith("node 103 is left out: ") and sentence in warnings[0]
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_client_that_is_late_costs_its_time_once(recovers: bool, tmp_path: Path) -> None:
+    """It is asked to train again only when its node has said again which client it is."""
+    asked: list[str] = []
+
+    def silent(kind: str, client: int, payload: Payload, reply: Payload) -> Payload | None:
+        if client != 1:
+            return reply
+        asked.append(kind)
+        late = kind == "train" and payload.numbers["round"] == 1
+        still_silent = kind == "query" and len(asked) > 1 and not (recovers and len(asked) > 3)
+        return None if late or still_silent else reply
+
+    tables = small_run({"name": "fedavg"}, rounds=4, participation={"name": "full"})
+    rules = {"timeout": 0.2, "hello": 0.01 if recovers else 60.0}
+    run, _, warnings = deploy(tables, tmp_path, rules, change_reply=silent)
+    assert asked == ["query", "train", "query", *["query", "train"] * recovers]
+    everybody, others = [0, 1, 2, 3, 4], [0, 2, 3, 4]
+    assert [r["participants"] for r in run.rounds] == [others, others, others, everybody if recovers else others]
+    assert warnings == [
+        "round 1: client 1: no answer within 0.2 s, or enough others came before",
+        "client 1 was late and is left out until its node says again which client it is.",
+    ]
+
+
 # what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -361,6 +416,7 @@ def test_a_message_of_another_run_is_refused_by_the_client(tmp_path: Path) -> No
 def test_a_client_reads_no_larger_message_than_it_expects(tmp_path: Path) -> None:
     _, transport, _ = deploy(small_run({"name": "fedavg"}, rounds=1), tmp_path)
     _, client, payload = next(message for message in transport.sent if "x" in message[2].tensors)
+    (tmp_path / "clients" / f"client-{client}-answers.safetensors").unlink()  # as if it had not been answered
     for large in (
         payload._replace(tensors=payload.tensors | {"x": torch.zeros(10**6)}),
         payload._replace(numbers={**payload.numbers, "m": "x" * 10**7}),

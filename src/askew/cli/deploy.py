@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,9 @@ from ..experiment.toml import parse_value, to_toml
 from ..flower import DataModule, require_flower
 from ..flower.app import PACKAGE, read_app, write_app_from_tables
 from ..flower.deployment_data import ClientDataset, DeploymentConfig, NodeConfig, read_config
-from ..flower.keys import VALID_DAYS, KeyFiles, make_keys
+from ..flower.guard import can_identify_users
+from ..flower.keys import VALID_DAYS, KeyFiles, make_keys, temporary_keys
+from ..flower.launch import run_program
 from ..flower.loopback import END_SIGNALS, Loopback
 from ..flower.rules import DeploymentRules
 from ..report import terminal
@@ -47,7 +49,13 @@ from .options import (
 
 app = typer.Typer(name="deploy", add_completion=False)
 
+OPEN_PORT = (
+    "warning: on this system any user of the machine can run code as you through the federation's port, with --secure "
+    "too; run it on Linux, or on a machine that is yours alone"
+)
 SUPERLINK_OPTIONS = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # options are those of another program
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The configuration.", show_default=False)]
 Data = Annotated[
@@ -144,7 +152,7 @@ def up(
     clients: Clients = None,
     data: Data = None,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Encrypt all connections and let in registered keys alone.")
+        bool, typer.Option("--secure", help="Encrypt all connections; nodes need keys, made for this run.")
     ] = False,
     rules: RuleTexts = None,
     overrides: Overrides = None,
@@ -158,7 +166,7 @@ def up(
     """Run a whole federation on this machine: a SuperLink, a SuperNode for every client, and the run.
 
     A finished run is read back, an interrupted one goes on. All processes are ended, also by Ctrl-C. Logs are in the
-    run's folder.
+    run's folder. On Linux ports answer your own processes alone; elsewhere any user of the machine can run code as you.
     """
     require_flower()
     request = read_request(source, data, overrides, plugins, clients, rules, out=str(out.resolve()), fresh=fresh)
@@ -196,15 +204,19 @@ def run_on_loopback(
 ) -> Run:
     """Write the app of a run, start a federation on this machine and run the app on it to its end."""
     work, count = run_folder / "flower", config.client_count
+    if not can_identify_users():
+        ticker.say(OPEN_PORT, "yellow")
+    if request.rules.fresh:
+        shutil.rmtree(work / "state", ignore_errors=True)  # what clients have answered is of the run before
     write_app_from_tables(request.tables, work / "app", request.data, request.rules, name)
     env = {"ASKEW_DATA": str(data_dir.resolve())} if data_dir else {}
     nodes = "a SuperNode" if count == 1 else f"{count} SuperNodes"
     ticker.say(f"starting a SuperLink and {nodes} on this machine{', with keys' * secure}; logs are in {work}")
     warn = lambda text: ticker.say(f"note: {text}", "yellow")
-    with interrupt_on_signals():
-        keys = make_new_keys(work / "keys", count, secure)
-        with Loopback(work, count, env=env, keys=keys) as federation:
-            return federation.run_app(work / "app", run_folder, ticker, warn)
+    made = temporary_keys(count) if secure else nullcontext()
+    with interrupt_on_signals(), made as keys, Loopback(work, count, env=env, keys=keys) as federation:
+        shutil.rmtree(work / "keys", ignore_errors=True)  # where older versions left them
+        return federation.run_app(work / "app", run_folder, ticker, warn)
 
 
 @app.command(
@@ -246,9 +258,9 @@ def show_keys(key_files: KeyFiles, server: str) -> None:
         ("nobody", "ca.key: whoever has it can pass for the server"),
     ]
     print_rich(terminal.pairs([*rows, ("", "")]))
-    superlink = ["flower-superlink", "--host", "0.0.0.0", *key_files.server_options(), *SUPERLINK_OPTIONS]
+    superlink = ["askew", "deploy", "superlink", "--host", "0.0.0.0", *key_files.server_options(), *SUPERLINK_OPTIONS]
     register = ["flwr", "supernode", "register", str(key_files.public_key(0)), "SUPERLINK"]
-    node = ["flower-supernode", "--superlink", f"{server}:8000", *key_files.node_options(0)]
+    node = ["askew", "deploy", "supernode", "--superlink", f"{server}:8000", *key_files.node_options(0)]
     commands = {
         "on the server:": superlink,
         "there, for each client:": register,
@@ -258,10 +270,49 @@ def show_keys(key_files: KeyFiles, server: str) -> None:
         print_rich(Text.assemble((where, "cyan"), f"\n  {shlex.join(command)}"))
     print_rich(
         Text(
-            "\nWhoever reaches the server's port can also start apps there: let in your nodes alone (docs/flower.md).",
+            "\nOn the server use these commands and not flower-superlink itself, on which whoever reaches the port can "
+            "start apps.",
             "yellow",
         )
     )
+
+
+@app.command(
+    context_settings=PASS_ON,
+    epilog=examples(
+        "askew deploy superlink --host 0.0.0.0 --database superlink.db --enable-supernode-auth --ssl-ca-certfile "
+        "keys/ca.crt --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key"
+    ),
+)
+def superlink(context: typer.Context) -> None:
+    """Run a SuperLink that only you can start apps on: `flower-superlink` with the same options.
+
+    Nodes may come from everywhere, with keys if --enable-supernode-auth is given. All other requests are answered to
+    your own processes on this machine alone (Linux).
+    """
+    require_flower()
+    if not can_identify_users():
+        raise ConfigError(
+            "this system does not say which user sends a request, so anybody who reaches the port could start apps; "
+            "use Linux, or flower-superlink behind a proxy (docs/flower.md)."
+        )
+    run_program("flower-superlink", context.args, open_fleet=True)
+
+
+@app.command(
+    context_settings=PASS_ON,
+    epilog=examples(
+        "askew deploy supernode --superlink fl.example.org:8000 --root-certificates keys/ca.crt "
+        "--auth-supernode-private-key keys/node-0 --node-config 'partition-id=0'"
+    ),
+)
+def supernode(context: typer.Context) -> None:
+    """Run a SuperNode that answers messages at once: `flower-supernode` with the same options.
+
+    A process with all imports done answers each message in a copy of itself; Flower starts a new Python for each. Its
+    port answers your own processes alone (Linux).
+    """
+    run_program("flower-supernode", context.args)
 
 
 # what is asked for ----------------------------------------------------------------------------------------------
@@ -352,12 +403,6 @@ def import_file(path: Path) -> ModuleType:
             f"the data module {str(path)!r} failed: {type(e).__name__}: {e}; correct it and try again."
         ) from None
     return module
-
-
-def make_new_keys(folder: Path, clients: int, secure: bool) -> KeyFiles | None:
-    """New keys for one run on one machine, in place of those of the run before; none unless `secure`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    return make_keys(folder, clients) if secure else None
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,10 +19,11 @@ from ..engine.privacy import add_noise, clip_upload
 from ..errors import DataError
 from ..experiment.checkpoint import layout_digest
 from ..version import __version__
-from .client_state import StateHistory, StateStore
+from .client_state import AnswerLog, StateHistory, StateStore, request_hash
 from .deployment_data import ClientSetup
 from .wire import (
     MODEL,
+    SAME_SETUP,
     InvalidMessage,
     Payload,
     RawPayload,
@@ -40,6 +43,8 @@ SECURE_STAGES = ("keys", "shares", "unmask")  # of secure aggregation, beside th
 # Numbers of a training message, named as in PhaseInputs: those of all clients of a round, and those of one client.
 COMMON_NUMBERS = ("lr", "lr0", "momentum", "decay", "clip")
 CLIENT_NUMBERS = ("steps", "tau", "size", "coin")
+MAX_SETTING = 1e9  # of the numbers above
+MAX_MODELS = 16  # that a method has the clients evaluate
 STATE_PREFIX = "mine."  # of the method's client state in stored files, which older versions wrote too
 
 
@@ -60,9 +65,14 @@ def describe_client(setup: ClientSetup) -> Payload:
 
 
 class DeployedClient:
-    """Answers training and evaluation messages. `secrets` is what secure aggregation remembers between them."""
+    """Answers training and evaluation messages, each once.
 
-    def __init__(self, setup: ClientSetup, store: StateStore, secrets: Secrets | None = None) -> None:
+    `secrets` is what secure aggregation remembers between them, `answers` the file that lists what was answered.
+    """
+
+    def __init__(
+        self, setup: ClientSetup, store: StateStore, secrets: Secrets | None = None, answers: Path | None = None
+    ) -> None:
         self.setup, self.built, self.client, self.privacy = setup, setup.built, setup.client, setup.config.privacy
         self.secrets: Secrets = {} if secrets is None else secrets
         # The simulator's server: here only what the method declares, the engine and the plan of batches are used.
@@ -73,10 +83,32 @@ class DeployedClient:
         if not self.private.empty:
             initial |= self._private_values(self.space.start, self.space.buffers)
         self.history = StateHistory(store, initial, self.client)
+        self.answers = AnswerLog(answers, self.client, strict=self.privacy.on)
 
     def answer(self, kind: str, payload: RawPayload) -> Payload:
         """The reply to a message of training ("train", and its stages "train.…") or evaluation ("evaluate")."""
         check_values(payload, SERVER, mark=layout_digest(self.built.config.digest(), self.server), client=self.client)
+        start, round = read_value(payload, "start", str, SERVER), self._read_round(payload, kind)
+        name = kind if kind == "evaluate" else f"{kind}, phase {read_value(payload, 'phase', int, SERVER)}"
+        request = request_hash(payload, ignored=("start",))
+        reply = self.answers.find(start, round, name, request)
+        if reply is None:
+            reply = self._answer_new(kind, payload)
+            self.answers.add(start, round, name, request, reply)
+        return reply
+
+    def _read_round(self, payload: RawPayload, kind: str) -> int:
+        """The round of a message, which must be one of the configuration's."""
+        round, last = read_value(payload, "round", int, SERVER), self.setup.config.rounds
+        if round > last or (round == 0 and kind != "evaluate"):
+            raise InvalidMessage(
+                f"{SERVER}: this is of round {round}, and the run has {last} rounds; "
+                f"client {self.client} answers no other, start a run with more rounds."
+            )
+        return round
+
+    def _answer_new(self, kind: str, payload: RawPayload) -> Payload:
+        """The reply to a message that was not answered before."""
         if kind.startswith("train."):
             return self.answer_secure_stage(kind.removeprefix("train."), payload)
         return self.train(payload) if kind == "train" else self.evaluate(payload)
@@ -114,6 +146,10 @@ class DeployedClient:
         """Scores of the server's models, with this client's private parts, on this client's test set."""
         round, last_used = (read_value(payload, name, int, SERVER) for name in ("round", "used"))
         names = read_value(payload, "models", str, SERVER).split(",")
+        if len(names) > MAX_MODELS:
+            raise InvalidMessage(
+                f"{SERVER}: {len(names)} models came, at most {MAX_MODELS} are evaluated; {SAME_SETUP}."
+            )
         models = {f"model.{name}": self.space.start for name in names}
         specs = self.shared.specs(models | self.shared.shared_buffers(self.space.buffers))
         tensors = self._to_device(read_tensors(payload, specs, SERVER))
@@ -185,8 +221,8 @@ class DeployedClient:
     ) -> PhaseInputs:
         """What the engine needs to train this client: a cohort of one, so every tensor of the client has one row."""
         state, memory = self._declared_broadcast(phase)
-        lr, lr0, momentum, decay, clip = (read_value(payload, name, float, SERVER) for name in COMMON_NUMBERS)
-        rows = [[read_value(payload, name, float, SERVER)] for name in CLIENT_NUMBERS]
+        lr, lr0, momentum, decay, clip = (read_setting(payload, name) for name in COMMON_NUMBERS)
+        rows = [[read_setting(payload, name)] for name in CLIENT_NUMBERS]
         steps, tau, size, coin = torch.tensor(rows, dtype=self.space.dtype, device=self.space.device)
         return PhaseInputs(
             *model,
@@ -246,6 +282,16 @@ class DeployedClient:
 
     def _to_device(self, state: State) -> State:
         return {name: t.to(self.space.device) for name, t in state.items()}
+
+
+def read_setting(payload: RawPayload, name: str) -> float:
+    """A setting of training that the server sends: from 0 to MAX_SETTING; the clipping limit may be infinite."""
+    value = read_value(payload, name, float, SERVER)
+    if not (0 <= value <= MAX_SETTING or (name == "clip" and value == math.inf)):
+        raise InvalidMessage(
+            f"{SERVER}: {name} must be a number from 0 to {MAX_SETTING:g}, got {value!r:.30}; {SAME_SETUP}."
+        )
+    return value
 
 
 def sum_name(payload: RawPayload) -> str:

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from ..errors import AskewError
 from ..experiment.process_state import explain_out_of_memory, torch_state
 from .client import SECURE_STAGES, SERVER, DeployedClient, describe_client
-from .client_state import ContextStore, FileStore, StateStore
+from .client_state import ContextStore, FileStore, StateStore, lock_answers
 from .deployment_data import ClientSetup, DataModule, read_config
 from .wire import Payload, from_records, read_value, to_records
 
@@ -38,7 +38,9 @@ def client_app(config_path: Path, data: DataModule | None = None) -> ClientApp:
             if config.privacy.secure and "secure" not in context.state:
                 context.state["secure"] = ConfigRecord()
             secrets = context.state.config_records.get("secure")
-            return DeployedClient(setup, choose_store(setup, context), secrets).answer(kind, payload)
+            store, answers = choose_store(setup, context)
+            with lock_answers(answers):
+                return DeployedClient(setup, store, secrets, answers).answer(kind, payload)
 
     def handler(kind: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
@@ -57,9 +59,15 @@ def client_app(config_path: Path, data: DataModule | None = None) -> ClientApp:
     return app
 
 
-def choose_store(setup: ClientSetup, context: Context) -> StateStore:
-    """The store of a client's state: the folder that the node's configuration names, else Flower's context."""
+def choose_store(setup: ClientSetup, context: Context) -> tuple[StateStore, Path]:
+    """The store of a client's state, and the file of its answers.
+
+    State is kept in the folder that the node's configuration names, else in Flower's context. Answers are always kept
+    in a file, as a client must know them after a restart too.
+    """
     named = context.node_config.get("state")
     folder = Path(str(named)) if named else Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr")) / "askew"
-    file = FileStore(folder / setup.config.name() / f"client-{setup.client}.safetensors")
-    return file if named else ContextStore(context.state, file)
+    folder /= setup.config.name()
+    file = FileStore(folder / f"client-{setup.client}.safetensors")
+    store: StateStore = file if named else ContextStore(context.state, file)
+    return store, folder / f"client-{setup.client}-answers.safetensors"

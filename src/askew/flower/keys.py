@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigError
@@ -38,6 +40,7 @@ class KeyFiles(NamedTuple):
 
     folder: Path
     clients: int
+    temporary: bool = False  # are they for one start alone, and removed after it?
 
     @property
     def ca_certificate(self) -> Path:
@@ -94,6 +97,13 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str] = (), days: int =
             with os.fdopen(descriptor, "wb") as file:
                 file.write(contents[path.name])
     return keys
+
+
+@contextmanager
+def temporary_keys(clients: int) -> Iterator[KeyFiles]:
+    """Keys for one federation on this machine, in a folder that its user alone can read and that is removed after."""
+    with TemporaryDirectory(prefix="askew-keys-", ignore_cleanup_errors=True) as folder:
+        yield make_keys(Path(folder), clients)._replace(temporary=True)
 
 
 def generate_certificates(clients: int, server_names: Sequence[GeneralName], days: int) -> dict[str, bytes]:

@@ -21,15 +21,18 @@ from uuid import uuid4
 from ..errors import EngineError
 from ..experiment.run import OnRound
 from ..experiment.run_folder import is_finished
-from ..experiment.store import Run, load, read_rounds, write_text
+from ..experiment.store import Run, load, read_json, read_rounds, write_json, write_text
 from ..experiment.toml import literal
 from . import require_flower
 from .keys import KeyFiles
+from .launch import KEYS_FOLDER, LIFELINE, command_of
 from .transport import Warn
 
 HOST = "127.0.0.1"
 CONNECTION = "loopback"  # the SuperLink's name in Flower's configuration
 MARKER = "ASKEW_FEDERATION"  # environment variable by which all processes of one federation are found
+PROCESSES = "processes.json"  # file of a federation's folder: the marker of its processes, and whether it has keys
+PROGRAMS = ("flower-superlink", "flower-supernode", "flwr")  # that are started by launch.py
 START_SECONDS = 60.0  # until a process listens, or a key is registered
 STOP_SECONDS = 5.0  # in which a process may end by itself
 POLL_SECONDS = 0.2  # between two looks at a run
@@ -50,10 +53,10 @@ def free_port() -> int:
 
 
 class Loopback:
-    """The processes of a federation, which end together, whatever happens.
+    """The processes of a federation, which end together, whatever happens: also if this process is killed.
 
-    Their logs and Flower's own files are in `folder`.
-    With keys every connection is encrypted, and only nodes whose keys are registered are let in.
+    Their logs and Flower's own files are in `folder`. Ports answer this user's processes alone, where the system can
+    tell. With keys every connection is encrypted, and nodes need a registered key.
     """
 
     def __init__(
@@ -69,19 +72,22 @@ class Loopback:
         self.keys = keys and keys._replace(folder=keys.folder.resolve())
         self.registered: set[int] = set()  # clients whose keys the SuperLink knows
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.lifeline: tuple[int, int] | None = None  # a pipe: processes end when this process, and so its end, is gone
         programs = str(Path(sys.executable).parent)
         self.env = {
             **os.environ,
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "PATH": programs + os.pathsep + os.environ.get("PATH", ""),
             **(env or {}),
             MARKER: uuid4().hex,
         }
 
     def __enter__(self) -> Self:
+        self.check_none_left()
+        write_json(self.folder / PROCESSES, {"marker": self.env[MARKER], "keys": self.keys is not None})
         trust = f"root-certificates = {literal(str(self.keys.ca_certificate))}" if self.keys else "insecure = true"
         write_text(
             self.folder / "flwr" / "config.toml",
@@ -106,6 +112,18 @@ class Loopback:
         self.stop_all()
 
     # starting ---------------------------------------------------------------------------------------------------
+
+    def check_none_left(self) -> None:
+        """Refuse to start while processes run that an earlier start in this folder has left behind."""
+        marker, end = read_json(self.folder / PROCESSES).get("marker"), time.monotonic() + 2 * STOP_SECONDS
+        while marker and (left := processes_with(marker)):
+            if time.monotonic() > end:
+                numbers = " ".join(map(str, left))
+                raise EngineError(
+                    f"{len(left)} processes of an earlier start in {self.folder} still run; wait, or end them with "
+                    f"kill {numbers}."
+                )
+            time.sleep(0.2)
 
     def start_node(self, client: int, superlink_port: int | None = None) -> None:
         """Start the SuperNode of a client, or start it again.
@@ -142,15 +160,20 @@ class Loopback:
     def start_process(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """Start a process in a session of its own, so that it can be stopped with all that it started."""
         self.stop_process(name)
+        self.lifeline = self.lifeline or os.pipe()
+        env = {**self.env, LIFELINE: str(self.lifeline[0])}
+        if self.keys and self.keys.temporary:
+            env[KEYS_FOLDER] = str(self.keys.folder)
         with open(self.folder / f"{name}.log", "ab") as log, defer_signals():
             self.running[name] = subprocess.Popen(
-                command,
+                command_of(*command) if command[0] in PROGRAMS else command,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=self.env,
+                env=env,
                 cwd=self.cwd,
                 start_new_session=True,
+                pass_fds=[self.lifeline[0]],
             )
         return self.running[name]
 
@@ -223,18 +246,16 @@ class Loopback:
             end = time.monotonic() + STOP_SECONDS
             while self.leftover_processes() and time.monotonic() < end:
                 time.sleep(0.1)
+        for end_of_pipe in self.lifeline or ():
+            os.close(end_of_pipe)
+        self.lifeline = None
 
     def leftover_processes(self) -> list[int]:
         """Processes of this federation that still run.
 
         Those of a SuperLink are in sessions of their own, and outlive it for a while if it is killed.
         """
-        marker, found = f"{MARKER}={self.env[MARKER]}".encode(), list[int]()
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                if marker in path.read_bytes().split(b"\0"):
-                    found.append(int(path.parent.name))
-        return found
+        return processes_with(self.env[MARKER])
 
 
 class RunProgress:
@@ -293,6 +314,16 @@ def defer_signals() -> Iterator[None]:
             signal.signal(s, handler)
     for number in received[:1]:
         signal.raise_signal(number)
+
+
+def processes_with(marker: str) -> list[int]:
+    """The processes of the federation that has this marker, apart from this one."""
+    entry, found = f"{MARKER}={marker}".encode(), list[int]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if entry in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return [process_id for process_id in found if process_id != os.getpid()]
 
 
 def plain_lines(log: bytes) -> list[str]:

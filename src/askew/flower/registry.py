@@ -15,9 +15,19 @@ from .transport import Reply, Transport, Warn
 from .wire import SAME_SETUP, InvalidMessage, Payload, RawPayload, check_values, read_tensors, read_value
 
 MAX_ATTEMPTS = 3  # how often a node that does not say which client it is, is asked
-MAX_INPUT_SIZE = 10**8  # numbers in one input
+MAX_INPUT_SIZE = 10**7  # numbers in one input
+MAX_SAMPLES = 10**7  # of one client: the server lists them to plan batches
+MAX_CLASSES = 10**5  # the network's last layer grows with them
 MAX_DIMENSIONS = 8  # of one input
 POLL_SECONDS = 0.5  # between two looks for new nodes
+
+
+class RefusedClient(InvalidMessage):
+    """A client that said which it is, and whose data this run cannot use."""
+
+    def __init__(self, client: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.client = client
 
 
 class ClientInfo(NamedTuple):
@@ -44,6 +54,8 @@ class ClientRegistry:
         self.info: dict[int, ClientInfo] = {}  # by client, of all that ever joined
         self.attempts: dict[int, int] = {}  # by node, of those that are connected
         self.pending: dict[str, tuple[int, float]] = {}  # by message without a reply: its node, the time it ends
+        self.refused: set[int] = set()  # clients that said which they are, and whose data cannot be used
+        self.silent: dict[int, bool] = {}  # clients that were late and have shown no life since: does the log say so?
         self.fed: Federation | None = None  # set once it is known
 
     def refresh(self) -> set[int]:
@@ -59,18 +71,27 @@ class ClientRegistry:
             for name, (_, end) in self.pending.items()
             if end < now
         }
+        silent_nodes = {node for client, node in self.node_of.items() if client in self.silent}
         for name, reply in (late | replies).items():
             node, _ = self.pending.pop(name)
+            if node in silent_nodes and name not in replies:
+                continue  # it is known to be silent, and is asked again
             self.attempts[node] += 1
             try:
                 self._add_client(node, reply)
             except InvalidMessage as e:
+                if isinstance(e, RefusedClient):
+                    self.refused.add(e.client)
                 self.warn(f"node {node} is left out: {e}")
-        return set(self.node_of)
+        for client in [client for client, told in self.silent.items() if not told]:
+            self.silent[client] = True
+            self.warn(f"client {client} was late and is left out until its node says again which client it is.")
+        return self.node_of.keys() - self.silent.keys()
 
     def _ask(self, nodes: list[int], now: float) -> None:
         """Ask nodes which client they are, except those that are known or were asked already."""
-        known = {*self.node_of.values(), *(node for node, _ in self.pending.values())}
+        in_use = {node for client, node in self.node_of.items() if client not in self.silent}
+        known = in_use | {node for node, _ in self.pending.values()}
         payloads = {node: Payload({"digest": self.config.digest()}, {}) for node in nodes if node not in known}
         sent = self.transport.send("query", payloads, "0", self.rules.hello) if payloads else {}
         self.pending |= {name: (node, now + self.rules.hello) for name, node in sent.items()}
@@ -86,10 +107,15 @@ class ClientRegistry:
                 f"it says it is client {client}, and clients are numbered from 0 to {self.clients - 1}; "
                 "start it with another partition-id."
             )
-        info = self._read_info(client, reply)
-        if client in self.node_of:
+        try:
+            info = self._read_info(client, reply)
+        except InvalidMessage as e:
+            raise RefusedClient(client, str(e)) from None
+        if self.node_of.get(client, node) != node:
             self.warn(f"client {client} is now node {node} and no longer node {self.node_of[client]}.")
         self.node_of[client], self.info[client] = node, info
+        self.silent.pop(client, None)
+        self.refused.discard(client)
         if isinstance(self.fed, RemoteFederation):
             self.fed.set_size(client, info.samples)
 
@@ -103,6 +129,12 @@ class ClientRegistry:
         samples, classes = read_value(reply, "samples", int, sender), read_value(reply, "classes", int, sender)
         shape, real = read_value(reply, "shape", list, sender), read_value(reply, "real", bool, sender)
         info = ClientInfo(samples, classes, shape, real)
+        for name, value, most in (("samples", samples, MAX_SAMPLES), ("classes", classes, MAX_CLASSES)):
+            if value > most:
+                raise InvalidMessage(
+                    f"{sender} says it has {value:,} {name}, at most {most:,} are allowed; correct its data, "
+                    "or divide them among several clients."
+                )
         if (
             len(shape) > MAX_DIMENSIONS
             or not all(type(n) is int and n > 0 for n in shape)
@@ -124,10 +156,17 @@ class ClientRegistry:
             )
         return info
 
+    def set_silent(self, client: int) -> None:
+        """Note that a client did not answer in time: it is asked nothing but which client it is, until it says so."""
+        node = self.node_of.get(client)
+        if node is not None:
+            self.silent[client], self.attempts[node] = False, 0
+
     def wait_for(self, count: int) -> set[int]:
-        """The clients that are connected, once there are so many."""
+        """The clients that are connected, once there are so many; those that were refused are not waited for."""
         needed, end = min(count, self.clients), time.monotonic() + self.rules.wait
-        while len(connected := self.refresh()) < needed:
+        least = min(needed, self.rules.answers)
+        while len(connected := self.refresh()) < max(needed - len(self.refused - connected), least):
             if time.monotonic() > end:
                 raise EngineError(
                     f"{len(connected)} of {needed} clients came within {self.rules.wait:g} s; start the others, "

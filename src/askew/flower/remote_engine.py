@@ -169,6 +169,9 @@ class RemoteEngine:
                     refused[client] = e
             is_enough = sum(map(counts, results.values())) >= enough
             time.sleep(POLL_SECONDS if waiting and not is_enough else 0)
+        if not is_enough:
+            for node in waiting.values():
+                self.registry.set_silent(nodes[node])
         silent = NOT_AWAITED if is_enough else NO_ANSWER
         missing = [client for client in payloads if client not in results]
         self._report_missing(kind, round, {client: refused.get(client, silent) for client in missing})

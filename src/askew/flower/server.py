@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Generator
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from .rules import DeploymentRules
 from .transport import Transport, Warn
 
 FEDERATION = "federation.json"  # file of a run's folder: how many samples each client has
+START = "start.json"  # file of a run's folder: a random name of this start of the run, which its messages carry
 
 
 class DeployedRun(ActiveRun):
@@ -97,6 +99,7 @@ def serve(
     with lock_folder(folder):
         if rules.fresh:
             clear_run(folder)
+            (folder / START).unlink(missing_ok=True)
         check_same_config(folder, config)
         if is_finished(folder):
             warn(f"{folder} holds this run already, finished; set fresh = true to run it again.")
@@ -104,6 +107,7 @@ def serve(
         with torch_state(config), explain_out_of_memory():
             registry = ClientRegistry(transport, rules, config, warn)
             built, engine = build_on_clients(config, registry, data, read_json(folder / FEDERATION))
+            engine.run_numbers["start"] = read_start(folder)
             active = DeployedRun(built, engine, folder, on_round)
             try:
                 round_loop([active], lambda: False)
@@ -112,6 +116,15 @@ def serve(
                 write_json(folder / "run.json", active.run.facts)
                 raise
     return active.run
+
+
+def read_start(folder: Path) -> str:
+    """The name of this start of a run, the same after an interruption, by which clients know a run that starts over."""
+    start = read_json(folder / START).get("name")
+    if not isinstance(start, str):
+        start = uuid4().hex
+        write_json(folder / START, {"name": start})
+    return start
 
 
 def build_on_clients(

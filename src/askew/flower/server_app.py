@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.common import log
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid, ServerApp
 from httpx import HTTPError
 
@@ -29,6 +30,7 @@ class GridTransport:
 
     def __init__(self, grid: Grid) -> None:
         self.grid, self.bytes_sent, self.bytes_received = grid, 0, 0
+        self.asked: dict[str, int] = {}  # by message without a reply: the node that it was sent to
 
     def connected_nodes(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
@@ -40,7 +42,9 @@ class GridTransport:
         ]
         self.bytes_sent += sum(content_bytes(message) for message in messages)
         message_ids = self.grid.push_messages(messages)
-        return {message_id: node for message_id, node in zip(message_ids, payloads, strict=False) if message_id}
+        sent = {message_id: node for message_id, node in zip(message_ids, payloads, strict=False) if message_id}
+        self.asked |= sent
+        return sent
 
     def receive(self, message_ids: Collection[str]) -> dict[str, Reply]:
         try:
@@ -59,13 +63,16 @@ class GridTransport:
             )
             return {}
         self.bytes_received += sum(content_bytes(message) for message in replies.values())
-        return {name: self._read(message) for name, message in replies.items() if name in message_ids}
+        return {name: self._read(name, message) for name, message in replies.items() if name in message_ids}
 
-    def _read(self, message: Message) -> Reply:
+    def _read(self, name: str, message: Message) -> Reply:
+        sender, asked = message.metadata.src_node_id, self.asked.pop(name, None)
+        if sender != asked and not (message.has_error() and sender == SUPERLINK_NODE_ID):
+            return f"the answer came from node {sender}, and node {asked} was asked; {SAME_SETUP}."
         if message.has_error():
             return to_one_line(message.error.reason or "") or f"Flower's error {message.error.code}"
         try:
-            return from_records(message.content, f"node {message.metadata.src_node_id}")
+            return from_records(message.content, f"node {sender}")
         except InvalidMessage as e:
             return str(e)
 

@@ -37,6 +37,7 @@ MAX_HEADER = 1_000  # bytes before the numbers of an array
 MAX_LENGTH = 1_000  # characters of a text, or items of a list
 # Why a message with another one of these numbers is refused; WRONG_FORM for the other numbers.
 ADDRESS_REASONS = {"client": OTHER_CLIENT, "round": OTHER_ROUND, "phase": OTHER_ROUND}
+MAX_NUMBER = 2**53  # of a whole number: up to here a float holds it too
 MAX_EXTRA = 2**20  # bytes of a message besides its tensors: enough for the keys of a thousand clients
 
 
@@ -154,11 +155,11 @@ def decode_tensor(data: bytes, spec: TensorSpec, what: str) -> Tensor:
 
 
 def read_value(payload: RawPayload, name: str, kind: type[T], sender: str) -> T:
-    """One of the numbers, of the right type: an int is at least 0, a text or list has at most MAX_LENGTH items."""
+    """One of the numbers, of the right type: an int from 0 to MAX_NUMBER, a text or list of MAX_LENGTH at most."""
     value = payload.numbers.get(name)
     if (
         type(value) is not kind
-        or (type(value) is int and value < 0)
+        or (type(value) is int and not 0 <= value <= MAX_NUMBER)
         or (isinstance(value, (str, list)) and len(value) > MAX_LENGTH)
     ):
         received = "nothing" if value is None else f"{value!r:.60}"

@@ -21,7 +21,7 @@ from ..core.settings import toml_text
 from ..engine.server import RECORD
 from ..experiment.config import Config, stored_tables
 from ..experiment.roll_call import call_round, loss_sentence, never_sentences, reason_text
-from ..experiment.store import Record, Run
+from ..experiment.store import Record, Run, read_json
 from .tables import (
     ComparisonRow,
     client_count,
@@ -143,7 +143,7 @@ def resume_command(folder: Path, engine: str = "") -> str:
         work = folder / "flower"  # where `askew deploy up` keeps its app
         if not work.is_dir():
             return "flwr run APP"
-        secure = ["--secure"] * (work / "keys").is_dir()
+        secure = ["--secure"] * (read_json(work / "processes.json").get("keys") is True)
         return command("deploy", "up", work / "app", "--out", folder.parent, *secure)
     return command("run", folder / "run.toml", "--out", folder.parent)
 

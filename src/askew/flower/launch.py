@@ -1,0 +1,240 @@
+"""Starts Flower's programs as a deployment needs them: `python -m askew.flower.launch PROGRAM OPTION…`.
+
+Three things are different from Flower's own commands. Ports answer the same user's processes alone (see guard.py). A
+program that a `Loopback` started ends with it, however that ends. And a SuperNode has a process with all imports done,
+of which a copy (a fork) answers each message: Flower starts a new Python for each, which takes seconds.
+
+Flower has no options for these, so functions of it are replaced here, for the versions that `FLOWER` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from ..errors import ConfigError, EngineError
+from . import FLOWER, require_flower
+from .guard import SameUserOnly, can_identify_users
+
+LIFELINE = "ASKEW_LIFELINE"  # environment variable: a pipe whose other end closes when the starter has ended
+KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is removed when the starter has ended
+POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
+STOP_SECONDS = 5.0  # in which a program may end by itself
+
+
+def main() -> None:
+    """Run the program that the command line names."""
+    end_with_starter()
+    run_program(sys.argv[1], sys.argv[2:])
+
+
+def run_program(name: str, options: Sequence[str], open_fleet: bool = False) -> None:
+    """Run one of Flower's programs in this process; `open_fleet` lets nodes of other machines in."""
+    require_flower()
+    os.environ["FORWARDED_ALLOW_IPS"] = ""  # a header of a request must not say where it comes from
+    sys.argv = [name, *options]
+    programs: dict[str, Callable[[], Any]] = {
+        "flower-superlink": lambda: run_superlink(open_fleet),
+        "flower-supernode": run_supernode,
+        "flower-superexec": run_superexec,
+        "flwr": run_flwr,
+    }
+    if name not in programs:
+        raise ConfigError(f"there is no program {name!r} of Flower; use one of {', '.join(programs)}.")
+    programs[name]()
+
+
+def command_of(program: str, *options: str) -> list[str]:
+    """The command that runs a program of Flower by this module."""
+    return [sys.executable, "-m", "askew.flower.launch", program, *options]
+
+
+# ending -------------------------------------------------------------------------------------------------------------
+
+
+def end_with_starter() -> None:
+    """End this program and all that it started when the process that started it has ended."""
+    number, keys = os.environ.pop(LIFELINE, ""), os.environ.pop(KEYS_FOLDER, "")
+    if not number:
+        return
+
+    def watch() -> None:
+        with suppress(OSError):
+            os.read(int(number), 1)  # returns when the other end is closed
+        if keys:
+            shutil.rmtree(keys, ignore_errors=True)
+        for number_of_signal in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(0, number_of_signal)
+            time.sleep(STOP_SECONDS)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# Flower's programs --------------------------------------------------------------------------------------------------
+
+
+def replace_in(module_name: str, **values: object) -> None:
+    """Replace names of one of Flower's modules, which must be there."""
+    module = import_module(module_name)
+    for name, value in values.items():
+        if not hasattr(module, name):
+            raise EngineError(f"this Flower has no {name} in {module_name}; install {FLOWER}.")
+        setattr(module, name, value)
+
+
+def guard(module_name: str, open_fleet: bool = False) -> None:
+    """Have a module's server apps answer the same user alone, where the system can tell users apart."""
+    create_app = import_module(module_name).create_app
+
+    def create_guarded_app(*arguments: Any, **options: Any) -> Any:
+        app = create_app(*arguments, **options)
+        app.add_middleware(SameUserOnly, open_fleet=open_fleet)
+        return app
+
+    if can_identify_users():
+        replace_in(module_name, create_app=create_guarded_app)
+
+
+def run_superlink(open_fleet: bool) -> None:
+    """Run a SuperLink."""
+    from flwr.superlink.cli import flower_superlink
+
+    guard("flwr.superlink.main", open_fleet)
+    flower_superlink()
+
+
+def run_supernode() -> None:
+    """Run a SuperNode, which looks for messages often and whose messages are answered by forks."""
+    from flwr.supernode.cli import flower_supernode
+
+    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command_of(*command), **options)
+
+    sleep = lambda seconds: time.sleep(min(seconds, POLL_SECONDS))
+    guard("flwr.supernode.main")
+    replace_in(
+        "flwr.supernode.start_client_internal",
+        subprocess=SimpleNamespace(Popen=start),
+        time=SimpleNamespace(sleep=sleep),
+    )
+    flower_supernode()
+
+
+def run_flwr() -> None:
+    """Run `flwr`, the command of operators."""
+    from flwr.cli.app import app
+
+    app()
+
+
+def run_superexec() -> None:
+    """Run the SuperExec of a SuperNode: it starts what answers messages, and a fork answers instead of a new Python."""
+    from flwr.supercore.cli import flower_superexec
+
+    forker = start_forker()
+
+    def start(command: Sequence[str], **options: Any) -> object:
+        if command[0] == "flwr-clientapp":
+            with suppress(OSError):
+                forker.sendall(json.dumps(list(command)).encode() + b"\n")
+                return None
+        return subprocess.Popen(command, **options)
+
+    processes = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+    replace_in("flwr.supercore.superexec.executor.subprocess_executor", subprocess=processes)
+    flower_superexec()
+
+
+# forks --------------------------------------------------------------------------------------------------------------
+
+
+def start_forker() -> socket.socket:
+    """Start a process with all imports done that runs each command it is sent in a fork of itself.
+
+    Commands are sent as lines of JSON. The process has one thread, as a fork copies no other, and ends when the socket
+    is closed.
+    """
+    near, far = socket.socketpair()
+    if os.fork() == 0:
+        near.close()
+        serve_forks(far)
+    far.close()
+    return near
+
+
+def serve_forks(commands: socket.socket) -> NoReturn:
+    """Run each command that comes in a fork of this process, and import what a fork has imported, for the next one."""
+    import flwr.supernode.cli  # noqa: F401
+    import torch  # noqa: F401
+
+    from . import client_app, secure  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended need not be waited for
+    report, reports = os.pipe()
+    files, texts = (commands.fileno(), report), {commands.fileno(): b"", report: b""}
+    while True:
+        for file in select.select(files, [], [])[0]:
+            new = os.read(file, 65536)
+            if not new:
+                os._exit(0)  # the starter has ended
+            *lines, texts[file] = (texts[file] + new).split(b"\n")
+            for line in lines:
+                if file == report:
+                    import_all(json.loads(line))
+                elif os.fork() == 0:
+                    commands.close()
+                    run_client_app(json.loads(line), reports)
+
+
+def run_client_app(command: Sequence[str], reports: int) -> NoReturn:
+    """Answer one message as `flwr-clientapp` does, report what was imported for it, and end this process."""
+    from flwr.supernode.cli import flwr_clientapp
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code, before = 1, {*sys.modules}
+    try:
+        sys.argv = list(command)
+        flwr_clientapp()
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            if names := installed_modules(before):
+                os.write(reports, json.dumps(names).encode() + b"\n")
+        os._exit(code)
+
+
+def installed_modules(before: Collection[str]) -> list[str]:
+    """The modules imported since then that are installed on this machine, and so are the same for every app."""
+    folders = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+    new = {name: module for name, module in list(sys.modules.items()) if name not in before}
+    return [name for name, module in new.items() if str(getattr(module, "__file__", "")).startswith(folders)]
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Import modules; one that cannot be imported by itself is left to who needs it."""
+    for name in names:
+        with suppress(Exception):
+            import_module(name)
+
+
+if __name__ == "__main__":
+    main()
