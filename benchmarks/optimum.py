@@ -47,8 +47,9 @@ $ python benchmarks/optimum.py --write
 
 Methods that claim `exact` reach the optimum, however skewed the data are; a test of every method measures this. The
 others stop at a distance that depends on the skew and on partial participation: with a constant learning rate it does
-not shrink with more rounds. FedPVR corrects the only layer of both problems, so it equals SCAFFOLD here. Left out are
-SOLO and centralised training (clients share nothing), FedAlign (needs a hidden layer) and FedPDC (needs public labels).
+not shrink with more rounds. FedPVR corrects the only layer of both problems, and steps take no momentum, so it equals
+SCAFFOLD here. Left out are SOLO and centralised training (clients share nothing), FedAlign (needs a hidden layer) and
+FedPDC (needs public labels).
 """
 
 

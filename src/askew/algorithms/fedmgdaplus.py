@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.algebra import norm
-from ..core.algorithm import Algorithm
+from ..core.algorithm import Algorithm, refuse_weighting
 from ..core.settings import setting
 from ..core.space import Space
 from ..core.types import Cohort, State
@@ -34,7 +34,7 @@ class FedMGDAPlus(Algorithm):
 
     def check(self) -> None:
         if self.eps >= 1:
-            self.refuse_weighting("with eps = 1 a weight may be any share")
+            refuse_weighting(self, "with eps = 1 a weight may be any share")
 
     def server_state(self, space: Space) -> State:
         return {"norm": space.scalar()}

@@ -37,6 +37,14 @@ def combine(method: type[Algorithm], variants: tuple[type[Algorithm], ...]) -> t
     return combined[key] if variants else method
 
 
+def refuse_weighting(alg: Algorithm, reason: str) -> None:
+    """Refuse another weighting than the method's default, which would have no effect for this reason."""
+    if alg.weighting != alg.__dataclass_fields__["weighting"].default:
+        raise ConfigError(
+            f'{alg.display_name()}: weighting = "{alg.weighting}" has no effect, as {reason}; leave it out.'
+        )
+
+
 class Algorithm(Settings):
     """A federated method. Fields are hyper-parameters; float fields may be 0-d tensors, so no client hook branches on
     one.
@@ -84,14 +92,7 @@ class Algorithm(Settings):
         super().__post_init__()
         object.__setattr__(self, "__class__", combine(self.settings_class(), self.variants()))
         if self.own_weights:
-            self.refuse_weighting(self.own_weights)
-
-    def refuse_weighting(self, reason: str) -> None:
-        """Refuse another weighting than the default, which would have no effect for this reason."""
-        if self.weighting != self.__dataclass_fields__["weighting"].default:
-            raise ConfigError(
-                f'{self.display_name()}: weighting = "{self.weighting}" has no effect, as {reason}; leave it out.'
-            )
+            refuse_weighting(self, self.own_weights)
 
     # what it keeps ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""What a method's hooks may return: what does not fit is refused by a sentence that names the method and the hook."""
+"""Hooks of a client, called and checked: what does not fit is refused by a sentence that names the method and the hook.
+
+Each function here calls the hook of its name. Engines run hooks by these functions alone.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,80 @@ import sys
 from torch import Tensor
 
 from ..errors import AlgorithmError
-from .algorithm import Algorithm
+from .algorithm import Algorithm, Gradient
+from .task import Task
+from .types import Batch, Client, State
 
 STATE = "a dictionary of tensors by name"
+
+
+def carry(alg: Algorithm, client: Client) -> State:
+    """The method's own entries of the carry."""
+    own = alg.carry(client)
+    if not is_state(own):
+        raise wrong_return(alg, "carry", STATE, own)
+    return own
+
+
+def begin(alg: Algorithm, client: Client) -> Tensor:
+    """The point where local training starts."""
+    theta = alg.begin(client)
+    if not fits(theta, client.w):
+        raise wrong_return(alg, "begin", f"the point where training starts, {in_words(client.w)}", theta)
+    return theta
+
+
+def loss(alg: Algorithm, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
+    """What is differentiated."""
+    value = alg.loss(task, theta, batch, client)
+    if not isinstance(value, Tensor) or value.dim():
+        raise wrong_return(alg, "loss", "one number, a tensor of shape []", value)
+    return value
+
+
+def direction(alg: Algorithm, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+    """The direction of a local step."""
+    d = alg.direction(theta, grad, client)
+    if not fits(d, theta):
+        raise wrong_return(alg, "direction", f"the direction of a step, {in_words(theta)}", d)
+    return d
+
+
+def descend(alg: Algorithm, theta: Tensor, d: Tensor, client: Client) -> tuple[Tensor, Tensor]:
+    """The new theta and momentum."""
+    v = client.carry["momentum"]
+    new = alg.descend(theta, d, v, client)
+    if not (is_pair(new) and fits(new[0], theta) and fits(new[1], v)):
+        raise wrong_return(alg, "descend", f"theta and momentum, {in_words((theta, v))}", new)
+    return new
+
+
+def note(alg: Algorithm, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
+    """New carry entries after a step."""
+    new, old = alg.note(theta, g, d, client), client.carry
+    if not is_state(new):
+        raise wrong_return(alg, "note", STATE, new)
+    if unknown := new.keys() - old.keys():
+        raise AlgorithmError(
+            f"{alg.display_name()}: note() may only renew names that carry() started; new: {sorted(unknown)}."
+        )
+    if wrong := [n for n in new if not fits(new[n], old[n])]:
+        started = in_words({n: old[n] for n in wrong})
+        raise wrong_return(alg, "note", f"entries as carry() started them, {started}", {n: new[n] for n in wrong})
+    return new
+
+
+def finish(alg: Algorithm, theta: Tensor, client: Client) -> tuple[State, State]:
+    """The upload and the client's new state, whose form the server compares with the declared one."""
+    sent = alg.finish(theta, client)
+    if not (is_pair(sent) and is_state(sent[0]) and is_state(sent[1])):
+        raise wrong_return(alg, "finish", f"the upload and the client's state, each {STATE}", sent)
+    if "delta" in sent[0] and not fits(sent[0]["delta"], client.w):
+        raise wrong_return(alg, "finish", f"as the entry 'delta' {in_words(client.w)}", sent[0]["delta"])
+    return sent
+
+
+# sentences ------------------------------------------------------------------------------------------------------------
 
 
 def fits(value: object, like: Tensor) -> bool:

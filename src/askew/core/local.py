@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..errors import AlgorithmError
+from . import hooks
 from .algebra import clip_norm
 from .algorithm import Algorithm
 from .differentiate import GradientResult, Objective, differentiate
-from .hooks import STATE, fits, in_words, is_pair, is_state, wrong_return
 from .settings import is_off
 from .task import Task
 from .types import Batch, Client, Number, State
@@ -97,31 +97,14 @@ def begin(alg: Algorithm, client: Client) -> Progress:
         blank |= {"gradient": torch.zeros_like(client.w), "loss": zero}
     momentum = zero if is_off(client.momentum) else torch.zeros_like(client.w)
     client = client.carrying({"momentum": momentum, "buffers": client.buffers, **blank})
-    own = alg.carry(client)
-    if not is_state(own):
-        raise wrong_return(alg, "carry", STATE, own)
+    own = hooks.carry(alg, client)
     if clash := {"buffers", *blank} & own.keys():
         raise AlgorithmError(
             f"{alg.display_name()}: carry() must not use {sorted(clash)[0]!r}, which the local loop keeps; "
             "rename that entry."
         )
     client = client.carrying(own)
-    theta = alg.begin(client)
-    if not fits(theta, client.w):
-        raise wrong_return(alg, "begin", f"the point where training starts, {in_words(client.w)}", theta)
-    return Progress(theta, client.carry, zero)
-
-
-def objective(alg: Algorithm, task: Task, batch: Batch, client: Client) -> Objective:
-    """The method's loss on a batch, as a function of theta."""
-
-    def value(u: Tensor) -> Tensor:
-        loss = alg.loss(task, u, batch, client)
-        if not isinstance(loss, Tensor) or loss.dim():
-            raise wrong_return(alg, "loss", "one number, a tensor of shape []", loss)
-        return loss
-
-    return value
+    return Progress(hooks.begin(alg, client), client.carry, zero)
 
 
 def step(
@@ -131,28 +114,12 @@ def step(
     theta, client = progress.theta, client._replace(carry=progress.carry)
 
     def gradient_at(u: Tensor) -> GradientResult:
-        return differentiate(task, objective(alg, task, batch, client), u, client.carry["buffers"])
+        return differentiate(task, lambda u: hooks.loss(alg, task, u, batch, client), u, client.carry["buffers"])
 
     g, value, buffers = known or gradient_at(theta)
-    d = alg.direction(theta, lambda u: g if u is theta else gradient_at(u).gradient, client)
-    if not fits(d, theta):
-        raise wrong_return(alg, "direction", f"the direction of a step, {in_words(theta)}", d)
-    momentum = client.carry["momentum"]
-    moved = alg.descend(theta, clip_norm(d, client.clip), momentum, client)
-    if not (is_pair(moved) and fits(moved[0], theta) and fits(moved[1], momentum)):
-        raise wrong_return(alg, "descend", f"theta and momentum, {in_words((theta, momentum))}", moved)
-    new, v = moved
-    notes = alg.note(theta, g, d, client)
-    if not is_state(notes):
-        raise wrong_return(alg, "note", STATE, notes)
-    carry = client.carry | notes | {"momentum": v, "buffers": buffers}
-    if unknown := carry.keys() - client.carry.keys():
-        raise AlgorithmError(
-            f"{alg.display_name()}: note() may only renew names that carry() started; new: {sorted(unknown)}."
-        )
-    if wrong := [n for n, entry in notes.items() if not fits(entry, client.carry[n])]:
-        started = in_words({n: client.carry[n] for n in wrong})
-        raise wrong_return(alg, "note", f"entries as carry() started them, {started}", {n: notes[n] for n in wrong})
+    d = hooks.direction(alg, theta, lambda u: g if u is theta else gradient_at(u).gradient, client)
+    new, v = hooks.descend(alg, theta, clip_norm(d, client.clip), client)
+    carry = client.carry | hooks.note(alg, theta, g, d, client) | {"momentum": v, "buffers": buffers}
     return Progress(new, carry, progress.loss_sum + value)
 
 
@@ -173,11 +140,6 @@ def look(
 
 def finish(alg: Algorithm, client: Client, progress: Progress) -> Result:
     """The end of a phase."""
-    sent = alg.finish(progress.theta, client._replace(carry=progress.carry))
-    if not (is_pair(sent) and is_state(sent[0]) and is_state(sent[1])):
-        raise wrong_return(alg, "finish", f"the upload and the client's state, each {STATE}", sent)
-    up, state = sent
-    if "delta" in up and not fits(up["delta"], client.w):
-        raise wrong_return(alg, "finish", f"as the entry 'delta' {in_words(client.w)}", up["delta"])
+    up, state = hooks.finish(alg, progress.theta, client._replace(carry=progress.carry))
     loss = progress.loss_sum / client.steps if alg.trains else progress.carry.get("loss", progress.loss_sum)
     return Result(up, state, progress.theta, progress.carry, loss)

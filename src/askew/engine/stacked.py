@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..core import local
+from ..core import hooks, local
 from ..core.algorithm import Algorithm
 from ..core.differentiate import GradientResult, differentiate_rows, value_and_buffers
 from ..core.local import Look, Move, Progress, Result
@@ -377,7 +377,7 @@ class RowMoves:
             if isinstance(move, Look):
                 objective = lambda u: self.task.loss(u, batch)
             else:
-                objective = local.objective(self.method(numbers), self.task, batch, client)
+                objective = lambda u: hooks.loss(self.method(numbers), self.task, u, batch, client)
             return value_and_buffers(self.task, objective, at.carry["buffers"], theta)
 
         return differentiate_rows(evaluate, rows[2].theta, *rows)
