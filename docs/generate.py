@@ -22,7 +22,7 @@ from askew.core.space import Space
 from askew.data.images import Images
 from askew.data.partition import Partition
 from askew.experiment.catalogue import entries, parameters
-from askew.experiment.config import CHOICES, DEFAULT_NAMES, TABLES, Config, TopLevel
+from askew.experiment.config import CHOICES, DEFAULT_NAMES, OPTIONAL_TABLES, TABLES, Config, TopLevel
 from askew.models import Network
 from askew.participation import Participation
 
@@ -67,7 +67,7 @@ This is the whole configuration with its defaults:
 {defaults}```
 
 Keys whose default is *left out* do not appear there, because TOML has no null. To use such a default, leave the key
-out.
+out. Tables that most runs do not need ({optional}) are stored only if a setting in them differs from its default.
 """
 
 ALGORITHMS = """# Algorithms
@@ -137,10 +137,11 @@ def literal(value: object) -> str:
 def configuration_page() -> str:
     """The page of every setting."""
     top_level = settings_table(settings_rows(TopLevel))
-    parts = [CONFIGURATION.format(defaults=Config().toml()), "## Outside any table\n", top_level]
+    optional = ", ".join(f"`[{name}]`" for name in OPTIONAL_TABLES)
+    parts = [CONFIGURATION.format(defaults=Config().toml(), optional=optional), "## Outside any table\n", top_level]
     for name in CHOICES:
         parts += choice_section(name)
-    for name, kind in TABLES.items():
+    for name, kind in (TABLES | OPTIONAL_TABLES).items():
         parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}\n", settings_table(settings_rows(kind))]
     return "\n".join(parts)
 
