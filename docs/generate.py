@@ -67,8 +67,7 @@ This is the whole configuration with its defaults:
 {defaults}```
 
 Keys whose default is *left out* do not appear there, because TOML has no null. To use such a default, leave the key
-out. The last tables of this page do not appear either: what they set is off by default, and only runs that use them
-store them.
+out. Tables that most runs do not need ({optional}) are stored only if a setting in them differs from its default.
 """
 
 ALGORITHMS = """# Algorithms
@@ -138,12 +137,12 @@ def literal(value: object) -> str:
 def configuration_page() -> str:
     """The page of every setting."""
     top_level = settings_table(settings_rows(TopLevel))
-    parts = [CONFIGURATION.format(defaults=Config().toml()), "## Outside any table\n", top_level]
+    optional = ", ".join(f"`[{name}]`" for name in OPTIONAL_TABLES)
+    parts = [CONFIGURATION.format(defaults=Config().toml(), optional=optional), "## Outside any table\n", top_level]
     for name in CHOICES:
         parts += choice_section(name)
     for name, kind in (TABLES | OPTIONAL_TABLES).items():
-        stored = " It is stored only if a setting differs from its default." if name in OPTIONAL_TABLES else ""
-        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}{stored}\n", settings_table(settings_rows(kind))]
+        parts += [f"## [{name}]\n", f"{inspect.getdoc(kind)}\n", settings_table(settings_rows(kind))]
     return "\n".join(parts)
 
 

@@ -63,7 +63,6 @@ REASON = {  # by kind of fault, in the order in which the rates are laid side by
     "repeated": reasons.REPEATED,
 }
 NAMED = ("fedavg", "scaffold", "feddyn", "feddc", "feddpc", "fedvarp")
-SEVERAL_PHASES = ("fedga",)
 
 
 def problem() -> Problem:
@@ -114,7 +113,7 @@ def check_record(record: Record, ids: Collection[int], sizes: np.ndarray, expect
 def test_methods_train_on_where_three_in_ten_are_silent_and_one_in_ten_is_wrong(key: str) -> None:
     alg = algorithms[key]()
     server = faulty_server(alg, MANY_FAULTS)
-    cohorts, found = random_cohorts(10, 10, len(SIZES)), set[str]()
+    cohorts, found = random_cohorts(6, 10, len(SIZES)), set[str]()
     for t, ids in enumerate(cohorts, 1):
         record = server.run_round(t, ids)
         expected = {client: drawn_fault(MANY_FAULTS, server.seed, t, client) for client in ids}
@@ -134,7 +133,7 @@ def test_methods_train_on_where_three_in_ten_are_silent_and_one_in_ten_is_wrong(
             check_record(record, ids, server.fed.sizes, expected)
         found |= {*record.get("incidents", {})}
         assert all(bool(torch.isfinite(v).all()) for v in full_state(server).values())
-    assert len(found) >= 7 and not identical(full_state(server), full_state(make_server(alg, problem(), SHORT)))
+    assert len(found) >= 6 and not identical(full_state(server), full_state(make_server(alg, problem(), SHORT)))
 
 
 def first_phase_only(server: Server, stage: FaultStage) -> Any:
@@ -144,19 +143,19 @@ def first_phase_only(server: Server, stage: FaultStage) -> Any:
     return apply
 
 
-@pytest.mark.parametrize("alg", [FedAvg(), Scaffold(), FedGA(), *(algorithms[k]() for k in ("feddc", "fedvarp"))])
+@pytest.mark.parametrize("alg", [FedGA(), *(algorithms[k]() for k in ("scaffold", "feddc", "fedvarp"))])
 def test_a_round_with_faults_is_the_round_without_those_clients(alg: Algorithm) -> None:
     """Bit for bit in float64, with all state. Two phases: a client lost in the first takes no part in the second."""
     faulty, without = faulty_server(alg, MANY_FAULTS), make_server(alg, problem(), SHORT)
     (stage,) = faulty.stages
     assert isinstance(stage, FaultStage)
     faulty.stages, lost = [first_phase_only(faulty, stage)], 0
-    for t, ids in enumerate(random_cohorts(6, 9, len(SIZES), seed=1), 1):
+    for t, ids in enumerate(random_cohorts(4, 9, len(SIZES), seed=1), 1):
         record = faulty.run_round(t, ids)
         lost += len(lost_clients(record))
         other = without.run_round(t, [client for client in ids if client not in lost_clients(record)])
         assert identical(full_state(faulty), full_state(without)) and record["train_loss"] == other["train_loss"]
-    assert lost > 12
+    assert lost > 8
 
 
 # each fault alone -----------------------------------------------------------------------------------------------------
@@ -167,7 +166,7 @@ def test_each_fault_has_its_own_treatment(kind: str) -> None:
     faults = Faults(**{kind: 0.2})  # few enough for the median to be that of right answers
     faulty, without = faulty_server(Scaffold(), faults), make_server(Scaffold(), problem(), SHORT)
     occurred = 0
-    for t, ids in enumerate(random_cohorts(4, 9, len(SIZES), seed=2), 1):
+    for t, ids in enumerate(random_cohorts(3, 9, len(SIZES), seed=2), 1):
         before = {client: client_row(faulty.clients, client) for client in ids}
         record = faulty.run_round(t, ids)
         check_record(record, ids, faulty.fed.sizes, {client: drawn_fault(faults, 0, t, client) for client in ids})

@@ -131,7 +131,6 @@ def run(
     local: Mapping[str, Any] | Settings | None = None,
     evaluation: Mapping[str, Any] | Settings | None = None,
     engine: Table | Settings | None = None,
-    faults: Mapping[str, Any] | Settings | None = None,
     seed: int | None = None,
     rounds: int | None = None,
     clients: int | None = None,
@@ -148,8 +147,8 @@ def run(
     `what` is an algorithm's name or instance, a TOML file, nested tables or a Config. `data` is a dataset's name, a
     table, a pair (x, y) of tensors or arrays, or a torch Dataset (`test` likewise, a fifth is held out without it);
     `model` a network's name, a table or any nn.Module. `clients`, `cohort` and `lr` stand for partition.clients,
-    participation.cohort and local.lr; further keywords are optional tables, such as `robust`, or the algorithm's
-    hyper-parameters. With `out` the run lives in a folder there, as the command line's do.
+    participation.cohort and local.lr; further keywords are the algorithm's hyper-parameters, or tables that most runs
+    do not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do.
     """
     tables = tables_from(what)
     if data is not None:
@@ -162,20 +161,16 @@ def run(
         "local": local,
         "evaluation": evaluation,
         "engine": engine,
-        "faults": faults,
         "seed": seed,
         "rounds": rounds,
     }
-    given |= {name: parameters.pop(name) for name in [*parameters] if name in OPTIONAL_TABLES}
+    given |= {name: parameters.pop(name) for name in OPTIONAL_TABLES if name in parameters}
     tables |= {name: value for name, value in given.items() if value is not None}
     for name in ("data", "model", "partition", "participation", "engine"):
         if isinstance(tables.get(name), str):
             tables[name] = {"name": tables[name]}
-    for name, key, value in (
-        ("partition", "clients", clients),
-        ("participation", "cohort", cohort),
-        ("local", "lr", lr),
-    ):
+    shortcuts = (("partition", "clients", clients), ("participation", "cohort", cohort), ("local", "lr", lr))
+    for name, key, value in shortcuts:
         if value is not None:
             merge(tables, name, {key: value})
     if parameters:

@@ -51,21 +51,24 @@ def call_round(record: Record) -> RoundCall:
 def call_run(rounds: Sequence[Record], federation: Mapping[str, Any], deployed: bool = False) -> RollCall:
     """The roll-call of a run: `federation` is what its folder says of the clients.
 
-    Clients without samples are not missed; in a deployment, those whose samples nobody knows are.
+    Clients without samples are not missed; in a deployment, those whose samples nobody knows are. Who was never asked
+    is told where the sizes of all clients are stored.
     """
     reasons, asked, used = dict[str, Counter[int]](), set[int](), set[int]()
     count = at = lost = 0
     share = 0.0
     for record in rounds:
         one = call_round(record)
-        asked, used, lost = asked | {*one.asked}, used | {*one.used}, lost + len(one.asked) - len(one.used)
-        count += bool(one.incidents)
+        asked.update(one.asked)
+        used.update(one.used)
+        lost, count = lost + len(one.asked) - len(one.used), count + bool(one.incidents)
         for reason, clients in one.incidents.items():
             reasons.setdefault(reason, Counter()).update(clients)
         if one.lost_share > share:
             share, at = one.lost_share, int(record["round"])
     sizes = federation.get("sizes") or []
-    known = {client for client, size in enumerate(sizes) if size or deployed}
+    complete = len(sizes) == federation.get("clients")
+    known = {client for client, size in enumerate(sizes if complete else ()) if size or deployed}
     return RollCall(count, reasons, lost, share, at, sorted(asked - used), sorted(known - asked))
 
 
