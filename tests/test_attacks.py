@@ -13,7 +13,9 @@ import torch
 from scipy.stats import norm as normal
 
 import askew
+from askew.algorithms import FedMGDAPlus
 from askew.cli.main import main
+from askew.core.types import Cohort
 from askew.data.federation import Federation
 from askew.data.partition import Natural
 from askew.data.synthetic import Synthetic
@@ -202,3 +204,33 @@ def test_a_rule_keeps_what_an_attack_destroys() -> None:
     assert accuracy() < 0.3
     for rule in ("median", "trimmed", "geometric", "krum"):
         assert accuracy(robust={"rule": rule}) > 0.8, rule
+
+
+# FedMGDA+ -------------------------------------------------------------------------------------------------------------
+
+
+def mgda_step(rows: torch.Tensor, eps: float) -> torch.Tensor:
+    """FedMGDA+'s step from 0 with equal weights."""
+    alg, ones = FedMGDAPlus(eps=eps), torch.ones(len(rows), dtype=torch.float64)
+    cohort = Cohort(ones / len(rows), ones, ones, ones, ones, None, 0.1, 0.1, 1, len(rows))
+    w, _ = alg.aggregate(torch.zeros_like(rows[0]), {"delta": rows}, cohort, {"norm": ones[0]})
+    return w
+
+
+def test_fedmgdaplus_is_blind_to_the_length_of_an_update() -> None:
+    rows = random_rows(6, 10)
+    longer = rows * torch.tensor([1, 1e6, 1, 1, 1e-3, 1], dtype=torch.float64)[:, None]
+    assert all(close(mgda_step(rows, eps), mgda_step(longer, eps), 1e-9) for eps in (0.0, 0.1, 1.0))
+
+
+def test_fedmgdaplus_gives_up_where_some_clients_pull_the_other_way() -> None:
+    """Honest clients send u, m of C attackers −u: the mean is (1 − 2m/C) u, the shortest combination is 0.
+
+    The weights reach 1/2 for the attackers as soon as ε ≥ (1/2 − m/C) / m.
+    """
+    u = torch.nn.functional.normalize(random_rows(1, 10)[0], dim=0)
+    rows = torch.stack([*[u] * 16, *[-u] * 4])
+    assert close(mgda_step(rows, 0.0), 0.6 * u, 1e-9)
+    assert close(mgda_step(rows, 0.025), 0.4 * u, 1e-6)  # 4 · (0.05 + 0.025) = 0.3 for the attackers
+    for eps in (0.075, 0.1, 1.0):
+        assert float(mgda_step(rows, eps).norm()) < 1e-6

@@ -1077,7 +1077,7 @@ CASES = [
         "no such list",
         "list algoritms",
         "there is no list of 'algoritms'",
-        "Known: algorithms, datasets",
+        "Known: algorithms, attacks",
         "did you mean 'algorithms'?",
     ),
     case(
