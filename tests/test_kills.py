@@ -38,6 +38,7 @@ SMOKE = "feddpc/fig6"  # an experiment with several runs
 def tables(method: str, **more: Any) -> dict[str, Any]:
     return {
         "rounds": 8,
+        "data": {"name": "synthetic", "dim": 20, "samples": 20},  # no import of scikit-learn in every process
         "model": {"name": "mlp", "hidden": [16], "norm": "batch" if method == "fedbn" else "none"},
         "partition": {"clients": 12},
         "participation": {"cohort": 4},

@@ -37,6 +37,7 @@ from askew.experiment.store import (
     write_json,
     write_lines,
 )
+from askew.experiment.toml import seal
 from askew.flower.client_state import FileStore
 from askew.kernels.interface import Kernels
 from askew.report.page import check_run
@@ -166,7 +167,7 @@ def test_a_damaged_record_costs_the_rounds_after_it_and_changes_none(
 
 def test_old_folders_without_checksums_load_and_go_on(killed: Path, whole: askew.Run, tmp_path: Path) -> None:
     folder = copied(killed, tmp_path)
-    (folder / "run.toml").write_text((folder / "run.toml").read_text().partition("# checksum")[0])
+    (folder / "run.toml").write_text((folder / "run.toml").read_text().partition("\n")[2])
     plain = [json.dumps(record) + "\n" for record in read_rounds(folder / "rounds.jsonl")]
     (folder / "rounds.jsonl").write_text("".join(plain))
     for name in ("run.json", "federation.json"):
@@ -217,10 +218,10 @@ def test_fields_of_other_types_are_left_out_too_where_there_is_no_checksum(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good, bad = copied(finished, tmp_path / "good"), copied(finished, tmp_path / "bad")
-    plain = (bad / "run.toml").read_text().partition("# checksum")[0]
+    plain = (bad / "run.toml").read_text().partition("\n")[2]
     record = read_rounds(bad / "rounds.jsonl")
     changes: list[Callable[[], object]] = [
-        lambda: (bad / "run.toml").write_text(plain.replace("seed = 0", "seed = [0]")),
+        lambda: (bad / "run.toml").write_text(seal(plain.replace("seed = 0", "seed = [0]"))),
         lambda: write_lines(bad / "rounds.jsonl", [r | {"seconds": "x"} for r in record]),
         lambda: write_lines(bad / "rounds.jsonl", [r | {"participants": 3} for r in record]),
         lambda: write_lines(bad / "rounds.jsonl", [{"round": r["round"]} for r in record]),
@@ -402,6 +403,10 @@ def test_damaged_results_of_a_run_are_named_and_left_out(tmp_path: Path) -> None
         write_results(tmp_path, rows[2:4])
     assert read_results(tmp_path) == sorted(rows, key=lambda row: row.key)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    (tmp_path / "broken.csv").write_text("nonsense\n")
+    with pytest.warns(StoreWarning, match=r"results are left out: .*broken\.csv does not begin with"):
+        assert len(read_results(tmp_path, leave_out=True)) == 6  # as `askew ledger` reads them
+    (tmp_path / "broken.csv").unlink()
     old = [line for line in path.read_text().splitlines() if f",{results.CHECKSUM}," not in line]
     path.write_text("\n".join([*old, ""]))
     assert len(read_results(tmp_path)) == 6
@@ -432,8 +437,8 @@ def test_no_escape_sequence_of_a_file_reaches_the_terminal(
     write_json(folder / "run.json", read_json(folder / "run.json") | {"remark": evil, "reason": evil, "device": evil})
     rounds = read_rounds(folder / "rounds.jsonl")
     write_lines(folder / "rounds.jsonl", [record | {evil: 1.0} for record in rounds])
-    text = (folder / "run.toml").read_text().partition("# checksum")[0]
-    (folder / "run.toml").write_text(text.replace('name = "scaffold"', f"name = {json.dumps(evil)}"))
+    text = (folder / "run.toml").read_text().partition("\n")[2]
+    (folder / "run.toml").write_text(seal(text.replace('name = "scaffold"', f"name = {json.dumps(evil)}")))
     for arguments in (["show"], ["show", "--json"], ["compare"], ["compare", "--json"], ["conformal"]):
         main([*arguments, str(folder)])
         out, err = capsys.readouterr()
@@ -457,9 +462,8 @@ def test_a_folder_runs_no_plugin_without_trust(
     (folder,) = (tmp_path / "runs").iterdir()
     moved = tmp_path / "strangers.py"  # the same plugin under a name that this process has not loaded
     shutil.copy(plugin, moved)
-    (folder / "run.toml").write_text(
-        (folder / "run.toml").read_text().partition("# checksum")[0].replace(str(plugin), str(moved))
-    )
+    text = (folder / "run.toml").read_text().partition("\n")[2]
+    (folder / "run.toml").write_text(seal(text.replace(str(plugin), str(moved))))
     for registry in CHOICES.values():
         registry.members.pop("strange", None)
     witness.unlink()

@@ -42,6 +42,7 @@ except ImportError:  # not a POSIX system: only folders cannot be locked there
 Record = dict[str, Any]  # of one round
 DIVERGED = "diverged"  # the state of a run that was stopped because it diverged
 CHECKSUM = re.compile(r',?\s*"checksum": "([0-9a-f]{16})"\s*\}\s*\Z')  # the end of a JSON object
+SEALED = ("run.toml", "run.json", "rounds.jsonl", "federation.json")  # files that always hold a checksum
 NUMBERS = ("seconds", "bytes_up", "bytes_down", "dropped")  # keys of every record
 # what a process that was killed left of a file that it was writing: ".", the file's name, "." and some letters
 TEMPORARY = re.compile(r"\.(run|rounds|federation|model|checkpoint)[\w.-]*\.(toml|jsonl?|safetensors)\.\w+")
@@ -191,6 +192,8 @@ def load(folder: str | Path) -> Run:
             "restore it, or remove the folder and run again."
         )
     facts, rounds = read_json(folder / "run.json"), read_rounds(folder / "rounds.jsonl")
+    federation, measured = read_json(folder / "federation.json"), read_json(folder / "conformal.json")
+    check_sealed(folder)
     check_records(folder / "rounds.jsonl", rounds)
     is_whole = len(rounds) >= config["rounds"] and (folder / "model.safetensors").exists()
     if facts.get("state") == "running" and not is_locked(folder):
@@ -204,10 +207,21 @@ def load(folder: str | Path) -> Run:
         config=config,
         rounds=rounds,
         facts=facts,
-        federation=read_json(folder / "federation.json"),
-        conformal=read_json(folder / "conformal.json"),
+        federation=federation,
+        conformal=measured,
         folder=folder,
     )
+
+
+def check_sealed(folder: Path) -> None:
+    """Refuse a folder in which only some files hold a checksum: the others have lost theirs."""
+    contents = {name: read_bytes(folder / name) for name in SEALED if (folder / name).exists()}
+    sealed = {name: b"checksum" in content for name, content in contents.items() if content}
+    lost = [str(folder / name) for name, has in sealed.items() if not has]
+    if any(sealed.values()) and lost:
+        raise StoreError(
+            f"{' and '.join(lost)} has lost its checksum, so it is damaged; restore it, or run again with --fresh."
+        )
 
 
 def check_records(path: Path, rounds: Sequence[Record]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError, StoreError
 
-SEAL = re.compile(r"^# checksum ([0-9a-f]{16}) ", re.MULTILINE)
+SEAL = re.compile(r"# checksum ([0-9a-f]{16}) .*\n")
 
 
 def read_toml(path: str | Path, advice: str = "name a TOML file") -> dict[str, Any]:
@@ -34,8 +34,8 @@ def read_toml(path: str | Path, advice: str = "name a TOML file") -> dict[str, A
 
 
 def seal(text: str) -> str:
-    """TOML text with a last line that holds a hash of the others."""
-    return f"{text}# checksum {text_hash(text)} of the lines above, as askew wrote them\n"
+    """TOML text with a first line that holds a hash of the others."""
+    return f"# checksum {text_hash(text)} of the lines below, as askew wrote them\n{text}"
 
 
 def text_hash(text: str) -> str:
@@ -45,8 +45,8 @@ def text_hash(text: str) -> str:
 
 def is_damaged(text: str) -> bool:
     """Is this a sealed text that is not as it was written? A text without a hash is taken as it is."""
-    found = SEAL.search(text)
-    return found is not None and text_hash(text[: found.start()]) != found[1]
+    found = SEAL.match(text)
+    return found is not None and text_hash(text[found.end() :]) != found[1]
 
 
 def read_stored_toml(path: Path) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class LedgerBuilder:
     """Computes the ledger's rows and verdicts from a folder of papers and one of results."""
 
     def __init__(self, papers: Path, results: Path) -> None:
-        self.papers, self.known, self.results = papers, experiments(papers), read_results(results)
+        self.papers, self.known, self.results = papers, experiments(papers), read_results(results, leave_out=True)
         self.evidence = {
             scale: Evidence(self.known, metrics_by_run(r for r in self.results if r.scale == scale), scale)
             for scale in CLAIM_SCALES

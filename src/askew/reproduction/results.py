@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import shlex
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ EARLY_ROUNDS = range(10, 101)  # rounds of the metrics "early_…", which claims
 LOCAL_MODEL_KEYS = ("drift_relative", "drift_apart", "fit_loss")  # record keys with such a metric, also by layer
 
 CHECKSUM = "checksum"  # the metric of a further row of each run
+VALUE = re.compile(r"(?:(?:\d+:)?[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|inf|nan)(?: |$))+")  # a number or a curve
 
 RunKey = tuple[str, int]  # a run's digest and seed
 Metrics = Mapping[str, str]  # of one run: numbers and curves as text, by name
@@ -257,15 +259,29 @@ def results_file(folder: Path, experiment: str, scale: str) -> Path:
     return folder / f"{experiment.replace('/', '-')}-{scale}.csv"
 
 
-def read_results(folder: str | Path) -> list[ResultRow]:
-    """All rows of a folder's files; an empty list where there is no folder."""
-    return [row for path in sorted(Path(folder).glob("*.csv")) for row in read_results_file(path)]
+def read_results(folder: str | Path, leave_out: bool = False) -> list[ResultRow]:
+    """All rows of a folder's files; an empty list where there is no folder.
+
+    With `leave_out` a file that cannot be read is left out, with a warning.
+    """
+    rows: list[ResultRow] = []
+    for path in sorted(Path(folder).glob("*.csv")):
+        try:
+            rows += read_results_file(path)
+        except StoreError as problem:
+            if not leave_out:
+                raise
+            warnings.warn(f"results are left out: {problem}", StoreWarning, stacklevel=2)
+    return rows
 
 
 def read_results_file(path: Path) -> list[ResultRow]:
     """The rows of one file; columns that a run's later rows leave empty are filled from the row before."""
     csv.field_size_limit(2**24)
-    lines = list(csv.reader(io.StringIO(read_text(path))))
+    try:
+        lines = list(csv.reader(io.StringIO(read_text(path), newline="")))
+    except csv.Error as e:
+        raise StoreError(f"{path} is not a table ({e}); restore the file, or remove it and run again.") from None
     if not lines or tuple(lines[0]) != ResultRow._fields:
         raise StoreError(
             f"{path} does not begin with {','.join(ResultRow._fields)}; restore the file, or remove it and run again."
@@ -274,6 +290,8 @@ def read_results_file(path: Path) -> list[ResultRow]:
     for number, line in enumerate(lines[1:], 2):
         try:
             row = ResultRow._make([*line[:6], int(line[6]), *line[7:]])
+            if row.metric != CHECKSUM and not VALUE.fullmatch(row.value):
+                raise ValueError
         except (ValueError, TypeError, IndexError):
             raise StoreError(
                 f"{path}, line {number} is not a result; restore the file, or remove it and run again."
