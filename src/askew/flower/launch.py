@@ -32,6 +32,7 @@ from .guard import SameUserOnly, can_identify_users
 
 LIFELINE = "ASKEW_LIFELINE"  # environment variable: a pipe whose other end closes when the starter has ended
 KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is removed when the starter has ended
+lifeline: dict[str, str] = {}  # the two variables above, which programs that this one starts do not get
 POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
 STOP_SECONDS = 5.0  # in which a program may end by itself
 
@@ -68,7 +69,8 @@ def command_of(program: str, *options: str) -> list[str]:
 
 def end_with_starter() -> None:
     """End this program and all that it started when the process that started it has ended."""
-    number, keys = os.environ.pop(LIFELINE, ""), os.environ.pop(KEYS_FOLDER, "")
+    lifeline.update({name: os.environ.pop(name) for name in (LIFELINE, KEYS_FOLDER) if name in os.environ})
+    number, keys = lifeline.get(LIFELINE, ""), lifeline.get(KEYS_FOLDER, "")
     if not number:
         return
 
@@ -118,20 +120,47 @@ def run_superlink(open_fleet: bool) -> None:
 
 
 def run_supernode() -> None:
-    """Run a SuperNode, which looks for messages often and whose messages are answered by forks."""
+    """Run a SuperNode, which looks for messages often, whose messages are answered by forks, and which lasts."""
+    from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command_of(*command), **options)
+    started: list[subprocess.Popen[bytes]] = []  # the SuperExec
 
+    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(command_of(*command), **options))
+        return started[-1]
+
+    def pull(*arguments: Any, **options: Any) -> object:
+        try:
+            return pull_message(*arguments, **options)
+        except Exception as e:  # Flower's SuperNode would end here, or hang, over one damaged piece of data
+            print(f"WARNING: the connection failed ({type(e).__name__}: {e}); the node starts again.", flush=True)
+            restart(started)
+
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     sleep = lambda seconds: time.sleep(min(seconds, POLL_SECONDS))
     guard("flwr.supernode.main")
+    pull_message = start_client_internal._pull_and_store_message
     replace_in(
         "flwr.supernode.start_client_internal",
+        _pull_and_store_message=pull,
         subprocess=SimpleNamespace(Popen=start),
         time=SimpleNamespace(sleep=sleep),
     )
     flower_supernode()
+
+
+def restart(started: Sequence[subprocess.Popen[bytes]]) -> NoReturn:
+    """Replace this program by a new start of it; what it started is ended first."""
+    for process in started:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    time.sleep(1.0)  # so that a connection that always fails keeps no core busy
+    os.environ.update(lifeline)
+    os.execv(sys.executable, command_of(*sys.argv))
 
 
 def run_flwr() -> None:
