@@ -1,10 +1,11 @@
-"""Starts Flower's programs as a deployment needs them: `python -m askew.flower.launch PROGRAM OPTION…`.
+"""Starts Flower's programs as a deployment needs them: `python -P launch.py PROGRAM OPTION…`.
 
 Three things are different from Flower's own commands. Ports answer the same user's processes alone (see guard.py). A
 program that a `Loopback` started ends with it, however that ends. And a SuperNode has a process with all imports done,
 of which a copy (a fork) answers each message: Flower starts a new Python for each, which takes seconds.
 
-Flower has no options for these, so functions of it are replaced here, for the versions that `FLOWER` names.
+Flower has no options for these, so functions of it are replaced here, for the one version that is supported. This file
+is run as a script, without the package: importing askew takes seconds, and only what answers messages needs it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
-
-from ..errors import ConfigError, EngineError
-from . import FLOWER, require_flower
-from .guard import SameUserOnly, can_identify_users
 
 LIFELINE = "ASKEW_LIFELINE"  # environment variable: a pipe whose other end closes when the starter has ended
 KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is removed when the starter has ended
@@ -45,7 +44,6 @@ def main() -> None:
 
 def run_program(name: str, options: Sequence[str], open_fleet: bool = False) -> None:
     """Run one of Flower's programs in this process; `open_fleet` lets nodes of other machines in."""
-    require_flower()
     os.environ["FORWARDED_ALLOW_IPS"] = ""  # a header of a request must not say where it comes from
     sys.argv = [name, *options]
     programs: dict[str, Callable[[], Any]] = {
@@ -55,13 +53,13 @@ def run_program(name: str, options: Sequence[str], open_fleet: bool = False) -> 
         "flwr": run_flwr,
     }
     if name not in programs:
-        raise ConfigError(f"there is no program {name!r} of Flower; use one of {', '.join(programs)}.")
+        sys.exit(f"error: there is no program {name!r} of Flower; use one of {', '.join(programs)}.")
     programs[name]()
 
 
 def command_of(program: str, *options: str) -> list[str]:
     """The command that runs a program of Flower by this module."""
-    return [sys.executable, "-m", "askew.flower.launch", program, *options]
+    return [sys.executable, "-P", str(Path(__file__).resolve()), program, *options]
 
 
 # ending -------------------------------------------------------------------------------------------------------------
@@ -94,20 +92,24 @@ def replace_in(module_name: str, **values: object) -> None:
     module = import_module(module_name)
     for name, value in values.items():
         if not hasattr(module, name):
-            raise EngineError(f"this Flower has no {name} in {module_name}; install {FLOWER}.")
+            sys.exit(f"error: this Flower has no {name} in {module_name}; install the version that askew names.")
         setattr(module, name, value)
 
 
 def guard(module_name: str, open_fleet: bool = False) -> None:
     """Have a module's server apps answer the same user alone, where the system can tell users apart."""
+    spec = spec_from_file_location("askew_guard", Path(__file__).with_name("guard.py"))
+    assert spec is not None and spec.loader is not None
+    rules = module_from_spec(spec)
+    spec.loader.exec_module(rules)
     create_app = import_module(module_name).create_app
 
     def create_guarded_app(*arguments: Any, **options: Any) -> Any:
         app = create_app(*arguments, **options)
-        app.add_middleware(SameUserOnly, open_fleet=open_fleet)
+        app.add_middleware(rules.SameUserOnly, open_fleet=open_fleet)
         return app
 
-    if can_identify_users():
+    if rules.can_identify_users():
         replace_in(module_name, create_app=create_guarded_app)
 
 
@@ -207,10 +209,7 @@ def start_forker() -> socket.socket:
 
 def serve_forks(commands: socket.socket) -> NoReturn:
     """Run each command that comes in a fork of this process, and import what a fork has imported, for the next one."""
-    import flwr.supernode.cli  # noqa: F401
-    import torch  # noqa: F401
-
-    from . import client_app, secure  # noqa: F401
+    import_all(["torch", "flwr.supernode.cli", "askew.flower.client_app", "askew.flower.secure"])
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended need not be waited for
     report, reports = os.pipe()
