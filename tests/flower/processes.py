@@ -89,6 +89,30 @@ class CountingProxy:
         self.listener.close()
 
 
+class FaultyProxy(CountingProxy):
+    """A port that leads to a server over a network with faults, which a test switches on and off by `fault`.
+
+    "cut": connections end, and no new one is made. "stall": bytes stay on the way. "delay": they are late. "garbage":
+    some are changed. "": nothing of that.
+    """
+
+    fault = ""
+    delay = 0.3  # seconds for each piece of data
+
+    def forward(self, near: socket.socket, far: socket.socket) -> None:
+        with suppress(OSError), near, far:
+            while self.fault != "cut":
+                for end in select.select([near, far], [], [], 0.1)[0] if self.fault != "stall" else ():
+                    data = bytearray(end.recv(65536))
+                    if not data:
+                        return
+                    time.sleep(self.delay if self.fault == "delay" else 0)
+                    if self.fault == "garbage":
+                        data[len(data) // 2] ^= 0xFF
+                    (far if end is near else near).sendall(data)
+                time.sleep(0.1 if self.fault == "stall" else 0)
+
+
 class ByteCount:
     """The bytes that proxies pass on from now on, down and up."""
 

@@ -24,7 +24,7 @@ from askew.cli.main import main
 from askew.experiment import checkpoint
 from askew.experiment.store import is_locked, load, lock_folder, write_json
 from askew.flower import app
-from askew.flower.loopback import Loopback
+from askew.flower.loopback import PROCESSES, Loopback
 from askew.report import terminal
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs the extra flower")
@@ -221,7 +221,9 @@ def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> Non
     assert not is_locked(folder) and run.facts["state"] == "interrupted"
     assert terminal.state(run) == "interrupted, 0 of 2 rounds"
     assert terminal.resume_command(folder, "flower") == "flwr run APP"
-    (folder / "flower" / "keys").mkdir(parents=True)
+    (folder / "flower").mkdir()
+    assert terminal.resume_command(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path}"
+    write_json(folder / "flower" / PROCESSES, {"marker": "x", "keys": True})
     assert terminal.resume_command(folder, "flower") == f"askew deploy up {folder}/flower/app --out {tmp_path} --secure"
 
 

@@ -312,6 +312,7 @@ def supernode(context: typer.Context) -> None:
     A process with all imports done answers each message in a copy of itself; Flower starts a new Python for each. Its
     port answers your own processes alone (Linux).
     """
+    require_flower()
     run_program("flower-supernode", context.args)
 
 

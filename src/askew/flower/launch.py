@@ -1,10 +1,11 @@
-"""Starts Flower's programs as a deployment needs them: `python -m askew.flower.launch PROGRAM OPTION…`.
+"""Starts Flower's programs as a deployment needs them: `python -P launch.py PROGRAM OPTION…`.
 
 Three things are different from Flower's own commands. Ports answer the same user's processes alone (see guard.py). A
 program that a `Loopback` started ends with it, however that ends. And a SuperNode has a process with all imports done,
 of which a copy (a fork) answers each message: Flower starts a new Python for each, which takes seconds.
 
-Flower has no options for these, so functions of it are replaced here, for the versions that `FLOWER` names.
+Flower has no options for these, so functions of it are replaced here, for the one version that is supported. This file
+is run as a script, without the package: importing askew takes seconds, and only what answers messages needs it.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from ..errors import ConfigError, EngineError
-from . import FLOWER, require_flower
-from .guard import SameUserOnly, can_identify_users
-
 LIFELINE = "ASKEW_LIFELINE"  # environment variable: a pipe whose other end closes when the starter has ended
 KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is removed when the starter has ended
+lifeline: dict[str, str] = {}  # the two variables above, which programs that this one starts do not get
 POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
 STOP_SECONDS = 5.0  # in which a program may end by itself
 
@@ -44,7 +44,6 @@ def main() -> None:
 
 def run_program(name: str, options: Sequence[str], open_fleet: bool = False) -> None:
     """Run one of Flower's programs in this process; `open_fleet` lets nodes of other machines in."""
-    require_flower()
     os.environ["FORWARDED_ALLOW_IPS"] = ""  # a header of a request must not say where it comes from
     sys.argv = [name, *options]
     programs: dict[str, Callable[[], Any]] = {
@@ -54,13 +53,13 @@ def run_program(name: str, options: Sequence[str], open_fleet: bool = False) -> 
         "flwr": run_flwr,
     }
     if name not in programs:
-        raise ConfigError(f"there is no program {name!r} of Flower; use one of {', '.join(programs)}.")
+        sys.exit(f"error: there is no program {name!r} of Flower; use one of {', '.join(programs)}.")
     programs[name]()
 
 
 def command_of(program: str, *options: str) -> list[str]:
     """The command that runs a program of Flower by this module."""
-    return [sys.executable, "-m", "askew.flower.launch", program, *options]
+    return [sys.executable, "-P", str(Path(__file__).resolve()), program, *options]
 
 
 # ending -------------------------------------------------------------------------------------------------------------
@@ -68,7 +67,8 @@ def command_of(program: str, *options: str) -> list[str]:
 
 def end_with_starter() -> None:
     """End this program and all that it started when the process that started it has ended."""
-    number, keys = os.environ.pop(LIFELINE, ""), os.environ.pop(KEYS_FOLDER, "")
+    lifeline.update({name: os.environ.pop(name) for name in (LIFELINE, KEYS_FOLDER) if name in os.environ})
+    number, keys = lifeline.get(LIFELINE, ""), lifeline.get(KEYS_FOLDER, "")
     if not number:
         return
 
@@ -92,20 +92,24 @@ def replace_in(module_name: str, **values: object) -> None:
     module = import_module(module_name)
     for name, value in values.items():
         if not hasattr(module, name):
-            raise EngineError(f"this Flower has no {name} in {module_name}; install {FLOWER}.")
+            sys.exit(f"error: this Flower has no {name} in {module_name}; install the version that askew names.")
         setattr(module, name, value)
 
 
 def guard(module_name: str, open_fleet: bool = False) -> None:
     """Have a module's server apps answer the same user alone, where the system can tell users apart."""
+    spec = spec_from_file_location("askew_guard", Path(__file__).with_name("guard.py"))
+    assert spec is not None and spec.loader is not None
+    rules = module_from_spec(spec)
+    spec.loader.exec_module(rules)
     create_app = import_module(module_name).create_app
 
     def create_guarded_app(*arguments: Any, **options: Any) -> Any:
         app = create_app(*arguments, **options)
-        app.add_middleware(SameUserOnly, open_fleet=open_fleet)
+        app.add_middleware(rules.SameUserOnly, open_fleet=open_fleet)
         return app
 
-    if can_identify_users():
+    if rules.can_identify_users():
         replace_in(module_name, create_app=create_guarded_app)
 
 
@@ -118,20 +122,47 @@ def run_superlink(open_fleet: bool) -> None:
 
 
 def run_supernode() -> None:
-    """Run a SuperNode, which looks for messages often and whose messages are answered by forks."""
+    """Run a SuperNode, which looks for messages often, whose messages are answered by forks, and which lasts."""
+    from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
-    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command_of(*command), **options)
+    started: list[subprocess.Popen[bytes]] = []  # the SuperExec
 
+    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(command_of(*command), **options))
+        return started[-1]
+
+    def pull(*arguments: Any, **options: Any) -> object:
+        try:
+            return pull_message(*arguments, **options)
+        except Exception as e:  # Flower's SuperNode would end here, or hang, over one damaged piece of data
+            print(f"WARNING: the connection failed ({type(e).__name__}: {e}); the node starts again.", flush=True)
+            restart(started)
+
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     sleep = lambda seconds: time.sleep(min(seconds, POLL_SECONDS))
     guard("flwr.supernode.main")
+    pull_message = start_client_internal._pull_and_store_message
     replace_in(
         "flwr.supernode.start_client_internal",
+        _pull_and_store_message=pull,
         subprocess=SimpleNamespace(Popen=start),
         time=SimpleNamespace(sleep=sleep),
     )
     flower_supernode()
+
+
+def restart(started: Sequence[subprocess.Popen[bytes]]) -> NoReturn:
+    """Replace this program by a new start of it; what it started is ended first."""
+    for process in started:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    time.sleep(1.0)  # so that a connection that always fails keeps no core busy
+    os.environ.update(lifeline)
+    os.execv(sys.executable, command_of(*sys.argv))
 
 
 def run_flwr() -> None:
@@ -178,10 +209,7 @@ def start_forker() -> socket.socket:
 
 def serve_forks(commands: socket.socket) -> NoReturn:
     """Run each command that comes in a fork of this process, and import what a fork has imported, for the next one."""
-    import flwr.supernode.cli  # noqa: F401
-    import torch  # noqa: F401
-
-    from . import client_app, secure  # noqa: F401
+    import_all(["torch", "flwr.supernode.cli", "askew.flower.client_app", "askew.flower.secure"])
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended need not be waited for
     report, reports = os.pipe()
