@@ -26,6 +26,7 @@ from askew.errors import AskewError
 from askew.experiment.config import CHOICES, OPTIONAL_TABLES, TABLES, Config
 from askew.experiment.launch import run_config
 from askew.experiment.store import to_json
+from askew.kernels.cpu import compiler
 
 SECONDS = 120  # for one configuration, on a busy machine
 HOSTILE: tuple[Any, ...] = (
@@ -175,6 +176,12 @@ def attempt_all(numbers: range, train: bool = True) -> Mapping[str, int]:
             wrong.append(f"{number}: {type(e).__name__}: {e}\n    {generate(number)}")
     assert not wrong, "\n".join(wrong)
     return ends
+
+
+@pytest.fixture(autouse=True)
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels have tests of their own, and compiling them for every size takes most of the time."""
+    monkeypatch.setattr(compiler, "compiler", lambda: ())
 
 
 def test_hostile_values_are_refused_in_one_sentence() -> None:

@@ -197,6 +197,13 @@ def test_the_time_is_that_of_the_command_alone() -> None:
         assert not stopping()
 
 
+def test_a_run_leaves_onednn_as_it_was() -> None:
+    """Torch switches it off where a product in bfloat16 fails, and the next run would give other bits."""
+    assert torch._C._get_mkldnn_enabled()
+    run_config(configured(rounds=1), watch=lambda run, record: torch._C._set_mkldnn_enabled(False))
+    assert torch._C._get_mkldnn_enabled()
+
+
 # determinism ----------------------------------------------------------------------------------------------------------
 
 

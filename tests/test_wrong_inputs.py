@@ -190,7 +190,9 @@ CASES = [
     setting(
         "evaluation.evry=2", "unknown setting evaluation.evry", "Known: descent, drift, every,", "did you mean 'every'?"
     ),
-    setting("engine.devise=cpu", "unknown setting engine.devise", "Known: compile, device,", "did you mean 'device'?"),
+    setting(
+        "engine.devise=cpu", "unknown setting engine.devise", "Known: compile, deterministic,", "did you mean 'device'?"
+    ),
     setting("local.lr.x=1", "unknown setting local.lr.x", "Known: batch,", "did you mean 'lr'?"),
     setting("[bold]x=1", "unknown setting '[bold]x'", "known: algorithm,", "choose one of them"),
     # types

@@ -48,6 +48,18 @@ def test_without_a_compiler_pooled_convolutions_give_the_same_numbers(network: N
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.usefixtures("no_compiler")
+def test_where_torch_has_switched_onednn_off_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does by itself when a product in bfloat16 fails."""
+    plain = LeNet().build_module((1, 28, 28), 5)
+    x, fast = torch.randn(24, 1, 28, 28), with_kernels(plain)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        torch.testing.assert_close(fast(x)[0], plain(x)[0], rtol=1e-5, atol=1e-6)
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
 @pytest.mark.parametrize(
     "network",
     [CNN(norm="batch"), CNN(norm="group"), LeNet(norm="group"), pytest.param(CNN(), marks=pytest.mark.slow), LeNet()],

@@ -40,6 +40,7 @@ def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
     cuda = list(range(torch.cuda.device_count())) if config.engine.device != "cpu" and torch.cuda.is_available() else []
     if cuda and group.size > 1:
         cuda = [torch.cuda.current_device()]  # the others are other ranks'
+    onednn = torch._C._get_mkldnn_enabled()  # which torch itself may switch off in a run with bfloat16
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = config.engine.dtype == "tf32"
     try:
@@ -47,6 +48,7 @@ def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+        torch._C._set_mkldnn_enabled(onednn)
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
 
 

@@ -15,6 +15,11 @@ FEW = 2**14  # numbers in a batch of images; fewer are not worth another memory 
 ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
+def uses_onednn() -> bool:
+    """Will torch use oneDNN? It switches it off for good where a product in bfloat16 fails, as on some ARM machines."""
+    return ONEDNN and bool(torch._C._get_mkldnn_enabled())
+
+
 def run_layers(x: Tensor, layers: Sequence[nn.Module], used: set[str], pooled: bool = False) -> Tensor:
     """The output of the layers. `pooled`: every convolution is pooled, so that a layout of images may pay."""
     if pooled and wants_layout(x, layers):
@@ -66,7 +71,7 @@ def run_in_layout(x: Tensor, layers: Sequence[nn.Module], used: set[str]) -> Ten
     """
     flat = next(k for k, layer in enumerate(layers) if isinstance(layer, nn.Flatten))
     plain = all(isinstance(layer, (nn.Conv2d, nn.ReLU, nn.MaxPool2d)) for layer in layers[:flat])
-    if plain and x.dtype == torch.float32 and ONEDNN and not torch.is_autocast_enabled("cpu"):
+    if plain and x.dtype == torch.float32 and uses_onednn() and not torch.is_autocast_enabled("cpu"):
         return run_layers(run_layers(x.to_mkldnn(), layers[:flat], used).to_dense(), layers[flat:], used)
     # cloned, since one channel counts as last already, wherever its stride says it is
     channels_last = x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1)
