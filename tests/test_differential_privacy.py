@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,16 @@ def test_epsilon_agrees_with_dp_accounting(case: tuple[float, int, float, float,
 def test_epsilon_agrees_with_dp_accounting_everywhere() -> None:
     for case in GRID:
         test_epsilon_agrees_with_dp_accounting(case)
+
+
+def test_the_documented_numbers() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    page = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (known|secret, a tenth) \| (add_or_remove|replace) \| ([\d.]+) \|$", page, re.M)
+    assert len(rows) == 8
+    for noise, participants, neighbours, shown in rows:
+        privacy = Privacy(clip=1.0, noise=float(noise), neighbours=neighbours)
+        assert f"{privacy.epsilon(100, 1.0 if participants == 'known' else 0.1):.2f}" == shown
 
 
 def test_without_dp_accounting_sampling_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from askew.participation import (
     FullParticipation,
     Markov,
     Participation,
+    Poisson,
     Skewed,
     Trace,
     Uniform,
@@ -253,6 +254,13 @@ def test_bernoulli_clients_are_independent_given_that_one_came(fraction: float) 
 @pytest.mark.parametrize("fraction", [1e-9, 1e-300])
 def test_bernoulli_with_hardly_any_chance_still_brings_one(fraction: float) -> None:
     assert agree({(i,): 0.25 for i in range(4)}, draw_rounds(Bernoulli(fraction=fraction), 4000, range(4), 4))
+
+
+@pytest.mark.parametrize("fraction", [0.3, 0.8])
+def test_poisson_clients_are_independent(fraction: float) -> None:
+    sets = [s for k in range(4) for s in combinations((0, 2, 3), k)]
+    probabilities = {s: fraction ** len(s) * (1 - fraction) ** (3 - len(s)) for s in sets}
+    assert agree(probabilities, draw_rounds(Poisson(fraction=fraction), 6000, (0, 2, 3), 5))
 
 
 # Skewed

@@ -125,7 +125,8 @@ def test_secret_participants_are_not_drawn_from_the_seed(tmp_path: Path, monkeyp
     assert one != other  # equal with a chance of 2^-60
 
 
-def test_a_secret_round_without_participants_has_noise_alone(tmp_path: Path) -> None:
+def test_a_secret_round_without_participants_has_noise_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "can_amplify", lambda: False)
     run, transport, _ = deploy(secretly_drawn(1e-9), tmp_path)
     start = build_run(read_config(tmp_path / "app" / "run.toml"), BuildCache()).server.w
     moved = torch.cat([t.flatten() for t in run.model.values()]) - start

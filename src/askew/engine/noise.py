@@ -68,12 +68,14 @@ class SystemNoise:
             exact = shorten_rows(row[None].double(), longest * SHORTER)[0] / step
             total += exact.trunc().to(torch.int64).cpu().numpy()
         total += discrete_gaussian(len(total), self.words)
-        return torch.from_numpy(total).to(rows.device).double() * step
+        result: Tensor = torch.from_numpy(total).to(rows.device).double() * step
+        return result
 
 
 def row_lengths(rows: Tensor) -> Tensor:
     """The L2 norm of every row, in float64, shape [m]."""
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return lengths
 
 
 def shorten_rows(rows: Tensor, longest: float) -> Tensor:
@@ -109,9 +111,10 @@ def discrete_laplace(tries: int, words: RandomWords) -> Integers:
     while len(active):
         active = active[words(len(active)) < ONE_IN_E]
         whole[active] += np.uint64(1)
-    size = (rest + (whole << np.uint64(BITS))).astype(np.int64)
-    size[negative] *= -1
-    return size[~negative | (size != 0)]  # a negative zero is drawn again, else 0 would come twice as often
+    draws = (rest + (whole << np.uint64(BITS))).astype(np.int64)
+    draws[negative] *= -1
+    kept_draws: Integers = draws[~negative | (draws != 0)]  # without negative zeros, else 0 would come twice as often
+    return kept_draws
 
 
 def bernoulli_exp(counts: Words, bits: int, words: RandomWords) -> np.ndarray[Any, np.dtype[np.bool_]]:

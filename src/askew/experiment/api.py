@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
@@ -164,8 +165,7 @@ def run(
         "seed": seed,
         "rounds": rounds,
     }
-    given |= {name: parameters.pop(name) for name in OPTIONAL_TABLES if name in parameters}
-    tables |= {name: value for name, value in given.items() if value is not None}
+    tables |= {name: value for name, value in (given | take_tables(parameters)).items() if value is not None}
     for name in ("data", "model", "partition", "participation", "engine"):
         if isinstance(tables.get(name), str):
             tables[name] = {"name": tables[name]}
@@ -178,6 +178,11 @@ def run(
     return run_config(Config.build(tables), out, fresh=fresh, watch=watch, save_every=save_every)
 
 
+def take_tables(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Remove optional tables of the configuration from keywords, and return them."""
+    return {name: keywords.pop(name) for name in [*keywords] if name in OPTIONAL_TABLES}
+
+
 def tables_from(what: str | Path | Mapping[str, Any] | Config | Algorithm) -> dict[str, Any]:
     """The nested tables of what the first argument of `run` stands for."""
     if isinstance(what, Algorithm):
@@ -187,7 +192,7 @@ def tables_from(what: str | Path | Mapping[str, Any] | Config | Algorithm) -> di
     if isinstance(what, str) and not what.endswith(".toml"):
         return {"algorithm": {"name": what}}
     config = what if isinstance(what, Config) else load_config(what)
-    return {name: getattr(config, name) for name in config.__dataclass_fields__}
+    return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
 def merge(tables: dict[str, Any], name: str, values: Mapping[str, Any]) -> None:
