@@ -89,7 +89,7 @@ def test_a_run_with_lost_answers_never_looks_like_a_plain_success() -> None:
     lossy, plain = make_run(LOSSY), make_run([record(1, [0, 1])])
     for text in (printed(terminal.summary(lossy)), printed(terminal.run_details(lossy))):
         assert "3 answers lost, incidents in 2 of 3 rounds; at most 85% of a round's data, in round 2" in text
-        assert "no answer 2: client 2 (2 times)" in text and WARNING in text
+        assert "no answer, 2 times: client 2 (2 times)" in text and WARNING in text
     assert not re.search(
         "lost|roll-call|never", printed(terminal.summary(plain)) + printed(terminal.run_details(plain))
     )
@@ -104,5 +104,5 @@ def test_the_page_calls_the_roll() -> None:
         groups = group_runs([run])
         pages[name] = report_page(groups, table([run]), [], None)
     assert "Answers of clients are missing in 1 of 1 run, up to 85% of the data of a round" in pages["lossy"]
-    assert WARNING in pages["lossy"] and "no answer 2: client 2 (2 times)" in pages["lossy"]
+    assert WARNING in pages["lossy"] and "no answer, 2 times: client 2 (2 times)" in pages["lossy"]
     assert "Lost answers" in pages["lossy"] and "oll-call" not in pages["plain"] and "Lost" not in pages["plain"]

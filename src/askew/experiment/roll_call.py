@@ -96,11 +96,18 @@ def round_sentence(record: Record) -> str:
     return "; ".join(parts)
 
 
-def reason_text(clients: Counter[int]) -> str:
-    """How often a reason occurred and for whom most often: "9: client 3 (4 times), client 9 (2 times), 3 more"."""
+def reason_text(reason: str, clients: Counter[int]) -> str:
+    """How often a reason occurred and for whom most often: "no answer, 6 times: client 3 (4 times), client 9"."""
     most = sorted(clients.items(), key=lambda item: (-item[1], item[0]))
-    shown = ", ".join(f"client {client}" + (f" ({times} times)" if times > 1 else "") for client, times in most[:4])
-    return f"{clients.total()}: {shown}" + (f", {len(most) - 4} more" if len(most) > 4 else "")
+    shown = ", ".join(
+        f"client {client}" + (f" ({count_times(often)})" if often > 1 else "") for client, often in most[:4]
+    )
+    return f"{reason}, {count_times(clients.total())}: {shown}" + (f", {len(most) - 4} more" if len(most) > 4 else "")
+
+
+def count_times(count: int) -> str:
+    """A number of times: "once", "4 times"."""
+    return "once" if count == 1 else f"{count} times"
 
 
 def data_share(clients: Sequence[int], federation: Mapping[str, Any]) -> str:

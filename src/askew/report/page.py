@@ -329,7 +329,7 @@ def roll_call_section(groups: Sequence[RunGroup]) -> str:
         for run in g.runs:
             call = run.roll_call()
             lines = [] if call.empty else [loss_sentence(call, len(run.rounds)) + "."]
-            lines += [f"{reason} {reason_text(clients)}" for reason, clients in call.reasons.items()]
+            lines += [reason_text(reason, clients) for reason, clients in call.reasons.items()]
             warnings = never_sentences(call, run.federation, run.deployed)
             if lines or warnings:
                 items = "".join(f"<li>{escape(line)}</li>" for line in lines)

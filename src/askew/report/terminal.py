@@ -313,7 +313,7 @@ def roll_call_rows(run: Run) -> list[tuple[str, RenderableType]]:
         rows.append(("left out", f"{run.dropped} client rounds, not finite or without a batch"))
     if not call.empty:
         rows.append(("roll-call", Text(loss_sentence(call, len(run.rounds)), WARNING)))
-        rows += [("", f"{reason} {reason_text(clients)}") for reason, clients in call.reasons.items()]
+        rows += [("", reason_text(reason, clients)) for reason, clients in call.reasons.items()]
     sentences = never_sentences(call, run.federation, run.deployed)
     return rows + [("warning", Text(sentence, WARNING)) for sentence in sentences]
 
