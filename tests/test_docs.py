@@ -208,6 +208,14 @@ def test_links_and_pictures_are_there(page: Path) -> None:
             assert anchor in [re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads], target
 
 
+@pytest.mark.parametrize("page", [ROOT / "SECURITY.md", DOCS / "faults.md"], ids=lambda page: page.name)
+def test_tests_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
+    assert named
+    for file, name in named:
+        assert re.search(rf"^def {name}\(" if name else "", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{name}"
+
+
 def test_generated_pages_follow_from_the_code() -> None:
     spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
     assert spec is not None and spec.loader is not None
