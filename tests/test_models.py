@@ -479,6 +479,14 @@ def test_a_quarter_of_a_residual_block_is_a_narrow_block(
     assert all(torch.equal(t, before[n]) for n, t in wide.state_dict().items())
 
 
+def test_a_quarter_of_a_group_norm_has_two_values_in_a_group_or_no_statistics() -> None:
+    x = torch.tensor([[1.0, 3.0, 5.0, 9.0]])
+    layer = nn.GroupNorm(2, 16)
+    nn.init.constant_(layer.weight, 2.0)
+    for n, expected in ((4, [-2, 2, -2, 2]), (2, [-2, 2]), (1, [2])):
+        assert torch.allclose(run_narrow(layer, x[:, :n]), torch.tensor([expected]).float(), atol=1e-4)
+
+
 def test_the_transfer_of_a_residual_network_is_that_of_its_last_stage() -> None:
     module = ResNet18(norm="batch", head=6).build_module((3, 16, 16), 10)
     plain, x = copy.deepcopy(module), torch.rand(2, 3, 16, 16)

@@ -6,7 +6,6 @@ Every module returns (logits, features), where features [B, f] are the input of 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -100,7 +99,11 @@ def run_narrow(layer: nn.Module, x: Tensor) -> Tensor:
             return F.linear(x, weight, bias)
         return F.conv2d(x, weight, bias, layer.stride, layer.padding)
     if isinstance(layer, nn.GroupNorm):
-        return F.group_norm(x, math.gcd(layer.num_groups, n), layer.weight[:n], layer.bias[:n], layer.eps)
+        fewest = 2 if x.dim() == 2 else 1  # values of a group: of one there is no variance
+        groups = [g for g in range(1, layer.num_groups + 1) if n % g == 0 and n // g >= fewest]
+        if not groups:
+            return x * layer.weight[:n] + layer.bias[:n]
+        return F.group_norm(x, groups[-1], layer.weight[:n], layer.bias[:n], layer.eps)
     if isinstance(layer, BATCH_NORMS):
         mean, var = layer.running_mean, layer.running_var
         if layer.training or mean is None or var is None:
