@@ -344,7 +344,9 @@ def read_npy(path: Path, clients: int) -> tuple[np.ndarray, ...]:
     """
     try:
         page = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, OverflowError):
+    except OSError:
+        raise
+    except Exception:  # numpy parses the header as Python text, where anything may go wrong
         raise ValueError("it is empty, damaged or no plain array of numpy.save") from None
     if page.dtype != bool or page.shape[1:] != (clients,) or not len(page):
         raise ValueError(

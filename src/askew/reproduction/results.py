@@ -350,16 +350,17 @@ def rows_hash(rows: Iterable[ResultRow]) -> str:
 
 
 def intact_rows(path: Path, rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """The rows without checksums; runs whose checksum does not fit are left out, with a warning.
+    """The rows without checksums; runs whose checksum does not fit or is lost are left out, with a warning.
 
-    Runs without one, as older versions wrote them, are taken as they are.
+    A file without any, as older versions wrote it, is taken as it is.
     """
     stored = {row.run: row.value for row in rows if row.metric == CHECKSUM}
     runs: dict[RunKey, list[ResultRow]] = {}
     for row in rows:
         if row.metric != CHECKSUM:
             runs.setdefault(row.run, []).append(row)
-    damaged = {run for run, value in stored.items() if run not in runs or rows_hash(runs[run]) != value}
+    known = {run for run, its in runs.items() if not stored or stored.get(run) == rows_hash(its)}
+    damaged = (runs.keys() | stored.keys()) - known
     for digest, seed in sorted(damaged):
         warnings.warn(
             f"{path}: the results of the run {digest} with seed {seed} are damaged or were changed by hand, "
@@ -367,7 +368,7 @@ def intact_rows(path: Path, rows: Sequence[ResultRow]) -> list[ResultRow]:
             StoreWarning,
             stacklevel=2,
         )
-    return [row for row in rows if row.metric != CHECKSUM and row.run not in damaged]
+    return [row for row in rows if row.metric != CHECKSUM and row.run in known]
 
 
 def metrics_by_run(rows: Iterable[ResultRow]) -> dict[RunKey, dict[str, str]]:
