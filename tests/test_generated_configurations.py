@@ -191,8 +191,8 @@ def test_hostile_values_are_refused_in_one_sentence() -> None:
 
 @pytest.mark.slow
 def test_what_is_built_is_trained_or_refused_in_one_sentence() -> None:
-    ends = attempt_all(range(200))
-    assert ends["trained"] > 40 and ends["refused"] > 40
+    ends = attempt_all(range(200, 260))
+    assert ends["trained"] > 10 and ends["refused"] > 10
 
 
 @pytest.mark.skipif(os.environ.get("ASKEW_LONG") != "all", reason="takes minutes; ASKEW_LONG=all runs it")
