@@ -28,7 +28,7 @@ from askew.experiment.launch import run_config
 from askew.experiment.store import to_json
 from askew.kernels.cpu import compiler
 
-SECONDS = 120  # for one configuration, on a busy machine
+SECONDS = 60  # of the processor, for one configuration
 HOSTILE: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 1.5, -0.5, 0.5, 1e-300, 1e300, -1e300, 1e6, 10**4, 10**9, 10**12, 10**30),
     *(math.nan, math.inf, -math.inf, "", "x", "auto", "1", "\0", "ü/..", "a" * 5000, "/", ".", "[bold]"),
@@ -124,18 +124,18 @@ def small(config: Config) -> Config:
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Fail after so many seconds."""
+    """Fail after so many seconds of the processor: other programs do not count."""
 
     def late(number: int, frame: object) -> None:
-        raise TimeoutError(f"took longer than {seconds} seconds")
+        raise AssertionError(f"took longer than {seconds} seconds")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def generate(number: int) -> dict[str, Any]:
@@ -191,8 +191,8 @@ def test_hostile_values_are_refused_in_one_sentence() -> None:
 
 @pytest.mark.slow
 def test_what_is_built_is_trained_or_refused_in_one_sentence() -> None:
-    ends = attempt_all(range(200))
-    assert ends["trained"] > 40 and ends["refused"] > 40
+    ends = attempt_all(range(200, 260))
+    assert ends["trained"] > 10 and ends["refused"] > 10
 
 
 @pytest.mark.skipif(os.environ.get("ASKEW_LONG") != "all", reason="takes minutes; ASKEW_LONG=all runs it")
