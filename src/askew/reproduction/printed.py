@@ -43,7 +43,10 @@ def read_printed(folder: Path) -> list[PrintedNumber]:
     path = folder / "printed.csv"
     if not path.is_file():
         return []
-    rows = list(csv.reader(io.StringIO(read_text(path))))
+    try:
+        rows = list(csv.reader(io.StringIO(read_text(path), newline="")))
+    except csv.Error as e:
+        raise ConfigError(f"{path} is not a table of commas and lines ({e}); correct the file.") from None
     columns = PrintedNumber._fields
     if not rows or tuple(rows[0]) != columns or any(len(row) != len(columns) for row in rows):
         raise ConfigError(
