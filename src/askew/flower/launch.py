@@ -32,6 +32,8 @@ from typing import Any, NoReturn
 LIFELINE = "ASKEW_LIFELINE"  # environment variable: a pipe whose other end closes when the starter has ended
 KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is removed when the starter has ended
 lifeline: dict[str, str] = {}  # the two variables above, which programs that this one starts do not get
+RESTARTS = "ASKEW_RESTARTS"  # environment variable: how often a node has started again without a connection
+MAX_RESTARTS = 20
 POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
 STOP_SECONDS = 5.0  # in which a program may end by itself
 
@@ -132,12 +134,17 @@ def run_supernode() -> None:
         started.append(subprocess.Popen(command_of(*command), **options))
         return started[-1]
 
+    restarts = int(os.environ.pop(RESTARTS, "0"))  # in a row, without a connection between them
+
     def pull(*arguments: Any, **options: Any) -> object:
+        nonlocal restarts
         try:
-            return pull_message(*arguments, **options)
+            message = pull_message(*arguments, **options)
         except Exception as e:  # Flower's SuperNode would end here, or hang, over one damaged piece of data
             print(f"WARNING: the connection failed ({type(e).__name__}: {e}); the node starts again.", flush=True)
-            restart(started)
+            restart(started, 1)
+        restarts = 0
+        return message
 
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     sleep = lambda seconds: time.sleep(min(seconds, POLL_SECONDS))
@@ -149,11 +156,16 @@ def run_supernode() -> None:
         subprocess=SimpleNamespace(Popen=start),
         time=SimpleNamespace(sleep=sleep),
     )
-    flower_supernode()
+    try:
+        flower_supernode()
+    except SystemExit as e:
+        if not e.code or not 0 < restarts < MAX_RESTARTS:
+            raise
+        restart(started, restarts + 1)  # the SuperLink still takes it for connected, until it misses its heartbeat
 
 
-def restart(started: Sequence[subprocess.Popen[bytes]]) -> NoReturn:
-    """Replace this program by a new start of it; what it started is ended first."""
+def restart(started: Sequence[subprocess.Popen[bytes]], number: int) -> NoReturn:
+    """Replace this program by a new start of it, the so many-th in a row; what it started is ended first."""
     for process in started:
         process.terminate()
         try:
@@ -161,7 +173,7 @@ def restart(started: Sequence[subprocess.Popen[bytes]]) -> NoReturn:
         except subprocess.TimeoutExpired:
             process.kill()
     time.sleep(1.0)  # so that a connection that always fails keeps no core busy
-    os.environ.update(lifeline)
+    os.environ.update(lifeline, **{RESTARTS: str(number)})
     os.execv(sys.executable, command_of(*sys.argv))
 
 
