@@ -23,6 +23,7 @@ from askew import flower
 from askew.cli.main import main
 from askew.experiment import checkpoint
 from askew.experiment.store import is_locked, load, lock_folder, write_json
+from askew.experiment.toml import seal
 from askew.flower import app
 from askew.flower.loopback import PROCESSES, Loopback
 from askew.report import terminal
@@ -214,7 +215,8 @@ def test_keys_are_complete_private_and_valid_for_the_hosts(folder: Path, capsys:
 def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> None:
     folder = tmp_path / "scaffold-flower"
     with lock_folder(folder):
-        write_config(full_run(clients=1), folder)
+        config = write_config(full_run(clients=1), folder)
+        config.write_text(seal(config.read_text()))
         write_json(folder / "run.json", {"state": "running", "engine": "flower"})
         assert is_locked(folder) and load(folder).facts["state"] == "running"
     run = load(folder)

@@ -181,7 +181,8 @@ def test_names_of_older_deployments_stay(tmp_path: Path) -> None:
 def is_supported(key: str, folder: Path, **privacy: Any) -> bool:
     tables = small_run(VARIANTS[key])
     if "noise" in privacy:
-        tables["algorithm"] = VARIANTS[key] | {"weighting": "uniform"}
+        if not algorithms[key].own_weights:
+            tables["algorithm"] = VARIANTS[key] | {"weighting": "uniform"}
         if tables["model"].get("norm") == "batch" and key not in ("fedbn", "solo"):
             tables["model"] = NO_NORM
     try:

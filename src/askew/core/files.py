@@ -67,7 +67,10 @@ def tensors_sha256(tensors: Mapping[str, Tensor], about: Mapping[str, str] | Non
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        flat = tensor.detach().cpu().contiguous().flatten()
+        # a single number that was expanded is contiguous with a stride of 0, which cannot be viewed as bytes
+        flat = flat if flat.stride(-1) == 1 else flat.clone(memory_format=torch.contiguous_format)
+        total.update(flat.view(torch.uint8).numpy().data)
     if about:
         total.update(json.dumps(sorted(about.items())).encode())
     return total.hexdigest()
