@@ -86,8 +86,8 @@ def draw_tables(rng: random.Random) -> dict[str, Any]:
         tables[name] = {"name": chosen, **draw_settings(registry[chosen], rng, 0.3)}
     tables["partition"]["clients"] = rng.choice((1, 2, 5, 12, 12))
     for name, cls in (TABLES | OPTIONAL_TABLES).items():
-        share = 0.1 if name in OPTIONAL_TABLES and rng.random() < 0.5 else 0.3
-        tables[name] = draw_settings(cls, rng, share)
+        if name not in OPTIONAL_TABLES or rng.random() < 0.2:
+            tables[name] = draw_settings(cls, rng, 0.3)
     tables["local"] |= {"epochs": rng.choice((1, 1, 1, 2)), "steps": rng.choice((0, 1, 2, 3))}
     if not tables["local"]["steps"]:  # few steps, whatever the batch
         tables["local"]["batch"] = rng.choice((0, 16, 50, 10**6))
@@ -186,7 +186,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hostile_values_are_refused_in_one_sentence() -> None:
     ends = attempt_all(range(1, 1001, 2), train=False)
-    assert ends["refused"] > 100 and ends["built"] > 20
+    assert ends["refused"] > 100 and ends["built"] > 5  # a hostile value may be a valid one
 
 
 @pytest.mark.slow

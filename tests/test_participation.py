@@ -510,7 +510,7 @@ def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
         ):
             Trace(path=path).check_clients(5)
     (tmp_path / "folder.json").mkdir()
-    for name, reason in (("none.json", "No such file"), ("folder.json", "directory"), ("a\0.npy", "null")):
+    for name, reason in (("none.json", "No such file"), ("folder.json", "no regular file"), ("a\0.npy", "null")):
         with pytest.raises(DataError, match=f"Trace: cannot use .*: .*{reason}.*; mend the file"):
             Trace(path=str(tmp_path / name)).check_clients(5)
 

@@ -239,8 +239,8 @@ def test_without_fcntl_all_works_but_storing_runs(tmp_path: Path, monkeypatch: p
     assert askew.run(TINY).finished
     with pytest.raises(StoreError, match="POSIX"):
         askew.run(TINY, out=tmp_path)
-    users = [path.name for path in Path(askew.__file__).parent.rglob("*.py") if "import fcntl" in path.read_text()]
-    assert users == ["store.py"]  # or importing askew would fail elsewhere
+    users = [path for path in Path(askew.__file__).parent.rglob("*.py") if "import fcntl" in path.read_text()]
+    assert all("except ImportError" in path.read_text() for path in users)  # or importing askew would fail elsewhere
 
 
 def test_two_processes_cannot_write_one_folder(tmp_path: Path) -> None:

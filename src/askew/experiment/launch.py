@@ -101,7 +101,7 @@ def run_each(
         try:
             for run in run_all(part, out, watch=watch):
                 yield run
-                if not run.finished:
+                if not run.over:
                     return
                 ended += 1
         except OSError:
@@ -134,8 +134,8 @@ def run_batch(
     configs: Sequence[Config], out: str | Path | None, fresh: bool, watch: OnRound | None, save_every: float
 ) -> Generator[Run, None, None]:
     """Run configurations that can be run at a time, in this process or in workers."""
-    stored = [is_finished(run_folder(config, out), config.evaluation.stop_diverged) for config in configs]
-    if uses_workers(configs[0]) and (fresh or not all(stored)):
+    is_stored = lambda config: is_finished(run_folder(config, out), config.evaluation.stop_diverged)
+    if uses_workers(configs[0]) and (fresh or not all(map(is_stored, configs))):
         yield from run_on_workers(configs, out, fresh, watch, save_every)
         return
     takeover = Takeover()

@@ -25,6 +25,7 @@ HARMLESS = frozenset(  # what a subclass may override without touching a local s
         *("title", "paper", "idea", "broadcast", "before", "each", "after", "trains", "needs", "pooled", "exact"),
         *(
             "drift_state",
+            "combines",
             "own_weights",
             "check",
             "check_learning_rate",
