@@ -319,12 +319,15 @@ class RemoteEngine:
         Models with private parts count once for each client, a common model once for each sample.
         """
         server, connected = self.server, sorted(self.registry.refresh())
+        if server.private.indices.numel() == server.space.P:  # as in simulations, who never trained is left out
+            trained = {i for i, used in zip(connected, self._last_used(connected), strict=True) if used}
+            connected = [i for i in connected if i in trained] or connected
         models = server.alg.models(server.w, server.state)
         tensors = add_prefix("model.", self.shared.remove_private(models)) | self.shared.shared_buffers(server.buffers)
-        last_used = server.clients.read(connected)["round"].tolist()
         numbers = {**self.run_numbers, "round": round, "models": ",".join(models)}
         payloads = {
-            i: Payload({**numbers, "used": used}, tensors) for i, used in zip(connected, last_used, strict=True)
+            i: Payload({**numbers, "used": used}, tensors)
+            for i, used in zip(connected, self._last_used(connected), strict=True)
         }
         read = lambda client, reply: self._read_scores(client, reply, round, list(models))
         replies = self._exchange("evaluate", payloads, round, len(payloads), read).values()
@@ -334,6 +337,11 @@ class RemoteEngine:
         p = torch.tensor([one.samples if server.private.empty else 1 for one in measured], dtype=torch.float64)
         scores = torch.tensor([one.scores for one in measured], dtype=torch.float64)  # [clients, models, scores]
         return dict(zip(models, torch.einsum("c,cmk->mk", p / p.sum(), scores), strict=True))
+
+    def _last_used(self, clients: Sequence[int]) -> list[int]:
+        """Of each client the last round that the server used of it; 0: none."""
+        rounds: list[int] = self.server.clients.read(list(clients))["round"].tolist()
+        return rounds
 
     def _read_scores(self, client: int, reply: RawPayload, round: int, models: list[str]) -> ClientScores:
         """The scores in a client's reply, checked."""
