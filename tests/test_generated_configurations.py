@@ -12,6 +12,7 @@ import math
 import os
 import random
 import signal
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -179,10 +180,14 @@ def attempt_all(numbers: range, train: bool = True) -> Mapping[str, int]:
 
 
 @pytest.fixture(autouse=True)
-def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels have tests of their own, and compiling them for every size takes most of the time."""
-    # the lookup itself, which remembers: another test of this process must not find "no kernel" in its memory
-    monkeypatch.setattr(compiler, "_library", lambda source, dtype, sizes: None)
+    monkeypatch.setattr(compiler, "compiler", lambda: ())
+    yield
+    for module in [module for name, module in sys.modules.items() if name.startswith("askew.kernels")]:
+        for value in vars(module).values():  # what was remembered of missing kernels is not for other tests
+            if clear := getattr(value, "cache_clear", None):
+                clear()
 
 
 def test_hostile_values_are_refused_in_one_sentence() -> None:
