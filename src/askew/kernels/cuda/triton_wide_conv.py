@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-loose = triton.jit(do_not_specialize=["total", "blocks", "parts", "images"])
+loose = triton.jit(do_not_specialize=["total", "parts", "rows", "chunks", "images"])
 
 
 @loose
@@ -57,90 +57,161 @@ def forward(x, w, bias, y, which, real, total,
     tl.store(which + spots, arg.to(tl.uint8), mask=(mine < total)[:, None])
 
 
-@loose
-def weights(x, g, which, partial, real, total, blocks, parts,
-            ci: constexpr, h: constexpr, wd: constexpr, co: constexpr, k: constexpr, ho: constexpr, wo: constexpr,
-            BLOCK: constexpr, TILE: constexpr, exact: constexpr, HALF: constexpr, COUNTED: constexpr):  # fmt: skip
-    """A program has some pixels of one network and a tile of what they see; that of the first tile has the bias too."""
-    run: tl.constexpr = k * ci
-    group, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
-    x += group * (total // (ho * wo)) * (h * wd * ci)
-    g += group * total * co
-    which += group * total * co
-    out = tl.arange(0, co)
-    if run > 16:
-        spots = tl.program_id(1) * TILE + tl.arange(0, TILE)
-        offset, valid = (spots // run) * (wd * ci) + spots % run, spots < k * run
-    else:  # its rows, each as if it had 16 numbers
-        q = tl.program_id(1) * TILE + tl.arange(0, TILE)
-        spots, offset, valid = q // 16 * run + q % 16, q // 16 * (wd * ci) + q % 16, (q // 16 < k) & (q % 16 < run)
-    acc, sums, stop = tl.zeros((TILE, co), dtype=tl.float32), tl.zeros((co,), dtype=tl.float32), blocks
+@triton.jit
+def images_last(x, into, real, images, apart, image_apart, row, column,
+                columns: constexpr, inner: constexpr, into_row: constexpr, into_column: constexpr,
+                into_inner: constexpr, size: constexpr, PAD: constexpr, IMAGES: constexpr, COLUMNS: constexpr,
+                COUNTED: constexpr):  # fmt: skip
+    """A program copies one line of numbers of some images of one network, so that the images are next to each other.
+
+    Line `outer · inner + n` begins at outer · row + n · column. Images that are not real become zeros.
+    """
+    group, line = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    image, place = tl.program_id(2) * IMAGES + tl.arange(0, IMAGES), tl.arange(0, COLUMNS)
+    there = images
     if COUNTED:
-        stop = tl.minimum(blocks, (tl.load(real + group) * (4 * ho * wo) + BLOCK - 1) // BLOCK - part * blocks)
-    for n in range(stop):
-        begin = (part * blocks + n) * BLOCK
-        at, mine = begin + tl.arange(0, BLOCK), begin // 4 + tl.arange(0, BLOCK // 4)
-        keep = (mine < total)[:, None] & (out < co)[None, :]
-        arg = tl.load(which + mine[:, None] * co + out[None, :], mask=keep, other=4).to(tl.int32)
-        grad = tl.load(g + mine[:, None] * co + out[None, :], mask=keep, other=0.0).to(tl.float32)
-        placed = tl.where(arg[:, None, :] == tl.arange(0, 4)[None, :, None], grad[:, None, :], 0.0)
-        placed = tl.reshape(placed, (BLOCK, co))
-        pooled, place = at // 4, at % 4
-        image, spot = pooled // (ho * wo), pooled % (ho * wo)
-        corner = (
-            image * (h * wd * ci) + (2 * (spot // wo) + place // 2) * (wd * ci) + (2 * (spot % wo) + place % 2) * ci
-        )
-        inside = (pooled < total)[:, None] & valid[None, :]
-        patch = tl.load(x + corner[:, None] + offset[None, :], mask=inside, other=0.0)
-        if HALF:
-            acc = tl.dot(tl.trans(patch.to(tl.bfloat16)), placed.to(tl.bfloat16), acc)
-        else:
-            acc = tl.dot(tl.trans(patch.to(tl.float32)), placed, acc, input_precision=exact)
-        if tl.program_id(1) == 0:
-            sums += tl.sum(tl.where(arg < 4, grad, 0.0), 0)
-    base = partial + tl.program_id(0).to(tl.int64) * (k * run * co + co)
-    tl.store(base + spots[:, None] * co + out[None, :], acc, mask=valid[:, None])
-    if tl.program_id(1) == 0:
-        tl.store(base + k * run * co + out, sums)
+        there = tl.minimum(images, tl.load(real + group))
+    begin = x + group * apart + line // inner * row + line % inner * column
+    seen = (image < there)[:, None] & (place < columns)[None, :]
+    numbers = tl.load(begin + image[:, None] * image_apart + place[None, :], mask=seen, other=0.0)
+    spots = line // inner * into_row + line % inner * into_inner + place[:, None] * into_column + image[None, :]
+    inside = (place < columns)[:, None] & (image < PAD)[None, :]
+    tl.store(into + group * size + spots, tl.trans(numbers), mask=inside)
+
+
+@triton.jit
+def spread(g, which, dy, last, places, sums, real, images, g_group, g_image, g_channel, g_row, g_column,
+           co: constexpr, ho: constexpr, wo: constexpr, PAD: constexpr, IMAGES: constexpr,
+           ALL: constexpr, COUNTED: constexpr):  # fmt: skip
+    """A program has one pooled pixel of some images of one network: its gradients, with the images last.
+
+    `ALL`: for each of the four pixels below it, of which the largest has the gradient and the others zeros, and once
+    more channels-last in `dy`. Else for the pooled pixel alone, and which of the four it is. And sums for the bias.
+    """
+    group, spot = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    image, out = tl.program_id(2) * IMAGES + tl.arange(0, IMAGES), tl.arange(0, co)
+    there = images
+    if COUNTED:
+        there = tl.minimum(images, tl.load(real + group))
+    live, inside = (image < there)[:, None], (image < PAD)[None, :]
+    py, px = spot // wo, spot % wo
+    at = ((group * images + image) * (ho * wo) + spot)[:, None] * co + out[None, :]
+    arg = tl.load(which + at, mask=live, other=4).to(tl.int32)
+    begin = g + group * g_group + py * g_row + px * g_column
+    grad = tl.load(begin + image[:, None] * g_image + out[None, :] * g_channel, mask=live, other=0.0).to(tl.float32)
+    part = (tl.program_id(2) * tl.num_programs(1) + group) * (ho * wo) + spot
+    tl.store(sums + part * co + out, tl.sum(tl.where(arg < 4, grad, 0.0), 0))
+    if ALL:
+        for place in tl.static_range(4):
+            sent = tl.where(arg == place, grad, 0.0)
+            y, x = 2 * py + place // 2, 2 * px + place % 2
+            pixel = (group * images + image) * (4 * ho * wo) + y * (2 * wo) + x
+            tl.store(dy + pixel[:, None] * co + out[None, :], sent, mask=(image < images)[:, None])
+            line = (group * (2 * ho) + y) * co + out
+            tl.store(last + line[:, None] * (2 * wo * PAD) + x * PAD + image[None, :], tl.trans(sent), mask=inside)
+    else:
+        spots = ((group * ho + py) * co + out)[:, None] * (wo * PAD) + px * PAD + image[None, :]
+        tl.store(last + spots, tl.trans(grad), mask=inside)
+        tl.store(places + spots, tl.trans(arg).to(tl.uint8), mask=inside)
 
 
 @loose
-def inputs(g, which, w, dx, real, images,
+def weights(x, dy, partial, real, parts, rows,
+            ci: constexpr, h: constexpr, wd: constexpr, co: constexpr, k: constexpr, ho: constexpr, wo: constexpr,
+            PAD: constexpr, DEPTH: constexpr, TAPS: constexpr, exact: constexpr, COUNTED: constexpr):  # fmt: skip
+    """A program has some taps of one network's filters, of all channels, and some rows of pixels that see through them.
+
+    x [G, h, ci, wd, PAD] and dy [G, ho, co, wo, PAD] have the images last, so that what is summed over, a row's pixels
+    of all images, is a run of numbers; a tap further to the right begins PAD numbers later.
+    """
+    group, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+    x += group * (h * ci * wd * PAD)
+    dy += group * (ho * co * wo * PAD)
+    out, lane, depth = tl.arange(0, co), tl.arange(0, TAPS * ci), tl.arange(0, DEPTH)
+    tap = tl.program_id(1) * TAPS + lane // ci
+    aligned: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # numbers that are read at once
+    begin = tl.multiple_of((tap // k * ci + lane % ci) * (wd * PAD) + tap % k * PAD, aligned)
+    chunks: tl.constexpr = (wo * PAD + DEPTH - 1) // DEPTH
+    first, stop = part * rows, tl.minimum(part * rows + rows, ho)
+    if COUNTED:
+        stop = tl.where(tl.load(real + group) > 0, stop, first)
+    acc = tl.zeros((co, TAPS * ci), dtype=tl.float32)
+    for n in range(first * chunks, stop * chunks):
+        row, at = n // chunks, n % chunks * DEPTH + depth
+        inside = (at < wo * PAD)[None, :]
+        sent = tl.load(dy + (row * co + out)[:, None] * (wo * PAD) + at[None, :], mask=inside, other=0.0)
+        spots = (row * (ci * wd * PAD) + begin)[:, None] + at[None, :]
+        seen = tl.load(x + spots, mask=inside & (tap < k * k)[:, None], other=0.0)
+        acc = tl.dot(sent, tl.trans(seen), acc, input_precision=exact)
+    base = partial + tl.program_id(0).to(tl.int64) * (k * k * ci * co)
+    spot = tl.program_id(1) * TAPS * ci + lane
+    tl.store(base + spot[None, :] * co + out[:, None], acc, mask=(tap < k * k)[None, :])
+
+
+@loose
+def first_weights(x, g, which, partial, real, parts, chunks,
+                  ci: constexpr, h: constexpr, wd: constexpr, co: constexpr, k: constexpr, ho: constexpr, wo: constexpr,
+                  PAD: constexpr, DEPTH: constexpr, TAPS: constexpr, exact: constexpr, COUNTED: constexpr):  # fmt: skip
+    """The same for few channels of the input: g and which [G, ho, co, wo, PAD] are those of pooled pixels.
+
+    A program has some runs of pooled pixels, and sums over the four places in turn.
+    """
+    group, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+    x += group * (h * ci * wd * PAD)
+    g += group * (ho * co * wo * PAD)
+    which += group * (ho * co * wo * PAD)
+    out, lane, depth = tl.arange(0, co), tl.program_id(1) * TAPS + tl.arange(0, TAPS), tl.arange(0, DEPTH)
+    tap, valid = lane // ci, lane < k * k * ci
+    aligned: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # numbers that are read at once
+    begin = tl.multiple_of((tap // k * ci + lane % ci) * (wd * PAD) + tap % k * PAD, aligned)
+    runs: tl.constexpr = (wo * PAD + DEPTH - 1) // DEPTH
+    first, stop = part * chunks, tl.minimum(part * chunks + chunks, ho * runs)
+    if COUNTED:
+        stop = tl.where(tl.load(real + group) > 0, stop, first)
+    acc = tl.zeros((TAPS, co), dtype=tl.float32)
+    for n in range(first * 4, stop * 4):
+        place, row, at = n % 4, n // 4 // runs, n // 4 % runs * DEPTH + depth
+        inside = (at < wo * PAD)[None, :]
+        spots = (row * co + out)[:, None] * (wo * PAD) + at[None, :]
+        arg = tl.load(which + spots, mask=inside, other=4).to(tl.int32)
+        grad = tl.load(g + spots, mask=inside, other=0.0)
+        sent = tl.where(arg == place, grad, 0.0)
+        wide = tl.max_contiguous(tl.multiple_of(at + at // PAD * PAD, aligned), aligned)  # every second pixel of a row
+        shift = (2 * row + place // 2) * (ci * wd * PAD) + place % 2 * PAD
+        seen = tl.load(x + (shift + begin)[:, None] + wide[None, :], mask=inside & valid[:, None], other=0.0)
+        acc = tl.dot(seen, tl.trans(sent), acc, input_precision=exact)
+    base = partial + tl.program_id(0).to(tl.int64) * (k * k * ci * co)
+    tl.store(base + lane[:, None] * co + out[None, :], acc, mask=valid[:, None])
+
+
+@loose
+def inputs(dy, w, dx, images,
            ci: constexpr, h: constexpr, wd: constexpr, co: constexpr, k: constexpr, ho: constexpr, wo: constexpr,
-           BLOCK: constexpr, STEP: constexpr, IN: constexpr, exact: constexpr,
-           HALF: constexpr, COUNTED: constexpr):  # fmt: skip
-    """A program has some pixels of the input of one network: what the convolutions that see them send back."""
+           BLOCK: constexpr, STEP: constexpr, IN: constexpr, exact: constexpr, HALF: constexpr):  # fmt: skip
+    """A program has some pixels of the input of one network: what the convolutions that see them send back.
+
+    Its rows are the images of one pixel, or of a few, so most of them see the same taps, and the others are left out.
+    """
     group = tl.program_id(1).to(tl.int64)
-    g += group * images * (ho * wo * co)
-    which += group * images * (ho * wo * co)
+    dy += group * images * (ho * wo * co)
     w += group * (k * k * ci * co)
     at, channel, out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, IN), tl.arange(0, STEP)
     image, y, x = at % images, at // images // wd, at // images % wd
-    one, two = (
-        tl.program_id(0) * BLOCK // images,
-        tl.minimum(tl.program_id(0) * BLOCK + BLOCK, images * (h * wd)) - 1,
-    )
-    two = two // images  # the first and the last pixel; where they are in one row, few convolutions see them
+    one = tl.program_id(0) * BLOCK // images  # the first and the last pixel; in one row, few convolutions see them
+    two = (tl.minimum(tl.program_id(0) * BLOCK + BLOCK, images * (h * wd)) - 1) // images
     here, there = tl.where(one // wd == two // wd, one % wd, 0), tl.where(one // wd == two // wd, two % wd, wd - 1)
-    top, left = tl.maximum(one // wd - 2 * ho + 1, 0), tl.maximum(here - 2 * wo + 1, 0)
+    top, left = tl.maximum(one // wd - ho + 1, 0), tl.maximum(here - wo + 1, 0)
     down, across = tl.minimum(two // wd, k - 1) - top + 1, tl.minimum(there, k - 1) - left + 1
     live, acc = at < images * (h * wd), tl.zeros((BLOCK, IN), dtype=tl.float32)
-    if COUNTED:
-        live = live & (image < tl.load(real + group))
     for n in range(down * across * (co // STEP)):
         begin, near = n % (co // STEP) * STEP, n // (co // STEP)
         ky, kx = top + near // across, left + near % across
         oy, ox = y - ky, x - kx
-        seen = (live & (oy >= 0) & (oy < 2 * ho) & (ox >= 0) & (ox < 2 * wo))[:, None]
-        above = (image * (ho * wo) + oy // 2 * wo + ox // 2)[:, None] * co + (begin + out)[None, :]
-        arg = tl.load(which + above, mask=seen, other=4).to(tl.int32)
-        grad = tl.load(g + above, mask=seen, other=0.0).to(tl.float32)
-        sent = tl.where(arg == (oy % 2 * 2 + ox % 2)[:, None], grad, 0.0)
+        seen = (live & (oy >= 0) & (oy < ho) & (ox >= 0) & (ox < wo))[:, None]
+        above = (image * (ho * wo) + oy * wo + ox)[:, None] * co + (begin + out)[None, :]
+        sent = tl.load(dy + above, mask=seen, other=0.0)
         taps = w + ((ky * k + kx) * ci + channel)[None, :] * co + (begin + out)[:, None]
         weight = tl.load(taps, mask=(channel < ci)[None, :] & (out < co)[:, None], other=0.0)
-        if HALF:
-            acc = tl.dot(sent.to(tl.bfloat16), weight.to(tl.bfloat16), acc)
-        else:
-            acc = tl.dot(sent, weight.to(tl.float32), acc, input_precision=exact)
+        acc = tl.dot(sent, weight.to(tl.bfloat16) if HALF else weight, acc, input_precision=exact)
     into = dx + ((group * images + image) * (h * wd) + y * wd + x)[:, None] * ci + channel[None, :]
-    tl.store(into, acc, mask=(at < images * (h * wd))[:, None] & (channel < ci)[None, :])
+    tl.store(into, acc, mask=live[:, None] & (channel < ci)[None, :])
