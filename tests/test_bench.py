@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from askew.bench import baselines, timing, workloads
@@ -19,6 +20,7 @@ from askew.data.transform import PixelTransform
 from askew.engine.choose import EngineSettings
 from askew.errors import ConfigError
 from askew.experiment.build import build
+from askew.experiment.config import Config
 
 app = typer.Typer()
 app.callback()(lambda: None)
@@ -315,7 +317,10 @@ def test_a_framework_is_timed_between_its_rounds(monkeypatch: pytest.MonkeyPatch
 def test_the_list_names_every_workload() -> None:
     result = invoke("--list")
     assert result.exit_code == 0 and all(name in result.stdout for name in workloads.WORKLOADS)
-    assert [row["work"] for row in json.loads(invoke("--list", "--json").stdout)] == list(workloads.WORKLOADS)
+    assert [row["work"] for row in json.loads(invoke("--list", "--json").stdout)] == [
+        *workloads.WORKLOADS,
+        *cli_bench.EXPERIMENTS,
+    ]
 
 
 def test_json_is_all_there_is_on_standard_output() -> None:
@@ -360,3 +365,40 @@ def test_with_workers_other_frameworks_get_as_many_threads_besides(monkeypatch: 
 def test_the_command_line_refuses_unknown_values(arguments: list[str]) -> None:
     result = invoke(*arguments)
     assert isinstance(result.exception, ConfigError) and str(result.exception).endswith(".")
+
+
+def test_a_papers_run_is_timed_on_random_images_with_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Config]()
+
+    def time_experiment(name: str, config: Config, engine: EngineSettings, *more: object) -> timing.ExperimentTiming:
+        seen.append(workloads.with_random_images(config))
+        return timing.ExperimentTiming(name, "FedDC", "stacked", "cpu", "float32", False, 1, 1.0, 76.1)
+
+    monkeypatch.setattr(timing, "time_experiment", time_experiment)
+    result = invoke("--work", "feddc-cifar10", "--rounds", "1", "--device", "cpu")
+    assert result.exit_code == 0 and "76.1" in result.stdout and "softmax-100" not in result.stdout
+    (config,) = seen
+    assert (config.local.clip, config.local.weight_decay, config.evaluation.every) == (10.0, 1e-3, 1)
+    data = config.data.load(0, 100)
+    assert data.train.x.shape == (50_000, 3, 32, 32) and len(data.test.y) == 10_000
+    assert torch.bincount(data.train.y).tolist() == [5000] * 10
+    assert isinstance(data.transform, PixelTransform) and data.transform.flip and data.transform.pad == 4
+
+
+def test_rounds_of_a_run_are_timed_after_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "with_random_images", lambda config: config)
+    config = Config.build({"data": {"name": "synthetic", "samples": 20}, "partition": {"clients": 4}, "rounds": 99})
+    ends = list[None]()
+    figures = timing.time_experiment("own", config, on_cpu(), rounds=2, on_round_end=lambda: ends.append(None))
+    assert len(ends) == timing.FIRST_ROUNDS + 2 and figures.rounds == 2 and figures.round_ms > 0
+    with pytest.raises(ConfigError, match="rounds must be"):
+        timing.time_experiment("own", config, on_cpu(), rounds=0)
+
+
+def test_the_table_fits_in_80_columns() -> None:
+    figures = timing.time_workload("tiny", on_cpu(), rounds=1)
+    wide = figures._replace(work="resnet18-10x10x50", engine="sequential", round_ms=1280.5, bare_ms=2540.0, apart=1e-3)
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(cli_bench.timing_table([wide]))
+    assert "…" not in capture.get() and "resnet18-10x10x50" in capture.get()

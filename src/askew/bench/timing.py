@@ -16,10 +16,13 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,13 +34,17 @@ from ..engine.choose import EngineSettings
 from ..engine.distributed import ProcessGroup, process_group
 from ..errors import ConfigError
 from ..experiment.build import BuiltRun, build, device_of
+from ..experiment.config import Config
+from ..experiment.launch import run_config
 from ..experiment.process_state import explain_out_of_memory, torch_state
 from ..experiment.process_tuning import tune_process
+from ..experiment.store import Record, Run
 from ..experiment.workers import Message, Send, WorkerGroup
 from .baselines import FRAMEWORKS, OnRoundEnd, PlainLoop, step_flops
-from .workloads import WORKLOADS, find_workload, workload_config
+from .workloads import WORKLOADS, find_workload, with_random_images, workload_config
 
 ROUNDS = 10  # that are timed, where nobody says how many
+FIRST_ROUNDS = 4  # of an experiment's run, which are not: engines are tried, graphs captured
 # `apart` above which two models were not trained alike; in tf32 and bf16 many steps of rounding alone may be 0.2
 LARGEST_APART, LARGEST_APART_ROUNDED = 0.1, 0.5
 FRAMEWORK_SECONDS = 900  # seconds that another framework may take
@@ -209,6 +216,52 @@ def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
     return finished_time(device) - began
 
 
+# experiments ----------------------------------------------------------------------------------------------------
+
+
+class ExperimentTiming(NamedTuple):
+    """Rounds of an experiment's run as a user gets them, evaluation and all. Times are medians over the rounds."""
+
+    work: str
+    method: str
+    engine: str
+    device: str
+    dtype: str
+    compile: bool
+    rounds: int
+    first_s: float  # until the first round is done
+    round_ms: float
+
+
+def time_experiment(
+    name: str, config: Config, engine: EngineSettings, rounds: int = ROUNDS, on_round_end: OnRoundEnd = lambda: None
+) -> ExperimentTiming:
+    """Time rounds of a configuration, after the first ones, in which engines are chosen and graphs captured."""
+    if rounds < 1:
+        raise ConfigError(f"bench: rounds must be ≥ 1, got {rounds}; the default is {ROUNDS}.")
+    config = with_random_images(replace(config, rounds=FIRST_ROUNDS + rounds, engine=engine))
+    ends = [finished_time(device_of(engine.device))]
+
+    def watch(run: Run, record: Record | None) -> None:
+        if record is not None:
+            ends.append(finished_time(device_of(engine.device)))
+            on_round_end()
+
+    run = run_config(config, watch=watch)
+    took = [b - a for a, b in pairwise(ends)]
+    return ExperimentTiming(
+        work=name,
+        method=config.algorithm.display_name(),
+        engine=run.facts["engine"],
+        device=run.facts["device"],
+        dtype=engine.dtype,
+        compile=engine.compile,
+        rounds=rounds,
+        first_s=took[0],
+        round_ms=1e3 * statistics.median(took[FIRST_ROUNDS : FIRST_ROUNDS + rounds]),
+    )
+
+
 # memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -257,8 +310,10 @@ def launch_floor(built: BuiltRun, steps: int) -> float:
 
 def count_kernels(work: Callable[[], object]) -> int:
     """How many kernels the device is given."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        work()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's remarks on its profiler are not for users of a benchmark
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            work()
     return sum(event.device_type.name == "CUDA" for event in profiler.events() or ())
 
 

@@ -14,6 +14,7 @@ import torch
 from ..core.settings import setting
 from ..data import files, sources
 from ..data.dataset import Dataset, Samples, Source
+from ..data.images import Images
 from ..engine.choose import EngineSettings
 from ..errors import ConfigError, did_you_mean
 from ..experiment.config import Config, FromPython
@@ -133,3 +134,23 @@ def workload_config(name: str, engine: EngineSettings, skewed: bool = False) -> 
             "engine": engine,
         }
     )
+
+
+def with_random_images(config: Config) -> Config:
+    """A configuration on CIFAR-10 or CIFAR-100 with random images in their place, so that no files are needed."""
+    data = config.data
+    assert isinstance(data, Images) and data.key in ("cifar10", "cifar100")
+    entry = files.table[data.key]
+
+    def draw(count: int, g: torch.Generator) -> Samples:
+        x = torch.randint(256, (count, *IMAGE), dtype=torch.uint8, generator=g)
+        return Samples(x, torch.arange(count) % entry.classes)
+
+    class RandomImages(FromPython, type(data)):  # type: ignore[misc]
+        """Random images, changed as those that they stand for."""
+
+        def read(self) -> tuple[Samples, Samples]:
+            g = torch.Generator().manual_seed(0)
+            return draw(entry.train, g), draw(entry.test, g)
+
+    return replace(config, data=RandomImages(**data.table()))

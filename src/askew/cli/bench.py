@@ -17,6 +17,8 @@ from ..bench.baselines import FRAMEWORKS
 from ..bench.workloads import FRAMEWORK_WORKLOADS, WORKLOADS, Workload, find_workload
 from ..engine.choose import EngineSettings
 from ..report import terminal
+from ..reproduction.cost import short_count
+from ..reproduction.papers import build_config, find_experiment, run_specs
 from .options import AsJson, Compiled, Dtype, PlainConsole, examples, print_json, print_rich
 
 EPILOG = examples(
@@ -26,6 +28,13 @@ EPILOG = examples(
     "askew bench --dtype tf32 --skewed --json",
     "askew bench --list",
 )
+# works that are runs of experiments: the experiment, its case and its method
+EXPERIMENTS = {
+    "feddc-cifar10": ("feddc/table1-cifar10", "D1-15", "FedDC"),
+    "fedpdc-cifar10": ("fedpdc/table2", "cifar10-cnn-0.1", "FedPDC"),
+    "feddpc-cifar10": ("feddpc/table2", "cifar10-0.2", "FedDPC"),
+    "feddpc-cifar100": ("feddpc/table2", "cifar100-0.2", "FedDPC"),
+}
 MS, RATIO = "{:,.3g}", "{:.2f}"  # formats of milliseconds and of ratios
 
 
@@ -35,7 +44,8 @@ def bench(
         typer.Option(
             "--work",
             metavar="NAME",
-            help="A workload, of the list or as lenet-20x5x64: 20 clients, 5 steps each, batches of 64; repeatable.",
+            help="A workload, of the list or as lenet-20x5x64: 20 clients, 5 steps each, batches of 64; "
+            "feddc-cifar10 and the like are rounds of a paper's run; repeatable.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds that are timed, after a first one.")] = timing.ROUNDS,
@@ -56,6 +66,8 @@ def bench(
 ) -> None:
     """Time full rounds on random data, beside a bare PyTorch loop that does the same steps.
 
+    Rounds of a paper's run are timed as in the experiment, with its changes of images, clipping and evaluation.
+
     The workload mlp-mnist-100 is done on the images of MNIST, where its files are found.
 
     Where pfl, fedlab or flwr (with its simulation) is installed, it is given the first, the MLP's and the softmax one.
@@ -64,17 +76,27 @@ def bench(
     """
     if listed:
         facts = [{"work": name, **workload_facts(workload)} for name, workload in WORKLOADS.items()]
+        facts += [{"work": name, "experiment": " ".join(of)} for name, of in EXPERIMENTS.items()]
         print_json(facts) if as_json else print_rich(workload_table())
         return
     settings = EngineSettings(name=engine, dtype=dtype, device=device, workers=workers, compile=compiled)
-    selected = timing.selected_workloads(names or (), device)
+    runs = [name for name in names or () if name in EXPERIMENTS]
+    plain = [name for name in names or () if name not in EXPERIMENTS]
+    selected = [] if runs and not plain else timing.selected_workloads(plain, device)
     with BenchProgress() as progress:
         timings = [time_one(name, settings, rounds, skewed, progress) for name in selected]
         frameworks = time_frameworks(selected, rounds, device, workers, progress)
+        experiments = [time_run(name, settings, rounds, progress) for name in runs]
     if as_json:
-        print_json({"works": [t._asdict() for t in timings], "rivals": [f._asdict() for f in frameworks]})
+        print_json(
+            {
+                "works": [t._asdict() for t in timings],
+                "rivals": [f._asdict() for f in frameworks],
+                "experiments": [e._asdict() for e in experiments],
+            }
+        )
     else:
-        print_rich(results(timings, frameworks))
+        print_rich(results(timings, frameworks, experiments))
 
 
 class BenchProgress:
@@ -120,6 +142,15 @@ def time_one(name: str, settings: EngineSettings, rounds: int, skewed: bool, pro
     return figures
 
 
+def time_run(name: str, settings: EngineSettings, rounds: int, progress: BenchProgress) -> timing.ExperimentTiming:
+    """Time rounds of a paper's run; of a grid, the first point."""
+    experiment, case, method = EXPERIMENTS[name]
+    specs = run_specs(find_experiment(experiment))
+    config = next(build_config(s, "full") for s in specs if (s.case.name, s.method.name) == (case, method))
+    progress.begin(name, rounds + timing.FIRST_ROUNDS)
+    return timing.time_experiment(name, config, settings, rounds, progress.advance)
+
+
 def time_frameworks(
     selected: Sequence[str], rounds: int, device: str, workers: int, progress: BenchProgress
 ) -> list[timing.FrameworkTiming]:
@@ -151,41 +182,66 @@ def workload_table() -> Table:
         column.justify = "left"
     for name, workload in WORKLOADS.items():
         *values, heavy = workload_facts(workload).values()
-        note = "minutes a round on a CPU; there only if named" if heavy else ""
+        note = "too long on a CPU" if heavy else ""
         table.add_row(name, *map(str, values), Text(note, terminal.QUIET))
+    for name, of in EXPERIMENTS.items():
+        table.add_row(name, *4 * [""], Text(f"{of[0]}, {of[1]}, {of[2]}", terminal.QUIET))
     return table
 
 
-def results(timings: list[timing.Timing], frameworks: list[timing.FrameworkTiming]) -> RenderableType:
-    """A table of the workloads, what its figures mean, and a table of other frameworks."""
-    parts: list[RenderableType] = [timing_table(timings), Text(remarks(timings), terminal.QUIET)]
+def results(
+    timings: list[timing.Timing],
+    frameworks: list[timing.FrameworkTiming],
+    experiments: list[timing.ExperimentTiming],
+) -> RenderableType:
+    """A table of the workloads, what its figures mean, and tables of other frameworks and of runs of papers."""
+    parts: list[RenderableType] = []
+    if timings:
+        parts += [timing_table(timings), Text(remarks(timings), terminal.QUIET)]
     if frameworks:
         parts += [Text(), framework_table(frameworks)]
+    if experiments:
+        parts += [experiment_table(experiments), Text(experiment_remarks(experiments[0]), terminal.QUIET)]
     return Group(*parts)
 
 
-def timing_table(timings: list[timing.Timing]) -> Table:
-    """A table with a row of figures for each workload."""
-    launches = any(t.over_launch is not None for t in timings)
-    table = terminal.plain_table(
-        "work", "engine", "ms a\nround", "samples\na second", "bare\nms", "times\nas fast", "over\nfloor"
+def experiment_table(timings: list[timing.ExperimentTiming]) -> Table:
+    """A table with a row for each run of a paper."""
+    table = terminal.plain_table("work", "method", "engine", "ms a\nround", "first\nround, s")
+    for column in table.columns[:3]:
+        column.justify = "left"
+    for t in timings:
+        table.add_row(t.work, t.method, t.engine, milliseconds(t.round_ms), milliseconds(t.first_s))
+    return table
+
+
+def experiment_remarks(first: timing.ExperimentTiming) -> str:
+    """The sentences below that table."""
+    kind = f"{first.dtype}{', compiled' if first.compile else ''}"
+    return (
+        f"{first.device}, {kind}; medians of {first.rounds} rounds after the first {timing.FIRST_ROUNDS}, on random "
+        "images in place of the dataset's; with the experiment's changes of images, clipping and evaluation."
     )
+
+
+def timing_table(timings: list[timing.Timing]) -> Table:
+    """A table with a row of figures for each workload. It fits in 80 columns: some figures are in the JSON alone."""
+    headings = ("work", "engine", "ms a\nround", "samples\na second", "bare\nms", "times\nfaster", "over\nfloor")
+    table = terminal.plain_table(*headings, "apart")
+    for column in table.columns:
+        column.no_wrap = True
     for column in table.columns[:2]:
         column.justify = "left"
-    for heading in (*(["over\nlaunch"] if launches else []), "peak\nmemory", "apart"):
-        table.add_column(heading, justify="right")
     for t in timings:
-        row = [
-            t.work,
-            t.engine,
-            MS.format(t.round_ms),
-            f"{t.samples_per_s:,.0f}",
-            MS.format(t.bare_ms),
-            RATIO.format(t.speedup),
-        ]
-        row += [MS.format(t.over_floor), *([terminal.digits(t.over_launch)] if launches else [])]
-        table.add_row(*row, "–" if t.peak_bytes is None else terminal.size(t.peak_bytes), f"{t.apart:.0e}")
+        row = [t.work, t.engine, milliseconds(t.round_ms), short_count(t.samples_per_s), milliseconds(t.bare_ms)]
+        row += [milliseconds(t.speedup), milliseconds(t.over_floor)]
+        table.add_row(*row, f"{t.apart:.0e}")
     return table
+
+
+def milliseconds(value: float) -> str:
+    """A time or ratio with three digits, and never as a power of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def remarks(timings: list[timing.Timing]) -> str:
@@ -202,9 +258,10 @@ def remarks(timings: list[timing.Timing]) -> str:
     )
     return (
         f"{first.device}, {kind}; medians of {first.rounds} rounds. "
-        "bare: the same steps in a loop by hand, its rounds between ours; times as fast: than that. "
+        "bare: the same steps in a loop by hand, its rounds between ours; times faster: than that. "
         f"over floor: ours over the arithmetic at {speed}, what one large matrix product reaches here. "
-        "apart: how far the two loops' models are from each other after a round, relative to how far they went."
+        "apart: how far the two loops' models are from each other after a round, relative to how far they went. "
+        "More, such as peak memory: --json."
         f"{missing}"
     )
 
