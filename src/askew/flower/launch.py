@@ -35,6 +35,7 @@ lifeline: dict[str, str] = {}  # the two variables above, which programs that th
 RESTARTS = "ASKEW_RESTARTS"  # environment variable: how often a node has started again without a connection
 MAX_RESTARTS = 20
 POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
+FIRST_WAIT_SECONDS = 0.05  # before a part of a message is asked for again; later waits are longer
 STOP_SECONDS = 5.0  # in which a program may end by itself
 
 
@@ -98,8 +99,19 @@ def replace_in(module_name: str, **values: object) -> None:
         setattr(module, name, value)
 
 
+def ask_again_soon() -> None:
+    """Have Flower ask again soon for a part of a message that is still on its way.
+
+    A message can be seen before its parts have come: three times on its way to a client and back. Flower then waits a
+    second, and twice as long each time after that.
+    """
+    utils = import_module("flwr.supercore.inflatable.inflatable_utils")
+    for function in (utils.pull_objects, utils.pull_and_inflate_object_from_tree):
+        function.__kwdefaults__.update(initial_backoff=FIRST_WAIT_SECONDS)
+
+
 def guard(module_name: str, open_fleet: bool = False) -> None:
-    """Have a module's server apps answer the same user alone, where the system can tell users apart."""
+    """Have a module's server apps answer the same user alone, where the system can tell, and read no huge requests."""
     spec = spec_from_file_location("askew_guard", Path(__file__).with_name("guard.py"))
     assert spec is not None and spec.loader is not None
     rules = module_from_spec(spec)
@@ -108,11 +120,12 @@ def guard(module_name: str, open_fleet: bool = False) -> None:
 
     def create_guarded_app(*arguments: Any, **options: Any) -> Any:
         app = create_app(*arguments, **options)
-        app.add_middleware(rules.SameUserOnly, open_fleet=open_fleet)
+        app.add_middleware(rules.BoundedRequests)
+        if rules.can_identify_users():
+            app.add_middleware(rules.SameUserOnly, open_fleet=open_fleet)
         return app
 
-    if rules.can_identify_users():
-        replace_in(module_name, create_app=create_guarded_app)
+    replace_in(module_name, create_app=create_guarded_app)
 
 
 def run_superlink(open_fleet: bool) -> None:
@@ -147,6 +160,7 @@ def run_supernode() -> None:
         return message
 
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
+    ask_again_soon()
     sleep = lambda seconds: time.sleep(min(seconds, POLL_SECONDS))
     guard("flwr.supernode.main")
     pull_message = start_client_internal._pull_and_store_message
@@ -188,6 +202,7 @@ def run_superexec() -> None:
     """Run the SuperExec of a SuperNode: it starts what answers messages, and a fork answers instead of a new Python."""
     from flwr.supercore.cli import flower_superexec
 
+    ask_again_soon()
     forker = start_forker()
 
     def start(command: Sequence[str], **options: Any) -> object:
