@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tomllib
 from importlib import import_module
 from itertools import product
@@ -25,9 +26,11 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 from flower_grid import InProcessGrid, run_apps, task_identity  # noqa: F401 - the fixture is used by name
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable import inflatable_utils
 
 from askew.flower import server_app as server_side
 from askew.flower.client_app import client_app
+from askew.flower.launch import FIRST_WAIT_SECONDS, ask_again_soon
 from askew.flower.server_app import server_app
 
 pytestmark = pytest.mark.usefixtures("task_identity")
@@ -110,6 +113,33 @@ def test_an_answer_of_another_node_is_refused() -> None:
     answer = transport.receive(["one"])["one"]
     assert isinstance(answer, str) and answer.startswith("the answer came from node 7, and node 8 was asked; ")
     assert transport.receive(["another"]) == {}  # nobody asked for this reply
+
+
+def test_a_part_that_is_still_on_its_way_is_asked_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower itself waits a second, three times in every phase."""
+    functions = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
+    for function in functions:
+        monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__))
+    ask_again_soon()
+    waited: list[float] = []
+
+    class RecordedEvent(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return False
+
+    monkeypatch.setattr(inflatable_utils, "threading", SimpleNamespace(Event=RecordedEvent, Lock=threading.Lock))
+    asked: list[str] = []
+
+    def pull(name: str) -> bytes:
+        asked.append(name)
+        if len(asked) < 4:
+            raise inflatable_utils.ObjectUnavailableError(name)
+        return b"part"
+
+    assert inflatable_utils.pull_objects(["a"], pull) == {"a": b"part"}
+    assert len(waited) == 3 and sum(waited) < 0.5
+    assert {function.__kwdefaults__["initial_backoff"] for function in functions} == {FIRST_WAIT_SECONDS}
 
 
 def test_state_that_grows_too_large_for_the_context_is_found_in_the_file(

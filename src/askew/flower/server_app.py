@@ -91,7 +91,8 @@ def server_app(config_path: Path, data: DataModule | None = None) -> ServerApp:
         ask_again_soon()
         rules = DeploymentRules.build(context.run_config)
         config = read_config(config_path, data)
-        run = serve(config, GridTransport(grid), rules, data, lambda text: log(WARNING, text), log_round)
+        warn, say = lambda text: log(WARNING, text), lambda text: log(INFO, text)
+        run = serve(config, GridTransport(grid), rules, data, warn, log_round, say)
         log(INFO, "the run is in %s", run.folder)
 
     app.main()(main)
