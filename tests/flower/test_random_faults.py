@@ -37,7 +37,7 @@ FAULT_COUNT = int(os.environ.get("ASKEW_FAULT_COUNT", "20"))
 FAULTS = ("kill node", "kill answer", "kill server", "cut", "stall", "delay", "garbage")
 NETWORK_FAULTS = [(fault, client, 4.0) for fault in ("delay", "stall", "cut", "garbage") for client in range(3)]
 FAULTS_OF_RUN = int(os.environ.get("ASKEW_FAULTS_OF_RUN", "20"))
-ROUNDS = 5 * FAULTS_OF_RUN  # of a run, so that it lasts longer than its faults
+ROUNDS = 2 * FAULTS_OF_RUN  # of a run, so that it lasts about as long as its faults
 RUN_SECONDS = 1800.0  # in which a run must end, with its faults
 TOLERANCE = 1e-6  # of weights
 # A line of the log that says why a run ended: a sentence of askew, which ends with what to do.

@@ -34,7 +34,9 @@ KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is rem
 lifeline: dict[str, str] = {}  # the two variables above, which programs that this one starts do not get
 RESTARTS = "ASKEW_RESTARTS"  # environment variable: how often a node has started again without a connection
 MAX_RESTARTS = 20
+NEWS = "ASKEW_NEWS"  # environment variable: a pipe by which a SuperNode tells its SuperExec that there is a task
 POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
+ANSWER_SECONDS = 0.05  # between two looks of a SuperNode, within itself, for the answer
 FIRST_WAIT_SECONDS = 0.05  # before a part of a message is asked for again; later waits are longer
 STOP_SECONDS = 5.0  # in which a program may end by itself
 
@@ -142,9 +144,11 @@ def run_supernode() -> None:
     from flwr.supernode.cli import flower_supernode
 
     started: list[subprocess.Popen[bytes]] = []  # the SuperExec
+    news, tell = os.pipe()
 
     def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen(command_of(*command), **options))
+        env = {**os.environ, NEWS: str(news)}
+        started.append(subprocess.Popen(command_of(*command), env=env, pass_fds=[news], **options))
         return started[-1]
 
     restarts = int(os.environ.pop(RESTARTS, "0"))  # in a row, without a connection between them
@@ -157,11 +161,12 @@ def run_supernode() -> None:
             print(f"WARNING: the connection failed ({type(e).__name__}: {e}); the node starts again.", flush=True)
             restart(started, 1)
         restarts = 0
+        if message is not None:
+            os.write(tell, b".")
         return message
 
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
     ask_again_soon()
-    sleep = lambda seconds: time.sleep(min(seconds, POLL_SECONDS))
+    sleep = lambda seconds: time.sleep(POLL_SECONDS if seconds > 1 else ANSWER_SECONDS)
     guard("flwr.supernode.main")
     pull_message = start_client_internal._pull_and_store_message
     replace_in(
@@ -203,7 +208,7 @@ def run_superexec() -> None:
     from flwr.supercore.cli import flower_superexec
 
     ask_again_soon()
-    forker = start_forker()
+    news, forker = int(os.environ.pop(NEWS)), start_forker()
 
     def start(command: Sequence[str], **options: Any) -> object:
         if command[0] == "flwr-clientapp":
@@ -212,8 +217,13 @@ def run_superexec() -> None:
                 return None
         return subprocess.Popen(command, **options)
 
+    def sleep(seconds: float) -> None:
+        if select.select([news], [], [], seconds)[0] and not os.read(news, 1):
+            time.sleep(seconds)  # the SuperNode has ended
+
     processes = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
     replace_in("flwr.supercore.superexec.executor.subprocess_executor", subprocess=processes)
+    replace_in("flwr.supercore.superexec.run_superexec", time=SimpleNamespace(sleep=sleep))
     flower_superexec()
 
 

@@ -85,7 +85,6 @@ class Loopback:
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "PATH": programs + os.pathsep + os.environ.get("PATH", ""),
             **(env or {}),
             MARKER: uuid4().hex,
@@ -105,7 +104,7 @@ class Loopback:
         try:
             self.start_process("superlink", "flower-superlink", *security, *options)
             self.wait_for_port("superlink", self.port)
-            self.say("the SuperLink is ready")
+            self.say("the SuperLink is ready; SuperNodes and the server are being started")
             for client in range(self.clients):
                 self.start_node(client)
         except BaseException:
