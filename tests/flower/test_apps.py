@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 import tomllib
 from importlib import import_module
@@ -17,7 +19,7 @@ from safetensors.torch import load_file
 
 from askew.errors import ConfigError, EngineError
 from askew.experiment.store import load
-from askew.flower import FLOWER, client_state, require_flower
+from askew.flower import FLOWER, client_state, launch, require_flower
 from askew.flower.app import PACKAGE, write_app
 from askew.flower.rules import DeploymentRules
 
@@ -30,7 +32,7 @@ from flwr.supercore.inflatable import inflatable_utils
 
 from askew.flower import server_app as server_side
 from askew.flower.client_app import client_app
-from askew.flower.launch import FIRST_WAIT_SECONDS, ask_again_soon
+from askew.flower.launch import FIRST_WAIT_SECONDS, ask_again_soon, wait_for_news
 from askew.flower.server_app import server_app
 
 pytestmark = pytest.mark.usefixtures("task_identity")
@@ -140,6 +142,22 @@ def test_a_part_that_is_still_on_its_way_is_asked_for_again_at_once(monkeypatch:
     assert inflatable_utils.pull_objects(["a"], pull) == {"a": b"part"}
     assert len(waited) == 3 and sum(waited) < 0.5
     assert {function.__kwdefaults__["initial_backoff"] for function in functions} == {FIRST_WAIT_SECONDS}
+
+
+def test_a_task_is_looked_for_at_once_when_a_node_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte in the pipe ends one wait; where the node has ended, the pipe says no more."""
+    slept: list[float] = []
+    monkeypatch.setattr(launch.time, "sleep", slept.append)
+    news, tell = os.pipe()
+    os.write(tell, b"..")
+    for _ in range(2):
+        wait_for_news(news, 600.0)
+    assert select.select([news], [], [], 0)[0] == [] and slept == []
+    wait_for_news(news, 0.001)
+    os.close(tell)
+    wait_for_news(news, 600.0)
+    assert slept == [600.0]
+    os.close(news)
 
 
 def test_state_that_grows_too_large_for_the_context_is_found_in_the_file(

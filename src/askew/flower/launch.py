@@ -1,8 +1,9 @@
 """Starts Flower's programs as a deployment needs them: `python -P launch.py PROGRAM OPTION…`.
 
-Three things are different from Flower's own commands. Ports answer the same user's processes alone (see guard.py). A
-program that a `Loopback` started ends with it, however that ends. And a SuperNode has a process with all imports done,
-of which a copy (a fork) answers each message: Flower starts a new Python for each, which takes seconds.
+Four things are different from Flower's own commands. Ports answer the same user's processes alone (see guard.py). A
+program that a `Loopback` started ends with it, however that ends. A SuperNode has a process with all imports done, of
+which a copy (a fork) answers each message: Flower starts a new Python for each, which takes seconds. And waits that
+would add up to seconds in every round are short.
 
 Flower has no options for these, so functions of it are replaced here, for the one version that is supported. This file
 is run as a script, without the package: importing askew takes seconds, and only what answers messages needs it.
@@ -217,14 +218,17 @@ def run_superexec() -> None:
                 return None
         return subprocess.Popen(command, **options)
 
-    def sleep(seconds: float) -> None:
-        if select.select([news], [], [], seconds)[0] and not os.read(news, 1):
-            time.sleep(seconds)  # the SuperNode has ended
-
     processes = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
     replace_in("flwr.supercore.superexec.executor.subprocess_executor", subprocess=processes)
+    sleep = lambda seconds: wait_for_news(news, seconds)
     replace_in("flwr.supercore.superexec.run_superexec", time=SimpleNamespace(sleep=sleep))
     flower_superexec()
+
+
+def wait_for_news(news: int, seconds: float) -> None:
+    """Wait until a byte comes through a pipe, which is taken out of it, or for so many seconds."""
+    if select.select([news], [], [], seconds)[0] and not os.read(news, 1):
+        time.sleep(seconds)  # the other end is closed: the SuperNode has ended
 
 
 # forks --------------------------------------------------------------------------------------------------------------
