@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import threading
 import tomllib
 from importlib import import_module
 from itertools import product
@@ -16,7 +19,7 @@ from safetensors.torch import load_file
 
 from askew.errors import ConfigError, EngineError
 from askew.experiment.store import load
-from askew.flower import FLOWER, client_state, require_flower
+from askew.flower import FLOWER, client_state, launch, require_flower
 from askew.flower.app import PACKAGE, write_app
 from askew.flower.rules import DeploymentRules
 
@@ -25,9 +28,11 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 from flower_grid import InProcessGrid, run_apps, task_identity  # noqa: F401 - the fixture is used by name
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable import inflatable_utils
 
 from askew.flower import server_app as server_side
 from askew.flower.client_app import client_app
+from askew.flower.launch import FIRST_WAIT_SECONDS, ask_again_soon, wait_for_news
 from askew.flower.server_app import server_app
 
 pytestmark = pytest.mark.usefixtures("task_identity")
@@ -110,6 +115,49 @@ def test_an_answer_of_another_node_is_refused() -> None:
     answer = transport.receive(["one"])["one"]
     assert isinstance(answer, str) and answer.startswith("the answer came from node 7, and node 8 was asked; ")
     assert transport.receive(["another"]) == {}  # nobody asked for this reply
+
+
+def test_a_part_that_is_still_on_its_way_is_asked_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower itself waits a second, three times in every phase."""
+    functions = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
+    for function in functions:
+        monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__))
+    ask_again_soon()
+    waited: list[float] = []
+
+    class RecordedEvent(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return False
+
+    monkeypatch.setattr(inflatable_utils, "threading", SimpleNamespace(Event=RecordedEvent, Lock=threading.Lock))
+    asked: list[str] = []
+
+    def pull(name: str) -> bytes:
+        asked.append(name)
+        if len(asked) < 4:
+            raise inflatable_utils.ObjectUnavailableError(name)
+        return b"part"
+
+    assert inflatable_utils.pull_objects(["a"], pull) == {"a": b"part"}
+    assert len(waited) == 3 and sum(waited) < 0.5
+    assert {function.__kwdefaults__["initial_backoff"] for function in functions} == {FIRST_WAIT_SECONDS}
+
+
+def test_a_task_is_looked_for_at_once_when_a_node_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte in the pipe ends one wait; where the node has ended, the pipe says no more."""
+    slept: list[float] = []
+    monkeypatch.setattr(launch.time, "sleep", slept.append)
+    news, tell = os.pipe()
+    os.write(tell, b"..")
+    for _ in range(2):
+        wait_for_news(news, 600.0)
+    assert select.select([news], [], [], 0)[0] == [] and slept == []
+    wait_for_news(news, 0.001)
+    os.close(tell)
+    wait_for_news(news, 600.0)
+    assert slept == [600.0]
+    os.close(news)
 
 
 def test_state_that_grows_too_large_for_the_context_is_found_in_the_file(

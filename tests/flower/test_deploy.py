@@ -25,7 +25,8 @@ from askew.experiment import checkpoint
 from askew.experiment.store import is_locked, load, lock_folder, write_json
 from askew.experiment.toml import seal
 from askew.flower import app
-from askew.flower.loopback import PROCESSES, Loopback
+from askew.flower.loopback import PROCESSES, Loopback, RunProgress
+from askew.flower.transport import WAITING
 from askew.report import terminal
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="needs the extra flower")
@@ -253,6 +254,35 @@ def test_the_reason_of_a_failure_is_the_last_informative_line_of_a_log(tmp_path:
     assert link.failure_reason("x").startswith("it said nothing; ")
 
 
+@needs_flower
+def test_the_console_says_who_is_connected_while_a_federation_starts(tmp_path: Path) -> None:
+    """A start takes half a minute on a busy machine; logs of an earlier start in the same folder do not count."""
+    said: list[str] = []
+    link = Loopback(tmp_path, 2, say=said.append)
+    connected = "\x1b[92mINFO \x1b[0m:      SuperNode ID: 5\n"
+    (tmp_path / "node-0.log").write_text(connected)
+    for name in ("node-0", "node-1"):
+        link.start_process(name, "sleep", "60")
+    try:
+        link.note_connections()
+        assert said == []
+        with open(tmp_path / "node-0.log", "a") as log:
+            log.write(connected)
+        link.note_connections()
+        link.note_connections()
+        (tmp_path / "node-1.log").write_text(connected)
+        link.note_connections()
+    finally:
+        link.stop_all()
+    (tmp_path / "run.log").write_text("INFO :      another line\n")
+    progress = RunProgress(tmp_path / "run", tmp_path / "run.log", None, None, said.append)
+    with open(tmp_path / "run.log", "a") as log:
+        log.write(f"\x1b[92mINFO \x1b[0m:      {WAITING}1 of 2 are ready\n\x1b[92mINFO \x1b[0m:      {WAITING}2 of")
+    progress.update(finished=False)
+    nodes = [f"{n} of 2 SuperNodes are connected" for n in (1, 2)]
+    assert said == [*nodes, "waiting for clients: 1 of 2 are ready"]
+
+
 # whole federations ----------------------------------------------------------------------------------------------
 
 
@@ -264,7 +294,13 @@ def test_a_federation_of_real_processes_plays_the_simulators_run(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert main(["deploy", "up", "run.toml", "--clients", "2", "--rule", "timeout=120", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert "starting a SuperLink and 2 SuperNodes on this machine" in err and "round 2/2" in err
+    steps = [
+        "starting a SuperLink and 2 SuperNodes on this machine",
+        "SuperLink is ready",
+        "2 of 2 SuperNodes are conn",
+    ]
+    positions = [err.find(step) for step in [*steps, "waiting for clients: 0 of 2 are ready", "round 2/2"]]
+    assert -1 not in positions and positions == sorted(positions), err
     assert_none_left(only_run() / "flower" / "flwr", seconds=0)
     deployed, simulated = load(only_run()), simulate(full_run(clients=2))
     assert json.loads(out) | {"run": None} == deployed.summary() | {"run": None}

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,17 @@ from processes import assert_none_left, processes_of
 
 from askew.errors import EngineError
 from askew.flower import guard, loopback
-from askew.flower.guard import FLEET_PREFIX, SameUserOnly, can_identify_users, connection_owner
+from askew.flower.guard import (
+    FLEET_PREFIX,
+    MAX_REQUEST,
+    BoundedRequests,
+    SameUserOnly,
+    ServerApp,
+    ask_for_owner,
+    can_identify_users,
+    connection_owner,
+    find_owner,
+)
 from askew.flower.keys import temporary_keys
 from askew.flower.loopback import MARKER, PROCESSES, Loopback
 
@@ -29,11 +39,13 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be ano
 NOBODY = 65534  # a user without rights
 
 # Sends a request as another user; also with headers that say it comes from elsewhere, as a proxy adds them.
-FORWARDED = "X-Forwarded-For: 127.0.0.1:1\r\n"
+EMPTY = "Content-Length: 0\r\n"
+FORWARDED = f"{EMPTY}X-Forwarded-For: 127.0.0.1:1\r\n"
+TOO_LARGE = f"Content-Length: {MAX_REQUEST + 1}\r\n"
 ATTACK = """\
 import os, socket, sys
-port, path, user, forwarded = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-request = f"POST {path} HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: 0\\r\\n{forwarded}\\r\\n".encode()
+port, path, user, headers = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+request = f"POST {path} HTTP/1.1\\r\\nHost: localhost\\r\\n{headers}\\r\\n".encode()
 os.setuid(user)
 connection = socket.socket()
 connection.settimeout(20)
@@ -44,28 +56,57 @@ print(connection.recv(100).split()[1].decode())
 
 
 @contextmanager
-def open_connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+def open_connection(host: str = "127.0.0.1") -> Iterator[tuple[socket.socket, socket.socket]]:
     """Both ends of a connection on this machine: the client's and the server's."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
+    if host == "::1" and not Path("/proc/net/if_inet6").is_file():
+        pytest.skip("this machine has no IPv6")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        near = socket.create_connection(listener.getsockname()[:2])
         far, _ = listener.accept()
         with near, far:
             yield near, far
 
 
 @needs_linux
-def test_the_owner_of_a_connection_is_known_while_it_is_open() -> None:
-    with open_connection() as (near, far):
-        client, server = near.getsockname(), near.getpeername()
-        assert connection_owner(client, server) == os.getuid()
-        assert connection_owner((f"::ffff:{client[0]}", client[1]), server) == os.getuid()
-        assert connection_owner(("127.0.0.2", client[1]), server) is None
+@pytest.mark.parametrize("owner", [connection_owner, ask_for_owner, find_owner])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_owner_of_a_connection_is_known_while_it_is_open(host: str, owner: Callable[..., int | None]) -> None:
+    with open_connection(host) as (near, far):
+        client, server = near.getsockname()[:2], near.getpeername()[:2]
+        assert owner(client, server) == os.getuid()
+        assert host == "::1" or owner((f"::ffff:{client[0]}", client[1]), server) == os.getuid()
+        assert owner(("127.0.0.2", client[1]), server) is None
+        assert owner(server, (host, 1)) is None  # one that listens at this port is no end of a connection
         near.close()  # the system forgets the owner of a closed end, and says 0, which is root
-        assert connection_owner(client, server) is None
+        assert owner(client, server) is None
         far.close()
 
 
-def answer_of(scope: dict[str, Any], open_fleet: bool = False) -> int:
+@needs_linux
+@needs_root
+@pytest.mark.parametrize("owner", [ask_for_owner, find_owner])
+def test_the_owner_of_a_connection_is_the_user_who_opened_it(owner: Callable[..., int | None]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = listener.getsockname()
+        attack = [sys.executable, "-c", ATTACK, str(server[1]), "/", str(NOBODY), EMPTY]
+        with subprocess.Popen(attack, stdout=subprocess.PIPE):
+            far, client = listener.accept()
+            assert owner(client, server) == NOBODY and owner(server, client) == 0
+            far.sendall(b"HTTP/1.1 403\r\n")
+            far.close()
+
+
+def test_tables_are_read_where_the_system_answers_no_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(guard.socket, "socket", refuse)
+    monkeypatch.setattr(guard, "find_owner", lambda near, far: 7)
+    assert connection_owner(("127.0.0.1", 5), ("127.0.0.1", 6)) == 7
+
+
+def status_of(guarded: Callable[[ServerApp], ServerApp], scope: dict[str, Any]) -> int:
     """The status of a guarded app's answer; the app itself says 200."""
     sent: list[dict[str, Any]] = []
 
@@ -75,8 +116,28 @@ def answer_of(scope: dict[str, Any], open_fleet: bool = False) -> int:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(SameUserOnly(app, open_fleet)({"type": "http", **scope}, None, send))  # type: ignore[arg-type]
+    asyncio.run(guarded(app)({"type": "http", **scope}, None, send))  # type: ignore[arg-type, func-returns-value]
     return int(sent[0]["status"])
+
+
+def answer_of(scope: dict[str, Any], open_fleet: bool = False) -> int:
+    return status_of(lambda app: SameUserOnly(app, open_fleet), scope)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([], 200),
+        ([(b"content-length", str(MAX_REQUEST).encode())], 200),
+        ([(b"content-length", str(MAX_REQUEST + 1).encode())], 413),
+        ([(b"content-length", b"-1")], 413),
+        ([(b"content-length", b"1"), (b"transfer-encoding", b"chunked")], 413),
+    ],
+)
+def test_requests_that_are_too_large_or_hide_their_size_are_not_read(
+    headers: list[tuple[bytes, bytes]], status: int
+) -> None:
+    assert status_of(BoundedRequests, {"headers": headers}) == status
 
 
 @needs_linux
@@ -96,7 +157,7 @@ def test_requests_of_other_users_and_machines_are_refused(monkeypatch: pytest.Mo
 @needs_root
 @pytest.mark.slow
 def test_another_user_reaches_neither_the_superlink_nor_a_node(tmp_path: Path) -> None:
-    """Today's attack: list and start runs, and take a node's tasks, as a user without rights."""
+    """List and start runs, and take a node's tasks, as a user without rights; and a huge request of one's own."""
     pytest.importorskip("flwr", reason="needs the extra flower")
     with Loopback(tmp_path, 1, env={"OMP_NUM_THREADS": "1"}) as link:
         command = [str(word) for word in link.running["node-0"].args]  # type: ignore[union-attr]
@@ -106,10 +167,16 @@ def test_another_user_reaches_neither_the_superlink_nor_a_node(tmp_path: Path) -
         }
         for port, path in ports.items():
             link.wait_for_port("superlink" if port == link.port else "node-0", port)
-            for user, forwarded, refused in ((NOBODY, "", True), (NOBODY, FORWARDED, True), (0, "", False)):
-                attack = [sys.executable, "-c", ATTACK, str(port), path, str(user), forwarded]
+            for user, headers, refused in (
+                (NOBODY, EMPTY, 403),
+                (NOBODY, FORWARDED, 403),
+                (0, EMPTY, 0),
+                (0, TOO_LARGE, 413),
+            ):
+                attack = [sys.executable, "-c", ATTACK, str(port), path, str(user), headers]
                 done = subprocess.run(attack, capture_output=True, text=True, check=False)
-                assert (done.stdout == "403\n") == refused and done.returncode == 0, (path, user, done)
+                status = int(done.stdout)
+                assert status == refused or (not refused and status not in (403, 413)), (path, user, headers, done)
 
 
 @needs_linux

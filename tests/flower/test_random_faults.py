@@ -37,6 +37,7 @@ FAULT_COUNT = int(os.environ.get("ASKEW_FAULT_COUNT", "20"))
 FAULTS = ("kill node", "kill answer", "kill server", "cut", "stall", "delay", "garbage")
 NETWORK_FAULTS = [(fault, client, 4.0) for fault in ("delay", "stall", "cut", "garbage") for client in range(3)]
 FAULTS_OF_RUN = int(os.environ.get("ASKEW_FAULTS_OF_RUN", "20"))
+ROUNDS = 2 * FAULTS_OF_RUN  # of a run, so that it lasts about as long as its faults
 RUN_SECONDS = 1800.0  # in which a run must end, with its faults
 TOLERANCE = 1e-6  # of weights
 # A line of the log that says why a run ended: a sentence of askew, which ends with what to do.
@@ -90,7 +91,9 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 def tables_of(seed: int) -> dict[str, Any]:
     """A run of three clients with state, so that a round that was counted twice would show."""
     partition = {"name": "natural", "clients": 3}
-    return small_run({"name": "scaffold"}, seed=seed, rounds=20, partition=partition, participation={"name": "full"})
+    return small_run(
+        {"name": "scaffold"}, seed=seed, rounds=ROUNDS, partition=partition, participation={"name": "full"}
+    )
 
 
 def random_faults(seed: int) -> list[tuple[str, int, float]]:

@@ -214,7 +214,7 @@ def run_on_loopback(
     ticker.say(f"starting a SuperLink and {nodes} on this machine{', with keys' * secure}; logs are in {work}")
     warn = lambda text: ticker.say(f"note: {text}", "yellow")
     made = temporary_keys(count) if secure else nullcontext()
-    with interrupt_on_signals(), made as keys, Loopback(work, count, env=env, keys=keys) as federation:
+    with interrupt_on_signals(), made as keys, Loopback(work, count, env=env, keys=keys, say=ticker.say) as federation:
         shutil.rmtree(work / "keys", ignore_errors=True)  # where older versions left them
         return federation.run_app(work / "app", run_folder, ticker, warn)
 

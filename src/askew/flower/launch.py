@@ -1,8 +1,9 @@
 """Starts Flower's programs as a deployment needs them: `python -P launch.py PROGRAM OPTION…`.
 
-Three things are different from Flower's own commands. Ports answer the same user's processes alone (see guard.py). A
-program that a `Loopback` started ends with it, however that ends. And a SuperNode has a process with all imports done,
-of which a copy (a fork) answers each message: Flower starts a new Python for each, which takes seconds.
+Four things are different from Flower's own commands. Ports answer the same user's processes alone (see guard.py). A
+program that a `Loopback` started ends with it, however that ends. A SuperNode has a process with all imports done, of
+which a copy (a fork) answers each message: Flower starts a new Python for each, which takes seconds. And waits that
+would add up to seconds in every round are short.
 
 Flower has no options for these, so functions of it are replaced here, for the one version that is supported. This file
 is run as a script, without the package: importing askew takes seconds, and only what answers messages needs it.
@@ -34,7 +35,10 @@ KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is rem
 lifeline: dict[str, str] = {}  # the two variables above, which programs that this one starts do not get
 RESTARTS = "ASKEW_RESTARTS"  # environment variable: how often a node has started again without a connection
 MAX_RESTARTS = 20
+NEWS = "ASKEW_NEWS"  # environment variable: a pipe by which a SuperNode tells its SuperExec that there is a task
 POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
+ANSWER_SECONDS = 0.05  # between two looks of a SuperNode, within itself, for the answer
+FIRST_WAIT_SECONDS = 0.05  # before a part of a message is asked for again; later waits are longer
 STOP_SECONDS = 5.0  # in which a program may end by itself
 
 
@@ -98,8 +102,19 @@ def replace_in(module_name: str, **values: object) -> None:
         setattr(module, name, value)
 
 
+def ask_again_soon() -> None:
+    """Have Flower ask again soon for a part of a message that is still on its way.
+
+    A message can be seen before its parts have come: three times on its way to a client and back. Flower then waits a
+    second, and twice as long each time after that.
+    """
+    utils = import_module("flwr.supercore.inflatable.inflatable_utils")
+    for function in (utils.pull_objects, utils.pull_and_inflate_object_from_tree):
+        function.__kwdefaults__.update(initial_backoff=FIRST_WAIT_SECONDS)
+
+
 def guard(module_name: str, open_fleet: bool = False) -> None:
-    """Have a module's server apps answer the same user alone, where the system can tell users apart."""
+    """Have a module's server apps answer the same user alone, where the system can tell, and read no huge requests."""
     spec = spec_from_file_location("askew_guard", Path(__file__).with_name("guard.py"))
     assert spec is not None and spec.loader is not None
     rules = module_from_spec(spec)
@@ -108,11 +123,12 @@ def guard(module_name: str, open_fleet: bool = False) -> None:
 
     def create_guarded_app(*arguments: Any, **options: Any) -> Any:
         app = create_app(*arguments, **options)
-        app.add_middleware(rules.SameUserOnly, open_fleet=open_fleet)
+        app.add_middleware(rules.BoundedRequests)
+        if rules.can_identify_users():
+            app.add_middleware(rules.SameUserOnly, open_fleet=open_fleet)
         return app
 
-    if rules.can_identify_users():
-        replace_in(module_name, create_app=create_guarded_app)
+    replace_in(module_name, create_app=create_guarded_app)
 
 
 def run_superlink(open_fleet: bool) -> None:
@@ -129,9 +145,11 @@ def run_supernode() -> None:
     from flwr.supernode.cli import flower_supernode
 
     started: list[subprocess.Popen[bytes]] = []  # the SuperExec
+    news, tell = os.pipe()
 
     def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen(command_of(*command), **options))
+        env = {**os.environ, NEWS: str(news)}
+        started.append(subprocess.Popen(command_of(*command), env=env, pass_fds=[news], **options))
         return started[-1]
 
     restarts = int(os.environ.pop(RESTARTS, "0"))  # in a row, without a connection between them
@@ -144,10 +162,12 @@ def run_supernode() -> None:
             print(f"WARNING: the connection failed ({type(e).__name__}: {e}); the node starts again.", flush=True)
             restart(started, 1)
         restarts = 0
+        if message is not None:
+            os.write(tell, b".")
         return message
 
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
-    sleep = lambda seconds: time.sleep(min(seconds, POLL_SECONDS))
+    ask_again_soon()
+    sleep = lambda seconds: time.sleep(POLL_SECONDS if seconds > 1 else ANSWER_SECONDS)
     guard("flwr.supernode.main")
     pull_message = start_client_internal._pull_and_store_message
     replace_in(
@@ -188,7 +208,8 @@ def run_superexec() -> None:
     """Run the SuperExec of a SuperNode: it starts what answers messages, and a fork answers instead of a new Python."""
     from flwr.supercore.cli import flower_superexec
 
-    forker = start_forker()
+    ask_again_soon()
+    news, forker = int(os.environ.pop(NEWS)), start_forker()
 
     def start(command: Sequence[str], **options: Any) -> object:
         if command[0] == "flwr-clientapp":
@@ -199,7 +220,15 @@ def run_superexec() -> None:
 
     processes = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
     replace_in("flwr.supercore.superexec.executor.subprocess_executor", subprocess=processes)
+    sleep = lambda seconds: wait_for_news(news, seconds)
+    replace_in("flwr.supercore.superexec.run_superexec", time=SimpleNamespace(sleep=sleep))
     flower_superexec()
+
+
+def wait_for_news(news: int, seconds: float) -> None:
+    """Wait until a byte comes through a pipe, which is taken out of it, or for so many seconds."""
+    if select.select([news], [], [], seconds)[0] and not os.read(news, 1):
+        time.sleep(seconds)  # the other end is closed: the SuperNode has ended
 
 
 # forks --------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ..experiment.toml import literal
 from . import require_flower
 from .keys import KeyFiles
 from .launch import KEYS_FOLDER, LIFELINE, command_of
-from .transport import Warn
+from .transport import WAITING, Warn
 
 HOST = "127.0.0.1"
 CONNECTION = "loopback"  # the SuperLink's name in Flower's configuration
@@ -66,12 +66,18 @@ class Loopback:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         keys: KeyFiles | None = None,
+        say: Warn = lambda text: None,
     ) -> None:
+        """`say` is given sentences about the start."""
         require_flower()
+        self.say, self.connected = say, set[str]()  # nodes that are connected to the SuperLink
         self.folder, self.clients, self.cwd, self.port = folder.resolve(), clients, cwd, free_port()
         self.keys = keys and keys._replace(folder=keys.folder.resolve())
         self.registered: set[int] = set()  # clients whose keys the SuperLink knows
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.log_starts: dict[
+            str, int
+        ] = {}  # where the log of each begins, in a file that may have that of an earlier one
         self.lifeline: tuple[int, int] | None = None  # a pipe: processes end when this process, and so its end, is gone
         programs = str(Path(sys.executable).parent)
         self.env = {
@@ -79,7 +85,6 @@ class Loopback:
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
             "PATH": programs + os.pathsep + os.environ.get("PATH", ""),
             **(env or {}),
             MARKER: uuid4().hex,
@@ -99,6 +104,7 @@ class Loopback:
         try:
             self.start_process("superlink", "flower-superlink", *security, *options)
             self.wait_for_port("superlink", self.port)
+            self.say("the SuperLink is ready; SuperNodes and the server are being started")
             for client in range(self.clients):
                 self.start_node(client)
         except BaseException:
@@ -150,6 +156,7 @@ class Loopback:
             if self.start_process(name, *command).wait(START_SECONDS) == 0:
                 self.stop_process(name)
                 self.registered.add(client)
+                self.say(f"the key of client {client} is registered")
                 return
         raise EngineError(f"the key of client {client} could not be registered; {self.failure_reason(name)}")
 
@@ -165,6 +172,7 @@ class Loopback:
         if self.keys and self.keys.temporary:
             env[KEYS_FOLDER] = str(self.keys.folder)
         with open(self.folder / f"{name}.log", "ab") as log, defer_signals():
+            self.log_starts[name] = log.tell()
             self.running[name] = subprocess.Popen(
                 command_of(*command) if command[0] in PROGRAMS else command,
                 stdout=log,
@@ -190,10 +198,11 @@ class Loopback:
 
     def run_app(self, app: Path, folder: Path, on_round: OnRound | None = None, warn: Warn | None = None) -> Run:
         """Run an app to its end; `folder` is the run's. Rounds and the server's warnings are passed on as they come."""
-        progress = RunProgress(folder, self.folder / "run.log", on_round, warn)
+        progress = RunProgress(folder, self.folder / "run.log", on_round, warn, self.say)
         process, ended = self.start_run(app), set[str]()
         while True:
             finished = process.poll() is not None
+            self.note_connections()
             progress.update(finished)
             if finished:
                 break
@@ -209,6 +218,15 @@ class Loopback:
         if not is_finished(folder):
             raise EngineError(f"the run failed; {self.failure_reason('run')}")
         return load(folder)
+
+    def note_connections(self) -> None:
+        """Say how many nodes are connected, if there are more than before."""
+        nodes, before = {name for name in self.running if name.startswith("node-")}, len(self.connected)
+        for name in nodes - self.connected:
+            if b"SuperNode ID" in (self.folder / f"{name}.log").read_bytes()[self.log_starts[name] :]:
+                self.connected.add(name)
+        if len(self.connected) > before:
+            self.say(f"{len(self.connected)} of {len(nodes)} SuperNodes are connected")
 
     def failure_reason(self, name: str) -> str:
         """The end of a sentence about a process that failed: the last useful line of its log, and the log's path."""
@@ -261,8 +279,8 @@ class Loopback:
 class RunProgress:
     """Follows a run by its folder and the server's log, and passes on new rounds and warnings."""
 
-    def __init__(self, folder: Path, log: Path, on_round: OnRound | None, warn: Warn | None) -> None:
-        self.folder, self.log, self.on_round, self.warn = folder, log, on_round, warn
+    def __init__(self, folder: Path, log: Path, on_round: OnRound | None, warn: Warn | None, say: Warn) -> None:
+        self.folder, self.log, self.on_round, self.warn, self.say = folder, log, on_round, warn, say
         self.run: Run | None = None  # once this run, and not an earlier one, has written its folder
         self.facts_before = modification_time(folder / "run.json")
         self.rounds_time = 0  # when the rounds that were read last were written
@@ -282,6 +300,8 @@ class RunProgress:
         for line in plain_lines(lines):
             if self.warn and line.startswith("WARNING"):
                 self.warn(line.removeprefix("WARNING").lstrip(" :"))
+            elif WAITING in line:
+                self.say(line.removeprefix("INFO").lstrip(" :"))
 
     def _read_rounds(self) -> None:
         if self.run is None and modification_time(self.folder / "run.json") != self.facts_before:

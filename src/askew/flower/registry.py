@@ -11,7 +11,7 @@ from ..errors import EngineError
 from ..version import __version__
 from .deployment_data import DeploymentConfig, RemoteFederation
 from .rules import DeploymentRules
-from .transport import Reply, Transport, Warn
+from .transport import WAITING, Reply, Transport, Warn
 from .wire import SAME_SETUP, InvalidMessage, Payload, RawPayload, check_values, read_tensors, read_value
 
 MAX_ATTEMPTS = 3  # how often a node that does not say which client it is, is asked
@@ -47,8 +47,10 @@ class ClientInfo(NamedTuple):
 class ClientRegistry:
     """The clients that are connected, the node of each, and what each said about its data."""
 
-    def __init__(self, transport: Transport, rules: DeploymentRules, config: DeploymentConfig, warn: Warn) -> None:
-        self.transport, self.rules, self.config, self.warn = transport, rules, config, warn
+    def __init__(
+        self, transport: Transport, rules: DeploymentRules, config: DeploymentConfig, warn: Warn, say: Warn
+    ) -> None:
+        self.transport, self.rules, self.config, self.warn, self.say = transport, rules, config, warn, say
         self.clients = config.client_count
         self.node_of: dict[int, int] = {}  # by client, of those that are connected
         self.info: dict[int, ClientInfo] = {}  # by client, of all that ever joined
@@ -165,12 +167,15 @@ class ClientRegistry:
     def wait_for(self, count: int) -> set[int]:
         """The clients that are connected, once there are so many; those that were refused are not waited for."""
         needed, end = min(count, self.clients), time.monotonic() + self.rules.wait
-        least = min(needed, self.rules.answers)
+        least, told = min(needed, self.rules.answers), -1
         while len(connected := self.refresh()) < max(needed - len(self.refused - connected), least):
             if time.monotonic() > end:
                 raise EngineError(
                     f"{len(connected)} of {needed} clients came within {self.rules.wait:g} s; start the others, "
                     "or wait for fewer (nodes, answers); the run goes on from its last round."
                 )
+            if told != len(connected):
+                told = len(connected)
+                self.say(f"{WAITING}{told} of {needed} are ready")
             time.sleep(POLL_SECONDS)
         return connected

@@ -92,8 +92,12 @@ def serve(
     data: DataModule | None = None,
     warn: Warn = print,
     on_round: OnRound | None = None,
+    say: Warn = lambda text: None,
 ) -> Run:
-    """Run a configuration on the clients that the transport reaches; an interrupted run is continued."""
+    """Run a configuration on the clients that the transport reaches; an interrupted run is continued.
+
+    `warn` is given what went wrong, `say` how many clients are ready.
+    """
     folder = run_folder(config, rules.out)
     assert folder is not None
     with lock_folder(folder):
@@ -105,7 +109,7 @@ def serve(
             warn(f"{folder} holds this run already, finished; set fresh = true to run it again.")
             return read_finished(folder)
         with torch_state(config), explain_out_of_memory():
-            registry = ClientRegistry(transport, rules, config, warn)
+            registry = ClientRegistry(transport, rules, config, warn, say)
             built, engine = build_on_clients(config, registry, data, read_json(folder / FEDERATION))
             engine.run_numbers["start"] = read_start(folder)
             active = DeployedRun(built, engine, folder, on_round)

@@ -15,6 +15,7 @@ from httpx import HTTPError
 from ..experiment.roll_call import loss_sentence, never_sentences, round_sentence
 from ..experiment.store import Record, Run
 from .deployment_data import DataModule, read_config
+from .launch import ask_again_soon
 from .rules import DeploymentRules
 from .server import serve
 from .transport import Reply
@@ -87,9 +88,11 @@ def server_app(config_path: Path, data: DataModule | None = None) -> ServerApp:
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
+        ask_again_soon()
         rules = DeploymentRules.build(context.run_config)
         config = read_config(config_path, data)
-        run = serve(config, GridTransport(grid), rules, data, lambda text: log(WARNING, text), log_round)
+        warn, say = lambda text: log(WARNING, text), lambda text: log(INFO, text)
+        run = serve(config, GridTransport(grid), rules, data, warn, log_round, say)
         log(INFO, "the run is in %s", run.folder)
 
     app.main()(main)

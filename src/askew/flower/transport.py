@@ -8,6 +8,7 @@ from typing import Protocol
 from .wire import Payload, RawPayload
 
 Warn = Callable[[str], None]  # is given sentences for the server's log
+WAITING = "waiting for clients: "  # begins a sentence that says how many are ready
 Reply = RawPayload | str  # a payload, or a sentence that says why there is none
 
 
