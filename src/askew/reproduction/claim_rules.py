@@ -160,14 +160,15 @@ def has_cell(known: Mapping[str, Experiment], e: Experiment, case: str, method: 
 
 def rule_terms(rule: ClaimRule) -> list[Term]:
     """All terms of a rule, each once."""
-    found: dict[Term, None] = {}
-    for names in rule.cells if rule.d else ():
-        steps = fill_names(rule.along, names).split() or [""]
-        texts = [fill_names(rule.d, names | {"step": step}) for step in steps]
-        texts += [fill_names(rule.b, names)] if rule.b else []
-        for text in texts:
-            found |= dict.fromkeys(Formula(text, rule.metric).terms.values())
-    return list(found)
+    return list(dict.fromkeys(t for names in (rule.cells if rule.d else ()) for t in cell_terms(rule, names)))
+
+
+def cell_terms(rule: ClaimRule, names: Mapping[str, str]) -> list[Term]:
+    """All terms of one cell of a rule, each once."""
+    steps = fill_names(rule.along, names).split() or [""]
+    texts = [fill_names(rule.d, names | {"step": step}) for step in steps]
+    texts += [fill_names(rule.b, names)] if rule.b else []
+    return list(dict.fromkeys(t for text in texts for t in Formula(text, rule.metric).terms.values()))
 
 
 def fill_names(text: str, names: Mapping[str, str]) -> str:

@@ -186,7 +186,9 @@ class Speeds:
         usual = typical_spread([[b.speed for b in its] for _, _, its in own])
         for device, workload, its in own:
             speed = sum(b.samples * b.rounds for b in its) / sum(b.seconds * b.rounds for b in its)
-            self.workloads[device, workload] = MeasuredSpeed(speed, max(LEAST_SPREAD, log_spread([b.speed for b in its]) or usual))
+            self.workloads[device, workload] = MeasuredSpeed(
+                speed, max(LEAST_SPREAD, log_spread([b.speed for b in its]) or usual)
+            )
         by_network: dict[tuple[str, str], list[float]] = {}
         for (device, workload), measured in self.workloads.items():
             by_network.setdefault((device, workload[0]), []).append(measured.speed)
@@ -232,7 +234,7 @@ def training_speeds(results: Iterable[ResultRow] | None = None) -> Speeds:
 
 
 def preferred_batches(by_metric: Mapping[str, Sequence[TimedBatch]]) -> list[TimedBatch]:
-    """Batches that shared a device, and those alone whose workloads none of the former has: these leave it half idle."""
+    """Batches that shared a device; those alone, which leave it half idle, only of workloads that no other has."""
     shared = list(by_metric.get(SHARED_TIME, ()))
     known = {workload for batch in shared for workload in batch.workloads}
     return shared + [batch for batch in by_metric.get(OWN_TIME, ()) if not batch.workloads & known]

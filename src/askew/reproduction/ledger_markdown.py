@@ -44,6 +44,9 @@ def to_markdown(sections: Sequence[PaperSection]) -> str:
         lines += markdown_table(CLAIM_COLUMNS, [claim_cells(result) for result in section.claims])
         for table in section.tables:
             lines += table_lines(table)
+        if section.unprinted:
+            lines += ["", f"### {section.title}: experiments without printed numbers", ""]
+            lines += [f"- {table.experiment.id}: {' '.join(table.remarks)}" for table in section.unprinted]
     return "\n".join(lines) + "\n"
 
 
@@ -52,7 +55,7 @@ def table_lines(table: LedgerTable) -> list[str]:
     e = table.experiment
     machines = f" Measured on {'; '.join(table.machines)}." if table.machines else ""
     lines = ["", f"### {e.id}: {e.title}", "", f"{e.where}.{machines}", ""]
-    lines += [line for note in e.notes for line in (note, "")]
+    lines += [line for remark in table.remarks for line in (remark, "")]
     return lines + markdown_table(NUMBER_COLUMNS, [row_cells(row) for row in table.rows])
 
 
