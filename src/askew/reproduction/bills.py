@@ -185,7 +185,8 @@ class Biller:
         used, hopeless = list[int](), list[str]()
         cells = f.cells if len(f.cells) == len(rule.cells) else [None] * len(rule.cells)
         for names, cell in zip(rule.cells, cells, strict=True):
-            seeds, effect = rule.seeds, cell_effect(cell, rule.bound) if cell else None
+            seeds = 1 if rule.test == "fact" else rule.seeds  # what is counted needs no repetition
+            effect = cell_effect(cell, rule.bound) if cell else None
             if rule.test == "above" and cell and effect is not None:
                 found = seeds_needed(effect, SIGNIFICANCE, rule.seeds) if effect > 0 else None
                 seeds = found or rule.seeds
@@ -195,7 +196,8 @@ class Biller:
                 key = evaluator.owner(t), t
                 needs[key] = max(needs.get(key, 0), seeds)
         seeds_text = f"{min(used)}" if min(used) == max(used) else f"{min(used)} to {max(used)}"
-        plan = f"{len(used)} cell{'s' * (len(used) != 1)} at {seeds_text} seeds{rule_limits(rule, min(used))}"
+        cells_text = f"{len(used)} cell{'s' * (len(used) != 1)} at {seeds_text} seed{'s' * (max(used) != 1)}"
+        plan = f"{cells_text}{rule_limits(rule, min(used))}"
         if hopeless:
             some = ", ".join(hopeless[:3]) + (f" and {len(hopeless) - 3} more" if len(hopeless) > 3 else "")
             plan += f"; as measured so far, up to {MAX_SEEDS} seeds would not make {some} pass"
@@ -219,7 +221,7 @@ def limits_text(family: int, seeds: int) -> str:
     powers = [find_power(LARGE_EFFECT, seeds, level) for level in (SIGNIFICANCE, SIGNIFICANCE / family)]
     one = f"one of {family} refutes" if family > 1 else "it refutes"
     return (
-        f" (a cell passes from t {passing:.3g} on, {one} from t −{refuting:.3g} on: power {powers[0]:.2f} and "
+        f" (a cell passes where t > {passing:.3g}, {one} where t < −{refuting:.3g}: power {powers[0]:.2f} and "
         f"{powers[1]:.2f} for a difference of {LARGE_EFFECT:g} standard deviations)"
     )
 
