@@ -279,12 +279,13 @@ def moved(rule: ClaimRule, names: dict[str, str], subject: str) -> int | None:
     text = fill_names(rule.d, names)
     formula = Formula(text, rule.metric)
     raised = {name: bool(re.search(subject, term_text(t))) for name, t in formula.terms.items()}
-    if not any(raised.values()) or (all(raised.values()) and (len(raised) > 1 or text.count("[") > 1)):
+    if not any(raised.values()) or (all(raised.values()) and len(raised) > 1):
         return None
     before, after = (
         formula({name: example(t, text, size * raised[name]) for name, t in formula.terms.items()}) for size in (0, 0.2)
     )
-    return int(np.sign(after - before))
+    itself = after == before and len(raised) == 1  # a configuration beside itself
+    return None if itself else int(np.sign(after - before))
 
 
 def term_text(t: Term) -> str:
