@@ -166,7 +166,7 @@ def rule_terms(rule: ClaimRule) -> list[Term]:
 def cell_terms(rule: ClaimRule, names: Mapping[str, str]) -> list[Term]:
     """All terms of one cell of a rule, each once."""
     steps = fill_names(rule.along, names).split() or [""]
-    texts = [fill_names(rule.d, names | {"step": step}) for step in steps]
+    texts = [fill_names(rule.d, {**names, "step": step}) for step in steps]
     texts += [fill_names(rule.b, names)] if rule.b else []
     return list(dict.fromkeys(t for text in texts for t in Formula(text, rule.metric).terms.values()))
 

@@ -104,4 +104,5 @@ def cell_values(name: str, values: Any, lists: Mapping[str, Any]) -> Sequence[An
     """The values that a name takes over the cells; `d` is the expression of those cells, where rules mix several."""
     if name == "d":
         return [values]
-    return lists[values] if isinstance(values, str) else values
+    found: Sequence[Any] = lists[values] if isinstance(values, str) else values
+    return found
