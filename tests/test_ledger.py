@@ -955,7 +955,7 @@ def test_missing_runs_are_readable() -> None:
     assert str(MissingRuns(1, 30_000_000)) == "1 run, 30 M samples, time unknown"
     half_an_hour = Estimate(1800, 1200, 7200)
     assert str(MissingRuns(540, 3_020_000_000, half_an_hour, "a GPU")) == (
-        "540 runs, 3.02 G samples, 30 min (20 min to 2 h) on a GPU"
+        "540 runs, 3.02 G samples, 30 min (20 to 120 min) on a GPU"
     )
 
 
@@ -1009,6 +1009,10 @@ def test_every_printed_number_and_claim_of_the_papers_is_on_the_page() -> None:
     for folder in PAPERS.iterdir():
         for row in read_printed(folder):
             assert f"| {row.case} | {row.method} | {row.metric} | {row.value}" in text, row
+    for e in papers.experiments().values():
+        for key, choice in e.choices.items() if (PAPERS / e.paper / "claims.toml").exists() else ():
+            assert f"{key}: {choice}" in text, (e.id, key)  # nothing is chosen in silence
+    assert "no cause looked for yet" not in text
 
 
 @pytest.mark.slow

@@ -63,7 +63,15 @@ def long_duration(seconds: float | None) -> str:
     if seconds is None:
         return "unknown"
     text = duration(seconds) if seconds < HOURS_FROM else f"{seconds / 3600:.3g} h"
-    return f"{text} ({long_duration(seconds.low)} to {long_duration(seconds.high)})" if is_range(seconds) else text
+    return f"{text} ({range_text(seconds)})" if is_range(seconds) else text
+
+
+def range_text(estimate: Estimate) -> str:
+    """The range of an estimate with two digits, in the unit of the estimate itself."""
+    unit, length = ("ms", 0.001) if estimate < 1 else ("s", 1) if estimate < 100 else ("min", 60)
+    unit, length = ("h", 3600) if estimate >= HOURS_FROM else (unit, length)
+    low, high = (f"{v:.0f}" if v >= 10 else f"{v:.2g}" for v in (estimate.low / length, estimate.high / length))
+    return f"{low} to {high} {unit}"
 
 
 def is_range(seconds: float) -> TypeGuard[Estimate]:
@@ -79,7 +87,8 @@ def experiment_list(entries: Iterable[ExperimentEntry], device: str) -> Renderab
     for heading in ("runs", "samples", f"on an\n{device}"):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:
-        cost = [str(entry.runs), short_count(entry.samples), long_duration(entry.seconds)] if entry.runs else ["–"] * 3
+        time = long_duration(entry.seconds).replace(" (", "\n(")  # the range in a line of its own
+        cost = [str(entry.runs), short_count(entry.samples), time] if entry.runs else ["–"] * 3
         table.add_row(entry.id, Text.assemble(entry.title, "\n", (entry.where, QUIET)), *cost)
     note = (
         "Runs and samples at full scale and with the published seeds; times follow from measured speeds, and eight "
