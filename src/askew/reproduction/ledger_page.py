@@ -151,7 +151,7 @@ i.none, b.none { background: var(--none) } i.never, b.never { background: var(--
 .claims small { color: var(--soft); font-weight: 600 }
 .where { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; margin-top: .2rem }
 .claims .pill { color: #fff; border-radius: 999px; padding: .15rem .6rem; font-size: .78rem; font-weight: 600;
-  white-space: nowrap }
+  display: inline-block }
 .numbers td { white-space: nowrap } .numbers tbody th { min-width: 7rem; font-weight: 500 }
 .numbers td:last-child { white-space: normal; min-width: 13rem }
 .numbers code { font-size: .72rem; line-height: 1.3; color: var(--soft) }
