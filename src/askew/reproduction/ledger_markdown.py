@@ -28,8 +28,8 @@ not hold if it
   implies one that does not.
 - **needs**: the cheapest runs that would decide an open claim, with their time (from measured speeds) and its range. \
 A cell that points
-  the other way is taken to the number of seeds at which it refutes the claim in eight of ten trials, if its difference \
-stays as it is.
+  the other way is taken to the number of seeds at which it refutes the claim in eight of ten trials, if its \
+difference stays as it is.
 - **Paper**: do the paper's own numbers support its claim? n/a: it prints none.
 - Below every table: what the paper leaves open and what was done, and why ours is more than two points of accuracy \
 from a printed
