@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,19 @@ import numpy as np
 import pytest
 
 from askew.reproduction import papers
-from askew.reproduction.claim_rules import FAILS, HOLDS, UNDECIDED, RuleEvaluator, combine_findings
-from askew.reproduction.claims import read_claims
-from askew.reproduction.expressions import RecordedCurve, Term
+from askew.reproduction.claim_rules import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    ClaimRule,
+    RuleEvaluator,
+    combine_findings,
+    fill_names,
+    has_cell,
+)
+from askew.reproduction.claims import Claim, read_claims
+from askew.reproduction.expressions import TERM, Formula, RecordedCurve, Term, parse_term
+from askew.reproduction.results import CURVES
 
 PAPERS = Path(__file__).parent.parent / "papers"
 CLAIMS = {claim.id: claim for folder in sorted(PAPERS.iterdir()) for claim in read_claims(folder)}
@@ -201,3 +214,120 @@ def test_the_round_that_is_compared_is_the_one_that_is_named() -> None:
         return curve(there, there, there, there, 50 - there, there)
 
     assert verdict("mldl24-21", value) == FAILS
+
+
+# the rules beside what the claims state -------------------------------------------------------------------------
+
+STATED = list(csv.DictReader((PAPERS / "rules.csv").read_text("utf-8").splitlines()))
+ROUNDS = np.arange(10, 2001, 10)
+
+
+def test_every_claim_is_decided_as_it_states() -> None:
+    """Comparisons in a family, seeds, thresholds and readings are those of the table of rules, for all claims."""
+    stated = [tuple(row[key] for key in ("claim", "reading", "test", "comparisons", "seeds")) for row in STATED]
+    ours = [
+        (claim.id, rule.reading, rule.test, str(len(rule.cells)), str(1 if is_counted(rule) else rule.seeds))
+        for claim in CLAIMS.values()
+        for rule in claim.rules
+    ]
+    assert sorted(ours) == sorted(stated)
+    untestable = {claim.id for claim in CLAIMS.values() if not claim.rules}
+    assert len(CLAIMS) == 155 and len({row["claim"] for row in STATED} | untestable) == 155
+
+
+def is_counted(rule: ClaimRule) -> bool:
+    """Whether a rule needs no repetition."""
+    return rule.test in ("custom", "fact")
+
+
+STATED_RULES = [
+    (row, rule)
+    for claim in CLAIMS.values()
+    for row, rule in zip([r for r in STATED if r["claim"] == claim.id], claim.rules, strict=True)
+]
+
+
+def test_thresholds_are_those_that_the_claims_state() -> None:
+    for row, rule in STATED_RULES:
+        numbers = [float(word) for word in row["threshold"].split(" to ") if word]
+        known = {rule.bound, rule.low, rule.high, rule.more, rule.tie, rule.below}
+        for names in rule.cells if rule.d else ():
+            text = TERM.sub("0", fill_names(rule.d, names | {"step": "0"}))
+            known |= {n.value for n in ast.walk(ast.parse(text.strip(), mode="eval")) if isinstance(n, ast.Constant)}
+        assert set(numbers) <= known, (row, known)
+        if rule.test in ("above", "sign") and rule.below is None and not rule.tie:
+            assert rule.bound in (0, *numbers), row
+
+
+@pytest.mark.parametrize("id", sorted({row["claim"] for row in STATED}))
+def test_comparisons_point_the_way_that_the_claim_states(id: str) -> None:
+    """A larger number, or a higher curve, of what the table names moves each comparison as it says."""
+    for row, rule in STATED_RULES:
+        if row["claim"] != id or not row["direction"]:
+            continue
+        if rule.test == "trend":
+            way, _, along = row["direction"].partition(" ")
+            assert rule.sign == (1 if way == "rises" else -1) and along in ("along", rule.along)
+            continue
+        for part in row["direction"].split(";"):
+            signs = {moved(rule, names, part[1:]) for names in rule.cells} - {None}
+            assert signs == {1 if part[0] == "+" else -1}, (part, signs)
+
+
+def moved(rule: ClaimRule, names: dict[str, str], subject: str) -> int | None:
+    """The sign of a comparison's change where the terms that match are raised; None if none or all of them do."""
+    text = fill_names(rule.d, names)
+    formula = Formula(text, rule.metric)
+    raised = {name: bool(re.search(subject, term_text(t))) for name, t in formula.terms.items()}
+    if not any(raised.values()) or (all(raised.values()) and len(raised) > 1):
+        return None
+    before, after = (
+        formula({name: example(t, text, size * raised[name]) for name, t in formula.terms.items()}) for size in (0, 0.2)
+    )
+    itself = after == before and len(raised) == 1  # a configuration beside itself
+    return None if itself else int(np.sign(after - before))
+
+
+def term_text(t: Term) -> str:
+    return f"{t.experiment}: {t.case} | {t.method} @ {t.hyper} | {t.metric}"
+
+
+def example(t: Term, text: str, size: float) -> Any:
+    """A number or curve of a term, raised by a size; jitter is raised by noise, and losses by their slope."""
+    if t.metric.startswith(("coverages", "set_sizes")):
+        values = np.linspace(0.99, 0.2, 80) if t.metric.startswith("coverages") else np.linspace(5, 1, 80) + size
+        return RecordedCurve(np.arange(80), values)
+    if t.metric == "loss":
+        return RecordedCurve(ROUNDS, 1 + (ROUNDS / 1000 - 1) ** 2 + size * ROUNDS / 1000)
+    if t.metric in CURVES or t.metric == "drift_relative":
+        lift = (-1.0) ** np.arange(len(ROUNDS)) if "jitter(" in text else np.minimum(ROUNDS / 20, 5)
+        return RecordedCurve(ROUNDS, 99.5 * (1 - np.exp(-ROUNDS / 300)) + size * lift)
+    return t.sign * (50 + 5 * size)
+
+
+def test_a_claim_names_every_claim_whose_comparisons_are_among_its_own() -> None:
+    known = {id: comparisons(claim) for id, claim in CLAIMS.items()}
+    for id, claim in CLAIMS.items():
+        among = {other for other, its in known.items() if other != id and its and known[id] and its <= known[id]}
+        assert set(claim.implies) == among, id
+
+
+def comparisons(claim: Claim) -> set[tuple[str, float]]:
+    """The differences that must be above a bound, with the experiments that have their runs; empty if it has others."""
+    found = set[tuple[str, float]]()
+    evaluator = RuleEvaluator(InventedEvidence(lambda t: 0.0), claim.experiments, {})  # type: ignore[arg-type]
+
+    def resolved(match: re.Match[str], metric: str) -> str:
+        t = parse_term(match[1], metric)
+        owner, known = evaluator.owner(t), papers.experiments()
+        while known[owner].runs:
+            owner = next(o for o in known[owner].runs if has_cell(known, known[o], t.case, t.method))
+        return str(tuple(t._replace(experiment=owner)))
+
+    for rule in claim.rules:
+        if rule.test != "above" or rule.tie:
+            return set()
+        for names in rule.cells:
+            d = TERM.sub(lambda match, metric=rule.metric: resolved(match, metric), fill_names(rule.d, names))
+            found.add((d, rule.bound))
+    return found

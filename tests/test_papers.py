@@ -28,9 +28,9 @@ from askew.experiment.store import Record, Run
 from askew.reproduction import papers
 from askew.reproduction.comparison import TableCell, table_cells
 from askew.reproduction.cost import (
-    ROUGH_SPEEDS,
     estimate_memory,
     estimate_seconds,
+    experiment_cost,
     run_cost,
     training_speeds,
 )
@@ -51,6 +51,8 @@ from askew.reproduction.plan import Reproduction, chosen_points, prepare_reprodu
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.reproduce import memory_batches, reproduce, run_missing
 from askew.reproduction.results import (
+    Provenance,
+    ResultRow,
     metrics_by_run,
     parse_curve,
     read_results,
@@ -58,6 +60,9 @@ from askew.reproduction.results import (
     result_rows,
     run_command,
     run_metrics,
+    run_provenance,
+    source_commit,
+    source_hash,
     write_results,
 )
 from askew.reproduction.worked_examples import global_models, least_squares, worked_example
@@ -663,6 +668,39 @@ def test_results_are_merged_by_run_and_metric(tmp_path: Path) -> None:
         read_results(tmp_path)
 
 
+def test_results_say_how_they_were_computed(tmp_path: Path) -> None:
+    p = plan_runs(find_experiment("feddpc/fig6"), "smoke")[0]
+    quick = p._replace(config=replace(p.config, engine=EngineSettings(dtype="tf32", compile=True)))
+    run = run_of(quick.config, rounds_of([0.1, 0.2]))
+    run.facts |= {"torch": "9.9", "device": "a GPU"}
+    write_results(tmp_path, result_rows(quick, run))
+    rows = read_results(tmp_path)
+    made = run_provenance(rows)[p.key]
+    assert (made.torch, made.device, made.dtype, made.compiled) == ("9.9", "a GPU", "tf32", True)
+    assert made.date and made.source == source_hash() and made.commit == (source_commit() or None)
+    assert result_digest(Config.build(made.config or {})) == p.digest  # the whole configuration, without defaults
+    assert all("--dtype tf32 --compile" in row.command for row in rows)
+    assert "provenance" not in metrics_by_run(rows)[p.key]  # it is no number
+    [path] = tmp_path.glob("*.csv")
+    path.write_text(path.read_text().replace('""torch"":', "torch:"))
+    with pytest.raises(StoreError, match=r"line \d+ is not a result"):
+        read_results(tmp_path)
+
+
+def test_older_results_say_what_is_not_recorded_and_get_a_whole_command(tmp_path: Path) -> None:
+    p = plan_runs(find_experiment("feddpc/fig6"), "smoke")[0]
+    row = timed(p, "best_accuracy", "0.5", "NVIDIA H200, tf32, compiled")
+    old = [row._replace(command="askew reproduce feddpc/fig6 --scale full --seeds 1 --only 'method=FedDPC λ 1'")]
+    write_results(tmp_path, old)
+    [read] = read_results(tmp_path)
+    assert run_provenance([read])[p.key] == Provenance()
+    assert read.command == (
+        "askew reproduce feddpc/fig6 --scale full --dtype tf32 --compile --seeds 1 --only 'method=FedDPC λ 1'"
+    )
+    write_results(tmp_path, [read])
+    assert read_results(tmp_path) == [read]
+
+
 def test_a_stored_command_plans_that_run_alone() -> None:
     for p in plan_runs(find_experiment("feddpc/table2"), "smoke", 2)[-3:]:
         words = run_command(p).replace("'", "").split()
@@ -738,14 +776,36 @@ def test_what_a_run_at_full_scale_costs() -> None:
     assert estimate_memory(config) == pytest.approx(
         4 * 797_962 * (100 * 2 + 100 * 2 + 2 + 1), rel=0.02
     )  # uploads, states, server
-    assert estimate_seconds([config], "an abacus", training_speeds()) is None
+    assert estimate_seconds([config], "an abacus", training_speeds([])) is None
 
 
-def test_measured_speeds_come_before_rough_ones(desk: Path) -> None:
-    id = "mldl24/central-shakespeare"
-    reproduce(id, "smoke", out=desk / "runs", results=desk / "results")
-    speeds = training_speeds(r for r in read_results(desk / "results") if r.experiment == id)
-    assert speeds["cpu", "mlp"] > 0 and speeds["NVIDIA H200", "cnn64"] == ROUGH_SPEEDS["NVIDIA H200"]["cnn64"]
+def timed(planned: PlannedRun, metric: str, seconds: str, device: str = "a GPU, tf32") -> ResultRow:
+    where = planned.digest, planned.experiment, "full", planned.case, planned.method, hyper_text(planned.hyper)
+    return ResultRow(*where, planned.seed, metric, seconds, device, "0", "askew …")
+
+
+def test_times_follow_from_measured_rounds_with_their_spread() -> None:
+    e = find_experiment("feddpc/fig6")
+    one, two, three, four, _ = runs = plan_runs(e)  # of 5,000 samples a round, 400 rounds
+    shared = [timed(one, "seconds_shared", "0.01"), timed(two, "seconds_shared", "0.01")]  # together: 5e5 a second
+    rows = [*shared, timed(three, "seconds_shared", "0.02"), timed(four, "seconds_per_round", "9")]  # 2.5e5; alone
+    speeds = training_speeds(rows)
+    found = estimate_seconds([four.config], "a GPU", speeds)
+    seconds = (2_000_000 + 4_000_000 / 3) / (15_000 / 0.04)  # what is evaluated counts a third
+    assert found == pytest.approx(seconds)
+    wide = math.exp(1.28 * math.log(2) / math.sqrt(2))  # the standard deviation of two logarithms
+    assert found is not None and (found.low, found.high) == pytest.approx((seconds / wide, seconds * wide))
+    whole = experiment_cost(e, "full", "a GPU", speeds)  # the list and the plan have one price
+    assert whole.seconds == pytest.approx(estimate_seconds([p.config for p in runs], "a GPU", speeds) or 0)
+    assert estimate_seconds([four.config], "cpu", speeds) is None
+    [other] = plan_runs(find_experiment("fedpmvr/table1"), "full", 1, ["cifar10-cnn-0.1", "FedAvg"])
+    guess = estimate_seconds([other.config], "a GPU", speeds)  # the same network with another load, so less is known
+    assert guess is not None and guess == pytest.approx(run_cost(other.config).weight / 375_000)
+    assert guess.high / guess >= 0.999 * found.high / found
+    alone = training_speeds([timed(four, "seconds_per_round", "0.5")])
+    assert estimate_seconds([four.config], "a GPU", alone) == pytest.approx((2_000_000 + 4_000_000 / 3) / 10_000)
+    gone = timed(one, "seconds_shared", "0.01")._replace(experiment="feddpc/gone")
+    assert estimate_seconds([one.config], "a GPU", training_speeds([gone])) is None
 
 
 # small examples -------------------------------------------------------------------------------------------------
@@ -785,7 +845,10 @@ def run_command_line(capsys: pytest.CaptureFixture[str], *words: str | Path) -> 
     return code, *capsys.readouterr()
 
 
-def test_the_list_of_experiments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_experiments(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no speed was measured
     code, out, _ = run_command_line(capsys, "list", "experiments", "--json")
     entries = {entry["id"]: entry for entry in json.loads(out)}
     assert (

@@ -43,6 +43,7 @@ class ClaimCell(NamedTuple):
     name: str
     values: list[float]
     missing: tuple[Term, ...] = ()  # terms that no run has
+    undefined: int = 0  # seeds that were run and at which it has no value, such as a level that is never reached
 
     @property
     def n(self) -> int:
@@ -71,12 +72,17 @@ class ClaimRule(NamedTuple):
     cells: tuple[dict[str, str], ...]
     metric: str = "best_accuracy"
     what: str = ""  # of a rule that stands beside a claim
+    reading: str = ""  # the reading of the paper that it is about; each has a verdict of its own
+    seeds: int = MIN_SEEDS  # a cell with fewer decides nothing
+    refutes: bool = True  # whether it can refute a claim; otherwise it can only keep one from holding
     bound: float = 0.0  # above: what the mean must exceed
+    below: float | None = None  # above: what a refuting mean lies below, if not the bound
     strict: bool = True  # above: all differences 0 refute it
     tie: float = 0.0  # above: a cell whose mean |d| is smaller passes
     low: float = -math.inf  # similar, between: the range
     high: float = math.inf
     errors: Sequence[float] = (1, 2)  # between: standard errors by which a mean may be out, and by which it refutes
+    interval: float = 0.0  # between: the level of a t-interval that refutes where it lies outside, instead of errors
     sign: int = 1  # trend
     along: str = ""  # trend: the values of {step}, in order
     b: str = ""  # welch: the other sample
@@ -118,7 +124,8 @@ class RuleEvaluator:
         numbers = [formula({name: by_seed[seed] for name, by_seed in values.items()}) for seed in seeds]
         missing = tuple(t for name, t in formula.terms.items() if not values[name])
         title = " · ".join(value for name, value in names.items() if name not in rule.hidden) or "all"
-        return ClaimCell(title, finite_values(numbers), missing)
+        found = finite_values(numbers)
+        return ClaimCell(title, found, missing, len(numbers) - len(found))
 
     def cells(self, rule: ClaimRule, d: str = "") -> list[ClaimCell]:
         """All cells of a rule, of its own expression or of another."""
@@ -127,7 +134,9 @@ class RuleEvaluator:
     def evaluate(self, rule: ClaimRule) -> Finding:
         """The rule's finding; "not run" where no cell has a number."""
         finding = RULE_TESTS[rule.test](self, rule)
-        if not finding.cells or any(c.n for c in finding.cells):
+        if finding.verdict == FAILS and not rule.refutes:
+            finding = finding._replace(verdict=UNDECIDED)
+        if not finding.cells or any(c.n or c.undefined for c in finding.cells):
             return finding
         unrecorded = sorted({t.metric for c in finding.cells for t in c.missing if self.is_unrecorded(t)})
         evidence = f"the runs there are lack {', '.join(unrecorded)}" if unrecorded else ""
@@ -151,14 +160,15 @@ def has_cell(known: Mapping[str, Experiment], e: Experiment, case: str, method: 
 
 def rule_terms(rule: ClaimRule) -> list[Term]:
     """All terms of a rule, each once."""
-    found: dict[Term, None] = {}
-    for names in rule.cells if rule.d else ():
-        steps = fill_names(rule.along, names).split() or [""]
-        texts = [fill_names(rule.d, names | {"step": step}) for step in steps]
-        texts += [fill_names(rule.b, names)] if rule.b else []
-        for text in texts:
-            found |= dict.fromkeys(Formula(text, rule.metric).terms.values())
-    return list(found)
+    return list(dict.fromkeys(t for names in (rule.cells if rule.d else ()) for t in cell_terms(rule, names)))
+
+
+def cell_terms(rule: ClaimRule, names: Mapping[str, str]) -> list[Term]:
+    """All terms of one cell of a rule, each once."""
+    steps = fill_names(rule.along, names).split() or [""]
+    texts = [fill_names(rule.d, {**names, "step": step}) for step in steps]
+    texts += [fill_names(rule.b, names)] if rule.b else []
+    return list(dict.fromkeys(t for text in texts for t in Formula(text, rule.metric).terms.values()))
 
 
 def fill_names(text: str, names: Mapping[str, str]) -> str:
@@ -178,9 +188,17 @@ def finite_values(values: Sequence[float]) -> list[float]:
 
 
 def combine_findings(findings: Sequence[Finding]) -> str:
-    """The verdict on a claim from those on its rules."""
+    """The verdict on a claim, in one reading of the paper, from those on its rules."""
     found = {f.verdict for f in findings}
     return FAILS if FAILS in found else found.pop() if len(found) == 1 else UNDECIDED
+
+
+def reading_verdicts(rules: Sequence[ClaimRule], findings: Sequence[Finding]) -> dict[str, str]:
+    """The verdict on a claim in each reading of the paper, the default reading first; "" where there is but one."""
+    return {
+        reading: combine_findings([f for rule, f in zip(rules, findings, strict=True) if rule.reading == reading])
+        for reading in dict.fromkeys(rule.reading for rule in rules)
+    }
 
 
 # texts of findings ----------------------------------------------------------------------------------------------
@@ -204,8 +222,19 @@ def mean_text(test: MeanTest, bound: float = 0.0) -> str:
 def count_above(cells: Sequence[ClaimCell], bound: float = 0.0) -> str:
     """How many cells have a mean above the bound, and how many were not run."""
     above, measured = sum(c.mean > bound for c in cells if c.n), sum(1 for c in cells if c.n)
-    not_run = f", {len(cells) - measured} not run" if measured < len(cells) else ""
-    return f"{above} of {measured} cell{'s' * (measured != 1)} {f'above {bound:g}' if bound else 'by sign'}{not_run}"
+    sign = f"above {bound:g}" if bound else "by sign"
+    return f"{above} of {measured} cell{'s' * (measured != 1)} {sign}{empty_cells(cells)}"
+
+
+def empty_cells(cells: Sequence[ClaimCell]) -> str:
+    """How many cells have no number, in words: those that were not run, and those where the runs reach none."""
+    undefined = [c for c in cells if not c.n and c.undefined]
+    not_run = sum(not c.n for c in cells) - len(undefined)
+    text = f", {not_run} not run" if not_run else ""
+    if undefined:
+        names = ", ".join(c.name for c in undefined[:MAX_CELLS])
+        text += f", {len(undefined)} without a value though run, as a level is out of reach ({names})"
+    return text
 
 
 def cell_list(cells: Sequence[ClaimCell], text: Callable[[ClaimCell], str]) -> str:
@@ -248,20 +277,30 @@ def check_above(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """Every cell's mean is above the bound; one that is below, after Holm over the cells, refutes it."""
     cells = evaluator.cells(rule)
     tests = [paired_test([v - rule.bound for v in c.values]) for c in cells]
-    adjusted = holm_adjust([test.p_below for test in tests])
+    reversals = tests
+    if rule.below is not None:
+        reversals = [paired_test([v - rule.below for v in c.values]) for c in cells]
+    adjusted = holm_below(reversals, rule.seeds)
     passes, fails = [], []
-    for c, test, p in zip(cells, tests, adjusted, strict=True):
-        tied = rule.tie > 0 and test.n >= MIN_SEEDS and fmean(map(abs, c.values)) < rule.tie
-        passes.append(tied or test.is_above or (test.is_zero and not rule.strict))
-        fails.append(not tied and ((test.is_below and p < SIGNIFICANCE) or (test.is_zero and rule.strict)))
+    for c, test, reversal, p in zip(cells, tests, reversals, adjusted, strict=True):
+        enough = c.n >= rule.seeds
+        tied = rule.tie > 0 and enough and fmean(map(abs, c.values)) < rule.tie
+        passes.append(tied or (enough and (test.is_above or (test.is_zero and not rule.strict))))
+        reverse = (reversal.is_below and p < SIGNIFICANCE) or (reversal.is_zero and rule.strict)
+        fails.append(enough and not tied and reverse)
     parts = [count_above(cells, rule.bound), *extreme_cells(cells, tests, adjusted, rule.bound)]
     return Finding(cells_verdict(passes, fails), paired_test_name(cells), "; ".join(parts), tuple(cells))
+
+
+def holm_below(tests: Sequence[MeanTest], seeds: int = MIN_SEEDS) -> list[float]:
+    """The p-values of "below" after Holm over all cells; a cell with too few seeds counts, and its p-value is 1."""
+    return holm_adjust([test.p_below if test.n >= seeds else 1.0 for test in tests])
 
 
 def check_sign(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """A condition beside a test: every cell's mean is above the bound. Where it is not, nothing is decided."""
     cells = evaluator.cells(rule)
-    found = cells_verdict([c.n >= MIN_SEEDS and c.mean > rule.bound for c in cells], [])
+    found = cells_verdict([c.n >= rule.seeds and c.mean > rule.bound for c in cells], [])
     parts = [*([rule.what] if rule.what else []), count_above(cells, rule.bound)]
     return Finding(found, "by sign", "; ".join(parts), tuple(cells))
 
@@ -272,6 +311,7 @@ def check_similar(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     answers = [is_within(c.values, rule.low, rule.high) for c in cells]
     inside = f"{sum(a is True for a in answers)} of {len(cells)} intervals inside {rule.low:.3g} to {rule.high:.3g}"
     intervals = cell_list(cells, lambda c: "{:.3g} to {:.3g}".format(*t_interval(c.values)))
+    inside += empty_cells(cells)
     found = cells_verdict([a is True for a in answers], [a is False for a in answers])
     return Finding(found, "two one-sided t, 90% interval", f"{inside}; {intervals}", tuple(cells))
 
@@ -288,7 +328,7 @@ def check_trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
             pairs.append(cell._replace(name=f"{cell.name}, {x} to {y}"))
     slope_tests, pair_tests = ([paired_test(c.values) for c in cells] for cells in (slopes, pairs))
     tests = [*slope_tests, *pair_tests]
-    adjusted = holm_adjust([test.p_below for test in tests])
+    adjusted = holm_below(tests)
     passes = [test.is_above for test in slope_tests]
     passes += [not test.is_below and test.n >= MIN_SEEDS for test in pair_tests]
     fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
@@ -332,10 +372,15 @@ def check_between(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     for c in cells:
         error = stdev(c.values) / c.n**0.5 if c.n > 1 else 0.0
         out = max(rule.low - c.mean, c.mean - rule.high, 0.0) if c.n else math.inf
-        passes.append(c.n >= MIN_SEEDS and out <= rule.errors[0] * error)
-        fails.append(c.n >= MIN_SEEDS and out > rule.errors[1] * error and not passes[-1])
+        passes.append(c.n >= rule.seeds and out <= rule.errors[0] * error)
+        refuted = out > rule.errors[1] * error
+        if rule.interval and c.n:
+            left, right = t_interval(c.values, rule.interval)
+            refuted = left > rule.high or right < rule.low
+        fails.append(c.n >= rule.seeds and refuted and not passes[-1])
     means = cell_list(cells, lambda c: f"{c.mean:.3g}")
-    name = f"mean in {rule.low:g} to {rule.high:g}, by standard errors"
+    by = f"{100 * rule.interval:g}% interval" if rule.interval else "standard errors"
+    name = f"mean in {rule.low:g} to {rule.high:g}, by {by}"
     return Finding(cells_verdict(passes, fails), name, means, tuple(cells))
 
 
@@ -366,7 +411,7 @@ def check_unpaired(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """The mean of `d` is above that of `b`, which comes from other data."""
     firsts, seconds = evaluator.cells(rule), evaluator.cells(rule, rule.b)
     tests = [welch_test(a.values, b.values) for a, b in zip(firsts, seconds, strict=True)]
-    adjusted = holm_adjust([test.p_below for test in tests])
+    adjusted = holm_below(tests)
     fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
     cells = [
         a._replace(values=a.values if b.n else [], missing=a.missing + b.missing)
@@ -382,7 +427,24 @@ def check_fact(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     cells = evaluator.cells(rule)
     true = [all(c.values) for c in cells if c.n]
     found = cells_verdict([bool(c.n) and all(c.values) for c in cells], [not t for t in true])
-    return Finding(found, "counted", f"true in {sum(true)} of {len(true)} cells", tuple(cells))
+    counts = f"true in {sum(true)} of {len(true)} cell{'s' * (len(true) != 1)}{empty_cells(cells)}"
+    return Finding(found, "counted", counts, tuple(cells))
+
+
+def check_flat(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """Refuted where the 90% intervals of all cells lie inside the range; otherwise other rules decide."""
+    cells = evaluator.cells(rule)
+    if any(c.n < rule.seeds for c in cells):
+        return Finding(UNDECIDED, "two one-sided t, 90% interval", count_seeds_of(cells), tuple(cells))
+    flat = all(is_within(c.values, rule.low, rule.high) for c in cells)
+    intervals = cell_list(cells, lambda c: "{:.3g} to {:.3g}".format(*t_interval(c.values)))
+    what = f"{'' if flat else 'not '}flat within {rule.low:.3g} to {rule.high:.3g}; {intervals}"
+    return Finding(FAILS if flat else HOLDS, "two one-sided t, 90% interval", what, tuple(cells))
+
+
+def count_seeds_of(cells: Sequence[ClaimCell]) -> str:
+    """The fewest seeds of any cell, in words."""
+    return f"{min(c.n for c in cells)} seeds at least"
 
 
 def report_cells(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
@@ -417,6 +479,7 @@ RULE_TESTS: dict[str, Callable[[RuleEvaluator, ClaimRule], Finding]] = {
     "count": check_count,
     "welch": check_unpaired,
     "fact": check_fact,
+    "flat": check_flat,
     "custom": run_claim_check,
     "report": report_cells,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from .papers import refuse_unknown_keys
 
 KINDS = ("ordering", "trend", "value", "ablation", "cost", "robustness", "theory-not-testable")
 CLAIM_SCALES = ("full", "reduced")  # scales at which claims are decided; smoke decides nothing
-CLAIM_KEYS = ("id", "where", "text", "experiments", "kind", "printed", "control", "rule", "beside", "needs")
+CLAIM_KEYS = ("id", "where", "text", "experiments", "kind", "printed", "control", "rule", "beside", "needs", "implies")
 RULE_KEYS = sorted({"each", "let", *ClaimRule._fields} - {"cells"})
 
 
@@ -32,6 +32,7 @@ class Claim(NamedTuple):
     rules: tuple[ClaimRule, ...]
     beside: tuple[ClaimRule, ...]  # controls and readings, reported beside the verdict
     needs: str  # of a claim without rules: what it would take
+    implies: tuple[str, ...] = ()  # ids of claims whose comparisons are all among its own
 
     @property
     def scales(self) -> tuple[str, ...]:
@@ -72,6 +73,7 @@ def claim_from_table(table: Mapping[str, Any], lists: Mapping[str, Any]) -> Clai
         rules=tuple(rule_from_table(r, lists, table["id"]) for r in (rules if isinstance(rules, list) else [])),
         beside=tuple(rule_from_table({"test": "report"} | r, lists, table["id"]) for r in table.get("beside", [])),
         needs=table.get("needs", ""),
+        implies=tuple(table.get("implies", ())),
     )
 
 
@@ -87,12 +89,20 @@ def rule_from_table(table: Mapping[str, Any], lists: Mapping[str, Any], owner: s
     cells = [
         dict(zip(span, values, strict=True)) | let
         for span in (spans if isinstance(spans, list) else [spans])
-        for values in product(*(lists[v] if isinstance(v, str) else v for v in span.values()))
+        for values in product(*(cell_values(name, v, lists) for name, v in span.items()))
     ]
     settings = {k: v for k, v in table.items() if k not in ("each", "let")}
     return ClaimRule(
-        d=settings.pop("d", ""),
+        d=settings.pop("d", "{d}" if any("d" in cell for cell in cells) else ""),
         cells=tuple({k: str(v) for k, v in cell.items()} for cell in cells),
-        hidden=tuple(let),
+        hidden=(*let, "d"),
         **settings,
     )
+
+
+def cell_values(name: str, values: Any, lists: Mapping[str, Any]) -> Sequence[Any]:
+    """The values that a name takes over the cells; `d` is the expression of those cells, where rules mix several."""
+    if name == "d":
+        return [values]
+    found: Sequence[Any] = lists[values] if isinstance(values, str) else values
+    return found

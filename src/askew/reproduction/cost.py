@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from statistics import median
+from pathlib import Path
+from statistics import median, stdev
 from typing import NamedTuple
 
 import torch
@@ -20,21 +21,17 @@ from ..experiment import catalogue
 from ..experiment.config import Config
 from ..models import Network
 from ..participation import Bernoulli, CohortParticipation
-from .papers import Experiment, build_config, find_experiment, hyper_text, run_specs, settings_tables
-from .results import ResultRow
+from .papers import Experiment, RunSpec, build_config, find_experiment, hyper_text, run_specs, settings_tables
+from .results import ResultRow, read_results
 
-# Samples trained in a second where a GPU is full of runs, by device and network: rough, until results say better.
-ROUGH_SPEEDS: dict[str, dict[str, float]] = {
-    "NVIDIA H200": {
-        **dict.fromkeys(("lenet", "lenet_pmvr", "mlp", "softmax", "cnn"), 2e6),
-        "cnn64": 5e5,
-        "resnet18": 4e4,
-    }
-}
 # Tables of a configuration on which the cost of a run depends, besides the length of local training.
 COST_TABLES = ("rounds", "data", "partition", "participation", "model", "evaluation")
-# Metrics that tell a round's time, in the order of preference: where both are there, the last one, of a full device.
-TIME_METRICS = ("seconds_per_round", "seconds_shared")
+RESULTS = Path("results")  # where `askew reproduce` stores results by default
+SHARED_TIME, OWN_TIME = "seconds_shared", "seconds_per_round"  # of runs that shared a device, and of one alone
+COST_SETTINGS = ("rounds", "local.steps", "local.batch", "local.epochs")  # tuned settings that change a run's cost
+USUAL_SPREAD = 0.3  # standard deviation of the logarithm of a speed, where too little was measured to tell
+LEAST_SPREAD = 0.1  # of it: machines are never busier or idler by less
+RANGE = 1.28  # standard deviations on either side of an estimate: eight of ten lie inside
 EVALUATIONS_PER_TRAINING = 3  # samples that are evaluated in the time that one is trained
 SHAPES = {  # of a sample; (3, 32, 32) where not listed
     "mnist": (1, 28, 28),
@@ -89,6 +86,7 @@ def mean_participants(config: Config) -> float:
     return rule.fraction * clients if isinstance(rule, Bernoulli) else clients
 
 
+@cache
 def run_cost(config: Config) -> RunCost:
     """What a run costs; random sizes are taken at their means.
 
@@ -125,28 +123,150 @@ def network_name(config: Config) -> str:
     return str(config.tables()["model"]["name"])
 
 
-Speeds = Mapping[tuple[str, str], float]  # samples trained in a second, by device and network
+Workload = tuple[str, str, int, int | None, int]  # network, data, participants, batch, and local steps or epochs
 
 
-def training_speeds(results: Iterable[ResultRow] = ()) -> dict[tuple[str, str], float]:
-    """Samples trained in a second by device and network: the median over measured cases, else the rough ones."""
-    rough = {(device, net): speed for device, speeds in ROUGH_SPEEDS.items() for net, speed in speeds.items()}
-    times = [row for row in sorted(results, key=lambda row: row.metric) if row.metric in TIME_METRICS]
-    measured: dict[tuple[str, str], list[float]] = {}
-    for row in {(row.experiment, row.scale, row.case): row for row in times}.values():
-        with suppress(UnknownName, ConfigError):  # of an experiment that has changed since
-            if config := config_of_row(row):
-                speed = run_cost(config).trained / config.rounds / max(float(row.value), 1e-9)
-                measured.setdefault((row.device.partition(",")[0], network_name(config)), []).append(speed)
-    return rough | {key: median(speeds) for key, speeds in measured.items()}
+@cache
+def workload_of(config: Config) -> Workload:
+    """What a run's speed depends on: runs with the same workload are about as fast."""
+    local = config.local
+    batch = int(local.batch) if local.batch else None
+    return (
+        network_name(config),
+        str(config.tables()["data"]["name"]),
+        1 if config.algorithm.pooled else round(mean_participants(config)),
+        batch,
+        local.steps or -round(local.epochs),
+    )
 
 
-def config_of_row(row: ResultRow) -> Config | None:
-    """The configuration of a stored run; None if its experiment has no such run any more."""
-    for spec in run_specs(find_experiment(row.experiment), row.scale, [row.seed]):
-        if (spec.case.name, spec.method.name, hyper_text(spec.hyper)) == (row.case, row.method, row.hyper):
-            return build_config(spec, row.scale)
-    return None
+class Estimate(float):
+    """A time in seconds that was computed from measured speeds, with a range: eight of ten times lie inside."""
+
+    low: float
+    high: float
+
+    def __new__(cls, seconds: float, low: float, high: float) -> Estimate:
+        self = super().__new__(cls, seconds)
+        self.low, self.high = low, high
+        return self
+
+
+class MeasuredSpeed(NamedTuple):
+    """Samples trained in a second on a device, and the standard deviation of their logarithm."""
+
+    speed: float
+    spread: float
+
+
+class TimedBatch(NamedTuple):
+    """Runs that shared a device at one time: their samples of a round, together, and the seconds of it."""
+
+    samples: float
+    seconds: float
+    rounds: int
+    workloads: frozenset[Workload]
+
+    @property
+    def speed(self) -> float:
+        return self.samples / self.seconds
+
+
+class Speeds:
+    """Measured speeds by device: of every workload that was run, and of every network."""
+
+    def __init__(self, batches: Mapping[str, Sequence[TimedBatch]]) -> None:
+        """`batches` are by device."""
+        self.workloads: dict[tuple[str, Workload], MeasuredSpeed] = {}
+        self.networks: dict[tuple[str, str], MeasuredSpeed] = {}
+        own = list[tuple[str, Workload, list[TimedBatch]]]()
+        for device, its in batches.items():
+            for workload in {w for batch in its for w in batch.workloads}:
+                own.append((device, workload, [batch for batch in its if workload in batch.workloads]))
+        usual = typical_spread([[b.speed for b in its] for _, _, its in own])
+        for device, workload, its in own:
+            speed = sum(b.samples * b.rounds for b in its) / sum(b.seconds * b.rounds for b in its)
+            self.workloads[device, workload] = MeasuredSpeed(
+                speed, max(LEAST_SPREAD, log_spread([b.speed for b in its]) or usual)
+            )
+        by_network: dict[tuple[str, str], list[float]] = {}
+        for (device, workload), measured in self.workloads.items():
+            by_network.setdefault((device, workload[0]), []).append(measured.speed)
+        usual = max(usual, typical_spread(list(by_network.values())))
+        for key, speeds in by_network.items():
+            self.networks[key] = MeasuredSpeed(median(speeds), max(usual, log_spread(speeds) or 0.0))
+
+    def find(self, device: str, config: Config) -> MeasuredSpeed | None:
+        """The speed of a run: of its own workload, else of other workloads with its network; None if unknown."""
+        own = self.workloads.get((device, workload_of(config)))
+        return own or self.networks.get((device, network_name(config)))
+
+
+def log_spread(speeds: Sequence[float]) -> float | None:
+    """The standard deviation of the logarithms; None of fewer than two."""
+    return stdev(map(math.log, speeds)) if len(speeds) > 1 else None
+
+
+def typical_spread(groups: Sequence[Sequence[float]]) -> float:
+    """The root mean square of the groups' spreads; a usual value where no group has two speeds."""
+    spreads = [spread for speeds in groups if (spread := log_spread(speeds)) is not None]
+    return math.sqrt(sum(spread**2 for spread in spreads) / len(spreads)) if spreads else USUAL_SPREAD
+
+
+def training_speeds(results: Iterable[ResultRow] | None = None) -> Speeds:
+    """The speeds that stored results show; those of the folder `results` where none are given."""
+    rows = read_results(RESULTS, leave_out=True) if results is None else results
+    timed = [row for row in rows if row.metric in (SHARED_TIME, OWN_TIME) and float(row.value) > 0]
+    find, batches = StoredConfigs(), dict[tuple[str, ...], list[tuple[ResultRow, Config]]]()
+    for row in timed:
+        if config := find(row):
+            # runs of one batch have one time, which was divided equally among them; runs alone have each their own
+            key = row.experiment, row.scale, row.device, row.metric, row.value
+            batches.setdefault(key, []).append((row, config))
+    found: dict[str, dict[str, list[TimedBatch]]] = {}  # by device and metric
+    for (_, _, device, metric, value), runs in batches.items():
+        costs = [run_cost(config) for _, config in runs]
+        samples = sum(cost.trained / cost.rounds for cost in costs)
+        workloads = frozenset(workload_of(config) for _, config in runs)
+        batch = TimedBatch(samples, len(runs) * float(value), costs[0].rounds, workloads)
+        found.setdefault(device.partition(",")[0], {}).setdefault(metric, []).append(batch)
+    return Speeds({device: preferred_batches(by_metric) for device, by_metric in found.items()})
+
+
+def preferred_batches(by_metric: Mapping[str, Sequence[TimedBatch]]) -> list[TimedBatch]:
+    """Batches that shared a device; those alone, which leave it half idle, only of workloads that no other has."""
+    shared = list(by_metric.get(SHARED_TIME, ()))
+    known = {workload for batch in shared for workload in batch.workloads}
+    return shared + [batch for batch in by_metric.get(OWN_TIME, ()) if not batch.workloads & known]
+
+
+class StoredConfigs:
+    """Finds configurations of stored runs; of runs that cost the same, one is built."""
+
+    def __init__(self) -> None:
+        self.specs: dict[tuple[str, str], dict[tuple[str, ...], RunSpec]] = {}  # by experiment and scale
+        self.built: dict[tuple[str, ...], Config] = {}
+
+    def __call__(self, row: ResultRow) -> Config | None:
+        """The configuration of a row's run, up to its seed and rates; None if its experiment has changed since."""
+        at = row.experiment, row.scale
+        if at not in self.specs:
+            self.specs[at] = {}
+            with suppress(UnknownName, ConfigError):
+                for spec in run_specs(find_experiment(row.experiment), row.scale, [0]):
+                    lengths = cost_settings(hyper_text(spec.hyper))
+                    self.specs[at].setdefault((spec.case.name, spec.method.name, lengths), spec)
+        key = row.case, row.method, cost_settings(row.hyper)
+        if key not in self.specs[at]:
+            return None
+        if (*at, *key) not in self.built:
+            self.built[*at, *key] = build_config(self.specs[at][key], row.scale)
+        return self.built[*at, *key]
+
+
+def cost_settings(hyper: str) -> str:
+    """The part of a grid point, as text, on which the cost of a run depends."""
+    return " ".join(item for item in hyper.split() if item.partition("=")[0] in COST_SETTINGS)
 
 
 class ExperimentCost(NamedTuple):
@@ -154,35 +274,54 @@ class ExperimentCost(NamedTuple):
 
     runs: int
     samples: int
-    seconds: float | None  # None where the speed of a network is not known
+    seconds: Estimate | None  # None where the speed of a network is not known
 
 
 def experiment_cost(e: Experiment, scale: str, device: str, speeds: Speeds) -> ExperimentCost:
     """What a whole experiment costs on a device; of runs that cost the same, one is computed."""
-    known: dict[str, tuple[RunCost, str]] = {}
-    runs, samples, seconds = 0, 0, 0.0
+    known: dict[str, tuple[Config, RunCost]] = {}
+    counts: dict[str, int] = {}
     for spec in run_specs(e, scale) if e.trains else ():
         tables = settings_tables(spec, scale)
         local = {k: tables.get("local", {}).get(k) for k in ("epochs", "steps", "batch")}
         key = json.dumps([tables.get(k) for k in COST_TABLES] + [local, tables["algorithm"]["name"]], sort_keys=True)
         if key not in known:
             config = build_config(spec, scale)
-            known[key] = run_cost(config), network_name(config)
-        cost, network = known[key]
-        runs, samples = runs + 1, samples + cost.trained
-        seconds += cost.weight / speeds.get((device, network), math.nan)
-    return ExperimentCost(runs, samples, None if math.isnan(seconds) else seconds)
+            known[key] = config, run_cost(config)
+        counts[key] = counts.get(key, 0) + 1
+    total = sum_estimates(
+        scale_estimate(run_seconds(config, device, speeds, cost), counts[key]) for key, (config, cost) in known.items()
+    )
+    samples = sum(counts[key] * cost.trained for key, (_, cost) in known.items())
+    return ExperimentCost(sum(counts.values()), samples, total)
 
 
-def estimate_seconds(configs: Iterable[Config], device: str, speeds: Speeds) -> float | None:
+def estimate_seconds(configs: Iterable[Config], device: str, speeds: Speeds) -> Estimate | None:
     """How long runs take on a device, evaluation included; None where the speed of a network is not known."""
-    total = 0.0
-    for config in configs:
-        speed = speeds.get((device, network_name(config)))
-        if speed is None:
-            return None
-        total += run_cost(config).weight / speed
-    return total
+    return sum_estimates(run_seconds(config, device, speeds) for config in configs)
+
+
+def run_seconds(config: Config, device: str, speeds: Speeds, cost: RunCost | None = None) -> Estimate | None:
+    """How long one run takes on a device; None where the speed of its network is not known."""
+    measured = speeds.find(device, config)
+    if measured is None:
+        return None
+    seconds, wide = (cost or run_cost(config)).weight / measured.speed, math.exp(RANGE * measured.spread)
+    return Estimate(seconds, seconds / wide, seconds * wide)
+
+
+def scale_estimate(estimate: Estimate | None, times: float) -> Estimate | None:
+    """An estimate so many times over; None of None."""
+    return estimate and Estimate(times * estimate, times * estimate.low, times * estimate.high)
+
+
+def sum_estimates(estimates: Iterable[Estimate | None]) -> Estimate | None:
+    """The sum, whose range is that of estimates that are all too low or all too high; None if one is not known."""
+    given = list(estimates)
+    known = [each for each in given if each is not None]
+    if len(known) < len(given):
+        return None
+    return Estimate(sum(known), sum(each.low for each in known), sum(each.high for each in known))
 
 
 # memory ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from ..report.tables import sample_std
+from .bills import Biller, ClaimBill, MissingRuns, printed_needs
 from .claim_rules import (
     FAILS,
     HOLDS,
@@ -24,33 +25,29 @@ from .claim_rules import (
     Finding,
     RuleEvaluator,
     combine_findings,
-    has_cell,
-    rule_terms,
+    reading_verdicts,
 )
 from .claims import CLAIM_SCALES, Claim, read_claims
-from .cost import run_cost, short_count
+from .cost import training_speeds
 from .evidence import Evidence, GridPoint, metric_value
-from .expressions import Term
-from .papers import Experiment, build_config, experiments, hyper_text, run_specs
+from .papers import Experiment, experiments, hyper_text
 from .printed import PrintedNumber, PrintedNumbers, printed_by_key, read_printed
-from .results import HELD_OUT, metrics_by_run, read_results
-from .statistics import MIN_SEEDS
+from .results import (
+    HELD_OUT,
+    NOT_RECORDED,
+    Provenance,
+    RunKey,
+    device_options,
+    metrics_by_run,
+    read_results,
+    run_provenance,
+)
 
 VERDICTS = (HOLDS, FAILS, UNDECIDED, NOT_RUN, UNTESTABLE)
 # Papers in the order of the ledger, by folder, with their titles.
 TITLES = {"feddpc": "FedDPC", "feddc": "FedDC", "mldl24": "MLDL24", "fedpmvr": "FedPMVR", "fedpdc": "FedPDC"}
 RECORDED_METRIC = re.compile(r"[a-z_0-9]+")  # how the metrics are spelled that runs record
-COST_SETTINGS = ("rounds", "local.steps", "local.batch", "local.epochs")  # tuned settings that change a run's cost
-
-
-class MissingRuns(NamedTuple):
-    """How many runs are missing, and how many samples they would train on."""
-
-    runs: int
-    samples: int
-
-    def __str__(self) -> str:
-        return f"{self.runs:,} run{'s' * (self.runs != 1)}, {short_count(self.samples)} samples"
+LARGE_GAP = 2.0  # points of accuracy; a larger difference from a printed number needs a cause
 
 
 class LedgerRow(NamedTuple):
@@ -71,6 +68,12 @@ class LedgerRow(NamedTuple):
             return 3
         decimals = len(self.printed.value.partition(".")[2]) if is_number(self.printed.value) else 0
         return decimals or int(len(self.values) > 1)
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether ours is more than two points of accuracy from the printed number."""
+        known = bool(self.values) and is_number(self.printed.value) and "accuracy" in self.printed.metric
+        return known and abs(fmean(self.values) - float(self.printed.value)) > LARGE_GAP
 
     @property
     def ours(self) -> str:
@@ -106,18 +109,24 @@ class ClaimResult(NamedTuple):
     claim: Claim
     findings: dict[str, tuple[Finding, ...]]  # by scale, one for each rule
     beside: tuple[tuple[ClaimRule, Finding], ...]  # controls
-    missing: MissingRuns  # what a verdict at full scale still needs
+    bill: ClaimBill | None  # what a verdict at full scale still needs, where it is open
+    refuted_by: str = ""  # the claim that it implies and that does not hold
 
     @property
     def scale(self) -> str:
-        return deciding_scale(self.findings)
+        return deciding_scale(self.claim, self.findings)
+
+    @property
+    def readings(self) -> dict[str, str]:
+        """The verdict in each reading of the paper, the default one first."""
+        return reading_verdicts(self.claim.rules, self.findings[self.scale])
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS."""
+        """One of VERDICTS; where the paper has several readings, that of the default one."""
         if not self.claim.rules:
             return UNTESTABLE if self.claim.kind == "theory-not-testable" else NOT_RUN
-        return combine_findings(self.findings[self.scale])
+        return FAILS if self.refuted_by else next(iter(self.readings.values()))
 
     @property
     def seeds(self) -> int:
@@ -126,21 +135,26 @@ class ClaimResult(NamedTuple):
 
     @property
     def verdict_text(self) -> str:
-        """The verdict as it is shown: "holds (reduced)", "undecided at 1 seed"."""
+        """The verdict as it is shown: "holds (reduced)", "undecided at 1 seed", "holds (literal), not run (prox)"."""
         seeds = f" at {count_seeds(self.seeds)}" if self.verdict == UNDECIDED and self.seeds else ""
-        return f"{self.verdict}{seeds}{' (reduced)' if self.scale == 'reduced' else ''}"
+        scale = " (reduced)" if self.scale == "reduced" else ""
+        if self.claim.rules and len(self.readings) > 1 and not self.refuted_by:
+            return ", ".join(f"{verdict} ({reading})" for reading, verdict in self.readings.items()) + scale
+        return f"{self.verdict}{seeds}{scale}"
 
     @property
     def evidence(self) -> list[str]:
         """The grounds, rule by rule; then what was found at reduced scale beside a full one, and what is missing."""
         if not self.claim.rules:
             return [f"needs {self.claim.needs}"]
-        lines = [finding_text(f, len(self.claim.rules) > 1) for f in self.findings[self.scale]]
+        rules, found = self.claim.rules, self.findings[self.scale]
+        lines = [f"it implies {self.refuted_by}, which does not hold"] if self.refuted_by else []
+        lines += [finding_text(f, len(rules) > 1, rule.reading) for rule, f in zip(rules, found, strict=True)]
         reduced = self.findings.get("reduced", ()) if self.scale == "full" else ()
         if any(c.n for f in reduced for c in f.cells):
             lines.append(f"{combine_findings(reduced)} (reduced)")
-        if self.missing.runs and self.verdict in (NOT_RUN, UNDECIDED):
-            lines.append(f"needs {self.missing} at full scale")
+        if self.bill and not self.refuted_by:
+            lines.append(str(self.bill))
         return [line for line in lines if line]
 
     @property
@@ -153,17 +167,19 @@ class ClaimResult(NamedTuple):
         return lines
 
 
-def deciding_scale(findings: Mapping[str, Sequence[Finding]]) -> str:
+def deciding_scale(claim: Claim, findings: Mapping[str, Sequence[Finding]]) -> str:
     """The scale that a verdict comes from: full, unless only reduced has results."""
-    return next((s for s, found in findings.items() if combine_findings(found) != NOT_RUN), next(iter(findings)))
+    ran = (s for s, found in findings.items() if set(reading_verdicts(claim.rules, found).values()) != {NOT_RUN})
+    return next(ran, next(iter(findings)))
 
 
-def finding_text(f: Finding, several: bool) -> str:
-    """One rule's finding in a line; with its verdict if it is one of several."""
+def finding_text(f: Finding, several: bool, reading: str = "") -> str:
+    """One rule's finding in a line; with its reading, and its verdict if it is one of several."""
+    about = f"{reading}: " if reading else ""
     if not f.evidence:
-        return f.verdict if several else ""
+        return f"{about}{f.verdict}" if several else ""
     test = f" ({f.test})" if f.test else ""
-    return f"{f'{f.verdict}: ' if several else ''}{f.evidence}{test}"
+    return f"{about}{f'{f.verdict}: ' if several else ''}{f.evidence}{test}"
 
 
 class LedgerTable(NamedTuple):
@@ -172,6 +188,32 @@ class LedgerTable(NamedTuple):
     experiment: Experiment
     rows: tuple[LedgerRow, ...]
     machines: tuple[str, ...]  # what ours were measured on
+    choices: Mapping[str, str]  # what the paper leaves open, and what is done here
+
+    @property
+    def remarks(self) -> list[str]:
+        """What stands beside the table: notes, choices, and the causes of large gaps."""
+        choices = [f"{key}: {text}" for key, text in self.choices.items()]
+        left_open = [f"Our choices. {'; '.join(choices)}."] if choices else []
+        gaps = [f"Gaps over {LARGE_GAP:g} points. {'; '.join(self.causes)}."] if self.causes else []
+        return [*self.experiment.notes, *left_open, *gaps]
+
+    @property
+    def causes(self) -> list[str]:
+        """The causes of gaps, each with the cells that it is about; last the cells without an entry."""
+        open_gaps = {(r.printed.case, r.printed.method.partition(" @ ")[0]): r for r in self.rows if r.is_gap}
+        texts = list[str]()
+        for gap in self.experiment.gaps:
+            own = {key: r for key, r in open_gaps.items() if key[0] in gap.cases and key[1] in gap.methods}
+            open_gaps = {key: r for key, r in open_gaps.items() if key not in own}
+            if own:
+                texts.append(f"{gap_cells(own.values())}: {gap.cause}")
+        return texts + ([f"{gap_cells(open_gaps.values())}: no cause looked for yet"] if open_gaps else [])
+
+
+def gap_cells(rows: Iterable[LedgerRow]) -> str:
+    """The cells of some rows with their differences."""
+    return ", ".join(f"{r.printed.method} in {r.printed.case} ({r.difference})" for r in rows)
 
 
 class PaperSection(NamedTuple):
@@ -180,6 +222,7 @@ class PaperSection(NamedTuple):
     name: str
     tables: tuple[LedgerTable, ...]
     claims: tuple[ClaimResult, ...]
+    unprinted: tuple[LedgerTable, ...] = ()  # experiments with choices of ours and without printed numbers
 
     @property
     def title(self) -> str:
@@ -233,7 +276,9 @@ class LedgerBuilder:
             scale: Evidence(self.known, metrics_by_run(r for r in self.results if r.scale == scale), scale)
             for scale in CLAIM_SCALES
         }
-        self.costs: dict[str, dict[tuple[str, str], list[tuple[str, int]]]] = {}  # by experiment, once computed
+        self.biller = Biller(self.known, self.evidence["full"], training_speeds(self.results))
+        self.devices = {row.run: row.device for row in self.results}
+        self.provenance = run_provenance(self.results)
 
     def section(self, name: str) -> PaperSection:
         """Numbers and claims of the paper in this folder."""
@@ -245,16 +290,27 @@ class LedgerBuilder:
                 self.known[id],
                 tuple(self.row(number) for number in numbers if number.experiment == id),
                 self.machines(self.known[id]),
+                self.choices(self.known[id]),
             )
             for id in dict.fromkeys(number.experiment for number in numbers)
         ]
-        claims = [self.claim_result(claim, by_key) for claim in read_claims(folder)]
-        return PaperSection(name, tuple(tables), tuple(claims))
+        printed = {table.experiment.id for table in tables}
+        others = [e for e in self.known.values() if e.paper == name and e.id not in printed and e.choices]
+        unprinted = [LedgerTable(e, (), self.machines(e), e.choices) for e in others]
+        claims = imply_verdicts([self.claim_result(claim, by_key) for claim in read_claims(folder)])
+        return PaperSection(name, tuple(tables), tuple(claims), tuple(unprinted))
+
+    def choices(self, e: Experiment) -> dict[str, str]:
+        """What a paper leaves open of an experiment, or of the experiments whose runs it shows."""
+        return {key: text for id in (*e.runs, e.id) for key, text in self.known[id].choices.items()}
 
     def machines(self, e: Experiment) -> tuple[str, ...]:
-        """Devices and versions that an experiment's full results come from."""
+        """Devices, versions and dates that an experiment's full results come from."""
         rows = [r for r in self.results if r.scale == "full" and r.experiment in (e.id, *e.runs)]
-        return tuple(sorted({f"{r.device}, askew {r.version}" for r in rows}))
+        runs: dict[str, set[RunKey]] = {}
+        for r in rows:
+            runs.setdefault(f"{r.device}, askew {r.version}", set()).add(r.run)
+        return tuple(f"{what}{origin_text([self.provenance[k] for k in runs[what]])}" for what in sorted(runs))
 
     # numbers
 
@@ -269,12 +325,15 @@ class LedgerBuilder:
         rivals = [base] if base and base != method else []
         missing = None
         if not values and is_measurable(e, number):
-            terms = [(e.id, Term("", number.case, m, hyper, "", 1)) for m in (method, *rivals)]
-            missing = self.missing_runs(terms, len(e.seeds), tested=False)
+            needs = printed_needs(e.id, number.case, (method, *rivals), hyper, len(e.seeds))
+            missing = self.biller.missing_runs(needs, tested=False)
         only = [f"case={number.case}", *(f"method={m}" for m in (*rivals, method)), *hyper.split()]
         seeds = sorted(chosen.runs) if chosen else []
         more = ["--seeds", str(seeds[-1] + 1)] if seeds and seeds[-1] >= len(e.seeds) else []
-        command = ["askew", "reproduce", e.id, "--scale", "full", *(w for o in only for w in ("--only", o)), *more]
+        digests = sorted(chosen.digests.items()) if chosen else []
+        precision = next((device_options(self.devices[digest, seed]) for seed, digest in digests), [])
+        command = ["askew", "reproduce", e.id, "--scale", "full", *precision]
+        command += [*(word for item in only for word in ("--only", item)), *more]
         return LedgerRow(
             printed=number,
             values=tuple(values),
@@ -315,54 +374,38 @@ class LedgerBuilder:
         scales = [scale for scale in claim.scales if scale == "full" or self.evidence[scale].seeds]
         evaluators = {scale: RuleEvaluator(self.evidence[scale], claim.experiments, printed) for scale in scales}
         findings = {scale: tuple(map(evaluator.evaluate, claim.rules)) for scale, evaluator in evaluators.items()}
-        controls = evaluators[deciding_scale(findings)]
+        controls = evaluators[deciding_scale(claim, findings)]
         beside = tuple((rule, controls.evaluate(rule)) for rule in claim.beside)
-        terms = [(evaluators["full"].owner(t), t) for rule in claim.rules for t in rule_terms(rule)]
-        return ClaimResult(claim, findings, beside, self.missing_runs(terms, MIN_SEEDS, tested=True))
+        verdicts = reading_verdicts(claim.rules, findings["full"])
+        still_open = [n for n, rule in enumerate(claim.rules) if verdicts[rule.reading] in (NOT_RUN, UNDECIDED)]
+        rules, found = [claim.rules[n] for n in still_open], [findings["full"][n] for n in still_open]
+        bill = self.biller.claim_bill(evaluators["full"], rules, found)
+        return ClaimResult(claim, findings, beside, bill)
 
-    # missing runs
 
-    def missing_runs(self, terms: Iterable[tuple[str, Term]], seeds: int, tested: bool) -> MissingRuns:
-        """What is missing at full scale for these terms, each with its experiment, at so many seeds.
+def imply_verdicts(results: Sequence[ClaimResult]) -> list[ClaimResult]:
+    """The same results, where an open claim does not hold if one that it implies does not."""
+    refuted = {r.claim.id: r for r in results if r.verdict == FAILS}
+    found = list[ClaimResult]()
+    for r in results:
+        by = [id for id in r.claim.implies if id in refuted and refuted[id].scale == "full"]
+        open_yet = r.verdict in (NOT_RUN, UNDECIDED)
+        found.append(r._replace(refuted_by=by[0]) if by and open_yet else r)
+    return imply_verdicts(found) if [r.verdict for r in found] != [r.verdict for r in results] else found
 
-        Tested, a grid is run at one seed and its chosen point at others.
-        """
-        missing: dict[tuple[str, ...], tuple[int, int]] = {}  # runs and samples of each, by grid point
-        for experiment, t in terms:
-            owner = self.owner(experiment, t.case, t.method)
-            costs = self.point_costs(owner).get((t.case, t.method), [])
-            points = [(hyper, samples) for hyper, samples in costs if set(t.hyper.split()) <= set(hyper.split())]
-            for n, (hyper, samples) in enumerate(points):
-                needed = seeds if len(points) == 1 else 1 + (seeds if tested and n == 0 else 0)
-                runs = max(0, needed - self.stored_seeds(owner, t.case, t.method, hyper))
-                key = owner, t.case, t.method, hyper
-                missing[key] = max(missing.get(key, (0, samples)), (runs, samples))
-        return MissingRuns(sum(n for n, _ in missing.values()), sum(n * samples for n, samples in missing.values()))
 
-    def owner(self, experiment: str, case: str, method: str) -> str:
-        """The experiment that has the runs of this case and method, which another may show."""
-        owners = self.known[experiment].runs
-        return next((o for o in owners if has_cell(self.known, self.known[o], case, method)), experiment)
-
-    def point_costs(self, experiment: str) -> dict[tuple[str, str], list[tuple[str, int]]]:
-        """By case and method: the grid points at full scale, each with the samples that a run of it trains on."""
-        if experiment not in self.costs:
-            found: dict[tuple[str, str], list[tuple[str, int]]] = {}
-            known: dict[tuple[str, ...], int] = {}
-            e = self.known[experiment]
-            for spec in run_specs(e, "full", [0]) if e.trains else ():
-                lengths = hyper_text({k: v for k, v in spec.hyper.items() if k in COST_SETTINGS})
-                key = spec.experiment.id, spec.case.name, spec.method.name, lengths
-                if key not in known:
-                    known[key] = run_cost(build_config(spec, "full")).trained
-                found.setdefault((spec.case.name, spec.method.name), []).append((hyper_text(spec.hyper), known[key]))
-            self.costs[experiment] = found
-        return self.costs[experiment]
-
-    def stored_seeds(self, experiment: str, case: str, method: str, hyper: str) -> int:
-        """How many seeds of a full-scale grid point were run."""
-        points = self.evidence["full"].points_of(experiment, case, method)
-        return next((len(p.runs) for p in points if hyper_text(p.hyper) == hyper), 0)
+def origin_text(origins: Sequence[Provenance]) -> str:
+    """Versions of torch, commits and dates of some runs, in words."""
+    if not origins or all(o.torch is None for o in origins):
+        return f"; commit, torch and date {NOT_RECORDED}"
+    known = [o for o in origins if o.torch is not None]
+    parts = [
+        f"torch {', '.join(sorted({str(o.torch) for o in known}))}",
+        f"commit {', '.join(sorted({o.commit or f'unknown (source {o.source})' for o in known}))}",
+        " to ".join(sorted({min(str(o.date) for o in known), max(str(o.date) for o in known)})),
+    ]
+    rest = f"; {len(origins) - len(known)} of {len(origins)} runs {NOT_RECORDED}" if len(known) < len(origins) else ""
+    return f", {', '.join(parts)}{rest}"
 
 
 # printed numbers as expressions ---------------------------------------------------------------------------------

@@ -23,7 +23,17 @@ within a seed; the test is
 if every cell passes,
   and does not hold if one is reversed after Holm's correction over all of them. Tuned settings are chosen on other \
 seeds than those tested.
+- Where a paper can be read in several ways, there is a verdict for each reading, the default one first. A claim does \
+not hold if it
+  implies one that does not.
+- **needs**: the cheapest runs that would decide an open claim, with their time (from measured speeds) and its range. \
+A cell that points
+  the other way is taken to the number of seeds at which it refutes the claim in eight of ten trials, if its \
+difference stays as it is.
 - **Paper**: do the paper's own numbers support its claim? n/a: it prints none.
+- Below every table: what the paper leaves open and what was done, and why ours is more than two points of accuracy \
+from a printed
+  number, or what was tried to find out.
 - Verdicts from smaller runs read *(reduced)* and never stand beside published numbers.
 """
 CLAIM_COLUMNS = ("claim", "verdict", "evidence", "paper", "controls")
@@ -44,6 +54,9 @@ def to_markdown(sections: Sequence[PaperSection]) -> str:
         lines += markdown_table(CLAIM_COLUMNS, [claim_cells(result) for result in section.claims])
         for table in section.tables:
             lines += table_lines(table)
+        if section.unprinted:
+            lines += ["", f"### {section.title}: experiments without printed numbers", ""]
+            lines += [f"- {table.experiment.id}: {' '.join(table.remarks)}" for table in section.unprinted]
     return "\n".join(lines) + "\n"
 
 
@@ -52,7 +65,7 @@ def table_lines(table: LedgerTable) -> list[str]:
     e = table.experiment
     machines = f" Measured on {'; '.join(table.machines)}." if table.machines else ""
     lines = ["", f"### {e.id}: {e.title}", "", f"{e.where}.{machines}", ""]
-    lines += [line for note in e.notes for line in (note, "")]
+    lines += [line for remark in table.remarks for line in (remark, "")]
     return lines + markdown_table(NUMBER_COLUMNS, [row_cells(row) for row in table.rows])
 
 

@@ -62,8 +62,15 @@ def paper_section(section: PaperSection) -> str:
     return (
         f'<section id="{section.name}"><h2>{section.title}</h2><div class="scroll"><table class="claims"><thead>'
         f"<tr>{headings}</tr></thead><tbody>\n{claims}\n</tbody></table></div>\n"
-        f"<h3>Printed numbers</h3>\n{tables}</section>"
+        f"<h3>Printed numbers</h3>\n{tables}{unprinted_experiments(section)}</section>"
     )
+
+
+def unprinted_experiments(section: PaperSection) -> str:
+    """What the paper leaves open of experiments without printed numbers, to unfold; empty where there are none."""
+    remarks = [f"{table.experiment.id}: {' '.join(table.remarks)}" for table in section.unprinted]
+    summary = "<summary>Experiments without printed numbers</summary>"
+    return f"<details>{summary}{paragraphs(remarks)}</details>" if remarks else ""
 
 
 def claim_row(result: ClaimResult) -> str:
@@ -85,7 +92,7 @@ def number_table(table: LedgerTable) -> str:
     """The printed numbers of one experiment, to unfold."""
     e = table.experiment
     rows = "\n".join(map(number_row, table.rows))
-    notes = paragraphs([text for text in ("; ".join(table.machines), *e.notes) if text])
+    notes = paragraphs([text for text in ("; ".join(table.machines), *table.remarks) if text])
     headings = "".join(f"<th>{heading}</th>" for heading in NUMBER_HEADINGS)
     measured = f"{count_measured(table.rows)} of {len(table.rows)} measured"
     return (
@@ -144,7 +151,7 @@ i.none, b.none { background: var(--none) } i.never, b.never { background: var(--
 .claims small { color: var(--soft); font-weight: 600 }
 .where { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; margin-top: .2rem }
 .claims .pill { color: #fff; border-radius: 999px; padding: .15rem .6rem; font-size: .78rem; font-weight: 600;
-  white-space: nowrap }
+  display: inline-block }
 .numbers td { white-space: nowrap } .numbers tbody th { min-width: 7rem; font-weight: 500 }
 .numbers td:last-child { white-space: normal; min-width: 13rem }
 .numbers code { font-size: .72rem; line-height: 1.3; color: var(--soft) }

@@ -30,9 +30,10 @@ UNTRAINED = ("histogram", "heatmap", "toy")  # of SHOWS: those for which nothing
 # Keys that a file may have, at its top level, in [[case]] and [[method]], and in [scale.NAME].
 EXPERIMENT_KEYS = (
     *("title", "where", "shows", "metric", "target", "also", "seeds", "choose", "choices", "notes", "axis"),
-    *("runs", "cases", "methods", "base", "case", "method", "grid", "scale"),
+    *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap"),
 )
 ENTRY_KEYS = {"case": ("name", "set", "methods"), "method": ("name", "set", "grid", "cases")}
+GAP_KEYS = ("cases", "methods", "cause")
 SCALE_KEYS = ("set", "grid", "seeds", "cases", "methods")
 
 Hyper = dict[str, Any]  # the tuned settings of a grid point, by dotted key: {"local.lr": 0.1}
@@ -54,6 +55,14 @@ class Method(NamedTuple):
     set: Tables
     grid: dict[str, list[Any]]  # tuned beside the experiment's own grid
     cases: tuple[str, ...]  # the cases it is run in; all, if none is named
+
+
+class Gap(NamedTuple):
+    """Why our numbers of some cases and methods are far from the printed ones, or what was tried to find out."""
+
+    cases: tuple[str, ...]
+    methods: tuple[str, ...]
+    cause: str
 
 
 class Scale(NamedTuple):
@@ -90,6 +99,7 @@ class Experiment:
     grid: dict[str, list[Any]]
     choose: tuple[str, ...]  # metrics by which a grid point is chosen: the first decides, the next breaks ties
     scales: dict[str, Scale]
+    gaps: tuple[Gap, ...] = ()
 
     @property
     def paper(self) -> str:
@@ -176,6 +186,8 @@ def read_experiment(path: Path) -> Experiment:
             if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
                 raise ConfigError(f'{path}: every [[{kind}]] needs a name; add name = "…".')
             refuse_unknown_keys(entry, keys, f"{path}: {kind} {entry['name']}: ")
+    for entry in page.get("gap", []):
+        refuse_unknown_keys(entry, GAP_KEYS, f"{path}: gap: ")
     for scale, table in page.get("scale", {}).items():
         if scale not in SCALES:
             raise ConfigError(f"{path}: unknown scale {scale!r}; {did_you_mean(scale, SCALES)}")
@@ -222,6 +234,7 @@ def experiment_from_tables(name: str, page: Mapping[str, Any]) -> Experiment:
         grid=dict(page.get("grid", {})),
         choose=tuple(page.get("choose", ("best_accuracy", "-mean_train_loss_100"))),
         scales={scale: scale_from_table(table) for scale, table in page.get("scale", {}).items()},
+        gaps=tuple(Gap(tuple(g["cases"]), tuple(g["methods"]), g["cause"]) for g in page.get("gap", [])),
     )
 
 
@@ -245,6 +258,8 @@ def check_names(e: Experiment, path: Path) -> None:
     used += [(name, methods) for c in e.cases for name in c.methods]
     used += [(name, cases) for s in e.scales.values() for name in s.cases]
     used += [(name, methods) for s in e.scales.values() for name in s.methods]
+    used += [(name, cases) for gap in e.gaps for name in gap.cases]
+    used += [(name, methods) for gap in e.gaps for name in gap.methods]
     for name, known in used if not e.runs else ():
         if name not in known:
             raise ConfigError(f"{path}: there is no {name!r} here; {did_you_mean(name, known)}")
@@ -400,10 +415,15 @@ def result_digest(config: Config) -> str:
     Settings at their defaults are left out, so that a setting added later changes no digest. So is where and in which
     precision the run is computed, which stands beside each result.
     """
-    page: dict[str, Any] = {"seed": config.seed, "rounds": config.rounds}
+    return hashlib.sha256(json.dumps(changed_settings(config), sort_keys=True).encode()).hexdigest()[:10]
+
+
+def changed_settings(config: Config) -> Tables:
+    """A configuration without its defaults and without its engine; `Config.build` makes a configuration of it."""
+    page: Tables = {"seed": config.seed, "rounds": config.rounds}
     for name, table in config.tables().items():
         if not isinstance(table, Mapping) or name == "engine":
             continue
         usual = type(getattr(config, name))().table()
         page[name] = {k: v for k, v in table.items() if k == "name" or v != usual[k]}
-    return hashlib.sha256(json.dumps(page, sort_keys=True).encode()).hexdigest()[:10]
+    return page

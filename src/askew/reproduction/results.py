@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 import shlex
+import subprocess
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..engine.server import RECORD, TIMES
 from ..errors import StoreError, StoreWarning
+from ..experiment.config import Config
 from ..experiment.store import Run, read_text, remove_leftovers, wait_for_folder, write_text
 from ..experiment.toml import text_hash
-from .papers import PlannedRun, hyper_text
+from .papers import PlannedRun, changed_settings, hyper_text
 
 WARM_UP = 10  # first rounds that are left out of a run's median time
 MEAN_PERCENTS = (10, 50, 100)  # percent of the rounds over which means of accuracy and training loss are taken
@@ -38,6 +43,8 @@ EARLY_ROUNDS = range(10, 101)  # rounds of the metrics "early_…", which claims
 LOCAL_MODEL_KEYS = ("drift_relative", "drift_apart", "fit_loss")  # record keys with such a metric, also by layer
 
 CHECKSUM = "checksum"  # the metric of a further row of each run
+PROVENANCE = "provenance"  # the metric of a row that says, as JSON, how a run was computed
+NOT_RECORDED = "not recorded"  # of what results of older versions do not say
 VALUE = re.compile(r"(?:(?:\d+:)?[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|inf|nan)(?: |$))+")  # a number or a curve
 
 RunKey = tuple[str, int]  # a run's digest and seed
@@ -94,7 +101,7 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
             version,
             command,
         )
-        for metric, value in run_metrics(run).items()
+        for metric, value in (run_metrics(run) | {PROVENANCE: provenance_text(planned.config, run)}).items()
     ]
 
 
@@ -106,10 +113,111 @@ def run_command(planned: PlannedRun) -> str:
         *hyper_text(planned.hyper).split(),
         f"seed={planned.seed}",
     ]
-    dtype = ["--dtype", planned.config.engine.dtype] if planned.config.engine.dtype != "float32" else []
-    command = ["askew", "reproduce", planned.experiment, "--scale", planned.scale, *dtype]
-    command += ["--seeds", str(planned.seed + 1)]
+    engine = planned.config.engine
+    command = ["askew", "reproduce", planned.experiment, "--scale", planned.scale]
+    command += [*precision_options(engine.dtype, engine.compile), "--seeds", str(planned.seed + 1)]
     return shlex.join([*command, *(word for item in only for word in ("--only", item))])
+
+
+def precision_options(dtype: str, compiled: bool) -> list[str]:
+    """The options of `askew reproduce` that choose a precision and compiled steps; none at the defaults."""
+    return ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled
+
+
+def device_options(device: str) -> list[str]:
+    """The same options from a row's device: "NVIDIA H200, tf32, compiled"."""
+    words = device.split(", ")[1:]
+    dtypes = [word for word in words if word != "compiled"]
+    return precision_options(dtypes[0] if dtypes else "float32", "compiled" in words)
+
+
+def complete_command(row: ResultRow) -> str:
+    """The command of a stored run; older versions left some options out that its device tells."""
+    words, options = shlex.split(row.command), device_options(row.device)
+    if "--scale" not in words or not options or all(word in words for word in options):
+        return row.command
+    kept = [word for word in words if word not in options]
+    at = kept.index("--scale") + 2
+    return shlex.join([*kept[:at], *options, *kept[at:]])
+
+
+# how a run was computed -----------------------------------------------------------------------------------------
+
+
+class Provenance(NamedTuple):
+    """How a run was computed; what was not recorded is None."""
+
+    commit: str | None = None  # of the checkout, with "+" where files were changed
+    source: str | None = None  # a hash of askew's own files
+    torch: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    compiled: bool | None = None
+    date: str | None = None  # on which the results were stored
+    config: Mapping[str, Any] | None = None  # as `papers.changed_settings` writes it
+
+
+def provenance_text(config: Config, run: Run) -> str:
+    """How a finished run was computed, as one line of JSON."""
+    engine = config.engine
+    made = Provenance(
+        commit=source_commit() or None,
+        source=source_hash(),
+        torch=str(run.facts["torch"]) if "torch" in run.facts else None,
+        device=str(run.facts.get("device", "unknown")),
+        dtype=engine.dtype,
+        compiled=engine.compile,
+        date=datetime.now(UTC).date().isoformat(),
+        config=changed_settings(config),
+    )
+    known = {name: value for name, value in made._asdict().items() if value is not None}
+    return json.dumps(known, separators=(",", ":"), ensure_ascii=False)
+
+
+def parse_provenance(text: str) -> Provenance:
+    """What a stored line says; nothing is known where there is none."""
+    try:
+        page = json.loads(text) if text else {}
+        return Provenance(**{name: page.get(name) for name in Provenance._fields})
+    except (ValueError, AttributeError) as e:
+        raise StoreError(
+            f"{text[:60]!r} does not say how a run was computed ({e}); restore the file, or run again."
+        ) from None
+
+
+def run_provenance(rows: Iterable[ResultRow]) -> dict[RunKey, Provenance]:
+    """How every run was computed, by digest and seed."""
+    found: dict[RunKey, Provenance] = {}
+    for row in rows:
+        found.setdefault(row.run, Provenance())
+        if row.metric == PROVENANCE:
+            found[row.run] = parse_provenance(row.value)
+    return found
+
+
+@cache
+def source_commit() -> str:
+    """The commit of the checkout that askew runs from, with "+" where its files were changed; empty elsewhere."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return ""
+    ask = ("git", "-C", str(root))
+    try:
+        answers = [
+            subprocess.run([*ask, *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", "src"))
+        ]
+    except (OSError, subprocess.SubprocessError):  # no git, or a checkout of somebody else
+        return ""
+    return answers[0][:12] + "+" * bool(answers[1])
+
+
+@cache
+def source_hash() -> str:
+    """A hash of all files of askew's source, which tells versions apart where there is no commit."""
+    root = Path(__file__).resolve().parents[1]
+    files = sorted(path for path in root.rglob("*.py"))
+    return text_hash("\n".join(f"{path.relative_to(root).as_posix()}\n{path.read_text('utf-8')}" for path in files))
 
 
 # metrics --------------------------------------------------------------------------------------------------------
@@ -290,9 +398,11 @@ def read_results_file(path: Path) -> list[ResultRow]:
     for number, line in enumerate(lines[1:], 2):
         try:
             row = ResultRow._make([*line[:6], int(line[6]), *line[7:]])
-            if row.metric != CHECKSUM and not VALUE.fullmatch(row.value):
+            if row.metric not in (CHECKSUM, PROVENANCE) and not VALUE.fullmatch(row.value):
                 raise ValueError
-        except (ValueError, TypeError, IndexError):
+            if row.metric == PROVENANCE:
+                parse_provenance(row.value)
+        except (ValueError, TypeError, IndexError, StoreError):
             raise StoreError(
                 f"{path}, line {number} is not a result; restore the file, or remove it and run again."
             ) from None
@@ -368,12 +478,13 @@ def intact_rows(path: Path, rows: Sequence[ResultRow]) -> list[ResultRow]:
             StoreWarning,
             stacklevel=2,
         )
-    return [row for row in rows if row.metric != CHECKSUM and row.run in known]
+    return [row._replace(command=complete_command(row)) for row in rows if row.metric != CHECKSUM and row.run in known]
 
 
 def metrics_by_run(rows: Iterable[ResultRow]) -> dict[RunKey, dict[str, str]]:
     """The metrics of every run, by digest and seed: experiments that plan the same run share it."""
     runs: dict[RunKey, dict[str, str]] = {}
     for row in rows:
-        runs.setdefault(row.run, {})[row.metric] = row.value
+        if row.metric != PROVENANCE:
+            runs.setdefault(row.run, {})[row.metric] = row.value
     return runs

@@ -9,6 +9,7 @@ import numpy as np
 
 SIGNIFICANCE = 0.05  # level of every test
 MIN_SEEDS = 3  # fewer decide nothing
+MAX_SEEDS = 20  # more are not planned
 # Numbers of seeds at which all flips of signs are counted: fewer cannot reach 5%, more are a million flips and add
 # nothing.
 EXACT_SEEDS = range(5, 21)
@@ -125,3 +126,17 @@ def welch_test(a: Sequence[float], b: Sequence[float]) -> MeanTest:
     error = sum(parts) ** 0.5
     freedom = error**4 / sum(p**2 / (len(v) - 1) for p, v in zip(parts, (x, y), strict=True)) if error else 1.0
     return MeanTest(n, mean, error * n**0.5, p_above_zero(mean, error, freedom), p_above_zero(-mean, error, freedom))
+
+
+def find_power(effect: float, seeds: int, level: float) -> float:
+    """The chance that a one-sided t-test at this level finds an effect, given in standard deviations."""
+    from scipy.special import nctdtr
+
+    limit = t_quantile(1 - level, seeds - 1)
+    power = 1 - float(nctdtr(seeds - 1, effect * seeds**0.5, limit))
+    return power if 0 <= power <= 1 else float(effect * seeds**0.5 > limit)  # out of the function's range
+
+
+def seeds_needed(effect: float, level: float, least: int = MIN_SEEDS, power: float = 0.8) -> int | None:
+    """The fewest seeds at which a test finds an effect with this chance; None if so many would not do."""
+    return next((n for n in range(least, MAX_SEEDS + 1) if find_power(effect, n, level) >= power), None)

@@ -1,0 +1,236 @@
+"""What is still to be run, and what it costs: for a printed number, and for a verdict at least cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import stdev
+from typing import NamedTuple
+
+from .claim_rules import ClaimCell, ClaimRule, Finding, RuleEvaluator, cell_terms, has_cell
+from .cost import (
+    COST_SETTINGS,
+    Estimate,
+    Speeds,
+    run_cost,
+    run_seconds,
+    scale_estimate,
+    short_count,
+    sum_estimates,
+)
+from .evidence import Evidence
+from .expressions import Term
+from .paper_tables import long_duration
+from .papers import Experiment, build_config, hyper_text, run_specs
+from .statistics import MAX_SEEDS, MIN_SEEDS, SIGNIFICANCE, find_power, seeds_needed, t_quantile
+
+DEVICES = ("NVIDIA H200", "cpu")  # whose times are told: the first of them that was measured
+LARGE_EFFECT = 2.0  # standard deviations; the power of a test is told for it where nothing was measured
+
+Needs = Mapping[tuple[str, Term], int]  # seeds by experiment and term
+CellId = tuple[str, str, str, str]  # experiment, case, method and grid point
+
+
+class MissingRuns(NamedTuple):
+    """How many runs are missing, how many samples they would train on, and how long that takes on a device."""
+
+    runs: int
+    samples: int
+    seconds: Estimate | None = None  # None: not known
+    device: str = ""
+
+    def __str__(self) -> str:
+        time = f"{long_duration(self.seconds)} on {self.device}" if self.device else "time unknown"
+        return f"{self.runs:,} run{'s' * (self.runs != 1)}, {short_count(self.samples)} samples, {time}"
+
+    @property
+    def price(self) -> tuple[bool, float]:
+        """What a cheaper bill has less of: seconds, or samples where they are not known."""
+        return self.seconds is None, self.samples if self.seconds is None else float(self.seconds)
+
+
+class ClaimBill(NamedTuple):
+    """The cheapest runs that would decide a claim, as far as is known."""
+
+    missing: MissingRuns
+    plan: str  # which cells at how many seeds, and the power of that
+
+    def __str__(self) -> str:
+        return f"needs {self.missing} at full scale: {self.plan}" if self.missing.runs else self.plan
+
+
+class PointCost(NamedTuple):
+    """What a run of one grid point costs: samples, and seconds by device."""
+
+    hyper: str
+    samples: int
+    seconds: dict[str, Estimate | None]
+
+
+class Biller:
+    """Counts and prices runs that are missing at full scale."""
+
+    def __init__(self, known: Mapping[str, Experiment], evidence: Evidence, speeds: Speeds) -> None:
+        self.known, self.evidence, self.speeds = known, evidence, speeds
+        self.costs: dict[str, dict[tuple[str, str], list[PointCost]]] = {}  # by experiment, once computed
+
+    # runs
+
+    def missing_runs(self, needs: Needs, tested: bool) -> MissingRuns:
+        """What is missing for so many seeds of every term; tested, tuned points are chosen on other seeds."""
+        missing: dict[CellId, tuple[int, PointCost]] = {}
+        for (experiment, t), seeds in needs.items():
+            owner = self.owner(experiment, t)
+            for point, runs in self.missing_points(owner, t, seeds, tested):
+                key = owner, t.case, t.method, point.hyper
+                missing[key] = max(missing.get(key, (0, point)), (runs, point), key=lambda entry: entry[0])
+        wanted = [(runs, point) for runs, point in missing.values() if runs]
+        device, seconds = "", None
+        for name in DEVICES:
+            seconds = sum_estimates(scale_estimate(point.seconds[name], runs) for runs, point in wanted)
+            if seconds is not None and wanted:
+                device = name
+                break
+        total = sum(runs for runs, _ in wanted), sum(runs * point.samples for runs, point in wanted)
+        return MissingRuns(*total, seconds, device)
+
+    def missing_points(self, owner: str, t: Term, seeds: int, tested: bool) -> list[tuple[PointCost, int]]:
+        """The grid points of a term, each with how many of its runs are missing."""
+        costs = self.point_costs(owner).get((t.case, t.method), [])
+        costs = [point for point in costs if set(t.hyper.split()) <= set(point.hyper.split())]
+        points = self.evidence.points_of(owner, t.case, t.method, t.hyper)
+        stored = {hyper_text(p.hyper): set(p.runs) for p in points}
+        if len(costs) < 2 or not self.known[owner].choose:
+            return [(point, max(0, seeds - len(stored.get(point.hyper, ())))) for point in costs]
+        chosen = self.evidence.tuned_point(owner, points)
+        if chosen is None:  # the grid at one seed, then the chosen point, whichever it will be, at others
+            at = max(
+                (s for s in self.evidence.seeds), key=lambda s: sum(s in has for has in stored.values()), default=0
+            )
+            grid = [(point, int(at not in stored.get(point.hyper, ()))) for point in costs]
+            further = seeds if tested else seeds - 1
+            return [(grid[0][0], grid[0][1] + further), *grid[1:]]
+        usable = sorted(chosen.runs)
+        if tested:
+            blind = {s: self.evidence.tuned_point(owner, points, without=s) for s in self.evidence.seeds}
+            usable = [s for s, point in blind.items() if point and s in point.runs]
+        text = hyper_text(chosen.hyper)
+        return [(point, max(0, seeds - len(usable)) * (point.hyper == text)) for point in costs]
+
+    def owner(self, experiment: str, t: Term) -> str:
+        """The experiment that has the runs of a term, which another may show."""
+        owners = self.known[experiment].runs
+        return next((o for o in owners if has_cell(self.known, self.known[o], t.case, t.method)), experiment)
+
+    def point_costs(self, experiment: str) -> dict[tuple[str, str], list[PointCost]]:
+        """By case and method: the grid points at full scale with what a run of each costs."""
+        if experiment not in self.costs:
+            found: dict[tuple[str, str], list[PointCost]] = {}
+            known: dict[tuple[str, ...], PointCost] = {}
+            e = self.known[experiment]
+            for spec in run_specs(e, "full", [0]) if e.trains else ():
+                lengths = hyper_text({k: v for k, v in spec.hyper.items() if k in COST_SETTINGS})
+                key = spec.experiment.id, spec.case.name, spec.method.name, lengths
+                if key not in known:
+                    config = build_config(spec, "full")
+                    cost = run_cost(config)
+                    seconds = {device: run_seconds(config, device, self.speeds, cost) for device in DEVICES}
+                    known[key] = PointCost("", cost.trained, seconds)
+                point = known[key]._replace(hyper=hyper_text(spec.hyper))
+                found.setdefault((spec.case.name, spec.method.name), []).append(point)
+            self.costs[experiment] = found
+        return self.costs[experiment]
+
+    # verdicts
+
+    def claim_bill(
+        self, evaluator: RuleEvaluator, rules: Sequence[ClaimRule], findings: Sequence[Finding]
+    ) -> ClaimBill | None:
+        """The cheapest way to a verdict on these rules; None where runs decide nothing."""
+        refuting = [self.refutations(evaluator, rule, f) for rule, f in zip(rules, findings, strict=True)]
+        bills = [bill for found in refuting for bill in found if bill.missing.runs]
+        if bills:
+            return min(bills, key=lambda bill: bill.missing.price)
+        needs: dict[tuple[str, Term], int] = {}
+        plans = list[str]()
+        for rule, f in zip(rules, findings, strict=True):
+            if rule.d:
+                plans.append(self.plan_cells(evaluator, rule, f, needs))
+        if not needs:
+            return None
+        return ClaimBill(self.missing_runs(needs, tested=True), "; ".join(dict.fromkeys(plans)))
+
+    def refutations(self, evaluator: RuleEvaluator, rule: ClaimRule, f: Finding) -> list[ClaimBill]:
+        """Bills for every cell that points the other way and could refute the rule with more seeds."""
+        if rule.test != "above" or not rule.refutes or len(f.cells) != len(rule.cells):
+            return []
+        bound, bills = rule.bound if rule.below is None else rule.below, list[ClaimBill]()
+        level = SIGNIFICANCE / len(f.cells)
+        for names, cell in zip(rule.cells, f.cells, strict=True):
+            effect = cell_effect(cell, bound)
+            if effect is None or effect >= 0:
+                continue
+            seeds = seeds_needed(-effect, level, rule.seeds)
+            if seeds is None:
+                continue
+            needs = {(evaluator.owner(t), t): seeds for t in cell_terms(rule, names)}
+            power = find_power(-effect, seeds, level)
+            plan = f"{cell.name} at {seeds} seeds refutes it with power {power:.2f} if it stays {mean_of(cell)}"
+            bills.append(ClaimBill(self.missing_runs(needs, tested=True), plan))
+        return bills
+
+    def plan_cells(
+        self, evaluator: RuleEvaluator, rule: ClaimRule, f: Finding, needs: dict[tuple[str, Term], int]
+    ) -> str:
+        """Adds the seeds that every cell needs to pass to `needs`; returns what that plan can find."""
+        used, hopeless = list[int](), list[str]()
+        cells = f.cells if len(f.cells) == len(rule.cells) else [None] * len(rule.cells)
+        for names, cell in zip(rule.cells, cells, strict=True):
+            seeds = 1 if rule.test == "fact" else rule.seeds  # what is counted needs no repetition
+            effect = cell_effect(cell, rule.bound) if cell else None
+            if rule.test == "above" and cell and effect is not None:
+                found = seeds_needed(effect, SIGNIFICANCE, rule.seeds) if effect > 0 else None
+                seeds = found or rule.seeds
+                hopeless += [] if found else [cell.name]
+            used.append(seeds)
+            for t in cell_terms(rule, names):
+                key = evaluator.owner(t), t
+                needs[key] = max(needs.get(key, 0), seeds)
+        seeds_text = f"{min(used)}" if min(used) == max(used) else f"{min(used)} to {max(used)}"
+        cells_text = f"{len(used)} cell{'s' * (len(used) != 1)} at {seeds_text} seed{'s' * (max(used) != 1)}"
+        plan = f"{cells_text}{rule_limits(rule, min(used))}"
+        if hopeless:
+            some = ", ".join(hopeless[:3]) + (f" and {len(hopeless) - 3} more" if len(hopeless) > 3 else "")
+            plan += f"; as measured so far, up to {MAX_SEEDS} seeds would not make {some} pass"
+        return plan
+
+
+def cell_effect(cell: ClaimCell, bound: float) -> float | None:
+    """The mean less the bound in standard deviations; None of fewer than two seeds and without variance."""
+    std = stdev(cell.values) if cell.n > 1 else 0.0
+    return (cell.mean - bound) / std if std else None
+
+
+def mean_of(cell: ClaimCell) -> str:
+    """The mean of a cell with its standard deviation."""
+    return f"{cell.mean:+.3g} ± {stdev(cell.values):.2g}"
+
+
+def limits_text(family: int, seeds: int) -> str:
+    """What t-tests of a family of cells need at so many seeds, and the power of one of them."""
+    passing, refuting = (t_quantile(1 - level, seeds - 1) for level in (SIGNIFICANCE, SIGNIFICANCE / family))
+    powers = [find_power(LARGE_EFFECT, seeds, level) for level in (SIGNIFICANCE, SIGNIFICANCE / family)]
+    one = f"one of {family} refutes" if family > 1 else "it refutes"
+    return (
+        f" (a cell passes where t > {passing:.3g}, {one} where t < −{refuting:.3g}: power {powers[0]:.2f} and "
+        f"{powers[1]:.2f} for a difference of {LARGE_EFFECT:g} standard deviations)"
+    )
+
+
+def rule_limits(rule: ClaimRule, seeds: int) -> str:
+    """The limits of a rule's tests, in words; empty where it has no t-test of a mean."""
+    return limits_text(len(rule.cells), seeds) if rule.test == "above" and seeds >= MIN_SEEDS else ""
+
+
+def printed_needs(experiment: str, case: str, methods: Iterable[str], hyper: str, seeds: int) -> Needs:
+    """What a printed number needs: so many seeds of its method, and of those that it is relative to."""
+    return {(experiment, Term("", case, method, hyper, "", 1)): seeds for method in methods}
