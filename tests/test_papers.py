@@ -49,7 +49,7 @@ from askew.reproduction.papers import (
 )
 from askew.reproduction.plan import Reproduction, chosen_points, prepare_reproduction
 from askew.reproduction.printed import PrintedNumber, read_printed
-from askew.reproduction.reproduce import memory_batches, reproduce, run_missing
+from askew.reproduction.reproduce import reproduce, run_missing
 from askew.reproduction.results import (
     metrics_by_run,
     parse_curve,
@@ -521,17 +521,6 @@ def test_data_and_weights_that_are_not_there_are_missed_at_once(
     with pytest.raises(ModelError, match="no file of weights"):
         reproduce("feddc/table2", out=tmp_path / "runs", results=tmp_path / "results")
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_full_device_takes_runs_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = plan_runs(find_experiment("feddpc/fig7"), "smoke")
-    assert [len(b) for b in memory_batches(planned)] == [3] and [
-        len(b) for b in memory_batches(planned, alone=True)
-    ] == [1, 1, 1]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100))
-    monkeypatch.setattr("askew.reproduction.reproduce.estimate_memory", lambda config: 20)
-    assert [len(b) for b in memory_batches(planned)] == [2, 1]
 
 
 # choosing -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from ..experiment.build import device_of
 from ..experiment.launch import TOGETHER
 from ..experiment.process_state import stop_after
+from ..experiment.run import OnRound
 from ..experiment.store import Record, Run
 from ..report import terminal
 from ..reproduction import paper_tables
@@ -41,6 +42,8 @@ from .options import (
     print_json,
     print_rich,
 )
+from .progress import ExperimentProgress, RegularLines, RoundCount
+from .queue import run_queue_file
 
 EPILOG = examples(
     "askew reproduce feddpc/table2 --scale smoke",
@@ -48,11 +51,19 @@ EPILOG = examples(
     "askew reproduce feddpc/table2 --only case=cifar10-0.2 --only method=FedDPC --seeds 3",
     "askew reproduce mldl24/table2 --scale reduced --json",
     "askew reproduce fedpmvr/table1 --processes 4",
+    "askew reproduce --queue papers/queue.toml --stop-after 9m --processes 4",
 )
 H200 = "NVIDIA H200"  # the device whose times the list and plans give
 
 ExperimentId = Annotated[
-    str, typer.Argument(metavar="ID", help="An experiment of `askew list experiments`, or a file of your own.")
+    str | None,
+    typer.Argument(
+        metavar="ID", help="An experiment of `askew list experiments`, or a file of your own.", show_default=False
+    ),
+]
+QueueFile = Annotated[
+    Path | None,
+    typer.Option("--queue", metavar="FILE", help="Many experiments, in the order of this file.", show_default=False),
 ]
 ScaleName = Annotated[str, typer.Option(metavar="SCALE", help="full (as published), reduced or smoke (seconds).")]
 Only = Annotated[
@@ -74,7 +85,8 @@ Processes = Annotated[
 
 
 def reproduce(
-    id: ExperimentId,
+    id: ExperimentId = None,
+    queue: QueueFile = None,
     scale: ScaleName = "full",
     only: Only = None,
     seeds: Seeds = None,
@@ -99,6 +111,19 @@ def reproduce(
             f"reproduce: --processes {processes} and --workers {workers} both divide the machine; give one of them."
         )
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
+    if queue is not None:
+        others = {"an experiment": id, "--only": only, "--seeds": seeds, "--alone": alone, "--workers": workers}
+        refuse_beside_queue(others)
+        again = terminal.command(
+            *("reproduce", "--queue", queue, "--scale", scale),
+            *(["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled),
+            *["--processes", str(processes)] * (processes > 1),
+            *("--out", out, "--results", results),
+        )
+        run_queue_file(queue, scale, engine, out, results, processes, parse_time(stop), as_json, again)
+        return
+    if id is None:
+        raise ConfigError("reproduce: nothing is named; give one of `askew list experiments`, or --queue FILE.")
     own_engine = engine if engine != EngineSettings() else None
     reproduction = prepare_reproduction(id, scale, only or (), seeds, results, own_engine, alone)
     if plan:
@@ -124,19 +149,14 @@ def reproduce(
         show_results(reproduction, cells, pictures, example)
 
 
+def refuse_beside_queue(options: Mapping[str, object]) -> None:
+    """Refuse what the entries of a queue say."""
+    for name, value in options.items():
+        if value:
+            raise ConfigError(f"reproduce: {name} and --queue do not go together; say it in the queue's file.")
+
+
 # running --------------------------------------------------------------------------------------------------------
-
-
-class ExperimentProgress(terminal.ProgressDisplay):
-    """One bar for all runs of an experiment, which differ in more than their method."""
-
-    def __call__(self, run: Run, record: Record | None) -> None:
-        self.training, self.trained_rounds = True, self.trained_rounds + (record is not None)
-        if record is not None:
-            self.warn(run)
-        self.parts[run.name] = len(run.rounds) / int(run.config["rounds"])
-        if self.whole is not None:
-            self.bars.update(self.whole, completed=self.done + sum(self.parts.values()))
 
 
 def run_with_progress(
@@ -148,9 +168,12 @@ def run_with_progress(
         missing = reproduction.missing
         if not missing:
             continue
-        with progress_display(console, missing, title) as display:
+        rounds = RoundCount([p.config for p in missing])
+        with progress_display(console, missing, title) as display, RegularLines(console, rounds.text):
             log = partial(display.say, style="yellow")
-            for run in run_missing(reproduction, out, results, display, processes, log):
+
+            watch = partial(call_both, rounds, display)
+            for run in run_missing(reproduction, out, results, watch, processes, log):
                 display.end(run)
         if reproduction.unfinished:
             left = len(reproduction.missing)
@@ -162,6 +185,12 @@ def run_with_progress(
                 console, f"{count}, as their processes were lost, all others are stored: {names}", again, 1
             )
         reproduction.update_plan()
+
+
+def call_both(first: OnRound, second: OnRound, run: Run, record: Record | None) -> None:
+    """Tell two of a round."""
+    first(run, record)
+    second(run, record)
 
 
 def progress_display(console: Console, missing: Sequence[PlannedRun], title: str) -> terminal.ProgressDisplay:
