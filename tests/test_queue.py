@@ -1,8 +1,9 @@
-"""A queue of experiments: parts that end in time, results that are stored as they come, and the rows of single commands."""
+"""A queue of experiments: parts that end in time, results stored as they come, and the rows of single commands."""
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,7 +105,7 @@ def test_parts_end_every_few_minutes_and_do_not_leave_the_gpu_idle(monkeypatch: 
     sizes = [size for size, _ in ends]
     assert sum(sizes) == 30 and all(size >= FEWEST_RUNS for size in sizes[1:-1])
     times = [1000.0, *(end for _, end in ends)]
-    assert all(after - before < 1.2 * PART_SECONDS for before, after in zip(times, times[1:], strict=False))
+    assert all(after - before < 1.2 * PART_SECONDS for before, after in pairwise(times))
     # of runs that take long, as few at a time as the rule allows
     slow = Simulation(monkeypatch, fixed=0.1, each=0.4)
     ends = slow.train(Schedule([scheduled("feddc/table1-mnist", "D1-15", "D2-15", seeds=2)], "nowhere"))

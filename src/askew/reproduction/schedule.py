@@ -119,6 +119,13 @@ class BegunRun(NamedTuple):
     weight: float  # of a round
 
 
+class ExpectedTimes(NamedTuple):
+    """How long a part is expected to take, in seconds."""
+
+    usual: float  # while all processes are at work
+    until_end: float  # if nothing else begins
+
+
 class Schedule:
     """Gives out parts of the runs of experiments, in their order, and measures how fast they are trained."""
 
@@ -137,6 +144,7 @@ class Schedule:
         self.begun: dict[str, BegunRun] = {}  # by name
         self.measured: dict[Hashable, Part] = {}  # the last part with a pace, by what its runs have in common
         self.weights: dict[RunKey, float] = {}  # of runs, once computed
+        self.seconds: dict[RunKey, float | None] = {}  # of runs on a full device, by stored results, once computed
         self.device = device_of("auto")
         self.changed = True  # since nothing could be given out
 
@@ -200,11 +208,13 @@ class Schedule:
         room = MEMORY_SHARE * torch.cuda.mem_get_info()[1] / self.processes if self.device.type == "cuda" else math.inf
         most, used = 0, 0.0
         for n, p in enumerate(runs[:TOGETHER], 1):
-            seconds = self.expected_seconds(runs[:n])
             used += estimate_memory(p.config) if math.isfinite(room) else 0
-            too_long = n > (FIRST_RUNS if seconds is None else fewest) and (seconds or math.inf) > PART_SECONDS
-            too_late = left < PART_SECONDS if seconds is None and math.isfinite(left) else (seconds or 0) > left
-            if too_late or (n > 1 and (too_long or used > room)):
+            expected = self.expected_times(runs[:n])
+            if expected is None:  # nobody knows: a few are tried, if there is some time
+                too_many, too_late = n > FIRST_RUNS, left < PART_SECONDS
+            else:
+                too_many, too_late = n > fewest and expected.usual > PART_SECONDS, expected.until_end > left
+            if too_late or (n > 1 and (too_many or used > room)):
                 break
             most = n
         return list(runs[:most])
@@ -252,19 +262,37 @@ class Schedule:
 
     # what is expected
 
-    def expected_seconds(self, runs: Sequence[PlannedRun]) -> float | None:
+    def expected_times(self, runs: Sequence[PlannedRun]) -> ExpectedTimes | None:
         """How long a part will take: by like runs of this call, else by stored results; None if nobody knows.
 
-        Of a part with fewer runs than the measured one half of its time is taken to be the same.
+        Of a part with fewer runs than the measured one half of its time is taken to be the same. Stored speeds are
+        those of a full device, which all processes share.
         """
-        weight = sum(map(self.weight, runs))
         for level in levels(runs[0]):
             if part := self.measured.get(level):
                 fewer = max(1.0, (1 + len(part.runs) / len(runs)) / 2)
-                return part.start_seconds + fewer * weight * part.pace
-        seconds = [estimate_seconds([p.config], self.device_name, self.speeds) for p in runs]
-        known = [s for s in seconds if s is not None]
-        return START_SECONDS + sum(known) * self.processes if len(known) == len(runs) else None
+                seconds = part.start_seconds + fewer * sum(map(self.weight, runs)) * part.pace
+                return ExpectedTimes(seconds, seconds)
+        own = self.stored_seconds(runs)
+        if own is None:
+            return None
+        others = sum(self.device_seconds_left(part) for e in self.experiments for part in e.parts)
+        return ExpectedTimes(START_SECONDS + own * self.processes, START_SECONDS + own + others)
+
+    def stored_seconds(self, runs: Sequence[PlannedRun]) -> float | None:
+        """How long a full device takes for runs, by the speeds of stored results; None if there are none."""
+        for p in runs:
+            if p.key not in self.seconds:
+                self.seconds[p.key] = estimate_seconds([p.config], self.device_name, self.speeds)
+        known = [s for p in runs if (s := self.seconds[p.key]) is not None]
+        return sum(known) if len(known) == len(runs) else None
+
+    def device_seconds_left(self, part: Part) -> float:
+        """How much of the device's time a part still needs."""
+        if part.is_measured:
+            left = sum(map(self.weight, part.runs)) - part.weight
+            return max(0.0, left) * part.pace / sum(len(e.parts) for e in self.experiments)
+        return self.stored_seconds(part.runs) or PART_SECONDS
 
     @cached_property
     def device_name(self) -> str:
