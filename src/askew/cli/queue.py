@@ -91,5 +91,5 @@ def row_texts(done: int, stored: int, left: int, seconds: float) -> list[str]:
 def row_json(entry: QueueEntry, e: ScheduledExperiment) -> dict[str, object]:
     """What became of an entry, for a script; `seconds` are those of its parts, several of which may run at a time."""
     given = {key: value for key, value in entry._asdict().items() if value not in (None, ())}
-    counts = {"done": e.done, "stored": e.stored, "left": e.left, "lost": len(e.lost), "seconds": e.seconds}
-    return given | counts | ({"problem": e.problem} if e.problem else {})
+    counts = {"done": e.done, "stored": e.stored, "left": e.left, "lost": len(e.lost), "too_long": len(e.too_long)}
+    return given | counts | {"seconds": e.seconds} | ({"problem": e.problem} if e.problem else {})

@@ -38,6 +38,7 @@ MPS_SECONDS = 30.0  # seconds for it to start, and to end
 
 Notify = Callable[[str], None]  # gets a sentence for the user
 OnLoss = Callable[[Sequence[Config]], None]  # gets the configurations of runs that are given up
+IsHopeless = Callable[[Sequence[Config]], bool]  # whether the runs of a part are to be stopped, as they take too long
 Part = Sequence[Config]  # configurations that are run at a time; an empty one: there is nothing to do at present
 
 
@@ -51,11 +52,12 @@ def run_in_pool(
     watch: OnRound,
     notify: Notify,
     on_loss: OnLoss = lambda configs: None,
+    is_hopeless: IsHopeless = lambda configs: False,
 ) -> Generator[Run, None, None]:
     """Run parts, each in one of several processes, and yield the runs as they end.
 
-    After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up:
-    `on_loss` gets its unfinished runs, which are not yielded.
+    After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up,
+    and one that `is_hopeless` is stopped: `on_loss` gets the unfinished runs, which are not yielded.
     """
     check_cores(processes, "--processes")
     coming = iter(parts)
@@ -67,7 +69,7 @@ def run_in_pool(
             stack.enter_context(mps_server(notify))
         runs = RemoteRuns((), Path(out), watch)
         pool = stack.enter_context(ProcessPool(chain([first], coming), Path(out), processes, stopping, notify))
-        pool.on_begin, pool.on_loss = runs.expect, on_loss
+        pool.on_begin, pool.on_loss, pool.is_hopeless = runs.expect, on_loss, is_hopeless
         for message in pool.messages():
             run = runs.receive(message)
             # a run that had ended before its process was lost is read back by the next one, and ends twice
@@ -94,6 +96,7 @@ class ProcessPool:
         self.parts, self.size, self.stopping, self.notify = parts, size, stopping, notify
         self.on_begin: Callable[[Part], None] = lambda part: None  # called with each part that is given out
         self.on_loss: OnLoss = lambda configs: None
+        self.is_hopeless: IsHopeless = lambda configs: False
         self.unfinished: dict[str, Config] = {}  # by name: runs of parts that were begun
         self.again: list[Part] = []  # parts that lost their process
         self.lost_once: set[str] = set()  # names of runs that lost a process
@@ -117,10 +120,12 @@ class ProcessPool:
                 yield from worker.messages()
                 if worker.is_over:
                     self.workers.remove(worker)
-                    if worker.failure:
+                    if worker.failure or worker.stopped:
                         self._replace(worker)
                 elif worker.waits:
                     self._give_part(worker)
+                elif worker.part and not worker.stopped and self.is_hopeless(worker.part):
+                    worker.stop()
 
     def _start(self) -> None:
         """Start a process."""
@@ -141,12 +146,14 @@ class ProcessPool:
         """Let a new process take the part of one that was lost, unless it lost a process before."""
         left = [config for config in lost.part or () if config.name() in self.unfinished]
         names = {config.name() for config in left}
-        again = bool(left) and not names & self.lost_once
-        self.lost_once |= names
-        self.notify(loss_sentence(f"one of {self.size} processes {lost.failure}", len(left), again))
+        again = bool(left) and not lost.stopped and not names & self.lost_once
+        if not lost.stopped:
+            self.lost_once |= names
+            self.notify(loss_sentence(f"one of {self.size} processes {lost.failure}", len(left), again))
         if again:
             self.again.append(left)
         else:
+            self.unfinished = {name: config for name, config in self.unfinished.items() if name not in names}
             self.on_loss(left)
         # a process that was lost before it took anything is not replaced: the next one would be lost too
         if lost.part is not None and not self.stopping():
@@ -168,7 +175,7 @@ class PoolWorker:
 
     def __init__(self, job: Message, stopping: Callable[[], bool]) -> None:
         self.part: Part | None = None
-        self.waits, self.is_over, self.failure = False, False, ""
+        self.waits, self.stopped, self.is_over, self.failure = False, False, False, ""
         self.group = WorkerGroup(1, run_parts, job)
         self.incoming = self.group.messages(stopping, poll_seconds=0)
 
@@ -180,6 +187,11 @@ class PoolWorker:
         alone = [replace(config, engine=replace(config.engine, workers=1)) for config in part or ()]
         self.part, self.waits = part or self.part, False
         self.group.send(0, [stored_tables(config) for config in alone])
+
+    def stop(self) -> None:
+        """Stop its runs after their round; the process ends then."""
+        self.stopped = True
+        self.group.send_stop()
 
     def messages(self) -> list[Message]:
         """The messages about runs that came since the last call; misuse that the process reports is raised.

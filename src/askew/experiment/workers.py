@@ -178,7 +178,7 @@ class WorkerGroup:
                     self.failures[rank] = message
                     end = min(end, time.monotonic() + GRACE_SECONDS)
             if stopping():
-                self._send_stop()
+                self.send_stop()
             if not ready and not poll_seconds:
                 yield {}
         if self.failures:
@@ -193,7 +193,7 @@ class WorkerGroup:
             return {"error": "", "sentence": ""}
         return message
 
-    def _send_stop(self) -> None:
+    def send_stop(self) -> None:
         """Ask all workers to stop after their round."""
         for connection in self.connections:
             with suppress(OSError):

@@ -12,7 +12,7 @@ from ..errors import AskewError, ConfigError, ModelError
 from ..experiment.config import Config
 from ..experiment.conformal import conformal
 from ..experiment.launch import run_all
-from ..experiment.process_pool import Notify, OnLoss, Part, run_in_pool
+from ..experiment.process_pool import Notify, run_in_pool
 from ..experiment.run import OnRound
 from ..experiment.store import Record, Run
 from .comparison import TableCell, table_cells
@@ -125,9 +125,10 @@ def run_schedule(
             watch(run, record)
 
     if schedule.processes > 1:
-        training = run_in_pool(schedule.parts(), out, schedule.processes, on_round, log, schedule.on_loss)
+        handlers = schedule.on_loss, schedule.is_hopeless
+        training = run_in_pool(schedule.parts(), out, schedule.processes, on_round, log, *handlers)
     else:
-        training = run_here(schedule.parts(), out, on_round, log, schedule.on_loss if go_on else None)
+        training = run_here(schedule, out, on_round, log, go_on)
     try:
         with closing(training) as runs:
             for run in runs:
@@ -147,27 +148,38 @@ def run_schedule(
         writer.write()
 
 
-def run_here(
-    parts: Iterable[Part], out: str | Path, watch: OnRound, log: Notify, on_loss: OnLoss | None
-) -> Generator[Run, None, None]:
-    """Run parts one after the other in this process, and yield the runs as they end.
+class PartStopped(Exception):
+    """A part would not have ended in time."""
 
-    Of a part that fails `on_loss` gets the runs that have not ended; without it the failure is raised.
+
+def run_here(
+    schedule: Schedule, out: str | Path, watch: OnRound, log: Notify, go_on: bool
+) -> Generator[Run, None, None]:
+    """Run the parts of a schedule one after the other in this process, and yield the runs as they end.
+
+    With `go_on` the runs of a part that fails are given up, else the failure is raised.
     """
-    for part in parts:
-        ended = set[str]()
+    for part in schedule.parts():
+        ended, configs = set[str](), list(part)
+
+        def on_round(run: Run, record: Record | None, configs: Sequence[Config] = configs) -> None:
+            watch(run, record)
+            if schedule.is_hopeless(configs):
+                raise PartStopped
+
         try:
-            for run in run_all(part, out, watch=watch):
+            for run in run_all(part, out, watch=on_round):
                 ended.add(run.name)
                 yield run
                 if not run.over:
                     return
-        except (AskewError, RuntimeError) as e:
+        except (AskewError, RuntimeError, PartStopped) as e:
             left = [config for config in part if config.name() not in ended]
-            if on_loss is None:
-                raise
-            log(f"{len(left)} run{'s' * (len(left) != 1)} failed ({str(e).splitlines()[0]}); given up")
-            on_loss(left)
+            if not isinstance(e, PartStopped):
+                if not go_on:
+                    raise
+                log(f"{len(left)} run{'s' * (len(left) != 1)} failed ({str(e).splitlines()[0]}); given up")
+            schedule.on_loss(left)
 
 
 def check_files(configs: Sequence[Config]) -> None:

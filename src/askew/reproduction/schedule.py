@@ -39,6 +39,7 @@ FIRST_RUNS = 4  # runs of a first part, where nobody knows how long it takes
 START_SECONDS = 15.0  # seconds from giving out a part to its first round, until they are measured
 SAFETY = 1.15  # times as long as expected, a part must still end in time
 MEASURED_ROUNDS = 4  # rounds of a part after which its pace is believed
+JUDGED_SECONDS = 15.0  # seconds after its first round from which on a part may be stopped, as it takes too long
 MEMORY_SHARE = 0.4  # of a GPU's memory that uploads and states may take; activations need the rest
 
 
@@ -56,6 +57,7 @@ class ScheduledExperiment:
     stored: int = 0  # runs that were stored before
     done: int = 0  # runs that were trained by this schedule
     lost: list[PlannedRun] = field(default_factory=list)  # given up
+    too_long: list[PlannedRun] = field(default_factory=list)  # stopped, as they would not have ended in time
     seconds: float = 0.0  # of its parts
     problem: str = ""  # why it cannot be trained here
 
@@ -75,6 +77,7 @@ class Part:
     first: float = 0.0  # time of its first record
     last: float = 0.0  # time of its last record
     rounds: dict[str, int] = field(default_factory=dict)  # how far each run is, by name
+    hopeless: bool = False  # whether it was stopped, as it would not have ended in time
     records: int = 0  # rounds that were trained since its first record
     weight: float = 0.0  # what was trained since its first record, as RunCost.weight
 
@@ -145,7 +148,7 @@ class Schedule:
         self.measured: dict[Hashable, Part] = {}  # the last part with a pace, by what its runs have in common
         self.weights: dict[RunKey, float] = {}  # of runs, once computed
         self.seconds: dict[RunKey, float | None] = {}  # of runs on a full device, by stored results, once computed
-        self.device = device_of("auto")
+        self.device, self.began = device_of("auto"), time.monotonic()
         self.changed = True  # since nothing could be given out
 
     # giving out
@@ -210,8 +213,8 @@ class Schedule:
         for n, p in enumerate(runs[:TOGETHER], 1):
             used += estimate_memory(p.config) if math.isfinite(room) else 0
             expected = self.expected_times(runs[:n])
-            if expected is None:  # nobody knows: a few are tried, if there is some time
-                too_many, too_late = n > FIRST_RUNS, left < PART_SECONDS
+            if expected is None:  # nobody knows: a few are tried in the first half of the time
+                too_many, too_late = n > FIRST_RUNS, left < (self.deadline - self.began) / 2
             else:
                 too_many, too_late = n > fewest and expected.usual > PART_SECONDS, expected.until_end > left
             if too_late or (n > 1 and (too_many or used > room)):
@@ -254,11 +257,22 @@ class Schedule:
             self.changed = True
 
     def on_loss(self, configs: Sequence[Config]) -> None:
-        """Take in that runs were lost with their processes, or failed."""
+        """Take in that runs were lost with their processes, failed or were stopped."""
         for name in [config.name() for config in configs]:
             planned, part, _ = self.begun[name]
-            part.experiment.lost.append(planned)
+            if planned.key in part.experiment.reproduction.runs:  # it ended while others of its part had not
+                part.experiment.done += 1
+            else:
+                (part.experiment.too_long if part.hopeless else part.experiment.lost).append(planned)
             self.end_run(name)
+
+    def is_hopeless(self, configs: Sequence[Config]) -> bool:
+        """Whether the part of these runs will not end before the deadline, by its own pace: others may use its time."""
+        part = self.begun[configs[0].name()].part
+        if math.isfinite(self.deadline) and part.is_measured and part.last - part.first > JUDGED_SECONDS:
+            left = sum(map(self.weight, part.runs)) - part.weight
+            part.hopeless = part.last + 0.95 * left * part.pace > self.deadline
+        return part.hopeless
 
     # what is expected
 
