@@ -43,7 +43,7 @@ from .options import (
     print_rich,
 )
 from .progress import ExperimentProgress, RegularLines, RoundCount
-from .queue import run_queue_file
+from .queue import H200, QueueOptions, run_queue_file, show_queue_plan
 
 EPILOG = examples(
     "askew reproduce feddpc/table2 --scale smoke",
@@ -53,7 +53,6 @@ EPILOG = examples(
     "askew reproduce fedpmvr/table1 --processes 4",
     "askew reproduce --queue papers/queue.toml --stop-after 9m --processes 4",
 )
-H200 = "NVIDIA H200"  # the device whose times the list and plans give
 
 ExperimentId = Annotated[
     str | None,
@@ -64,6 +63,15 @@ ExperimentId = Annotated[
 QueueFile = Annotated[
     Path | None,
     typer.Option("--queue", metavar="FILE", help="Many experiments, in the order of this file.", show_default=False),
+]
+SortedFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--sorted",
+        metavar="FILE",
+        help="With --queue and --plan: write the queue, the most printed numbers a minute first.",
+        show_default=False,
+    ),
 ]
 ScaleName = Annotated[str, typer.Option(metavar="SCALE", help="full (as published), reduced or smoke (seconds).")]
 Only = Annotated[
@@ -87,6 +95,7 @@ Processes = Annotated[
 def reproduce(
     id: ExperimentId = None,
     queue: QueueFile = None,
+    sorted_file: SortedFile = None,
     scale: ScaleName = "full",
     only: Only = None,
     seeds: Seeds = None,
@@ -111,16 +120,13 @@ def reproduce(
             f"reproduce: --processes {processes} and --workers {workers} both divide the machine; give one of them."
         )
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
+    words = ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
+    words += ["--processes", str(processes)] * (processes > 1) + ["--out", str(out), "--results", str(results)]
     if queue is not None:
-        others = {"an experiment": id, "--only": only, "--seeds": seeds, "--alone": alone, "--workers": workers}
-        refuse_beside_queue(others)
-        again = terminal.command(
-            *("reproduce", "--queue", queue, "--scale", scale),
-            *(["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled),
-            *["--processes", str(processes)] * (processes > 1),
-            *("--out", out, "--results", results),
-        )
-        run_queue_file(queue, scale, engine, out, results, processes, parse_time(stop), as_json, again)
+        refuse_beside_queue({"an ID": id, "--only": only, "--seeds": seeds, "--alone": alone, "--workers": workers})
+        again = terminal.command("reproduce", "--queue", queue, "--scale", scale, *words)
+        options = QueueOptions(scale, engine, out, results, processes, parse_time(stop), as_json, again)
+        show_queue_plan(queue, options, sorted_file) if plan else run_queue_file(queue, options)
         return
     if id is None:
         raise ConfigError("reproduce: nothing is named; give one of `askew list experiments`, or --queue FILE.")
@@ -132,12 +138,9 @@ def reproduce(
             paper_tables.plan_table(reproduction, cost)
         )
         return
-    options = [word for name in only or () for word in ("--only", name)]
-    options += ["--seeds", str(seeds)] if seeds else []
-    options += ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
-    options += ["--processes", str(processes)] * (processes > 1)
-    again = terminal.command("reproduce", id, "--scale", scale, *options, "--out", out, "--results", results)
+    chosen = [word for name in only or () for word in ("--only", name)] + (["--seeds", str(seeds)] if seeds else [])
     with stop_after(parse_time(stop)):
+        again = terminal.command("reproduce", id, "--scale", scale, *chosen, *words)
         run_with_progress(reproduction, id, out, results, processes, again)
     example = None
     if reproduction.experiment.shows == "toy":

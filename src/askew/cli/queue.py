@@ -5,34 +5,43 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..engine.choose import EngineSettings
-from ..experiment.store import Record, Run
+from ..experiment.store import Record, Run, write_text
 from ..report import terminal
 from ..reproduction.queue import QueueEntry, prepare_queue, queue_schedule, read_queue, run_queue
+from ..reproduction.queue_plan import EntryPlan, plan_queue, sort_entries
 from ..reproduction.schedule import ScheduledExperiment
 from .options import PlainConsole, exit_with_command, print_json, print_rich
 from .progress import RegularLines, queue_text
 
+H200 = "NVIDIA H200"  # the device whose times the list and plans give
 
-def run_queue_file(
-    path: Path,
-    scale: str,
-    engine: EngineSettings,
-    out: Path,
-    results: Path,
-    processes: int,
-    seconds: float | None,
-    as_json: bool,
-    again: str,
-) -> None:
-    """Train what is missing of a queue's entries, within so many seconds, and say what was done."""
+
+class QueueOptions(NamedTuple):
+    """What the command says of a queue, besides its file."""
+
+    scale: str
+    engine: EngineSettings
+    out: Path
+    results: Path
+    processes: int
+    seconds: float | None  # of --stop-after
+    as_json: bool
+    again: str  # the command that goes on
+
+
+def run_queue_file(path: Path, options: QueueOptions) -> None:
+    """Train what is missing of a queue's entries, within the given time, and say what was done."""
     began, console = time.monotonic(), PlainConsole(stderr=True)
+    _, _, out, results, processes, seconds, as_json, again = options
     entries = read_queue(path)
-    experiments = prepare_queue(entries, results, scale, engine)
+    experiments = prepare_queue(entries, results, options.scale, options.engine)
     left = None if seconds is None else seconds - (time.monotonic() - began)
     schedule = queue_schedule(experiments, results, processes, left)
     said = set[str]()  # names of runs of which it was said that they diverged
@@ -67,6 +76,54 @@ def run_queue_file(
         exit_with_command(console, f"{lost} runs failed or lost their processes, all others are stored", again, 1)
 
 
+def show_queue_plan(path: Path, options: QueueOptions, sorted_file: Path | None) -> None:
+    """Print what the entries would bring and take; write them to a file, the most numbers a minute first."""
+    entries = read_queue(path)
+    experiments = prepare_queue(entries, options.results, options.scale, options.engine)
+    plans = plan_queue(entries, experiments, options.results, H200)
+    if sorted_file is not None:
+        write_text(sorted_file, "\n".join(entry.toml() for entry in sort_entries(plans)))
+    if options.as_json:
+        print_json([plan_json(plan) for plan in plans])
+    else:
+        print_rich(queue_plan_table(plans))
+
+
+def queue_plan_table(plans: Sequence[EntryPlan]) -> RenderableType:
+    """The plan of a queue for a reader."""
+    table = terminal.plain_table(
+        *("entry", "missing\nruns", "stored\nbefore", "printed\nnumbers", "claims"),
+        *(f"seconds on\n{H200}", "numbers\na minute"),
+    )
+    table.columns[0].justify, table.columns[0].overflow = "left", "fold"
+    for plan in plans:
+        seconds = "unknown" if plan.seconds is None else f"{plan.seconds:,.0f}"
+        rate = "–" if plan.numbers_per_minute is None else f"{plan.numbers_per_minute:.2g}"
+        counts = (plan.missing, plan.stored, plan.numbers, len(plan.claims))
+        table.add_row(plan.entry.title, *map(str, counts), seconds, rate)
+    note = (
+        "Numbers and claims: those that are not measured or decided and need the missing runs; entries may share runs."
+    )
+    return Group(table, Text(f"\n{note}", terminal.QUIET))
+
+
+def plan_json(plan: EntryPlan) -> dict[str, object]:
+    """The plan of an entry for a script."""
+    return given_keys(plan.entry) | {
+        "missing": plan.missing,
+        "stored": plan.stored,
+        "numbers": plan.numbers,
+        "claims": list(plan.claims),
+        "estimated_seconds": plan.seconds,
+        "numbers_per_minute": plan.numbers_per_minute,
+    }
+
+
+def given_keys(entry: QueueEntry) -> dict[str, object]:
+    """What the file says of an entry."""
+    return {key: value for key, value in entry._asdict().items() if value not in (None, ())}
+
+
 def queue_table(
     entries: Sequence[QueueEntry], experiments: Sequence[ScheduledExperiment], wall: float, processes: int
 ) -> Table:
@@ -90,6 +147,5 @@ def row_texts(done: int, stored: int, left: int, seconds: float) -> list[str]:
 
 def row_json(entry: QueueEntry, e: ScheduledExperiment) -> dict[str, object]:
     """What became of an entry, for a script; `seconds` are those of its parts, several of which may run at a time."""
-    given = {key: value for key, value in entry._asdict().items() if value not in (None, ())}
     counts = {"done": e.done, "stored": e.stored, "left": e.left, "lost": len(e.lost), "too_long": len(e.too_long)}
-    return given | counts | {"seconds": e.seconds} | ({"problem": e.problem} if e.problem else {})
+    return given_keys(entry) | counts | {"seconds": e.seconds} | ({"problem": e.problem} if e.problem else {})

@@ -50,7 +50,7 @@ class ScheduledExperiment:
     reproduction: Reproduction
     most: int = 10**6  # parts of it that are trained at a time
     waiting: list[PlannedRun] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)  # that are being trained
+    parts: list[TrainedPart] = field(default_factory=list)  # that are being trained
     training: set[RunKey] = field(default_factory=set)  # its runs that are being trained, also for another experiment
     ended: int = 0  # runs of it that ended
     refilled: int = 0  # how many had ended when its plan was last looked at
@@ -68,7 +68,7 @@ class ScheduledExperiment:
 
 
 @dataclass
-class Part:
+class TrainedPart:
     """Runs that are trained side by side, and how far they are."""
 
     experiment: ScheduledExperiment
@@ -118,7 +118,7 @@ class BegunRun(NamedTuple):
     """A run that was given out."""
 
     planned: PlannedRun
-    part: Part
+    part: TrainedPart
     weight: float  # of a round
 
 
@@ -145,7 +145,7 @@ class Schedule:
         self.experiments, self.processes, self.alone = experiments, processes, alone
         self.results, self.deadline, self.refill = results, deadline, refill
         self.begun: dict[str, BegunRun] = {}  # by name
-        self.measured: dict[Hashable, Part] = {}  # the last part with a pace, by what its runs have in common
+        self.measured: dict[Hashable, TrainedPart] = {}  # the last part with a pace, by what its runs have in common
         self.weights: dict[RunKey, float] = {}  # of runs, once computed
         self.seconds: dict[RunKey, float | None] = {}  # of runs on a full device, by stored results, once computed
         self.device, self.began = device_of("auto"), time.monotonic()
@@ -162,7 +162,7 @@ class Schedule:
             self.changed = part is not None
             yield [p.config for p in part.runs] if part else []
 
-    def next_part(self) -> Part | None:
+    def next_part(self) -> TrainedPart | None:
         """The first part, in the order of the experiments, that can be trained now and will end in time."""
         for experiment in self.experiments:
             if not experiment.waiting and not experiment.training and experiment.ended > experiment.refilled:
@@ -174,9 +174,9 @@ class Schedule:
                         return self.begin(experiment, chosen)
         return None
 
-    def begin(self, experiment: ScheduledExperiment, runs: list[PlannedRun]) -> Part:
+    def begin(self, experiment: ScheduledExperiment, runs: list[PlannedRun]) -> TrainedPart:
         """Note that these runs are being trained."""
-        part = Part(experiment, runs, time.monotonic())
+        part = TrainedPart(experiment, runs, time.monotonic())
         experiment.parts.append(part)
         begun = {p.key for p in runs}
         for each in self.experiments:  # others may plan the same run
@@ -301,7 +301,7 @@ class Schedule:
         known = [s for p in runs if (s := self.seconds[p.key]) is not None]
         return sum(known) if len(known) == len(runs) else None
 
-    def device_seconds_left(self, part: Part) -> float:
+    def device_seconds_left(self, part: TrainedPart) -> float:
         """How much of the device's time a part still needs."""
         if part.is_measured:
             left = sum(map(self.weight, part.runs)) - part.weight
