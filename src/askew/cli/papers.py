@@ -216,7 +216,8 @@ def show_results(
         print_rich(paper_tables.comparison_tables(reproduction, cells))
     else:
         print_rich(paper_tables.text_table(*untrained_table(reproduction)))
-    for note in reproduction.experiment.notes:
+    # notes are about the paper's numbers, with which other scales are not compared
+    for note in reproduction.experiment.notes if reproduction.scale == "full" else ():
         PlainConsole().print(Text(f"note: {note}", "yellow"))  # prose, which is broken into lines
     for path in pictures:
         print_rich(Text(f"figure: {path}"))
