@@ -665,6 +665,7 @@ def test_a_stored_command_plans_that_run_alone() -> None:
 def test_rounds_to_a_target_and_speed_ups() -> None:
     e = find_experiment("fedpmvr/table2")
     planned = plan_runs(e, "smoke", 1, ["FedAvg", "FedProx", "FedBN"])
+    planned = [p._replace(config=replace(p.config, rounds=2)) for p in planned]
     curves = {"FedAvg": "0.1 0.2 0.5 0.4", "FedProx": "0.1 0.5 0.5 0.5", "FedBN": "0.1 0.2 0.3 0.4"}
     runs = {(p.digest, p.seed): {"accuracy": curves[p.method]} for p in planned}
     cells = table_cells(Reproduction(e, "smoke", (), 1, None, runs, planned))
@@ -675,7 +676,7 @@ def test_rounds_to_a_target_and_speed_ups() -> None:
     }
     assert {c.method: c.values for c in cells if c.metric == "speedup"}["FedProx"] == [
         2 / 2
-    ]  # a smoke run has 2 rounds, FedAvg's 3 are cut
+    ]  # a run has 2 rounds, FedAvg's 3 are cut
     last = Reproduction(replace(e, target="FedAvg last"), "smoke", (), 1, None, runs, planned)
     assert {c.method: c.values for c in table_cells(last) if c.metric == "rounds_to"} == {
         "FedAvg": [3.0],
@@ -808,6 +809,14 @@ def test_plan_run_and_table_on_the_command_line(capsys: pytest.CaptureFixture[st
         code == 0 and "FedAvg two-sided" in out and "not comparable" in out and "5/5 runs" in err and "round" not in err
     )
     assert (tmp_path / "runs" / "figures" / "feddpc-fig6-smoke.png").is_file()
+    # the numbers are those of digits, which it says, and above chance
+    assert (
+        "cifar10-0.2, on digits" in out
+        and "digits, 4 clients, mlp, 8 rounds" in out
+        and "paper" not in out.split("─")[0]
+    )
+    stored = metrics_by_run(read_results(tmp_path / "results")).values()
+    assert len(stored) == 5 and all(float(run["best_accuracy"]) > 0.3 for run in stored)
     code, out, _ = run_command_line(capsys, *words, "--json")
     page = json.loads(out)
     assert (
