@@ -31,11 +31,23 @@ from askew.reproduction.schedule import FEWEST_RUNS, PART_SECONDS, Schedule, Sch
 
 SMOKE = """
 [[entry]]
-experiment = "feddpc/fig7"
+experiment = "feddpc/fig6"
+only = ["FedDPC", "FedAvg two-sided"]
 [[entry]]
-experiment = "feddpc/table2"
-only = ["FedProx", "FedDPC"]
-seeds = 2
+experiment = "feddpc/fig7"
+only = ["FedDPC λ 1", "FedDPC λ -0.5"]
+"""
+TUNED = """
+title = "A grid"
+where = "here"
+shows = "table"
+choose = ["best_accuracy"]
+[base]
+rounds = 2
+evaluation = { halves = true }
+partition = { clients = 4 }
+[grid]
+"local.lr" = [1e-6, 0.5]
 """
 
 
@@ -59,16 +71,22 @@ def run_queue(folder: Path, *words: str) -> int:
     return main(["reproduce", "--queue", str(folder / "queue.toml"), "--scale", "smoke", *where, *words])
 
 
-def test_a_queue_stores_the_rows_of_single_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    queue_file(tmp_path)
+def test_a_queue_stores_the_rows_of_single_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("askew.reproduction.prune_curves.experiments", dict)  # no others use the curves
+    grid = tmp_path / "grid.toml"
+    grid.write_text(TUNED)
+    queue_file(tmp_path, SMOKE + f"[[entry]]\nexperiment = {str(grid)!r}\nseeds = 2\n")
     assert run_queue(tmp_path, "--json") == 0
     entries = json.loads(capsys.readouterr().out)["entries"]
-    # FedDPC's run with seed 0 is that of fig7, and is trained once
-    assert [(e["done"], e["stored"], e["left"]) for e in entries] == [(3, 0, 0), (4, 0, 0)]
-    reproduce("feddpc/fig7", "smoke", out=tmp_path / "one", results=tmp_path / "single")
-    reproduce("feddpc/table2", "smoke", ["FedProx", "FedDPC"], 2, tmp_path / "one", tmp_path / "single")
+    # FedDPC of fig6 and λ 1 of fig7 are one run; the second seed of the grid is run at the chosen point alone
+    assert [(e["done"], e["stored"], e["left"]) for e in entries] == [(2, 0, 0), (1, 0, 0), (3, 0, 0)]
+    single = {"out": tmp_path / "one", "results": tmp_path / "single"}
+    reproduce("feddpc/fig6", "smoke", ["FedDPC", "FedAvg two-sided"], **single)
+    reproduce("feddpc/fig7", "smoke", ["FedDPC λ 1", "FedDPC λ -0.5"], **single)
+    reproduce(str(grid), "smoke", seeds=2, **single)
     assert rows(tmp_path / "results") == rows(tmp_path / "single")
-    capsys.readouterr()
     assert run_queue(tmp_path) == 0 and "1:" not in capsys.readouterr().err  # nothing is trained again
 
 
@@ -107,8 +125,8 @@ set = { LAST }
 @pytest.mark.slow
 def test_what_was_finished_survives_the_death_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(PLUGIN)
-    last = 'plugins = ["own.py"], algorithm = { name = "deadly" }'
-    (tmp_path / "mine.toml").write_text(EXPERIMENT.replace("LAST", last))
+    page = EXPERIMENT.replace("LAST", 'algorithm = { name = "deadly" }')
+    (tmp_path / "mine.toml").write_text(page.replace("[base]", f"[base]\nplugins = [{str(tmp_path / 'own.py')!r}]"))
     queue_file(tmp_path, '[[entry]]\nexperiment = "mine.toml"\n')
     command = [sys.executable, "-m", "askew", "reproduce", "--queue", "queue.toml"]
     code = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300, check=False).returncode
