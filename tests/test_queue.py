@@ -27,7 +27,7 @@ from askew.reproduction.plan import prepare_reproduction
 from askew.reproduction.queue import read_queue
 from askew.reproduction.reproduce import reproduce
 from askew.reproduction.results import read_results
-from askew.reproduction.schedule import FEWEST_RUNS, PART_SECONDS, Schedule, ScheduledExperiment
+from askew.reproduction.schedule import FEWEST_RUNS, PART_SECONDS, RunSchedule, ScheduledExperiment
 
 SMOKE = """
 [[entry]]
@@ -144,13 +144,13 @@ def test_a_run_that_takes_too_long_is_stopped_and_goes_on_next_time(
     queue_file(tmp_path, '[[entry]]\nexperiment = "mine.toml"\nonly = ["A"]\n[[entry]]\nexperiment = "brief.toml"\n')
     command = ["reproduce", "--queue", "queue.toml", "--json"]
 
-    def is_hopeless(self: Schedule, configs: Any) -> bool:
+    def is_hopeless(self: RunSchedule, configs: Any) -> bool:
         part = self.begun[configs[0].name()].part
         part.hopeless = part.records == 5 and configs[0].rounds == 12
         return part.hopeless
 
     with monkeypatch.context() as patch:
-        patch.setattr(Schedule, "is_hopeless", is_hopeless)
+        patch.setattr(RunSchedule, "is_hopeless", is_hopeless)
         assert main(command) == 0
     first, second = json.loads(capsys.readouterr().out)["entries"]
     assert (first["done"], first["too_long"], first["left"]) == (0, 1, 1) and second["done"] == 3
@@ -270,7 +270,7 @@ class Simulation:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 10**12))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
 
-    def train(self, schedule: Schedule) -> list[tuple[int, float]]:
+    def train(self, schedule: RunSchedule) -> list[tuple[int, float]]:
         """Train all that is given out: the size of each part and when it ended."""
         ends = list[tuple[int, float]]()
         for configs in schedule.parts():
@@ -297,14 +297,14 @@ def scheduled(id: str, *only: str, seeds: int | None = None) -> ScheduledExperim
 
 def test_parts_end_every_few_minutes_and_do_not_leave_the_gpu_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Simulation(monkeypatch, fixed=0.073, each=0.0137)  # FedDC's MLP on MNIST, 600 rounds
-    ends = gpu.train(Schedule([scheduled("feddc/table1-mnist", "D1-15", "D2-15", "iid-15", seeds=2)], "nowhere"))
+    ends = gpu.train(RunSchedule([scheduled("feddc/table1-mnist", "D1-15", "D2-15", "iid-15", seeds=2)], "nowhere"))
     sizes = [size for size, _ in ends]
     assert sum(sizes) == 30 and all(size >= FEWEST_RUNS for size in sizes[1:-1])
     times = [1000.0, *(end for _, end in ends)]
     assert all(after - before < 1.2 * PART_SECONDS for before, after in pairwise(times))
     # of runs that take long, as few at a time as the rule allows
     slow = Simulation(monkeypatch, fixed=0.1, each=0.4)
-    ends = slow.train(Schedule([scheduled("feddc/table1-mnist", "D1-15", "D2-15", seeds=2)], "nowhere"))
+    ends = slow.train(RunSchedule([scheduled("feddc/table1-mnist", "D1-15", "D2-15", seeds=2)], "nowhere"))
     assert max(size for size, _ in ends) == FEWEST_RUNS
 
 
@@ -314,7 +314,7 @@ def test_no_part_begins_that_would_not_end_in_time_and_shorter_entries_take_the_
     gpu = Simulation(monkeypatch, fixed=0.02, each=0.01)
     long, short = scheduled("feddc/table1-mnist", "D1-15", seeds=8), scheduled("feddpc/fig6", seeds=2)
     deadline = gpu.now + 200
-    schedule = Schedule([long, short], "nowhere", deadline=deadline)
+    schedule = RunSchedule([long, short], "nowhere", deadline=deadline)
     schedule.speeds = {("some GPU", "lenet"): 1.5e6}  # as stored results say
     ends = gpu.train(schedule)
     assert all(end <= deadline for _, end in ends)
@@ -324,7 +324,7 @@ def test_no_part_begins_that_would_not_end_in_time_and_shorter_entries_take_the_
 
 def test_a_part_that_is_slower_than_expected_is_given_up_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Simulation(monkeypatch, fixed=0.0, each=0.0)
-    schedule = Schedule([scheduled("feddc/table1-mnist", "D1-15", "FedAvg")], "nowhere", deadline=gpu.now + 300)
+    schedule = RunSchedule([scheduled("feddc/table1-mnist", "D1-15", "FedAvg")], "nowhere", deadline=gpu.now + 300)
     [config] = next(iter(schedule.parts()))
     run: Any = SimpleNamespace(name=config.name(), rounds=[])
     for seconds, hopeless in ((0.4, False), (1.0, True)):  # 600 rounds of 0.4 seconds end in time

@@ -13,7 +13,7 @@ from rich.console import Console
 from ..experiment.config import Config
 from ..experiment.store import Record, Run
 from ..report import terminal
-from ..reproduction.schedule import Schedule
+from ..reproduction.schedule import RunSchedule
 
 LINE_SECONDS = 30.0  # seconds between two lines, away from a terminal
 
@@ -80,7 +80,7 @@ def rounds_text(done: int, total: int, rate: float) -> str:
     return f"{done:,} of {total:,} rounds, {pace}"
 
 
-def queue_text(schedule: Schedule, began: float) -> str:
+def queue_text(schedule: RunSchedule, began: float) -> str:
     """How far a queue is: the time, the results so far and what is being trained."""
     now, parts = time.monotonic(), [part for e in schedule.experiments for part in list(e.parts)]
     limit = f" of {terminal.duration(schedule.deadline - began)}" if schedule.deadline < float("inf") else ""

@@ -141,6 +141,7 @@ def metric_table(cells: Sequence[TableCell], with_paper: bool) -> Table:
     table = plain_table(*left, METRIC_HEADINGS.get(cells[0].metric, cells[0].metric), *right)
     for column in table.columns[: len(left)]:
         column.justify = "left"
+    table.columns[0].no_wrap = True
     for n, cell in enumerate(cells):
         case = cell.case if n == 0 or cells[n - 1].case != cell.case else ""
         row = [case, cell.method, *([cell.hyper] if tuned else []), mean_text(cell.values, cell)]

@@ -32,7 +32,7 @@ from .plan import prepare_reproduction
 from .prune_curves import prune_curves
 from .reproduce import ResultWriter, check_files, run_schedule
 from .results import metrics_by_run, read_results
-from .schedule import Schedule, ScheduledExperiment
+from .schedule import RunSchedule, ScheduledExperiment
 
 
 class QueueEntry(NamedTuple):
@@ -122,7 +122,7 @@ def prepare_queue(
 
 def run_queue(
     experiments: Sequence[ScheduledExperiment],
-    schedule: Schedule,
+    schedule: RunSchedule,
     out: str | Path,
     watch: OnRound | None = None,
     log: Notify = lambda text: None,
@@ -145,7 +145,7 @@ def run_queue(
 
 def queue_schedule(
     experiments: Sequence[ScheduledExperiment], results: str | Path, processes: int = 1, seconds: float | None = None
-) -> Schedule:
+) -> RunSchedule:
     """The schedule of a queue that may take so many seconds from now on."""
 
     def refill(experiment: ScheduledExperiment) -> None:
@@ -157,5 +157,5 @@ def queue_schedule(
         experiment.waiting = [p for p in reproduction.missing if p.key not in begun]
 
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    schedule = Schedule(experiments, results, processes, deadline=deadline, refill=refill)
+    schedule = RunSchedule(experiments, results, processes, deadline=deadline, refill=refill)
     return schedule

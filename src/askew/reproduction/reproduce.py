@@ -20,7 +20,7 @@ from .papers import PlannedRun
 from .plan import Reproduction, prepare_reproduction
 from .prune_curves import prune_curves
 from .results import ResultRow, RunKey, metrics_by_run, result_rows, write_results
-from .schedule import Schedule, ScheduledExperiment
+from .schedule import RunSchedule, ScheduledExperiment
 
 WRITE_INTERVAL = 0.5  # seconds between two writes of the results while runs go on
 
@@ -91,7 +91,7 @@ def run_missing(
     check_files([p.config for p in missing])
     experiment = ScheduledExperiment(reproduction, waiting=missing)
     processes = max(1, min(processes, len(missing)))
-    schedule = Schedule([experiment], results, processes, reproduction.alone)
+    schedule = RunSchedule([experiment], results, processes, reproduction.alone)
     folder = Path(out) / "alone" if reproduction.alone else out  # which has no run that shared the device
     writer = ResultWriter(reproduction.runs, results)
     for run in run_schedule(schedule, folder, writer, watch, log):
@@ -104,7 +104,7 @@ def run_missing(
 
 
 def run_schedule(
-    schedule: Schedule,
+    schedule: RunSchedule,
     out: str | Path,
     writer: ResultWriter,
     watch: OnRound | None,
@@ -153,7 +153,7 @@ class PartStopped(Exception):
 
 
 def run_here(
-    schedule: Schedule, out: str | Path, watch: OnRound, log: Notify, go_on: bool
+    schedule: RunSchedule, out: str | Path, watch: OnRound, log: Notify, go_on: bool
 ) -> Generator[Run, None, None]:
     """Run the parts of a schedule one after the other in this process, and yield the runs as they end.
 

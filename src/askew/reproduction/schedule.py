@@ -129,7 +129,7 @@ class ExpectedTimes(NamedTuple):
     until_end: float  # if nothing else begins
 
 
-class Schedule:
+class RunSchedule:
     """Gives out parts of the runs of experiments, in their order, and measures how fast they are trained."""
 
     def __init__(
