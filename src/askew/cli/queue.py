@@ -130,7 +130,7 @@ def queue_table(
     """What became of each entry, and of all."""
     table = terminal.plain_table("entry", "runs\ndone", "stored\nbefore", "left", "seconds", "results\na second")
     table.columns[0].justify, table.columns[0].overflow = "left", "fold"
-    counts = [(e.done, e.stored, e.left, e.seconds / processes) for e in experiments]
+    counts = [(e.done, e.stored, e.left, e.spent / processes) for e in experiments]
     for entry, row in zip(entries, counts, strict=True):
         table.add_row(entry.title, *row_texts(*row))
     table.add_section()
@@ -148,4 +148,4 @@ def row_texts(done: int, stored: int, left: int, seconds: float) -> list[str]:
 def row_json(entry: QueueEntry, e: ScheduledExperiment) -> dict[str, object]:
     """What became of an entry, for a script; `seconds` are those of its parts, several of which may run at a time."""
     counts = {"done": e.done, "stored": e.stored, "left": e.left, "lost": len(e.lost), "too_long": len(e.too_long)}
-    return given_keys(entry) | counts | {"seconds": e.seconds} | ({"problem": e.problem} if e.problem else {})
+    return given_keys(entry) | counts | {"seconds": e.spent} | ({"problem": e.problem} if e.problem else {})

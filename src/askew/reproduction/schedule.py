@@ -58,8 +58,13 @@ class ScheduledExperiment:
     done: int = 0  # runs that were trained by this schedule
     lost: list[PlannedRun] = field(default_factory=list)  # given up
     too_long: list[PlannedRun] = field(default_factory=list)  # stopped, as they would not have ended in time
-    seconds: float = 0.0  # of its parts
+    seconds: float = 0.0  # of its parts that ended
     problem: str = ""  # why it cannot be trained here
+
+    @property
+    def spent(self) -> float:
+        """Seconds of its parts, also of those that have not ended."""
+        return self.seconds + sum(time.monotonic() - part.began for part in self.parts)
 
     @property
     def left(self) -> int:
