@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from askew.cli.main import main
 from askew.experiment import process_pool
 from askew.experiment.config import CHOICES
 from askew.experiment.store import load
-from askew.reproduction.papers import find_experiment, plan_runs
 from askew.reproduction.plan import prepare_reproduction
-from askew.reproduction.reproduce import reproduce, run_missing, split_for_processes
+from askew.reproduction.reproduce import reproduce, run_missing
 from askew.reproduction.results import metrics_by_run, read_results
 
 PLUGIN = """
@@ -188,28 +186,6 @@ def test_an_interrupted_command_keeps_what_is_finished_and_goes_on(
         before = played()
     err = capfd.readouterr().err
     assert "stopped with 2 of 4 runs to go, all of it stored" in err and "stopped with 2 of 2 runs to go" in err
-
-
-# parts ----------------------------------------------------------------------------------------------------------
-
-
-def test_on_a_gpu_the_runs_of_a_method_stay_together_and_the_longest_part_is_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    planned = plan_runs(find_experiment("feddpc/table2"), "smoke")
-    assert [len(part) for part in split_for_processes(planned, 2)] == [1] * len(planned)
-    monkeypatch.setattr("askew.reproduction.reproduce.device_of", lambda name: torch.device("cuda"))
-    parts = split_for_processes(planned, 2)
-    assert (
-        [len({p.method for p in part}) for part in parts] == [1] * 6
-        and parts[0][0].method == "FedProx"
-        and len(parts[0]) == 2
-    )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 100))
-    monkeypatch.setattr("askew.reproduction.reproduce.estimate_memory", lambda config: 20)
-    # each of two processes has room for one run
-    assert [len(part) for part in split_for_processes(planned, 2)] == [1] * len(planned)
 
 
 # MPS ------------------------------------------------------------------------------------------------------------

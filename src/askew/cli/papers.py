@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from ..experiment.build import device_of
 from ..experiment.launch import TOGETHER
 from ..experiment.process_state import stop_after
+from ..experiment.run import OnRound
 from ..experiment.store import Record, Run
 from ..report import terminal
 from ..reproduction import paper_tables
@@ -41,6 +42,8 @@ from .options import (
     print_json,
     print_rich,
 )
+from .progress import ExperimentProgress, RegularLines, RoundCount
+from .queue import H200, QueueOptions, run_queue_file, show_queue_plan
 
 EPILOG = examples(
     "askew reproduce feddpc/table2 --scale smoke",
@@ -48,11 +51,27 @@ EPILOG = examples(
     "askew reproduce feddpc/table2 --only case=cifar10-0.2 --only method=FedDPC --seeds 3",
     "askew reproduce mldl24/table2 --scale reduced --json",
     "askew reproduce fedpmvr/table1 --processes 4",
+    "askew reproduce --queue papers/queue.toml --stop-after 9m --processes 4",
 )
-H200 = "NVIDIA H200"  # the device whose times the list and plans give
 
 ExperimentId = Annotated[
-    str, typer.Argument(metavar="ID", help="An experiment of `askew list experiments`, or a file of your own.")
+    str | None,
+    typer.Argument(
+        metavar="ID", help="An experiment of `askew list experiments`, or a file of your own.", show_default=False
+    ),
+]
+QueueFile = Annotated[
+    Path | None,
+    typer.Option("--queue", metavar="FILE", help="Many experiments, in the order of this file.", show_default=False),
+]
+SortedFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--sorted",
+        metavar="FILE",
+        help="With --queue and --plan: write the queue, the most printed numbers a minute first.",
+        show_default=False,
+    ),
 ]
 ScaleName = Annotated[str, typer.Option(metavar="SCALE", help="full (as published), reduced or smoke (seconds).")]
 Only = Annotated[
@@ -74,7 +93,9 @@ Processes = Annotated[
 
 
 def reproduce(
-    id: ExperimentId,
+    id: ExperimentId = None,
+    queue: QueueFile = None,
+    sorted_file: SortedFile = None,
     scale: ScaleName = "full",
     only: Only = None,
     seeds: Seeds = None,
@@ -99,6 +120,16 @@ def reproduce(
             f"reproduce: --processes {processes} and --workers {workers} both divide the machine; give one of them."
         )
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
+    words = ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
+    words += ["--processes", str(processes)] * (processes > 1) + ["--out", str(out), "--results", str(results)]
+    if queue is not None:
+        refuse_beside_queue({"an ID": id, "--only": only, "--seeds": seeds, "--alone": alone, "--workers": workers})
+        again = terminal.command("reproduce", "--queue", queue, "--scale", scale, *words)
+        options = QueueOptions(scale, engine, out, results, processes, parse_time(stop), as_json, again)
+        show_queue_plan(queue, options, sorted_file) if plan else run_queue_file(queue, options)
+        return
+    if id is None:
+        raise ConfigError("reproduce: nothing is named; give one of `askew list experiments`, or --queue FILE.")
     own_engine = engine if engine != EngineSettings() else None
     reproduction = prepare_reproduction(id, scale, only or (), seeds, results, own_engine, alone)
     if plan:
@@ -107,12 +138,9 @@ def reproduce(
             paper_tables.plan_table(reproduction, cost)
         )
         return
-    options = [word for name in only or () for word in ("--only", name)]
-    options += ["--seeds", str(seeds)] if seeds else []
-    options += ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
-    options += ["--processes", str(processes)] * (processes > 1)
-    again = terminal.command("reproduce", id, "--scale", scale, *options, "--out", out, "--results", results)
+    chosen = [word for name in only or () for word in ("--only", name)] + (["--seeds", str(seeds)] if seeds else [])
     with stop_after(parse_time(stop)):
+        again = terminal.command("reproduce", id, "--scale", scale, *chosen, *words)
         run_with_progress(reproduction, id, out, results, processes, again)
     example = None
     if reproduction.experiment.shows == "toy":
@@ -124,19 +152,14 @@ def reproduce(
         show_results(reproduction, cells, pictures, example)
 
 
+def refuse_beside_queue(options: Mapping[str, object]) -> None:
+    """Refuse what the entries of a queue say."""
+    for name, value in options.items():
+        if value:
+            raise ConfigError(f"reproduce: {name} and --queue do not go together; say it in the queue's file.")
+
+
 # running --------------------------------------------------------------------------------------------------------
-
-
-class ExperimentProgress(terminal.ProgressDisplay):
-    """One bar for all runs of an experiment, which differ in more than their method."""
-
-    def __call__(self, run: Run, record: Record | None) -> None:
-        self.training, self.trained_rounds = True, self.trained_rounds + (record is not None)
-        if record is not None:
-            self.warn(run)
-        self.parts[run.name] = len(run.rounds) / int(run.config["rounds"])
-        if self.whole is not None:
-            self.bars.update(self.whole, completed=self.done + sum(self.parts.values()))
 
 
 def run_with_progress(
@@ -148,9 +171,12 @@ def run_with_progress(
         missing = reproduction.missing
         if not missing:
             continue
-        with progress_display(console, missing, title) as display:
+        rounds = RoundCount([p.config for p in missing])
+        with progress_display(console, missing, title) as display, RegularLines(console, rounds.text):
             log = partial(display.say, style="yellow")
-            for run in run_missing(reproduction, out, results, display, processes, log):
+
+            watch = partial(call_both, rounds, display)
+            for run in run_missing(reproduction, out, results, watch, processes, log):
                 display.end(run)
         if reproduction.unfinished:
             left = len(reproduction.missing)
@@ -162,6 +188,12 @@ def run_with_progress(
                 console, f"{count}, as their processes were lost, all others are stored: {names}", again, 1
             )
         reproduction.update_plan()
+
+
+def call_both(first: OnRound, second: OnRound, run: Run, record: Record | None) -> None:
+    """Tell two of a round."""
+    first(run, record)
+    second(run, record)
 
 
 def progress_display(console: Console, missing: Sequence[PlannedRun], title: str) -> terminal.ProgressDisplay:
@@ -184,7 +216,8 @@ def show_results(
         print_rich(paper_tables.comparison_tables(reproduction, cells))
     else:
         print_rich(paper_tables.text_table(*untrained_table(reproduction)))
-    for note in reproduction.experiment.notes:
+    # notes are about the paper's numbers, with which other scales are not compared
+    for note in reproduction.experiment.notes if reproduction.scale == "full" else ():
         PlainConsole().print(Text(f"note: {note}", "yellow"))  # prose, which is broken into lines
     for path in pictures:
         print_rich(Text(f"figure: {path}"))

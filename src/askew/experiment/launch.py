@@ -270,9 +270,14 @@ class RemoteRuns:
         with_models: bool = False,
         temporary: bool = False,
     ) -> None:
-        self.tables = {config.name(): stored_tables(config) for config in configs}
+        self.tables: dict[str, dict[str, Any]] = {}
+        self.expect(configs)
         self.folder, self.watch, self.with_models, self.temporary = folder, watch, with_models, temporary
         self.active: dict[str, Run] = {}  # by name: those that have started and not ended
+
+    def expect(self, configs: Sequence[Config]) -> None:
+        """Take messages about the runs of these configurations."""
+        self.tables |= {config.name(): stored_tables(config) for config in configs}
 
     def receive(self, message: Message) -> Run | None:
         """Take in one message and call `watch` for a start or a round; return the run whose end it tells, else None."""

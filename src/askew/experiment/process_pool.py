@@ -1,25 +1,21 @@
 """Many runs divided among processes of one machine, which use a GPU, or several cores, better than one process does.
 
-The runs come in parts. Each part is a file with the configurations of runs that are run at a time:
-
-    todo/00003   a part that no process has taken; they are taken in this order, so the longest part should be first
-    7/00003      the same part, taken by process 7: it moves the file, so that no two take one part
-
-The parent trains nothing. It hears of every round as if it had trained it, and gives the part of a process that was
-lost to a new process.
+The runs come in parts: lists of configurations that are run at a time. A process asks for a part when it has nothing
+to do, and only then is the next part taken from those that are given, so that what comes next may depend on what was
+measured so far. The parent trains nothing. It hears of every round as if it had trained it, and gives the part of a
+process that was lost to a new process.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import chain
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Self
@@ -31,7 +27,7 @@ from .launch import RemoteRuns, end_message, run_all, send_rounds
 from .process_state import stop_requests
 from .run import OnRound
 from .store import Record, Run
-from .workers import POLL_SECONDS, Message, Send, WorkerGroup, check_cores
+from .workers import POLL_SECONDS, Message, Send, WorkerGroup, check_cores, next_order
 
 MOST_MESSAGES = 100  # messages of one process that are read before the others have their turn
 
@@ -41,57 +37,71 @@ MPS_DEFAULT_PIPES = "/tmp/nvidia-mps"  # where its pipes are if the variable is 
 MPS_SECONDS = 30.0  # seconds for it to start, and to end
 
 Notify = Callable[[str], None]  # gets a sentence for the user
+OnLoss = Callable[[Sequence[Config]], None]  # gets the configurations of runs that are given up
+IsHopeless = Callable[[Sequence[Config]], bool]  # whether the runs of a part are to be stopped, as they take too long
+Part = Sequence[Config]  # configurations that are run at a time; an empty one: there is nothing to do at present
 
 
 # the parent -----------------------------------------------------------------------------------------------------
 
 
 def run_in_pool(
-    parts: Sequence[Sequence[Config]], out: str | Path, processes: int, watch: OnRound, notify: Notify
+    parts: Iterable[Part],
+    out: str | Path,
+    processes: int,
+    watch: OnRound,
+    notify: Notify,
+    on_loss: OnLoss = lambda configs: None,
+    is_hopeless: IsHopeless = lambda configs: False,
 ) -> Generator[Run, None, None]:
     """Run parts, each in one of several processes, and yield the runs as they end.
 
-    After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up:
-    its unfinished runs are not yielded.
+    After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up,
+    and one that `is_hopeless` is stopped: `on_loss` gets the unfinished runs, which are not yielded.
     """
-    check_cores(min(processes, len(parts)), "--processes")
+    check_cores(processes, "--processes")
+    coming = iter(parts)
+    if not (first := next(coming, None)):
+        return
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="askew-")))
         stopping = stack.enter_context(stop_requests())
-        if device_of(parts[0][0].engine.device).type == "cuda":
+        if device_of(first[0].engine.device).type == "cuda":
             stack.enter_context(mps_server(notify))
-        pool = stack.enter_context(ProcessPool(parts, folder, Path(out), min(processes, len(parts)), stopping, notify))
-        runs = RemoteRuns([config for part in parts for config in part], Path(out), watch)
+        runs = RemoteRuns((), Path(out), watch)
+        pool = stack.enter_context(ProcessPool(chain([first], coming), Path(out), processes, stopping, notify))
+        pool.on_begin, pool.on_loss, pool.is_hopeless = runs.expect, on_loss, is_hopeless
         for message in pool.messages():
             run = runs.receive(message)
             # a run that had ended before its process was lost is read back by the next one, and ends twice
             if run is not None and run.name in pool.unfinished:
                 del pool.unfinished[run.name]
                 yield run
-        if pool.unfinished and stopping():
-            yield Run(stored_tables(next(iter(pool.unfinished.values()))))
+        if stopping():
+            left: Part | None = [*pool.unfinished.values()]
+            if left := left or next(pool.parts, None):
+                yield Run(stored_tables(left[0]))
 
 
 class ProcessPool:
-    """Processes that take one part after the other from a folder, until none is left."""
+    """Processes that get one part after the other, until none is left."""
 
     def __init__(
         self,
-        parts: Sequence[Sequence[Config]],
-        folder: Path,
+        parts: Iterator[Part],
         out: Path,
         size: int,
         stopping: Callable[[], bool],
         notify: Notify,
     ) -> None:
-        self.parts, self.folder, self.size, self.stopping, self.notify = parts, folder, size, stopping, notify
-        self.unfinished = {config.name(): config for part in parts for config in part}
-        self.lost_once: set[str] = set()  # files of parts that lost a process
-        self.numbers = count(1)  # of the processes
-        self.todo = folder / "todo"
-        self.job = {"todo": str(self.todo), "out": str(out), "processes": size}
+        self.parts, self.size, self.stopping, self.notify = parts, size, stopping, notify
+        self.on_begin: Callable[[Part], None] = lambda part: None  # called with each part that is given out
+        self.on_loss: OnLoss = lambda configs: None
+        self.is_hopeless: IsHopeless = lambda configs: False
+        self.unfinished: dict[str, Config] = {}  # by name: runs of parts that were begun
+        self.again: list[Part] = []  # parts that lost their process
+        self.lost_once: set[str] = set()  # names of runs that lost a process
+        self.job = {"out": str(out), "processes": size}
         self.workers: list[PoolWorker] = []
-        write_parts(parts, self.todo)
 
     def __enter__(self) -> Self:
         return self
@@ -110,36 +120,44 @@ class ProcessPool:
                 yield from worker.messages()
                 if worker.is_over:
                     self.workers.remove(worker)
-                    if worker.failure:
+                    if worker.failure or worker.stopped:
                         self._replace(worker)
+                elif worker.waits:
+                    self._give_part(worker)
+                elif worker.part and not worker.stopped and self.is_hopeless(worker.part):
+                    worker.stop()
 
     def _start(self) -> None:
         """Start a process."""
-        self.workers.append(PoolWorker(self.folder / str(next(self.numbers)), self.job, self.stopping))
+        self.workers.append(PoolWorker(self.job, self.stopping))
+
+    def _give_part(self, worker: PoolWorker) -> None:
+        """Give a process its next part, or let it end; with nothing to do at present it waits on."""
+        part: Part | None = None
+        if not self.stopping():
+            part = self.again.pop() if self.again else next(self.parts, None)
+        if part:
+            self.unfinished |= {config.name(): config for config in part}
+            self.on_begin(part)
+        if part or part is None:
+            worker.give(part)
 
     def _replace(self, lost: PoolWorker) -> None:
-        """Let a new process take the parts of one that was lost, unless they lost a process before."""
-        taken = {
-            file: [config for config in self.parts[int(file.name)] if config.name() in self.unfinished]
-            for file in lost.folder.iterdir()
-        }
-        again = [file for file, configs in taken.items() if configs and file.name not in self.lost_once]
-        self.lost_once |= {file.name for file in taken}
-        unfinished = sum(map(len, taken.values()))
-        self.notify(loss_sentence(f"one of {self.size} processes {lost.failure}", unfinished, bool(again)))
-        for file in again:
-            file.rename(self.todo / file.name)
+        """Let a new process take the part of one that was lost, unless it lost a process before."""
+        left = [config for config in lost.part or () if config.name() in self.unfinished]
+        names = {config.name() for config in left}
+        again = bool(left) and not lost.stopped and not names & self.lost_once
+        if not lost.stopped:
+            self.lost_once |= names
+            self.notify(loss_sentence(f"one of {self.size} processes {lost.failure}", len(left), again))
+        if again:
+            self.again.append(left)
+        else:
+            self.unfinished = {name: config for name, config in self.unfinished.items() if name not in names}
+            self.on_loss(left)
         # a process that was lost before it took anything is not replaced: the next one would be lost too
-        if taken and any(self.todo.iterdir()) and not self.stopping():
+        if lost.part is not None and not self.stopping():
             self._start()
-
-
-def write_parts(parts: Sequence[Sequence[Config]], todo: Path) -> None:
-    """Write the file of each part. Every run is run by one process alone: the other cores are the other processes'."""
-    todo.mkdir()
-    for n, part in enumerate(parts):
-        tables = [stored_tables(replace(config, engine=replace(config.engine, workers=1))) for config in part]
-        (todo / f"{n:05}").write_text(json.dumps(tables))
 
 
 def loss_sentence(what: str, runs: int, again: bool) -> str:
@@ -153,23 +171,40 @@ def loss_sentence(what: str, runs: int, again: bool) -> str:
 
 
 class PoolWorker:
-    """One process of the pool, and the folder of the parts that it took."""
+    """One process of the pool, and the last part that it got."""
 
-    def __init__(self, folder: Path, job: Message, stopping: Callable[[], bool]) -> None:
-        folder.mkdir()
-        self.folder, self.is_over, self.failure = folder, False, ""
-        self.group = WorkerGroup(1, run_parts, job | {"taken": str(folder)})
+    def __init__(self, job: Message, stopping: Callable[[], bool]) -> None:
+        self.part: Part | None = None
+        self.waits, self.stopped, self.is_over, self.failure = False, False, False, ""
+        self.group = WorkerGroup(1, run_parts, job)
         self.incoming = self.group.messages(stopping, poll_seconds=0)
 
+    def give(self, part: Part | None) -> None:
+        """Send a part; None lets the process end.
+
+        Every run is run by one process alone: the other cores are the other processes'.
+        """
+        alone = [replace(config, engine=replace(config.engine, workers=1)) for config in part or ()]
+        self.part, self.waits = part or self.part, False
+        self.group.send(0, [stored_tables(config) for config in alone])
+
+    def stop(self) -> None:
+        """Stop its runs after their round; the process ends then."""
+        self.stopped = True
+        self.group.send_stop()
+
     def messages(self) -> list[Message]:
-        """The messages that came since the last call; misuse that the process reports is raised.
+        """The messages about runs that came since the last call; misuse that the process reports is raised.
 
         When `is_over` no more will come; if the process was lost, `failure` says how.
         """
         messages: list[Message] = []
         try:
             while len(messages) < MOST_MESSAGES and (message := next(self.incoming)):
-                messages.append(message)
+                if "waits" in message:
+                    self.waits = True
+                else:
+                    messages.append(message)
         except StopIteration:
             self.is_over = True
         except (EngineError, RuntimeError):
@@ -234,20 +269,18 @@ def call_mps(*arguments: str, standard_input: str = "") -> bool:
 
 
 def run_parts(job: Message, send: Send) -> None:
-    """The job of a process: take one part after the other, run it, and send messages about its runs."""
-    todo, taken, send_round = Path(job["todo"]), Path(job["taken"]), send_rounds(send)
+    """The job of a process: ask for one part after the other, run it, and send messages about its runs."""
+    send_round = send_rounds(send)
 
     def watch(run: Run, record: Record | None) -> None:
         run.facts["processes"] = job["processes"]  # a round's time is not this run's alone
         send_round(run, record)
 
-    while files := sorted(todo.iterdir()):
-        try:
-            part = files[0].rename(taken / files[0].name)
-        except FileNotFoundError:
-            continue  # another process was faster
-        configs = [Config.build(tables) for tables in json.loads(part.read_text())]
-        for run in run_all(configs, job["out"], watch=watch):
+    while True:
+        send({"waits": True})
+        if not (part := next_order()):
+            return
+        for run in run_all([Config.build(tables) for tables in part], job["out"], watch=watch):
             if not run.over:
                 return
             send(end_message(run))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -47,7 +48,10 @@ WORKER_CODE = (
     "from askew.experiment.workers import run_worker; from {} import {} as function; run_worker(function)"
 )
 
+STOP = b"stop"  # what a parent sends so that its workers stop after their round
+
 _is_worker = False
+_orders = SimpleQueue[bytes]()  # what else the parent sent after the job, in JSON
 
 
 def is_worker() -> bool:
@@ -174,7 +178,7 @@ class WorkerGroup:
                     self.failures[rank] = message
                     end = min(end, time.monotonic() + GRACE_SECONDS)
             if stopping():
-                self._send_stop()
+                self.send_stop()
             if not ready and not poll_seconds:
                 yield {}
         if self.failures:
@@ -189,11 +193,17 @@ class WorkerGroup:
             return {"error": "", "sentence": ""}
         return message
 
-    def _send_stop(self) -> None:
+    def send_stop(self) -> None:
         """Ask all workers to stop after their round."""
         for connection in self.connections:
             with suppress(OSError):
-                connection.send_bytes(b"stop")
+                connection.send_bytes(STOP)
+
+    def send(self, rank: int, order: Any) -> None:
+        """Send a worker more to do, which it gets by `next_order`."""
+        for connection in [c for c, its in self.connections.items() if its == rank]:
+            with suppress(OSError):  # a worker that is gone is noticed in `messages`
+                connection.send_bytes(json.dumps(order).encode())
 
     def _failure(self) -> Exception:
         """The error to raise: what a worker says of itself, else which one died, and only then who lost the others."""
@@ -279,9 +289,17 @@ def failure_message(e: BaseException) -> Message:
 
 
 def obey_parent(connection: Connection) -> None:
-    """Stop after the round when the parent sends anything, and end at once when the parent is gone."""
+    """Stop after the round when the parent says so, keep its orders, and end at once when the parent is gone."""
     with suppress(EOFError, OSError):
         while True:
-            connection.recv_bytes()
-            os.kill(os.getpid(), signal.SIGTERM)
+            received = connection.recv_bytes()
+            if received == STOP:
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                _orders.put(received)
     os._exit(0)
+
+
+def next_order() -> Any:
+    """The next thing that the parent sends; waits for it."""
+    return json.loads(_orders.get())

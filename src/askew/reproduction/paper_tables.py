@@ -126,16 +126,26 @@ def plan_table(reproduction: Reproduction, cost: PlanCost) -> RenderableType:
         ("" if n else "left open", Text.assemble((f"{key} ", "cyan"), text))
         for n, (key, text) in enumerate(e.choices.items())
     ]
-    rows += [("note", Text(note, "yellow")) for note in e.notes]
+    # notes are about the paper's numbers, with which other scales are not compared
+    rows += [("note", Text(note, "yellow")) for note in e.notes if reproduction.scale == "full"]
     return pairs(rows)
 
 
 def comparison_tables(reproduction: Reproduction, cells: Sequence[TableCell]) -> RenderableType:
     """Ours beside the paper's, a table for each metric; at other scales than the full one ours alone."""
     parts: list[RenderableType] = []
+    names = case_names(reproduction)
     for metric in dict.fromkeys(cell.metric for cell in cells):
-        parts += [metric_table([cell for cell in cells if cell.metric == metric], reproduction.scale == "full"), Text()]
+        shown = [cell._replace(case=names.get(cell.case, cell.case)) for cell in cells if cell.metric == metric]
+        parts += [metric_table(shown, reproduction.scale == "full"), Text()]
     return Group(*parts, Text(table_remarks(reproduction, cells), QUIET))
+
+
+def case_names(reproduction: Reproduction) -> dict[str, str]:
+    """The cases as they are shown: at smoke scale with the data that are used in place of the paper's."""
+    if reproduction.scale != "smoke":
+        return {}
+    return {p.case: f"{p.case}, on {p.config.tables()['data']['name']}" for p in reproduction.planned}
 
 
 def metric_table(cells: Sequence[TableCell], with_paper: bool) -> Table:
@@ -147,6 +157,7 @@ def metric_table(cells: Sequence[TableCell], with_paper: bool) -> Table:
     table = plain_table(*left, METRIC_HEADINGS.get(cells[0].metric, cells[0].metric), *right)
     for column in table.columns[: len(left)]:
         column.justify = "left"
+    table.columns[0].no_wrap = True
     for n, cell in enumerate(cells):
         case = cell.case if n == 0 or cells[n - 1].case != cell.case else ""
         row = [case, cell.method, *([cell.hyper] if tuned else []), mean_text(cell.values, cell)]
@@ -167,9 +178,21 @@ def table_remarks(reproduction: Reproduction, cells: Sequence[TableCell]) -> str
     sentences += ["Means ± one standard deviation."] if len(seeds) > 1 else []
     scale, missing = reproduction.scale, len(reproduction.missing)
     if scale != "full":
-        sentences.append(f"Scale {scale}: not the published settings, and not comparable with the paper's numbers.")
+        sentences.append(f"Scale {scale}: {scale_text(reproduction)}; not comparable with the paper's numbers.")
     sentences += [f"{missing} runs are still to be made."] if missing else []
     return " ".join(sentences)
+
+
+def scale_text(reproduction: Reproduction) -> str:
+    """What is trained at a scale instead of the published settings: "digits, 4 clients, mlp, 8 rounds"."""
+    tables = [p.config.tables() for p in reproduction.planned]
+    names = [sorted({t[key]["name"] for t in tables}) for key in ("data", "model")]
+    counts = [sorted({t["partition"]["clients"] for t in tables}), sorted({t["rounds"] for t in tables})]
+    (data, models), (clients, rounds) = names, counts
+    ranges = [str(c[0]) if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in (clients, rounds) if c]
+    if not ranges:
+        return "not the published settings"
+    return f"{', '.join(data)}, {ranges[0]} clients, {', '.join(models)}, {ranges[1]} rounds"
 
 
 def mean_text(values: Sequence[float], cell: TableCell) -> str:

@@ -75,10 +75,14 @@ def prepare_reproduction(
     results: str | Path = "results",
     engine: EngineSettings | None = None,
     alone: bool = False,
+    runs: dict[RunKey, dict[str, str]] | None = None,
 ) -> Reproduction:
-    """Plan an experiment and look up which of its runs are stored in the folder of results."""
+    """Plan an experiment and look up which of its runs are stored in the folder of results.
+
+    `runs` are the metrics that are stored there, where they are known already.
+    """
     experiment = find_experiment(id)
-    runs = metrics_by_run(read_results(results))
+    runs = metrics_by_run(read_results(results)) if runs is None else runs
     alone = alone or experiment.shows == "cost"
     reproduction = Reproduction(experiment, scale, tuple(only), seeds, engine, runs, alone=alone)
     reproduction.update_plan()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-import torch
-
 from ..data import files
-from ..errors import ConfigError, ModelError
-from ..experiment.build import device_of
+from ..errors import AskewError, ConfigError, ModelError
 from ..experiment.config import Config
 from ..experiment.conformal import conformal
 from ..experiment.launch import run_all
@@ -20,14 +16,13 @@ from ..experiment.process_pool import Notify, run_in_pool
 from ..experiment.run import OnRound
 from ..experiment.store import Record, Run
 from .comparison import TableCell, table_cells
-from .cost import estimate_memory, run_cost
 from .papers import PlannedRun
 from .plan import Reproduction, prepare_reproduction
 from .prune_curves import prune_curves
-from .results import ResultRow, metrics_by_run, result_rows, write_results
+from .results import ResultRow, RunKey, metrics_by_run, result_rows, write_results
+from .schedule import RunSchedule, ScheduledExperiment
 
-WRITE_INTERVAL = 2.0  # seconds between two writes of the results
-MEMORY_SHARE = 0.4  # of a GPU's memory that uploads and states may take; activations need the rest
+WRITE_INTERVAL = 0.5  # seconds between two writes of the results while runs go on
 
 
 def reproduce(
@@ -54,17 +49,17 @@ def reproduce(
 class ResultWriter:
     """Collects the results of finished runs and writes them now and then: many runs of a GPU end in one moment."""
 
-    def __init__(self, reproduction: Reproduction, planned: Mapping[str, PlannedRun], folder: str | Path) -> None:
-        """`planned` are the runs by name."""
-        self.reproduction, self.planned, self.folder = reproduction, planned, folder
+    def __init__(self, runs: dict[RunKey, dict[str, str]], folder: str | Path) -> None:
+        """`runs` are the known metrics, to which those of finished runs are added."""
+        self.runs, self.folder = runs, folder
         self.added = set[str]()  # names of runs
         self.rows = list[ResultRow]()  # not yet written
         self.due = 0.0  # time of the next write
 
-    def add(self, run: Run) -> None:
+    def add(self, planned: PlannedRun, run: Run) -> None:
         """Take the results of a finished run."""
         self.added.add(run.name)
-        self.rows.extend(result_rows(self.planned[run.name], run))
+        self.rows.extend(result_rows(planned, run))
 
     def write_if_due(self) -> None:
         """Write what was added, unless results were written a moment ago."""
@@ -72,9 +67,11 @@ class ResultWriter:
             self.write()
 
     def write(self) -> None:
-        """Write what was added, to the folder and to the reproduction's metrics."""
+        """Write what was added, to the folder and to the known metrics."""
+        if not self.rows:
+            return
         write_results(self.folder, self.rows)
-        self.reproduction.runs |= metrics_by_run(self.rows)
+        self.runs |= metrics_by_run(self.rows)
         self.rows.clear()
         self.due = time.monotonic() + WRITE_INTERVAL
 
@@ -92,82 +89,97 @@ def run_missing(
         raise ConfigError(f"--processes {processes}: rounds are timed here, one run at a time; leave --processes out.")
     missing = reproduction.missing
     check_files([p.config for p in missing])
-    planned = {p.config.name(): p for p in missing}
-    writer = ResultWriter(reproduction, planned, results)
+    experiment = ScheduledExperiment(reproduction, waiting=missing)
+    processes = max(1, min(processes, len(missing)))
+    schedule = RunSchedule([experiment], results, processes, reproduction.alone)
+    folder = Path(out) / "alone" if reproduction.alone else out  # which has no run that shared the device
+    writer = ResultWriter(reproduction.runs, results)
+    for run in run_schedule(schedule, folder, writer, watch, log):
+        if not run.finished:
+            reproduction.unfinished = run
+            return
+        yield run
+    reproduction.lost = [p for p in missing if p.config.name() not in writer.added]
+    prune_curves(results, reproduction.experiment, reproduction.scale)
+
+
+def run_schedule(
+    schedule: RunSchedule,
+    out: str | Path,
+    writer: ResultWriter,
+    watch: OnRound | None,
+    log: Notify,
+    go_on: bool = False,
+) -> Generator[Run, None, None]:
+    """Train what a schedule gives out and store the results; yields runs as they end, up to one that was stopped.
+
+    With `go_on` a failure is logged and the other parts go on; several processes always do so.
+    """
 
     def on_round(run: Run, record: Record | None) -> None:
+        schedule.on_round(run, record)
         if record is not None and run.finished:
-            writer.add(run)
+            writer.add(schedule.begun[run.name].planned, run)
         writer.write_if_due()
         if watch:
             watch(run, record)
 
-    folder = Path(out) / "alone" if reproduction.alone else out  # which has no run that shared the device
-    returned = set[str]()
+    if schedule.processes > 1:
+        handlers = schedule.on_loss, schedule.is_hopeless
+        training = run_in_pool(schedule.parts(), out, schedule.processes, on_round, log, *handlers)
+    else:
+        training = run_here(schedule, out, on_round, log, go_on)
     try:
-        with closing(train(missing, folder, reproduction.alone, processes, on_round, log)) as runs:
+        with closing(training) as runs:
             for run in runs:
-                if not run.finished:
-                    reproduction.unfinished = run
-                    return
-                if reproduction.experiment.shows == "coverage":
-                    with suppress(ModelError):  # a method without one global model has no prediction sets
-                        conformal([run])
-                if run.name not in writer.added or run.conformal:
-                    writer.add(run)
-                returned.add(run.name)
+                if run.finished:
+                    planned, part, _ = schedule.begun[run.name]
+                    if part.experiment.reproduction.experiment.shows == "coverage":
+                        with suppress(ModelError):  # a method without one global model has no prediction sets
+                            conformal([run])
+                    if run.name not in writer.added or run.conformal:
+                        writer.add(planned, run)
+                    writer.write()
+                    schedule.on_end(run)
                 yield run
+                if not run.finished:
+                    return
     finally:
         writer.write()
-    reproduction.lost = [p for name, p in planned.items() if name not in returned | writer.added]
-    prune_curves(results, reproduction.experiment, reproduction.scale)
 
 
-def train(
-    planned: Sequence[PlannedRun],
-    folder: str | Path,
-    alone: bool,
-    processes: int,
-    on_round: OnRound,
-    log: Notify,
+class PartStopped(Exception):
+    """A part would not have ended in time."""
+
+
+def run_here(
+    schedule: RunSchedule, out: str | Path, watch: OnRound, log: Notify, go_on: bool
 ) -> Generator[Run, None, None]:
-    """Train runs, in several processes or as many at a time as a device has memory for; yields them as they end."""
-    if processes > 1 and len(planned) > 1:
-        parts = [[p.config for p in part] for part in split_for_processes(planned, processes)]
-        yield from run_in_pool(parts, folder, processes, on_round, log)
-        return
-    for batch in memory_batches(planned, alone):
-        yield from run_all([p.config for p in batch], folder, watch=on_round)
+    """Run the parts of a schedule one after the other in this process, and yield the runs as they end.
 
-
-def split_for_processes(planned: Sequence[PlannedRun], processes: int) -> list[list[PlannedRun]]:
-    """Parts of the runs for several processes, the longest first.
-
-    On a GPU a part is the runs of one method, which are trained side by side; elsewhere each run is a part.
+    With `go_on` the runs of a part that fails are given up, else the failure is raised.
     """
-    cuda = device_of(planned[0].config.engine.device).type == "cuda"
-    kinds = dict[Hashable, list[PlannedRun]]()
-    for n, p in enumerate(planned):
-        kinds.setdefault((type(p.config.algorithm), p.config.model) if cuda else n, []).append(p)
-    parts = [part for kind in kinds.values() for part in memory_batches(kind, processes=processes)]
-    return sorted(parts, key=lambda part: -sum(run_cost(p.config).weight for p in part))
+    for part in schedule.parts():
+        ended, configs = set[str](), list(part)
 
+        def on_round(run: Run, record: Record | None, configs: Sequence[Config] = configs) -> None:
+            watch(run, record)
+            if schedule.is_hopeless(configs):
+                raise PartStopped
 
-def memory_batches(
-    planned: Sequence[PlannedRun], alone: bool = False, processes: int = 1
-) -> Iterator[list[PlannedRun]]:
-    """The runs in batches that a GPU has memory for while as many other processes use it; one batch without a GPU."""
-    room = MEMORY_SHARE * torch.cuda.mem_get_info()[1] / processes if torch.cuda.is_available() else math.inf
-    batch, used = list[PlannedRun](), 0.0
-    for p in planned:
-        size = estimate_memory(p.config) if math.isfinite(room) else 0
-        if batch and (alone or used + size > room):
-            yield batch
-            batch, used = [], 0.0
-        batch.append(p)
-        used += size
-    if batch:
-        yield batch
+        try:
+            for run in run_all(part, out, watch=on_round):
+                ended.add(run.name)
+                yield run
+                if not run.over:
+                    return
+        except (AskewError, RuntimeError, PartStopped) as e:
+            left = [config for config in part if config.name() not in ended]
+            if not isinstance(e, PartStopped):
+                if not go_on:
+                    raise
+                log(f"{len(left)} run{'s' * (len(left) != 1)} failed ({str(e).splitlines()[0]}); given up")
+            schedule.on_loss(left)
 
 
 def check_files(configs: Sequence[Config]) -> None:
