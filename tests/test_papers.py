@@ -130,7 +130,7 @@ def test_every_scale_can_be_planned(id: str, scale: str) -> None:
     planned = configure_runs(e, scale)
     assert planned and all(p.config.rounds for p in planned)
     if scale == "smoke" and e.trains:
-        assert all(p.config.rounds <= 2 and p.config.partition.clients <= 4 for p in planned) and len(planned) <= 30
+        assert all(p.config.rounds <= 8 and p.config.partition.clients <= 4 for p in planned) and len(planned) <= 30
 
 
 @pytest.mark.parametrize(
