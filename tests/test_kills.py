@@ -2,7 +2,7 @@
 
 Processes are forked from one that has imported askew, so that hundreds of them take minutes. A process is killed by a
 signal after a random time, or kills itself at a random call that changes files: then half of what was to be written is
-written.
+written. Where several processes share the work, the killed one is the parent or any of its workers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -18,13 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_tree import process_tree
 from safetensors import torch as safetensors_torch
 
 import askew
 from askew.core.files import read_tensors, tensors_sha256
+from askew.engine.distributed import rank_and_size
+from askew.errors import EngineError, StoreWarning
+from askew.experiment import launch
 from askew.experiment.config import Config
-from askew.experiment.launch import run_all
+from askew.experiment.launch import run_all, run_shared
 from askew.experiment.store import load
+from askew.experiment.workers import Message, Send
 from askew.reproduction.reproduce import reproduce
 from askew.reproduction.results import read_results
 
@@ -33,6 +39,8 @@ METHODS = ("fedavg", "scaffold", "feddyn", "feddc", "fedcm", "mifa", "fedvarp", 
 CALLS = 60  # calls that change files, within the first rounds of a run
 BUSY_SECONDS = 90.0  # until workers whose parent was killed have ended and left the folder
 SMOKE = "feddpc/fig6"  # an experiment with several runs
+DIE_AT = "DIE_AT_CALL"  # the environment variable by which `share_and_die` gets its number
+WORKER_LOST = 3  # exit code of a process that says in one sentence which of its workers was lost
 
 
 def tables(method: str, **more: Any) -> dict[str, Any]:
@@ -86,11 +94,24 @@ def die_at_call(number: int) -> None:
 
 
 def train(tables_of_runs: list[dict[str, Any]], out: str, die_at: int) -> None:
-    if die_at:
+    launch.run_shared, os.environ[DIE_AT] = share_and_die, str(die_at)
+    if die_at and tables_of_runs[0].get("engine") is None:  # workers write the files, where there are any
         die_at_call(die_at)
     warnings.simplefilter("error")  # nothing is damaged by a kill, so there is nothing to warn of
-    for _ in run_all([Config.build(each) for each in tables_of_runs], out, save_every=0):
-        pass
+    try:
+        for _ in run_all([Config.build(each) for each in tables_of_runs], out, save_every=0):
+            pass
+    except EngineError as sentence:
+        assert "\n" not in str(sentence)
+        sys.exit(WORKER_LOST)
+
+
+def share_and_die(job: Message, send: Send) -> None:
+    """The job of a worker; the one that writes the files kills itself while it does so."""
+    if rank_and_size()[0] == 0 and int(os.environ[DIE_AT]):
+        die_at_call(int(os.environ[DIE_AT]))
+    warnings.simplefilter("error", StoreWarning)
+    run_shared(job, send)
 
 
 def repeat_experiment(folder: str) -> None:
@@ -109,12 +130,28 @@ def forked(function: Callable[..., None], *arguments: Any) -> Any:
     return process
 
 
-def kill_later(process: Any, seconds: float) -> bool:
-    """Kill a process after some time; was it still at work?"""
+def kill_later(process: Any, seconds: float, draw: random.Random | None = None) -> bool:
+    """Kill a process after some time; was it still at work? With `draw`, kill the process or one of its workers."""
     process.join(seconds)
-    process.kill()
-    process.join()
-    return bool(process.exitcode == -signal.SIGKILL)
+    tree = [process.pid, *(one for one in process_tree(process.pid) if is_worker(one))]
+    victim = draw.choice(tree) if draw else process.pid
+    if process.is_alive():
+        os.kill(victim, signal.SIGKILL)
+    process.join(BUSY_SECONDS)
+    assert process.exitcode in (0, -signal.SIGKILL, WORKER_LOST), f"exit code {process.exitcode}"
+    deadline = time.monotonic() + BUSY_SECONDS
+    while any(map(is_worker, tree)):
+        assert time.monotonic() < deadline, "workers outlive the process that started them"
+        time.sleep(0.05)
+    return bool(process.exitcode != 0)
+
+
+def is_worker(process_id: int) -> bool:
+    """Is this a worker process that has not ended?"""
+    try:
+        return b"run_worker" in Path(f"/proc/{process_id}/cmdline").read_bytes()  # empty once it has ended
+    except OSError:
+        return False
 
 
 def end(function: Callable[..., None], *arguments: Any) -> None:
@@ -152,7 +189,7 @@ def kill_often(runs: list[dict[str, Any]], tmp_path: Path, kills: int, draw: ran
         for n in range(6):
             die_at = 0 if n % 2 else draw.randrange(1, CALLS)
             process = forked(train, runs, str(folder), die_at)
-            if not kill_later(process, 60.0 if die_at else draw.uniform(0.1, 0.9) * seconds):
+            if not kill_later(process, 60.0 if die_at else draw.uniform(0.1, 0.9) * seconds, draw):
                 break  # it ended first
             met, in_writes = met + 1, in_writes + (die_at > 0)
         end(train, runs, str(folder), 0)
@@ -181,7 +218,8 @@ def test_kills_of_sweeps(tmp_path: Path) -> None:
 
 @LONG
 def test_kills_with_two_workers(tmp_path: Path) -> None:
-    print(f"two workers: {kill_often([tables('scaffold', engine={'workers': 2})], tmp_path, 6, random.Random(2))}")
+    runs = [tables("scaffold", rounds=40, engine={"workers": 2})]
+    print(f"two workers: {kill_often(runs, tmp_path, 24, random.Random(2))}")
 
 
 @LONG

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 from in_process import largest_difference, simulate, small_run, with_participants, write_config
-from processes import ByteCount, CountingProxy, check_bytes, on_request, process_tree
+from process_tree import process_tree
+from processes import ByteCount, CountingProxy, check_bytes, on_request
 from safetensors.torch import load_file
 
 from askew.data.federation import Federation

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from in_process import largest_difference, simulate, small_run, with_participants, write_config
-from processes import FaultyProxy, process_tree
+from process_tree import process_tree
+from processes import FaultyProxy
 from safetensors.torch import load_file
 
 from askew.experiment.run_folder import is_finished

@@ -49,12 +49,17 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def is_file(path: Path) -> bool:
+    """Is this a regular file? A name that no file can have, too long or with a zero byte in it, is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def is_readable_file(path: Path) -> bool:
     """Is this a regular file of a size that can be read? A device or a pipe may have no end."""
-    try:
-        return path.is_file() and path.stat().st_size <= LARGEST
-    except (OSError, ValueError):  # a name with a zero byte in it raises the latter
-        return False
+    return is_file(path) and path.stat().st_size <= LARGEST
 
 
 def printable(text: str) -> str:
