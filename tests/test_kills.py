@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_tree import process_tree
 from safetensors import torch as safetensors_torch
 
 import askew
@@ -34,6 +33,7 @@ from askew.experiment.store import load
 from askew.experiment.workers import Message, Send
 from askew.reproduction.reproduce import reproduce
 from askew.reproduction.results import read_results
+from process_tree import process_tree
 
 LONG = pytest.mark.skipif(os.environ.get("ASKEW_LONG") != "all", reason="takes minutes; ASKEW_LONG=all runs it")
 METHODS = ("fedavg", "scaffold", "feddyn", "feddc", "fedcm", "mifa", "fedvarp", "fedadam", "fedpmvr", "fedbn")

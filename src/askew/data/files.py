@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..core.files import is_file, tensors_sha256, write_atomically
+from ..core.files import is_file, printable, tensors_sha256, write_atomically
 from ..errors import DataError, UnknownName, did_you_mean
 
 ReadFile = Callable[[str], bytes]  # the content of a file of a dataset, by name
@@ -336,16 +336,17 @@ def open_unverified(location: DatasetLocation) -> Iterator[ReadFile]:
     if not location.packed:
         yield lambda name: read_from_folder(location.path, name)
         return
-    inside = location.layout.inside
+    inside, archive_file = location.layout.inside, location.layout.archive
     try:
-        if zipfile.is_zipfile(location.path):
+        if archive_file and archive_file.name.endswith(".zip"):
             with open_zip(location.path) as archive:
                 yield lambda name: read_from_zip(archive, f"{inside}/{name}".lstrip("/"))
         else:
             yield read_tar(location.path, {f"{inside}/{file.name}": file.name for file in location.layout.files})
     except (KeyError, OSError, tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as problem:
+        reason = printable(" ".join(str(problem).split()))
         raise DataError(
-            f"{location.path} cannot be unpacked ({problem}); remove it and run `{get_command(location.name)}`."
+            f"{location.path} cannot be unpacked ({reason}); remove it and run `{get_command(location.name)}`."
         ) from None
 
 

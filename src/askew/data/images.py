@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import re
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -388,7 +389,8 @@ class TinyImageNet(Images):
 
     def read_classes(self, read: files.ReadFile, location: DatasetLocation) -> dict[str, int]:
         """The number of each class, by its WordNet id."""
-        ids, count = sorted(set(read("wnids.txt").decode(errors="replace").split())), files.entry(self.key).classes
+        words, count = read("wnids.txt").decode(errors="replace").split(), files.entry(self.key).classes
+        ids = sorted({word for word in words if re.fullmatch(r"[a-z0-9]+", word)})
         if len(ids) != count:
             raise DataError(
                 f"{location.path}: wnids.txt should name {count} classes, got {len(ids)}; get Tiny ImageNet anew."
@@ -401,7 +403,8 @@ class TinyImageNet(Images):
         """The file name and the class of every test image."""
         name, count = "val/val_annotations.txt", files.entry(self.key).test
         rows = [line.split("\t") for line in read(name).decode(errors="replace").splitlines()]
-        tests = [(row[0], classes[row[1]]) for row in rows if len(row) > 1 and row[1] in classes]
+        is_whole = lambda row: len(row) > 1 and re.fullmatch(r"[A-Za-z0-9_]+\.JPEG", row[0]) and row[1] in classes
+        tests = [(row[0], classes[row[1]]) for row in rows if is_whole(row)]
         if not len(rows) == len(tests) == count:
             raise DataError(
                 f"{location.path}: {name} should give {count:,} images a class of wnids.txt, got {len(rows):,} lines, "
