@@ -130,7 +130,7 @@ def test_a_damaged_list_of_answers_is_named(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time_answers_for_a_client(tmp_path: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
+    fcntl = pytest.importorskip("fcntl", reason="locks of files need a POSIX system")
     path = tmp_path / "answers.safetensors"
     with lock_answers(path), open(path.with_suffix(".lock"), "w") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,6 +35,7 @@ from .options import (
     Folder,
     PlainConsole,
     StopAfter,
+    data_options,
     examples,
     exit_with_command,
     parse_time,
@@ -110,8 +111,9 @@ def reproduce(
     options = [word for name in only or () for word in ("--only", name)]
     options += ["--seeds", str(seeds)] if seeds else []
     options += ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
-    options += ["--processes", str(processes)] * (processes > 1)
-    again = terminal.command("reproduce", id, "--scale", scale, *options, "--out", out, "--results", results)
+    options += ["--workers", str(workers)] * (workers > 0) + ["--processes", str(processes)] * (processes > 1)
+    folders = ["--out", out, "--results", results, *data_options(folder)]
+    again = terminal.command("reproduce", id, "--scale", scale, *options, *folders)
     with stop_after(parse_time(stop)):
         run_with_progress(reproduction, id, out, results, processes, again)
     example = None

@@ -1,8 +1,8 @@
 """Who may send requests to Flower's ports on this machine: processes of the same user, and nobody else.
 
-Flower asks nodes for keys, if it is told to, and asks nobody who starts apps or takes tasks for them: whoever reaches a
-SuperLink's port runs code as the user who started it. The system knows which user owns the other end of a connection
-within this machine, so every request is checked by that.
+Flower asks nodes for keys, if that is switched on, and asks nobody who starts apps or takes tasks for them: whoever
+reaches a SuperLink's port runs code as the user who started it. The system knows which user owns the other end of a
+connection within this machine, so every request is checked by that.
 """
 
 from __future__ import annotations
