@@ -389,9 +389,9 @@ def read_tar(path: Path, names: dict[str, str]) -> ReadFile:
 
     They are all read at once, in the order of the archive: going back would mean unpacking it again.
     """
-    is_wanted = lambda member: member.name in names and member.size <= LARGEST_FILE
     with tarfile.open(path) as tar:
-        contents = {names[m.name]: data.read() for m in tar if is_wanted(m) and (data := tar.extractfile(m))}
+        wanted = (member for member in tar if member.name in names and member.size <= LARGEST_FILE)
+        contents = {names[member.name]: data.read() for member in wanted if (data := tar.extractfile(member))}
     return contents.__getitem__
 
 

@@ -403,8 +403,8 @@ class TinyImageNet(Images):
         """The file name and the class of every test image."""
         name, count = "val/val_annotations.txt", files.entry(self.key).test
         rows = [line.split("\t") for line in read(name).decode(errors="replace").splitlines()]
-        is_whole = lambda row: len(row) > 1 and re.fullmatch(r"[A-Za-z0-9_]+\.JPEG", row[0]) and row[1] in classes
-        tests = [(row[0], classes[row[1]]) for row in rows if is_whole(row)]
+        named = [row for row in rows if len(row) > 1 and re.fullmatch(r"[A-Za-z0-9_]+\.JPEG", row[0])]
+        tests = [(row[0], classes[row[1]]) for row in named if row[1] in classes]
         if not len(rows) == len(tests) == count:
             raise DataError(
                 f"{location.path}: {name} should give {count:,} images a class of wnids.txt, got {len(rows):,} lines, "
