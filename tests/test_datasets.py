@@ -776,7 +776,8 @@ def test_damaged_files_give_the_right_samples_or_a_sentence_with_their_name(
         try:
             data = raw.source.load(0, 2)
         except DataError as problem:
-            assert str(root / raw.folder) in str(problem) and str(problem).isprintable()
+            sentence = str(problem)
+            assert (path.name in sentence or str(root / raw.folder) in sentence) and sentence.isprintable()
             raise
         return [tensor.tolist() for part in (data.train, data.test) for tensor in (part.x, part.y)]
 
