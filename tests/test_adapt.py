@@ -132,7 +132,7 @@ def test_columns_are_found_by_type_and_name(features: dict[str, Any], x: str, y:
     [
         (
             {"sentence": TEXT, "label": ClassLabel(), "idx": WHOLE},
-            r"inputs can be told from sentence \(string\), label \(ClassLabel\), idx ",
+            r"inputs is recognised among sentence \(string\), label \(ClassLabel\), idx ",
         ),
         (
             {"words": List(TEXT), "label": ClassLabel()},

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from rich.console import Console
 
 import askew
 from askew.cli.main import main
+from askew.cli.options import exit_with_command
+from askew.data import files
 from askew.experiment import demo
 from askew.experiment.catalogue import KINDS
-from askew.experiment.config import CHOICES
+from askew.experiment.config import CHOICES, Config, stored_tables
 from askew.report import table, terminal
 
 TINY: dict[str, Any] = {"rounds": 2, "model": {"name": "softmax"}, "partition": {"clients": 5}}
@@ -152,6 +155,29 @@ def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(invoke: Any, monkey
     monkeypatch.setattr("askew.cli.main.run_config", interrupted)
     result = invoke("run", *SETS)
     assert result.code == 130 and "stopped at once" in result.err and "run.toml --out runs" in result.err
+
+
+def test_the_command_to_go_on_repeats_what_was_given(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    def stopped_reproduction(*arguments: Any) -> None:
+        exit_with_command(Console(stderr=True), "stopped", arguments[-1])
+
+    def stopped_sweep(configs: list[Config], *arguments: object, **options: object) -> Iterator[askew.Run]:
+        yield askew.Run(stored_tables(configs[0]))
+
+    monkeypatch.setattr(files, "chosen_folder", None)  # so that it is reset at the end
+    monkeypatch.setattr("askew.cli.main.run_config", stopped)
+    monkeypatch.setattr("askew.cli.main.run_each", stopped_sweep)
+    monkeypatch.setattr("askew.cli.papers.run_with_progress", stopped_reproduction)
+    data = ("--data-dir", "d")
+    assert "run.toml --out runs --data-dir d\n" in invoke("run", *SETS, *data).err
+    sweep = ("--over", "seed=0,1", *SETS, "--out", "runs", *data)
+    assert f"askew sweep {' '.join(sweep)}\n" in invoke("sweep", *sweep).err
+    folders = ("--out", "runs", "--results", "results", *data)
+    experiment = ("feddpc/fig6", "--scale", "smoke", "--alone", "--workers", "2", *folders)
+    assert f"askew reproduce {' '.join(experiment)}\n" in invoke("reproduce", *experiment).err
 
 
 def test_a_plugin_brings_a_method_of_ones_own(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:

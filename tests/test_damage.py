@@ -5,13 +5,10 @@ Where a file holds a hash, damage must not change what is read. ASKEW_LONG=all t
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,84 +18,29 @@ import askew
 from askew.cli.main import main
 from askew.core.files import read_tensors, tensors_sha256
 from askew.data import files
-from askew.errors import AskewError, StoreWarning
+from askew.data.partition import FromFile
+from askew.errors import AskewError, DataError, StoreWarning
 from askew.experiment import checkpoint
 from askew.experiment.build import build
 from askew.experiment.config import Config, load_config
 from askew.experiment.store import load, load_all
+from askew.flower.client_state import AnswerLog, FileStore
+from askew.flower.wire import Payload
 from askew.models.weights import tensors_of_file
 from askew.participation import Trace
 from askew.report.page import check_run
 from askew.reproduction.printed import read_printed
 from askew.reproduction.results import ResultRow, read_results, write_results
-
-LONG = os.environ.get("ASKEW_LONG") == "all"
-TIMES = 500 if LONG else 12  # damages of each file
-TABLES: dict[str, Any] = {
-    "rounds": 4,
-    "model": {"name": "softmax"},
-    "partition": {"clients": 10},
-    "participation": {"cohort": 3},
-    "algorithm": {"name": "scaffold"},
-    "local": {"lr": 0.1, "steps": 1},
-}
-Read = Callable[[Path], object]
-
-
-def damaged(content: bytes, draw: random.Random) -> bytes:
-    """The content after one accident: a flipped bit, or some bytes lost, repeated, zeroed, overwritten or inserted."""
-    start = draw.randrange(len(content))
-    end = min(len(content), start + draw.choice([1, 1, 2, 8, 64, 512]))
-    kind = draw.randrange(7)
-    if kind == 0:
-        return content[:start] + bytes([content[start] ^ 1 << draw.randrange(8)]) + content[start + 1 :]
-    if kind == 1:
-        return content[:start]
-    inner = {
-        2: b"",
-        3: content[start:end] * 2,
-        4: bytes(end - start),
-        5: draw.randbytes(end - start),
-        6: draw.randbytes(draw.randrange(1, 9)) + content[start:end],
-    }
-    return content[:start] + inner[kind] + content[end:]
-
-
-def attack(path: Path, read: Read, right: object = None, seed: int = 0) -> int:
-    """Damage a file in many ways; how often a sentence was given. With `right`, nothing else may ever be read."""
-    content, draw, refused = path.read_bytes(), random.Random(seed), 0
-    for _ in range(TIMES):
-        path.write_bytes(damaged(content, draw))
-        try:
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always", StoreWarning)
-                found = read(path)
-        except AskewError as problem:
-            refused += 1
-            assert str(problem).strip() and "Traceback" not in str(problem)
-        else:
-            assert right is None or told or found == right, f"damage {refused} of {path.name} was read"
-    path.write_bytes(content)
-    return refused
+from damages import LONG, TABLES, TIMES, Read, attack, damaged, kill_after, records
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folders of a finished run and of one that was killed after its third round."""
-
-    class Killed(BaseException):
-        pass
-
-    def kill(run: askew.Run, record: dict[str, object] | None) -> None:
-        if record and record["round"] == 3:
-            raise Killed
-
+    """The folders of a finished run and of one that was killed after its fourth round."""
     here = tmp_path_factory.mktemp("runs")
     folder = askew.run(TABLES, out=here / "finished").folder
     assert folder is not None
-    with pytest.raises(Killed):
-        askew.run(TABLES, out=here / "killed", watch=kill, save_every=0)
-    return folder, here / "killed" / folder.name
+    return folder, kill_after(4, here / "killed")
 
 
 def facts_of(folder: Path) -> object:
@@ -146,7 +88,7 @@ def test_a_checkpoint_and_a_model(runs: tuple[Path, Path], tmp_path: Path) -> No
         return tensors_sha256(checkpoint.tensors_of(server))
 
     def restore(path: Path) -> object:
-        return checkpoint.restore(path.parent, server, digest, 3), state()
+        return checkpoint.restore(path.parent, server, digest, 4), state()
 
     folder = Path(shutil.copytree(runs[1], tmp_path / "killed"))
     (folder / checkpoint.PREVIOUS).unlink()
@@ -159,7 +101,7 @@ def test_a_checkpoint_and_a_model(runs: tuple[Path, Path], tmp_path: Path) -> No
 
 @pytest.mark.skipif(not LONG, reason="takes minutes; ASKEW_LONG=all runs it")
 def test_a_killed_run_goes_on_right_or_says_why(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    whole = facts_without_times(load(runs[0]))
+    whole = records(load(runs[0]))
     draw, ended = random.Random(2), 0
     for n in range(100):
         out = tmp_path / str(n)
@@ -173,16 +115,12 @@ def test_a_killed_run_goes_on_right_or_says_why(runs: tuple[Path, Path], tmp_pat
         except AskewError:
             continue
         ended += 1
-        assert facts_without_times(run) == whole, path.name
+        assert records(run) == whole, path.name
         assert tensors_sha256(read_tensors(folder / "model.safetensors")[0]) == tensors_sha256(
             read_tensors(runs[0] / "model.safetensors")[0]
         )
     print(f"{ended} of 100 damaged runs ended with the right result, the others with a sentence")
     assert ended
-
-
-def facts_without_times(run: askew.Run) -> object:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in run.rounds]
 
 
 def test_results(tmp_path: Path) -> None:
@@ -220,6 +158,32 @@ def test_files_of_the_user(tmp_path: Path) -> None:
     }
     for path, read in reads.items():
         attack(path, read)
+
+
+def test_partitions(tmp_path: Path) -> None:
+    lists, owners = tmp_path / "p.json", tmp_path / "p.npy"
+    lists.write_text(str([[n, n + 10] for n in range(10)]))
+    np.save(owners, np.arange(20) % 10)
+    for path in (lists, owners):
+        attack(path, lambda path: FromFile(path=str(path), clients=10).split(np.zeros(20), 0))
+        path.unlink()
+        path.symlink_to("/dev/zero")
+        with pytest.raises(DataError, match="no regular file"):
+            FromFile(path=str(path)).split(np.zeros(20), 0)
+
+
+def test_files_of_a_client(tmp_path: Path) -> None:
+    """Its state, and its answers: a client must never send other bytes than it did before."""
+    state, answers = FileStore(tmp_path / "state.safetensors"), tmp_path / "answers.safetensors"
+    state.write({"3.c": torch.arange(50.0)})
+    attack(state.path, lambda path: state.read()["3.c"].tolist(), state.read()["3.c"].tolist())
+    AnswerLog(answers, 1, True).add("start", 3, "train", "hash", Payload({"loss": 0.5}, {"up": torch.arange(50.0)}))
+
+    def read(path: Path) -> object:
+        reply = AnswerLog(path, 1, True).find("start", 3, "train", "hash")
+        return None if reply is None else (reply.numbers, reply.tensors["up"].tolist())
+
+    assert attack(answers, read, read(answers)) > TIMES // 2
 
 
 def test_decoded_datasets(tmp_path: Path) -> None:

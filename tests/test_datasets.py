@@ -10,9 +10,10 @@ import pickle
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,11 +23,15 @@ from typer.testing import CliRunner
 from archives import Contents, make_tar, make_zip, md5
 from askew.cli import data as data_commands
 from askew.data import files, shakespeare
+from askew.data.dataset import Source
 from askew.data.files import File
 from askew.data.images import Cifar10, Cifar100, Emnist, FashionMnist, Images, Mnist, TinyImageNet
 from askew.data.shakespeare import Shakespeare
 from askew.data.transform import PixelTransform, TextWindows, sample_draws
 from askew.errors import ConfigError, DataError, UnknownName
+from damages import LONG, attack
+
+TICKS = count(1, 1000)  # times for files, none of which comes twice
 
 
 @pytest.fixture
@@ -711,6 +716,122 @@ def test_the_text_may_have_either_line_ends_and_comes_as_a_zip_too(play: Path) -
         (play / "shakespeare" / "t8.shakespeare.txt").unlink()
         with pytest.raises(DataError, match=r"1994-01-100\.zip"):
             Shakespeare(window=5, share=0.6).load(0, 2)
+
+
+# damage ---------------------------------------------------------------------------------------------------------
+
+
+def zipped(contents: Contents) -> Contents:
+    return {"1994-01-100.zip": make_zip(contents)}
+
+
+def gzipped(contents: Contents) -> Contents:
+    return {f"{name}.gz": gzip.compress(data, mtime=0) for name, data in contents.items()}
+
+
+class Raw(NamedTuple):
+    """A dataset in files, for the test of damages to them."""
+
+    key: str
+    source: Source
+    folder: str
+    contents: Contents
+    counts: tuple[int, int]  # samples to train and to test
+    hashed: bool = True  # is a hash of each file published?
+    layout: int = 0
+    classes: int = 0
+    packed: Callable[[Contents], Contents] = dict
+
+
+RAW = {
+    "binary batches": Raw("cifar10", Cifar10(), "cifar-10-batches-bin", binary_files(), (10, 4)),
+    "pickled batches": Raw("cifar10", Cifar10(), "cifar-10-batches-py", python_files(), (10, 4), layout=1),
+    "idx": Raw("mnist", Mnist(), "MNIST/raw", idx_files(), (6, 3)),
+    "idx with gzip": Raw("mnist", Mnist(), "MNIST/raw", idx_files(), (6, 3), packed=gzipped),
+    "idx without a hash": Raw("emnist", Emnist(), "emnist", letter_files(), (6, 3), hashed=False),
+    "idx with gzip, without a hash": Raw(
+        "emnist", Emnist(), "emnist", letter_files(), (6, 3), hashed=False, packed=gzipped
+    ),
+    "text": Raw("shakespeare", Shakespeare(window=2), "shakespeare", {"pg100.txt": TEXT.encode()}, (0, 0)),
+    "text in a zip": Raw(
+        "shakespeare", Shakespeare(window=2), ".", {"100.txt": TEXT.encode()}, (0, 0), layout=2, packed=zipped
+    ),
+    "images": Raw("tiny_imagenet", TinyImageNet(), "tiny-imagenet-200", tiny_files(), (6, 2), hashed=False, classes=3),
+}
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_damaged_files_give_the_right_samples_or_a_sentence_with_their_name(
+    kind: str, root: Path, publish: Any
+) -> None:
+    raw = RAW[kind]
+    published = {n: d for n, d in raw.contents.items() if not n.endswith("JPEG")}
+    publish(raw.key, published, *raw.counts, raw.layout, classes=raw.classes)
+    held = raw.packed(raw.contents)
+    put(root / raw.folder, held)
+
+    def read(path: Path) -> object:
+        for changed in (path, path.parent):  # so that the cache of decoded samples is not taken
+            os.utime(changed, ns=(next(TICKS), next(TICKS)))
+        try:
+            data = raw.source.load(0, 2)
+        except DataError as problem:
+            sentence = str(problem)
+            assert (path.name in sentence or str(root / raw.folder) in sentence) and sentence.isprintable()
+            raise
+        return [tensor.tolist() for part in (data.train, data.test) for tensor in (part.x, part.y)]
+
+    for n, name in enumerate([*held][: None if LONG else 3]):
+        path = root / raw.folder / name
+        attack(path, read, read(path) if raw.hashed else None, seed=n)
+
+
+def test_declared_sizes_allocate_nothing(root: Path, publish: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "emnist-letters-train-images-idx3-ubyte"
+    publish("emnist", letter_files(), 6, 3)
+    whole = letter_files()[name]
+    sizes = [[2**32 - 1] * 3, [2**31, 2**31, 4], [6, 2**16, 2**16 * 784], [6, 28, 29]]
+    bad = [whole[:4] + np.array(size, ">u4").tobytes() + whole[16:] for size in sizes]
+    deep = b"\0\0\x08\xff" + np.ones(255, ">u4").tobytes() + b"1"  # 255 dimensions
+    flat = pack_idx(LETTERS[:6])  # labels in place of images
+    for content in (*bad, deep, flat):
+        put(root / "emnist", letter_files() | {name: content})
+        with pytest.raises(DataError, match=f"{name} is not a whole idx file"):
+            Emnist().load(0, 3)
+    monkeypatch.setattr(files, "LARGEST_FILE", 2**20)
+    assert len(files.gunzip(gzip.compress(bytes(2**24)))) == 2**20
+    (root / "emnist" / name).write_bytes(b"")
+    os.truncate(root / "emnist" / name, 2**40)
+    with pytest.raises(DataError, match=f"{name} is far too large"):
+        Emnist().load(0, 3)
+    (root / "bomb.zip").write_bytes(make_zip({"100.txt": bytes(2**21)}))
+    layout = files.table["shakespeare"].layouts[2]
+    with (
+        pytest.raises(DataError, match=r"bomb.zip cannot be unpacked \(100.txt is far too large\)"),
+        files.open_unverified(files.DatasetLocation("shakespeare", layout, root / "bomb.zip", packed=True)) as read,
+    ):
+        read("100.txt")
+
+
+def test_lists_of_tiny_imagenet_are_checked_before_images_are_read(root: Path, publish: Any) -> None:
+    publish("tiny_imagenet", {n: d for n, d in tiny_files().items() if n.endswith("txt")}, 6, 2, classes=3)
+    at, ids, tests = root / "tiny-imagenet-200", "wnids.txt", "val/val_annotations.txt"
+    for name, bad, sentence in (
+        (ids, b"n01 n02", "wnids.txt should name 3 classes, got 2"),
+        (ids, b"\xff\xfe n02 n02", "wnids.txt should name 3 classes, got 1"),
+        (tests, b"val_0.JPEG\tn02\nval_1.JPEG\tn09\n", "2 images a class of wnids.txt, got 2 lines, 1 of them without"),
+        (tests, b"val_0.JPEG\tn02\nval_1.JPEG\n", "got 2 lines, 1 of them without one"),
+        (tests, b"val_0.JPEG\tn02\n" * 5000, "got 5,000 lines, 0 of them without one"),
+    ):
+        put(at, tiny_files() | {name: bad})
+        with pytest.raises(DataError, match=sentence):
+            TinyImageNet().load(0, 3)
+    image = make_jpeg(1)
+    start = image.index(b"\xff\xc0") + 5  # of the height and the width in the header of the frame
+    huge = image[:start] + b"\xff\xff\xff\xff" + image[start + 4 :]
+    put(at, tiny_files() | {"train/n01/images/n01_0.JPEG": huge})
+    with pytest.raises(DataError, match=r"n01_0\.JPEG is not a JPEG file of 64×64"):
+        TinyImageNet().load(0, 3)
 
 
 # the folder and the command line --------------------------------------------------------------------------------

@@ -33,9 +33,11 @@ from askew.engine.distributed import (
     close_sockets,
 )
 from askew.engine.evaluate import CHUNK, Evaluator
+from askew.engine.privacy import Privacy, PrivacyStage
 from askew.engine.server import Server
 from askew.errors import AlgorithmError, EngineError
 from askew.experiment import checkpoint
+from askew.participation import Uniform
 from problems import (
     FaultyReports,
     Problem,
@@ -183,6 +185,30 @@ def test_any_number_of_ranks_gives_the_same_bits(key: str, settings: dict[str, A
     for size in (1, 2, 3):
         other_state, other_records = run_on_ranks(alg, size)
         assert identical(other_state, state) and other_records == records, size
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"noise": 1.0}, {"noise": 1.0, "where": "client"}, {"noise": 1.0, "quantile": 0.5, "count_noise": 2.0}],
+    ids=str,
+)
+def test_private_runs_are_the_same_on_any_number_of_ranks(settings: dict[str, Any]) -> None:
+    """A simulation's noise comes from the seed, so that all ranks draw the same; deployments have no ranks."""
+
+    def private_server(group: ProcessGroup) -> Server:
+        server = rank_server(FedAvg(), group)
+        server.stages = [PrivacyStage.simulated(Privacy(clip=0.3, **settings), Uniform(), server.fed.clients, 0)]
+        return server
+
+    run = lambda server: run_rounds(server, COHORTS)
+    (alone, records), *_ = on_ranks(1, private_server, run)
+    assert not settings.get("noise") or all(record["epsilon"] > 0 for record in records)
+    plain, _ = run_alone(FedAvg())
+    assert not torch.equal(full_state(alone)["w"], plain["w"])
+    for size in (2, 3):
+        ranks = on_ranks(size, private_server, run)
+        assert all(found == records for _, found in ranks)
+        assert identical(joint_state([server for server, _ in ranks]), full_state(alone))
 
 
 @pytest.mark.parametrize("engine", ["vmapped", "slots"])

@@ -376,6 +376,15 @@ def test_rows_that_are_not_finite_are_left_out_first(rule: str) -> None:
     assert torch.equal(server.w, clean.w)
 
 
+@pytest.mark.parametrize("settings", [{"rule": rule} for rule in RULES] + [{"bucket": 2}], ids=str)
+def test_a_round_in_which_no_row_is_finite_changes_nothing(settings: dict[str, Any]) -> None:
+    server = with_rule(FEDAVG, Robust(**settings))
+    before = server.w.clone()
+    server.engine = FaultyReports(server.engine, [0, 1, 2], value=math.nan)
+    assert server.run_round(1, range(3))["incidents"] == {NOT_FINITE: [0, 1, 2]}
+    assert torch.equal(server.w, before)
+
+
 def test_stored_updates_of_clients_that_krum_leaves_out_stay() -> None:
     server = with_rule(algorithms["fedvarp"](), Robust(rule="krum", bad=0.2))
     server.engine = FaultyReports(server.engine, [2], value=1e4)

@@ -43,41 +43,13 @@ from askew.kernels.interface import Kernels
 from askew.report.page import check_run
 from askew.reproduction import results
 from askew.reproduction.results import ResultRow, read_results, write_results
-
-TABLES: dict[str, Any] = {
-    "rounds": 6,
-    "model": {"name": "softmax"},
-    "partition": {"clients": 10},
-    "participation": {"cohort": 3},
-    "algorithm": {"name": "scaffold"},
-    "local": {"lr": 0.1, "steps": 2},
-}
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing after it is done."""
-
-
-def records(run: askew.Run) -> list[dict[str, object]]:
-    return [{k: v for k, v in r.items() if k != "seconds"} for r in run.rounds]
+from damages import TABLES, kill_after, records
 
 
 def same(one: askew.Run, other: askew.Run) -> bool:
     """Have two runs the same records and the same model, bit by bit?"""
     models = [run.model or stored_model(run.folder or Path()) for run in (one, other)]
     return records(one) == records(other) and all(torch.equal(t, models[1][n]) for n, t in models[0].items())
-
-
-def kill_after(round: int, out: Path, tables: dict[str, Any] = TABLES) -> Path:
-    """The folder of a run that was killed after a round and its checkpoint."""
-
-    def kill(run: askew.Run, record: dict[str, object] | None) -> None:
-        if record and record["round"] == round:
-            raise Killed
-
-    with pytest.raises(Killed):
-        askew.run(tables, out=out, watch=kill, save_every=0)
-    return next(folder for folder in out.iterdir() if folder.is_dir())
 
 
 @pytest.fixture(scope="module")

@@ -269,7 +269,7 @@ def test_what_is_no_state_dict_is_refused(content: object, sentence: str, tmp_pa
 
 
 def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.pt", tmp_path):
+    for path in (tmp_path / "none.pt", tmp_path, tmp_path / ("a" * 5000), tmp_path / "\0"):
         with pytest.raises(
             ModelError,
             match=r"there is no weights file '.*'; name a .safetensors file or a torch state dict in model.weights",

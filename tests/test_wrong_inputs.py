@@ -854,6 +854,13 @@ CASES = [
         "name a Python file",
         "askew.register",
     ),
+    case(
+        "plugin: a long name",
+        f"run --plugin {'a' * 5000}",
+        "no plugin file 'aaa",
+        "name a Python file",
+        "askew.register",
+    ),
     case("plugin: a folder", "run --plugin .", "there is no plugin file '.'", "name a Python file", "askew.register"),
     case(
         "plugin: not Python",

@@ -20,7 +20,8 @@ import askew
 from askew.experiment.build import client_label_counts
 from askew.experiment.config import Config
 from askew.participation import participations
-from askew.report.figures import STYLE, accuracy_picture, canvas, group_runs, style
+from askew.report.figures import accuracy_picture, group_runs
+from askew.report.picture import STYLE, canvas, style
 
 HERE = Path(__file__).parent
 GREY, BLUE = "#868E96", "#3B8FD6"

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from .core.files import is_readable_file
+from .core.files import is_readable_file, map_array
 from .core.rng import generator
 from .core.settings import Registry, Settings, setting
 from .errors import ConfigError, DataError
@@ -338,16 +338,8 @@ def read_json(path: Path, clients: int) -> tuple[np.ndarray, ...]:
 
 
 def read_npy(path: Path, clients: int) -> tuple[np.ndarray, ...]:
-    """The rounds of a numpy file, a bool array.
-
-    The file is mapped, so that nothing is unpickled and a false header allocates nothing.
-    """
-    try:
-        page = np.lib.format.open_memmap(path, mode="r")
-    except OSError:
-        raise
-    except Exception:  # numpy parses the header as Python text, where anything may go wrong
-        raise ValueError("it is empty, damaged or no plain array of numpy.save") from None
+    """The rounds of a numpy file, a bool array."""
+    page = map_array(path)
     if page.dtype != bool or page.shape[1:] != (clients,) or not len(page):
         raise ValueError(
             f"it must be a bool array [rounds, {clients}] of one round or more, got {page.dtype} {list(page.shape)}"

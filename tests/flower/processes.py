@@ -31,19 +31,6 @@ def processes_of(home: Path) -> list[int]:
     return [int(path.name) for path in Path("/proc").glob("[0-9]*") if wanted in environment(int(path.name))]
 
 
-def process_tree(process_id: int) -> list[int]:
-    """A process and all that it started, Flower's children in sessions of their own among them."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(path.parent.name))
-    tree = [process_id]
-    for one in tree:
-        tree += children.get(one, [])
-    return tree
-
-
 def assert_none_left(home: Path, seconds: float = 20.0) -> None:
     """No process of a federation runs, at the latest after so many seconds."""
     end = time.monotonic() + seconds

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from in_process import largest_difference, simulate, small_run, with_participants, write_config
-from processes import ByteCount, CountingProxy, check_bytes, on_request, process_tree
+from processes import ByteCount, CountingProxy, check_bytes, on_request
 from safetensors.torch import load_file
 
 from askew.data.federation import Federation
@@ -27,6 +27,7 @@ from askew.experiment.config import Config
 from askew.experiment.store import Run, load
 from askew.flower.app import PACKAGE, write_app
 from askew.flower.rules import DeploymentRules
+from process_tree import process_tree
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 

@@ -199,7 +199,7 @@ def test_a_second_start_is_refused_while_processes_of_the_first_live(
 
 
 def test_keys_of_one_start_are_private_and_removed() -> None:
-    pytest.importorskip("cryptography")
+    pytest.importorskip("cryptography", reason="needs the extra flower")
     with temporary_keys(1) as keys:
         folder = keys.folder
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and (folder / "node-0").is_file()

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 
 import pytest
 from in_process import largest_difference, simulate, small_run, with_participants, write_config
-from processes import FaultyProxy, process_tree
+from processes import FaultyProxy
 from safetensors.torch import load_file
 
 from askew.experiment.run_folder import is_finished
 from askew.experiment.store import load
 from askew.flower.app import write_app
 from askew.flower.rules import DeploymentRules
+from process_tree import process_tree
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 

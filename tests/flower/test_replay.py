@@ -124,11 +124,13 @@ def test_a_damaged_list_of_answers_is_named(tmp_path: Path) -> None:
     path = tmp_path / "clients" / "client-2-answers.safetensors"
     path.write_bytes(path.read_bytes()[:40])
     answer = ask(transport, 2, sent_to(transport, 2))
-    assert isinstance(answer, str) and answer.startswith(f"the client's list of answers {path} cannot be read; ")
+    assert isinstance(answer, str) and answer.startswith(
+        f"the client's list of answers {path} cannot be read or is damaged; "
+    )
 
 
 def test_one_process_at_a_time_answers_for_a_client(tmp_path: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
+    fcntl = pytest.importorskip("fcntl", reason="locks of files need a POSIX system")
     path = tmp_path / "answers.safetensors"
     with lock_answers(path), open(path.with_suffix(".lock"), "w") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,8 @@ from ..experiment.config import load_plugin
 from ..experiment.conformal import METHODS, Conformal
 from ..experiment.store import load_all, write_atomic
 from ..report import tables, terminal
-from ..report.figures import coverage_picture, style
+from ..report.figures import coverage_picture
+from ..report.picture import style
 from .options import AsJson, Folder, Folders, Plugins, examples, json_text, print_rich
 
 EPILOG = examples(

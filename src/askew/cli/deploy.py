@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -41,6 +41,7 @@ from .options import (
     PlainConsole,
     Plugins,
     Quiet,
+    data_options,
     examples,
     exit_with_command,
     print_json,
@@ -55,6 +56,7 @@ OPEN_PORT = (
 )
 SUPERLINK_OPTIONS = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
 
+Command = Callable[[typer.Context], None]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # options are those of another program
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The configuration.", show_default=False)]
@@ -181,8 +183,7 @@ def up(
                 run = run_on_loopback(request, config, source.stem, run_folder, folder, secure, ticker)
             except KeyboardInterrupt:
                 ticker.bars.stop()
-                data_dir: list[str | Path] = ["--data-dir", folder] if folder else []
-                options = ["--out", out, *["--secure"] * secure, *data_dir]
+                options = ["--out", out, *["--secure"] * secure, *data_options(folder)]
                 again = terminal.command("deploy", "up", run_folder / "flower" / "app", *options)
                 exit_with_command(
                     console, "stopped, and all processes are ended; the current round will be run again", again
@@ -277,12 +278,14 @@ def show_keys(key_files: KeyFiles, server: str) -> None:
     )
 
 
-@app.command(
-    context_settings=PASS_ON,
-    epilog=examples(
-        "askew deploy superlink --host 0.0.0.0 --database superlink.db --enable-supernode-auth --ssl-ca-certfile "
-        "keys/ca.crt --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key"
-    ),
+def register_program(example: str) -> Callable[[Command], Command]:
+    """Register a command whose options are those of a program of Flower."""
+    return app.command(context_settings=PASS_ON, epilog=examples(example))
+
+
+@register_program(
+    "askew deploy superlink --host 0.0.0.0 --database superlink.db --enable-supernode-auth --ssl-ca-certfile "
+    "keys/ca.crt --ssl-certfile keys/server.pem --ssl-keyfile keys/server.key"
 )
 def superlink(context: typer.Context) -> None:
     """Run a SuperLink that only you can start apps on: `flower-superlink` with the same options.
@@ -299,12 +302,9 @@ def superlink(context: typer.Context) -> None:
     run_program("flower-superlink", context.args, open_fleet=True)
 
 
-@app.command(
-    context_settings=PASS_ON,
-    epilog=examples(
-        "askew deploy supernode --superlink fl.example.org:8000 --root-certificates keys/ca.crt "
-        "--auth-supernode-private-key keys/node-0 --node-config 'partition-id=0'"
-    ),
+@register_program(
+    "askew deploy supernode --superlink fl.example.org:8000 --root-certificates keys/ca.crt "
+    "--auth-supernode-private-key keys/node-0 --node-config 'partition-id=0'"
 )
 def supernode(context: typer.Context) -> None:
     """Run a SuperNode that answers messages at once: `flower-supernode` with the same options.

@@ -50,6 +50,7 @@ from .options import (
     Plugins,
     Quiet,
     StopAfter,
+    data_options,
     examples,
     exit_with_command,
     parse_time,
@@ -127,7 +128,7 @@ def run(
         file, [*(overrides or ()), *([] if workers is None else [f"engine.workers={workers}"])], plugins or ()
     )
     console = PlainConsole(stderr=True, quiet=quiet)
-    again = terminal.resume_command(out / config.name())
+    again = terminal.resume_command(out / config.name(), options=data_options(folder))
     try:
         with stop_after(parse_time(stop)), terminal.ProgressDisplay(console) as ticker:
             result = run_config(config, out, fresh=fresh, watch=ticker)
@@ -169,8 +170,9 @@ def sweep(
     A run that fails does not end the others; it is named at the end.
     """
     configs, console = load_sweep(file, overrides or (), over or (), plugins or ()), PlainConsole(stderr=True)
-    flags = [(flag, value) for flag, values in (("--over", over), ("--set", overrides)) for value in values or ()]
-    words: list[str | Path] = [*([file] if file else []), *chain.from_iterable(flags), "--out", out]
+    given = (("--over", over), ("--set", overrides), ("--plugin", plugins))
+    flags = [(flag, value) for flag, values in given for value in values or ()]
+    words = [*([file] if file else []), *chain.from_iterable(flags), "--out", out, *data_options(folder)]
     failed: list[FailedRun] = []
     with stop_after(parse_time(stop)), terminal.ProgressDisplay(console, configs, "sweep") as ticker:
         runs = collect_runs(

@@ -18,10 +18,11 @@ from ..errors import ConfigError
 from ..experiment.store import to_json
 
 
-def use_data_folder(path: Path | None) -> None:
-    """Read datasets from this folder, as --data-dir says."""
+def use_data_folder(path: Path | None) -> Path | None:
+    """Read datasets from this folder, as --data-dir says; returns it, which is then the option's value."""
     if path is not None:
         files.use(path)
+    return path
 
 
 Folder = Annotated[
@@ -34,6 +35,13 @@ Folder = Annotated[
         show_default="ASKEW_DATA, or a folder in the user's cache",
     ),
 ]
+
+
+def data_options(folder: Path | None) -> list[str | Path]:
+    """The words that give a command the folder of the datasets, if --data-dir named one."""
+    return ["--data-dir", folder] if folder else []
+
+
 Folders = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)
 ]

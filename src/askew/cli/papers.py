@@ -36,6 +36,7 @@ from .options import (
     Folder,
     PlainConsole,
     StopAfter,
+    data_options,
     examples,
     exit_with_command,
     parse_time,
@@ -121,7 +122,8 @@ def reproduce(
         )
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
     words = ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
-    words += ["--processes", str(processes)] * (processes > 1) + ["--out", str(out), "--results", str(results)]
+    words += ["--workers", str(workers)] * (workers > 0) + ["--processes", str(processes)] * (processes > 1)
+    words += ["--out", str(out), "--results", str(results), *data_options(folder)]
     if queue is not None:
         refuse_beside_queue({"an ID": id, "--only": only, "--seeds": seeds, "--alone": alone, "--workers": workers})
         again = terminal.command("reproduce", "--queue", queue, "--scale", scale, *words)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,12 +50,30 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def is_file(path: Path) -> bool:
+    """Is this a regular file? A name that no file can have, too long or with a zero byte in it, is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def is_readable_file(path: Path) -> bool:
     """Is this a regular file of a size that can be read? A device or a pipe may have no end."""
+    return is_file(path) and path.stat().st_size <= LARGEST
+
+
+def map_array(path: Path) -> np.ndarray:
+    """The array of a file of numpy.save, mapped: nothing is unpickled, and a false header allocates nothing.
+
+    A ValueError if the file is damaged.
+    """
     try:
-        return path.is_file() and path.stat().st_size <= LARGEST
-    except (OSError, ValueError):  # a name with a zero byte in it raises the latter
-        return False
+        return np.lib.format.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception:  # numpy parses the header as Python text, where anything may go wrong
+        raise ValueError("it is empty, damaged or no plain array of numpy.save") from None
 
 
 def printable(text: str) -> str:

@@ -230,7 +230,7 @@ def find_column(
             f"{name} ({feature.dtype if type_name(feature) == 'Value' else type_name(feature)})"
             for name, feature in features.items()
         )
-        raise DataError(f"no column for {role} can be told from {columns}; {advice}.")
+        raise DataError(f"no column for {role} is recognised among {columns}; {advice}.")
     return name
 
 

@@ -235,7 +235,7 @@ def convert_sheets(layout: DatasetLayout, contents: Contents) -> Contents:
             file.name: np.hstack([labels[end - len(x) : end, None], x.transpose(0, 2, 1).reshape(len(x), -1)]).tobytes()
             for file, end, x in zip(layout.files, ends, sheets, strict=True)
         }
-    except (KeyError, ValueError, IndexError, struct.error, zlib.error) as problem:
+    except (KeyError, ValueError, IndexError, TypeError, ArithmeticError, struct.error, zlib.error) as problem:
         raise FetchFailed(f"the sheets of images cannot be read ({problem!r})") from None
 
 
@@ -252,7 +252,8 @@ def read_png(png: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
         elif kind == b"IDAT":
             packed.append(data)
         at += 12 + size
-    rows = np.frombuffer(zlib.decompress(b"".join(packed)), np.uint8).reshape(height, 1 + 3 * width)
+    unpacked = zlib.decompressobj().decompress(b"".join(packed), files.LARGEST_FILE)
+    rows = np.frombuffer(unpacked, np.uint8).reshape(height, 1 + 3 * width)
     pixels = np.zeros((height + 1, 3 * width), np.uint8)  # below a row of zeros
     for (filter_, *_), stored, above, row in zip(rows[:, :1].tolist(), rows[:, 1:], pixels, pixels[1:], strict=False):
         if filter_ == 1:  # differences from the left

@@ -21,12 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..core.files import tensors_sha256, write_atomically
+from ..core.files import is_file, printable, tensors_sha256, write_atomically
 from ..errors import DataError, UnknownName, did_you_mean
 
 ReadFile = Callable[[str], bytes]  # the content of a file of a dataset, by name
 
 CACHE_FOLDER = ".askew"  # in the folder of the datasets
+LARGEST_FILE = 2**30  # bytes; no file of these datasets is half as large, unpacked or not
 CACHE_VERSION = 1  # of the layout of the decoded arrays; a new one leaves old caches alone
 
 
@@ -278,7 +279,7 @@ def entry(name: str) -> DatasetEntry:
 
 def find_plain_or_gzip(path: Path) -> Path | None:
     """This file, or this file with .gz, or None if neither exists."""
-    return next((p for p in (path, path.with_name(f"{path.name}.gz")) if p.is_file()), None)
+    return next((p for p in (path, path.with_name(f"{path.name}.gz")) if is_file(p)), None)
 
 
 def find(name: str) -> DatasetLocation | None:
@@ -309,10 +310,10 @@ def locate(name: str) -> DatasetLocation:
 
 
 def gunzip(data: bytes) -> bytes:
-    """The content of a gzip file; of a damaged one what can be had, which no checksum will match."""
+    """The content of a gzip file; of a damaged or far too large one what can be had, which no checksum will match."""
     stream = zlib.decompressobj(wbits=31)
     try:
-        return stream.decompress(data)
+        return stream.decompress(data, LARGEST_FILE)
     except zlib.error:
         return b""
 
@@ -335,16 +336,17 @@ def open_unverified(location: DatasetLocation) -> Iterator[ReadFile]:
     if not location.packed:
         yield lambda name: read_from_folder(location.path, name)
         return
-    inside = location.layout.inside
+    inside, archive_file = location.layout.inside, location.layout.archive
     try:
-        if zipfile.is_zipfile(location.path):
-            with zipfile.ZipFile(location.path) as archive:
+        if archive_file and archive_file.name.endswith(".zip"):
+            with open_zip(location.path) as archive:
                 yield lambda name: read_from_zip(archive, f"{inside}/{name}".lstrip("/"))
         else:
             yield read_tar(location.path, {f"{inside}/{file.name}": file.name for file in location.layout.files})
-    except (KeyError, tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as problem:
+    except (KeyError, OSError, tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as problem:
+        reason = printable(" ".join(str(problem).split()))
         raise DataError(
-            f"{location.path} cannot be unpacked ({problem}); remove it and run `{get_command(location.name)}`."
+            f"{location.path} cannot be unpacked ({reason}); remove it and run `{get_command(location.name)}`."
         ) from None
 
 
@@ -353,13 +355,33 @@ def read_from_folder(path: Path, name: str) -> bytes:
     found = find_plain_or_gzip(path / name)
     if found is None:
         raise DataError(f"{path} lacks {name}; put the file there, or remove the folder and take the archive.")
+    if found.stat().st_size > LARGEST_FILE:
+        raise DataError(f"{found} is far too large to be a file of this dataset; remove it and get it anew.")
     data = found.read_bytes()
     return gunzip(data) if found.name != Path(name).name else data
 
 
+def open_zip(path: Path) -> zipfile.ZipFile:
+    """A zip archive, opened; BadZipFile if it is damaged."""
+    try:
+        return zipfile.ZipFile(path)
+    except OSError:
+        raise
+    except Exception as problem:  # anything may go wrong in a damaged list of contents
+        raise zipfile.BadZipFile(str(problem)) from None
+
+
 def read_from_zip(archive: zipfile.ZipFile, name: str) -> bytes:
     """The unpacked content of a file in a zip archive."""
-    return archive.read(name) if name in archive.NameToInfo else gunzip(archive.read(f"{name}.gz"))
+    packed = name not in archive.NameToInfo
+    member = archive.getinfo(f"{name}.gz" if packed else name)
+    if member.file_size > LARGEST_FILE:
+        raise zipfile.BadZipFile(f"{member.filename} is far too large")
+    try:
+        data = archive.read(member)
+    except Exception as problem:  # as above
+        raise zipfile.BadZipFile(str(problem)) from None
+    return gunzip(data) if packed else data
 
 
 def read_tar(path: Path, names: dict[str, str]) -> ReadFile:
@@ -368,7 +390,8 @@ def read_tar(path: Path, names: dict[str, str]) -> ReadFile:
     They are all read at once, in the order of the archive: going back would mean unpacking it again.
     """
     with tarfile.open(path) as tar:
-        contents = {names[m.name]: data.read() for m in tar if m.name in names and (data := tar.extractfile(m))}
+        wanted = (member for member in tar if member.name in names and member.size <= LARGEST_FILE)
+        contents = {names[member.name]: data.read() for member in wanted if (data := tar.extractfile(member))}
     return contents.__getitem__
 
 

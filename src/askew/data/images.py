@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
+import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -200,12 +202,11 @@ def join_parts(parts: Sequence[tuple[Bytes, Bytes]], train_parts: int) -> dict[s
 # idx files ------------------------------------------------------------------------------------------------------
 
 
-def parse_idx(data: bytes, name: str) -> Bytes:
-    """The array in an idx file of bytes; `name` is the file's, for the error message."""
-    depth = data[3] if data[:3] == b"\0\0\x08" else 0
+def parse_idx(data: bytes, name: str, depth: int) -> Bytes:
+    """The array of so many dimensions in an idx file of bytes; `name` is the file's, for the error message."""
     body = 4 + 4 * depth
     shape = np.frombuffer(data[4:body], ">u4").tolist() if len(data) >= body else []
-    if not shape or len(data) - body != np.prod(shape):
+    if data[:4] != bytes([0, 0, 8, depth]) or len(data) - body != math.prod(shape):
         raise DataError(f"{name} is not a whole idx file of bytes; remove it and get it anew.")
     return np.frombuffer(data, np.uint8, offset=body).reshape(shape)
 
@@ -214,7 +215,10 @@ class IdxImages(Images):
     """Grey images in four idx files."""
 
     def decode(self, location: DatasetLocation) -> dict[str, Bytes]:
-        arrays = [parse_idx(data, f"{location.path}: {name}") for name, data in files.read_all(location).items()]
+        arrays = [
+            parse_idx(data, f"{location.path}: {name}", 3 if "images" in name else 1)
+            for name, data in files.read_all(location).items()
+        ]
         x = [images.reshape(len(images), 1, *images.shape[1:]) for images in arrays[::2]]
         return join_parts(list(zip(x, arrays[1::2], strict=True)), train_parts=1)
 
@@ -374,30 +378,57 @@ class TinyImageNet(Images):
 
     def decode(self, location: DatasetLocation) -> dict[str, Bytes]:
         with files.open_verified(location) as read:
-            ids = sorted(read("wnids.txt").decode().split())
-            annotations = [line.split("\t")[:2] for line in read("val/val_annotations.txt").decode().splitlines()]
-            per_class = files.entry(self.key).train // max(len(ids), 1)
-            train = [f"train/{wnid}/images/{wnid}_{k}.JPEG" for wnid in ids for k in range(per_class)]
-            test = [f"val/images/{name}" for name, _ in annotations]
-            images = [self.read_jpegs(read, names) for names in (train, test)]
-        labels = [np.repeat(np.arange(len(ids)), per_class), np.searchsorted(ids, [wnid for _, wnid in annotations])]
+            classes = self.read_classes(read, location)
+            tests = self.read_tests(read, location, classes)
+            per_class = files.entry(self.key).train // len(classes)
+            train = [f"train/{wnid}/images/{wnid}_{k}.JPEG" for wnid in classes for k in range(per_class)]
+            images = [self.read_jpegs(read, names) for names in (train, [f"val/images/{name}" for name, _ in tests])]
+        labels = [np.repeat(np.arange(len(classes)), per_class), np.array([number for _, number in tests])]
         parts = list(zip(images, [numbers.astype(np.uint8) for numbers in labels], strict=True))
         return join_parts(parts, train_parts=1)
+
+    def read_classes(self, read: files.ReadFile, location: DatasetLocation) -> dict[str, int]:
+        """The number of each class, by its WordNet id."""
+        words, count = read("wnids.txt").decode(errors="replace").split(), files.entry(self.key).classes
+        ids = sorted({word for word in words if re.fullmatch(r"[a-z0-9]+", word)})
+        if len(ids) != count:
+            raise DataError(
+                f"{location.path}: wnids.txt should name {count} classes, got {len(ids)}; get Tiny ImageNet anew."
+            )
+        return {wnid: number for number, wnid in enumerate(ids)}
+
+    def read_tests(
+        self, read: files.ReadFile, location: DatasetLocation, classes: Mapping[str, int]
+    ) -> list[tuple[str, int]]:
+        """The file name and the class of every test image."""
+        name, count = "val/val_annotations.txt", files.entry(self.key).test
+        rows = [line.split("\t") for line in read(name).decode(errors="replace").splitlines()]
+        named = [row for row in rows if len(row) > 1 and re.fullmatch(r"[A-Za-z0-9_]+\.JPEG", row[0])]
+        tests = [(row[0], classes[row[1]]) for row in named if row[1] in classes]
+        if not len(rows) == len(tests) == count:
+            raise DataError(
+                f"{location.path}: {name} should give {count:,} images a class of wnids.txt, got {len(rows):,} lines, "
+                f"{len(rows) - len(tests):,} of them without one; get Tiny ImageNet anew."
+            )
+        return tests
 
     def read_jpegs(self, read: files.ReadFile, names: Sequence[str]) -> Bytes:
         """Decoded JPEG files, [n, 3, h, w]."""
         try:
-            from PIL import Image, UnidentifiedImageError  # an optional extra
+            from PIL import Image  # an optional extra
         except ImportError:
             raise DataError(
                 "Tiny ImageNet consists of JPEG files, which Pillow reads; run pip install 'askew[images]'."
             ) from None
         x = np.empty((len(names), 3, self.side, self.side), np.uint8)
         for row, name in zip(x, names, strict=True):
+            data = read(name)
             try:
-                with Image.open(io.BytesIO(read(name))) as image:
+                with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+                    if image.size != (self.side, self.side):  # before anything of that size is allocated
+                        raise ValueError
                     row[:] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-            except (UnidentifiedImageError, OSError, ValueError):
+            except Exception:  # a decoder raises whatever it comes upon in a damaged file
                 raise DataError(
                     f"{name} is not a JPEG file of {self.side}×{self.side} pixels; get Tiny ImageNet anew."
                 ) from None

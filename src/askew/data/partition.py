@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from ..core.files import is_readable_file, map_array
 from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..errors import ConfigError, DataError
@@ -530,11 +531,13 @@ class FromFile(Partition):
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         (path,) = self.reads()
         try:
+            if path.exists() and not is_readable_file(path):
+                raise self.refusal("cannot be read: it is no regular file, or far too large", "check partition.path")
             if path.suffix.lower() == ".json":
                 content = json.loads(path.read_bytes(), object_pairs_hook=self.unique_names)
                 holder, clients = self.owners_from_lists(content, len(labels))
             else:
-                holder, clients = self.owners_from_array(np.lib.format.open_memmap(path, mode="r"), len(labels))
+                holder, clients = self.owners_from_array(map_array(path), len(labels))
         except OSError as error:
             raise self.refusal(f"cannot be read: {error.strerror or error}", "check partition.path") from None
         except (ValueError, OverflowError, RecursionError, MemoryError) as error:

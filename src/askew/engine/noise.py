@@ -2,7 +2,7 @@
 seed where a simulation must repeat its numbers.
 
 Noise that protects is discrete. Added to a floating-point number, even perfect noise leaves traces in the last bits, by
-which two inputs can be told apart (Mironov, CCS 2012). Here every update is first rounded towards zero to whole
+which two inputs can be distinguished (Mironov, CCS 2012). Here every update is first rounded towards zero to whole
 multiples of a small step, so that it gets no longer; these are summed exactly, and a discrete Gaussian is added, which
 is drawn with whole numbers alone (Canonne, Kamath, Steinke, NeurIPS 2020, arXiv 2004.00010, Algorithms 1 to 3). What
 comes out can be every whole number, whatever went in. The step is 2⁻²⁴ of the noise's standard deviation: so fine that

@@ -178,8 +178,10 @@ class RobustStage:
 
     def __call__(self, request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOutputs:
         outputs = without_broken_rows(request, outputs)
+        if not len(outputs.loss):
+            return outputs
         uploads = uploads_of(request, outputs)
-        if not len(outputs.loss) or not uploads.parts:
+        if not uploads.parts:
             return outputs
         p = self.weights(request.inputs.size[outputs.cohort_rows()])
         groups = self.groups(request.inputs.round, len(p))

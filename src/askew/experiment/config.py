@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
-from ..core.files import is_readable_file
+from ..core.files import is_file, is_readable_file
 from ..core.hooks import correct_hook
 from ..core.settings import Registry, Settings, setting
 from ..data import partitions, sources
@@ -380,7 +380,7 @@ def plugin_fault(e: BaseException) -> str | None:
 def load_plugin(path: str) -> None:
     """Import a Python file that registers things; a file that is loaded again replaces what it registered."""
     file = Path(path)
-    if not file.is_file():
+    if not is_file(file):
         raise ConfigError(f"there is no plugin file {path!r}; name a Python file that calls askew.register.")
     name = plugin_module(path)
     text = file.read_bytes()

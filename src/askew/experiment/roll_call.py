@@ -52,7 +52,7 @@ def call_run(rounds: Sequence[Record], federation: Mapping[str, Any], deployed: 
     """The roll-call of a run: `federation` is what its folder says of the clients.
 
     Clients without samples are not missed; in a deployment, those whose samples nobody knows are. Who was never asked
-    is told where the sizes of all clients are stored.
+    is known only where the sizes of all clients are stored.
     """
     reasons, asked, used = dict[str, Counter[int]](), set[int](), set[int]()
     count = at = lost = 0

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from ..core.files import read_tensors
 from ..core.types import State
@@ -200,15 +199,15 @@ class AnswerLog:
 
     def _read(self, path: Path) -> None:
         try:
-            with safe_open(path, "pt") as file:
-                about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors, about = read_tensors(path)
             self.start, self.hashes = about["start"], json.loads(about["hashes"])
             for name, numbers in json.loads(about["replies"]).items():
                 values = {n: from_json(v) for n, v in numbers.items()}
                 self.replies[name] = Payload(values, strip_prefix(f"{name}:", tensors))
-        except (SafetensorError, OSError, KeyError, ValueError, AttributeError):
+        except (OSError, KeyError, ValueError, AttributeError):
             raise StoreError(
-                f"the client's list of answers {path} cannot be read; restore it, or remove it and start the run over."
+                f"the client's list of answers {path} cannot be read or is damaged; "
+                "restore it, or remove it and start the run over."
             ) from None
 
 

@@ -1,9 +1,9 @@
 """Which requests Flower's ports on this machine answer: those of processes of the same user, up to a size.
 
-Flower asks nodes for keys, if it is told to, and asks nobody who starts apps or takes tasks for them: whoever reaches a
-SuperLink's port runs code as the user who started it. The system knows which user owns the other end of a connection
-within this machine, so every request is checked by that. Flower also reads a request of any size into memory, before
-it looks who sends it; what is larger than anything that it sends itself is refused.
+Flower asks nodes for keys, if that is switched on, and asks nobody who starts apps or takes tasks for them: whoever
+reaches a SuperLink's port runs code as the user who started it. The system knows which user owns the other end of a
+connection within this machine, so every request is checked by that. Flower also reads a request of any size into
+memory, before it looks who sends it; what is larger than anything that it sends itself is refused.
 """
 
 from __future__ import annotations

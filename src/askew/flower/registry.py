@@ -85,7 +85,7 @@ class ClientRegistry:
                 if isinstance(e, RefusedClient):
                     self.refused.add(e.client)
                 self.warn(f"node {node} is left out: {e}")
-        for client in [client for client, told in self.silent.items() if not told]:
+        for client in [client for client, is_logged in self.silent.items() if not is_logged]:
             self.silent[client] = True
             self.warn(f"client {client} was late and is left out until its node says again which client it is.")
         return self.node_of.keys() - self.silent.keys()

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..core.files import is_readable_file, read_tensors
+from ..core.files import is_file, is_readable_file, read_tensors
 from ..errors import ModelError
 
 HEAD = ("head1", "head2")  # the linear layers of a projection head
@@ -50,7 +50,7 @@ def load_weights(module: nn.Module, path: str, new_head: bool) -> None:
 
 def tensors_of_file(path: Path) -> dict[str, Tensor]:
     """The float tensors of a file by their names, out of what wrappers there are."""
-    if not path.is_file():
+    if not is_file(path):
         raise ModelError(
             f"there is no weights file {str(path)!r}; name a .safetensors file or a torch state dict in model.weights."
         )

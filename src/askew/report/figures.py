@@ -1,106 +1,34 @@
 """The pictures of a report, drawn with matplotlib from groups of runs.
 
-Curves over rounds, the best of each method, prediction sets, drift, who holds what and who took part.
+Curves over rounds, the best of each method, prediction sets and drift; pictures of who holds what and who took part are
+in `federation_figures`.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from io import BytesIO
-from math import ceil, sqrt
+from collections.abc import Iterable, Sequence
+from math import ceil
 from pathlib import Path
 from statistics import mean, median
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from ..experiment.store import Run, write_atomic
-from .tables import (
-    RunGroup,
-    average,
-    client_count,
-    group_runs,
-    participation_name,
-    partition_name,
-    sample_std,
-    settings_key,
-    shorten_label,
-)
+from ..experiment.store import Run
+from .federation_figures import participation_picture, partition_picture
+from .picture import BLUE, COLOURS, DASHES, HATCHES, INK, MARKERS, Picture, canvas, legend_label, style, write_png
+from .tables import RunGroup, average, group_runs, sample_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, which white paper swallows.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
-MARKERS, DASHES = "osD^v>X<", ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-INK, GRID, GREY, BLUE, ORANGE = "#333333", "#E3E6EA", "#9AA7B4", COLOURS[0], COLOURS[1]
-HATCHES = ("", "///", "...", "xxx")
-MAX_FEDERATIONS = 4  # the most that one picture shows
-MAX_CLIENTS = 500  # the most that one picture shows one by one
 SMOOTHED_ROUNDS = 100  # curves of more rounds are drawn with their running mean
 LOWEST_COVERAGE = 50  # percent of coverage from which prediction sets are drawn
-STYLE: Any = {
-    "font.size": 10.5,
-    "font.family": "DejaVu Sans",
-    "text.color": INK,
-    "axes.edgecolor": "#9AA1A9",
-    "axes.labelcolor": INK,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "grid.color": GRID,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "svg.hashsalt": "askew",  # the same runs give the same file
-}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawn figure, its heading and a description of it in words."""
-
-    name: str
-    title: str
-    alt: str
-    note: str
-    figure: Figure
-
-    def render(self, kind: str) -> bytes:
-        """The file's content; kind is png or svg."""
-        buffer = BytesIO()
-        with style():
-            self.figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
-        return buffer.getvalue()
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Draw in the style of the report."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box in a label is no reason to stop
-        yield
 
 
 def write_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
     """Write each picture that the runs have data for as a PNG file."""
     return [write_png(picture, folder) for picture in draw_pictures(group_runs(runs))]
-
-
-def write_png(picture: Picture, folder: Path) -> Path:
-    """Write a picture into a folder; return its path."""
-    path = Path(folder) / f"{picture.name}.png"
-    write_atomic(path, picture.render("png"))
-    return path
 
 
 def draw_pictures(groups: Sequence[RunGroup]) -> list[Picture]:
@@ -117,22 +45,6 @@ def draw_pictures(groups: Sequence[RunGroup]) -> list[Picture]:
             participation_picture(groups),
         )
     return [picture for picture in pictures if picture]
-
-
-def canvas(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def legend_label(label: str) -> str:
-    """A label for a legend, broken into lines.
-
-    Matplotlib hides a label that begins with an underscore and reads mathematics between dollar signs.
-    """
-    label = shorten_label(label).replace("$", r"\$")
-    return fill(f" {label}" if label.startswith("_") else label, 32, break_on_hyphens=False, drop_whitespace=False)
 
 
 # curves over rounds ---------------------------------------------------------------------------------------------
@@ -406,138 +318,3 @@ def diversity_note(groups: Sequence[RunGroup]) -> str:
     cohort = usual_cohort(groups)
     equal = f"1/{cohort} where the updates of {cohort} clients are equal"
     return f"Drift diversity is {equal}, 1 where they are orthogonal and more where they cancel (dotted lines). "
-
-
-# federations ----------------------------------------------------------------------------------------------------
-
-
-def bar_width(bars: int) -> float:
-    """The width of bars; where there are too many for gaps to be seen, bars touch."""
-    return 0.85 if bars <= 100 else 1.0
-
-
-def distinct_runs(runs: Iterable[Run], *tables: str) -> list[Run]:
-    """The longest run for each number of clients and each content of these tables of the configuration."""
-    found: dict[tuple[int, str], Run] = {}
-    for run in runs:
-        key = client_count(run), settings_key(run.config, tables)
-        if key not in found or len(run.rounds) > len(found[key].rounds):
-            found[key] = run
-    return list(found.values())
-
-
-def left_out_note(groups: Sequence[RunGroup], runs: Sequence[Run]) -> str:
-    """What a picture of federations, of which these runs are one each, does not show."""
-    federations = f" Of {len(runs)}, the first {MAX_FEDERATIONS} are shown." if len(runs) > MAX_FEDERATIONS else ""
-    return federations + (" Of several seeds, one is shown." if any(len(g.runs) > 1 for g in groups) else "")
-
-
-def partition_picture(groups: Sequence[RunGroup]) -> Picture | None:
-    """Samples by class and client, below a strip of the clients' sizes; one pair for each federation."""
-    import numpy as np
-
-    recorded = (run for g in groups for run in g.runs if run.federation.get("labels") or run.federation.get("sizes"))
-    runs = distinct_runs(recorded, "data", "partition")
-    if not runs:
-        return None
-    counts = [
-        np.asarray(run.federation.get("labels") or np.zeros((0, 0)), dtype=float)[:MAX_CLIENTS].T
-        for run in runs[:MAX_FEDERATIONS]
-    ]
-    heights = [1.75 + (heat_map_height(len(count)) if count.size else 0) for count in counts]
-    figure = canvas(10, sum(heights))
-    parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    notes = []
-    for run, count, part, height in zip(runs, counts, parts, heights, strict=False):
-        sizes = np.asarray(run.federation.get("sizes") or count.sum(0), dtype=float)[: count.shape[1] or MAX_CLIENTS]
-        total, shown = client_count(run) or len(sizes), len(sizes)
-        panels, mesh = draw_partition(part, count, sizes, height - 1.75)
-        if mesh is not None:
-            part.colorbar(mesh, ax=panels, label="Samples of a class", pad=0.01, aspect=30).outline.set_visible(False)
-        panels[-1].set(xlabel="Client")
-        panels[-1].locator_params(axis="x", integer=True)
-        title = f"{run.config['data']['name']}, {partition_name(run.config)}, {total} clients" if len(runs) > 1 else ""
-        panels[0].set_title(title)
-        held = (count > 0).sum(0)  # classes of each client
-        classes = f"{held.min()} to {held.max()} of {len(count)} classes and " if count.size else ""
-        first = f"The first {shown} of {total} clients are shown: each" if shown < total else "A client"
-        samples = f"{sizes.min():.0f} to {sizes.max():.0f} samples"
-        notes.append(f"{title}{': ' if title else ''}{first} holds {classes}{samples}.")
-    text = " ".join(notes)
-    alt = f"Heat map of samples by class and client. {text}"
-    return Picture("partition", "Who holds what", alt, text + left_out_note(groups, runs), figure)
-
-
-def heat_map_height(classes: int) -> float:
-    """Inches that a heat map with so many rows needs."""
-    return min(4.6, max(1.7, 0.24 * classes))
-
-
-def draw_partition(part: Figure | SubFigure, count: Any, sizes: Any, height: float) -> tuple[Any, Any]:
-    """Draw the clients' sizes [N] as bars and, where there are classes, samples by class and client [K, N] below.
-
-    Returns the panels' axes and the heat map (None without classes), which is so many inches high.
-    """
-    ratios = [0.8, height] if count.size else [1]
-    panels = part.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
-    panels[0].bar(range(len(sizes)), sizes, width=bar_width(len(sizes)), color=GREY)
-    panels[0].set(ylabel="Samples", xlim=(-0.5, len(sizes) - 0.5))
-    return panels, draw_heat_map(panels[1], count) if count.size else None
-
-
-def draw_heat_map(axes: Axes, count: Any) -> Any:
-    """Draw counts by class and client [K, N]; cells have rims and classes numbers where there is room for them."""
-    classes, columns = count.shape
-    rims = {"edgecolors": "white", "linewidth": 0.6} if count.size <= 3000 else {"rasterized": True}
-    axes.grid(visible=False)
-    axes.set_ylabel("Class")
-    if classes <= 20:
-        axes.set_yticks(range(classes))
-    edges = ([at - 0.5 for at in range(n + 1)] for n in (columns, classes))
-    return axes.pcolormesh(*edges, count, cmap="Blues", vmin=0, **rims)
-
-
-def participation_picture(groups: Sequence[RunGroup]) -> Picture | None:
-    """How often each client took part; above 500 clients, how many clients took part how often."""
-    recorded = (run for g in groups for run in g.runs if any(r.get("participants") for r in run.rounds))
-    runs = distinct_runs(recorded, "participation")
-    if not runs:
-        return None
-    rows = min(len(runs), MAX_FEDERATIONS)
-    figure = canvas(10, 2.7 * rows)
-    notes = []
-    for i, run in enumerate(runs[:rows], 1):
-        turns = Counter(client for r in run.rounds for client in r.get("participants") or ())
-        total, rounds = max(client_count(run), max(turns) + 1), len(run.rounds)
-        counts = [turns[c] for c in range(total)]
-        title = f"{total} clients, {participation_name(run.config)}" if len(runs) > 1 else ""
-        draw_participation(figure.add_subplot(rows, 1, i, title=title), counts, rounds)
-        never = counts.count(0)
-        left_out = f"{never} never did" if never else "nobody was left out"
-        span = f"{min(counts)} to {max(counts)} of {rounds} rounds"
-        notes.append(f"{title}{': ' if title else ''}Clients took part in {span}; {left_out}.")
-    text = " ".join(notes)
-    alt = f"Histogram of the clients' turns. {text}"
-    return Picture("participation", "Who took part", alt, text + left_out_note(groups, runs), figure)
-
-
-def draw_participation(axes: Axes, counts: Sequence[int], rounds: int) -> None:
-    """Draw in how many of the rounds each client took part [N], and what equal chances would give."""
-    total = len(counts)
-    equal = sum(counts) / total
-    deviations = 2 * sqrt(equal * max(0.0, 1 - equal / rounds))
-    many = total > MAX_CLIENTS
-    if many:
-        tally = Counter(counts)
-        axes.bar(list(tally), list(tally.values()), color=BLUE, width=0.85)
-    else:
-        axes.bar(range(total), counts, color=BLUE, width=bar_width(total))
-        axes.set_xlim(-0.5, total - 0.5)
-    draw_mark, draw_span = (axes.axvline, axes.axvspan) if many else (axes.axhline, axes.axhspan)
-    band: dict[str, Any] = {"color": ORANGE, "alpha": 0.15, "linewidth": 0, "zorder": 0.5}
-    draw_span(max(0.0, equal - deviations), equal + deviations, label="± 2 deviations by chance", **band)
-    draw_mark(equal, color=ORANGE, linestyle="--", linewidth=1.6, label=f"Equal turns: {equal:.3g} of {rounds} rounds")
-    labels = ("Rounds taken part in", "Clients") if many else ("Client", "Rounds taken part in")
-    axes.set(xlabel=labels[0], ylabel=labels[1])
-    axes.locator_params(integer=True)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=9, borderaxespad=0.2)

@@ -16,7 +16,8 @@ from ..errors import StoreError
 from ..experiment.roll_call import loss_sentence, never_sentences, percent, reason_text
 from ..experiment.store import Run, write_text
 from ..experiment.toml import to_toml
-from .figures import COLOURS, Picture, draw_pictures, write_png
+from .figures import draw_pictures
+from .picture import COLOURS, Picture, write_png
 from .tables import (
     ComparisonRow,
     RunGroup,

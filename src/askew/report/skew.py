@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from .figures import MAX_CLIENTS, canvas, draw_partition, heat_map_height, style
+from .federation_figures import MAX_CLIENTS, draw_partition, heat_map_height
+from .picture import canvas, style
 from .terminal import pairs
 
 if TYPE_CHECKING:

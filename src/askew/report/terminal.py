@@ -137,15 +137,15 @@ def state(run: Run) -> str:
     return f"{run.facts.get('state', 'begun')}, {len(run.rounds)} of {rounds} rounds"
 
 
-def resume_command(folder: Path, engine: str = "") -> str:
-    """The command that continues an unfinished run."""
+def resume_command(folder: Path, engine: str = "", options: Sequence[str | Path] = ()) -> str:
+    """The command that continues an unfinished run; `options` are further words of `askew run`."""
     if engine == "flower":
         work = folder / "flower"  # where `askew deploy up` keeps its app
         if not work.is_dir():
             return "flwr run APP"
         secure = ["--secure"] * (read_json(work / "processes.json").get("keys") is True)
         return command("deploy", "up", work / "app", "--out", folder.parent, *secure)
-    return command("run", folder / "run.toml", "--out", folder.parent)
+    return command("run", folder / "run.toml", "--out", folder.parent, *options)
 
 
 def remaining_seconds(run: Run) -> float:

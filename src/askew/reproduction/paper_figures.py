@@ -16,7 +16,8 @@ import numpy as np
 from ..data.skew import heterogeneity
 from ..experiment.build import client_label_counts
 from ..experiment.store import write_atomic
-from ..report.figures import BLUE, Picture, bar_width, canvas, draw_line, legend_label, style
+from ..report.figures import draw_line
+from ..report.picture import BLUE, Picture, bar_width, canvas, legend_label, style
 from ..report.skew import draw_skew
 from ..report.tables import MeanCurve, partition_name, sample_std
 from .papers import PlannedRun, configure_runs, hyper_text

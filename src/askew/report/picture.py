@@ -1,0 +1,98 @@
+"""What all pictures have in common: their style and colours, and how they are written to files."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from ..experiment.store import write_atomic
+from .tables import shorten_label
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, which white paper swallows.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+MARKERS, DASHES = "osD^v>X<", ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+INK, GRID, GREY, BLUE, ORANGE = "#333333", "#E3E6EA", "#9AA7B4", COLOURS[0], COLOURS[1]
+HATCHES = ("", "///", "...", "xxx")
+STYLE: Any = {
+    "font.size": 10.5,
+    "font.family": "DejaVu Sans",
+    "text.color": INK,
+    "axes.edgecolor": "#9AA1A9",
+    "axes.labelcolor": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "grid.color": GRID,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "askew",  # the same runs give the same file
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure, its heading and a description of it in words."""
+
+    name: str
+    title: str
+    alt: str
+    note: str
+    figure: Figure
+
+    def render(self, kind: str) -> bytes:
+        """The file's content; kind is png or svg."""
+        buffer = BytesIO()
+        with style():
+            self.figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+        return buffer.getvalue()
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in the style of the report."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a box in a label is no reason to stop
+        yield
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def legend_label(label: str) -> str:
+    """A label for a legend, broken into lines.
+
+    Matplotlib hides a label that begins with an underscore and reads mathematics between dollar signs.
+    """
+    label = shorten_label(label).replace("$", r"\$")
+    return fill(f" {label}" if label.startswith("_") else label, 32, break_on_hyphens=False, drop_whitespace=False)
+
+
+def write_png(picture: Picture, folder: Path) -> Path:
+    """Write a picture into a folder; return its path."""
+    path = Path(folder) / f"{picture.name}.png"
+    write_atomic(path, picture.render("png"))
+    return path
+
+
+def bar_width(bars: int) -> float:
+    """The width of bars; where there are too many for gaps to be seen, bars touch."""
+    return 0.85 if bars <= 100 else 1.0
