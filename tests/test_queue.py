@@ -22,6 +22,7 @@ from askew.cli.main import main
 from askew.errors import EngineError
 from askew.experiment.config import Config
 from askew.reproduction import schedule as schedule_module
+from askew.reproduction.cost import MeasuredSpeed, Speeds
 from askew.reproduction.papers import find_experiment, papers_folder, run_specs, spec_value, wanted_values
 from askew.reproduction.plan import prepare_reproduction
 from askew.reproduction.queue import read_queue
@@ -219,6 +220,8 @@ def test_a_plan_says_what_entries_bring_and_sorts_them(
     measured = SimpleNamespace(printed=number, values=(50.0,), missing=None)
     section = SimpleNamespace(rows=[row, measured], claims=[])
     monkeypatch.setattr("askew.reproduction.queue_plan.collect_ledger", lambda papers, results: [section])
+    speeds = known_speeds("NVIDIA H200", "lenet", 1.5e6)
+    monkeypatch.setattr("askew.reproduction.queue_plan.training_speeds", lambda rows: speeds)
     queue_file(
         tmp_path,
         '[[entry]]\nexperiment = "feddpc/fig6"\n'
@@ -290,6 +293,12 @@ class Simulation:
         return ends
 
 
+def known_speeds(device: str, network: str, speed: float) -> Speeds:
+    speeds = Speeds({})
+    speeds.networks[device, network] = MeasuredSpeed(speed, 0.1)
+    return speeds
+
+
 def scheduled(id: str, *only: str, seeds: int | None = None) -> ScheduledExperiment:
     reproduction = prepare_reproduction(id, only=only, seeds=seeds, results="nowhere")
     return ScheduledExperiment(reproduction, waiting=reproduction.missing)
@@ -315,7 +324,7 @@ def test_no_part_begins_that_would_not_end_in_time_and_shorter_entries_take_the_
     long, short = scheduled("feddc/table1-mnist", "D1-15", seeds=8), scheduled("feddpc/fig6", seeds=2)
     deadline = gpu.now + 200
     schedule = RunSchedule([long, short], "nowhere", deadline=deadline)
-    schedule.speeds = {("some GPU", "lenet"): 1.5e6}  # as stored results say
+    schedule.speeds = known_speeds("some GPU", "lenet", 1.5e6)  # as stored results say
     ends = gpu.train(schedule)
     assert all(end <= deadline for _, end in ends)
     assert long.done and short.done and long.left and not long.parts and not short.parts

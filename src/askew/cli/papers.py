@@ -123,7 +123,7 @@ def reproduce(
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
     words = ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
     words += ["--workers", str(workers)] * (workers > 0) + ["--processes", str(processes)] * (processes > 1)
-    words += ["--out", str(out), "--results", str(results), *data_options(folder)]
+    words += ["--out", str(out), "--results", str(results), *map(str, data_options(folder))]
     if queue is not None:
         refuse_beside_queue({"an ID": id, "--only": only, "--seeds": seeds, "--alone": alone, "--workers": workers})
         again = terminal.command("reproduce", "--queue", queue, "--scale", scale, *words)
