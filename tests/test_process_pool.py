@@ -101,6 +101,7 @@ def test_two_processes_give_the_results_of_one(folder: Path) -> None:
     assert all(load(run_folder).facts["state"] == "finished" for run_folder in (folder / "b").iterdir())
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_had_begun_is_taken_by_a_fresh_one(folder: Path) -> None:
     id, sentences = experiment(folder, DEADLY, "x"), list[str]()
     begun = prepare_reproduction(id, results=folder / "results")
