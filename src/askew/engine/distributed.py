@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import atexit
 import heapq
+import hmac
 import json
 import math
 import os
+import secrets
 import socket
 import tempfile
 import weakref
@@ -24,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -266,10 +268,43 @@ def process_group() -> ProcessGroup:
             if path:
                 store = dist.FileStore(path, size)  # type: ignore[attr-defined]
                 dist.init_process_group(backend, timeout=LONGEST, store=store, rank=rank, world_size=size)
+                check_peers(rank, size, shared_secret(store, rank))
             else:  # as torchrun says
                 dist.init_process_group(backend, timeout=LONGEST)
         atexit.register(dist.destroy_process_group)
     return ProcessGroup(dist.get_rank(), dist.get_world_size())
+
+
+def shared_secret(store: Any, rank: int) -> bytes:
+    """A random number of this group, which rank 0 puts into the store: a file that only this user can read."""
+    if rank == 0:
+        store.set("secret", secrets.token_hex(32))
+    return bytes(store.get("secret"))
+
+
+def check_peers(rank: int, size: int, secret: bytes) -> None:
+    """Let every two ranks show each other that they know the secret, as other programs of this machine can connect."""
+    for low, high in combinations(range(size), 2):
+        if rank not in (low, high):
+            continue
+        other = low + high - rank
+        shown = torch.zeros(32, dtype=torch.uint8)
+        for sender in (low, high):
+            if rank == sender:
+                dist.send(peer_proof(secret, rank, other), other)
+            else:
+                dist.recv(shown, other)
+        if not hmac.compare_digest(shown.numpy().tobytes(), peer_proof(secret, other, rank).numpy().tobytes()):
+            raise EngineError(
+                f"another program answers in the place of worker process {other}; "
+                "set engine.workers = 1, or see who else uses this machine."
+            )
+
+
+def peer_proof(secret: bytes, sender: int, receiver: int) -> Tensor:
+    """What only somebody who knows the secret can send."""
+    digest = hmac.digest(secret, f"{sender} {receiver}".encode(), "sha256")
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
 class TensorSpec(NamedTuple):
