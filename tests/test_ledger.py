@@ -646,10 +646,13 @@ def cells(text: str, start: str) -> list[str]:
 
 def test_without_results_everything_is_not_run_and_has_a_cost(desk: Path) -> None:
     text = ledger_text(desk)
-    assert cells(text, "toy") == ["toy", "6", "0", "0", "0", "0", "2", "1"]
+    assert cells(text, "[toy]") == ["[toy](reproduction/toy.md)", "6", "0", "0", "0", "0", "2", "1", *["–"] * 4]
     row = cells(text, "easy | FedProx | best_accuracy")
-    assert row[3:7] == ["50.00 (bold)", "not run: 3 runs, 4.31 k samples, time unknown", "–", "–"]
-    assert row[8] == "`askew reproduce toy/table --scale full --only case=easy --only method=FedProx`"
+    assert row[3:] == ["50.00 (bold)", "not run: 3 runs, 4.31 k samples, time unknown"]
+    command = "askew reproduce toy/table --scale full --only case=easy --only method=FedProx"
+    assert collect_ledger(desk / "papers", desk / "results")[0].rows[1].command == command
+    # the costs of an experiment: both methods in one case and FedProx in the other, though five numbers need them
+    assert cells(text, "toy/table")[2:] == ["6 of 6", "12 runs, 17.2 k samples, time unknown"]
     assert cells(text, "**toy-01**")[1:] == [
         "**not run**",
         "needs 12 runs, 17.2 k samples, time unknown at full scale: 2 cells at 3 seeds (a cell passes where t > 2.92, "
@@ -667,7 +670,7 @@ def test_without_results_everything_is_not_run_and_has_a_cost(desk: Path) -> Non
 def test_numbers_and_verdicts_follow_from_results(desk: Path) -> None:
     measure(desk, plain)
     text = ledger_text(desk)
-    assert cells(text, "toy") == ["toy", "6", "5", "2", "0", "0", "0", "1"]
+    assert cells(text, "[toy]")[1:10] == ["6", "5", "2", "0", "0", "0", "1", "0.1", "+0.1"]
     row = cells(text, "easy | FedAvg | best_accuracy")
     assert row[3:7] == ["48.00 ± 0.20", "48.10 ± 0.10 (3 seeds)", "47.10 ± 0.10", "+0.10"]
     assert cells(text, "easy | FedProx | rounds_to")[3:7] == ["3", "3.0 ± 0.0 (3 seeds)", "–", "+0.0"]
@@ -705,7 +708,8 @@ def test_missing_seeds_cells_and_misses_are_told(desk: Path) -> None:
     assert cells(text, "easy | FedProx | rounds_to")[4:7] == ["3.7 ± 1.2 (3 seeds, 1 missed)", "–", "–"]
     assert cells(text, "hard | FedProx | rounds_to")[4].startswith("not run")
     row = cells(text, "**toy-01**")
-    assert row[1] == "**undecided at 3 seeds**" and "1 not run" in row[2] and "needs 6 runs" in row[2]
+    assert row[1] == "**undecided at 3 seeds**" and "1 not run" in row[2]
+    assert cells(text, "toy-01")[2].startswith("needs 6 runs")
     assert cells(text, "easy | FedProx | best_accuracy")[4] == "43.40 ± 11.61 (3 seeds)"
 
 
@@ -794,7 +798,7 @@ def test_a_bill_names_the_cell_that_decides_and_its_power(desk: Path) -> None:
         lambda run: plain(run) - (run.case == "hard") * (run.method == "FedProx") * 2 * lag[run.seed],
         seeds=[0, 1],
     )
-    evidence = cells(ledger_text(desk), "**toy-01**")[2]
+    evidence = cells(ledger_text(desk), "toy-01")[2]
     assert "needs 2 runs, 2.87 k samples" in evidence  # one more seed of both methods in one case, of eight runs
     assert "hard at 3 seeds refutes it with power 1.00 if it stays -2.05 ± 0.071" in evidence
 
@@ -804,7 +808,7 @@ def test_missing_seeds_are_counted_at_the_chosen_grid_point(desk: Path) -> None:
     best = lambda run: plain(run) + 0.1 * (run.hyper["local.lr"] == 0.3)
     measure(desk, best, seeds=[0])
     measure(desk, best, seeds=[1], only=lambda run: run.hyper["local.lr"] == 0.3)
-    bill = cells(ledger_text(desk), "**toy-01**")[2]
+    bill = cells(ledger_text(desk), "toy-01")[2]
     assert "needs 8 runs" in bill  # seed 0 tuned and tests nothing: two more of four cells, at one point of four
 
 
@@ -963,12 +967,20 @@ def test_the_command_writes_checks_and_refuses_a_stale_page(desk: Path, capsys: 
     assert main(["ledger", "--results", "resluts"]) == 2
     assert "there is no folder 'resluts'" in capsys.readouterr().err
     measure(desk, plain)
-    page = ["--out", "page.md"]
+    page, files = (
+        ["--out", "page.md"],
+        {"page.md", "page/toy.md", "page/not-run.md", "page/numbers.svg", "page/effects.svg"},
+    )
     assert main(["ledger", "--check", *page]) == 2
     assert "does not follow from results; write it again: askew ledger" in " ".join(capsys.readouterr().err.split())
     assert main(["ledger", *page, "--html", "page.html"]) == 0
-    assert (desk / "page.md").read_text() == ledger_text(desk) and (desk / "page.html").is_file()
+    assert (desk / "page.html").is_file() and all((desk / name).is_file() for name in files)
     assert main(["ledger", "--check", *page]) == 0
+    for name in files:  # each of them is compared, byte by byte
+        content = (desk / name).read_bytes()
+        (desk / name).write_bytes(content.replace(b"a", b"b", 1))
+        assert main(["ledger", "--check", *page]) == 2 and name in capsys.readouterr().err
+        (desk / name).write_bytes(content)
     measure(desk, lambda run: plain(run) / 2)
     assert main(["ledger", "--check", *page]) == 2
     assert main(["ledger", "--check", *page, "--json"]) == 2
@@ -1002,8 +1014,14 @@ def test_the_page_in_a_browser_holds_everything_and_loads_nothing(desk: Path) ->
     assert "http" not in text.replace("http-equiv", "") and text.count("<tr") == text.count("</tr>")
 
 
-def test_every_printed_number_and_claim_of_the_papers_is_on_the_page() -> None:
-    text = (PAPERS.parent / "docs" / "reproduction.md").read_text()  # which the next test compares
+def pages_text() -> str:
+    """The text of all pages of the ledger in the documentation."""
+    docs = PAPERS.parent / "docs"
+    return "\n".join(page.read_text() for page in (docs / "reproduction.md", *(docs / "reproduction").glob("*.md")))
+
+
+def test_every_printed_number_and_claim_of_the_papers_is_on_a_page() -> None:
+    text = pages_text()  # which another test compares
     for claim in REAL:
         assert f"| **{claim.id}** " in text
     for folder in PAPERS.iterdir():
@@ -1015,13 +1033,13 @@ def test_every_printed_number_and_claim_of_the_papers_is_on_the_page() -> None:
 
 
 def test_every_gap_over_two_points_has_a_cause_or_says_what_was_tried() -> None:
-    text = (PAPERS.parent / "docs" / "reproduction.md").read_text()
+    text = pages_text()
     left = [line for line in text.splitlines() if "no cause looked for yet" in line]
     assert not left, "look for one, write it as [[gap]] into the experiment's file, then `make ledger`"
 
 
 @pytest.mark.slow
-def test_the_page_in_the_documentation_is_that_of_the_stored_results() -> None:
+def test_the_pages_in_the_documentation_are_those_of_the_stored_results() -> None:
     root = Path(__file__).parents[1]
     found = main(
         ["ledger", "--check", "--results", str(root / "results"), "--out", str(root / "docs" / "reproduction.md")]

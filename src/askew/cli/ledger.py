@@ -11,10 +11,10 @@ from rich.console import Group
 from rich.text import Text
 
 from ..errors import StoreError
-from ..experiment.store import read_text, write_text
+from ..experiment.store import write_atomic
 from ..report import terminal
 from ..reproduction.ledger import VERDICTS, PaperSection, collect_ledger
-from ..reproduction.ledger_markdown import to_markdown
+from ..reproduction.ledger_markdown import ledger_files
 from ..reproduction.ledger_page import write_ledger_page
 from ..reproduction.paper_tables import text_table
 from ..reproduction.papers import papers_folder
@@ -33,11 +33,16 @@ PAGE = Path("docs/reproduction.md")  # of a checkout: what --check compares by d
 def ledger(
     results: Annotated[Path, typer.Option(metavar="DIR", help="Folder of measured results.")] = RESULTS,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the page, as Markdown.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the pages, as Markdown: this one, and others in a folder of its name.",
+            show_default=False,
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page to look at in a browser.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help=f"Write nothing; fail if the page (--out, or {PAGE}) is out of date.")
+        bool, typer.Option("--check", help=f"Write nothing; fail if the pages (--out, or {PAGE}) are out of date.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -65,19 +70,25 @@ def ledger(
 
 
 def check_page(sections: Sequence[PaperSection], results: Path, page: Path) -> None:
-    """Refuse a page that is not the ledger of these results."""
-    if not page.exists() or read_text(page) != to_markdown(sections):
+    """Refuse pages and pictures that are not the ledger of these results."""
+    wrong = [
+        path
+        for path, content in ledger_files(sections, page).items()
+        if not path.is_file() or path.read_bytes() != content
+    ]
+    if wrong:
         again = terminal.command("ledger", "--results", results, "--out", page)
-        raise StoreError(f"{page} does not follow from {results}; write it again: {again}.")
+        raise StoreError(f"{wrong[0]} does not follow from {results}; write it again: {again}.")
 
 
 def write_pages(sections: Sequence[PaperSection], out: Path | None, html: Path | None) -> list[Path]:
     """Write the pages that were asked for; return their paths."""
-    if out:
-        write_text(out, to_markdown(sections))
+    files = ledger_files(sections, out) if out else {}
+    for path, content in files.items():
+        write_atomic(path, content)
     if html:
         write_ledger_page(sections, html)
-    return [path for path in (out, html) if path]
+    return [*files, *([html] if html else [])]
 
 
 def summary_table(sections: Iterable[PaperSection], written: Iterable[Path]) -> Group:
