@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
@@ -16,6 +16,7 @@ from ..report import terminal
 from ..reproduction.ledger import VERDICTS, PaperSection, collect_ledger
 from ..reproduction.ledger_markdown import ledger_files
 from ..reproduction.ledger_page import write_ledger_page
+from ..reproduction.ledger_summary import claim_grounds
 from ..reproduction.paper_tables import text_table
 from ..reproduction.papers import papers_folder
 from .options import AsJson, examples, print_json, print_rich
@@ -63,10 +64,27 @@ def ledger(
     else:
         written = write_pages(sections, out, html)
     if as_json:
-        claims = [result for section in sections for result in section.claims]
-        print_json([{"id": r.claim.id, "verdict": r.verdict_text, "paper": r.claim.printed} for r in claims])
+        print_json({"claims": claim_records(sections), "numbers": number_records(sections)})
     else:
         print_rich(summary_table(sections, written))
+
+
+def claim_records(sections: Iterable[PaperSection]) -> list[dict[str, Any]]:
+    """Every claim with its verdict and where that comes from."""
+    claims = [result for section in sections for result in section.claims]
+    return [
+        {"id": r.claim.id, "verdict": r.verdict_text, "from": claim_grounds(r), "paper": r.claim.printed}
+        for r in claims
+    ]
+
+
+def number_records(sections: Iterable[PaperSection]) -> list[dict[str, Any]]:
+    """Every printed number, as it is printed, with ours by seed; none where it was not run."""
+    rows = [row for section in sections for row in section.rows]
+    return [
+        {**row.printed._asdict(), "ours": list(row.values), "missed": row.missed, "command": row.command}
+        for row in rows
+    ]
 
 
 def check_page(sections: Sequence[PaperSection], results: Path, page: Path) -> None:

@@ -39,7 +39,7 @@ def svg_with_text(picture: Picture) -> bytes:
 
 def scatter_picture(sections: Sequence[PaperSection]) -> Picture | None:
     """Every measured accuracy: the printed number and ours, by paper; and their differences."""
-    rows = {section.title: found for section in sections if (found := accuracy_rows(section))}
+    rows = {section.title: found for section in sections if (found := accuracy_rows(section.rows))}
     if not rows:
         return None
     with style():

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from statistics import fmean
 
+from ..report.picture import Picture
 from .claim_rules import FAILS, HOLDS, NOT_RUN
-from .ledger import VERDICTS, ClaimResult, LedgerRow, LedgerTable, PaperSection, collect_ledger, count_measured
+from .ledger import VERDICTS, ClaimResult, LedgerRow, LedgerTable, PaperSection, count_measured
 from .ledger_figures import forest_picture, scatter_picture, svg_with_text
 from .ledger_summary import (
     COUNTED,
@@ -78,26 +79,24 @@ GROUNDS_TITLES = {
 }
 
 
-def ledger_markdown(papers: Path, results: Path) -> str:
-    """The ledger of a folder of papers and one of results: all pages of Markdown, one after another."""
-    files = ledger_files(collect_ledger(papers, results), Path(PAGE_NAME))
-    return "\n".join(content.decode() for path, content in files.items() if path.suffix == ".md")
-
-
 def ledger_files(sections: Sequence[PaperSection], out: Path) -> dict[Path, bytes]:
     """The files of the ledger, pages and pictures: the first page `out`, the others in a folder of the same name.
 
     An `out` without a suffix is the folder of the first page.
     """
     out = out if out.suffix else out / PAGE_NAME
-    folder = out.with_suffix("")
     pictures = [picture for draw in (scatter_picture, forest_picture) if (picture := draw(sections))]
+    files = {path: text.encode() for path, text in markdown_pages(sections, out, pictures).items()}
+    return files | {out.with_suffix("") / f"{p.name}.svg": svg_with_text(p) for p in pictures}
+
+
+def markdown_pages(sections: Sequence[PaperSection], out: Path, pictures: Sequence[Picture] = ()) -> dict[Path, str]:
+    """The text of every page by its path; the first one shows the pictures."""
+    folder = out.with_suffix("")
     shown = [f"![{p.alt}]({folder.name}/{p.name}.svg)\n\n*{p.title}. {p.note}*\n" for p in pictures]
     pages = {out: first_page(sections, folder.name, shown)}
     pages |= {folder / f"{section.name}.md": paper_page(section, out.name) for section in sections}
-    pages[folder / NOT_RUN_PAGE] = not_run_page(sections, out.name)
-    files = {path: text.encode() for path, text in pages.items()}
-    return files | {folder / f"{p.name}.svg": svg_with_text(p) for p in pictures}
+    return pages | {folder / NOT_RUN_PAGE: not_run_page(sections, out.name)}
 
 
 # the first page -------------------------------------------------------------------------------------------------
@@ -141,7 +140,7 @@ def finding_lines(sections: Iterable[PaperSection], links: Mapping[str, str]) ->
 def totals_text(sections: Sequence[PaperSection], not_run: str) -> str:
     """Numbers and claims of all papers together, in a few sentences."""
     rows = [row for section in sections for row in section.rows]
-    gaps = find_gaps([row for section in sections for row in accuracy_rows(section)])
+    gaps = find_gaps([row for section in sections for row in accuracy_rows(section.rows)])
     claims = [result for section in sections for result in section.claims]
     decided = [result for result in claims if result.verdict in (HOLDS, FAILS)]
     trained = [result for result in decided if claim_grounds(result) == TRAINED]
@@ -157,7 +156,7 @@ def totals_text(sections: Sequence[PaperSection], not_run: str) -> str:
 
 def overview_cells(section: PaperSection, link: str) -> list[str]:
     """A paper's line in the table of the first page."""
-    gaps, wins = find_gaps(accuracy_rows(section)), count_wins(find_leads(section))
+    gaps, wins = find_gaps(accuracy_rows(section.rows)), count_wins(find_leads(section))
     title, *counts = section.summary()
     sizes = [f"{gaps.median:.1f}", f"{gap_of(gaps.largest):+.1f}"] if gaps.largest else ["–", "–"]
     first = [f"{n} of {wins.columns}" for n in (wins.ours, wins.printed)] if wins.columns else ["–", "–"]
@@ -170,9 +169,15 @@ def paper_overview(section: PaperSection, link: str) -> list[str]:
     for verdict, what in ((HOLDS, "Holds"), (FAILS, "Does not hold")):
         found = [r.claim for r in section.claims if r.verdict == verdict and claim_grounds(r) == TRAINED]
         if found:
-            lines.append(f"- {what}, by training: {' '.join(f'{claim.text} ({claim.id})' for claim in found)}")
-    largest = find_gaps(accuracy_rows(section)).largest
+            lines.append(f"- {what}, by training:")
+            lines += [f"    - {claim.text} ({claim.id})" for claim in found]
+    gaps = {table.experiment.id: find_gaps(accuracy_rows(table.rows)) for table in section.tables}
+    gaps = {experiment: each for experiment, each in gaps.items() if each.largest}
+    largest = find_gaps(accuracy_rows(section.rows)).largest
     if largest:
+        best = min(gaps, key=lambda experiment: gaps[experiment].median)
+        numbers = f"{gaps[best].total} measured accuracies, half of them within {gaps[best].median:.2f} points"
+        lines.append(f"- Best reproduced: {best}, {numbers} of the printed ones.")
         p = largest.printed
         lines.append(f"- Largest gap: {p.method} in {p.experiment}, {p.case}: {largest.ours}, printed {p.text}.")
     return [*lines, f"- [All claims and tables]({link})", ""]
@@ -183,12 +188,7 @@ def paper_overview(section: PaperSection, link: str) -> list[str]:
 
 def paper_page(section: PaperSection, first: str) -> str:
     """A paper's summary, leads, claims by their grounds, and tables with the measured rows."""
-    measured = f"{count_measured(section.rows)} of {len(section.rows)} printed numbers are measured"
-    lines = [
-        f"# {section.title}",
-        "",
-        f"{measured}. Back to the [first page](../{first}), which says how to read this.",
-    ]
+    lines = [f"# {section.title}", "", f"Back to the [first page](../{first}), which says how to read this page."]
     summary = summary_texts(section)[1]
     lines += ["", summary] if summary else []
     lines += lead_lines(section)

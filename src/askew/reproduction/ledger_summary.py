@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -18,11 +18,9 @@ PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 VERDICT_WORDS = {HOLDS: "holds", FAILS: "does not hold", UNDECIDED: "is undecided", NOT_RUN: "was not run"}
 
 
-def accuracy_rows(section: PaperSection) -> list[LedgerRow]:
-    """The measured rows in percent of accuracy whose printed number is one."""
-    return [
-        row for row in section.rows if row.values and "accuracy" in row.printed.metric and is_number(row.printed.value)
-    ]
+def accuracy_rows(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
+    """Those of the rows that are measured in percent of accuracy whose printed number is one."""
+    return [row for row in rows if row.values and "accuracy" in row.printed.metric and is_number(row.printed.value)]
 
 
 def gap_of(row: LedgerRow) -> float:
@@ -69,7 +67,7 @@ def own_methods(section: PaperSection) -> tuple[str, ...]:
 def find_leads(section: PaperSection) -> list[Lead]:
     """The leads of the paper's methods over all others, wherever both were measured."""
     columns: dict[tuple[str, str, str], dict[str, LedgerRow]] = {}
-    for row in accuracy_rows(section):
+    for row in accuracy_rows(section.rows):
         p = row.printed
         columns.setdefault((p.experiment, p.case, p.metric), {})[p.method] = row
     own = own_methods(section)
@@ -169,7 +167,7 @@ def win_words(section: PaperSection, about: str) -> str:
 
 def gap_words(section: PaperSection, about: str) -> str:
     """The median distance of our accuracies from the printed ones."""
-    return f"{find_gaps(accuracy_rows(section)).median:.1f} points"
+    return f"{find_gaps(accuracy_rows(section.rows)).median:.1f} points"
 
 
 def measured_words(section: PaperSection, about: str) -> str:
