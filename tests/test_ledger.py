@@ -1082,7 +1082,9 @@ def test_without_an_option_the_command_prints_and_writes_nothing(
 
 def test_the_page_in_a_browser_holds_everything_and_loads_nothing(desk: Path) -> None:
     measure(desk, plain)
+    (desk / "papers" / "toy" / "summary.md").write_text("that it wins {verdict toy-01}")
     text = ledger_page(collect_ledger(desk / "papers", desk / "results"))
+    assert "that it wins <strong>holds</strong> (toy-01)" in text and text.count("data:image/svg+xml;base64,") == 2
     for word in (
         "toy-01",
         "FedProx wins.",
