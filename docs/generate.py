@@ -269,9 +269,7 @@ def code_names(names: Iterable[str]) -> str:
 def readme() -> str:
     """README.md with its table of methods and its findings renewed; the other text is written by hand."""
     text = README.read_text(encoding="utf-8")
-    text = re.sub(
-        r"^- \*\*\[FedDPC\].*?(?=\n\n)", lambda _: findings(), text, count=1, flags=re.MULTILINE | re.DOTALL
-    )
+    text = re.sub(r"^- \*\*\[FedDPC\].*?(?=\n\n)", lambda _: findings(), text, count=1, flags=re.MULTILINE | re.DOTALL)
     return re.sub(
         r"^\| method \| paper \|.*?(?=\n\n)", lambda _: overview(), text, count=1, flags=re.MULTILINE | re.DOTALL
     )
