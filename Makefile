@@ -39,9 +39,10 @@ bench: setup
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
 
-# the page follows from papers/ and results/; a test compares it
+# the pages and pictures follow from papers/ and results/; a test compares them, and README.md has the findings
 ledger: setup
 	$(BIN)/askew ledger --out docs/reproduction.md
+	$(BIN)/python docs/generate.py
 
 # the wheel alone, in an environment that has nothing else
 wheel-demo:

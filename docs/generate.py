@@ -1,4 +1,5 @@
-"""Write the pages that follow from the code: configuration.md, algorithms.md, and the table of methods in README.md.
+"""Write the pages that follow from the code: configuration.md, algorithms.md, and in README.md the table of methods and
+the ledger's findings, which it takes from reproduction.md.
 
 python docs/generate.py
 
@@ -266,11 +267,19 @@ def code_names(names: Iterable[str]) -> str:
 
 
 def readme() -> str:
-    """README.md with its table of methods renewed; the other text is written by hand."""
+    """README.md with its table of methods and its findings renewed; the other text is written by hand."""
     text = README.read_text(encoding="utf-8")
+    text = re.sub(r"^- \*\*\[FedDPC\].*?(?=\n\n)", lambda _: findings(), text, count=1, flags=re.MULTILINE | re.DOTALL)
     return re.sub(
         r"^\| method \| paper \|.*?(?=\n\n)", lambda _: overview(), text, count=1, flags=re.MULTILINE | re.DOTALL
     )
+
+
+def findings() -> str:
+    """The findings of the ledger, one line for each paper, with links from README.md."""
+    text = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("- **[")]
+    return "\n".join(line.replace("](reproduction/", "](docs/reproduction/") for line in lines)
 
 
 def pages() -> dict[Path, str]:

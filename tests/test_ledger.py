@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from scipy import stats
 from askew.algorithms.fedpmvr import READINGS
 from askew.cli.main import main
 from askew.errors import ConfigError
-from askew.reproduction import papers
+from askew.reproduction import ledger_summary, papers
 from askew.reproduction.bills import MissingRuns
 from askew.reproduction.claim_checks import CLAIM_CHECKS
 from askew.reproduction.claim_rules import (
@@ -34,9 +36,21 @@ from askew.reproduction.claims import Claim, read_claims, rule_from_table
 from askew.reproduction.cost import Estimate
 from askew.reproduction.evidence import Evidence
 from askew.reproduction.expressions import FUNCTIONS, Formula, RecordedCurve, Term
-from askew.reproduction.ledger import ClaimResult, collect_ledger
-from askew.reproduction.ledger_markdown import ledger_markdown
+from askew.reproduction.ledger import ClaimResult, PaperSection, collect_ledger
+from askew.reproduction.ledger_figures import claim_effects, forest_picture, svg_with_text
+from askew.reproduction.ledger_markdown import markdown_pages, paper_page
 from askew.reproduction.ledger_page import ledger_page
+from askew.reproduction.ledger_summary import (
+    COUNTED,
+    DEDUCED,
+    TRAINED,
+    accuracy_rows,
+    claim_grounds,
+    count_wins,
+    find_gaps,
+    find_leads,
+    summary_texts,
+)
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.prune_curves import prune_curves
 from askew.reproduction.results import CURVES, ResultRow, read_results, write_results
@@ -634,7 +648,8 @@ def plain(run: Any) -> float:
 
 
 def ledger_text(desk: Path) -> str:
-    return ledger_markdown(desk / "papers", desk / "results")
+    sections = collect_ledger(desk / "papers", desk / "results")
+    return "\n".join(markdown_pages(sections, Path("reproduction.md")).values())
 
 
 def cells(text: str, start: str) -> list[str]:
@@ -646,10 +661,13 @@ def cells(text: str, start: str) -> list[str]:
 
 def test_without_results_everything_is_not_run_and_has_a_cost(desk: Path) -> None:
     text = ledger_text(desk)
-    assert cells(text, "toy") == ["toy", "6", "0", "0", "0", "0", "2", "1"]
+    assert cells(text, "[toy]") == ["[toy](reproduction/toy.md)", "6", "0", "0", "0", "0", "2", "1", *["–"] * 4]
     row = cells(text, "easy | FedProx | best_accuracy")
-    assert row[3:7] == ["50.00 (bold)", "not run: 3 runs, 4.31 k samples, time unknown", "–", "–"]
-    assert row[8] == "`askew reproduce toy/table --scale full --only case=easy --only method=FedProx`"
+    assert row[3:] == ["50.00 (bold)", "not run: 3 runs, 4.31 k samples, time unknown"]
+    command = "askew reproduce toy/table --scale full --only case=easy --only method=FedProx"
+    assert collect_ledger(desk / "papers", desk / "results")[0].rows[1].command == command
+    # the costs of an experiment: both methods in one case and FedProx in the other, though five numbers need them
+    assert cells(text, "toy/table")[2:] == ["6 of 6", "12 runs, 17.2 k samples, time unknown"]
     assert cells(text, "**toy-01**")[1:] == [
         "**not run**",
         "needs 12 runs, 17.2 k samples, time unknown at full scale: 2 cells at 3 seeds (a cell passes where t > 2.92, "
@@ -667,7 +685,7 @@ def test_without_results_everything_is_not_run_and_has_a_cost(desk: Path) -> Non
 def test_numbers_and_verdicts_follow_from_results(desk: Path) -> None:
     measure(desk, plain)
     text = ledger_text(desk)
-    assert cells(text, "toy") == ["toy", "6", "5", "2", "0", "0", "0", "1"]
+    assert cells(text, "[toy]")[1:10] == ["6", "5", "2", "0", "0", "0", "1", "0.1", "+0.1"]
     row = cells(text, "easy | FedAvg | best_accuracy")
     assert row[3:7] == ["48.00 ± 0.20", "48.10 ± 0.10 (3 seeds)", "47.10 ± 0.10", "+0.10"]
     assert cells(text, "easy | FedProx | rounds_to")[3:7] == ["3", "3.0 ± 0.0 (3 seeds)", "–", "+0.0"]
@@ -705,7 +723,8 @@ def test_missing_seeds_cells_and_misses_are_told(desk: Path) -> None:
     assert cells(text, "easy | FedProx | rounds_to")[4:7] == ["3.7 ± 1.2 (3 seeds, 1 missed)", "–", "–"]
     assert cells(text, "hard | FedProx | rounds_to")[4].startswith("not run")
     row = cells(text, "**toy-01**")
-    assert row[1] == "**undecided at 3 seeds**" and "1 not run" in row[2] and "needs 6 runs" in row[2]
+    assert row[1] == "**undecided at 3 seeds**" and "1 not run" in row[2]
+    assert cells(text, "toy-01")[2].startswith("needs 6 runs")
     assert cells(text, "easy | FedProx | best_accuracy")[4] == "43.40 ± 11.61 (3 seeds)"
 
 
@@ -794,7 +813,7 @@ def test_a_bill_names_the_cell_that_decides_and_its_power(desk: Path) -> None:
         lambda run: plain(run) - (run.case == "hard") * (run.method == "FedProx") * 2 * lag[run.seed],
         seeds=[0, 1],
     )
-    evidence = cells(ledger_text(desk), "**toy-01**")[2]
+    evidence = cells(ledger_text(desk), "toy-01")[2]
     assert "needs 2 runs, 2.87 k samples" in evidence  # one more seed of both methods in one case, of eight runs
     assert "hard at 3 seeds refutes it with power 1.00 if it stays -2.05 ± 0.071" in evidence
 
@@ -804,7 +823,7 @@ def test_missing_seeds_are_counted_at_the_chosen_grid_point(desk: Path) -> None:
     best = lambda run: plain(run) + 0.1 * (run.hyper["local.lr"] == 0.3)
     measure(desk, best, seeds=[0])
     measure(desk, best, seeds=[1], only=lambda run: run.hyper["local.lr"] == 0.3)
-    bill = cells(ledger_text(desk), "**toy-01**")[2]
+    bill = cells(ledger_text(desk), "toy-01")[2]
     assert "needs 8 runs" in bill  # seed 0 tuned and tests nothing: two more of four cells, at one point of four
 
 
@@ -843,6 +862,69 @@ def test_the_command_of_a_number_has_the_precision_of_its_runs(desk: Path) -> No
     write_results(desk / "results", rows)
     row = cells(ledger_text(desk), "easy | FedProx | best_accuracy")
     assert row[8].startswith("`askew reproduce toy/table --scale full --dtype tf32 --compile --only case=easy")
+
+
+# what the ledger comes to ---------------------------------------------------------------------------------------
+
+
+def toy_section(desk: Path, monkeypatch: pytest.MonkeyPatch, summary: str = "") -> PaperSection:
+    """The toy paper as if FedProx were its own method."""
+    monkeypatch.setitem(ledger_summary.OWN_METHODS, "toy", ("FedProx",))
+    (desk / "papers" / "toy" / "summary.md").write_text(summary)
+    return collect_ledger(desk / "papers", desk / "results")[0]
+
+
+def test_gaps_leads_and_wins_by_hand(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure(desk, lambda run: plain(run) - 0.05 * (run.method == "FedProx"))
+    section = toy_section(desk, monkeypatch)
+    gaps = find_gaps(accuracy_rows(section.rows))  # ours 48.10 and 45.13, printed 48 and 50
+    assert gaps.total == 2 and gaps.close == 1 and gaps.median == pytest.approx((0.1 + 4.8667) / 2, abs=1e-3)
+    assert gaps.largest is not None and gaps.largest.printed.method == "FedProx"
+    (lead,) = find_leads(section)
+    assert (lead.method, lead.rival, lead.printed, lead.seeds) == ("FedProx", "FedAvg", 2.0, 3)
+    assert lead.ours == pytest.approx(-2.9667, abs=1e-3)
+    assert count_wins([lead]) == (1, 0, 1)  # first in print, and not here
+    assert "| FedProx | FedAvg | 1 | 3 | -2.97 | +2.00 | -2.97 in easy | -2.97 in easy |" in paper_page(section, "x.md")
+
+
+def test_a_summary_has_its_numbers_and_verdicts_from_the_results(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "It wins {wins}.\n\nThat it wins {verdict toy-01}: {lead easy | FedProx | FedAvg}; {gap}, {measured}."
+    found = summary_texts(toy_section(desk, monkeypatch, text))
+    assert found[1] == "That it wins **was not run** (toy-01): not run; 0.0 points, 0 of 6."
+    measure(desk, plain)
+    finding, summary = summary_texts(toy_section(desk, monkeypatch, text))
+    assert finding == "It wins in 1 of 1 measured column (in print 1)."
+    assert summary == "That it wins **holds** (toy-01): +2.0 points (3 seeds; printed +2.0); 0.1 points, 5 of 6."
+    for wrong in ("{verdit toy-01}", "{verdict toy-99}", "{lead easy | FedProxy | FedAvg}"):
+        with pytest.raises(ConfigError, match=r"toy/summary\.md"):
+            summary_texts(toy_section(desk, monkeypatch, wrong))
+
+
+def test_summaries_of_the_papers_name_claims_that_exist() -> None:
+    ids = {claim.id for claim in REAL}
+    for path in PAPERS.glob("*/summary.md"):
+        named = re.findall(r"\{verdict ([^}]+)\}", path.read_text())
+        assert named and set(named) <= ids, path
+
+
+def test_the_grounds_of_a_claim_are_those_of_its_default_reading() -> None:
+    grounds = {claim.id: claim_grounds(ClaimResult(claim, {}, (), None)) for claim in REAL}
+    assert grounds["feddpc-12"] == TRAINED and grounds["fedpmvr-12"] == COUNTED and grounds["feddpc-06"] == DEDUCED
+    assert grounds["fedpdc-10"] == DEDUCED  # its other reading needs training
+
+
+def test_the_effect_of_a_claim_is_its_weakest_cell_with_a_t_interval(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure(desk, lambda run: plain(run) + 0.01 * (run.case == "hard") * (run.method == "FedProx"))
+    section = toy_section(desk, monkeypatch)
+    (effect,) = claim_effects([section])
+    low, high = stats.ttest_1samp([2.0, 2.1, 2.0], 0).confidence_interval(0.9)
+    assert effect.points and (effect.mean, effect.low, effect.high) == pytest.approx(((low + high) / 2, low, high))
+    assert effect.others == pytest.approx([3.0333], abs=1e-3)
+    picture = forest_picture([section])
+    assert picture is not None and svg_with_text(picture) == svg_with_text(picture)
+    assert b"FedProx wins." in svg_with_text(picture)
 
 
 # which curves stay ------------------------------------------------------------------------------------------
@@ -963,12 +1045,18 @@ def test_the_command_writes_checks_and_refuses_a_stale_page(desk: Path, capsys: 
     assert main(["ledger", "--results", "resluts"]) == 2
     assert "there is no folder 'resluts'" in capsys.readouterr().err
     measure(desk, plain)
-    page = ["--out", "page.md"]
+    page, files = (
+        ["--out", "page.md"],
+        {"page.md", "page/toy.md", "page/not-run.md", "page/numbers.svg", "page/effects.svg"},
+    )
     assert main(["ledger", "--check", *page]) == 2
     assert "does not follow from results; write it again: askew ledger" in " ".join(capsys.readouterr().err.split())
     assert main(["ledger", *page, "--html", "page.html"]) == 0
-    assert (desk / "page.md").read_text() == ledger_text(desk) and (desk / "page.html").is_file()
+    assert (desk / "page.html").is_file() and all((desk / name).is_file() for name in files)
     assert main(["ledger", "--check", *page]) == 0
+    last = desk / "page" / "numbers.svg"  # all are compared, byte by byte
+    last.write_bytes(last.read_bytes() + b" ")
+    assert main(["ledger", "--check", *page]) == 2 and "page/numbers.svg does not follow" in capsys.readouterr().err
     measure(desk, lambda run: plain(run) / 2)
     assert main(["ledger", "--check", *page]) == 2
     assert main(["ledger", "--check", *page, "--json"]) == 2
@@ -982,14 +1070,21 @@ def test_without_an_option_the_command_prints_and_writes_nothing(
     assert main(["ledger"]) == 0
     assert "does not" in capsys.readouterr().out and sorted(desk.rglob("*")) == before
     assert main(["ledger", "--json"]) == 0
-    assert '"verdict": "holds"' in capsys.readouterr().out and sorted(desk.rglob("*")) == before
+    printed = json.loads(capsys.readouterr().out)
+    assert sorted(desk.rglob("*")) == before
+    assert printed["claims"][0] == {"id": "toy-01", "verdict": "holds", "from": "trained", "paper": "yes"}
+    number = printed["numbers"][0]
+    assert (number["method"], number["value"], number["missed"]) == ("FedAvg", "48.00", 0)
+    assert number["ours"] == pytest.approx([48.0, 48.1, 48.2]) and len(printed["numbers"]) == 6
     assert main(["ledger", "--check"]) == 2  # which compares docs/reproduction.md
     assert "docs/reproduction.md does not follow" in capsys.readouterr().err and sorted(desk.rglob("*")) == before
 
 
 def test_the_page_in_a_browser_holds_everything_and_loads_nothing(desk: Path) -> None:
     measure(desk, plain)
+    (desk / "papers" / "toy" / "summary.md").write_text("that it wins {verdict toy-01}")
     text = ledger_page(collect_ledger(desk / "papers", desk / "results"))
+    assert "that it wins <strong>holds</strong> (toy-01)" in text and text.count("data:image/svg+xml;base64,") == 2
     for word in (
         "toy-01",
         "FedProx wins.",
@@ -1002,8 +1097,14 @@ def test_the_page_in_a_browser_holds_everything_and_loads_nothing(desk: Path) ->
     assert "http" not in text.replace("http-equiv", "") and text.count("<tr") == text.count("</tr>")
 
 
-def test_every_printed_number_and_claim_of_the_papers_is_on_the_page() -> None:
-    text = (PAPERS.parent / "docs" / "reproduction.md").read_text()  # which the next test compares
+def pages_text() -> str:
+    """The text of all pages of the ledger in the documentation."""
+    docs = PAPERS.parent / "docs"
+    return "\n".join(page.read_text() for page in (docs / "reproduction.md", *(docs / "reproduction").glob("*.md")))
+
+
+def test_every_printed_number_and_claim_of_the_papers_is_on_a_page() -> None:
+    text = pages_text()  # which another test compares
     for claim in REAL:
         assert f"| **{claim.id}** " in text
     for folder in PAPERS.iterdir():
@@ -1015,13 +1116,13 @@ def test_every_printed_number_and_claim_of_the_papers_is_on_the_page() -> None:
 
 
 def test_every_gap_over_two_points_has_a_cause_or_says_what_was_tried() -> None:
-    text = (PAPERS.parent / "docs" / "reproduction.md").read_text()
+    text = pages_text()
     left = [line for line in text.splitlines() if "no cause looked for yet" in line]
     assert not left, "look for one, write it as [[gap]] into the experiment's file, then `make ledger`"
 
 
 @pytest.mark.slow
-def test_the_page_in_the_documentation_is_that_of_the_stored_results() -> None:
+def test_the_pages_in_the_documentation_are_those_of_the_stored_results() -> None:
     root = Path(__file__).parents[1]
     found = main(
         ["ledger", "--check", "--results", str(root / "results"), "--out", str(root / "docs" / "reproduction.md")]

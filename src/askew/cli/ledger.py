@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
 from ..errors import StoreError
-from ..experiment.store import read_text, write_text
+from ..experiment.store import write_atomic
 from ..report import terminal
 from ..reproduction.ledger import VERDICTS, PaperSection, collect_ledger
-from ..reproduction.ledger_markdown import to_markdown
+from ..reproduction.ledger_markdown import ledger_files
 from ..reproduction.ledger_page import write_ledger_page
+from ..reproduction.ledger_summary import claim_grounds
 from ..reproduction.paper_tables import text_table
 from ..reproduction.papers import papers_folder
 from .options import AsJson, examples, print_json, print_rich
@@ -33,11 +34,16 @@ PAGE = Path("docs/reproduction.md")  # of a checkout: what --check compares by d
 def ledger(
     results: Annotated[Path, typer.Option(metavar="DIR", help="Folder of measured results.")] = RESULTS,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the page, as Markdown.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the pages, as Markdown: this one, and others in a folder of its name.",
+            show_default=False,
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page to look at in a browser.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help=f"Write nothing; fail if the page (--out, or {PAGE}) is out of date.")
+        bool, typer.Option("--check", help=f"Write nothing; fail if the pages (--out, or {PAGE}) are out of date.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -58,26 +64,49 @@ def ledger(
     else:
         written = write_pages(sections, out, html)
     if as_json:
-        claims = [result for section in sections for result in section.claims]
-        print_json([{"id": r.claim.id, "verdict": r.verdict_text, "paper": r.claim.printed} for r in claims])
+        print_json({"claims": claim_records(sections), "numbers": number_records(sections)})
     else:
         print_rich(summary_table(sections, written))
 
 
+def claim_records(sections: Iterable[PaperSection]) -> list[dict[str, Any]]:
+    """Every claim with its verdict and where that comes from."""
+    claims = [result for section in sections for result in section.claims]
+    return [
+        {"id": r.claim.id, "verdict": r.verdict_text, "from": claim_grounds(r), "paper": r.claim.printed}
+        for r in claims
+    ]
+
+
+def number_records(sections: Iterable[PaperSection]) -> list[dict[str, Any]]:
+    """Every printed number, as it is printed, with ours by seed; none where it was not run."""
+    rows = [row for section in sections for row in section.rows]
+    return [
+        {**row.printed._asdict(), "ours": list(row.values), "missed": row.missed, "command": row.command}
+        for row in rows
+    ]
+
+
 def check_page(sections: Sequence[PaperSection], results: Path, page: Path) -> None:
-    """Refuse a page that is not the ledger of these results."""
-    if not page.exists() or read_text(page) != to_markdown(sections):
+    """Refuse pages and pictures that are not the ledger of these results."""
+    wrong = [
+        path
+        for path, content in ledger_files(sections, page).items()
+        if not path.is_file() or path.read_bytes() != content
+    ]
+    if wrong:
         again = terminal.command("ledger", "--results", results, "--out", page)
-        raise StoreError(f"{page} does not follow from {results}; write it again: {again}.")
+        raise StoreError(f"{wrong[0]} does not follow from {results}; write it again: {again}.")
 
 
 def write_pages(sections: Sequence[PaperSection], out: Path | None, html: Path | None) -> list[Path]:
     """Write the pages that were asked for; return their paths."""
-    if out:
-        write_text(out, to_markdown(sections))
+    files = ledger_files(sections, out) if out else {}
+    for path, content in files.items():
+        write_atomic(path, content)
     if html:
         write_ledger_page(sections, html)
-    return [path for path in (out, html) if path]
+    return [*files, *([html] if html else [])]
 
 
 def summary_table(sections: Iterable[PaperSection], written: Iterable[Path]) -> Group:

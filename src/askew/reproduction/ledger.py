@@ -1,20 +1,21 @@
 """The ledger as data: every printed number beside ours, and every claim with its verdict.
 
 It follows from papers/ and results/ alone. A run that was not made is never filled in: what is missing is listed, with
-its cost. ledger_markdown.py and ledger_page.py write it out.
+its cost. ledger_summary.py says what it comes to; ledger_markdown.py and ledger_page.py write it out.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from ..experiment.store import read_text
 from ..report.tables import sample_std
-from .bills import Biller, ClaimBill, MissingRuns, printed_needs
+from .bills import Biller, ClaimBill, MissingRuns, Needs, printed_needs
 from .claim_rules import (
     FAILS,
     HOLDS,
@@ -144,7 +145,18 @@ class ClaimResult(NamedTuple):
 
     @property
     def evidence(self) -> list[str]:
-        """The grounds, rule by rule; then what was found at reduced scale beside a full one, and what is missing."""
+        """The grounds of the verdict, and what is missing."""
+        bill = [self.bill_text] if self.bill_text else []
+        return self.grounds + bill
+
+    @property
+    def bill_text(self) -> str:
+        """What a verdict at full scale still needs; empty where it is not open."""
+        return str(self.bill) if self.bill and not self.refuted_by else ""
+
+    @property
+    def grounds(self) -> list[str]:
+        """What was found, rule by rule; then what was found at reduced scale beside a full one."""
         if not self.claim.rules:
             return [f"needs {self.claim.needs}"]
         rules, found = self.claim.rules, self.findings[self.scale]
@@ -153,8 +165,6 @@ class ClaimResult(NamedTuple):
         reduced = self.findings.get("reduced", ()) if self.scale == "full" else ()
         if any(c.n for f in reduced for c in f.cells):
             lines.append(f"{combine_findings(reduced)} (reduced)")
-        if self.bill and not self.refuted_by:
-            lines.append(str(self.bill))
         return [line for line in lines if line]
 
     @property
@@ -189,11 +199,18 @@ class LedgerTable(NamedTuple):
     rows: tuple[LedgerRow, ...]
     machines: tuple[str, ...]  # what ours were measured on
     choices: Mapping[str, str]  # what the paper leaves open, and what is done here
+    missing: MissingRuns | None = None  # of all its numbers that were not measured, together
 
     @property
     def remarks(self) -> list[str]:
         """What stands beside the table: notes, choices, and the causes of large gaps."""
-        choices = [f"{key}: {text}" for key, text in self.choices.items()]
+        return self.remarks_beside()
+
+    def remarks_beside(self, shared: Collection[tuple[str, str]] = ()) -> list[str]:
+        """The remarks; of shared choices, whose texts stand elsewhere, the names only."""
+        own = [f"{key}: {text}" for key, text in self.choices.items() if (key, text) not in shared]
+        names = [key for key, text in self.choices.items() if (key, text) in shared]
+        choices = [*([f"as above: {', '.join(names)}"] if names else []), *own]
         left_open = [f"Our choices. {'; '.join(choices)}."] if choices else []
         gaps = [f"Gaps over {LARGE_GAP:g} points. {'; '.join(self.causes)}."] if self.causes else []
         return [*self.experiment.notes, *left_open, *gaps]
@@ -223,6 +240,7 @@ class PaperSection(NamedTuple):
     tables: tuple[LedgerTable, ...]
     claims: tuple[ClaimResult, ...]
     unprinted: tuple[LedgerTable, ...] = ()  # experiments with choices of ours and without printed numbers
+    summary_template: str = ""  # papers/NAME/summary.md, whose placeholders ledger_summary.py fills
 
     @property
     def title(self) -> str:
@@ -285,20 +303,27 @@ class LedgerBuilder:
         folder = self.papers / name
         numbers = read_printed(folder)
         by_key = printed_by_key(numbers)
-        tables = [
-            LedgerTable(
-                self.known[id],
-                tuple(self.row(number) for number in numbers if number.experiment == id),
-                self.machines(self.known[id]),
-                self.choices(self.known[id]),
-            )
-            for id in dict.fromkeys(number.experiment for number in numbers)
-        ]
+        ids = dict.fromkeys(number.experiment for number in numbers)
+        tables = [self.table(self.known[id], [number for number in numbers if number.experiment == id]) for id in ids]
         printed = {table.experiment.id for table in tables}
         others = [e for e in self.known.values() if e.paper == name and e.id not in printed and e.choices]
         unprinted = [LedgerTable(e, (), self.machines(e), e.choices) for e in others]
         claims = imply_verdicts([self.claim_result(claim, by_key) for claim in read_claims(folder)])
-        return PaperSection(name, tuple(tables), tuple(claims), tuple(unprinted))
+        summary = folder / "summary.md"
+        template = read_text(summary) if summary.is_file() else ""
+        return PaperSection(name, tuple(tables), tuple(claims), tuple(unprinted), template)
+
+    def table(self, e: Experiment, numbers: Sequence[PrintedNumber]) -> LedgerTable:
+        """The printed numbers of an experiment beside ours, and what the missing ones cost together."""
+        rows = tuple(map(self.row, numbers))
+        needs: Needs = {key: n for row in rows if row.missing for key, n in self.needs(e, row.printed).items()}
+        missing = self.biller.missing_runs(needs, tested=False) if needs else None
+        return LedgerTable(e, rows, self.machines(e), self.choices(e), missing)
+
+    def needs(self, e: Experiment, number: PrintedNumber) -> Needs:
+        """The runs that a printed number takes."""
+        method, _, hyper = number.method.partition(" @ ")
+        return printed_needs(e.id, number.case, (method, *rival_methods(e, number)), hyper, len(e.seeds))
 
     def choices(self, e: Experiment) -> dict[str, str]:
         """What a paper leaves open of an experiment, or of the experiments whose runs it shows."""
@@ -321,13 +346,11 @@ class LedgerBuilder:
         points = full.points_of(e.id, number.case, method, hyper)
         chosen = full.tuned_point(e.id, points)
         values, missed = self.measured_values(e, number, chosen if len(points) > 1 else None)
-        base = baseline_method(e, number)
-        rivals = [base] if base and base != method else []
         missing = None
         if not values and is_measurable(e, number):
-            needs = printed_needs(e.id, number.case, (method, *rivals), hyper, len(e.seeds))
-            missing = self.biller.missing_runs(needs, tested=False)
-        only = [f"case={number.case}", *(f"method={m}" for m in (*rivals, method)), *hyper.split()]
+            missing = self.biller.missing_runs(self.needs(e, number), tested=False)
+        methods = (*rival_methods(e, number), method)
+        only = [f"case={number.case}", *(f"method={m}" for m in methods), *hyper.split()]
         seeds = sorted(chosen.runs) if chosen else []
         more = ["--seeds", str(seeds[-1] + 1)] if seeds and seeds[-1] >= len(e.seeds) else []
         digests = sorted(chosen.digests.items()) if chosen else []
@@ -441,6 +464,12 @@ def baseline_method(e: Experiment, number: PrintedNumber) -> str:
     """The method that a printed number is relative to; empty where there is none."""
     named = target_method(e)
     return named or "FedAvg" if number.metric == "speedup" or (named and number.metric == "rounds_to") else ""
+
+
+def rival_methods(e: Experiment, number: PrintedNumber) -> list[str]:
+    """The methods, other than its own, whose runs a printed number takes."""
+    base = baseline_method(e, number)
+    return [base] if base and base != number.method.partition(" @ ")[0] else []
 
 
 def target_method(e: Experiment) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from ..experiment.store import write_text
 from ..report.page import CSS
+from ..report.picture import Picture
 from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, UNTESTABLE
 from .ledger import VERDICTS, ClaimResult, LedgerRow, LedgerTable, PaperSection, count_measured
+from .ledger_figures import forest_picture, scatter_picture, svg_with_text
+from .ledger_summary import summary_texts
 
+BOLD = re.compile(r"\*\*(.+?)\*\*")
 # Classes of the style sheet by verdict.
 CLASSES = {HOLDS: "yes", FAILS: "no", UNDECIDED: "open", NOT_RUN: "none", UNTESTABLE: "never"}
 NUMBER_HEADINGS = ("Case", "Method", "Metric", "Paper", "Ours", "Validated", "Difference", "Command")
@@ -32,11 +38,26 @@ def ledger_page(sections: Sequence[PaperSection]) -> str:
         sentence=f"{numbers}, beside what we measured.",
         result=f"{decided} claims are decided, and {count_measured(rows):,} printed numbers stand beside ours.",
         buttons="".join(filter_button(v, sum(result.verdict == v for result in claims)) for v in VERDICTS),
+        findings="".join(map(finding_item, sections)),
+        pictures="".join(picture_figure(p) for draw in (scatter_picture, forest_picture) if (p := draw(sections))),
         bars="".join(map(overview_row, sections)),
         papers="\n".join(map(paper_section, sections)),
         style=CSS + STYLE,
         script=SCRIPT,
     )
+
+
+def finding_item(section: PaperSection) -> str:
+    """What was found about a paper, as an item of a list; empty where nobody wrote it down."""
+    text = BOLD.sub(r"<strong>\1</strong>", escape(summary_texts(section)[0]))
+    return f'<li><a href="#{section.name}">{section.title}</a>: {text}</li>' if text else ""
+
+
+def picture_figure(picture: Picture) -> str:
+    """A picture inside the page, with what it shows."""
+    data = b64encode(svg_with_text(picture)).decode()
+    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.alt)}">'
+    return f"<figure>{image}<figcaption>{escape(picture.title)}. {escape(picture.note)}</figcaption></figure>"
 
 
 def filter_button(verdict: str, count: int) -> str:
@@ -123,6 +144,8 @@ def number_row(row: LedgerRow) -> str:
 STYLE = """
 :root { --yes: #1a7f52; --no: #b3391f; --open: #9a6700; --none: #8a94a0; --never: #b9c0c8 }
 main { max-width: 1280px }
+figure { margin: 1.2rem 0 } figure img { width: 100%; max-width: 960px; background: #fff; border-radius: 8px }
+figcaption { color: var(--soft); font-size: .85rem }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; color: var(--soft) }
 a { color: inherit }
 .filter { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .9rem; margin-top: 1.6rem }
@@ -183,6 +206,7 @@ TEMPLATE = """<!DOCTYPE html>
 <main>
 <header><h1>Reproduction ledger</h1><p class="what">{sentence}</p><p class="result">{result}</p>
 <div class="filter">{buttons}</div></header>
+<section><h2>Findings</h2><ul>{findings}</ul>{pictures}</section>
 <section><h2>Papers</h2><div class="scroll"><table class="overview">
 <thead><tr><th>Paper</th><th>Claims</th><th>Numbers measured</th></tr></thead>
 <tbody>{bars}</tbody></table></div>
