@@ -1190,7 +1190,7 @@ def test_a_defect_of_askew_is_not_taken_for_a_users_mistake(
     def broken(kind: str) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("askew.cli.main.catalogue.entries", broken)
+    monkeypatch.setattr("askew.cli.reading.listing.stored_entries", broken)
     assert main(["list", "models"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
@@ -1209,6 +1209,6 @@ def test_an_error_of_the_system_is_one_sentence(
     def refused(kind: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "secret.csv")
 
-    monkeypatch.setattr("askew.cli.main.catalogue.entries", refused)
+    monkeypatch.setattr("askew.cli.reading.listing.stored_entries", refused)
     assert main(["list", "models"]) == 2
     assert capsys.readouterr().err.startswith("error: secret.csv: Permission denied; check that")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,14 +15,15 @@ from rich.segment import Segment
 from rich.text import Text
 
 from ..core.files import CONTROL, printable
-from ..data import files
-from ..errors import ConfigError
+from ..errors import AskewError, ConfigError
 from ..experiment.store import to_json
 
 
 def use_data_folder(path: Path | None) -> Path | None:
     """Read datasets from this folder, as --data-dir says; returns it, which is then the option's value."""
     if path is not None:
+        from ..data import files  # with torch, which takes seconds to load
+
         files.use(path)
     return path
 
@@ -42,6 +45,9 @@ def data_options(folder: Path | None) -> list[str | Path]:
     return ["--data-dir", folder] if folder else []
 
 
+Configuration = Annotated[
+    Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")
+]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)
 ]
@@ -117,3 +123,27 @@ def exit_with_command(console: Console, sentence: str, command: str, code: int =
     """Say what was stopped and the command that continues it, and exit; code 130 stands for Ctrl-C."""
     console.print(Text(f"{sentence}; to go on:\n  {command}", "yellow"), soft_wrap=True)
     raise typer.Exit(code)
+
+
+def fail(sentence: str, code: int = 2) -> int:
+    """Print an error sentence in one line, and return the exit code."""
+    line = Text.assemble(("error:", "bold red"), " ", " ".join(sentence.split()))
+    PlainConsole(stderr=True).print(line, soft_wrap=True)
+    return code
+
+
+def explain(e: Exception) -> tuple[str, int]:
+    """The sentence and the exit code for an exception: 2 for a mistake of the user's or of a plugin's, 1 for ours."""
+    if isinstance(e, AskewError):
+        return str(e), 2
+    if os.environ.get("ASKEW_DEBUG"):
+        traceback.print_exception(e)
+    from ..experiment.config import plugin_fault  # with torch, which takes seconds to load
+
+    if fault := plugin_fault(e):
+        return fault, 2
+    what = f"{type(e).__name__}: {e}"
+    return (
+        f"unexpected {what}; this is a defect of askew: please report it with the traceback that ASKEW_DEBUG=1 shows.",
+        1,
+    )
