@@ -1098,7 +1098,11 @@ CASES = [
     ),
     case("no such command", "rum", "no such command 'rum'", "commands are run, sweep, partition,", "see askew --help"),
     case(
-        "no such option", "run --rounds 3", "no such option", "askew run takes FILE.toml --set", "see askew run --help"
+        "no such option",
+        "run --turns 3",
+        "no such option",
+        "askew run takes FILE.toml --method",
+        "see askew run --help",
     ),
     case("no run named", "show", "missing argument 'RUN'", "askew show takes RUN --json", "see askew show --help"),
     case(

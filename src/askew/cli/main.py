@@ -69,7 +69,12 @@ def placeholder() -> None:
     """Stands for a command in the list of commands."""
 
 
-app = typer.Typer(cls=LazyGroup, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 for _name, (_, _help) in COMMANDS.items():
     app.command(_name, help=_help)(placeholder)
 
@@ -84,7 +89,7 @@ def print_version(wanted: bool) -> None:
 @app.callback(
     epilog=examples(
         "askew demo",
-        "askew run --set algorithm.name=feddyn --set rounds=50",
+        "askew run --method feddyn --rounds 50",
         "askew list algorithms",
         "askew compare runs",
     )
@@ -108,6 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks
     arguments, command = list(sys.argv[1:] if argv is None else argv) or ["--help"], typer.main.get_command(app)
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     try:
         # of several ranks only the first prints
         with silent() if rank_and_size()[0] else nullcontext(), warnings.catch_warnings():

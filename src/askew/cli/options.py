@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import traceback
@@ -54,6 +55,20 @@ Folders = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")
 ]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", metavar="NAME", help="The algorithm, with its defaults.", show_default=False),
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Communication rounds.", show_default=False)]
+Rate = Annotated[float | None, typer.Option("--lr", metavar="X", help="Local learning rate.", show_default=False)]
+Epochs = Annotated[int | None, typer.Option("--epochs", metavar="N", help="Local epochs.", show_default=False)]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", metavar="N", help="Local batch size; 0: all samples.", show_default=False)
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of every random draw.", show_default=False)]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.", show_default=False)
+]
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")
 ]
@@ -74,6 +89,18 @@ StopAfter = Annotated[
         show_default="never",
     ),
 ]
+
+
+def word_overrides(method: str | None, **words: float | str | None) -> list[str]:
+    """What --method and the options for single settings change, as --set takes it; tables and keys have "__" between.
+
+    They come before --set, which can then change the settings of the method.
+    """
+    given = {name.replace("__", "."): value for name, value in words.items() if value is not None}
+    chosen = [] if method is None else [f"algorithm={{name = {json.dumps(method)}}}"]
+    return [*chosen, *(f"{key}={json.dumps(value)}" for key, value in given.items())]
+
+
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}  # seconds
 
 

@@ -20,14 +20,21 @@ from ..report import skew, terminal, write_report
 from ..report.tables import partition_name
 from .options import (
     AsJson,
+    BatchSize,
     Configuration,
+    Device,
+    Epochs,
     Folder,
     Fresh,
+    Method,
     Out,
     Overrides,
     PlainConsole,
     Plugins,
     Quiet,
+    Rate,
+    Rounds,
+    Seed,
     StopAfter,
     data_options,
     examples,
@@ -37,6 +44,7 @@ from .options import (
     parse_time,
     print_json,
     print_rich,
+    word_overrides,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +58,7 @@ DEMO_ROUNDS, DEMO_SEEDS = 30, 3
 @app.command(
     epilog=examples(
         "askew run",
-        "askew run --set algorithm.name=fedprox --set algorithm.mu=0.1",
+        "askew run --method fedprox --set algorithm.mu=0.1 --rounds 50 --lr 0.05",
         "askew run experiment.toml --set seed=1 --out runs",
         "askew run --plugin mine.py --set algorithm.name=mine",
         "askew run experiment.toml --workers 4 --stop-after 2h",
@@ -58,6 +66,13 @@ DEMO_ROUNDS, DEMO_SEEDS = 30, 3
 )
 def run(
     file: Configuration = None,
+    method: Method = None,
+    rounds: Rounds = None,
+    lr: Rate = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    seed: Seed = None,
+    device: Device = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
     out: Out = Path("runs"),
@@ -83,9 +98,10 @@ def run(
     from ..experiment.launch import run_config
     from ..experiment.process_state import stop_after
 
-    config = load_config(
-        file, [*(overrides or ()), *([] if workers is None else [f"engine.workers={workers}"])], plugins or ()
-    )
+    local = {"local__lr": lr, "local__epochs": epochs, "local__batch": batch_size}
+    words = word_overrides(method, rounds=rounds, seed=seed, engine__device=device, **local)
+    last = [] if workers is None else [f"engine.workers={workers}"]
+    config = load_config(file, [*words, *(overrides or ()), *last], plugins or ())
     console = PlainConsole(stderr=True, quiet=quiet)
     again = terminal.resume_command(out / config.name(), options=data_options(folder))
     try:
