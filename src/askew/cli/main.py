@@ -46,6 +46,10 @@ COMMANDS = {
     "ledger": ("ledger", "Put every number and claim of the papers beside what was measured."),
     "data": ("data", "List, get and check the datasets."),
     "deploy": ("deploy", "Run a method on real clients, over Flower."),
+    "doctor": (
+        "doctor",
+        "Say what is installed, which engine would be chosen, where files are, and what to do about what is missing.",
+    ),
 }
 
 
