@@ -1,5 +1,5 @@
-"""Write the pages that follow from the code: configuration.md, algorithms.md, and in README.md the table of methods and
-the ledger's findings, which it takes from reproduction.md.
+"""Write what follows from the code: configuration.md, algorithms.md, the stored catalogue from which `askew list` reads,
+and in README.md the table of methods and the ledger's findings, which it takes from reproduction.md.
 
 python docs/generate.py
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -22,12 +23,14 @@ from askew.core.settings import Settings, toml_text
 from askew.core.space import Space
 from askew.data.images import Images
 from askew.data.partition import Partition
-from askew.experiment.catalogue import entries, parameters
+from askew.experiment import listing
+from askew.experiment.catalogue import catalogue_text, parameters
 from askew.experiment.config import CHOICES, DEFAULT_NAMES, OPTIONAL_TABLES, TABLES, Config, TopLevel
 from askew.models import Network
 from askew.participation import Participation
 
 DOCS = Path(__file__).parent
+CATALOGUE = catalogue_text()
 README = DOCS.parent / "README.md"
 
 # what each table of the configuration is for, by its name
@@ -228,7 +231,7 @@ def costs() -> str:
     )
     weights = {"samples": "by samples", "uniform": "equal"}
     rows = []
-    for entry in entries("algorithms"):
+    for entry in json.loads(CATALOGUE)["algorithms"]:
         sizes = (entry[what] for what in ("down", "up", "server_state", "client_state", "memory"))
         cells = ("" if size is None else f"{size:.1f}".removesuffix(".0") for size in sizes)
         rows.append([f"[`{entry['name']}`](#{entry['name']})", *cells, weights[entry["weighting"]]])
@@ -288,6 +291,7 @@ def pages() -> dict[Path, str]:
         DOCS / "configuration.md": configuration_page(),
         DOCS / "algorithms.md": algorithms_page(),
         README: readme(),
+        listing.PATH: CATALOGUE,
     }
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 import askew
 from askew.cli.main import main
 from askew.cli.options import exit_with_command
+from askew.cli.training import DEMO_ROUNDS, DEMO_SEEDS
 from askew.data import files
 from askew.experiment import demo
 from askew.experiment.catalogue import KINDS
@@ -152,7 +153,7 @@ def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(invoke: Any, monkey
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("askew.cli.main.run_config", interrupted)
+    monkeypatch.setattr("askew.experiment.launch.run_config", interrupted)
     result = invoke("run", *SETS)
     assert result.code == 130 and "stopped at once" in result.err and "run.toml --out runs" in result.err
 
@@ -168,8 +169,8 @@ def test_the_command_to_go_on_repeats_what_was_given(invoke: Any, monkeypatch: p
         yield askew.Run(stored_tables(configs[0]))
 
     monkeypatch.setattr(files, "chosen_folder", None)  # so that it is reset at the end
-    monkeypatch.setattr("askew.cli.main.run_config", stopped)
-    monkeypatch.setattr("askew.cli.main.run_each", stopped_sweep)
+    monkeypatch.setattr("askew.experiment.launch.run_config", stopped)
+    monkeypatch.setattr("askew.experiment.launch.run_each", stopped_sweep)
     monkeypatch.setattr("askew.cli.papers.run_with_progress", stopped_reproduction)
     data = ("--data-dir", "d")
     assert "run.toml --out runs --data-dir d\n" in invoke("run", *SETS, *data).err
@@ -359,8 +360,8 @@ def test_the_demo_compares_seven_methods_and_the_second_time_trains_nothing(invo
 
 
 def test_the_demo_differs_in_method_and_seed_alone() -> None:
-    configs = demo.configs()
-    assert len(configs) == demo.SEEDS * len(demo.METHODS) == len({config.name() for config in configs})
+    configs = demo.configs(DEMO_ROUNDS, DEMO_SEEDS)
+    assert len(configs) == DEMO_SEEDS * len(demo.METHODS) == len({config.name() for config in configs})
     same = ("rounds", "data", "partition", "participation", "model", "local", "engine", "evaluation")
     assert len({json.dumps([config.tables()[name] for name in same]) for config in configs}) == 1
     default = askew.Config.build({}).tables()

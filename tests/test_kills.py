@@ -24,7 +24,7 @@ from safetensors import torch as safetensors_torch
 
 import askew
 from askew.core.files import read_tensors, tensors_sha256
-from askew.engine.distributed import rank_and_size
+from askew.core.ranks import rank_and_size
 from askew.errors import EngineError, StoreWarning
 from askew.experiment import launch
 from askew.experiment.config import Config

@@ -1098,7 +1098,11 @@ CASES = [
     ),
     case("no such command", "rum", "no such command 'rum'", "commands are run, sweep, partition,", "see askew --help"),
     case(
-        "no such option", "run --rounds 3", "no such option", "askew run takes FILE.toml --set", "see askew run --help"
+        "no such option",
+        "run --turns 3",
+        "no such option",
+        "askew run takes FILE.toml --method",
+        "see askew run --help",
     ),
     case("no run named", "show", "missing argument 'RUN'", "askew show takes RUN --json", "see askew show --help"),
     case(
@@ -1190,7 +1194,7 @@ def test_a_defect_of_askew_is_not_taken_for_a_users_mistake(
     def broken(kind: str) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("askew.cli.main.catalogue.entries", broken)
+    monkeypatch.setattr("askew.cli.reading.listing.stored_entries", broken)
     assert main(["list", "models"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
@@ -1209,6 +1213,6 @@ def test_an_error_of_the_system_is_one_sentence(
     def refused(kind: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "secret.csv")
 
-    monkeypatch.setattr("askew.cli.main.catalogue.entries", refused)
+    monkeypatch.setattr("askew.cli.reading.listing.stored_entries", refused)
     assert main(["list", "models"]) == 2
     assert capsys.readouterr().err.startswith("error: secret.csv: Permission denied; check that")

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from . import errors
-from .core.algebra import dot, norm
-from .core.algorithm import Algorithm
-from .core.rng import generator
-from .core.settings import setting
-from .core.space import Space
-from .core.task import Task
-from .core.types import Affine, Batch, Client, Cohort, Part
-from .data.dataset import Dataset, NaturalSource, Samples, Source
-from .data.partition import Assignment, Partition
 from .errors import AskewError
-from .experiment.api import run
-from .experiment.config import Config, load_config, register
-from .experiment.process_tuning import tune_process
-from .experiment.store import Run, load
-from .models import Network
-from .participation import Participation
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .core.algebra import dot, norm
+    from .core.algorithm import Algorithm
+    from .core.rng import generator
+    from .core.settings import setting
+    from .core.space import Space
+    from .core.task import Task
+    from .core.types import Affine, Batch, Client, Cohort, Part
+    from .data.dataset import Dataset, NaturalSource, Samples, Source
+    from .data.partition import Assignment, Partition
+    from .experiment.api import run
+    from .experiment.config import Config, load_config, register
+    from .experiment.process_tuning import tune_process
+    from .experiment.store import Run, load
+    from .models import Network
+    from .participation import Participation
 
 __all__ = [
     "Affine",
@@ -53,3 +58,41 @@ __all__ = [
     "setting",
     "tune_process",
 ]
+
+# Public names by the module that defines them: it is imported when one is first used, since torch takes seconds to
+# load. The imports above tell type checkers the same; a test compares the two.
+HOMES = {
+    "core.algebra": ("dot", "norm"),
+    "core.algorithm": ("Algorithm",),
+    "core.rng": ("generator",),
+    "core.settings": ("setting",),
+    "core.space": ("Space",),
+    "core.task": ("Task",),
+    "core.types": ("Affine", "Batch", "Client", "Cohort", "Part"),
+    "data.dataset": ("Dataset", "NaturalSource", "Samples", "Source"),
+    "data.partition": ("Assignment", "Partition"),
+    "experiment.api": ("run",),
+    "experiment.config": ("Config", "load_config", "register"),
+    "experiment.process_tuning": ("tune_process",),
+    "experiment.store": ("Run", "load"),
+    "models": ("Network",),
+    "participation": ("Participation",),
+}
+ROOMS = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation")
+
+
+if not TYPE_CHECKING:  # or type checkers would take every name for a public one
+
+    def __getattr__(name: str) -> Any:
+        """A public name or a package of askew, which is imported now."""
+        if name in ROOMS:
+            return import_module(f".{name}", __name__)
+        for home, names in HOMES.items():
+            if name in names:
+                value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
+                return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,6 +21,8 @@ from ..reproduction.cost import short_count
 from ..reproduction.papers import build_config, find_experiment, run_specs
 from .options import AsJson, Compiled, Dtype, PlainConsole, examples, print_json, print_rich
 
+app = typer.Typer(add_completion=False)
+
 EPILOG = examples(
     "askew bench",
     "askew bench --work lenet-10x10x50 --rounds 20",
@@ -38,6 +40,7 @@ EXPERIMENTS = {
 MS, RATIO = "{:,.3g}", "{:.2f}"  # formats of milliseconds and of ratios
 
 
+@app.command(epilog=EPILOG)
 def bench(
     names: Annotated[
         list[str] | None,

@@ -20,6 +20,8 @@ from ..report.figures import coverage_picture
 from ..report.picture import style
 from .options import AsJson, Folder, Folders, Plugins, examples, json_text, print_rich
 
+app = typer.Typer(add_completion=False)
+
 EPILOG = examples(
     "askew conformal runs",
     "askew conformal runs/NAME --alpha 0.05 --calibration 0.2",
@@ -31,6 +33,7 @@ PICTURES = (".png", ".svg", ".pdf")  # formats
 DEFAULT = Conformal()
 
 
+@app.command(epilog=EPILOG)
 def conformal(
     folders: Folders,
     alpha: Annotated[

@@ -21,6 +21,8 @@ from ..reproduction.paper_tables import text_table
 from ..reproduction.papers import papers_folder
 from .options import AsJson, examples, print_json, print_rich
 
+app = typer.Typer(add_completion=False)
+
 EPILOG = examples(
     "askew ledger",
     "askew ledger --out ledger.md --html ledger.html",
@@ -31,6 +33,7 @@ RESULTS = Path("results")  # where `askew reproduce` stores results by default
 PAGE = Path("docs/reproduction.md")  # of a checkout: what --check compares by default
 
 
+@app.command(epilog=EPILOG)
 def ledger(
     results: Annotated[Path, typer.Option(metavar="DIR", help="Folder of measured results.")] = RESULTS,
     out: Annotated[

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,14 +16,15 @@ from rich.segment import Segment
 from rich.text import Text
 
 from ..core.files import CONTROL, printable
-from ..data import files
-from ..errors import ConfigError
+from ..errors import AskewError, ConfigError
 from ..experiment.store import to_json
 
 
 def use_data_folder(path: Path | None) -> Path | None:
     """Read datasets from this folder, as --data-dir says; returns it, which is then the option's value."""
     if path is not None:
+        from ..data import files  # with torch, which takes seconds to load
+
         files.use(path)
     return path
 
@@ -42,11 +46,28 @@ def data_options(folder: Path | None) -> list[str | Path]:
     return ["--data-dir", folder] if folder else []
 
 
+Configuration = Annotated[
+    Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")
+]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of run folders.", show_default=False)
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")
+]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", metavar="NAME", help="The algorithm, with its defaults.", show_default=False),
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Communication rounds.", show_default=False)]
+Rate = Annotated[float | None, typer.Option("--lr", metavar="X", help="Local learning rate.", show_default=False)]
+Epochs = Annotated[int | None, typer.Option("--epochs", metavar="N", help="Local epochs.", show_default=False)]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", metavar="N", help="Local batch size; 0: all samples.", show_default=False)
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of every random draw.", show_default=False)]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N.", show_default=False)
 ]
 Plugins = Annotated[
     list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="Load methods of your own; repeatable.")
@@ -68,6 +89,18 @@ StopAfter = Annotated[
         show_default="never",
     ),
 ]
+
+
+def word_overrides(method: str | None, **words: float | str | None) -> list[str]:
+    """What --method and the options for single settings change, as --set takes it; tables and keys have "__" between.
+
+    They come before --set, which can then change the settings of the method.
+    """
+    given = {name.replace("__", "."): value for name, value in words.items() if value is not None}
+    chosen = [] if method is None else [f"algorithm={{name = {json.dumps(method)}}}"]
+    return [*chosen, *(f"{key}={json.dumps(value)}" for key, value in given.items())]
+
+
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}  # seconds
 
 
@@ -117,3 +150,27 @@ def exit_with_command(console: Console, sentence: str, command: str, code: int =
     """Say what was stopped and the command that continues it, and exit; code 130 stands for Ctrl-C."""
     console.print(Text(f"{sentence}; to go on:\n  {command}", "yellow"), soft_wrap=True)
     raise typer.Exit(code)
+
+
+def fail(sentence: str, code: int = 2) -> int:
+    """Print an error sentence in one line, and return the exit code."""
+    line = Text.assemble(("error:", "bold red"), " ", " ".join(sentence.split()))
+    PlainConsole(stderr=True).print(line, soft_wrap=True)
+    return code
+
+
+def explain(e: Exception) -> tuple[str, int]:
+    """The sentence and the exit code for an exception: 2 for a mistake of the user's or of a plugin's, 1 for ours."""
+    if isinstance(e, AskewError):
+        return str(e), 2
+    if os.environ.get("ASKEW_DEBUG"):
+        traceback.print_exception(e)
+    from ..experiment.config import plugin_fault  # with torch, which takes seconds to load
+
+    if fault := plugin_fault(e):
+        return fault, 2
+    what = f"{type(e).__name__}: {e}"
+    return (
+        f"unexpected {what}; this is a defect of askew: please report it with the traceback that ASKEW_DEBUG=1 shows.",
+        1,
+    )

@@ -46,6 +46,8 @@ from .options import (
 from .progress import ExperimentProgress, RegularLines, RoundCount
 from .queue import H200, QueueOptions, run_queue_file, show_queue_plan
 
+app = typer.Typer(add_completion=False)
+
 EPILOG = examples(
     "askew reproduce feddpc/table2 --scale smoke",
     "askew reproduce feddpc/table2 --plan",
@@ -93,6 +95,7 @@ Processes = Annotated[
 ]
 
 
+@app.command(epilog=EPILOG)
 def reproduce(
     id: ExperimentId = None,
     queue: QueueFile = None,

@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # those who only read run folders do without the seconds that loading torch takes
+    import numpy as np
+    from torch import Tensor
 
 # control characters but for tabs and line ends, and those that change the direction of writing
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -68,6 +69,8 @@ def map_array(path: Path) -> np.ndarray:
 
     A ValueError if the file is damaged.
     """
+    import numpy as np
+
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except OSError:
@@ -83,6 +86,8 @@ def printable(text: str) -> str:
 
 def tensors_sha256(tensors: Mapping[str, Tensor], about: Mapping[str, str] | None = None) -> str:
     """The SHA-256 of the names, types, shapes and values of tensors, and of what is noted about them."""
+    import torch
+
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.records import REPEATED
 from ..core.types import State
 from .base import Incident, PhaseInputs, PhaseOutputs
 from .distributed import TensorSpec
@@ -26,7 +27,6 @@ OTHER_CLIENT = "answer of another client"
 OTHER_ROUND = "answer to another round"
 WRONG_FORM = "wrong names, shapes or types"
 TOO_LARGE = "update too large"
-REPEATED = "second answer"  # the first one is used: nothing is lost
 # An answer came, and it cannot be used:
 NOT_FINITE = "not finite"
 NO_BATCH = "not a whole batch of samples"

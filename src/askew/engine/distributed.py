@@ -35,6 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
+from ..core.ranks import STORE, rank_and_size
 from ..core.task import Task
 from ..core.types import State
 from ..data.dataset import Samples
@@ -44,7 +45,6 @@ from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest
 from .evaluate import CHUNK, Evaluator, per_sample
 
 LONGEST = timedelta(days=1)  # that a rank waits for another: whoever started the ranks looks after dead ones
-STORE = "ASKEW_STORE"  # the environment variable with the file in which ranks of one machine find each other
 ALIGNED = 16  # bytes; where every entry of a message starts, so that it can be seen as numbers of any type
 
 
@@ -240,13 +240,6 @@ def is_shared_file(path: str, number: int, count: int) -> bool:
 
 
 SINGLE = ProcessGroup()
-
-
-def rank_and_size() -> tuple[int, int]:
-    """This process's rank and the number of ranks, from the environment that torchrun or `workers` set; else (0, 1)."""
-    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-    can_meet = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")) or bool(os.environ.get(STORE))
-    return (int(rank), int(size)) if can_meet and rank.isdigit() and size.isdigit() else (0, 1)
 
 
 @cache

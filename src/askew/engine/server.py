@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.bank import Bank
 from ..core.hooks import STATE, correct_hook, in_words, is_pair, is_state, wrong_return
+from ..core.records import RECORD, TIMES
 from ..core.rng import coin
 from ..core.space import Space
 from ..core.types import Cohort, State, momentum_length, select_rows
@@ -35,12 +36,6 @@ from .base import (
 )
 from .round_metrics import EvaluateModel, RoundMetric, RoundUpdates
 from .sample_buffer import send
-
-RECORD = (  # keys of a round's record that are the server's own
-    *("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"),
-    *("absent", "incidents", "lost_share", "epsilon"),
-)
-TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 
 Record = dict[str, Any]
 

@@ -122,8 +122,9 @@ def fingerprint(*tensors: Tensor, about: str = "") -> str:
 
 
 def run(
-    what: str | Path | Mapping[str, Any] | Config | Algorithm = "fedavg",
+    what: str | Path | Mapping[str, Any] | Config | Algorithm | None = None,
     *,
+    method: str | Algorithm | None = None,
     data: Table | Source | Any = None,
     test: Any = None,
     model: Table | Network | nn.Module | None = None,
@@ -137,6 +138,9 @@ def run(
     clients: int | None = None,
     cohort: int | None = None,
     lr: float | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
     watch: OnRound | None = None,
@@ -145,13 +149,15 @@ def run(
 ) -> Run:
     """Train one federation and return its run.
 
-    `what` is an algorithm's name or instance, a TOML file, nested tables or a Config. `data` is a dataset's name, a
+    `what` is an algorithm's name or instance, a TOML file, nested tables or a Config; `method` another algorithm for
+    the last three. `data` is a dataset's name, a
     table, a pair (x, y) of tensors or arrays, or a torch Dataset (`test` likewise, a fifth is held out without it);
-    `model` a network's name, a table or any nn.Module. `clients`, `cohort` and `lr` stand for partition.clients,
-    participation.cohort and local.lr; further keywords are the algorithm's hyper-parameters, or tables that most runs
+    `model` a network's name, a table or any nn.Module. `clients`, `cohort`, `lr`, `epochs`, `batch_size` and
+    `device` stand for partition.clients, participation.cohort, local.lr, local.epochs, local.batch and engine.device;
+    further keywords are the algorithm's hyper-parameters, or tables that most runs
     do not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do.
     """
-    tables = tables_from(what)
+    tables = with_method(what, method)
     if data is not None:
         by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data)  # splits in a dict are data
         tables["data"] = data if by_settings else OwnData.of(data, test)
@@ -165,17 +171,42 @@ def run(
         "seed": seed,
         "rounds": rounds,
     }
-    tables |= {name: value for name, value in (given | take_tables(parameters)).items() if value is not None}
+    short: dict[str, Any] = {"partition.clients": clients, "participation.cohort": cohort, "engine.device": device}
+    short |= {"local.lr": lr, "local.epochs": epochs, "local.batch": batch_size}
+    put_settings(tables, given | take_tables(parameters), short, parameters)
+    return run_config(Config.build(tables), out, fresh=fresh, watch=watch, save_every=save_every)
+
+
+def with_method(
+    what: str | Path | Mapping[str, Any] | Config | Algorithm | None, method: str | Algorithm | None
+) -> dict[str, Any]:
+    """The nested tables of the first argument of `run`, with the algorithm that `method` names, if any."""
+    tables = tables_from("fedavg" if what is None else what)
+    if method is None:
+        return tables
+    if isinstance(what, Algorithm) or (isinstance(what, str) and not what.endswith(".toml")):
+        raise ConfigError(f"the first argument and method={method!r} both name a method; leave one of them out.")
+    return tables | tables_from(method)
+
+
+def put_settings(
+    tables: dict[str, Any], given: Mapping[str, Any], short: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> None:
+    """Put into nested tables: other tables, single settings by dotted keys, and the algorithm's; None is not given."""
+    if "seeds" in parameters:
+        raise ConfigError(
+            "askew.run trains one run, which has one seed; write [askew.run(…, seed=s) for s in (0, 1, 2)]."
+        )
+    tables |= {name: value for name, value in given.items() if value is not None}
     for name in ("data", "model", "partition", "participation", "engine"):
         if isinstance(tables.get(name), str):
             tables[name] = {"name": tables[name]}
-    shortcuts = (("partition", "clients", clients), ("participation", "cohort", cohort), ("local", "lr", lr))
-    for name, key, value in shortcuts:
+    for path, value in short.items():
+        name, _, key = path.partition(".")
         if value is not None:
             merge(tables, name, {key: value})
     if parameters:
         merge(tables, "algorithm", parameters)
-    return run_config(Config.build(tables), out, fresh=fresh, watch=watch, save_every=save_every)
 
 
 def take_tables(keywords: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any, NamedTuple
 
 from ..algorithms import algorithms
@@ -15,11 +16,13 @@ from ..data.synthetic import Synthetic
 from ..engine.attacks import ATTACKS, Attack
 from ..engine.choose import EngineSettings
 from ..engine.robust import RULES, Robust
-from ..errors import AskewError, UnknownName, did_you_mean
+from ..errors import AskewError
 from ..models import MLP, networks
 from ..participation import participations
 from .build import build
-from .config import Config
+from .config import OPTIONAL_TABLES, Config
+from .listing import KINDS as LISTED
+from .listing import stored_entries
 
 KINDS: dict[str, Registry[Any]] = {
     "algorithms": algorithms,
@@ -54,10 +57,22 @@ def entries(kind: str) -> list[dict[str, Any]]:
     if kind == "attacks":
         shared = [p for p in parameters(Attack) if p["name"] != "name"]
         return [{"name": name, "idea": idea, "parameters": shared} for name, idea in ATTACKS.items()]
-    if kind not in KINDS:
-        known = [*KINDS, "experiments", "rules", "attacks"]
-        raise UnknownName(f"there is no list of {kind!r}; {did_you_mean(kind, known)}")
     return [entry(kind, name, member) for name, member in KINDS[kind].members.items()]
+
+
+def entries_with_plugins(kind: str) -> list[dict[str, Any]]:
+    """The stored entries of a kind, then those of what plugins have registered, whose costs are measured."""
+    stored, members = stored_entries(kind), KINDS[kind].members if kind in KINDS else {}
+    own = {name: member for name, member in members.items() if not member.__module__.startswith("askew.")}
+    kept = [known for known in stored if known["name"] not in own]
+    return [*kept, *(entry(kind, name, member) for name, member in own.items())]
+
+
+def catalogue_text() -> str:
+    """The text of the stored catalogue, from what is registered now; plugins must not be loaded."""
+    kinds: dict[str, Any] = {kind: entries(kind) for kind in LISTED}
+    optional = {name: kind().table() for name, kind in OPTIONAL_TABLES.items()}
+    return json.dumps({**kinds, "optional tables": optional}, ensure_ascii=False, indent=1) + "\n"
 
 
 def entry(kind: str, name: str, member: type[Settings]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
@@ -107,6 +108,19 @@ DEFAULT_NAMES = {
     "model": "mlp",
     "algorithm": "fedavg",
 }
+# words that many programs have for settings, by what they are here
+COMMON_WORDS = {
+    "batch_size": "local.batch",
+    "dataset": "data.name",
+    "learning_rate": "local.lr",
+    "local_epochs": "local.epochs",
+    "method": "algorithm.name",
+    "n_clients": "partition.clients",
+    "network": "model.name",
+    "num_clients": "partition.clients",
+    "num_rounds": "rounds",
+    "random_state": "seed",
+}
 # by base class: where `register` adds a class
 REGISTRIES: dict[type[Settings], Registry[Any]] = {
     Algorithm: algorithms,
@@ -156,12 +170,11 @@ class Config:
             load_plugin(path)
         parts: dict[str, Any] = {}
         for name, kind in (TABLES | OPTIONAL_TABLES).items():
-            table = tables.get(name, {})
-            parts[name] = table if isinstance(table, Settings) else kind.build(table, name)
+            parts[name] = build_table(kind, name, tables.get(name, {}), tables)
         for name, registry in CHOICES.items():
             table = tables.get(name, {})
             default = "natural" if name == "partition" and parts["data"].natural else DEFAULT_NAMES[name]
-            parts[name] = table if isinstance(table, Settings) else build_choice(registry, name, table, default)
+            parts[name] = build_choice(registry, name, table, default, tables)
         config = cls(seed=top.seed, rounds=top.rounds, plugins=top.plugins, **parts)
         config.participation.check_clients(config.partition.clients)
         config.algorithm.check_learning_rate(config.local.lr)
@@ -239,11 +252,48 @@ def check_keys(tables: Mapping[str, Any]) -> None:
     known = [*TopLevel().table(), *CHOICES, *fixed]
     for key, value in tables.items():
         if key not in known:
-            raise ConfigError(f"unknown setting {key!r}; {did_you_mean(key, known)}")
+            place = "" if get_close_matches(key, known, n=1, cutoff=0.75) else place_of(key, tables)
+            hint = f"write {place}; at the top there are: {', '.join(sorted(known))}." if place else ""
+            raise ConfigError(f"unknown setting {key!r}; {hint or did_you_mean(key, known)}")
         if (key in CHOICES or key in fixed) and not isinstance(value, (Mapping, Settings)):
             first = "name" if key in CHOICES else next(iter(fixed[key]().table()))
             example = f"{key}.{first} = {value!r}" if key in CHOICES else f"{key}.{first} = …"
             raise ConfigError(f"{key} is a table of settings, got {value!r}; write {example}, or [{key}] in a file.")
+
+
+def place_of(key: str, tables: Mapping[str, Any]) -> str:
+    """The dotted key of the setting that somebody means by a name, or several; empty where there is none like it."""
+    if key in COMMON_WORDS:
+        return COMMON_WORDS[key]
+    kinds: dict[str, Any] = dict(TABLES)
+    for name, registry in CHOICES.items():
+        table = tables.get(name, {})
+        chosen = table.get("name", DEFAULT_NAMES[name]) if isinstance(table, Mapping) else ""
+        member = registry.members.get(chosen) if isinstance(chosen, str) else None
+        kinds[name] = type(table) if isinstance(table, Settings) else member
+    places: dict[str, list[str]] = {}
+    for name, kind in kinds.items():
+        for each in fields(kind) if kind is not None else ():
+            places.setdefault(each.name, []).append(f"{name}.{each.name}")
+    near = [key] if key in places else get_close_matches(key, places, n=1, cutoff=0.75)
+    return " or ".join(places[near[0]]) if near else ""
+
+
+def build_table(kind: type[S], name: str, table: Any, tables: Mapping[str, Any]) -> S:
+    """The settings of one table; where a key is unknown there and known in another table, the sentence says which."""
+    if isinstance(table, Settings):
+        return cast(S, table)
+    known = [each.name for each in fields(cast(Any, kind))]
+    for key in table:
+        if (
+            key not in known
+            and not get_close_matches(key, known, n=1, cutoff=0.75)
+            and (place := place_of(key, tables))
+        ):
+            raise ConfigError(
+                f"{kind.display_name()}: unknown setting {name}.{key} (there is {place}); {did_you_mean(key, known)}"
+            )
+    return kind.build(table, name)
 
 
 def check_division_by_rate(config: Config) -> None:
@@ -280,8 +330,10 @@ class FromPython:
     name = "own"
 
 
-def build_choice(registry: Registry[Any], name: str, table: Mapping[str, Any], default: str) -> Any:
+def build_choice(registry: Registry[Any], name: str, table: Any, default: str, tables: Mapping[str, Any]) -> Any:
     """The member of a registry that a table names, built from the table's other keys."""
+    if isinstance(table, Settings):
+        return table
     key = table.get("name", default)
     if not isinstance(key, str):
         raise ConfigError(f"{name}.name must be a text in quotes, got {key!r}; known: {', '.join(sorted(registry))}.")
@@ -289,7 +341,7 @@ def build_choice(registry: Registry[Any], name: str, table: Mapping[str, Any], d
         raise ConfigError(
             f"{name}.name is {key!r}: it was handed in from Python and is not stored; call askew.run with it again."
         )
-    return registry[key].build({k: v for k, v in table.items() if k != "name"}, name)
+    return build_table(registry[key], name, {k: v for k, v in table.items() if k != "name"}, tables)
 
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = (), plugins: Iterable[str] = ()) -> Config:
@@ -313,7 +365,7 @@ def load_tables(
     if path is not None:
         # a stored run.toml is given to go on with that run, and must be its configuration
         stored = Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
-        tables = read_stored_toml(Path(path)) if stored else read_toml(path, advice)
+        tables = read_stored_toml(Path(path)) if stored else read_toml(path, method_advice(path) or advice)
     for override in overrides:
         key, found, text = override.partition("=")
         if not found or not key.strip():
@@ -323,6 +375,12 @@ def load_tables(
     if plugins and isinstance(in_file, list):
         tables["plugins"] = [*in_file, *(p for p in plugins if p not in in_file)]
     return tables
+
+
+def method_advice(path: str | Path) -> str:
+    """What to type instead, where the name of a method stands in place of a file; else empty."""
+    near = [] if Path(path).suffix else get_close_matches(str(path).lower(), algorithms.members, n=1, cutoff=0.8)
+    return f"to train by the method {near[0]}, type askew run --method {near[0]}" if near else ""
 
 
 def set_key(tables: dict[str, Any], key: str, value: Any, where: str) -> None:

@@ -20,7 +20,6 @@ from .launch import run_all
 from .run import OnRound
 from .store import Run
 
-ROUNDS, SEEDS = 30, 3
 LOCAL = {"epochs": 5, "batch": 50, "lr": 0.1}
 METHODS: tuple[dict[str, Any], ...] = (
     {"name": "fedavg"},
@@ -39,10 +38,10 @@ FEDERATION: dict[str, Any] = {
 }
 
 
-def configs(rounds: int = ROUNDS, seeds: int = SEEDS) -> list[Config]:
+def configs(rounds: int, seeds: int) -> list[Config]:
     """All runs of the demonstration: every method once, then every method with the next seed."""
     if seeds < 1:
-        raise ConfigError(f"demo: seeds must be ≥ 1, got {seeds}; the default is {SEEDS}.")
+        raise ConfigError(f"demo: seeds must be ≥ 1, got {seeds}; the default is 3.")
     shared = FEDERATION | {"local": LOCAL, "rounds": rounds}
     return [Config.build(shared | {"algorithm": method, "seed": seed}) for seed in range(seeds) for method in METHODS]
 

@@ -13,14 +13,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
-from ..core.files import printable
 from ..engine.choose import EngineSettings
 from ..engine.distributed import SINGLE, ProcessGroup
-from ..errors import EngineError, StoreWarning
+from ..errors import EngineError
 from .config import Config
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # the environment variable that cuBLAS reads once, when it starts
@@ -107,27 +106,6 @@ def explain_out_of_memory() -> Iterator[None]:
             "there is not enough memory for this run; take a smaller network, smaller batches or fewer participants, "
             "or another device."
         ) from None
-
-
-def show_plain_warnings(show: Callable[[str], object]) -> None:
-    """Show warnings about what is stored as one sentence each, every time; all others as Python does."""
-    show_other = warnings.showwarning
-
-    def show_warning(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if issubclass(category, StoreWarning):
-            show(f"warning: {printable(str(message))}")
-        else:
-            show_other(message, category, filename, lineno, file, line)
-
-    warnings.simplefilter("always", StoreWarning)
-    warnings.showwarning = show_warning
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..engine.answers import REPEATED
+from ..core.records import REPEATED
 
 Record = Mapping[str, Any]  # of one round
 MOST_NAMED = 8  # clients that a sentence names

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError, StoreError
 
+SHORT_NUMBER = re.compile(r"[+-]?(?:\d+\.|\.\d+)(?:[eE][+-]?\d+)?")  # .05 and 5., which TOML does not know
 SEAL = re.compile(r"# checksum ([0-9a-f]{16}) .*\n")
 
 
@@ -61,7 +62,9 @@ def read_stored_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """The value in `--set key=value`: TOML where it parses (3, 0.1, true, [1, 2], "a"), a plain text otherwise."""
+    """The value in `--set key=value`: TOML where it parses (3, 0.1, true, [1, 2], "a"), .05 as well; else a text."""
+    if SHORT_NUMBER.fullmatch(text):
+        return float(text)
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:

@@ -27,11 +27,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from .. import errors
+from ..core.ranks import STORE, rank_and_size
 from ..data import files
-from ..engine.distributed import STORE, PeerLost, rank_and_size
+from ..engine.distributed import PeerLost
 from ..errors import AskewError, ConfigError, EngineError
 from .config import plugin_fault
-from .process_state import show_plain_warnings
+from .plain_warnings import show_plain_warnings
 from .process_tuning import ENVIRONMENT, tune_process
 
 Message = dict[str, Any]  # a JSON object

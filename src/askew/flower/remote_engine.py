@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core.algebra import norm
 from ..core.algorithm import Algorithm
+from ..core.records import REPEATED
 from ..core.types import State
 from ..data.federation import RoundPlan
 from ..engine.answers import (
@@ -24,7 +25,6 @@ from ..engine.answers import (
     NO_ANSWER,
     NO_SECURE_SUM,
     NOT_AWAITED,
-    REPEATED,
     TOO_FEW,
     TOO_LARGE,
     Answer,

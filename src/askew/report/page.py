@@ -10,8 +10,6 @@ from math import floor, log10
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from ..errors import StoreError
 from ..experiment.roll_call import loss_sentence, never_sentences, percent, reason_text
 from ..experiment.store import Run, write_text
@@ -81,6 +79,8 @@ def write_report(runs: Sequence[Run], folder: Path, title: str | None = None) ->
 
 def check_run(run: Run) -> None:
     """Make from one run all that the page takes from it but the pictures; fails with a run that cannot be shown."""
+    import numpy as np
+
     groups = group_runs([run])
     report_page(groups, table([run]), [], None)
     counts = {key: np.asarray(run.federation.get(key, []), dtype=float) for key in ("sizes", "labels")}

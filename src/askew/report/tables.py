@@ -9,9 +9,8 @@ from itertools import groupby
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from ..data import partitions
-from ..experiment.config import OPTIONAL_TABLES
 from ..experiment.curves import rounds_to
+from ..experiment.listing import stored_catalogue
 from ..experiment.store import Run
 
 FlatSettings = dict[str, str]  # values as text by dotted key: {"local.lr": "0.1"}
@@ -108,9 +107,7 @@ def run_settings(run: Run) -> FlatSettings:
 @cache
 def optional_defaults() -> FlatSettings:
     """The defaults of tables that most runs do not have: a run with one differs from them by its other settings."""
-    tables = {name: kind().table() for name, kind in OPTIONAL_TABLES.items()}
-    lists = {name: {k: list(v) if isinstance(v, tuple) else v for k, v in t.items()} for name, t in tables.items()}
-    return flatten_settings(lists)
+    return flatten_settings(stored_catalogue()["optional tables"])
 
 
 def group_runs(runs: Iterable[Run]) -> list[RunGroup]:
@@ -229,7 +226,8 @@ def partition_name(config: Mapping[str, Any]) -> str:
     """A partition in words: "Dirichlet α = 0.2"."""
     settings = {k: v for k, v in config.get("partition", {}).items() if k not in ("name", "clients")}
     name = str(config.get("partition", {}).get("name", ""))
-    defaults = partitions[name]().table() if name in partitions else {}
+    entries = stored_catalogue()["partitions"]
+    defaults = {p["name"]: p["default"] for entry in entries if entry["name"] == name for p in entry["parameters"]}
     shown = {k: v for k, v in settings.items() if k in PARTITION_SYMBOLS or v != defaults.get(k)}
     title = "IID" if name == "iid" else name.replace("_", " ").capitalize()
     return f"{title} {', '.join(f'{PARTITION_SYMBOLS.get(k, k)} = {value_text(v)}' for k, v in shown.items())}".strip()

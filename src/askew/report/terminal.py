@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -17,9 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from ..core.records import RECORD
 from ..core.settings import toml_text
-from ..engine.server import RECORD
-from ..experiment.config import Config, stored_tables
 from ..experiment.roll_call import call_round, loss_sentence, never_sentences, reason_text
 from ..experiment.store import Record, Run, read_json
 from .tables import (
@@ -31,6 +31,9 @@ from .tables import (
     shorten_label,
     table,
 )
+
+if TYPE_CHECKING:
+    from ..experiment.config import Config
 
 MAX_LINES = 20  # of progress, for one run where there is no terminal
 WARM_ROUNDS = 3  # rounds after which their time is known
@@ -170,7 +173,7 @@ class ProgressDisplay:
         self.trained_rounds = 0  # rounds that were trained
         self.training = False
         self.said: set[tuple[str, str]] = set()  # names of runs, and the warnings that were given about them
-        planned = [Run(stored_tables(config), facts={"name": config.name()}) for config in configs]
+        planned = [Run(tomllib.loads(config.toml()), facts={"name": config.name()}) for config in configs]
         # labels of the runs by name, as the table of all will have them
         self.labels = {run.name: g.label for g in group_runs(planned) for run in g.runs}
         self.parts: dict[str, float] = {}  # the done part of runs in progress, by name

@@ -8,7 +8,7 @@ from contextlib import suppress
 from statistics import fmean
 from typing import NamedTuple
 
-from ..engine.server import TIMES
+from ..core.records import TIMES
 from ..experiment.curves import rounds_to
 from ..report.tables import sample_std
 from .evidence import metric_value

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ..engine.server import RECORD, TIMES
+from ..core.records import RECORD, TIMES
 from ..errors import StoreError, StoreWarning
 from ..experiment.config import Config
 from ..experiment.store import Run, read_text, remove_leftovers, wait_for_folder, write_text

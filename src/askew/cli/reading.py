@@ -1,0 +1,99 @@
+"""`askew list`, `show`, `compare` and `report`: what reads, without torch where no plugin needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from ..experiment import listing
+from ..experiment.store import load_all, load_checked
+from ..report import table, terminal, write_report
+from ..report.page import check_run
+from .options import AsJson, Folders, Plugins, examples, print_json, print_rich
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="One of algorithms, attacks, datasets, experiments, models, partitions, participations, rules.",
+        ),
+    ],
+    plugins: Plugins = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what a configuration can name, with its settings; or the papers' experiments."""
+    if kind == "experiments":
+        from .papers import list_experiments
+
+        list_experiments(as_json)
+        return
+    entries = list_with_plugins(kind, plugins) if plugins else listing.stored_entries(kind)
+    if as_json:
+        print_json(entries)
+    else:
+        print_rich(terminal.catalogue(kind, entries))
+
+
+def list_with_plugins(kind: str, plugins: Sequence[str]) -> list[dict[str, Any]]:
+    """The entries of a kind, with what plugins register."""
+    from ..experiment import catalogue
+    from ..experiment.config import load_plugin
+
+    for path in plugins:
+        load_plugin(path)
+    return catalogue.entries_with_plugins(kind)
+
+
+@app.command(epilog=examples("askew show runs/NAME", "askew show runs/NAME --json"))
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Show one run: settings, figures, curve and last rounds."""
+    run = load_checked(folder, terminal.run_details)
+    if as_json:
+        print_json(run.summary() | {"config": run.config, "facts": run.facts, "records": run.rounds})
+    else:
+        print_rich(terminal.run_details(run))
+
+
+@app.command(
+    epilog=examples("askew compare runs", "askew compare runs/A runs/B --target 0.9", "askew compare runs --json")
+)
+def compare(
+    folders: Folders,
+    target: Annotated[
+        float | None,
+        typer.Option(metavar="ACC", help="Count rounds to this accuracy, 0 to 1.", show_default="fedavg's best"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs in one table; runs that differ only in their seed share a row."""
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"compare: --target must be > 0 and ≤ 1, got {target:g}; accuracies are fractions, try 0.9.")
+    runs = load_all(folders, lambda run: terminal.comparison([run]))
+    if as_json:
+        print_json(table(runs, target))
+    else:
+        print_rich(terminal.comparison(runs, target))
+
+
+@app.command(
+    epilog=examples("askew report runs --out report", "askew report runs/A runs/B --out report --title 'A against B'")
+)
+def report(
+    folders: Folders,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page and its pictures.")] = Path("report"),
+    title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default=False)] = None,
+) -> None:
+    """Write one HTML page with tables and pictures of runs."""
+    print(write_report(load_all(folders, check_run), out, title))

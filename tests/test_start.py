@@ -1,0 +1,82 @@
+"""What starts at once: commands that read, lists and help do without torch, which takes seconds to load."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import askew
+from askew.cli.main import COMMANDS, app, load_command, main
+from askew.experiment.catalogue import KINDS, Costs
+
+LOADED = "print('loaded:', *sorted({'torch', 'numpy', 'matplotlib', 'sklearn', 'scipy'} & sys.modules.keys()))"
+
+
+def loaded_by(code: str, where: Path | None = None) -> str:
+    """Which large libraries Python has loaded at the end of some code."""
+    source = str(Path(askew.__file__).parents[1])
+    lines = f"import sys; sys.path.insert(0, {source!r})\n{code}\n{LOADED}"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, cwd=where, check=True)
+    return done.stdout.rpartition("loaded:")[2].strip()
+
+
+def test_importing_askew_loads_no_torch_until_a_name_needs_it() -> None:
+    assert loaded_by("import askew; askew.__version__, askew.errors, askew.load, askew.Run") == ""
+
+
+def test_commands_that_read_load_no_torch(tmp_path: Path) -> None:
+    run = askew.run("fedavg", clients=2, rounds=1, out=tmp_path / "runs")
+    words = [
+        *(["--version"], ["--help"], ["run", "--help"], ["sweep", "--help"], ["compare", "runs"], ["list", "models"]),
+        *(["list", "algorithms"], ["list", "algorithms", "--json"], ["show", f"runs/{run.facts['name']}"]),
+        *(["show", "nothing"], ["compare", "runs", "--json"]),
+    ]
+    codes = [2 if each == ["show", "nothing"] else 0 for each in words]
+    code = f"from askew.cli.main import main\nassert [main(each) for each in {words!r}] == {codes}"
+    assert loaded_by(code, tmp_path) == ""
+
+
+def test_lazy_names_are_those_that_type_checkers_see() -> None:
+    tree = ast.parse(Path(askew.__file__).read_text())
+    checked = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
+    assert {node.module: tuple(alias.name for alias in node.names) for node in imports} == askew.HOMES
+    at_once = {"AskewError", "__version__", "errors"}
+    assert {name for names in askew.HOMES.values() for name in names} | at_once == set(askew.__all__)
+    assert set(askew.__all__) <= set(dir(askew))
+    with pytest.raises(AttributeError, match="no attribute 'agregate'"):
+        _ = askew.agregate  # type: ignore[attr-defined]
+
+
+def test_the_line_of_each_command_is_its_own() -> None:
+    assert list(typer.main.get_command(app).commands) == list(COMMANDS)  # type: ignore[attr-defined]
+    for name, (_, line) in COMMANDS.items():
+        help_text = " ".join(load_command(name).help.split("\n\n")[0].split())
+        assert help_text.startswith(line), name
+
+
+def test_a_plugins_method_is_listed_with_measured_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(KINDS["algorithms"], "members", dict(KINDS["algorithms"].members))  # restored
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import askew\n"
+        "from askew.algorithms import Scaffold\n"
+        "@askew.register('listed')\n"
+        "class Listed(Scaffold):\n"
+        "    idea = 'As SCAFFOLD.'\n"
+    )
+    assert main(["list", "algorithms", "--plugin", str(plugin), "--json"]) == 0
+    *ours, listed = json.loads(capsys.readouterr().out)
+    assert main(["list", "algorithms", "--json"]) == 0
+    stored = json.loads(capsys.readouterr().out)
+    assert ours == stored and listed["name"] == "listed"
+    scaffold = next(entry for entry in stored if entry["name"] == "scaffold")
+    assert [listed[cost] for cost in Costs._fields] == [scaffold[cost] for cost in Costs._fields]
