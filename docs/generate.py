@@ -1,4 +1,4 @@
-"""Write what follows from the code: configuration.md, algorithms.md, the stored catalogue from which `askew list` reads,
+"""Write what follows from the code: configuration.md, algorithms.md, the stored catalogue that `askew list` reads,
 and in README.md the table of methods and the ledger's findings, which it takes from reproduction.md.
 
 python docs/generate.py
