@@ -167,15 +167,15 @@ class ClientRegistry:
     def wait_for(self, count: int) -> set[int]:
         """The clients that are connected, once there are so many; those that were refused are not waited for."""
         needed, end = min(count, self.clients), time.monotonic() + self.rules.wait
-        least, told = min(needed, self.rules.answers), -1
+        least, reported = min(needed, self.rules.answers), -1
         while len(connected := self.refresh()) < max(needed - len(self.refused - connected), least):
             if time.monotonic() > end:
                 raise EngineError(
                     f"{len(connected)} of {needed} clients came within {self.rules.wait:g} s; start the others, "
                     "or wait for fewer (nodes, answers); the run goes on from its last round."
                 )
-            if told != len(connected):
-                told = len(connected)
-                self.say(f"{WAITING}{told} of {needed} are ready")
+            if reported != len(connected):
+                reported = len(connected)
+                self.say(f"{WAITING}{reported} of {needed} are ready")
             time.sleep(POLL_SECONDS)
         return connected

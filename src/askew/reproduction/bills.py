@@ -23,8 +23,8 @@ from .paper_tables import long_duration
 from .papers import Experiment, build_config, hyper_text, run_specs
 from .statistics import MAX_SEEDS, MIN_SEEDS, SIGNIFICANCE, find_power, seeds_needed, t_quantile
 
-DEVICES = ("NVIDIA H200", "cpu")  # whose times are told: the first of them that was measured
-LARGE_EFFECT = 2.0  # standard deviations; the power of a test is told for it where nothing was measured
+DEVICES = ("NVIDIA H200", "cpu")  # whose times are given: the first of them that was measured
+LARGE_EFFECT = 2.0  # standard deviations; the power of a test is given for it where nothing was measured
 
 Needs = Mapping[tuple[str, Term], int]  # seeds by experiment and term
 CellId = tuple[str, str, str, str]  # experiment, case, method and grid point
