@@ -15,6 +15,7 @@ from askew.kernels import batched_linear
 from askew.kernels.cuda import conv as cuda_conv
 from askew.kernels.cuda import cross_entropy as cuda_cross_entropy
 from askew.kernels.cuda import gather as cuda_gather
+from askew.kernels.cuda import group_norm
 from askew.kernels.cuda.rows import real_samples
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -237,7 +238,7 @@ def test_linear_layers_of_many_networks(
     layer, size = nn.Linear(inner, out).cuda(), inner * out
     flat = torch.randn(groups, 3 + size + out, device="cuda").requires_grad_()
     x = torch.randn(groups, batch, inner, device="cuda", requires_grad=True)
-    assert batched_linear.can_launch(x, flat[:, 3 : 3 + size].view(groups, out, inner))
+    assert batched_linear.can_launch(x, flat[:, 3 : 3 + size].view(groups, out, inner), batched_linear.MOST)
     real = torch.randint(batch + 1, (groups,), dtype=torch.int32, device="cuda")
     is_real = torch.ones(1, 1, 1, device="cuda")
     if padded:
@@ -261,6 +262,62 @@ def test_linear_layers_of_many_networks(
     exact_gradients = torch.autograd.grad((exact_y * weight).sum(), exact)
     for a, b, right in zip(gradients, again, exact_gradients, strict=True):
         assert torch.equal(a, b) and (a - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+def test_a_linear_layer_with_many_inputs() -> None:
+    """In TF32 the kernel has the forward pass and cuBLAS the gradients."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    layer, x = nn.Linear(1600, 384).cuda(), torch.randn(3, 50, 1600, device="cuda", requires_grad=True)
+    w = torch.randn(3, 384, 1600, device="cuda", requires_grad=True)
+    one = lambda w, x: functional_call(LinearRelu(layer, True), {"layer.weight": w}, (x,))
+    exact = [t.detach().double().requires_grad_() for t in (w, x)]
+    y, exact_y = vmap(one)(w, x), (exact[1] @ exact[0].mT + layer.bias.detach().double()).relu()
+    assert relative_error(y, exact_y) < 1e-3
+    gradients = torch.autograd.grad((y * (exact_y > 0)).sum(), (w, x))
+    for a, right in zip(gradients, torch.autograd.grad(exact_y.sum(), exact), strict=True):
+        assert relative_error(a, right) < 5e-3  # where the ReLU is near 0, the two may differ
+
+
+@pytest.mark.parametrize(("tf32", "within"), [(False, 1e-5), (True, 2e-3)])
+def test_many_images_of_one_network_are_evaluated(tf32: bool, within: float) -> None:
+    torch.backends.cudnn.allow_tf32 = tf32
+    layers = nn.Conv2d(3, 64, 5).cuda(), nn.ReLU(), nn.MaxPool2d(2)
+    x = torch.randn(600, 3, 32, 32, device="cuda")
+    assert not cuda_conv.can_run(x, *layers)
+    with torch.no_grad():
+        assert cuda_conv.can_run(x, *layers) and not cuda_conv.can_run(x[:100], *layers)
+        exact = F.max_pool2d(F.conv2d(x.double(), *(p.double() for p in layers[0].parameters())).relu(), 2)
+        assert relative_error(cuda_conv.conv_relu_pool(x, layers[0]), exact) < within
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(
+    ("images", "channels", "side", "groups"), [(5, 64, 32, 2), (3, 512, 4, 2), (1, 6, 3, 1), (2, 96, 7, 32)]
+)
+def test_group_norm_with_shortcut_and_relu(
+    images: int, channels: int, side: int, groups: int, add: bool, relu: bool, dtype: torch.dtype
+) -> None:
+    """Against torch in float64, of numbers far from zero; the same bits again."""
+    shape, norm = (images, channels, side, side), nn.GroupNorm(groups, channels).cuda()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    last = lambda t: t.to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    x, shortcut = last(torch.randn(shape, device="cuda") * 2 + 30), last(torch.randn(shape, device="cuda"))
+    parameters = [x, norm.weight, norm.bias, *([shortcut] if add else [])]
+    assert group_norm.can_run(x, norm) and not group_norm.can_run(x.contiguous(), norm)
+    outputs = lambda: group_norm.norm_relu(x, norm, relu, shortcut if add else None)
+    exact = [t.detach().double().requires_grad_() for t in parameters]
+    y, exact_y = outputs(), F.group_norm(exact[0], groups, exact[1], exact[2], norm.eps)
+    exact_y = exact_y + exact[3] if add else exact_y
+    exact_y = exact_y * (y > 0) if relu else exact_y
+    within = 1e-5 if dtype == torch.float32 else 1e-2
+    assert relative_error(y, exact_y.detach()) < within
+    weight = torch.randn(shape, device="cuda").to(dtype)
+    gradients, again = (torch.autograd.grad((t * weight).sum(), parameters) for t in (y, outputs()))
+    for a, b, right in zip(gradients, again, torch.autograd.grad((exact_y * weight).sum(), exact), strict=True):
+        assert torch.equal(a, b) and relative_error(a, right) < within
 
 
 @pytest.mark.parametrize(("shape", "label"), [((3, 5, 4), ()), ((700,), (2,)), ((), (3000,))])

@@ -44,6 +44,7 @@ from ..engine.slots import Slots
 from ..engine.stacked import Stacked
 from ..engine.vmapped import Vmapped
 from ..errors import EngineError, ModelError
+from ..kernels.cuda import available
 from ..kernels.interface import Kernels
 from ..models.network import Chain, use_kernels
 from ..version import __version__
@@ -228,11 +229,11 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Mod
 
 
 def prefers_channels_last(module: nn.Module, device: torch.device, engine: EngineSettings) -> bool:
-    """Will convolutions run faster channels-last? In bfloat16, with channels enough; group norm only if compiled."""
+    """Will convolutions run faster channels-last? In bfloat16, with channels enough; torch's group norm does not."""
     deep = any(isinstance(layer, nn.Conv2d) and layer.in_channels >= 16 for layer in module.modules())
     grouped = any(isinstance(layer, nn.GroupNorm) for layer in module.modules())
     suited = isinstance(module, Chain) and deep and device.type == "cuda" and engine.dtype == "bf16"
-    return suited and (engine.compile or not grouped)
+    return suited and (engine.compile or not grouped or available())
 
 
 # the engine -----------------------------------------------------------------------------------------------------------

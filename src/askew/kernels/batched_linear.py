@@ -19,8 +19,9 @@ SAMPLES = 64  # of one program
 OUTPUTS = 32
 INPUTS = 64
 FORWARD = {"tf32": (SAMPLES, 32), "tf32x3": (16, 64)}  # samples and inputs at a time; three products need registers
-MOST = 1024  # inputs or outputs: above, cuBLAS is better,
-FEW = 2**13  # as it is for the gradients of more samples
+MOST = 1024  # inputs or outputs: above, cuBLAS is better for the gradients,
+FEW = 2**13  # as it is for those of more samples;
+MOST_FORWARD = {"tf32": 2048, "tf32x3": MOST}  # in TF32 it is slow where rows of weights are not 16·n bytes apart
 
 
 def is_batched(layer: nn.Module, x: Tensor) -> bool:
@@ -35,9 +36,9 @@ def linear(x: Tensor, layer: nn.Module, relu: bool = False) -> Tensor:
     return y
 
 
-def can_launch(x: Tensor, weight: Tensor) -> bool:
-    """Can the kernels take this?"""
-    return x.is_cuda and x.dtype is torch.float32 and max(weight.shape[1:]) <= MOST and available()
+def can_launch(x: Tensor, weight: Tensor, most: int) -> bool:
+    """Can the kernels take this, with so many inputs or outputs at most?"""
+    return x.is_cuda and x.dtype is torch.float32 and max(weight.shape[1:]) <= most and available()
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor, relu: bool, real: Tensor | None) -> Tensor:
@@ -86,7 +87,7 @@ class _Linears(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, real: Tensor | None) -> Tensor:
-        if can_launch(x, weight):
+        if can_launch(x, weight, MOST_FORWARD[cublas_precision()]):
             return forward(x, weight, bias, relu, real)
         y = torch.baddbmm(bias[..., None, :], x, weight.mT)
         return y.relu_() if relu else y
@@ -100,9 +101,8 @@ class _Linears(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, weight, y, *rest), deep = grads, ctx.saved_tensors, ctx.needs_input_grad[0]
         nothing = (None,) * (1 + len(rest))
-        if (
-            rest and can_launch(x, weight) and x.shape[0] * x.shape[1] <= FEW
-        ):  # without `rest` it is one of those that are vmapped
+        # without `rest` it is one of those that are vmapped
+        if rest and can_launch(x, weight, MOST) and x.shape[0] * x.shape[1] <= FEW:
             dw, db, dx = backward(g, x, weight, y, ctx.relu, deep, rest[0])
             return dx if deep else None, dw, db, *nothing
         g = torch.ops.aten.threshold_backward(g, y, 0) if ctx.relu else g

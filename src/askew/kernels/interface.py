@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..core.task import Task
 from .cpu import compiler
 from .cpu.dense import SOURCE
-from .cuda import available
+from .cuda import available, group_norm
 from .cuda import cross_entropy as cuda_cross_entropy
 from .layers import run_layers
 from .steps import StepKernels
@@ -36,6 +36,13 @@ class Kernels:
     def run_layers(self, x: Tensor, layers: Sequence[nn.Module], pooled: bool = False) -> Tensor:
         """The output of a network's layers in a row."""
         return run_layers(x, layers, self.used, pooled)
+
+    def norm_relu(self, x: Tensor, norm: nn.Module, shortcut: Tensor | None) -> Tensor | None:
+        """relu(norm(x) + shortcut)."""
+        if not group_norm.can_run(x, norm):
+            return None
+        self.used.add("Triton (group norm)")
+        return group_norm.norm_relu(x, norm, shortcut=shortcut)
 
     def cross_entropy(self, output: Tensor, y: Tensor, weight: Tensor | None) -> Tensor | None:
         """The mean cross-entropy of a batch."""

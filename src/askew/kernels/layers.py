@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from . import batched_linear
 from .cpu import conv as cpu_conv
 from .cuda import conv as cuda_conv
+from .cuda import group_norm
 
 FEW = 2**14  # numbers in a batch of images; fewer are not worth another memory layout
 ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
@@ -48,6 +49,10 @@ def run_some(x: Tensor, layers: Sequence[nn.Module], used: set[str]) -> tuple[Te
         if x.is_cuda:
             used.add("Triton (linear layers)")
         return batched_linear.linear(x, first, relu_follows), 1 + relu_follows
+    if group_norm.can_run(x, first):
+        relu_follows = type(second) is nn.ReLU
+        used.add("Triton (group norm)")
+        return group_norm.norm_relu(x, first, relu_follows), 1 + relu_follows
     if type(first) is nn.ReLU and type(second) is nn.MaxPool2d:
         return first(second(x)), 2  # the same values and gradients in either order, and so of a quarter of the pixels
     return first(x), 1

@@ -23,10 +23,15 @@ from .weights import HEAD, load_weights
 GROUPS = 2
 
 
-class Chain(LayerRow):
+class UsesKernels:
+    """A module whose layers may be run several at once."""
+
+    kernels: Kernels | None = None
+
+
+class Chain(UsesKernels, LayerRow):
     """Named layers in a row, a linear one last."""
 
-    kernels: Kernels | None = None  # what may run several layers at once
     pooled = False  # is every convolution pooled?
 
     def forward(self, x: Tensor, call: str = "") -> tuple[Tensor, ...]:
@@ -76,7 +81,7 @@ def use_kernels(module: nn.Module, kernels: Kernels) -> nn.Module:
     """A copy of the network that may run its layers by kernels."""
     module = copy.deepcopy(module)
     for layer in module.modules():
-        if isinstance(layer, Chain):
+        if isinstance(layer, UsesKernels):
             layer.kernels = kernels
     return module
 

@@ -11,7 +11,17 @@ from torch import Tensor, nn
 
 from ..core.settings import setting
 from ..errors import ConfigError
-from .network import GROUPS, Chain, Network, first_quarter, make_chain, norm_layer, require_image, run_narrow
+from .network import (
+    GROUPS,
+    Chain,
+    Network,
+    UsesKernels,
+    first_quarter,
+    make_chain,
+    norm_layer,
+    require_image,
+    run_narrow,
+)
 
 NARROWEST = 64  # channels
 STEMS = ("small", "imagenet")
@@ -19,7 +29,7 @@ STEMS = ("small", "imagenet")
 Norm = Callable[[int], nn.Module]
 
 
-class ResidualBlock(nn.Module):
+class ResidualBlock(UsesKernels, nn.Module):
     """Two convolutions, or three of a bottleneck, each with its normalisation, around a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool, norm: Norm) -> None:
@@ -42,12 +52,26 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__) -> Tensor:
         """`run` may run the layers at less than their width."""
         y, shortcut = x, x
-        for layer in self.downsample.children():
-            shortcut = run(layer, shortcut)
+        if self.kernels is not None and run is nn.Module.__call__:
+            shortcut = self.kernels.run_layers(x, list(self.downsample.children()))
+        else:
+            for layer in self.downsample.children():
+                shortcut = run(layer, shortcut)
         for k in range(1, self.depth + 1):
-            y = run(self.get_submodule(f"bn{k}"), run(self.get_submodule(f"conv{k}"), y))
-            y = F.relu(y) if k < self.depth else y
-        return F.relu(y + shortcut)
+            y, norm = run(self.get_submodule(f"conv{k}"), y), self.get_submodule(f"bn{k}")
+            y = self.norm_relu(y, norm, shortcut if k == self.depth else None, run)
+        return y
+
+    def norm_relu(
+        self, y: Tensor, norm: nn.Module, shortcut: Tensor | None, run: Callable[[nn.Module, Tensor], Tensor]
+    ) -> Tensor:
+        """relu(norm(y) + shortcut)."""
+        if self.kernels is not None and run is nn.Module.__call__:
+            fused = self.kernels.norm_relu(y, norm, shortcut)
+            if fused is not None:
+                return fused
+        y = run(norm, y)
+        return F.relu(y if shortcut is None else y + shortcut)
 
 
 def run_narrow_stage(stage: nn.Module, x: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ TILE = 64  # pixels of patches, of all channels, at a time; forward no more than
 FORWARD = (128, 4, 1)  # pixels of one program, its warps, and the stages of its loop
 WEIGHTS = (8192, 4, 1)  # pixels times tile
 INPUTS = (64, 4, 1)
+MANY = 512  # images that fill the device without other networks
 PROGRAMS = 512  # of the weights' gradient, which is summed in parts: enough to fill the device
 MOST_PARTS = 32
 
@@ -32,11 +33,12 @@ def can_run(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> boo
     """Can the kernels run these three layers on x?"""
     if not x.is_cuda or x.dtype == torch.float64 or not available():
         return False
-    return supports(conv, relu, pool, many=torch._C._functorch.is_batchedtensor(x))
+    evaluated = x.dim() == 4 and len(x) >= MANY and not torch.is_grad_enabled()
+    return supports(conv, relu, pool, many=evaluated or torch._C._functorch.is_batchedtensor(x))
 
 
 def supports(conv: nn.Module, relu: nn.Module, pool: nn.Module, *, many: bool) -> bool:
-    """Is this what the kernels do? With many channels only for many networks at once, where they were measured."""
+    """Is this what the kernels do? With many channels only for many networks or images, where they were measured."""
     if not is_conv_relu_pool(conv, relu, pool):
         return False
     ci, co, k, pad = conv.in_channels, conv.out_channels, conv.kernel_size[0], int(conv.padding[0])
