@@ -11,22 +11,34 @@ the hidden state and those of the input, but for the first layer's; gates [G, L,
 
 from __future__ import annotations
 
+import platform
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .cuda import available
 from .cuda import lstm as cuda_lstm
 from .cuda.rows import rows_first
 
 TENSORS = 4  # of a layer: weights of input and hidden state, biases of both
+ON_ARM = platform.machine() in ("aarch64", "arm64")
+MUCH = 2**16  # samples times units squared: below, a time step is mostly overhead
 WORDS = 1024  # of an embedding at most that is a product
 
 
-def is_inside_vmap(x: Tensor) -> bool:
-    """Is a network run under vmap, or another transform of torch.func?"""
-    return torch._C._functorch.peek_interpreter_stack() is not None and not torch.is_autocast_enabled(x.device.type)
+def run_layer(x: Tensor, layer: nn.LSTM | nn.Embedding, used: set[str]) -> Tensor | None:
+    """The layer's output; None: torch does it, as in lower precision, or where it is compiled."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+        return None
+    vmapped = torch._C._functorch.peek_interpreter_stack() is not None  # or another transform of torch.func
+    if isinstance(layer, nn.Embedding):
+        return embedding(x, layer) if vmapped and is_small_embedding(layer) else None
+    if not supports(layer) or not (vmapped or is_slow_in_torch(x, layer)):
+        return None
+    used.add("Triton (LSTM layers)" if cuda_lstm.can_launch(x) else "torch (LSTM layers)")
+    return last_output(x, layer)
 
 
 def supports(layer: nn.Module) -> bool:
@@ -37,30 +49,33 @@ def supports(layer: nn.Module) -> bool:
     return plain and layer.batch_first and bool(layer.bias)
 
 
+def is_slow_in_torch(x: Tensor, layer: nn.LSTM) -> bool:
+    """Is this a training pass of one network on a CPU that takes longer in torch? Measured on ARM alone."""
+    return ON_ARM and x.device.type == "cpu" and torch.is_grad_enabled() and len(x) * layer.hidden_size**2 >= MUCH
+
+
 def runs_on_gpu(module: nn.Module, dtype: torch.dtype) -> bool:
     """Has the network LSTM layers, and do the kernels for CUDA take all of them?"""
     layers = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
-    return bool(layers) and dtype is torch.float32 and cuda_lstm.available() and all(map(supports, layers))
+    return bool(layers) and dtype is torch.float32 and available() and all(map(supports, layers))
 
 
-def last_output(x: Tensor, layer: nn.Module) -> Tensor:
+def last_output(x: Tensor, layer: nn.LSTM) -> Tensor:
     """The last layer's output at the last time [B, H], of inputs [B, T, E]."""
-    assert isinstance(layer, nn.LSTM)
     parameters = [getattr(layer, name) for name in layer._flat_weights_names]  # and not _flat_weights, which may be old
     y: Tensor = _LSTM.apply(x, *parameters)[0]  # type: ignore[no-untyped-call]
     return y
 
 
-def is_small_embedding(layer: nn.Module) -> bool:
+def is_small_embedding(layer: nn.Embedding) -> bool:
     """Is this an embedding without extras, of few words?"""
     if type(layer) is not nn.Embedding or layer.num_embeddings > WORDS:
         return False
     return layer.padding_idx is None and layer.max_norm is None and not (layer.scale_grad_by_freq or layer.sparse)
 
 
-def embedding(x: Tensor, layer: nn.Module) -> Tensor:
+def embedding(x: Tensor, layer: nn.Embedding) -> Tensor:
     """The words' vectors as a product with zeros and ones, so that their gradient is a product too, without sorting."""
-    assert isinstance(layer, nn.Embedding)
     words = torch.arange(layer.num_embeddings, device=x.device)
     return (x[..., None] == words).to(layer.weight.dtype) @ layer.weight
 
@@ -130,13 +145,15 @@ def pad_units(w: Tensor, size: int, wide: int) -> Tensor:
     units, inner = w.shape[1] // 4, w.shape[2]
     if (units, inner) == (size, wide):
         return w
-    return F.pad(w.unflatten(1, (4, units)), (0, wide - inner, 0, size - units)).flatten(1, 2)
+    return F.pad(w.reshape(len(w), 4, units, inner), (0, wide - inner, 0, size - units)).flatten(1, 2)
 
 
 def cut_units(w: Tensor, units: int, wide: int) -> Tensor:
     """The opposite of pad_units."""
     size = w.shape[1] // 4
-    return w if (size, w.shape[2]) == (units, wide) else w.unflatten(1, (4, size))[:, :, :units, :wide].flatten(1, 2)
+    if (size, w.shape[2]) == (units, wide):
+        return w
+    return w.view(len(w), 4, size, -1)[:, :, :units, :wide].flatten(1, 2)
 
 
 def run_forward(pre: Tensor, weights: Tensor, bias: Tensor, hidden: Tensor, cells: Tensor, gates: Tensor) -> None:
@@ -221,7 +238,7 @@ class _LSTM(_ManyLSTMs):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         deep = ctx.needs_input_grad[0]
-        dx, *rest = _Backward.apply(deep, grads[0], *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        dx, *rest = _LSTMBackward.apply(deep, grads[0], *ctx.saved_tensors)  # type: ignore[no-untyped-call]
         return dx if deep else None, *rest
 
     @staticmethod
@@ -230,7 +247,7 @@ class _LSTM(_ManyLSTMs):
         return outputs, (0,) * len(outputs)
 
 
-class _Backward(torch.autograd.Function):
+class _LSTMBackward(torch.autograd.Function):
     """The backward pass as a function of its own, so that it too can be vmapped."""
 
     @staticmethod

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from . import batched_linear, batched_lstm
 from .cpu import conv as cpu_conv
 from .cuda import conv as cuda_conv
-from .cuda import lstm as cuda_lstm
 
 FEW = 2**14  # numbers in a batch of images; fewer are not worth another memory layout
 ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
@@ -49,12 +48,8 @@ def run_some(x: Tensor, layers: Sequence[nn.Module], used: set[str]) -> tuple[Te
         if x.is_cuda:
             used.add("Triton (linear layers)")
         return batched_linear.linear(x, first, relu_follows), 1 + relu_follows
-    if batched_lstm.is_inside_vmap(x):
-        if batched_lstm.supports(first):
-            used.add("Triton (LSTM layers)" if cuda_lstm.can_launch(x) else "torch (LSTM layers)")
-            return batched_lstm.last_output(x, first), 1
-        if batched_lstm.is_small_embedding(first):
-            return batched_lstm.embedding(x, first), 1
+    if isinstance(first, (nn.LSTM, nn.Embedding)) and (y := batched_lstm.run_layer(x, first, used)) is not None:
+        return y, 1
     if type(first) is nn.ReLU and type(second) is nn.MaxPool2d:
         return first(second(x)), 2  # the same values and gradients in either order, and so of a quarter of the pixels
     return first(x), 1
