@@ -107,7 +107,8 @@ def test_the_engine_of_an_lstm_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(batched_lstm, "available", lambda there=there: there)
         space = Space(module)
         space.device, space.dtype = torch.device("cuda"), dtype
-        assert choose("auto", module, space, 10.0, plain=plain).name == name
+        choice = choose("auto", module, space, 10.0, plain=plain)
+        assert (choice.name, choice.others) == (name, ("slots",) if name == "stacked" else ())
 
 
 @pytest.mark.parametrize("engine", ["stacked", "vmapped"])

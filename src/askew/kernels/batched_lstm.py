@@ -77,7 +77,8 @@ def is_small_embedding(layer: nn.Embedding) -> bool:
 def embedding(x: Tensor, layer: nn.Embedding) -> Tensor:
     """The words' vectors as a product with zeros and ones, so that their gradient is a product too, without sorting."""
     words = torch.arange(layer.num_embeddings, device=x.device)
-    return (x[..., None] == words).to(layer.weight.dtype) @ layer.weight
+    chosen = (x.reshape(-1, 1) == words).to(layer.weight.dtype)
+    return (chosen @ layer.weight).view(*x.shape, -1)
 
 
 class Steps(NamedTuple):

@@ -7,9 +7,10 @@ what it takes its time for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +18,29 @@ from torch import Tensor
 from . import available
 from .rows import cudnn_precision
 
+
+class Shape(NamedTuple):
+    """How a kernel divides its work."""
+
+    units: int  # of one program
+    depth: int  # inputs at a time; backward, of each gate
+    warps: int
+    stages: int  # of its loop
+
+
+class Launch(NamedTuple):
+    """The number of a launch, and the lowest and highest layer at work; each is at the time number - layer."""
+
+    step: int
+    low: int
+    top: int
+
+
 UNITS = 64  # a layer's units are padded to a multiple
-FORWARD = (16, 64, 4, 4)  # units of one program, inputs at a time, its warps, and the stages of its loop
-BACKWARD = (16, 32, 4, 4)  # units of one program, inputs of each gate at a time, warps, stages
+FORWARD = Shape(units=16, depth=64, warps=4, stages=4)
+BACKWARD = Shape(units=16, depth=32, warps=4, stages=4)
 FEWEST, MOST = 16, 32  # samples of one program
+EARLY = False  # does a kernel begin before the last one ends?
 
 
 def can_launch(x: Tensor) -> bool:
@@ -30,45 +50,33 @@ def can_launch(x: Tensor) -> bool:
 
 def run_forward(pre: Tensor, weights: Tensor, bias: Tensor, hidden: Tensor, cells: Tensor, gates: Tensor) -> None:
     """Fill hidden, cells and gates, from the first layer's inputs `pre`; shapes as in batched_lstm.py."""
-    groups, layers, times, batch, _, size = gates.shape
-    units, depth, warps, stages = FORWARD
-    sizes = (layers, size, block_of(batch), units, depth, cudnn_precision())
-    for step, low, top in steps(times, layers):
-        tiles = -(-batch // block_of(batch))
-        grid = (size // units, groups, tiles * (top - low + 1))
-        kernels().forward[grid](
-            *(pre, weights, bias, hidden, cells, gates, step, top, times, batch, tiles, *sizes),
-            num_warps=warps,
-            num_stages=stages,
-        )
+    launches = list(steps(gates.shape[2], gates.shape[1]))
+    launch(kernels().forward, FORWARD, launches, gates, (pre, weights, bias, hidden, cells, gates))
 
 
 def run_backward(dy: Tensor, weights: Tensor, cells: Tensor, gates: Tensor) -> Tensor:
     """What flows back to the gates, before their sigmoids and tanh, from that to the last layer's last output."""
-    groups, layers, times, batch, _, size = gates.shape
-    units, depth, warps, stages = BACKWARD
-    sizes = (layers, size, block_of(batch), units, depth, cudnn_precision())
-    slopes, carried = torch.empty_like(gates), gates.new_zeros((groups, layers, batch, size))
-    for step, low, top in reversed(list(steps(times, layers))):
-        tiles = -(-batch // block_of(batch))
-        grid = (size // units, groups, tiles * (top - low + 1))
-        kernels().backward[grid](
-            *(dy, weights, cells, gates, slopes, carried, step, top, times, batch, tiles, *sizes),
-            num_warps=warps,
-            num_stages=stages,
-        )
+    slopes, carried = torch.empty_like(gates), cells.new_zeros(cells[:, :, 0].shape)
+    launches = list(steps(gates.shape[2], gates.shape[1]))[::-1]
+    launch(kernels().backward, BACKWARD, launches, gates, (dy, weights, cells, gates, slopes, carried))
     return slopes
 
 
-def steps(times: int, layers: int) -> Iterator[tuple[int, int, int]]:
-    """The launches: their number, and the lowest and highest layer at work, each at the time number - layer."""
+def launch(kernel: Any, shape: Shape, launches: Sequence[Launch], gates: Tensor, tensors: tuple[Tensor, ...]) -> None:
+    """One launch of a kernel for each step."""
+    groups, layers, times, batch, _, size = gates.shape
+    block = FEWEST if batch <= FEWEST else MOST
+    tiles, sizes = -(-batch // block), (layers, size, block, shape.units, shape.depth, cudnn_precision(), EARLY)
+    options = {"num_warps": shape.warps, "num_stages": shape.stages} | ({"launch_pdl": True} if EARLY else {})
+    for step, low, top in launches:
+        grid = (size // shape.units, groups, tiles * (top - low + 1))
+        kernel[grid](*tensors, step, top, times, batch, tiles, *sizes, **options)
+
+
+def steps(times: int, layers: int) -> Iterator[Launch]:
+    """The launches of all times and layers."""
     for step in range(times + layers - 1):
-        yield step, max(0, step - times + 1), min(layers - 1, step)
-
-
-def block_of(batch: int) -> int:
-    """The samples of one program."""
-    return FEWEST if batch <= FEWEST else MOST
+        yield Launch(step, max(0, step - times + 1), min(layers - 1, step))
 
 
 @cache
