@@ -20,7 +20,7 @@ from askew.experiment import build as run_parts
 from askew.experiment.build import BuildCache, build
 from askew.experiment.config import Config
 from askew.experiment.launch import run_config
-from askew.models import CNN, CNN64, MLP, CharLSTM, LeNet, Softmax
+from askew.models import CNN, CNN64, MLP, LeNet, Softmax
 
 TABLES: dict[str, Any] = {
     "rounds": 4,
@@ -111,7 +111,6 @@ def test_the_rule_for_a_cpu(
         (MLP(hidden=(200, 200)), (784,), "stacked", ("slots",)),
         (CNN64(), (3, 32, 32), "slots", ("stacked",)),
         (CNN(norm="batch"), (1, 8, 8), "slots", ()),
-        (CharLSTM(), (80,), "slots", ()),
     ],
 )
 def test_the_rule_for_a_gpu(network: Any, shape: tuple[int, ...], name: str, others: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from askew.engine.sample_buffer import Needs, SampleBuffer
-from askew.kernels import batched_linear
+from askew.kernels import batched_linear, batched_lstm
 from askew.kernels.cuda import conv as cuda_conv
 from askew.kernels.cuda import cross_entropy as cuda_cross_entropy
 from askew.kernels.cuda import gather as cuda_gather
 from askew.kernels.cuda import group_norm
 from askew.kernels.cuda.rows import real_samples
+from askew.models.lstm import LastOutputLSTM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -345,3 +347,64 @@ def test_batches_are_gathered_as_by_torch(
                 by_torch = cuda_gather.gather(buffer, cursor, limit, length)
             assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(by_kernel, by_torch, strict=True))
             assert by_kernel.real.tolist() == [[8, 8, 3][k] if k < 3 else 0, 0, [8, 8, 8, 2, 5][k]]
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "batch", "times", "inputs", "units", "layers"),
+    [
+        (10, 10, 80, 8, 256, 2),
+        (3, 5, 6, 4, 64, 2),
+        (2, 10, 7, 8, 100, 2),
+        (1, 1, 1, 3, 5, 1),
+        (2, 17, 5, 3, 33, 3),
+        (1, 33, 3, 8, 64, 2),
+        (12, 70, 20, 8, 128, 1),
+    ],
+)
+def test_lstm_layers(groups: int, batch: int, times: int, inputs: int, units: int, layers: int, tf32: bool) -> None:
+    """Against torch in float64; a second time bit for bit the same."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+    within = 1e-2 if tf32 else 1e-5
+    networks = [LastOutputLSTM(inputs, units, layers, batch_first=True).cuda().double() for _ in range(groups)]
+    x = torch.randn((groups, batch, times, inputs), device="cuda", requires_grad=True)
+    parameters = [
+        torch.stack(same).detach().float().requires_grad_()
+        for same in zip(*(network.parameters() for network in networks), strict=True)
+    ]
+    weight = torch.randn((groups, batch, units), device="cuda")
+
+    def gradients() -> tuple[Tensor, tuple[Tensor, ...]]:
+        y = vmap(lambda *given: batched_lstm._LSTM.apply(*given)[0])(x, *parameters)
+        return y, torch.autograd.grad((y * weight).sum(), (x, *parameters))
+
+    (y, found), (_, again) = gradients(), gradients()
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    for n, network in enumerate(networks):
+        leaf = x[n].detach().double().requires_grad_()
+        exact_y = network(leaf)
+        exact = torch.autograd.grad((exact_y * weight[n]).sum(), (leaf, *network.parameters()))
+        assert relative_error(y[n], exact_y) < within
+        for a, b in zip(found, exact, strict=True):
+            assert a[n].shape == b.shape and relative_error(a[n], b) < within
+
+
+def test_lstm_layers_under_a_gradient() -> None:
+    """vmap around a gradient, as in methods that take more than one in a step; a shared input."""
+    layer = LastOutputLSTM(4, 20, 2, batch_first=True).cuda()
+    stacked = {n: torch.stack((p.detach(), 2 * p.detach())) for n, p in layer.named_parameters()}
+    x = torch.randn((6, 9, 4), device="cuda")
+
+    def loss(state: dict[str, Tensor]) -> Tensor:
+        y: Tensor = batched_lstm._LSTM.apply(x, *state.values())[0]
+        return y.square().sum()
+
+    found = vmap(torch.func.grad(loss))(stacked)
+    for n in range(2):
+        exact = copy.deepcopy(layer).double()
+        with torch.no_grad():
+            for name, parameter in exact.named_parameters():
+                parameter.copy_(stacked[name][n])
+        wanted = torch.autograd.grad(exact(x.double()).square().sum(), list(exact.parameters()))
+        for name, gradient in zip(stacked, wanted, strict=True):
+            assert relative_error(found[name][n], gradient) < 1e-5

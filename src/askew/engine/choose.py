@@ -17,6 +17,7 @@ from torch import nn
 from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS, Space
 from ..errors import EngineError
+from ..kernels import batched_lstm
 from .base import Engine, PhaseRequest
 
 MUCH = 10**11  # parameters times samples of all rounds; below, a trial costs more than it can win
@@ -143,6 +144,8 @@ def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool
 def choose_on_cuda(module: nn.Module, space: Space, foreign: Collection[str], plain: bool) -> EngineChoice:
     """The engine on a GPU by the rule; `foreign` layers are not known to be dense."""
     slots = "a GPU is kept busy by many clients at a time"
+    if not plain and {*foreign} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
+        return EngineChoice("stacked", "an LSTM: one kernel a time step serves many clients", ("slots",))
     if plain or {*foreign} - VMAPPED or has_batch_norm(module):
         return EngineChoice("slots", slots)
     if space.P <= SMALL:

@@ -4,6 +4,8 @@ interface.py     Kernels: what engines, networks and tasks ask; None means: the 
 affine.py        whose local steps may be taken by a kernel: declared by the method, owned, and checked
 dense.py         networks of linear layers: gradients and steps without autograd, in C or as products of matrices
 in_place.py      plain SGD steps of a bound module without a copy of its gradient
+batched_linear.py  linear layers of many networks at once
+batched_lstm.py  LSTM layers of many networks at once
 layers.py        a network's layers in a row, several of them at once
 cpu/             kernels in C and their compiler
 cuda/            kernels in Triton

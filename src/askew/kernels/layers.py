@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from . import batched_linear
+from . import batched_linear, batched_lstm
 from .cpu import conv as cpu_conv
 from .cuda import conv as cuda_conv
 from .cuda import group_norm
@@ -53,6 +53,8 @@ def run_some(x: Tensor, layers: Sequence[nn.Module], used: set[str]) -> tuple[Te
         relu_follows = type(second) is nn.ReLU
         used.add("Triton (group norm)")
         return group_norm.norm_relu(x, first, relu_follows), 1 + relu_follows
+    if isinstance(first, (nn.LSTM, nn.Embedding)) and (y := batched_lstm.run_layer(x, first, used)) is not None:
+        return y, 1
     if type(first) is nn.ReLU and type(second) is nn.MaxPool2d:
         return first(second(x)), 2  # the same values and gradients in either order, and so of a quarter of the pixels
     return first(x), 1
