@@ -170,6 +170,7 @@ class Federation:
     transform: InputTransform | None
     shift: FeatureShift | None
     validation: float  # fraction of a client's samples that is held out
+    has_targets = True  # are the targets of the test set real ones?
     flipped: frozenset[int] = frozenset()  # natural clients whose labels are flipped whenever they are drawn
 
     def __init__(
@@ -382,6 +383,14 @@ class Federation:
         if self.transform and self.transform.random:
             batches = batches._replace(draws=sample_draws(self.seed, len(batches.places), round, client))
         return batches
+
+    def label_counts(self, ids: Sequence[int]) -> Tensor:
+        """How many training samples of each class these clients hold, [C, K] in the type of the model."""
+        pool, places = self.gather(ids)
+        y = pool.y.cpu().numpy()
+        held = [self._split_validation(own, client)[0] for own, client in zip(places, ids, strict=True)]
+        counts = [np.bincount(y[own], minlength=self.classes) for own in held]
+        return torch.from_numpy(np.array(counts).reshape(len(ids), self.classes)).to(self.device, self.dtype)
 
     def labels(self) -> dict[str, Any]:
         """Sizes and label counts of the first clients, for pictures and for the stored page."""

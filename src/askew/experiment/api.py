@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -17,13 +18,20 @@ from ..core.algorithm import Algorithm
 from ..core.settings import Settings, setting
 from ..data.adapt import library_type
 from ..data.dataset import Dataset, Source
+from ..data.federation import LocalSettings
+from ..data.partition import Partition
 from ..data.user import from_user
-from ..errors import ConfigError
+from ..engine.choose import EngineSettings
+from ..errors import ConfigError, ModelError, Remark
 from ..models import Network
-from .config import OPTIONAL_TABLES, Config, FromPython, load_config
+from ..participation import Participation
+from .code_text import source_text
+from .config import OPTIONAL_TABLES, Config, Evaluation, FromPython, load_config
 from .launch import run_config
+from .network_check import first_line, require_sizes
+from .progress import ScriptProgress
 from .run import OnRound
-from .store import Run
+from .store import Record, Run
 
 Table = str | Mapping[str, Any]
 
@@ -85,13 +93,30 @@ class OwnNetwork(HeldObject, Network):
 
     kind: str = setting("its class", default="")
     fingerprint: str = setting("hash of its weights", default="")
+    structure: str = setting("hash of its layers and its code, without the weights", default="")
+    seeds: ClassVar[dict[str, set[int]]] = {}  # of runs that started from a network, by its fingerprint
 
     @classmethod
     def of(cls, module: nn.Module) -> OwnNetwork:
         """The settings that stand for a user's module."""
-        mark = fingerprint(*module.state_dict().values(), about=f"{module} {source_text(type(module))}")
+        require_sizes(module)
+        about = f"{module} {source_text(type(module))}"
+        mark = fingerprint(*module.state_dict().values(), about=about)
         cls.objects[mark] = module
-        return cls(kind=type(module).__name__, fingerprint=mark)
+        return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
+
+    def note_seed(self, seed: int) -> None:
+        """Remark, once, that runs with several seeds start from the same weights."""
+        seeds = self.seeds.setdefault(self.fingerprint, set())
+        already = seed in seeds
+        seeds.add(seed)
+        if len(seeds) == 2 and not already:
+            warnings.warn(
+                f"model: every seed starts from the weights of this one {self.kind}; to draw them by the seed, give "
+                f"what makes a network instead: model={self.kind}, or model=lambda: {self.kind}(…).",
+                Remark,
+                stacklevel=3,
+            )
 
     def check(self) -> None:
         super().check()
@@ -102,14 +127,63 @@ class OwnNetwork(HeldObject, Network):
         return module
 
 
-def source_text(thing: object) -> str:
-    """The source text of a function or class, or what else tells it from others; a text stands for itself."""
-    if isinstance(thing, str):
-        return thing
+class NetworkMaker(HeldObject, Network):
+    """A class or function of a user's that makes a network: the run's seed decides its weights."""
+
+    kind: str = setting("the class of the network", default="")
+    fingerprint: str = setting("hash of the network that it makes with seed 0", default="")
+
+    @classmethod
+    def of(cls, make: Callable[[], nn.Module]) -> NetworkMaker:
+        """The settings that stand for what makes a user's network."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = call_maker(make)
+        require_sizes(module)
+        mark = fingerprint(*module.state_dict().values(), about=f"made: {module} {source_text(type(module))}")
+        cls.objects[mark] = make
+        return cls(kind=type(module).__name__, fingerprint=mark)
+
+    def check(self) -> None:
+        super().check()
+        self.hold_object()
+
+    def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return call_maker(self.held_object("model"))
+
+
+def call_maker(make: Callable[[], nn.Module]) -> nn.Module:
+    """The network that a class or function makes; what is none is refused."""
+    name = getattr(make, "__name__", repr(make))
     try:
-        return inspect.getsource(thing)  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        return repr(thing)
+        module = make()
+    except TypeError as e:
+        raise ModelError(
+            f"model={name} is called without arguments, and that failed: {first_line(e)}; "
+            f"give what needs none, such as model=lambda: {name if name.isidentifier() else 'Net'}(…)."
+        ) from e
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"model={name} must make a network, an nn.Module, and made a value of type {type(module).__name__}; "
+            "let it return the network."
+        )
+    return module
+
+
+def own_model(model: Any) -> Any:
+    """What stands for a user's network, or for what makes one; a name, a table or settings stay as they are."""
+    if isinstance(model, nn.Module):
+        return OwnNetwork.of(model)
+    if model is None or isinstance(model, (str, Mapping, Network)):
+        return model
+    if isinstance(model, type) and issubclass(model, Network):
+        return model()
+    if not callable(model):
+        raise ConfigError(
+            f"model must be a network's name, a table, an nn.Module, or a class or function that makes one, "
+            f"got {type(model).__name__}; write for example model=MyNet."
+        )
+    return NetworkMaker.of(model)
 
 
 def fingerprint(*tensors: Tensor, about: str = "") -> str:
@@ -127,12 +201,12 @@ def run(
     method: str | Algorithm | None = None,
     data: Table | Source | Any = None,
     test: Any = None,
-    model: Table | Network | nn.Module | None = None,
-    partition: Table | Settings | None = None,
-    participation: Table | Settings | None = None,
-    local: Mapping[str, Any] | Settings | None = None,
-    evaluation: Mapping[str, Any] | Settings | None = None,
-    engine: Table | Settings | None = None,
+    model: Table | Network | nn.Module | Callable[[], nn.Module] | None = None,
+    partition: Table | Partition | None = None,
+    participation: Table | Participation | None = None,
+    local: Mapping[str, Any] | LocalSettings | None = None,
+    evaluation: Mapping[str, Any] | Evaluation | None = None,
+    engine: Table | EngineSettings | None = None,
     seed: int | None = None,
     rounds: int | None = None,
     clients: int | None = None,
@@ -145,6 +219,7 @@ def run(
     fresh: bool = False,
     watch: OnRound | None = None,
     save_every: float = 5.0,
+    progress: bool = True,
     **parameters: Any,
 ) -> Run:
     """Train one federation and return its run.
@@ -152,29 +227,79 @@ def run(
     `what` is an algorithm's name or instance, a TOML file, nested tables or a Config; `method` another algorithm for
     the last three. `data` is a dataset's name, a
     table, a pair (x, y) of tensors or arrays, or a torch Dataset (`test` likewise, a fifth is held out without it);
-    `model` a network's name, a table or any nn.Module. `clients`, `cohort`, `lr`, `epochs`, `batch_size` and
+    `model` a network's name, a table, any nn.Module, or a class or function that makes one, whose weights the seed then
+    decides. `clients`, `cohort`, `lr`, `epochs`, `batch_size` and
     `device` stand for partition.clients, participation.cohort, local.lr, local.epochs, local.batch and engine.device;
     further keywords are the algorithm's hyper-parameters, or tables that most runs
-    do not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do.
+    do not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do. `progress` is
+    shown on a terminal and in a notebook; elsewhere a line every half minute.
     """
-    tables = with_method(what, method)
+    tables: dict[str, Any] = {"model": model, "partition": partition, "participation": participation, "local": local}
+    tables |= {"evaluation": evaluation, "engine": engine, "seed": seed, "rounds": rounds, "data": data, "test": test}
+    words = {"clients": clients, "cohort": cohort, "device": device, "lr": lr, "epochs": epochs}
+    given = {"method": method, "batch_size": batch_size} | tables | words | parameters
+    config = Config.build(tables_from_keywords(what, given))
+    with watched([config], watch, progress) as on_round:
+        result = run_config(config, out, fresh=fresh, watch=on_round, save_every=save_every)
+    remark_divergence(result)
+    return result
+
+
+@contextmanager
+def watched(configs: Sequence[Config], watch: OnRound | None, progress: bool) -> Iterator[OnRound | None]:
+    """What is called after every round of these runs, which are trained inside: a user's function, and the progress."""
+    for config in configs:
+        if isinstance(config.model, OwnNetwork):
+            config.model.note_seed(config.seed)
+    if not progress:
+        yield watch
+        return
+    shown = ScriptProgress(len(configs))
+
+    def both(run: Run, record: Record | None) -> None:
+        shown(run, record)
+        if watch is not None:
+            watch(run, record)
+
+    try:
+        yield both
+    finally:
+        shown.close()
+
+
+def remark_divergence(run: Run) -> None:
+    """Say that a run has diverged, which nobody sees who looks at its numbers alone."""
+    if "diverged" in run.facts:
+        warnings.warn(f"{run.algorithm}, seed {run.config.get('seed', 0)}: {run.facts['diverged']}.", Remark, 3)
+
+
+# keywords -------------------------------------------------------------------------------------------------------------
+
+# single settings that have a keyword of their own, and the algorithm
+WORDS = {
+    "clients": "partition.clients",
+    "cohort": "participation.cohort",
+    "device": "engine.device",
+    "lr": "local.lr",
+    "epochs": "local.epochs",
+    "batch_size": "local.batch",
+}
+PARTS = ("model", "partition", "participation", "local", "evaluation", "engine", "seed", "rounds")
+
+
+def tables_from_keywords(what: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested tables of a configuration from the first argument and the keywords of `run`."""
+    rest = dict(keywords)
+    tables = with_method(what, rest.pop("method", None))
+    data, test = rest.pop("data", None), rest.pop("test", None)
     if data is not None:
         by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data)  # splits in a dict are data
         tables["data"] = data if by_settings else OwnData.of(data, test)
-    given = {
-        "model": OwnNetwork.of(model) if isinstance(model, nn.Module) else model,
-        "partition": partition,
-        "participation": participation,
-        "local": local,
-        "evaluation": evaluation,
-        "engine": engine,
-        "seed": seed,
-        "rounds": rounds,
-    }
-    short: dict[str, Any] = {"partition.clients": clients, "participation.cohort": cohort, "engine.device": device}
-    short |= {"local.lr": lr, "local.epochs": epochs, "local.batch": batch_size}
-    put_settings(tables, given | take_tables(parameters), short, parameters)
-    return run_config(Config.build(tables), out, fresh=fresh, watch=watch, save_every=save_every)
+    given = {name: rest.pop(name) for name in PARTS if name in rest}
+    given["model"] = own_model(given.get("model"))
+    short = {path: rest.pop(word) for word, path in WORDS.items() if word in rest}
+    put_settings(tables, given | take_tables(rest), short, rest)
+    return tables
 
 
 def with_method(
@@ -195,7 +320,7 @@ def put_settings(
     """Put into nested tables: other tables, single settings by dotted keys, and the algorithm's; None is not given."""
     if "seeds" in parameters:
         raise ConfigError(
-            "askew.run trains one run, which has one seed; write [askew.run(…, seed=s) for s in (0, 1, 2)]."
+            "askew.run trains one run, which has one seed; for several write askew.sweep(…, seeds=[0, 1, 2])."
         )
     tables |= {name: value for name, value in given.items() if value is not None}
     for name in ("data", "model", "partition", "participation", "engine"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import platform
 from collections.abc import Callable, Hashable
@@ -16,7 +15,7 @@ from torch import nn
 from ..core.memory import require_memory
 from ..core.rng import torch_seed
 from ..core.space import Space
-from ..core.task import Bound, Functional, Task, with_features
+from ..core.task import Bound, Functional, Task
 from ..data.dataset import Dataset, NaturalSource, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
@@ -43,12 +42,14 @@ from ..engine.server import Server
 from ..engine.slots import Slots
 from ..engine.stacked import Stacked
 from ..engine.vmapped import Vmapped
-from ..errors import EngineError, ModelError
+from ..errors import EngineError
 from ..kernels.interface import Kernels
 from ..models.network import Chain, use_kernels
 from ..version import __version__
 from .config import Config
+from .network_check import check_module
 
+NO_CALLS = ("labels", "public", "validation")  # needs of a method that are no calls of the network
 HELD_MODELS = 4  # copies of a model that a run holds at least, beside those of the participants
 
 
@@ -184,7 +185,7 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed if config.model.seed is None else config.model.seed, "model"))
         module = config.model.build_module(fed.shape, fed.classes)
-    return check_module(module, fed, [need for need in config.algorithm.needs if need not in ("public", "validation")])
+    return check_module(module, fed, [need for need in config.algorithm.needs if need not in NO_CALLS])
 
 
 def check_model_memory(config: Config, fed: Federation) -> None:
@@ -202,29 +203,6 @@ def check_model_memory(config: Config, fed: Federation) -> None:
         f"a network with {count:,} parameters, of which each of {participants:,} participants has its own,",
         "take a smaller network or fewer participants",
     )
-
-
-def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
-    """A copy of the network, after a trial: it takes the data's inputs and offers what the method calls."""
-    example, module = fed.inputs(fed.test.x[:2]).cpu(), copy.deepcopy(module)  # a user's module stays as it is
-    if example.is_floating_point():
-        example = example.to(next(module.parameters(), example).dtype)
-    try:
-        module = with_features(module, example)
-    except (RuntimeError, ValueError, TypeError, IndexError) as e:
-        first = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise ModelError(
-            f"the network cannot take inputs of shape {fed.shape}: {first}; change the network or the data."
-        ) from None
-    for call in calls:
-        if not callable(getattr(module, call, None)):
-            raise ModelError(
-                f"this algorithm needs a network that offers {call}(x), which {type(module).__name__} does not; "
-                "use mlp, cnn or resnet18."
-            )
-        with torch.no_grad():
-            copy.deepcopy(module).eval()(example, call=call)
-    return module
 
 
 def prefers_channels_last(module: nn.Module, device: torch.device, engine: EngineSettings) -> bool:

@@ -36,6 +36,7 @@ from ..engine.robust import Robust
 from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
 from ..participation import Participation, participations
+from .code_text import class_text
 from .toml import parse_value, read_stored_toml, read_toml, to_toml
 
 S = TypeVar("S", bound=Settings)
@@ -229,6 +230,7 @@ class Config:
             defaults = {f.name: f.default for f in fields(part) if f.name not in part.digested}
             tables[name] = {k: v for k, v in tables[name].items() if k not in defaults or v != defaults[k]}
         tables["engine"].pop("workers", None)  # a run may go on with another number of processes
+        tables["model"].pop("structure", None)  # of a user's network, whose fingerprint holds it too
         tables["evaluation"].pop("stop_diverged", None)  # and after it was stopped
         for name in CHOICES:
             tables |= {f"content of {name}": [file_hash(path) for path in getattr(self, name).reads()]}
@@ -237,7 +239,7 @@ class Config:
                 try:
                     tables[f"source of {name}"] = inspect.getsource(sys.modules[cls.__module__])
                 except (OSError, TypeError, KeyError):
-                    tables[f"source of {name}"] = cls.__qualname__
+                    tables[f"source of {name}"] = class_text(cls)  # a notebook's, which has no file
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
 
     def name(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..core.settings import setting
 from ..data.arrays import UserData, make_dataset, to_samples
@@ -25,8 +26,9 @@ from ..data.dataset import Dataset, Samples, Source, concatenate
 from ..data.federation import SHOWN, Federation
 from ..data.partition import Natural
 from ..errors import ConfigError, DataError
-from ..experiment.api import fingerprint, source_text
+from ..experiment.api import fingerprint
 from ..experiment.build import BuildCache, BuiltRun, build, device_of
+from ..experiment.code_text import source_text
 from ..experiment.config import Config, FromPython
 from ..experiment.toml import read_toml
 
@@ -179,7 +181,7 @@ class RemoteFederation(Federation):
         if test is None:  # two blank samples stand for the shape and type of the inputs
             inputs = torch.zeros(2, *shape, dtype=self.dtype if real else torch.int64)
             test = Samples(inputs, torch.zeros(2, dtype=torch.int64 if classes else self.dtype))
-        self.has_test_set = server_data.test is not None
+        self.has_test_set = self.has_targets = server_data.test is not None
         self.test = test.to(self.device, self.dtype)
         self.public = None if public is None else public.to(self.device, self.dtype)
         self.pool = Samples(self.test.x[:0], self.test.y[:0])
@@ -189,6 +191,10 @@ class RemoteFederation(Federation):
                 "prepare them alike."
             )
         self._update_counts()
+
+    def label_counts(self, ids: Sequence[int]) -> Tensor:
+        """Zeros: clients count their labels by themselves, and do not tell them unless the method sends them."""
+        return torch.zeros(len(ids), self.classes, dtype=self.dtype)
 
     def set_size(self, client: int, count: int) -> None:
         """Note how many samples a client trains on."""
