@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .experiment.store import Run, load
     from .models import Network
     from .participation import Participation
+    from .report.python import compare, report, sweep
+    from .report.runs import Runs
 
 __all__ = [
     "Affine",
@@ -42,11 +44,13 @@ __all__ = [
     "Participation",
     "Partition",
     "Run",
+    "Runs",
     "Samples",
     "Source",
     "Space",
     "Task",
     "__version__",
+    "compare",
     "dot",
     "errors",
     "generator",
@@ -54,8 +58,10 @@ __all__ = [
     "load_config",
     "norm",
     "register",
+    "report",
     "run",
     "setting",
+    "sweep",
     "tune_process",
 ]
 
@@ -77,8 +83,10 @@ HOMES = {
     "experiment.store": ("Run", "load"),
     "models": ("Network",),
     "participation": ("Participation",),
+    "report.python": ("compare", "report", "sweep"),
+    "report.runs": ("Runs",),
 }
-ROOMS = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation")
+ROOMS = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation", "report")
 
 
 if not TYPE_CHECKING:  # or type checkers would take every name for a public one

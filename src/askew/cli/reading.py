@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
 from ..experiment import listing
 from ..experiment.store import load_all, load_checked
-from ..report import table, terminal, write_report
+from ..report import terminal, write_report
 from ..report.page import check_run
+from ..report.runs import Runs
 from .options import AsJson, Folders, Plugins, examples, print_json, print_rich
 
 app = typer.Typer(add_completion=False)
@@ -78,13 +78,11 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs in one table; runs that differ only in their seed share a row."""
-    if target is not None and not 0 < target <= 1:
-        raise ConfigError(f"compare: --target must be > 0 and ≤ 1, got {target:g}; accuracies are fractions, try 0.9.")
-    runs = load_all(folders, lambda run: terminal.comparison([run]))
+    rows = Runs(load_all(folders, lambda run: terminal.comparison([run]))).table(target)
     if as_json:
-        print_json(table(runs, target))
+        print_json(rows)
     else:
-        print_rich(terminal.comparison(runs, target))
+        print_rich(rows.rich())
 
 
 @app.command(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,12 +27,13 @@ from ..errors import ConfigError, ModelError, Remark
 from ..models import Network
 from ..participation import Participation
 from .code_text import source_text
-from .config import OPTIONAL_TABLES, Config, Evaluation, FromPython, load_config
+from .config import CHOICES, OPTIONAL_TABLES, Config, Evaluation, FromPython, load_config
 from .launch import run_config
 from .network_check import first_line, require_sizes
 from .progress import ScriptProgress
 from .run import OnRound
 from .store import Record, Run
+from .sweep import grid, read_sweep
 
 Table = str | Mapping[str, Any]
 
@@ -300,6 +302,38 @@ def tables_from_keywords(what: Any, keywords: Mapping[str, Any]) -> dict[str, An
     short = {path: rest.pop(word) for word, path in WORDS.items() if word in rest}
     put_settings(tables, given | take_tables(rest), short, rest)
     return tables
+
+
+def sweep_configs(
+    what: Any, over: Mapping[str, Any], seeds: int | Iterable[int] | None, keywords: Mapping[str, Any]
+) -> list[Config]:
+    """The configurations of every combination of some settings' values; the arguments are those of `askew.sweep`."""
+    spans: dict[str, Any] = {}
+    if isinstance(what, Path) or (isinstance(what, str) and what.endswith(".toml")):
+        what, spans = read_sweep(what)
+    tables = tables_from_keywords(what, keywords)
+    if seeds is not None:
+        over = {**over, "seed": range(seeds) if isinstance(seeds, int) else seeds}
+    for word, values in over.items():
+        if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+            raise ConfigError(
+                f"sweep: {word} must be a list of values, got {values!r}; write {{{word!r}: [0.1, 0.01]}}."
+            )
+        key = "algorithm.name" if word == "method" else WORDS.get(word, word)
+        given = [value.item() if isinstance(value, np.generic) else value for value in values]
+        if key == "algorithm.name" and any(isinstance(value, Algorithm) for value in given):
+            key = "algorithm"
+        spans[key] = [table_of(key, value) for value in given] if key in CHOICES else given
+    return grid(tables, spans)
+
+
+def table_of(name: str, value: Any) -> Any:
+    """One value of a whole table in a sweep, as a configuration holds it: settings, or a table."""
+    if name == "model":
+        value = own_model(value)
+    elif name == "data" and not isinstance(value, (str, Mapping, Source)):
+        value = OwnData.of(value, None)
+    return {"name": value} if isinstance(value, str) else value
 
 
 def with_method(

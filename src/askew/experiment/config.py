@@ -392,6 +392,11 @@ def set_key(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
         tables[first] = value
         return
     inner = tables.setdefault(first, {})
+    if isinstance(inner, Settings):  # as a Config has them, or a user's own
+        tables[first] = (
+            {"name": value} if second == "name" else type(inner).build({**inner.table(), second: value}, first)
+        )
+        return
     if not isinstance(inner, dict):
         raise ConfigError(f"{where}{key}: {first!r} is a single value, not a table; write {where}{first}=VALUE.")
     inner[second] = value

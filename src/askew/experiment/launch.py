@@ -85,7 +85,7 @@ class FailedRun(NamedTuple):
 
 
 def run_each(
-    configs: Sequence[Config], out: str | Path, *, watch: OnRound | None = None
+    configs: Sequence[Config], out: str | Path | None, *, watch: OnRound | None = None
 ) -> Generator[Run | FailedRun, None, None]:
     """As `run_all`, but a run that fails is yielded as such and the others go on.
 

@@ -20,6 +20,14 @@ def load_sweep(
     path: str | Path | None = None, overrides: Iterable[str] = (), over: Iterable[str] = (), plugins: Iterable[str] = ()
 ) -> list[Config]:
     """The configurations that a file's [sweep] table and `--over key=a,b,c` span, each once."""
+    tables, spans = read_sweep(path, overrides, plugins)
+    return grid(tables, spans | dict(parse_span(text) for text in over))
+
+
+def read_sweep(
+    path: str | Path | None, overrides: Iterable[str] = (), plugins: Iterable[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A file's nested tables, and the lists of its [sweep] table by dotted keys."""
     tables = load_tables(path, overrides, plugins)
     spans = tables.pop("sweep", {})
     if not isinstance(spans, Mapping):
@@ -27,7 +35,7 @@ def load_sweep(
             f"sweep is a table of lists, got {spans!r}; "
             'write for example [sweep] and "local.lr" = [0.1, 0.01] below it.'
         )
-    return grid(tables, flatten_spans(spans) | dict(parse_span(text) for text in over))
+    return tables, flatten_spans(spans)
 
 
 def flatten_spans(spans: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..experiment.curves import rounds_to
 from ..experiment.listing import stored_catalogue
+from ..experiment.starts import without_starts
 from ..experiment.store import Run
 
 FlatSettings = dict[str, str]  # values as text by dotted key: {"local.lr": "0.1"}
@@ -78,7 +79,8 @@ def sample_std(values: Sequence[float]) -> float | None:
 
 def settings_key(config: Mapping[str, Any], tables: Iterable[str]) -> str:
     """A key that is equal for configurations with equal tables of these names."""
-    return repr([sorted(flatten_settings({name: config.get(name, {})}).items()) for name in tables])
+    (flat,) = without_starts([flatten_settings({name: config.get(name, {}) for name in tables})], [None])
+    return repr(sorted(flat.items()))
 
 
 def flatten_settings(config: Mapping[str, Any], above: str = "") -> FlatSettings:
@@ -112,14 +114,16 @@ def optional_defaults() -> FlatSettings:
 
 def group_runs(runs: Iterable[Run]) -> list[RunGroup]:
     """Groups in order of appearance; of two runs with one configuration and seed the longer one counts."""
-    groups: dict[str, dict[Any, Run]] = {}
-    for run in runs:
-        by_seed = groups.setdefault(repr(sorted(run_settings(run).items())), {})
+    runs, groups, settings_of = list(runs), dict[str, dict[Any, Run]](), dict[str, FlatSettings]()
+    every = without_starts([run_settings(run) for run in runs], [run.config.get("seed") for run in runs])
+    for run, settings in zip(runs, every, strict=True):
+        key = repr(sorted(settings.items()))
+        settings_of[key], by_seed = settings, groups.setdefault(key, {})
         seed = run.config.get("seed")
         if seed not in by_seed or len(run.rounds) > len(by_seed[seed].rounds):
             by_seed[seed] = run
     members = [tuple(by_seed.values()) for by_seed in groups.values()]
-    names = group_labels([run_settings(runs[0]) for runs in members])
+    names = group_labels([settings_of[key] for key in groups])
     return [RunGroup(label, runs) for label, runs in zip(names, members, strict=True)]
 
 
