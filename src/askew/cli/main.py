@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.text import Text
+from typer.completion import completion_init
 from typer.core import TyperGroup
 
 from ..core.ranks import rank_and_size
@@ -113,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; every error becomes one sentence on standard error and an exit code."""
     open_closed_streams()
     tune_process()
+    if "_ASKEW_COMPLETE" in os.environ:  # a shell asks for the words that may come next
+        completion_init()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks

@@ -28,6 +28,7 @@ from ..models import Network
 from ..participation import Participation
 from .code_text import source_text
 from .config import CHOICES, OPTIONAL_TABLES, Config, Evaluation, FromPython, load_config
+from .hook_fault import explain_hooks
 from .launch import run_config
 from .network_check import first_line, require_sizes
 from .progress import ScriptProgress
@@ -198,9 +199,9 @@ def fingerprint(*tensors: Tensor, about: str = "") -> str:
 
 
 def run(
-    what: str | Path | Mapping[str, Any] | Config | Algorithm | None = None,
+    what: str | Path | Mapping[str, Any] | Config | Algorithm | type[Algorithm] | None = None,
     *,
-    method: str | Algorithm | None = None,
+    method: str | Algorithm | type[Algorithm] | None = None,
     data: Table | Source | Any = None,
     test: Any = None,
     model: Table | Network | nn.Module | Callable[[], nn.Module] | None = None,
@@ -240,6 +241,8 @@ def run(
     tables |= {"evaluation": evaluation, "engine": engine, "seed": seed, "rounds": rounds, "data": data, "test": test}
     words = {"clients": clients, "cohort": cohort, "device": device, "lr": lr, "epochs": epochs}
     given = {"method": method, "batch_size": batch_size} | tables | words | parameters
+    if out is not None and not isinstance(out, (str, Path)):
+        raise ConfigError(f'out must be a folder, got {type(out).__name__}; write for example out="runs".')
     config = Config.build(tables_from_keywords(what, given))
     with watched([config], watch, progress) as on_round:
         result = run_config(config, out, fresh=fresh, watch=on_round, save_every=save_every)
@@ -253,8 +256,11 @@ def watched(configs: Sequence[Config], watch: OnRound | None, progress: bool) ->
     for config in configs:
         if isinstance(config.model, OwnNetwork):
             config.model.note_seed(config.seed)
+    if watch is not None and not callable(watch):
+        raise ConfigError(f"watch must be a function of a run and a record, got {watch!r}; write watch=print.")
     if not progress:
-        yield watch
+        with explain_hooks():
+            yield watch
         return
     shown = ScriptProgress(len(configs))
 
@@ -264,7 +270,8 @@ def watched(configs: Sequence[Config], watch: OnRound | None, progress: bool) ->
             watch(run, record)
 
     try:
-        yield both
+        with explain_hooks():
+            yield both
     finally:
         shown.close()
 
@@ -316,9 +323,7 @@ def sweep_configs(
         over = {**over, "seed": range(seeds) if isinstance(seeds, int) else seeds}
     for word, values in over.items():
         if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
-            raise ConfigError(
-                f"sweep: {word} must be a list of values, got {values!r}; write {{{word!r}: [0.1, 0.01]}}."
-            )
+            raise ConfigError(f"sweep: {word} must be a list of values, got {values!r}; write [{values!r}].")
         key = "algorithm.name" if word == "method" else WORDS.get(word, word)
         given = [value.item() if isinstance(value, np.generic) else value for value in values]
         if key == "algorithm.name" and any(isinstance(value, Algorithm) for value in given):
@@ -337,13 +342,14 @@ def table_of(name: str, value: Any) -> Any:
 
 
 def with_method(
-    what: str | Path | Mapping[str, Any] | Config | Algorithm | None, method: str | Algorithm | None
+    what: str | Path | Mapping[str, Any] | Config | Algorithm | type[Algorithm] | None,
+    method: str | Algorithm | type[Algorithm] | None,
 ) -> dict[str, Any]:
     """The nested tables of the first argument of `run`, with the algorithm that `method` names, if any."""
     tables = tables_from("fedavg" if what is None else what)
     if method is None:
         return tables
-    if isinstance(what, Algorithm) or (isinstance(what, str) and not what.endswith(".toml")):
+    if isinstance(what, (Algorithm, type)) or (isinstance(what, str) and not what.endswith(".toml")):
         raise ConfigError(f"the first argument and method={method!r} both name a method; leave one of them out.")
     return tables | tables_from(method)
 
@@ -373,14 +379,21 @@ def take_tables(keywords: dict[str, Any]) -> dict[str, Any]:
     return {name: keywords.pop(name) for name in [*keywords] if name in OPTIONAL_TABLES}
 
 
-def tables_from(what: str | Path | Mapping[str, Any] | Config | Algorithm) -> dict[str, Any]:
+def tables_from(what: str | Path | Mapping[str, Any] | Config | Algorithm | type[Algorithm]) -> dict[str, Any]:
     """The nested tables of what the first argument of `run` stands for."""
+    if isinstance(what, type) and issubclass(what, Algorithm):
+        what = what()
     if isinstance(what, Algorithm):
         return {"algorithm": what}
     if isinstance(what, Mapping):
         return {k: dict(v) if isinstance(v, Mapping) else v for k, v in what.items()}
     if isinstance(what, str) and not what.endswith(".toml"):
         return {"algorithm": {"name": what}}
+    if not isinstance(what, (str, Path, Config)):
+        raise ConfigError(
+            "the first argument must be a method's name or instance, a TOML file, nested tables or a Config, got "
+            f'{type(what).__name__}; write for example askew.run("fedavg").'
+        )
     config = what if isinstance(what, Config) else load_config(what)
     return {field.name: getattr(config, field.name) for field in fields(config)}
 

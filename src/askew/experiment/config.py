@@ -405,6 +405,9 @@ def set_key(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
 def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
     """A decorator that registers an algorithm, dataset, partition, participation model or network of your own."""
 
+    if not isinstance(name, str):  # @askew.register without its brackets
+        raise ConfigError(f'register takes a name first, got {name!r}; write @askew.register("mine") above the class.')
+
     def add(cls: C) -> C:
         for base, registry in REGISTRIES.items():
             if isinstance(cls, type) and issubclass(cls, base):

@@ -36,7 +36,7 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Mod
         if not callable(getattr(module, call, None)):
             raise ModelError(
                 f"this algorithm needs a network that offers {call}(x), which {type(module).__name__} does not; "
-                "use mlp, cnn or resnet18."
+                "use mlp, cnn or resnet18 (of the data, it may need labels, public or validation)."
             )
         with torch.no_grad():
             copy.deepcopy(module).eval()(example, call=call)

@@ -29,21 +29,21 @@ class ScriptProgress:
     ) -> None:
         self.runs, self.stream, self.clock = runs, stream or sys.stderr, clock
         self.live = self.stream.isatty() or in_notebook()
-        self.begun: dict[str, float] = {}  # by name of a run: when it began
+        self.begun: dict[str, tuple[float, int]] = {}  # by name of a run: when it began, after how many rounds
         self.shown, self.width = clock() + (QUIET_SECONDS - LIVE_SECONDS if self.live else 0.0), 0
         self.text = ""
 
     def __call__(self, run: Run, record: Record | None) -> None:
         now = self.clock()
-        self.begun.setdefault(run.name, now)
         if record is None:
+            self.begun[run.name] = now, len(run.rounds)
             return
-        self.text = self.describe(run, now - self.begun[run.name])
+        self.text = self.describe(run, now)
         if now - self.shown >= (LIVE_SECONDS if self.live else LINE_SECONDS):
             self.shown = now
             self.write(self.text)
 
-    def describe(self, run: Run, seconds: float) -> str:
+    def describe(self, run: Run, now: float) -> str:
         """How far a run is, and how long the other rounds will take if they are like those before."""
         done, rounds = len(run.rounds), int(run.config["rounds"])
         accuracy, loss = run.last("accuracy"), run.last("train_loss")
@@ -51,7 +51,9 @@ class ScriptProgress:
         parts = [f"{which}{run.algorithm}, seed {run.config.get('seed', 0)}: round {done} of {rounds}"]
         parts += [f"accuracy {100 * accuracy:.1f}%"] if accuracy is not None else []
         parts += [f"loss {loss:.3g}"] if loss is not None else []
-        parts += [f"{time_left(seconds * (rounds - done) / done)} left"] if 0 < done < rounds else []
+        began, before = self.begun.get(run.name, (now, 0))
+        if before < done < rounds:
+            parts.append(f"{time_left((now - began) * (rounds - done) / (done - before))} left")
         return ", ".join(parts)
 
     def write(self, text: str) -> None:

@@ -161,7 +161,10 @@ class Run:
         return figure
 
     def __repr__(self) -> str:
-        text: str = shown_by().run_text(self)
+        try:
+            text: str = shown_by().run_text(self)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # not a whole run
+            return f"Run({self.config!r:.200})"
         return text
 
     def _repr_html_(self) -> str:

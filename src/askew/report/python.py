@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Remark, StoreError
+from ..errors import AlgorithmError, AskewError, Remark, StoreError
 from ..experiment.store import Record, Run, load_all
 from .page import check_run
 from .runs import ComparisonTable, Runs
@@ -59,7 +59,7 @@ def collect(what: Iterable[RunsOrFolders]) -> Runs:
 
 
 def sweep(
-    what: str | Path | Mapping[str, Any] | Config | Algorithm | None = None,
+    what: str | Path | Mapping[str, Any] | Config | Algorithm | type[Algorithm] | None = None,
     *,
     over: Mapping[str, Iterable[Any]] | None = None,
     seeds: int | Iterable[int] | None = None,
@@ -77,6 +77,7 @@ def sweep(
     the first error is raised.
     """
     from ..experiment.api import remark_divergence, sweep_configs, watched  # with torch, which takes seconds to load
+    from ..experiment.hook_fault import hook_fault
     from ..experiment.launch import FailedRun, run_each
 
     runs = Runs()
@@ -84,7 +85,8 @@ def sweep(
     with watched(configs, watch, progress) as on_round:
         for run in run_each(configs, out, watch=on_round):
             if isinstance(run, FailedRun):
-                runs.failed.append(run)
+                sentence = None if isinstance(run.error, AskewError) else hook_fault(run.error)
+                runs.failed.append(run._replace(error=AlgorithmError(sentence)) if sentence else run)
             else:
                 runs.append(run)
     if runs.failed and not runs:
