@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 import types
 from html.parser import HTMLParser
@@ -86,10 +85,11 @@ def test_a_sweep_takes_networks_methods_and_files(tmp_path: Path) -> None:
         *(("Linear", "fedavg"), ("Linear", "fedprox"), ("Sequential", "fedavg"), ("Sequential", "fedprox")),
     ]
     file = tmp_path / "grid.toml"
-    file.write_text('rounds = 1\n[partition]\nclients = 2\n[model]\nname = "softmax"\n[sweep]\n"local.lr" = [0.1, 0.2]\n')
+    file.write_text('rounds = 1\n[partition]\nclients = 2\n[sweep]\n"local.lr" = [0.1, 0.2]\n')
     assert [run.config["local"]["lr"] for run in askew.sweep(file, progress=False)] == [0.1, 0.2]
     config = Config.build({"rounds": 1, "model": {"name": "softmax"}, "partition": {"clients": 2}})
-    assert [run.config["local"]["lr"] for run in askew.sweep(config, over={"lr": (0.1, 0.2)}, progress=False)] == [0.1, 0.2]
+    swept = askew.sweep(config, over={"lr": (0.1, 0.2)}, progress=False)
+    assert [run.config["local"]["lr"] for run in swept] == [0.1, 0.2]
 
 
 def test_a_run_that_fails_does_not_end_a_sweep() -> None:
@@ -139,7 +139,7 @@ def test_figures_and_frames(runs: askew.Runs, monkeypatch: pytest.MonkeyPatch) -
     assert len(axes.get_lines()) >= 2 and axes.get_ylabel() == "Test accuracy, %"
     (axes,) = runs[0].plot("train_loss").axes
     assert list(axes.get_lines()[0].get_ydata()) == runs[0].curve("train_loss")[1]
-    with pytest.raises(ConfigError, match="no number is recorded as 'acuracy' .* recorded are accuracy, "):
+    with pytest.raises(ConfigError, match=r"no number is recorded as 'acuracy' .* recorded are accuracy, "):
         runs.plot("acuracy")
     frame = types.ModuleType("pandas")
     frame.DataFrame = lambda rows: rows  # type: ignore[attr-defined]
@@ -149,10 +149,10 @@ def test_figures_and_frames(runs: askew.Runs, monkeypatch: pytest.MonkeyPatch) -
     assert [row["accuracy"] for row in runs[0].frame()] == runs[0].curve("accuracy")[1]
     assert runs.table().frame() == list(runs.table())
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(StoreError, match="frame.. makes a frame of pandas, which is not installed; pip install"):
+    with pytest.raises(StoreError, match=r"frame.. makes a frame of pandas, which is not installed; pip install"):
         runs.frame()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(StoreError, match="plot.. draws with matplotlib, which is not installed"):
+    with pytest.raises(StoreError, match=r"plot.. draws with matplotlib, which is not installed"):
         runs.plot()
 
 
@@ -171,7 +171,8 @@ def test_progress_is_a_renewed_line_or_a_line_every_half_minute(monkeypatch: pyt
 
     assert train(io.StringIO(), 0.1) == ""  # ten seconds
     lines = train(io.StringIO(), 1.0).splitlines()
-    assert len(lines) == 3 and lines[0] == "run 1 of 2, fedavg, seed 3: round 30 of 100, accuracy 15.0%, loss 0.5, 70 s left"
+    assert len(lines) == 3 and lines[0].endswith("70 s left")
+    assert lines[0].startswith("run 1 of 2, fedavg, seed 3: round 30 of 100, accuracy 15.0%, loss 0.5, ")
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     text = train(terminal, 0.1)
@@ -204,7 +205,8 @@ class Small(nn.Module):
 
 def test_the_seed_decides_the_weights_of_a_network_that_is_made() -> None:
     common = {**TINY, "lr": 1e-6}  # so that the last weights are the first
-    runs = [askew.run(**{**common, "model": make, "seed": seed}) for seed in (0, 1) for make in (Small, lambda: Small(5))]
+    makers = (Small, lambda: Small(5))
+    runs = [askew.run(**{**common, "model": make, "seed": seed}) for seed in (0, 1) for make in makers]
     first = [run.model["out.weight"] for run in runs]
     assert torch.equal(first[0], first[1]) and torch.equal(first[2], first[3])  # a class or a function
     assert (first[0] - first[2]).abs().max() > 0.1
@@ -313,26 +315,6 @@ def test_label_counts_reach_the_hooks() -> None:
         run = askew.run(Disco(), engine={"name": engine, "dtype": "float64"}, **common)
         assert np.abs(run.model["weight"].numpy() - step).max() < 1e-12, engine
         assert run.bytes_up == 3 * 8 * (12 + 1)  # the distance is counted, the labels stay
-
-
-@pytest.mark.slow
-def test_a_users_mypy_passes_on_the_examples(tmp_path: Path) -> None:
-    """Strict types of a program that uses askew as a user does; a wrong type in it is found."""
-    example = Path(__file__).parent / "typing_examples" / "user_program.py"
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text("import askew\nbest: str = askew.run('fedavg').best_accuracy\nrows: int = askew.compare('runs')\n")
-    source = Path(askew.__file__).parents[1]
-    code = f"import sys; sys.path.insert(0, {str(source)!r}); from mypy.main import main; main(clean_exit=True)"
-    command = [sys.executable, "-c", code, "--strict", "--cache-dir", str(source.parent / ".mypy_cache_examples")]
-    done = subprocess.run([*command, str(example), str(wrong)], capture_output=True, text=True, env=mypy_env(source))
-    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
-    assert len(errors) == 2 and all("wrong.py" in line for line in errors), done.stdout + done.stderr
-
-
-def mypy_env(source: Path) -> dict[str, str]:
-    import os
-
-    return {**os.environ, "MYPYPATH": str(source)}
 
 
 def test_a_table_is_a_list_of_rows(runs: askew.Runs) -> None:

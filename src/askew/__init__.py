@@ -11,12 +11,12 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .core.algebra import dot, norm
-    from .core.algorithm import Algorithm
+    from .core.algorithm import Algorithm, Gradient
     from .core.rng import generator
     from .core.settings import setting
     from .core.space import Space
     from .core.task import Task
-    from .core.types import Affine, Batch, Client, Cohort, Part
+    from .core.types import Affine, Batch, Client, Cohort, Number, Part, State
     from .data.dataset import Dataset, NaturalSource, Samples, Source
     from .data.partition import Assignment, Partition
     from .experiment.api import run
@@ -38,8 +38,10 @@ __all__ = [
     "Cohort",
     "Config",
     "Dataset",
+    "Gradient",
     "NaturalSource",
     "Network",
+    "Number",
     "Part",
     "Participation",
     "Partition",
@@ -48,6 +50,7 @@ __all__ = [
     "Samples",
     "Source",
     "Space",
+    "State",
     "Task",
     "__version__",
     "compare",
@@ -69,12 +72,12 @@ __all__ = [
 # load. The imports above tell type checkers the same; a test compares the two.
 HOMES = {
     "core.algebra": ("dot", "norm"),
-    "core.algorithm": ("Algorithm",),
+    "core.algorithm": ("Algorithm", "Gradient"),
     "core.rng": ("generator",),
     "core.settings": ("setting",),
     "core.space": ("Space",),
     "core.task": ("Task",),
-    "core.types": ("Affine", "Batch", "Client", "Cohort", "Part"),
+    "core.types": ("Affine", "Batch", "Client", "Cohort", "Number", "Part", "State"),
     "data.dataset": ("Dataset", "NaturalSource", "Samples", "Source"),
     "data.partition": ("Assignment", "Partition"),
     "experiment.api": ("run",),

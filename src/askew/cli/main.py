@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.text import Text
-from typer.completion import completion_init
+from typer.completion import completion_init  # type: ignore[attr-defined]
 from typer.core import TyperGroup
 
 from ..core.ranks import rank_and_size

@@ -42,7 +42,8 @@ class ComparisonTable(list[ComparisonRow]):
     def __init__(self, runs: Sequence[Run], target: float | None = None) -> None:
         if target is not None and not 0 < target <= 1:
             raise ConfigError(
-                f"compare: target (--target in a shell) must be > 0 and ≤ 1, got {target:g}; accuracies are fractions, try 0.9."
+                f"compare: target (--target in a shell) must be > 0 and ≤ 1, got {target:g}; "
+                "accuracies are fractions, try 0.9."
             )
         super().__init__(table(runs, target))
         self.runs, self.target = runs, target
