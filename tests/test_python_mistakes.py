@@ -98,6 +98,10 @@ HOOKS: dict[str, tuple[Attempt, str]] = {
     "no part": (run(method(private=lambda self, space: [1])), r"private\(\) must return a part"),
     "no parts": (run(method(parts=lambda self, space: {"a": 3})), r"parts\(\) must return a dictionary of parts"),
     "wrong shape": (run(method(direction=lambda self, theta, grad, client: theta[1:])), r"direction\(\) must return "),
+    "weights of another type": (
+        run(method(weights=lambda self, up, cohort: cohort.p.double())),
+        r"weights\(\) must return a weight for each client, .*float32, and returned .*float64",
+    ),
     "model in place": (run(method(aggregate=in_place)), r"aggregate\(\) changed w in place, .* a \+ b instead of"),
     "theta in place": (
         run(method(direction=lambda self, theta, grad, client: theta.sub_(grad(theta)))),

@@ -399,7 +399,8 @@ class Server:
 
     def _weights(self, phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
         weights = phase.weights(up, cohort)
-        if not isinstance(weights, Tensor) or weights.shape != cohort.p.shape:
+        fitting = isinstance(weights, Tensor) and weights.shape == cohort.p.shape
+        if not fitting or (is_foreign(phase) and weights.dtype != cohort.p.dtype):
             raise wrong_return(phase, "weights", f"a weight for each client, {in_words(cohort.p)}", weights)
         return weights.to(self.space.dtype)
 

@@ -22,7 +22,6 @@ from typing import Any, ClassVar, TypeVar, cast
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
 from ..core.files import is_file, is_readable_file
-from ..core.hooks import correct_hook
 from ..core.settings import Registry, Settings, setting
 from ..data import partitions, sources
 from ..data.dataset import Source
@@ -37,6 +36,7 @@ from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
 from ..participation import Participation, participations
 from .code_text import class_text
+from .hook_fault import returned_fault
 from .toml import parse_value, read_stored_toml, read_toml, to_toml
 
 S = TypeVar("S", bound=Settings)
@@ -435,14 +435,7 @@ def plugin_fault(e: BaseException) -> str | None:
             return (
                 f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again."
             )
-    for at, _ in traceback.walk_tb(e.__traceback__):
-        for alg in (at.f_locals.get(name) for name in ("alg", "phase", "self")):
-            if isinstance(alg, Algorithm) and alg.settings_class().__module__.startswith(PLUGIN_PREFIX):
-                return (
-                    f"{alg.display_name()}: askew failed on what its hooks returned ({type(e).__name__}: {e}); check "
-                    f"names, shapes and types of what they return. {correct_hook(alg)}"
-                )
-    return None
+    return returned_fault(e)
 
 
 def load_plugin(path: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.algorithm import Algorithm
-from ..core.hooks import is_foreign
+from ..core.hooks import correct_hook, is_foreign
 from ..errors import AlgorithmError, AskewError
 
 OURS = str(Path(__file__).parents[1])  # the folder of askew itself
@@ -31,7 +31,7 @@ def explain_hooks() -> Iterator[None]:
     """Give what a hook of a user's method raises, inside, a sentence; the exception itself is its cause."""
     try:
         yield
-    except AskewError:
+    except (AskewError, OSError):
         raise
     except Exception as e:
         if sentence := hook_fault(e):
@@ -52,4 +52,16 @@ def hook_fault(e: BaseException) -> str | None:
         text = next(iter(str(e).splitlines()), "").rstrip(" .")
         what = f"{type(e).__name__}: {text}" if text else type(e).__name__
         return f"{method.display_name()}: {where}: {what}; {MISSING if isinstance(e, KeyError) else advice}."
+    return returned_fault(e)
+
+
+def returned_fault(e: BaseException) -> str | None:
+    """The sentence for an exception that came up in askew while it used what a user's hooks had returned."""
+    for frame, _ in traceback.walk_tb(e.__traceback__):
+        for method in (frame.f_locals.get(name) for name in ("alg", "phase", "self")):
+            if isinstance(method, Algorithm) and is_foreign(method):
+                return (
+                    f"{method.display_name()}: askew failed on what its hooks returned ({type(e).__name__}: {e}); "
+                    f"check names, shapes and types of what they return. {correct_hook(method)}"
+                )
     return None
