@@ -21,6 +21,7 @@ from askew.cli.main import main
 from askew.errors import AlgorithmError, ConfigError, Remark, StoreError
 from askew.experiment import progress
 from askew.experiment.config import CHOICES, Config
+from askew.experiment.run_folder import without_surroundings
 from askew.experiment.starts import without_starts
 from askew.report.runs import ComparisonTable
 from askew.report.tables import group_runs
@@ -239,6 +240,8 @@ def test_one_instance_over_seeds_is_remarked_once_and_instances_share_a_row(recw
         {"model.fingerprint": "a"},
         {"model.fingerprint": "b"},
     ]  # of runs that are older than the hash of the structure
+    old = {key: value for key, value in runs[0].config["model"].items() if key != "structure"}
+    assert without_surroundings({"model": old}) == without_surroundings({"model": runs[0].config["model"]})
 
 
 # methods --------------------------------------------------------------------------------------------------------------

@@ -204,4 +204,13 @@ def test_helpers_may_be_called_nearly_as_hooks() -> None:
         def weights(self, up: dict[str, Tensor], cohort: askew.Cohort) -> Tensor:
             return self.weight(cohort)
 
+        def noted(self) -> int:
+            return 1
+
     run(Own)()
+    assert other_use(Own) == 1
+
+
+def other_use(cls: type[Algorithm]) -> int:
+    """Something beside the class that uses one of its helpers."""
+    return int(cls().noted())  # type: ignore[attr-defined]

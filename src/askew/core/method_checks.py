@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from difflib import get_close_matches
@@ -58,7 +59,8 @@ def check_names(alg: Algorithm) -> None:
         for name in vars(cls):
             if name.startswith("_") or name in INTERFACE or name in settings or name in used or inherited(cls, name):
                 continue
-            if near := get_close_matches(name, INTERFACE, n=1, cutoff=0.8):
+            near = get_close_matches(name, INTERFACE, n=1, cutoff=0.8)
+            if near and name not in module_names(cls):
                 raise AlgorithmError(
                     f"{alg.display_name()}: {name!r} is no hook and nothing uses it; did you mean {near[0]!r}? "
                     f"A helper of your own that is called from elsewhere begins with an underscore. {correct_hook(alg)}"
@@ -76,6 +78,13 @@ def names_used(values: Iterable[Any]) -> Iterator[str]:
         for function in (getattr(value, "fget", None), getattr(value, "__func__", None), value):
             if isinstance(function, FunctionType):
                 yield from code_names(function.__code__)
+
+
+def module_names(cls: type) -> set[str]:
+    """All names that the functions and classes beside a class look up."""
+    beside = [*vars(sys.modules.get(cls.__module__, cls)).values()]
+    inside = [value for each in beside if isinstance(each, type) for value in vars(each).values()]
+    return {*names_used(beside), *names_used(inside)}
 
 
 def code_names(code: CodeType) -> Iterator[str]:

@@ -407,7 +407,7 @@ class Server:
     def _unchanged(self, phase: Algorithm, w: Tensor, up: State, server: State) -> AbstractContextManager[None]:
         """Refuse an aggregate(), called inside, that changes in place what it is given."""
         named = {f"{name}[{n!r}]": t for name, state in (("up", up), ("server", server)) for n, t in state.items()}
-        return unchanged(phase, "aggregate", {"w": w} | named)
+        return unchanged(phase, "aggregate", **({"w": w} | named))
 
     def _aggregate(
         self, phase: Algorithm, w: Tensor, up: State, cohort: Cohort, server: State, memory: State

@@ -118,7 +118,7 @@ class OwnNetwork(HeldObject, Network):
                 f"model: every seed starts from the weights of this one {self.kind}; to draw them by the seed, give "
                 f"what makes a network instead: model={self.kind}, or model=lambda: {self.kind}(…).",
                 Remark,
-                stacklevel=3,
+                stacklevel=5,  # whoever calls askew.run
             )
 
     def check(self) -> None:

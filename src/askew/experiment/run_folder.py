@@ -83,9 +83,9 @@ def with_new_settings(stored: dict[str, Any], config: Config, tables: dict[str, 
 
 def without_surroundings(tables: dict[str, Any]) -> dict[str, Any]:
     """A configuration without what changes no number of a round: where a plugin's file is, how many processes there
-    are, when a run is stopped.
+    are, when a run is stopped, and a hash that another one holds too.
     """
-    without = {"engine": {"workers": None}, "evaluation": {"stop_diverged": None}}
+    without = {"engine": {"workers": None}, "evaluation": {"stop_diverged": None}, "model": {"structure": None}}
     parts = {name: tables[name] | none for name, none in without.items() if isinstance(tables.get(name), dict)}
     return tables | {"plugins": None} | parts
 
