@@ -135,6 +135,7 @@ class NetworkMaker(HeldObject, Network):
 
     kind: str = setting("the class of the network", default="")
     fingerprint: str = setting("hash of the network that it makes with seed 0", default="")
+    structure: str = setting("hash of its layers and its code, without the weights", default="")
 
     @classmethod
     def of(cls, make: Callable[[], nn.Module]) -> NetworkMaker:
@@ -143,9 +144,10 @@ class NetworkMaker(HeldObject, Network):
             torch.manual_seed(0)
             module = call_maker(make)
         require_sizes(module)
-        mark = fingerprint(*module.state_dict().values(), about=f"made: {module} {source_text(type(module))}")
+        about = f"made: {module} {source_text(type(module))}"
+        mark = fingerprint(*module.state_dict().values(), about=about)
         cls.objects[mark] = make
-        return cls(kind=type(module).__name__, fingerprint=mark)
+        return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
 
     def check(self) -> None:
         super().check()
