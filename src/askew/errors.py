@@ -9,7 +9,8 @@
     ├── EngineError                an engine or device cannot do this run
     └── StoreError                 a run folder or file cannot be read or written
 
-A StoreWarning says what is damaged where the program can go on without it.
+A StoreWarning says what is damaged where the program can go on without it, a DataWarning what was done to data that
+were handed in from Python.
 
 Every sentence says what was wrong, what is allowed and what to do.
 """
@@ -54,6 +55,10 @@ class StoreError(AskewError):
 
 class StoreWarning(UserWarning):
     """Something that is stored is damaged or was made otherwise, and the program goes on without it."""
+
+
+class DataWarning(UserWarning):
+    """Something was done to a user's data, such as counting labels anew, that the user should know."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -17,9 +18,10 @@ from ..core.algorithm import Algorithm
 from ..core.settings import Settings, setting
 from ..data.adapt import library_type
 from ..data.dataset import Dataset, Source
-from ..data.user import from_user
-from ..errors import ConfigError
+from ..data.user import from_user, is_divided
+from ..errors import ConfigError, DataWarning
 from ..models import Network
+from .build import OWNERS_PASSED_OVER, passes_over_owners
 from .config import OPTIONAL_TABLES, Config, FromPython, load_config
 from .launch import run_config
 from .run import OnRound
@@ -59,12 +61,15 @@ class OwnData(HeldObject, Source):
     fingerprint: str = setting("hash of the samples", default="")
 
     @classmethod
-    def of(cls, data: Any, test: Any) -> OwnData:
-        """The settings that stand for a user's data; `data` and `test` are as for `askew.run`."""
-        dataset = from_user(data, test)
+    def of(cls, data: Any, test: Any, client: str = "", label: str = "") -> OwnData:
+        """The settings that stand for a user's data; the arguments are as for `askew.run`."""
+        dataset = from_user(data, test, client=client, label=label)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
         about = f"{dataset.classes} {source_text(dataset.criterion)} {dataset.transform}"
-        mark = fingerprint(*dataset.train, *dataset.test, owner, about=about)
+        if dataset.client_names or dataset.class_names:
+            about += f" {dataset.client_names} {dataset.class_names}"
+        of_test = () if dataset.test_owner is None else (torch.as_tensor(dataset.test_owner),)
+        mark = fingerprint(*dataset.train, *dataset.test, owner, *of_test, about=about)
         cls.objects[mark] = dataset
         return cls(fingerprint=mark)
 
@@ -74,6 +79,11 @@ class OwnData(HeldObject, Source):
     @property
     def seeded(self) -> bool:
         return False
+
+    @property
+    def owners(self) -> int:
+        owner = self.load(0, 0).owner
+        return 0 if owner is None else int(owner.max()) + 1
 
     def load(self, seed: int, clients: int) -> Dataset:
         dataset: Dataset = self.held_object("data")
@@ -127,6 +137,8 @@ def run(
     method: str | Algorithm | None = None,
     data: Table | Source | Any = None,
     test: Any = None,
+    client: str = "",
+    label: str = "",
     model: Table | Network | nn.Module | None = None,
     partition: Table | Settings | None = None,
     participation: Table | Settings | None = None,
@@ -151,7 +163,9 @@ def run(
 
     `what` is an algorithm's name or instance, a TOML file, nested tables or a Config; `method` another algorithm for
     the last three. `data` is a dataset's name, a
-    table, a pair (x, y) of tensors or arrays, or a torch Dataset (`test` likewise, a fifth is held out without it);
+    table, a pair (x, y) or triple (x, y, owner) of tensors or arrays, a torch Dataset, a dictionary {client: data}, a
+    list with one of these for each client, or a DataFrame of which `client` and `label` name columns (`test`
+    likewise, a fifth is held out without it);
     `model` a network's name, a table or any nn.Module. `clients`, `cohort`, `lr`, `epochs`, `batch_size` and
     `device` stand for partition.clients, participation.cohort, local.lr, local.epochs, local.batch and engine.device;
     further keywords are the algorithm's hyper-parameters, or tables that most runs
@@ -159,8 +173,7 @@ def run(
     """
     tables = with_method(what, method)
     if data is not None:
-        by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data)  # splits in a dict are data
-        tables["data"] = data if by_settings else OwnData.of(data, test)
+        tables["data"] = data_settings(data, test, client, label)
     given = {
         "model": OwnNetwork.of(model) if isinstance(model, nn.Module) else model,
         "partition": partition,
@@ -174,7 +187,33 @@ def run(
     short: dict[str, Any] = {"partition.clients": clients, "participation.cohort": cohort, "engine.device": device}
     short |= {"local.lr": lr, "local.epochs": epochs, "local.batch": batch_size}
     put_settings(tables, given | take_tables(parameters), short, parameters)
-    return run_config(Config.build(tables), out, fresh=fresh, watch=watch, save_every=save_every)
+    config = Config.build(tables)
+    for remark in own_data_remarks(config):
+        warnings.warn(remark, DataWarning, stacklevel=2)
+    return run_config(config, out, fresh=fresh, watch=watch, save_every=save_every)
+
+
+def data_settings(data: Any, test: Any, client: str, label: str) -> Any:
+    """The settings of the data: a name or a table as they are, and settings that stand for anything else."""
+    by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data) and not is_divided(data)
+    if not by_settings:
+        return OwnData.of(data, test, client, label)
+    if test is not None:
+        raise ConfigError("test is for data handed in from Python; leave it out, or name a file in data.test.")
+    table = {"name": data} if isinstance(data, str) else data
+    given = {key: value for key, value in (("client", client), ("label", label)) if value}
+    if given and isinstance(table, Source):
+        raise ConfigError("client and label belong to the settings of the data; set them there.")
+    return {**table, **given} if given else table
+
+
+def own_data_remarks(config: Config) -> list[str]:
+    """What was done to data that were handed in from Python, and whether their owners are passed over."""
+    if not isinstance(config.data, OwnData):
+        return []
+    dataset = config.data.load(config.seed, config.partition.clients)
+    passed_over = dataset.owner is not None and passes_over_owners(config)
+    return [*dataset.remarks, *([OWNERS_PASSED_OVER] if passed_over else [])]
 
 
 def with_method(
