@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .experiment.store import Run, load
     from .models import Network
     from .participation import Participation
+    from .report.describe import Description, describe
 
 __all__ = [
     "Affine",
@@ -36,6 +37,7 @@ __all__ = [
     "Cohort",
     "Config",
     "Dataset",
+    "Description",
     "NaturalSource",
     "Network",
     "Part",
@@ -47,6 +49,7 @@ __all__ = [
     "Space",
     "Task",
     "__version__",
+    "describe",
     "dot",
     "errors",
     "generator",
@@ -77,6 +80,7 @@ HOMES = {
     "experiment.store": ("Run", "load"),
     "models": ("Network",),
     "participation": ("Participation",),
+    "report.describe": ("Description", "describe"),
 }
 ROOMS = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation")
 

@@ -125,15 +125,15 @@ def number_targets(
             "prepare them alike."
         )
     numbers, names = number_names(np.concatenate([np.asarray(part) for part in given]))
-    return list(torch.from_numpy(numbers).split([len(part) for part in given])), names
+    return list(torch.split(torch.from_numpy(numbers), [len(part) for part in given])), names
 
 
 def label_classes(train: Samples, test: Samples, names: tuple[str, ...] | None, **more: Any) -> Dataset:
     """The dataset of these samples; without names, labels that do not begin at 0 are counted anew, with a remark."""
     require_alike(train, test)
     if train.y.is_floating_point():
-        remarks = ()
-        if bool((train.y == train.y.round()).all()) and len(train.y) > len(train.y.unique()) < FEW:
+        remarks: tuple[str, ...] = ()
+        if bool((train.y == train.y.round()).all()) and len(train.y) > len(np.unique(train.y.numpy())) < FEW:
             remarks = (
                 "the targets are whole numbers of a real type, so this is a regression; for classes pass y as "
                 "whole numbers, as in y.astype(int).",
@@ -142,7 +142,7 @@ def label_classes(train: Samples, test: Samples, names: tuple[str, ...] | None, 
     remark = ""
     if names is None:
         both, names, remark = number_labels(torch.cat([train.y, test.y]).numpy())
-        y = torch.from_numpy(both).split([len(train.y), len(test.y)])
+        y = torch.split(torch.from_numpy(both), [len(train.y), len(test.y)])
         train, test = Samples(train.x, y[0]), Samples(test.x, y[1])
     elif int(torch.cat([train.y, test.y]).min()) < 0 or int(torch.cat([train.y, test.y]).max()) >= len(names):
         raise DataError(
@@ -298,14 +298,13 @@ def stack_items(data: torch_data.Dataset[Any], what: str) -> tuple[Tensor, Tenso
             f"the {what} must yield pairs (x, y), got something else; wrap the dataset so that each item is a pair."
         )
     x = [to_tensor(item[0], f"x of item {k} of the {what}") for k, item in enumerate(items)]
-    targets = [item[1] for item in items]
-    if any(isinstance(target, str) for target in targets):
-        targets = to_names(targets, f"labels of the {what}")
-        y = None
+    if any(isinstance(item[1], str) for item in items):
+        y: Tensor | np.ndarray | None = to_names([item[1] for item in items], f"labels of the {what}")
     else:
-        y = [to_tensor(target, f"y of item {k} of the {what}") for k, target in enumerate(targets)]
+        y = None
+        numbers = [to_tensor(item[1], f"y of item {k} of the {what}") for k, item in enumerate(items)]
     try:
-        return torch.stack(x), targets if y is None else torch.stack(y)
+        return torch.stack(x), torch.stack(numbers) if y is None else y
     except RuntimeError:
         shapes = dict.fromkeys(str(list(part.shape)) for part in x)
         raise DataError(

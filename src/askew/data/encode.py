@@ -58,7 +58,15 @@ def encode(train: Table, test: Table | None, settings: TableSettings) -> Dataset
         test_owner = known_clients(tables[1].columns[client].as_texts(), names)
     criterion = "cross_entropy" if target.classes else "squared_error"
     return Dataset(
-        *parts, target.classes, owner, criterion, None, test_owner, names, target.names, tuple(dict.fromkeys(remarks))
+        train=parts[0],
+        test=parts[1],
+        classes=target.classes,
+        owner=owner,
+        criterion=criterion,
+        test_owner=test_owner,
+        client_names=names,
+        class_names=target.names,
+        remarks=tuple(dict.fromkeys(remarks)),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import DataError
 
+FEW = 100  # classes
 SHOWN = 5  # names that a sentence lists
 
 
@@ -78,13 +79,14 @@ def is_counted(values: np.ndarray) -> bool:
 def number_labels(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...] | None, str]:
     """Class labels counted from 0, the classes' names (None: their numbers), and a remark where that changed them.
 
-    Whole numbers that begin at 0 stay, if half of the classes at least are there: the others may be in other data.
+    Whole numbers that begin at 0 stay, if they are below 100 or half of the classes at least are there: the others may
+    be in other data.
     """
     if values.dtype.kind == "i":
         distinct = np.unique(values)
-        if distinct[0] == 0 and int(distinct[-1]) < 2 * len(distinct):
+        if distinct[0] == 0 and int(distinct[-1]) < max(2 * len(distinct), FEW):
             absent = np.setdiff1d(np.arange(int(distinct[-1])), distinct)
-            remark = f"no sample has the label {listed(absent)}, which stays a class." if len(absent) else ""
+            remark = f"no sample has the label {listed(absent)}; each stays a class." if len(absent) else ""
             return values, None, remark
     numbering = number_names(values)
     if values.dtype.kind != "i":

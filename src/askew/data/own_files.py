@@ -101,6 +101,16 @@ class TableFile(TableSettings, OwnFiles):
     def has_clients(self) -> bool:
         return bool(self.client)
 
+    @property
+    def owners(self) -> int:
+        try:
+            return super().owners
+        except DataError:  # a table that cannot be trained on can still be described; a run says what is wrong
+            column = self.tables()[0].columns.get(self.client)
+            if column is None:
+                raise
+            return len(column.as_texts().texts)
+
     def tables(self) -> list[Table]:
         """The table of the training rows, and perhaps that of the test rows."""
         return [self.read_table(path) for path in self.reads()]
@@ -355,9 +365,9 @@ class ImageFolder(OwnFiles):
                 raise DataError(f"{len(train)} images are too few to hold some out; raise data.test_share.")
             owner, test_owner = (None, None) if owner is None else (owner[~is_test], owner[is_test])
         parts = [samples.select(torch.from_numpy(rows)) for rows in (~is_test, is_test)]
-        more = {"owner": owner, "test_owner": test_owner, "client_names": names}
+        more: dict[str, Any] = {"owner": owner, "test_owner": test_owner, "client_names": names}
         remarks = [f"{len(others):,} files are no images and left out: {listed(others)}."] if others else []
-        return replace_remarks(with_unit_range(label_classes(*parts, labels.names, **more)), remarks)
+        return replace_remarks(with_unit_range(label_classes(parts[0], parts[1], labels.names, **more)), remarks)
 
 
 def image_files(folder: Path) -> tuple[list[Path], list[str]]:
@@ -365,7 +375,7 @@ def image_files(folder: Path) -> tuple[list[Path], list[str]]:
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
         raise DataError(f"the folder {str(folder)!r} {what}; set data.file to a folder with one folder for each class.")
-    found, others = [], []
+    found, others = list[Path](), list[Path]()
     for path in files_below(folder):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if hidden or path.name.lower() in IGNORED_FILES:

@@ -162,14 +162,13 @@ def run(
     """Train one federation and return its run.
 
     `what` is an algorithm's name or instance, a TOML file, nested tables or a Config; `method` another algorithm for
-    the last three. `data` is a dataset's name, a
-    table, a pair (x, y) or triple (x, y, owner) of tensors or arrays, a torch Dataset, a dictionary {client: data}, a
-    list with one of these for each client, or a DataFrame of which `client` and `label` name columns (`test`
-    likewise, a fifth is held out without it);
-    `model` a network's name, a table or any nn.Module. `clients`, `cohort`, `lr`, `epochs`, `batch_size` and
-    `device` stand for partition.clients, participation.cohort, local.lr, local.epochs, local.batch and engine.device;
-    further keywords are the algorithm's hyper-parameters, or tables that most runs
-    do not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do.
+    the last three. `data` is a dataset's name, a table, a pair (x, y) or triple (x, y, owner) of tensors or arrays, a
+    torch Dataset, a dictionary {client: data}, a list of such data, one a client, or a DataFrame of which `client` and
+    `label` name columns (`test` likewise, a fifth is held out without it); `model` a network's name, a table or any
+    nn.Module. `clients`, `cohort`, `lr`, `epochs`, `batch_size` and `device` stand for partition.clients,
+    participation.cohort, local.lr, local.epochs, local.batch and engine.device; further keywords are the algorithm's
+    hyper-parameters, or tables that most runs do not need, such as `faults`. With `out` the run lives in a folder
+    there, as the command line's do.
     """
     tables = with_method(what, method)
     if data is not None:

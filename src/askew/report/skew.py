@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -13,16 +14,20 @@ from .terminal import pairs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAX_NAMED, MAX_NAMED_CLASSES, MAX_LETTERS = 30, 20, 16  # clients, classes and letters of a name that are written
 MAX_IN_ORDER = 100  # up to so many clients are shown in their own order
 # The largest value is cut if it is so many times the 98th percentile; otherwise nothing else could be seen.
 CUT_RATIO = 3
 
 
-def draw_skew(counts: Any, sizes: Any, title: str) -> Figure:
+def draw_skew(
+    counts: Any, sizes: Any, title: str, client_names: Sequence[str] = (), class_names: Sequence[str] = ()
+) -> Figure:
     """Draw samples by class and client, [N, K], below a strip of the clients' sizes, [N]; the strip alone if K = 0.
 
     More than 100 clients are ordered by their most frequent class, so that a pattern shows; of more than 500, those at
-    even steps of that order are shown. The label of the axis says so.
+    even steps of that order are shown. The label of the axis says so. Names of clients and classes are written where
+    there is room for them.
     """
     import numpy as np
     from matplotlib.ticker import MaxNLocator
@@ -56,6 +61,11 @@ def draw_skew(counts: Any, sizes: Any, title: str) -> Figure:
         panels[-1].locator_params(axis="x", integer=True)
         if total > MAX_IN_ORDER:
             panels[-1].set_xticks([])
+        elif total <= MAX_NAMED and any(name != str(k) for k, name in enumerate(client_names)):
+            names = [name[:MAX_LETTERS] for name in client_names]
+            panels[-1].set_xticks(range(total), names, rotation=0 if total * max(map(len, names)) < 100 else 45)
+        if mesh is not None and classes <= MAX_NAMED_CLASSES and class_names:
+            panels[-1].set_yticks(range(classes), [name[:MAX_LETTERS] for name in class_names])
     return figure
 
 
