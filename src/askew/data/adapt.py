@@ -155,10 +155,12 @@ def assemble_dataset(
     inputs = [x] if isinstance(x, str) else list(x or ())
     y = y or target_column(columns, inputs)
     inputs = inputs or [input_column(columns, y)]
-    train_samples = read_samples(tables, inputs, y, "training data")
-    test_samples = None if test is None else read_samples([test], inputs, y, "test data")
-    labels = features[y] if type_name(features[y]) == "ClassLabel" else None
+    labels = features[y] if y in features and type_name(features[y]) == "ClassLabel" else None
     names = tuple(labels.names) if labels is not None and labels.names else None
+    if is_text(features.get(y)):
+        names = text_labels(tables, y, "training data", *([] if test is None else [test]))
+    train_samples = read_samples(tables, inputs, y, "training data", names)
+    test_samples = None if test is None else read_samples([test], inputs, y, "test data", names)
     if client:
         owner = to_names([name for table in tables for name in table[client]], f"clients in column {client!r}")
         dataset = make_owned_dataset(train_samples, test_samples, owner, names)
@@ -183,6 +185,19 @@ def require_same_classes(labels: Any, test: Any, y: str) -> None:
             f"the test data must number the classes of {y!r} as the training data do; "
             "cast both to one datasets.ClassLabel."
         )
+
+
+def is_text(feature: Any) -> bool:
+    """Does a column hold texts?"""
+    return type_name(feature) == "Value" and str(feature.dtype) in ("string", "large_string")
+
+
+def text_labels(tables: list[Any], y: str, what: str, *tests: Any) -> tuple[str, ...]:
+    """The names of the classes in a column of texts, sorted."""
+    found = {name for table in (*tables, *tests) if y in table.column_names for name in table[y]}
+    if None in found:
+        raise HubColumn(tables, y, what).missing_values()
+    return tuple(sorted(found))
 
 
 # columns --------------------------------------------------------------------------------------------------------
@@ -256,8 +271,13 @@ def find_column(
 # reading --------------------------------------------------------------------------------------------------------
 
 
-def read_samples(tables: list[Any], x: Sequence[str], y: str, what: str) -> Samples:
-    """The checked samples in some tables that follow one another; `what` names the data in error messages."""
+def read_samples(
+    tables: list[Any], x: Sequence[str], y: str, what: str, names: tuple[str, ...] | None = None
+) -> Samples:
+    """The checked samples in some tables that follow one another; `what` names the data in error messages.
+
+    Labels that are texts become their places in `names`.
+    """
     features = visible_features(tables[0])
     for name in (*x, y):
         if name not in features:
@@ -267,7 +287,12 @@ def read_samples(tables: list[Any], x: Sequence[str], y: str, what: str) -> Samp
             f"the {what} have a transform that acts as samples are read; "
             "apply it with .map(), or drop it by .reset_format()."
         )
-    targets = HubColumn(tables, y, what).read_numbers('number the classes first, as with .class_encode_column("label")')
+    if names is not None and is_text(features[y]):
+        place = {name: k for k, name in enumerate(names)}
+        targets = np.array([place[name] for table in tables for name in table[y]], dtype=np.int64)
+    else:
+        advice = 'number the classes first, as with .class_encode_column("label")'
+        targets = HubColumn(tables, y, what).read_numbers(advice)
     columns = [HubColumn(tables, name, what) for name in x]
     if len(columns) == 1 and type_name(features[x[0]]) == "Image":
         return to_samples((columns[0].read_images(), targets), what, keep_bytes=True)

@@ -38,7 +38,9 @@ def encode(train: Table, test: Table | None, settings: TableSettings) -> Dataset
     tables = [train] if test is None else [train, with_columns_of(train, test, features, settings)]
     tables = [without_missing(table, features, settings, remarks) for table in tables]
     for table in tables:
-        check_values(table, features, settings)
+        check_values(table, features, settings, is_test=table is not tables[0])
+    if test is not None:
+        require_same_kinds(tables[0], tables[1], [*features, settings.label], settings)
     client = settings.client if all(settings.client in table.columns for table in tables) else ""
     used = [*features, settings.label, *([client] if client else [])]
     joined = {name: tables[0].columns[name] for name in used}
@@ -133,10 +135,28 @@ def without_missing(table: Table, features: list[str], settings: TableSettings, 
     raise DataError(f"column {name!r} has no value in {table.row(row)}{others}; {advice}.")
 
 
-def check_values(table: Table, features: list[str], settings: TableSettings) -> None:
+def require_same_kinds(train: Table, test: Table, names: list[str], settings: TableSettings) -> None:
+    """Refuse a column that holds numbers in the training table and texts in the test table."""
+    for name in names:
+        column = test.columns[name]
+        if train.columns[name].numbers is None or column.numbers is not None or name in settings.categories:
+            continue
+        rows = [
+            k for k, code in enumerate(column.codes.tolist()) if code >= 0 and to_number(column.texts[code]) is None
+        ]
+        if rows:
+            raise DataError(
+                f"column {name!r} holds numbers in {train.where}, but {column.texts[column.codes[rows[0]]][:40]!r} in "
+                f"{test.row(rows[0])}; correct that value, or name the column in data.categories."
+            )
+
+
+def check_values(table: Table, features: list[str], settings: TableSettings, is_test: bool) -> None:
     """Refuse infinite numbers, empty columns, texts among numbers, and texts that are no categories."""
     for name in (*features, settings.label):
         column = table.columns[name]
+        if column.missing.all() and is_test:
+            continue
         if column.missing.all():
             raise DataError(f"column {name!r} of {table.where} has no values; name it in data.drop.")
         if column.numbers is not None:

@@ -110,8 +110,9 @@ class Column(NamedTuple):
 
     def joined(self, other: Column) -> Column:
         """The rows of both columns, one after the other."""
-        if self.numbers is not None and other.numbers is not None:
-            return self._replace(numbers=np.concatenate([self.numbers, other.numbers]))
+        if self.numbers is not None and (other.numbers is not None or other.missing.all()):
+            others = other.numbers if other.numbers is not None else np.full(len(other.codes), np.nan)
+            return self._replace(numbers=np.concatenate([self.numbers, others]))
         one, two = self.as_texts(), other.as_texts()
         texts = tuple(dict.fromkeys([*one.texts, *two.texts]))
         place = np.array([texts.index(text) for text in two.texts] + [-1], dtype=np.int64)

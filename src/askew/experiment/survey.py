@@ -11,7 +11,7 @@ from ..data.federation import Federation
 from ..data.own_files import TableFile
 from ..data.skew import heterogeneity
 from ..data.tables import Column, Table
-from .build import client_label_counts, data_remarks
+from .build import OWNERS_PASSED_OVER, client_label_counts, passes_over_owners
 from .config import Config
 
 
@@ -70,6 +70,7 @@ def survey(config: Config) -> Survey:
     config = replace(config, data=source)
     counts, sizes = client_label_counts(config)
     fed = Federation(config.data, config.partition, config.seed)
+    passed_over = fed.divided and passes_over_owners(config)
     tests_of = None if fed.test_owner is None else np.bincount(fed.test_owner, minlength=fed.clients)
     return Survey(
         name=config.tables()["data"]["name"],
@@ -83,7 +84,7 @@ def survey(config: Config) -> Survey:
         counts=counts.astype(np.int64),
         tests_of=tests_of,
         columns=columns,
-        remarks=(*remarks, *data_remarks(config, fed)),
+        remarks=(*remarks, *fed.remarks, *([OWNERS_PASSED_OVER] if passed_over else [])),
     )
 
 
