@@ -94,7 +94,7 @@ def files_below(folder: Path) -> list[Path]:
 # tables ---------------------------------------------------------------------------------------------------------
 
 
-class TableFile(TableSettings, OwnFiles):
+class TableFile(OwnFiles, TableSettings):
     """A table in a file, one row a sample."""
 
     @property
