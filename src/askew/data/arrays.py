@@ -207,7 +207,7 @@ def to_raw_samples(data: Any, what: str, keep_bytes: bool = False) -> RawSamples
         )
     refuse_channels_last(tuple(x.shape), what)
     if not keep_bytes:
-        x = x.long() if is_whole(x) and x.dtype != torch.uint8 else x.float()
+        x = x.long() if is_whole(x) and x.dtype not in (torch.uint8, torch.bool) else x.float()
     require_finite(x, f"inputs of the {what}")
     if isinstance(y, Tensor):
         y = y.long() if is_whole(y) else y.float()
@@ -265,6 +265,8 @@ def is_whole(values: Tensor) -> bool:
 def to_tensor(value: object, what: str) -> Tensor:
     """A copy as a detached tensor in the host's memory; `what` names the value in error messages."""
     try:
+        if hasattr(value, "to_numpy"):  # a table or a column of pandas
+            value = value.to_numpy()
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             value = value.copy()
         copy = torch.as_tensor(value).detach().to("cpu", copy=True)

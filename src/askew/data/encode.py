@@ -306,7 +306,9 @@ def frame_column(series: Any) -> np.ndarray:
     if values.dtype.kind == "O":
         try:  # whole numbers and truth values that may be missing
             numbers = series.astype("Float64") if str(series.dtype)[:1] in "IUFb" else None
-            return values if numbers is None else np.asarray(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
+            if numbers is not None:
+                return np.asarray(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
         except (TypeError, ValueError):
-            return np.asarray(values)
+            pass
+        return np.asarray(series.astype(object).where(series.notna(), None).to_numpy())
     return np.asarray(values)

@@ -26,7 +26,7 @@ from .transform import PixelTransform
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 IGNORED_FILES = ("thumbs.db", "desktop.ini")  # what systems put beside images; names that begin with a dot too
 TRAIN_FOLDERS, TEST_FOLDERS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
-MOST_PIXELS = 2**28  # of one image; a file may claim more than there is memory
+MOST_PIXELS = 2**26  # of one image; a file may claim more than there is memory
 KEPT_DATASETS = 2  # that stay in memory, so that a configuration and its run read a file once
 
 

@@ -19,7 +19,7 @@ from ..core.memory import require_memory
 from ..core.settings import Settings, setting
 from ..errors import DataError
 
-MISSING = {"", "?", "na", "n/a", "nan", "none", "null", "#n/a", "-nan", "<na>"}  # texts, in small letters
+MISSING = {"", "?", "na", "n/a", "nan", "none", "null", "#n/a", "-nan", "<na>", "nat"}  # texts, in small letters
 ROWS = 4096  # rows that are read at once
 LONGEST_LINE = 2**24  # characters
 STEP = 2**26  # characters between two looks at the memory
@@ -273,7 +273,12 @@ def read_parquet(path: Path) -> Table:
         raise DataError(f"{path.name} cannot be read as Parquet ({reason}); save it anew.") from None
     if not content.num_rows:
         raise DataError(f"{path.name} has no rows; give one row a sample.")
-    values = {name: content.column(name).to_pandas().to_numpy() for name in content.column_names}
+    values = {}
+    for name in content.column_names:
+        column = content.column(name)
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        values[name] = column.to_numpy()
     return table_of_values(values, path.name)
 
 

@@ -15,8 +15,10 @@ from .adapt import adapt, library_type
 from .arrays import RawSamples, make_user_dataset, to_raw_samples
 from .dataset import Dataset, Samples
 from .encode import from_frame
-from .names import is_counted, number_names, to_names
+from .names import is_counted, listed, number_names, to_names
 from .tables import FrameSettings, is_frame
+
+SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation", "dev"}  # and not clients
 
 
 def from_user(data: Any, test: Any = None, *, client: str = "", label: str = "") -> Dataset:
@@ -83,6 +85,11 @@ def clients_of(data: object) -> dict[str, Any] | None:
         names = [str(name) for name in data]
         if len(set(names)) < len(names):
             raise DataError("two clients of the dictionary have one name; give every client a name of its own.")
+        if len(names) > 1 and {name.lower() for name in names} <= SPLITS:
+            raise DataError(
+                f"the dictionary's keys {listed(names)} are no clients but splits; "
+                "pass one as data and the other as test."
+            )
         return dict(zip(names, data.values(), strict=True))
     one_each = isinstance(data, list) and all(
         isinstance(part, torch_data.Dataset) or is_frame(part) or (isinstance(part, tuple) and is_samples(part))

@@ -219,8 +219,11 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Mod
         module = with_features(module, example)
     except (RuntimeError, ValueError, TypeError, IndexError) as e:
         first = str(e).splitlines()[0] if str(e) else type(e).__name__
+        tokens = "" if example.is_floating_point() else ", whole numbers, which are taken for tokens"
+        advice = " (numbers that are no tokens: pass x.astype(float))" if tokens else ""
         raise ModelError(
-            f"the network cannot take inputs of shape {fed.shape}: {first}; change the network or the data."
+            f"the network cannot take inputs of shape {fed.shape}{tokens}: {first}; "
+            f"change the network or the data{advice}."
         ) from None
     for call in calls:
         if not callable(getattr(module, call, None)):

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from .federation_figures import MAX_CLIENTS, draw_partition, heat_map_height
+from .federation_figures import MAX_CLIENTS, draw_partition, heat_map_height, write_names
 from .picture import canvas, style
 from .terminal import pairs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_NAMED, MAX_NAMED_CLASSES, MAX_LETTERS = 30, 20, 16  # clients, classes and letters of a name that are written
 MAX_IN_ORDER = 100  # up to so many clients are shown in their own order
 # The largest value is cut if it is so many times the 98th percentile; otherwise nothing else could be seen.
 CUT_RATIO = 3
@@ -61,11 +60,7 @@ def draw_skew(
         panels[-1].locator_params(axis="x", integer=True)
         if total > MAX_IN_ORDER:
             panels[-1].set_xticks([])
-        elif total <= MAX_NAMED and any(name != str(k) for k, name in enumerate(client_names)):
-            names = [name[:MAX_LETTERS] for name in client_names]
-            panels[-1].set_xticks(range(total), names, rotation=0 if total * max(map(len, names)) < 100 else 45)
-        if mesh is not None and classes <= MAX_NAMED_CLASSES and class_names:
-            panels[-1].set_yticks(range(classes), [name[:MAX_LETTERS] for name in class_names])
+        write_names(panels[-1], client_names, class_names, shown=total, classes=classes)
     return figure
 
 
