@@ -453,7 +453,7 @@ PYTHON: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "those of client 'b' .* are not like those of client 'a'",
     ),
-    "whole numbers for measurements": ((X.astype(int), Y), {}, r"taken for tokens: .* pass x.astype\(float\)"),
+    "whole numbers for measurements": ((X.astype(int), Y, OWNER), {}, r"taken for tokens: .* pass x.astype\(float\)"),
     "splits for clients": ({"train": (X, Y), "test": (X, Y)}, {}, "keys train, test are no clients but splits"),
     "a client without data": ({"a": (X, Y), "b": 3}, {}, "client 'b' must be a pair"),
     "columns named for arrays": ((X, Y), {"label": "y"}, "client and label name columns of a table"),

@@ -53,10 +53,13 @@ def make_dataset(
     test: Samples | None,
     owner: np.ndarray | None = None,
     class_names: tuple[str, ...] | None = None,
+    *,
+    renumber: bool = True,
 ) -> Dataset:
     """A dataset of checked samples; without a test set a fixed fifth of the training samples is held out.
 
     `owner` [n] is the natural client of every training sample. With `class_names` the labels are numbers of these.
+    Without `renumber` labels are classes as they are: one client of several may lack any of them.
     """
     if test is None:
         count = len(train.y)
@@ -68,7 +71,7 @@ def make_dataset(
         order = generator(0, "test split").permutation(count)
         train, test = hold_out_fifth(train, order)
         owner = None if owner is None else np.delete(owner, order[::5])
-    return label_classes(train, test, class_names, owner=owner)
+    return label_classes(train, test, class_names, renumber=renumber, owner=owner)
 
 
 def make_user_dataset(train: RawSamples, test: RawSamples | None) -> Dataset:
@@ -128,7 +131,9 @@ def number_targets(
     return list(torch.split(torch.from_numpy(numbers), [len(part) for part in given])), names
 
 
-def label_classes(train: Samples, test: Samples, names: tuple[str, ...] | None, **more: Any) -> Dataset:
+def label_classes(
+    train: Samples, test: Samples, names: tuple[str, ...] | None, renumber: bool = True, **more: Any
+) -> Dataset:
     """The dataset of these samples; without names, labels that do not begin at 0 are counted anew, with a remark."""
     require_alike(train, test)
     if train.y.is_floating_point():
@@ -140,11 +145,11 @@ def label_classes(train: Samples, test: Samples, names: tuple[str, ...] | None, 
             )
         return Dataset(train, test, 0, criterion="squared_error", remarks=remarks, **more)
     remark = ""
-    if names is None:
+    if names is None and renumber:
         both, names, remark = number_labels(torch.cat([train.y, test.y]).numpy())
         y = torch.split(torch.from_numpy(both), [len(train.y), len(test.y)])
         train, test = Samples(train.x, y[0]), Samples(test.x, y[1])
-    elif int(torch.cat([train.y, test.y]).min()) < 0 or int(torch.cat([train.y, test.y]).max()) >= len(names):
+    elif names and (int(torch.cat([train.y, test.y]).min()) < 0 or int(max(train.y.max(), test.y.max())) >= len(names)):
         raise DataError(
             f"the class labels must be 0 to {len(names) - 1}, the numbers of the {len(names)} classes, got "
             f"{int(train.y.min())} to {int(max(train.y.max(), test.y.max()))}; drop samples without a label."
@@ -175,6 +180,10 @@ def to_samples(data: UserData, what: str, keep_bytes: bool = False) -> Samples:
     raw = to_raw_samples(data, what, keep_bytes)
     if not isinstance(raw.y, Tensor):
         raise DataError(f"y of the {what} must be numbers, got names; number the classes first.")
+    if is_whole(raw.y) and int(raw.y.min()) < 0:
+        raise DataError(
+            f"the class labels of the {what} must be 0, 1, 2, …, got {int(raw.y.min())}; renumber them from 0."
+        )
     return Samples(raw.x, raw.y)
 
 
