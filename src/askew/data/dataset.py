@@ -62,8 +62,8 @@ def as_tensors(samples: Any, what: str) -> Samples:
             f"the {what} samples of a Dataset must be askew.Samples(x, y) of tensors or arrays of numbers; "
             "hand (x, y) with labels that are names to askew.run as they are."
         ) from None
-    x, y = (t.float() if t.is_floating_point() else t if t.dtype == torch.uint8 else t.long() for t in (x, y))
-    return Samples(x, y.long() if y.dtype == torch.uint8 else y)
+    is_kept = x.is_floating_point() or x.dtype == torch.uint8  # bytes may be what a transform takes
+    return Samples(x if is_kept else x.long(), y if y.is_floating_point() else y.long())
 
 
 def hold_out_share(owner: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:

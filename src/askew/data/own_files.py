@@ -132,14 +132,19 @@ class Csv(TableFile):
     """
 
     idea: ClassVar[str] = "a CSV file of your own: numbers and categories, clients by a column"
-    delimiter: str = setting("what separates the values", default=",")
+    delimiter: str = setting("what separates the values; tab: a tab", default=",")
 
     def check(self) -> None:
-        if len(self.delimiter) != 1:
+        if len(self.separator) != 1 or self.separator in '\r\n"':
             raise ConfigError(f'data: delimiter must be one character, got {self.delimiter!r}; try "," or ";".')
 
+    @property
+    def separator(self) -> str:
+        """The delimiter itself; a shell hands a tab over as two characters."""
+        return "\t" if self.delimiter in ("\\t", "tab") else self.delimiter
+
     def read_table(self, path: Path) -> Table:
-        return read_csv(path, self.delimiter)
+        return read_csv(path, self.separator)
 
 
 class Parquet(TableFile):

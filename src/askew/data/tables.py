@@ -170,7 +170,7 @@ def read_csv(path: Path, delimiter: str) -> Table:
                     places.extend([known.setdefault(value.strip(), len(known)) for value in values])
     except UnicodeDecodeError as e:
         raise DataError(
-            f"{name} is no text in UTF-8 (byte {e.object[e.start]:#04x} at {e.start}); save it as CSV in UTF-8."
+            f"{name} is no text in UTF-8 (byte {e.object[e.start]:#04x} after line {reader.line_num}); save it as CSV in UTF-8."
         ) from None
     except csv.Error as e:
         raise DataError(f"{name} cannot be read as CSV near line {reader.line_num}: {e}; save it anew.") from None
@@ -227,7 +227,7 @@ def check_header(header: list[str], name: str, delimiter: str) -> None:
     if len(header) == 1:
         other = next((sign for sign in ";\t|," if sign != delimiter and sign in header[0]), "")
         if other:
-            shown = "\\t" if other == "\t" else other
+            shown = "tab" if other == "\t" else other
             raise DataError(
                 f"{name} has one column, {header[0]!r}: its values are separated by {other!r} and not by "
                 f'{delimiter!r}; set data.delimiter = "{shown}".'
