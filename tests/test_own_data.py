@@ -89,6 +89,9 @@ def test_codes_are_categories_where_the_user_says_so_and_regressions_are_numbers
     file = write(tmp_path, "site,code,dose,price\na,1,2,0.5\nb,10,2,1.5\na,2,2,2.5\nb,2,2,3\na,1,2,4\n")
     data = Csv(file=file, label="price", client="site", categories=("code",), test_share=0.4).read()
     assert data.classes == 0 and data.criterion == "squared_error" and data.train.y.shape == (3, 1)
+    assert (
+        Config.build({"data": {"name": "csv", "file": file, "label": "price"}}).tables()["partition"]["name"] == "iid"
+    )
     both = torch.cat([data.train.x, data.test.x])
     assert both.shape[1] == 4 and both[:, :3].sum(1).tolist() == [1] * 5 and both[:, 3].eq(0).all()  # a constant is 0
 
@@ -516,6 +519,26 @@ def test_a_column_of_a_hub_dataset_names_the_clients() -> None:
     run = askew.run(data=datasets.Dataset.from_dict(rows), client="site", model="softmax", rounds=1)
     assert run.federation["client_names"] == ["east", "north", "south"]
     assert run.federation["class_names"] == ["ill", "well"]
+
+
+@pytest.mark.slow
+def test_a_transformer_is_a_network() -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+    class Classifier(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            config = transformers.BertConfig(vocab_size=50, num_labels=2, max_position_embeddings=8, **shape)
+            self.bert = transformers.BertForSequenceClassification(config)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.bert(input_ids=x).logits
+            return logits
+
+    tokens = np.random.default_rng(0).integers(25, size=(60, 8)) + 25 * Y[:, None]  # each class has words of its own
+    run = askew.run(data=(tokens, Y, OWNER), model=Classifier(), participation="full", rounds=12, lr=0.5, epochs=2)
+    assert run.best_accuracy is not None and run.best_accuracy > 0.9
 
 
 def test_a_reader_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

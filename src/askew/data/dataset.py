@@ -127,6 +127,11 @@ class Source(Settings):
         return 0
 
     @property
+    def regression(self) -> bool:
+        """Are there no classes? Where that is not known before the samples are loaded, no."""
+        return False
+
+    @property
     def default_network(self) -> str:
         """The name of the network that is trained where none is named; empty: the usual one."""
         return ""

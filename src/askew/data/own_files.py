@@ -49,6 +49,13 @@ class OwnFiles(Source):
         return 0 if names is None else len(names)
 
     @property
+    def regression(self) -> bool:
+        try:
+            return bool(self.file) and self.load(0, 0).classes == 0
+        except DataError:  # which a run says
+            return False
+
+    @property
     def has_clients(self) -> bool:
         """May the samples have owners? Where not, the files are not read to learn it."""
         return True

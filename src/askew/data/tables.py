@@ -170,7 +170,8 @@ def read_csv(path: Path, delimiter: str) -> Table:
                     places.extend([known.setdefault(value.strip(), len(known)) for value in values])
     except UnicodeDecodeError as e:
         raise DataError(
-            f"{name} is no text in UTF-8 (byte {e.object[e.start]:#04x} after line {reader.line_num}); save it as CSV in UTF-8."
+            f"{name} is no text in UTF-8 (byte {e.object[e.start]:#04x} after line {reader.line_num}); "
+            "save it as CSV in UTF-8."
         ) from None
     except csv.Error as e:
         raise DataError(f"{name} cannot be read as CSV near line {reader.line_num}: {e}; save it anew.") from None

@@ -85,6 +85,10 @@ class OwnData(HeldObject, Source):
         owner = self.load(0, 0).owner
         return 0 if owner is None else int(owner.max()) + 1
 
+    @property
+    def regression(self) -> bool:
+        return self.load(0, 0).classes == 0
+
     def load(self, seed: int, clients: int) -> Dataset:
         dataset: Dataset = self.held_object("data")
         return dataset

@@ -256,6 +256,8 @@ def default_name(name: str, data: Source | None, tables: Mapping[str, Any]) -> s
         return DEFAULT_NAMES[name]
     if name == "partition" and (data.natural or data.owners):
         return "natural"
+    if name == "partition" and data.regression:
+        return "iid"
     return (data.default_network if name == "model" else "") or DEFAULT_NAMES[name]
 
 
