@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .experiment.store import Run, load
     from .models import Network
     from .participation import Participation
+    from .report.describe import Description, describe
     from .report.python import compare, report, sweep
     from .report.runs import Runs
 
@@ -38,6 +39,7 @@ __all__ = [
     "Cohort",
     "Config",
     "Dataset",
+    "Description",
     "Gradient",
     "NaturalSource",
     "Network",
@@ -54,6 +56,7 @@ __all__ = [
     "Task",
     "__version__",
     "compare",
+    "describe",
     "dot",
     "errors",
     "generator",
@@ -86,6 +89,7 @@ HOMES = {
     "experiment.store": ("Run", "load"),
     "models": ("Network",),
     "participation": ("Participation",),
+    "report.describe": ("Description", "describe"),
     "report.python": ("compare", "report", "sweep"),
     "report.runs": ("Runs",),
 }

@@ -9,8 +9,8 @@
     ├── EngineError                an engine or device cannot do this run
     └── StoreError                 a run folder or file cannot be read or written
 
-A StoreWarning says what is damaged where the program can go on without it; a Remark what a user should know about a
-run or a method.
+A StoreWarning says what is damaged where the program can go on without it, a DataWarning what was done to data that
+were handed in from Python, and a Remark what else a user should know about a run or a method.
 
 Every sentence says what was wrong, what is allowed and what to do.
 """
@@ -56,6 +56,10 @@ class StoreError(AskewError):
 
 class StoreWarning(UserWarning):
     """Something that is stored is damaged or was made otherwise, and the program goes on without it."""
+
+
+class DataWarning(UserWarning):
+    """Something was done to a user's data, such as counting labels anew, that the user should know."""
 
 
 class Remark(UserWarning):

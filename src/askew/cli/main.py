@@ -45,7 +45,7 @@ COMMANDS = {
     "bench": ("bench", "Time full rounds on random data, beside a bare PyTorch loop that does the same steps."),
     "reproduce": ("papers", "Run a table or figure of a paper again and show it beside the paper's numbers."),
     "ledger": ("ledger", "Put every number and claim of the papers beside what was measured."),
-    "data": ("data", "List, get and check the datasets."),
+    "data": ("data", "List, get, check and describe the datasets."),
     "deploy": ("deploy", "Run a method on real clients, over Flower."),
     "doctor": (
         "doctor",

@@ -171,6 +171,10 @@ class Federation:
     shift: FeatureShift | None
     validation: float  # fraction of a client's samples that is held out
     has_targets = True  # are the targets of the test set real ones?
+    divided: bool = False  # do the data say to whom every sample belongs?
+    client_names: tuple[str, ...] | None = None  # of the natural clients
+    class_names: tuple[str, ...] | None = None
+    remarks: tuple[str, ...] = ()  # of the dataset
     flipped: frozenset[int] = frozenset()  # natural clients whose labels are flipped whenever they are drawn
 
     def __init__(
@@ -220,7 +224,10 @@ class Federation:
         """Take the public samples out of the training data and divide the others among the clients."""
         self.pool, self.test = dataset.train, dataset.test
         self.classes, self.criterion, self.transform = dataset.classes, dataset.criterion, dataset.transform
-        self.test_owner = dataset.test_owner if isinstance(partition, Natural) else None
+        natural = isinstance(partition, Natural)
+        self.test_owner = dataset.test_owner if natural else None
+        self.client_names = dataset.client_names if natural else None
+        self.divided, self.class_names, self.remarks = dataset.owner is not None, dataset.class_names, dataset.remarks
         public = public_count(partition, needs, len(dataset.train.y))
         if public and not dataset.classes:
             raise ConfigError(
@@ -407,6 +414,10 @@ class Federation:
             pool, places = self.gather(range(shown))
             y = pool.y.cpu().numpy()
             page["labels"] = [np.bincount(y[held], minlength=self.classes).tolist() for held in places]
+        if self.client_names:
+            page["client_names"] = list(self.client_names[:shown])
+        if self.class_names:
+            page["class_names"] = list(self.class_names)
         return page
 
 

@@ -21,11 +21,12 @@ from ..data.adapt import library_type
 from ..data.dataset import Dataset, Source
 from ..data.federation import LocalSettings
 from ..data.partition import Partition
-from ..data.user import from_user
+from ..data.user import from_user, is_divided
 from ..engine.choose import EngineSettings
-from ..errors import ConfigError, ModelError, Remark
+from ..errors import ConfigError, DataWarning, ModelError, Remark
 from ..models import Network
 from ..participation import Participation
+from .build import OWNERS_PASSED_OVER, passes_over_owners
 from .code_text import source_text
 from .config import CHOICES, OPTIONAL_TABLES, Config, Evaluation, FromPython, load_config
 from .hook_fault import explain_hooks
@@ -70,12 +71,15 @@ class OwnData(HeldObject, Source):
     fingerprint: str = setting("hash of the samples", default="")
 
     @classmethod
-    def of(cls, data: Any, test: Any) -> OwnData:
-        """The settings that stand for a user's data; `data` and `test` are as for `askew.run`."""
-        dataset = from_user(data, test)
+    def of(cls, data: Any, test: Any, client: str = "", label: str = "") -> OwnData:
+        """The settings that stand for a user's data; the arguments are as for `askew.run`."""
+        dataset = from_user(data, test, client=client, label=label)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
         about = f"{dataset.classes} {source_text(dataset.criterion)} {dataset.transform}"
-        mark = fingerprint(*dataset.train, *dataset.test, owner, about=about)
+        if dataset.client_names or dataset.class_names:
+            about += f" {dataset.client_names} {dataset.class_names}"
+        of_test = () if dataset.test_owner is None else (torch.as_tensor(dataset.test_owner),)
+        mark = fingerprint(*dataset.train, *dataset.test, owner, *of_test, about=about)
         cls.objects[mark] = dataset
         return cls(fingerprint=mark)
 
@@ -85,6 +89,15 @@ class OwnData(HeldObject, Source):
     @property
     def seeded(self) -> bool:
         return False
+
+    @property
+    def owners(self) -> int:
+        owner = self.load(0, 0).owner
+        return 0 if owner is None else int(owner.max()) + 1
+
+    @property
+    def regression(self) -> bool:
+        return self.load(0, 0).classes == 0
 
     def load(self, seed: int, clients: int) -> Dataset:
         dataset: Dataset = self.held_object("data")
@@ -206,6 +219,8 @@ def run(
     method: str | Algorithm | type[Algorithm] | None = None,
     data: Table | Source | Any = None,
     test: Any = None,
+    client: str = "",
+    label: str = "",
     model: Table | Network | nn.Module | Callable[[], nn.Module] | None = None,
     partition: Table | Partition | None = None,
     participation: Table | Participation | None = None,
@@ -230,19 +245,21 @@ def run(
     """Train one federation and return its run.
 
     `what` is an algorithm's name or instance, a TOML file, nested tables or a Config; `method` another algorithm for
-    the last three. `data` is a dataset's name, a
-    table, a pair (x, y) of tensors or arrays, or a torch Dataset (`test` likewise, a fifth is held out without it);
-    `model` a network's name, a table, any nn.Module, or a class or function that makes one, whose weights the seed then
-    decides. `clients`, `cohort`, `lr`, `epochs`, `batch_size` and
-    `device` stand for partition.clients, participation.cohort, local.lr, local.epochs, local.batch and engine.device;
-    further keywords are the algorithm's hyper-parameters, or tables that most runs
-    do not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do. `progress` is
+    the last three. `data` is a dataset's name, a table, a pair (x, y) or triple (x, y, owner) of tensors or arrays, a
+    torch Dataset, a dictionary {client: data}, a list of such data, one a client, or a DataFrame of which `client` and
+    `label` name columns (`test` likewise, a fifth is held out without it); `model` a network's name, a table, any
+    nn.Module, or a class or function that makes one, whose weights the seed then decides. `clients`, `cohort`, `lr`,
+    `epochs`, `batch_size` and `device` stand for partition.clients, participation.cohort, local.lr, local.epochs,
+    local.batch and engine.device; further keywords are the algorithm's hyper-parameters, or tables that most runs do
+    not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do. `progress` is
     shown on a terminal and in a notebook; elsewhere a line every half minute.
     """
     tables: dict[str, Any] = {"model": model, "partition": partition, "participation": participation, "local": local}
     tables |= {"evaluation": evaluation, "engine": engine, "seed": seed, "rounds": rounds, "data": data, "test": test}
     words = {"clients": clients, "cohort": cohort, "device": device, "lr": lr, "epochs": epochs}
     given = {"method": method, "batch_size": batch_size} | tables | words | parameters
+    given |= {"client": client, "label": label}
+    given |= {"client": client, "label": label}
     if out is not None and not isinstance(out, (str, Path)):
         raise ConfigError(f'out must be a folder, got {type(out).__name__}; write for example out="runs".')
     config = Config.build(tables_from_keywords(what, given))
@@ -258,6 +275,10 @@ def watched(configs: Sequence[Config], watch: OnRound | None, progress: bool) ->
     for config in configs:
         if isinstance(config.model, OwnNetwork):
             config.model.note_seed(config.seed)
+    for remark in dict.fromkeys(remark for config in configs for remark in own_data_remarks(config)):
+        warnings.warn(remark, DataWarning, stacklevel=4)  # whoever calls askew.run
+    for remark in dict.fromkeys(remark for config in configs for remark in own_data_remarks(config)):
+        warnings.warn(remark, DataWarning, stacklevel=4)  # whoever calls askew.run
     if watch is not None and not callable(watch):
         raise ConfigError(f"watch must be a function of a run and a record, got {watch!r}; write watch=print.")
     if not progress:
@@ -302,10 +323,9 @@ def tables_from_keywords(what: Any, keywords: Mapping[str, Any]) -> dict[str, An
     """The nested tables of a configuration from the first argument and the keywords of `run`."""
     rest = dict(keywords)
     tables = with_method(what, rest.pop("method", None))
-    data, test = rest.pop("data", None), rest.pop("test", None)
+    data, test, client, label = (rest.pop(name, None) for name in ("data", "test", "client", "label"))
     if data is not None:
-        by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data)  # splits in a dict are data
-        tables["data"] = data if by_settings else OwnData.of(data, test)
+        tables["data"] = data_settings(data, test, client or "", label or "")
     given = {name: rest.pop(name) for name in PARTS if name in rest}
     given["model"] = own_model(given.get("model"))
     short = {path: rest.pop(word) for word, path in WORDS.items() if word in rest}
@@ -338,9 +358,32 @@ def table_of(name: str, value: Any) -> Any:
     """One value of a whole table in a sweep, as a configuration holds it: settings, or a table."""
     if name == "model":
         value = own_model(value)
-    elif name == "data" and not isinstance(value, (str, Mapping, Source)):
-        value = OwnData.of(value, None)
+    elif name == "data":
+        value = data_settings(value, None, "", "")
     return {"name": value} if isinstance(value, str) else value
+
+
+def data_settings(data: Any, test: Any, client: str, label: str) -> Any:
+    """The settings of the data: a name or a table as they are, and settings that stand for anything else."""
+    by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data) and not is_divided(data)
+    if not by_settings:
+        return OwnData.of(data, test, client, label)
+    if test is not None:
+        raise ConfigError("test is for data handed in from Python; leave it out, or name a file in data.test.")
+    table = {"name": data} if isinstance(data, str) else data
+    given = {key: value for key, value in (("client", client), ("label", label)) if value}
+    if given and isinstance(table, Source):
+        raise ConfigError("client and label belong to the settings of the data; set them there.")
+    return {**table, **given} if given else table
+
+
+def own_data_remarks(config: Config) -> list[str]:
+    """What was done to data that were handed in from Python, and whether their owners are passed over."""
+    if not isinstance(config.data, OwnData):
+        return []
+    dataset = config.data.load(config.seed, config.partition.clients)
+    passed_over = dataset.owner is not None and passes_over_owners(config)
+    return [*dataset.remarks, *([OWNERS_PASSED_OVER] if passed_over else [])]
 
 
 def with_method(

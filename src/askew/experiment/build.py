@@ -45,11 +45,16 @@ from ..engine.vmapped import Vmapped
 from ..errors import EngineError
 from ..kernels.interface import Kernels
 from ..models.network import Chain, use_kernels
+from ..participation import Uniform
 from ..version import __version__
 from .config import Config
 from .network_check import check_module
 
 NO_CALLS = ("labels", "public", "validation")  # needs of a method that are no calls of the network
+OWNERS_PASSED_OVER = (
+    "the data say to which client every sample belongs, and the partition divides them anew; leave the partition out, "
+    'or set partition.name = "natural", to keep them where they are.'
+)
 HELD_MODELS = 4  # copies of a model that a run holds at least, beside those of the participants
 
 
@@ -140,6 +145,7 @@ def build(
     if config.privacy.on:
         check_supported(config.privacy, server, zero_uploads(server))
     facts = run_facts(config, choice, space, kernels, group) | config.attack.facts(config.seed, fed)
+    facts["remark"] = " ".join(filter(None, [facts["remark"], *data_remarks(config, fed)]))
     return BuiltRun(config, fed, module, space, task, shared.evaluators[evaluator_key], server, kernels, facts)
 
 
@@ -391,6 +397,26 @@ def run_facts(
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def data_remarks(config: Config, fed: Federation) -> list[str]:
+    """What whoever runs this should know of its data, each a sentence."""
+    remarks, partition = list(fed.remarks), config.partition
+    if fed.divided and passes_over_owners(config):
+        remarks.append(OWNERS_PASSED_OVER)
+    if fed.divided and isinstance(partition, Natural) and config.participation == Uniform():
+        count = len(config.participation.sample(config.seed, 1, fed.eligible, fed.clients))
+        if count == 1 < fed.clients:
+            remarks.append(
+                f"1 of the {fed.clients} clients takes part in a round; "
+                'set participation.name = "full" to train all of them.'
+            )
+    return remarks
+
+
+def passes_over_owners(config: Config) -> bool:
+    """Does the partition divide samples anew, whoever they belong to?"""
+    return not isinstance(config.partition, Natural) and not config.algorithm.pooled
 
 
 def client_label_counts(config: Config) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

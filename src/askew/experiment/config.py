@@ -9,12 +9,14 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar, cast
@@ -26,7 +28,7 @@ from ..core.settings import Registry, Settings, setting
 from ..data import partitions, sources
 from ..data.dataset import Source
 from ..data.federation import LocalSettings
-from ..data.partition import Partition
+from ..data.partition import Natural, Partition
 from ..engine.attacks import Attack
 from ..engine.choose import EngineSettings
 from ..engine.faults import Faults
@@ -173,9 +175,10 @@ class Config:
         for name, kind in (TABLES | OPTIONAL_TABLES).items():
             parts[name] = build_table(kind, name, tables.get(name, {}), tables)
         for name, registry in CHOICES.items():
-            table = tables.get(name, {})
-            default = "natural" if name == "partition" and parts["data"].natural else DEFAULT_NAMES[name]
-            parts[name] = build_choice(registry, name, table, default, tables)
+            default = default_name(name, parts.get("data"), tables)
+            parts[name] = build_choice(registry, name, tables.get(name, {}), default, tables)
+            if name == "partition" and isinstance(parts[name], Natural):
+                parts[name] = one_client_an_owner(parts[name], parts["data"], tables.get(name, {}))
         config = cls(seed=top.seed, rounds=top.rounds, plugins=top.plugins, **parts)
         config.participation.check_clients(config.partition.clients)
         config.algorithm.check_learning_rate(config.local.lr)
@@ -248,6 +251,32 @@ class Config:
         return f"{tables['algorithm']['name']}-{tables['data']['name']}-seed{self.seed}-{self.digest()}"
 
 
+def default_name(name: str, data: Source | None, tables: Mapping[str, Any]) -> str:
+    """The member of a registry that a table means which names none; the data may decide it."""
+    named = isinstance(table := tables.get(name, {}), Settings) or "name" in table
+    if data is None or named:
+        return DEFAULT_NAMES[name]
+    if name == "partition" and (data.natural or data.owners):
+        return "natural"
+    if name == "partition" and data.regression:
+        return "iid"
+    return (data.default_network if name == "model" else "") or DEFAULT_NAMES[name]
+
+
+def one_client_an_owner(partition: Natural, data: Source, table: Any) -> Natural:
+    """The natural partition with as many clients as the data have owners; another number is refused."""
+    owners = data.owners
+    if not owners or partition.clients == owners:
+        return partition
+    usual = next(f.default for f in fields(partition) if f.name == "clients")
+    if partition.clients != usual if isinstance(table, Settings) else "clients" in table:
+        raise ConfigError(
+            f"the data come divided among {owners:,} clients, and partition.clients is {partition.clients:,}; leave it "
+            'out, or set another partition, such as partition.name = "iid".'
+        )
+    return replace(partition, clients=owners)
+
+
 def check_keys(tables: Mapping[str, Any]) -> None:
     """Refuse keys that no configuration has, and single values where a table of settings belongs."""
     fixed = TABLES | OPTIONAL_TABLES
@@ -316,14 +345,39 @@ def stored_tables(config: Config) -> dict[str, Any]:
 
 
 def file_hash(path: Path) -> str:
-    """A hash of a file's content; empty where it cannot be read, which whoever needs the file will report."""
-    if not is_readable_file(path):  # a device has no end
-        return ""
+    """A hash of a file's content, or of the names and contents of all files in a folder.
+
+    Empty where it cannot be read, which whoever needs the file will report.
+    """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        if path.is_dir():
+            below = sorted(Path(where) / name for where, _, names in os.walk(path) for name in names)
+            return folder_hash(path, tuple((file, *file_stamp(file)) for file in below))
+        if not is_readable_file(path):  # a device has no end
+            return ""
+        return content_hash(path, file_stamp(path))
     except OSError:
         return ""
+
+
+def file_stamp(path: Path) -> tuple[int, int, int]:
+    """A file's size and times, which change with its content."""
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
+
+@lru_cache(64)
+def content_hash(path: Path, stamp: tuple[int, int, int]) -> str:
+    """A hash of a file's content, computed once while its stamp stays."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@lru_cache(8)
+def folder_hash(folder: Path, stamps: tuple[tuple[Any, ...], ...]) -> str:
+    """A hash of the names and contents of a folder's files, computed once while their stamps stay."""
+    contents = [(str(file.relative_to(folder)), content_hash(file, tuple(stamp))) for file, *stamp in stamps]
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
 
 class FromPython:

@@ -27,8 +27,11 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Mod
         with torch.no_grad():
             output = copy.deepcopy(module).eval()(example)
     except Exception as e:
+        tokens = "" if example.is_floating_point() else ", whole numbers, which are taken for tokens"
+        advice = " (numbers that are no tokens: pass x.astype(float))" if tokens else ""
         raise ModelError(
-            f"the network cannot take inputs of shape {fed.shape}: {first_line(e)}; change the network or the data."
+            f"the network cannot take inputs of shape {fed.shape}{tokens}: {first_line(e)}; "
+            f"change the network or the data{advice}."
         ) from None
     check_output(output, example, fed, name)
     module = WithFeatures(module) if isinstance(output, Tensor) else module

@@ -268,9 +268,9 @@ def read_client_data(given: ClientDataset) -> tuple[Dataset, Samples | None, boo
         raise DataError(
             "the data module's client(node) returned no training data; return at least ((x, y), None, None)."
         )
-    dataset = make_dataset(train, train if test is None else test)
+    dataset = make_dataset(train, train if test is None else test, renumber=False)
     if validation is not None:
-        classes = make_dataset(train, validation).classes
+        classes = make_dataset(train, validation, renumber=False).classes
         dataset = replace(dataset, classes=max(dataset.classes, classes))
     return dataset, validation, test is not None
 
