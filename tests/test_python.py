@@ -320,6 +320,20 @@ def test_label_counts_reach_the_hooks() -> None:
         assert run.bytes_up == 3 * 8 * (12 + 1)  # the distance is counted, the labels stay
 
 
+def test_targets_may_be_flat() -> None:
+    """Targets [n] are those of outputs [n, 1], and not compared with the outputs of all other samples."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    common: dict[str, Any] = {
+        "model": nn.Linear(3, 1),
+        "partition": "iid",
+        "clients": 2,
+        "rounds": 2,
+        "progress": False,
+    }
+    flat, column = (askew.run(data=(x, y), **common) for y in (x[:, 0], x[:, :1]))
+    assert flat.curve("loss") == column.curve("loss") and flat.curve("train_loss") == column.curve("train_loss")
+
+
 def test_a_table_is_a_list_of_rows(runs: askew.Runs) -> None:
     table = runs.table(target=0.5)
     assert isinstance(table, ComparisonTable) and isinstance(table, list) and table[0]["target"] == 0.5

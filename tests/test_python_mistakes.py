@@ -79,7 +79,7 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
     "makes no network": (run(model=lambda: 3), "must make a network, an nn.Module, and made a value of type int"),
     "a number as model": (run(model=3), "model must be a network's name, .* got int"),
     "misspelt model": (run(model="sofmax"), "unknown model 'sofmax'; did you mean 'softmax'"),
-    "flat targets": (run(model=LINE, data=(X, X[:, 0])), r"a target has shape \[\]; .*y\[:, None\]"),
+    "other targets": (run(model=LINE, data=(X, X[:, :2])), r"returns \[1\] numbers .* a target has shape \[2\]"),
     "criterion averages": (run(model=LINE, data=regression(mean_criterion)), "one loss for each sample, .*average"),
     "criterion fails": (run(model=LINE, data=regression(lambda o, y: 1 / 0)), "criterion failed on the output"),
 }

@@ -84,10 +84,10 @@ def check_targets(output: Tensor, fed: Federation, name: str) -> None:
     """Refuse an output of another shape than the targets', and a criterion that gives no loss for each sample."""
     y = fed.test.y[: len(output)].cpu()
     if fed.criterion == "squared_error":
-        if output.shape != y.shape:
+        if output.numel() != y.numel():
             raise ModelError(
                 f"the network {name} returns {list(output.shape[1:])} numbers for an input, and a target has shape "
-                f"{list(y.shape[1:])}; both must be alike: reshape the targets, as y[:, None], or change the network."
+                f"{list(y.shape[1:])}; both must hold as many numbers: change the network or the targets."
             )
         return
     assert callable(fed.criterion)
