@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from ..experiment.store import Run
-from .federation_figures import participation_picture, partition_picture
+from .federation_figures import MAX_FEDERATIONS, participation_picture, partition_picture
 from .picture import BLUE, COLOURS, DASHES, HATCHES, INK, MARKERS, Picture, canvas, legend_label, style, write_png
-from .tables import RunGroup, average, group_runs, sample_std
+from .tables import RunGroup, average, by_federation, group_runs, sample_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +33,19 @@ def write_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
 
 
 def draw_pictures(groups: Sequence[RunGroup]) -> list[Picture]:
-    """All pictures that the groups have data for."""
+    """All pictures that the groups have data for; of several federations, those of the first few, one by one."""
+    federations = by_federation(groups)
+    if len(federations) <= 1:
+        return draw_federation(groups)
+    return [
+        replace(picture, name=f"{picture.name}-{number}", title=f"{picture.title}: {its[0].federation}")
+        for number, its in enumerate(federations[:MAX_FEDERATIONS], 1)
+        for picture in draw_federation(its)
+    ]
+
+
+def draw_federation(groups: Sequence[RunGroup]) -> list[Picture]:
+    """All pictures that the groups of one federation have data for."""
     with style():
         pictures = (
             accuracy_picture(groups),

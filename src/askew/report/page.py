@@ -19,6 +19,7 @@ from .picture import COLOURS, Picture, write_png
 from .tables import (
     ComparisonRow,
     RunGroup,
+    by_federation,
     client_count,
     group_runs,
     participation_name,
@@ -106,7 +107,12 @@ def report_page(
         [row for g, row in zip(groups, rows, strict=True) if g.task == task]
         for task in dict.fromkeys(g.task for g in groups)
     ]
-    results = [f'<p class="result">{escape(headline(peers))}</p>' for peers in tasks[:MAX_HEADLINES]]
+    federations = by_federation(groups)
+    places = [f"{peers[0]['federation']}: " if len(federations) > 1 else "" for peers in tasks]
+    results = [
+        f'<p class="result">{escape(place + headline(peers))}</p>'
+        for place, peers in list(zip(places, tasks, strict=True))[:MAX_HEADLINES]
+    ]
     if len(tasks) > MAX_HEADLINES:
         results.append(f'<p class="what">{len(tasks) - MAX_HEADLINES} more in the table.</p>')
     subject = f"{len(groups)} {'methods' if len(tasks) == 1 else 'configurations'}"
@@ -122,10 +128,12 @@ def report_page(
         results="".join(results),
         tiles=f'<div class="tiles">{tiles(rows)}</div>' if len(tasks) == 1 else "",
         notices="".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices(runs, pictures)),
-        comparison=comparison_table(groups, rows),
+        comparison=comparison_tables(federations, rows),
         roll_call=roll_call_section(groups),
         figures="\n".join(map(picture_section, pictures)),
-        configurations="\n".join(configuration_section(n, g) for n, g in enumerate(groups)),
+        configurations="\n".join(
+            configuration_section(n, g, len(federations) > 1) for its in federations for n, g in enumerate(its)
+        ),
         facts=escape(" · ".join(facts)),
         style=CSS,
         script=SCRIPT,
@@ -171,7 +179,7 @@ def sentence(groups: Sequence[RunGroup]) -> str:
 
 def notices(runs: Sequence[Run], pictures: Sequence[Picture]) -> list[str]:
     """What is missing, and why."""
-    names, found = {picture.name for picture in pictures}, []
+    names, found = {picture.name.partition("-")[0] for picture in pictures}, []
     unfinished = sum(not run.finished for run in runs)
     if unfinished:
         count = f"{unfinished} of {count_text(len(runs), 'run')}"
@@ -250,8 +258,17 @@ def decimals(values: Sequence[float]) -> int:
     return min(4, max(0, 2 - floor(log10(top)))) if top else 0
 
 
+def comparison_tables(federations: Sequence[Sequence[RunGroup]], rows: Sequence[ComparisonRow]) -> str:
+    """A table for each federation; methods on different data are not compared."""
+    parts = []
+    for its in federations:
+        heading = f"<h3>{escape(its[0].federation)}</h3>" if len(federations) > 1 else ""
+        parts.append(heading + comparison_table(its, [r for r in rows if r["federation"] == its[0].federation]))
+    return "\n".join(parts)
+
+
 def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:
-    """The table of all groups, with a note on its figures."""
+    """The table of a federation's groups, with a note on its figures."""
     headings = [heading_cell("Method")]
     cells = [[method_cell(n, g, row)] for n, (g, row) in enumerate(zip(groups, rows, strict=True))]
     baselines = sorted({r["baseline"] for r in rows if r["baseline"] not in (None, r["label"])})
@@ -271,10 +288,8 @@ def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) 
         if row["baseline"] in baselines
     }
     note += f"Rounds are counted to {'; '.join(targets.values())}." if note and targets else ""
-    return (
-        f'<div class="scroll"><table id="methods"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
-        + (f'<p class="note">{escape(note)}</p>' if note else "")
-    )
+    whole = f'<table class="methods"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
+    return f'<div class="scroll">{whole}</div>' + (f'<p class="note">{escape(note)}</p>' if note else "")
 
 
 def column_cells(column: PageColumn, groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> list[str]:
@@ -335,7 +350,7 @@ def roll_call_section(groups: Sequence[RunGroup]) -> str:
             if lines or warnings:
                 items = "".join(f"<li>{escape(line)}</li>" for line in lines)
                 items += "".join(f"<li><strong>{escape(warning)}</strong></li>" for warning in warnings)
-                name = f"{shorten_label(g.label)}, seed {value_text(run.config.get('seed'))}"
+                name = f"{shorten_label(g.title)}, seed {value_text(run.config.get('seed'))}"
                 parts.append(f"<h3>{escape(name)}</h3><ul>{items}</ul>")
     heading = "<h2>Roll-call: whose answers were lost, and why</h2>"
     return f'<section id="roll-call">{heading}{"".join(parts)}</section>' if parts else ""
@@ -349,8 +364,11 @@ def picture_section(picture: Picture) -> str:
     return f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2><figure>{image}{caption}</figure></section>'
 
 
-def configuration_section(n: int, g: RunGroup) -> str:
-    """All settings of one group, and for each seed its engine and device and how to run it again."""
+def configuration_section(n: int, g: RunGroup, several: bool) -> str:
+    """All settings of one group, and for each seed its engine and device and how to run it again.
+
+    The federation is named where there are several.
+    """
     seeds = []
     for run in g.runs:
         facts = [
@@ -361,8 +379,9 @@ def configuration_section(n: int, g: RunGroup) -> str:
         again = shlex.join(["askew", "run", str(run.folder / "run.toml")]) if run.folder else "# not stored in a folder"
         seeds.append(f"<li>{escape(' · '.join(facts))}<pre>{escape(again)}</pre></li>")
     first = " of the first seed" if len(seeds) > 1 else ""
+    name = f"{g.label} on {g.federation}" if several else g.label
     return (
-        f"<details><summary>{swatch(n)}{escape(g.label)}</summary><ul>{''.join(seeds)}</ul>"
+        f"<details><summary>{swatch(n)}{escape(name)}</summary><ul>{''.join(seeds)}</ul>"
         f"<p>Configuration{first}:</p><pre>{escape(to_toml(g.config))}</pre></details>"
     )
 
@@ -426,7 +445,7 @@ footer { color: var(--soft); font-size: .85rem; margin-top: 1.6rem }
 """
 
 SCRIPT = """
-for (const button of document.querySelectorAll("#methods th button")) button.onclick = () => {
+for (const button of document.querySelectorAll(".methods th button")) button.onclick = () => {
   const head = button.parentNode, column = head.cellIndex, body = head.closest("table").tBodies[0];
   const value = row => row.cells[column].dataset.v, number = column > 0;
   const down = head.getAttribute("aria-sort") === (number ? "descending" : "ascending") ? !number : number;

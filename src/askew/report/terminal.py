@@ -175,7 +175,7 @@ class ProgressDisplay:
         self.said: set[tuple[str, str]] = set()  # names of runs, and the warnings that were given about them
         planned = [Run(tomllib.loads(config.toml()), facts={"name": config.name()}) for config in configs]
         # labels of the runs by name, as the table of all will have them
-        self.labels = {run.name: g.label for g in group_runs(planned) for run in g.runs}
+        self.labels = {run.name: g.title for g in group_runs(planned) for run in g.runs}
         self.parts: dict[str, float] = {}  # the done part of runs in progress, by name
         columns = (
             TextColumn("{task.description}"),
@@ -467,14 +467,24 @@ HEADLINE = ComparisonColumn("best\nacc. %", "best_accuracy", 1, ".1f", 100)
 
 
 def comparison(runs: Sequence[Run], target: float | None = None) -> RenderableType:
-    """One row for each method, the best values among methods on the same task highlighted."""
-    rows, tasks = table(runs, target), [g.task for g in group_runs(runs)]
+    """A table for each federation, with one row for each method; the best values on the same task are highlighted."""
+    rows, tasks, parts = table(runs, target), [g.task for g in group_runs(runs)], list[RenderableType]()
+    for federation in dict.fromkeys(row["federation"] for row in rows):
+        its = [(row, task) for row, task in zip(rows, tasks, strict=True) if row["federation"] == federation]
+        parts += [*([Text()] if parts else []), Text(federation, "bold"), Text(), federation_table(its, target)]
+    return Group(*parts)
+
+
+def federation_table(tasked: Sequence[tuple[ComparisonRow, str]], target: float | None) -> RenderableType:
+    """The table of one federation, whose rows come with their tasks."""
+    rows = [row for row, _ in tasked]
     columns = [column for column in (HEADLINE, *COLUMNS) if any(row[column.key] is not None for row in rows)]
     methods = plain_table("method", *(column.heading for column in columns))
     methods.columns[0].justify, methods.columns[0].overflow = "left", "fold"
-    for row, task in zip(rows, tasks, strict=True):
-        peers = [other for other, its in zip(rows, tasks, strict=True) if its == task]
-        methods.add_row(row["label"], *(comparison_cell(row, column, peers) for column in columns))
+    for row, task in tasked:
+        peers = [other for other, its in tasked if its == task]
+        label = shorten_label(row["label"])
+        methods.add_row(label, *(comparison_cell(row, column, peers) for column in columns))
     return Group(methods, Text(comparison_remarks(rows, target), QUIET))
 
 
