@@ -115,6 +115,8 @@ def read(path: Path, server: Server, digest: str) -> Checkpoint:
     tensors, about = read_tensors(path)
     if about.get("digest") != layout_digest(digest, server):
         raise ValueError("of another run")
+    if about.keys() - {"round", "digest", "owners", "computed_with"}:  # a damaged name, perhaps that of the hash
+        raise ValueError("damaged")
     try:
         owners = json.loads(about["owners"])
         shapes = {n: tuple(v.shape) for n, v in tensors_of(server).items()}

@@ -47,6 +47,7 @@ SMALLEST_RATE = 2.0**-126  # the smallest number that float32 holds with all its
 PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
 TEXT, SOURCE = "__askew_text__", "__askew_source__"  # of a plugin's module: its file's content when it was loaded
 PLUGINS = "plugins"  # the folder in a run folder that keeps its plugins
+LOADED: dict[Path, str] = {}  # plugin files that this process has loaded, and the names of their modules
 
 
 class Evaluation(Settings):
@@ -491,15 +492,28 @@ def load_plugin(path: str) -> None:
         raise ConfigError(f"there is no plugin file {path!r}; name a Python file that calls askew.register.")
     name = plugin_module(path)
     text = file.read_bytes()
-    if name in sys.modules and sys.modules[name].__dict__.get(TEXT) == text:
+    if name in sys.modules and sys.modules[name].__dict__.get(TEXT) == text and registers(name):
+        LOADED[file.resolve()] = name
         return
-    for registry in CHOICES.values():
-        for member in [key for key in registry if registry.members[key].__module__ == name]:
-            del registry.members[member]
+    for other in {name, *(module for path, module in LOADED.items() if replaces(file.resolve(), path))}:
+        for registry in CHOICES.values():
+            for member in [key for key in registry if registry.members[key].__module__ == other]:
+                del registry.members[member]
+    LOADED[file.resolve()] = name
     module = import_plugin(path, name)
     module.__dict__[TEXT], module.__dict__[SOURCE] = text, inspect.getsource(module)
-    if not any(member.__module__ == name for registry in CHOICES.values() for member in registry.members.values()):
+    if not registers(name):
         raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
+
+
+def replaces(new: Path, old: Path) -> bool:
+    """Does a plugin file replace one that was loaded before? If it is the same, or one is a run's copy of the other."""
+    return new == old or (new.name == old.name and PLUGINS in (new.parent.name, old.parent.name))
+
+
+def registers(module: str) -> bool:
+    """Is a class of this module registered?"""
+    return any(member.__module__ == module for registry in CHOICES.values() for member in registry.members.values())
 
 
 def import_plugin(path: str, name: str) -> ModuleType:

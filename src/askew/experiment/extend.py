@@ -12,6 +12,9 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from ..core.files import read_tensors
 from ..engine.distributed import ProcessGroup
@@ -45,7 +48,8 @@ def keep_end(
 
     All ranks must call this. Where a longer run cannot use the state, only the reason is stored.
     """
-    tensors, about = {}, {"why": cannot_extend(config)}
+    tensors: dict[str, Tensor] = {}
+    about = {"why": cannot_extend(config)}
     if not about["why"]:
         tensors, about = checkpoint.collect_state(server, config.rounds, config.digest(), group, computed_with)
         about |= {"last": to_json(last), "why": ""}
@@ -94,9 +98,8 @@ def copy_end(file: Path, folder: Path, config: Config) -> None:
     diverged = first_divergence(records, int(run.federation.get("classes", 0)), config)
     if diverged and config.evaluation.stop_diverged:  # it would have been stopped in the midst of them
         return
-    facts = {key: run.facts[key] for key in ("engine", "reason") if key in run.facts}
+    facts: dict[str, Any] = {key: run.facts[key] for key in ("engine", "reason", "data") if key in run.facts}
     facts |= {"extends": run.name} | ({"diverged": diverged} if diverged else {})
-    facts |= {"data": run.facts["data"]} if "data" in run.facts else {}
     own = about["digest"].replace(replace(config, rounds=done).digest(), config.digest())
     write_lines(folder / "rounds.jsonl", records)
     write_json(folder / "run.json", facts)

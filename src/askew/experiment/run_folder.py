@@ -21,7 +21,7 @@ from ..engine.distributed import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuildCache, BuiltRun, device_of
-from .config import CHOICES, PLUGIN_PREFIX, PLUGINS, TABLES, TEXT, Config, plugin_module, stored_tables
+from .config import CHOICES, LOADED, PLUGIN_PREFIX, PLUGINS, TABLES, TEXT, Config, stored_tables
 from .store import Run, intact_rounds, load, read_json, write_atomic, write_json, write_lines, write_text
 from .toml import read_stored_toml, seal
 
@@ -98,13 +98,12 @@ def without_surroundings(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def clear_run(folder: Path) -> None:
-    """Remove what a run stored in its folder, and nothing else."""
+    """Remove what a run stored in its folder, and nothing else; its plugins stay, from which it may be started."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     for path in folder.glob(checkpoint.END_FILES):
         path.unlink()
-    for name in ("figures", PLUGINS):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
 def read_finished(folder: Path) -> Run:
@@ -134,7 +133,7 @@ def keep_plugins(folder: Path, config: Config, facts: dict[str, Any]) -> tuple[s
     """
     entries: dict[str, dict[str, str]] = {}
     for path in map(Path, config.plugins):
-        loaded = sys.modules.get(plugin_module(str(path)))
+        loaded = sys.modules.get(LOADED.get(path.resolve(), ""))
         text: bytes = loaded.__dict__[TEXT] if loaded else path.read_bytes()
         name, number = path.name, 1
         while name in entries:

@@ -38,7 +38,9 @@ def draw_pictures(groups: Sequence[RunGroup]) -> list[Picture]:
     if len(federations) <= 1:
         return draw_federation(groups)
     return [
-        replace(picture, name=f"{picture.name}-{number}", title=f"{picture.title}: {its[0].federation}")
+        replace(
+            picture, name=f"{picture.name}-{number}", title=f"{picture.title}: {its[0].federation}", federation=number
+        )
         for number, its in enumerate(federations[:MAX_FEDERATIONS], 1)
         for picture in draw_federation(its)
     ]

@@ -21,6 +21,7 @@ from .tables import (
     RunGroup,
     by_federation,
     client_count,
+    federation_key,
     group_runs,
     participation_name,
     partition_name,
@@ -191,6 +192,9 @@ def notices(runs: Sequence[Run], pictures: Sequence[Picture]) -> list[str]:
             f"Answers of clients are missing in {len(lossy)} of {count_text(len(runs), 'run')}, up to {share} of the "
             "data of a round: see the roll-call."
         )
+    all_of_them, drawn = len({federation_key(run) for run in runs}), len({picture.federation for picture in pictures})
+    if all_of_them > drawn and pictures:
+        found.append(f"Of {all_of_them} federations, the pictures show the first {drawn}.")
     if "accuracy" not in names:
         found.append("No round has a test accuracy, so there are no accuracy curves.")
     if "partition" not in names:

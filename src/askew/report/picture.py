@@ -51,6 +51,7 @@ class Picture:
     alt: str
     note: str
     figure: Figure
+    federation: int = 0  # which of several it shows
 
     def render(self, kind: str) -> bytes:
         """The file's content; kind is png or svg."""
