@@ -46,6 +46,10 @@ def data_options(folder: Path | None) -> list[str | Path]:
     return ["--data-dir", folder] if folder else []
 
 
+Processes = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, help="Processes that train different runs at once, on one GPU or several cores."),
+]
 Configuration = Annotated[
     Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")
 ]
