@@ -237,6 +237,11 @@ def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
         assert f"askew run {run.folder}/run.toml" in read.text
     assert read.text.count("alpha = 0.2") == 2  # the configuration of each method
     assert_pictures(tmp_path / "out")
+    for picture in draw_pictures(group_runs(runs)):  # a telephone shows them whole, legends and values too
+        (legend, *_), width = [*picture.figure.legends, None], picture.figure.get_figwidth()
+        assert width <= 7 and (legend is None or legend._loc == 3), picture.name
+    assert 'data-h="Best accuracy, %"' in page and "td::before { content: attr(data-h)" in page
+    assert "min-width: 480px" not in page
     assert "bars" not in {picture.name for picture in draw_pictures(group_runs(runs[:2]))}  # one method only
 
 

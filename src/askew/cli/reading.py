@@ -35,7 +35,10 @@ def list_(
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what a configuration can name, with its settings, or explain one of them; or list the experiments."""
+    """List what a configuration can name, with its settings; or the papers' experiments.
+
+    With a name, that one is explained: what it does, of a method also its equations and paper, and its settings.
+    """
     if kind == "experiments":
         from .papers import list_experiments
 

@@ -142,10 +142,11 @@ def sweep(
     stop: StopAfter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train every combination of some settings' values; on a GPU many runs at a time, with --processes also on a CPU.
+    """Train every combination of some settings' values; on a GPU many runs at a time.
 
     The sweep table of a file and --over span the combinations. A setting that only some of the methods have is tried
-    with those alone. Finished runs are read back, interrupted ones go on.
+    with those alone. On a CPU --processes trains several runs at once. Finished runs are read back, interrupted ones
+    go on.
     A run that fails does not end the others; it is named at the end.
     """
     from ..experiment.launch import run_each

@@ -282,7 +282,7 @@ def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) 
             if column.key == "rounds_to_target" and len(baselines) == 1:
                 heading = f"Rounds to {baselines[0]}’s best"
             headings.append(heading_cell(heading, column.unit))
-            for row_cells, cell in zip(cells, column_cells(column, groups, rows), strict=True):
+            for row_cells, cell in zip(cells, column_cells(column, groups, rows, heading), strict=True):
                 row_cells.append(cell)
     head, body = "".join(headings), "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     note = "Means over the seeds, ± one standard deviation. " if any(row["seeds"] > 1 for row in rows) else ""
@@ -296,8 +296,14 @@ def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) 
     return f'<div class="scroll">{whole}</div>' + (f'<p class="note">{escape(note)}</p>' if note else "")
 
 
-def column_cells(column: PageColumn, groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> list[str]:
-    """The cells of one column, one for each group; the best value of a task is bold unless all are equal."""
+def column_cells(
+    column: PageColumn, groups: Sequence[RunGroup], rows: Sequence[ComparisonRow], heading: str
+) -> list[str]:
+    """The cells of one column, one for each group; the best value of a task is bold unless all are equal.
+
+    Each holds its heading, which narrow pages show beside the value.
+    """
+    name = escape(f"{heading}, {column.unit}" if column.unit else heading)
     values = [None if row[column.key] is None else row[column.key] * column.scale for row in rows]
     digits = decimals([v for v in values if v is not None])
     if column.key in WHOLE_NUMBERS or column.unit == "%":
@@ -313,7 +319,8 @@ def column_cells(column: PageColumn, groups: Sequence[RunGroup], rows: Sequence[
         shown = (f"<b>{texts[n]}</b>" if bold else texts[n]) or missing
         std = row.get(f"{column.key}_std")
         shown += f'<span class="std"> ± {column.scale * std:.{digits}f}</span>' if std is not None else ""
-        cells.append(f'<td data-v="{"" if values[n] is None else values[n]}">{shown}</td>')
+        value = "" if values[n] is None else values[n]
+        cells.append(f'<td data-v="{value}" data-h="{name}">{shown}</td>')
     return cells
 
 
@@ -430,7 +437,7 @@ th[aria-sort=ascending] button::after { content: " ▲" } th[aria-sort=descendin
 td b { color: var(--accent) } .std, em { color: var(--soft); font-size: .85em } small { font-weight: 400 }
 i { display: inline-block; width: .7em; height: .7em; border-radius: 3px; margin-right: .55em }
 figure { margin: 0 } figure .scroll { background: #fff; border-radius: 8px; padding: .4rem }
-img { display: block; width: 100%; min-width: 480px; height: auto }
+img { display: block; width: 100%; max-width: 760px; margin: 0 auto; height: auto }
 figcaption, .note { color: var(--soft); font-size: .88rem; margin: .7rem 0 0 }
 details { border-top: 1px solid var(--line); padding: .55rem 0 }
 summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere }
@@ -440,10 +447,18 @@ pre { background: var(--page); color: var(--ink); border-radius: 8px; padding: .
   overflow-x: auto;
   font: .85rem/1.45 ui-monospace, Menlo, Consolas, monospace }
 footer { color: var(--soft); font-size: .85rem; margin-top: 1.6rem }
+@media (max-width: 40rem) {
+  main { padding: 1.2rem .6rem 2rem } section { padding: .9rem .8rem } .tiles { grid-template-columns: 1fr 1fr }
+  .methods, .methods tbody, .methods tr { display: block } .methods thead { display: none }
+  .methods tr { border-top: 1px solid var(--line); padding: .4rem 0 }
+  .methods th { display: block; border: 0; padding: .2rem 0; max-width: none }
+  .methods td { display: flex; justify-content: flex-end; gap: .3rem; border: 0; padding: .1rem 0 }
+  .methods td::before { content: attr(data-h); color: var(--soft); margin-right: auto; text-align: left; white-space: normal }
+}
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --page: #fff; --card: #fff;
   --accent: #0072b2; --warn: #fff }
-  main { padding: 0; max-width: none } section { break-inside: avoid; border: 0; padding: 0 } img { min-width: 0 }
+  main { padding: 0; max-width: none } section { break-inside: avoid; border: 0; padding: 0 }
   table { font-size: .62rem } th button { font-size: .6rem } td, th { padding: .25rem } tbody th { min-width: 0 }
 }
 """
