@@ -17,6 +17,7 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 
@@ -216,14 +217,21 @@ def test_tests_that_a_page_names_are_there(page: Path) -> None:
         assert re.search(rf"^def {name}\(" if name else "", (ROOT / "tests" / file).read_text(), re.MULTILINE), name
 
 
-def test_generated_pages_follow_from_the_code() -> None:
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+def load_file(path: Path) -> Any:
+    """A Python file that is no part of a package, as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
     assert spec is not None and spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_follow_from_the_code() -> None:
+    generate = load_file(DOCS / "generate.py")
     for path, text in generate.pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run python docs/generate.py"
-        assert generate.overview() in text or path.name in ("configuration.md", "catalogue.json")
+        place = "docs/algorithms.md" if path.name == "README.md" else ""
+        assert generate.overview(place) in text or path.name in ("configuration.md", "catalogue.json")
 
 
 def test_every_hook_declaration_and_field_is_explained() -> None:
@@ -240,3 +248,26 @@ def test_pictures_are_small_and_need_nothing_from_elsewhere() -> None:
             text = picture.read_text(encoding="utf-8")
             loaded = re.findall(r"(?:href|src)=\"([^\"]+)\"|url\(([^)]+)\)", text)
             assert all((one or other).startswith("#") for one, other in loaded) and "<script" not in text, picture.name
+
+
+def test_equations_are_typeset_and_lose_nothing() -> None:
+    """The site's MathML is well formed, and its letters are those of the text, but for signs that it replaces."""
+    equations = load_file(DOCS / "equations.py")
+    replaced = str.maketrans({"²": "2", "⁺": "+", "⁰": "0", "ᵀ": "T", "'": "′", "₁": "1", "₂": "2", "\u0304": "¯"})
+    dropped = str.maketrans("", "", "_^{}√ \n")
+    found = re.findall(r"^```equation\n(.*?)^```$", (DOCS / "algorithms.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(found) > 20
+    for text in found:
+        shown = "".join(ElementTree.fromstring(equations.equation_block(text)).itertext())
+        both = [each.translate(replaced).translate(dropped) for each in (text, shown)]
+        assert both[0] == both[1], text
+    step = equations.to_mathml("h_i ← h_i + α δ²")
+    assert step.startswith("<msub><mi>h</mi><mrow><mi>i</mi></mrow></msub>") and step.endswith(
+        "<msup><mi>δ</mi><mo>2</mo></msup>"
+    )
+    assert "equation" not in equations.on_page_markdown("```text\nw = 1\n```\n")
+
+
+def test_methods_link_to_their_sections() -> None:
+    for page, target in ((ROOT / "README.md", "docs/algorithms.md"), (DOCS / "algorithms.md", "")):
+        assert f"| [`feddyn`]({target}#feddyn) |" in page.read_text(encoding="utf-8")
