@@ -159,6 +159,11 @@ def test_the_caption_of_the_demonstration() -> None:
     )
     assert shown, "README.md has no caption of this form"
     figures = [float(figure) for figure in shown.groups()]
+    table = " ".join((DOCS / "first-run.md").read_text(encoding="utf-8").split())
+    for label, best, spread in zip(
+        ("server_scale=1", "server_scale=2", "feddc"), figures[::2], figures[1::2], strict=True
+    ):
+        assert f"{label} {best} ± {spread}" in table, "first-run.md shows another table"
     methods = ({"name": "fedavg"}, {"name": "fedavg", "server_scale": 2.0}, {"name": "feddc", "alpha": 0.01})
     for method, figure, spread in zip(methods, figures[::2], figures[1::2], strict=True):
         configs = demo.configs(DEMO_ROUNDS, DEMO_SEEDS)[demo.METHODS.index(method) :: len(demo.METHODS)]  # of all seeds

@@ -253,7 +253,7 @@ def demo(
         int, typer.Option(metavar="K", help="Runs of each method, which differ in their seed.")
     ] = DEMO_SEEDS,
 ) -> None:
-    """Compare seven methods on thirty clients with skewed digits, in a minute, and write a report."""
+    """Compare seven methods on thirty clients with skewed digits, and write a report."""
     from ..experiment import demo as demonstration
 
     configs, console = demonstration.configs(rounds, seeds), PlainConsole(stderr=True)

@@ -453,7 +453,8 @@ footer { color: var(--soft); font-size: .85rem; margin-top: 1.6rem }
   .methods tr { border-top: 1px solid var(--line); padding: .4rem 0 }
   .methods th { display: block; border: 0; padding: .2rem 0; max-width: none }
   .methods td { display: flex; justify-content: flex-end; gap: .3rem; border: 0; padding: .1rem 0 }
-  .methods td::before { content: attr(data-h); color: var(--soft); margin-right: auto; text-align: left; white-space: normal }
+  .methods td::before { content: attr(data-h); color: var(--soft); margin-right: auto; text-align: left;
+    white-space: normal }
 }
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --page: #fff; --card: #fff;
