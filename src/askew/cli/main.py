@@ -39,7 +39,7 @@ COMMANDS = {
     "report": ("reading", "Write one HTML page with tables and pictures of runs."),
     "demo": (
         "training",
-        "Compare seven methods on thirty clients with skewed digits, in a minute, and write a report.",
+        "Compare seven methods on thirty clients with skewed digits, and write a report.",
     ),
     "conformal": ("conformal", "Measure the prediction sets of finished runs: naive ones, APS and RAPS."),
     "bench": ("bench", "Time full rounds on random data, beside a bare PyTorch loop that does the same steps."),

@@ -52,6 +52,10 @@ def method_names(incomplete: str) -> list[str]:
     return [entry["name"] for entry in stored_entries("algorithms") if entry["name"].startswith(incomplete)]
 
 
+Processes = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, help="Processes that train different runs at once, on one GPU or several cores."),
+]
 Configuration = Annotated[
     Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")
 ]

@@ -392,6 +392,7 @@ def run_facts(
         "parameters": space.P,
         "buffers": space.Q,
         "remark": alg.remark(space),
+        **({"origins": origins} if (origins := config.origins()) else {}),
         **({"privacy": about} if about else {}),
         "version": __version__,
         "torch": torch.__version__,

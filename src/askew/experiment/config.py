@@ -13,6 +13,7 @@ import os
 import sys
 import tomllib
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -34,18 +35,22 @@ from ..engine.choose import EngineSettings
 from ..engine.faults import Faults
 from ..engine.privacy import Privacy
 from ..engine.robust import Robust
-from ..errors import ConfigError, did_you_mean
+from ..errors import ConfigError, StoreError, StoreWarning, did_you_mean
 from ..models import Network, networks
 from ..participation import Participation, participations
 from .code_text import class_text
 from .hook_fault import returned_fault
-from .toml import parse_value, read_stored_toml, read_toml, to_toml
+from .store import find_plugins, read_json
+from .toml import parse_value, read_stored_toml, read_toml, text_hash, to_toml
 
 S = TypeVar("S", bound=Settings)
 C = TypeVar("C", bound=type)
 
 SMALLEST_RATE = 2.0**-126  # the smallest number that float32 holds with all its digits
 PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
+TEXT, SOURCE = "__askew_text__", "__askew_source__"  # of a plugin's module: its file's content when it was loaded
+PLUGINS = "plugins"  # the folder in a run folder that keeps its plugins
+LOADED: dict[Path, str] = {}  # plugin files that this process has loaded, and the names of their modules
 
 
 class Evaluation(Settings):
@@ -235,15 +240,25 @@ class Config:
         tables["engine"].pop("workers", None)  # a run may go on with another number of processes
         tables["model"].pop("structure", None)  # of a user's network, whose fingerprint holds it too
         tables["evaluation"].pop("stop_diverged", None)  # and after it was stopped
-        for name in CHOICES:
-            tables |= {f"content of {name}": [file_hash(path) for path in getattr(self, name).reads()]}
-            cls = type(getattr(self, name))
-            if not cls.__module__.startswith("askew."):
-                try:
-                    tables[f"source of {name}"] = inspect.getsource(sys.modules[cls.__module__])
-                except (OSError, TypeError, KeyError):
-                    tables[f"source of {name}"] = class_text(cls)  # a notebook's, which has no file
+        tables |= {f"content of {name}": hashes for name, hashes in self.file_hashes().items()}
+        tables |= {f"source of {name}": text for name, text in self.source_texts().items()}
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
+
+    def file_hashes(self) -> dict[str, list[str]]:
+        """Hashes of the files that each choice reads."""
+        return {name: [file_hash(path) for path in getattr(self, name).reads()] for name in CHOICES}
+
+    def source_texts(self) -> dict[str, str]:
+        """The code of each choice that is not askew's own, as it was when it was loaded."""
+        classes = {name: type(getattr(self, name)) for name in CHOICES}
+        return {name: source_text(cls) for name, cls in classes.items() if not cls.__module__.startswith("askew.")}
+
+    def origins(self) -> dict[str, str]:
+        """Short hashes of the files that choices read and of their code, by what they are: of runs with the same
+        settings, those with other hashes are not the same.
+        """
+        data = {f"content of {name}": "".join(hashes) for name, hashes in self.file_hashes().items() if hashes}
+        return {name: text_hash(text)[:8] for name, text in (data | self.source_texts()).items()}
 
     def name(self) -> str:
         """The run folder's name."""
@@ -380,6 +395,17 @@ def folder_hash(folder: Path, stamps: tuple[tuple[Any, ...], ...]) -> str:
     return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
 
+def source_text(cls: type) -> str:
+    """The text of the module that a class is from; of a plugin as it was when it was loaded."""
+    module = sys.modules.get(cls.__module__)
+    if module is not None and SOURCE in module.__dict__:
+        return str(module.__dict__[SOURCE])
+    try:
+        return inspect.getsource(module) if module else class_text(cls)
+    except (OSError, TypeError):
+        return class_text(cls)  # of a notebook's, which has no file
+
+
 class FromPython:
     """Marks settings that stand for an object handed in from Python; `name` is their name in run.toml."""
 
@@ -422,6 +448,9 @@ def load_tables(
         # a stored run.toml is given to go on with that run, and must be its configuration
         stored = Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
         tables = read_stored_toml(Path(path)) if stored else read_toml(path, method_advice(path) or advice)
+        tables |= find_plugins(tables, Path(path).parent)
+        if stored:
+            check_kept_plugins(Path(path).parent)
     for override in overrides:
         key, found, text = override.partition("=")
         if not found or not key.strip():
@@ -429,8 +458,25 @@ def load_tables(
         set_key(tables, key.strip(), parse_value(text.strip()), "--set ")
     in_file = tables.get("plugins", [])
     if plugins and isinstance(in_file, list):
-        tables["plugins"] = [*in_file, *(p for p in plugins if p not in in_file)]
+        given = {Path(path).name for path in plugins}  # which stand for those of the same name that a run kept
+        kept = [path for path in in_file if Path(path).parent.name != PLUGINS or Path(path).name not in given]
+        tables["plugins"] = [*kept, *(p for p in plugins if p not in kept)]
     return tables
+
+
+def check_kept_plugins(folder: Path) -> None:
+    """Refuse a run folder whose copies of plugins were changed; warn where the files they were taken from were."""
+    for kept in read_json(folder / "run.json").get("plugins", ()):
+        copy, origin = folder / PLUGINS / kept["name"], Path(kept["file"])
+        if file_hash(copy) != kept["sha256"]:
+            raise StoreError(f"{copy} is missing or not as askew wrote it; restore it, or start over from {origin}.")
+        if file_hash(origin) not in ("", kept["sha256"]):
+            warnings.warn(
+                f"{origin} has changed since this run was begun; the run's own copy of it is used. "
+                f"To train with the new text, use --plugin {origin} without the run's run.toml.",
+                StoreWarning,
+                stacklevel=3,
+            )
 
 
 def method_advice(path: str | Path) -> str:
@@ -476,7 +522,11 @@ def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
 
 
 def plugin_module(path: str) -> str:
-    """The name under which a plugin is imported."""
+    """The name under which a plugin is imported; that of a loaded plugin with the same text, such as a run's copy."""
+    text = Path(path).read_bytes() if is_file(Path(path)) else None
+    for name, module in list(sys.modules.items()):
+        if text is not None and name.startswith(PLUGIN_PREFIX) and module.__dict__.get(TEXT) == text:
+            return name
     return f"{PLUGIN_PREFIX}{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
 
 
@@ -499,14 +549,28 @@ def load_plugin(path: str) -> None:
         raise ConfigError(f"there is no plugin file {path!r}; name a Python file that calls askew.register.")
     name = plugin_module(path)
     text = file.read_bytes()
-    if name in sys.modules and sys.modules[name].__dict__.get("__askew_text__") == text:
+    if name in sys.modules and sys.modules[name].__dict__.get(TEXT) == text and registers(name):
+        LOADED[file.resolve()] = name
         return
-    for registry in CHOICES.values():
-        for member in [key for key in registry if registry.members[key].__module__ == name]:
-            del registry.members[member]
-    import_plugin(path, name).__dict__["__askew_text__"] = text
-    if not any(member.__module__ == name for registry in CHOICES.values() for member in registry.members.values()):
+    for other in {name, *(module for path, module in LOADED.items() if replaces(file.resolve(), path))}:
+        for registry in CHOICES.values():
+            for member in [key for key in registry if registry.members[key].__module__ == other]:
+                del registry.members[member]
+    LOADED[file.resolve()] = name
+    module = import_plugin(path, name)
+    module.__dict__[TEXT], module.__dict__[SOURCE] = text, inspect.getsource(module)
+    if not registers(name):
         raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
+
+
+def replaces(new: Path, old: Path) -> bool:
+    """Does a plugin file replace one that was loaded before? If it is the same, or one is a run's copy of the other."""
+    return new == old or (new.name == old.name and PLUGINS in (new.parent.name, old.parent.name))
+
+
+def registers(module: str) -> bool:
+    """Is a class of this module registered?"""
+    return any(member.__module__ == module for registry in CHOICES.values() for member in registry.members.values())
 
 
 def import_plugin(path: str, name: str) -> ModuleType:

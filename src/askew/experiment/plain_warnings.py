@@ -27,5 +27,6 @@ def show_plain_warnings(show: Callable[[str], object]) -> None:
         else:
             show_other(message, category, filename, lineno, file, line)
 
-    warnings.simplefilter("always", StoreWarning)
+    for kind in (StoreWarning, Remark):
+        warnings.simplefilter("always", kind)
     warnings.showwarning = show_warning

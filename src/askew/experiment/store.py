@@ -29,7 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.files import flush_to_disk, is_readable_file, write_atomically
+from ..core.files import flush_to_disk, is_file, is_readable_file, write_atomically
 from ..errors import AskewError, StoreError, StoreWarning
 from .curves import rounds_to
 from .roll_call import RollCall, call_run
@@ -233,13 +233,21 @@ def load(folder: str | Path) -> Run:
             "rounds; restore the file, or run it again with --fresh."
         )
     return Run(
-        config=config,
+        config=config | find_plugins(config, folder),
         rounds=rounds,
         facts=facts,
         federation=federation,
         conformal=measured,
         folder=folder,
     )
+
+
+def find_plugins(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The plugins that a file in this folder names, from there if they are there, else from the current folder."""
+    named = config.get("plugins")
+    if not isinstance(named, list):
+        return {}
+    return {"plugins": [str(folder / str(path)) if is_file(folder / str(path)) else path for path in named]}
 
 
 def check_sealed(folder: Path) -> None:

@@ -9,6 +9,7 @@ node.
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -25,7 +26,7 @@ from ..data.arrays import UserData, make_dataset, to_samples
 from ..data.dataset import Dataset, Samples, Source, concatenate
 from ..data.federation import SHOWN, Federation
 from ..data.partition import Natural
-from ..errors import ConfigError, DataError
+from ..errors import AskewError, ConfigError, DataError
 from ..experiment.api import fingerprint
 from ..experiment.build import BuildCache, BuiltRun, build, device_of
 from ..experiment.code_text import source_text
@@ -252,6 +253,22 @@ def read_samples(given: Sequence[UserData | None], *names: str) -> list[Samples 
     return [None if part is None else to_samples(part, name) for part, name in zip(given, names, strict=True)]
 
 
+def call_data_module(data: DataModule, node: NodeConfig) -> ClientDataset:
+    """What client(node) of a data module returns; what it raises becomes a sentence with its line."""
+    try:
+        return data.client(node)
+    except AskewError:
+        raise
+    except Exception as e:
+        module = inspect.getmodule(data.client)
+        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if module and f.filename == module.__file__]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise DataError(
+            f"the data module's client(node) failed{where}: {type(e).__name__}: {e}; correct the module or this "
+            "machine's data, and start again."
+        ) from None
+
+
 def read_client_data(given: ClientDataset) -> tuple[Dataset, Samples | None, bool]:
     """What client(node) of a data module returned, checked: dataset, validation samples, and is there a test set?"""
     if isinstance(given, Dataset):
@@ -318,7 +335,7 @@ class ClientSetup:
             self.built = build_on_divided_dataset(config)
             self.fed = self.built.fed
             return
-        dataset, validation, self.has_test_set = read_client_data(data.client(node))
+        dataset, validation, self.has_test_set = read_client_data(call_data_module(data, node))
         if classes is not None and (dataset.classes > classes or (dataset.classes > 0) != (classes > 0)):
             raise DataError(
                 f"client {self.client} has {dataset.classes} classes, and the run was begun with {classes}; "

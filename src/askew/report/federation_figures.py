@@ -8,7 +8,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from ..experiment.store import Run
-from .picture import BLUE, GREY, ORANGE, Picture, bar_width, canvas
+from .picture import BLUE, GREY, ORANGE, WIDTH, Picture, bar_width, canvas
 from .tables import RunGroup, client_count, participation_name, partition_name, settings_key
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def partition_picture(groups: Sequence[RunGroup]) -> Picture | None:
         for run in runs[:MAX_FEDERATIONS]
     ]
     heights = [1.75 + (heat_map_height(len(count)) if count.size else 0) for count in counts]
-    figure = canvas(10, sum(heights))
+    figure = canvas(WIDTH, sum(heights))
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     notes = []
     for run, count, part, height in zip(runs, counts, parts, heights, strict=False):
@@ -122,7 +122,7 @@ def participation_picture(groups: Sequence[RunGroup]) -> Picture | None:
     if not runs:
         return None
     rows = min(len(runs), MAX_FEDERATIONS)
-    figure = canvas(10, 2.7 * rows)
+    figure = canvas(WIDTH, 2.7 * rows)
     notes = []
     for i, run in enumerate(runs[:rows], 1):
         turns = Counter(client for r in run.rounds for client in r.get("participants") or ())
