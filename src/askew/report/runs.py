@@ -192,7 +192,7 @@ def round_rows(run: Run) -> list[dict[str, Any]]:
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     """A frame of pandas with these rows."""
     try:
-        import pandas  # type: ignore[import-untyped]
+        import pandas
     except ModuleNotFoundError:
         raise StoreError(
             "frame() makes a frame of pandas, which is not installed; pip install pandas, or take the plain numbers: "
