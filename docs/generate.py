@@ -191,12 +191,12 @@ def wrap(text: str) -> str:
 
 
 def docstring_markdown(doc: str) -> str:
-    """A docstring as Markdown: indented equations become code blocks, arXiv numbers become links."""
+    """A docstring as Markdown: indented equations become blocks that the site typesets, arXiv numbers become links."""
     blocks = []
     for block in re.split(r"\n\s*\n", doc.strip()):
         lines = block.splitlines()
         if all(line.startswith("    ") for line in lines):
-            blocks.append("\n".join(["```text", *(line[4:] for line in lines), "```"]))
+            blocks.append("\n".join(["```equation", *(line[4:] for line in lines), "```"]))
         else:
             one_line = " ".join(block.split())
             linked = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", one_line)
@@ -204,9 +204,12 @@ def docstring_markdown(doc: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def overview() -> str:
-    """The table of methods, for algorithms.md and for README.md."""
-    rows = ([f"`{key}`", cls.paper, cls.idea, "yes" if cls.exact else ""] for key, cls in algorithms.members.items())
+def overview(page: str = "") -> str:
+    """The table of methods, for algorithms.md and for README.md; each links to its section of the page."""
+    rows = (
+        [f"[`{key}`]({page}#{key})", cls.paper, cls.idea, "yes" if cls.exact else ""]
+        for key, cls in algorithms.members.items()
+    )
     return table(("method", "paper", "idea", "exact"), rows).rstrip()
 
 
@@ -274,7 +277,11 @@ def readme() -> str:
     text = README.read_text(encoding="utf-8")
     text = re.sub(r"^- \*\*\[FedDPC\].*?(?=\n\n)", lambda _: findings(), text, count=1, flags=re.MULTILINE | re.DOTALL)
     return re.sub(
-        r"^\| method \| paper \|.*?(?=\n\n)", lambda _: overview(), text, count=1, flags=re.MULTILINE | re.DOTALL
+        r"^\| method \| paper \|.*?(?=\n\n)",
+        lambda _: overview("docs/algorithms.md"),
+        text,
+        count=1,
+        flags=re.MULTILINE | re.DOTALL,
     )
 
 

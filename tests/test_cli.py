@@ -228,6 +228,18 @@ def test_settings_of_all_models_are_listed_once_below_the_list(invoke: Any) -> N
         assert name not in rows and below.count(f"\n{name} ") == 1
 
 
+def test_one_method_is_explained(invoke: Any) -> None:
+    out = " ".join(invoke("list", "algorithms", "feddyn").out.split())
+    for text in ("θ ← θ − η (g(θ) + α_i (θ − w + h_i))", "arXiv 2111.04263", "alpha = 0.01"):
+        assert text in out
+    assert "example askew run --method feddyn --set algorithm.alpha=0.01" in out
+    assert invoke("list", "algorithms", "feddyn", "--json").json["name"] == "feddyn"
+    assert "settings of [partition]" in invoke("list", "partitions", "dirichlet").out
+    unknown = invoke("list", "algorithms", "fedyn")
+    assert unknown.code == 2 and "unknown algorithm 'fedyn'; did you mean 'feddyn'?" in unknown.err
+    assert "askew reproduce feddpc/table2 --plan" in invoke("list", "experiments", "feddpc/table2").err
+
+
 def test_costs_of_methods_are_those_of_their_definitions(invoke: Any) -> None:
     result = {entry["name"]: entry for entry in invoke("list", "algorithms", "--json").json}
     costs = lambda name: [

@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import nn
 
+from askew.algorithms import FedAvg
 from askew.core.algebra import clip_norm, dot, norm, step_along
 from askew.core.bank import Bank
 from askew.core.differentiate import differentiate
@@ -344,7 +345,7 @@ def test_hooks_that_break_the_interface_are_named() -> None:
         def aggregate(self, w, up, cohort, server):  # type: ignore[no-untyped-def]
             return w, server
 
-    class Clashes(askew.Algorithm):
+    class Clashes(FedAvg):
         def server_state(self, space):  # type: ignore[no-untyped-def]
             return {"loss": space.scalar()}
 

@@ -9,6 +9,7 @@ import importlib.util
 import io
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 import types
@@ -17,10 +18,11 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import pytest
 
-from askew.cli.main import COMMANDS, load_command
+from askew.cli.main import COMMANDS, load_command, main
 from askew.cli.training import DEMO_ROUNDS, DEMO_SEEDS
 from askew.core.algorithm import Algorithm
 from askew.core.types import Client, Cohort
@@ -157,6 +159,11 @@ def test_the_caption_of_the_demonstration() -> None:
     )
     assert shown, "README.md has no caption of this form"
     figures = [float(figure) for figure in shown.groups()]
+    table = " ".join((DOCS / "first-run.md").read_text(encoding="utf-8").split())
+    for label, best, spread in zip(
+        ("server_scale=1", "server_scale=2", "feddc"), figures[::2], figures[1::2], strict=True
+    ):
+        assert f"{label} {best} ± {spread}" in table, "first-run.md shows another table"
     methods = ({"name": "fedavg"}, {"name": "fedavg", "server_scale": 2.0}, {"name": "feddc", "alpha": 0.01})
     for method, figure, spread in zip(methods, figures[::2], figures[1::2], strict=True):
         configs = demo.configs(DEMO_ROUNDS, DEMO_SEEDS)[demo.METHODS.index(method) :: len(demo.METHODS)]  # of all seeds
@@ -171,6 +178,103 @@ def test_configurations_load(page: Path, folder: Path) -> None:
     for block in blocks(page, "toml"):
         tables = tomllib.loads(block.text)
         assert grid(tables, flatten_spans(tables.pop("sweep", {})))
+
+
+class Step(NamedTuple):
+    """A command of a page, and what the page shows that it prints; parts that are left out are "…"."""
+
+    command: str
+    shown: str
+
+
+# what differs from one execution or machine to the next: times, versions, checksums over them, pictures of characters
+VARYING = re.compile(
+    r"[\d.]+ (?:ms|s|min)\b|\"seconds(?:_per_round)?\": [\d.e-]+"
+    r"|\"(?:checksum|torch|python|kernels)\": \"[^\"]*\"|[▁▂▃▄▅▆▇█│]+"
+)
+LAST_COLUMN = re.compile(r"(?<=\d)(\s+)[\d.]+$", re.MULTILINE)  # of a table with "ms a round"
+# commands that the test leaves out: they download, take minutes, or another test compares what they print
+NOT_EXECUTED = re.compile(r"(make|git|python|pip|askew (data|bench|deploy|demo|reproduce|ledger))\b")
+
+
+def console_steps(page: Path) -> list[Step]:
+    """The commands of a page that are executed: those that show an output, and those that are --quiet."""
+    parts = (part for block in blocks(page, "console") for part in re.split(r"^\$ ", block.text, flags=re.M)[1:])
+    steps = [Step(*part.partition("\n")[::2]) for part in parts]
+    wanted = [step for step in steps if step.shown.strip() or "--quiet" in step.command]
+    return [step for step in wanted if not NOT_EXECUTED.match(step.command)]
+
+
+def execute(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command prints, errors and progress first; commands of askew run in this process."""
+    program, *words = shlex.split(command, comments=True)
+    if program != "askew":
+        return subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+    capsys.readouterr()
+    main(words)
+    printed = capsys.readouterr()
+    return printed.err + printed.out
+
+
+def without_varying(text: str) -> str:
+    """A text without times and versions."""
+    return VARYING.sub("∗", LAST_COLUMN.sub(r"\1∗", text) if "ms a" in text else text)
+
+
+def check_console(step: Step, printed: str, where: str) -> None:
+    """Compare what a page shows with what a command printed; parts that the page leaves out may be anything."""
+    shown = [part for part in re.split(r"^…$", without_varying(step.shown), flags=re.M) if part.strip()]
+    rest = without_varying(printed).split()
+    for n, part in enumerate(shown):
+        words, last = part.split(), n == len(shown) - 1 and not step.shown.rstrip().endswith("…")
+        first = not n and not step.shown.startswith("…")
+        alike = [NUMBER.sub("#", word) for word in words]
+        starts = [0] if first else [len(rest) - len(words)] if last else range(len(rest) - len(words) + 1)
+        at = [k for k in starts if [NUMBER.sub("#", word) for word in rest[k : k + len(words)]] == alike]
+        assert at, f"{where} shows\n{step.shown}\nbut this was printed:\n{printed}"
+        check_output(" ".join(words), " ".join(rest[at[0] : at[0] + len(words)]), where)
+        rest = rest[at[0] + len(words) :]
+    assert "…" in step.shown or not rest, f"{where}: more was printed:\n{printed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["first-run.md", "cli.md", "add-algorithm.md"])
+def test_commands_print_what_is_shown(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    write_named_files(DOCS / page, folder)
+    for name in ("papers", "results"):
+        (folder / name).symlink_to(ROOT / name)
+    for step in console_steps(DOCS / page):
+        printed = execute(step.command, capsys)
+        if step.shown.strip():
+            check_console(step, printed, f"{page}: $ {step.command}")
+
+
+def test_the_ledger_that_is_shown_is_the_stored_one() -> None:
+    (block,) = [block for block in blocks(DOCS / "cli.md", "console") if block.text.startswith("$ askew ledger\n")]
+    shown = re.findall(r"^(\w+) +((?:\d+ *){7})$", block.text, re.MULTILINE)
+    page = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    assert len(shown) == 5
+    for paper, numbers in shown:
+        cells = re.search(rf"^\| \[{paper}\]\([^)]*\) \|(.*)\|$", page, re.MULTILINE)
+        assert cells and [cell.strip() for cell in cells[1].split("|")][:7] == numbers.split(), paper
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("best 60.6% in round 20\n…\nruns/a-1f\n", "best 60.7% in round 21\nthis\nand that\nruns/a-1f\n"),
+        ("fedavg  1.92  19\nms a\n", "fedavg  1.92  44\nms a\n"),
+    ],
+)
+def test_what_a_command_prints_is_compared(shown: str, printed: str) -> None:
+    check_console(Step("askew run", shown), printed, "here")
+    for wrong in (printed.replace("a-1f", "a-2f").replace("1.92", "3.92"), printed + "more\n"):
+        if wrong != printed:
+            with pytest.raises(AssertionError):
+                check_console(Step("askew run", shown), wrong, "here")
 
 
 @pytest.mark.parametrize("page", pages_with("console"))
@@ -216,14 +320,21 @@ def test_tests_that_a_page_names_are_there(page: Path) -> None:
         assert re.search(rf"^def {name}\(" if name else "", (ROOT / "tests" / file).read_text(), re.MULTILINE), name
 
 
-def test_generated_pages_follow_from_the_code() -> None:
-    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+def load_file(path: Path) -> Any:
+    """A Python file that is no part of a package, as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
     assert spec is not None and spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_follow_from_the_code() -> None:
+    generate = load_file(DOCS / "generate.py")
     for path, text in generate.pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date: run python docs/generate.py"
-        assert generate.overview() in text or path.name in ("configuration.md", "catalogue.json")
+        place = "docs/algorithms.md" if path.name == "README.md" else ""
+        assert generate.overview(place) in text or path.name in ("configuration.md", "catalogue.json")
 
 
 def test_every_hook_declaration_and_field_is_explained() -> None:
@@ -240,3 +351,26 @@ def test_pictures_are_small_and_need_nothing_from_elsewhere() -> None:
             text = picture.read_text(encoding="utf-8")
             loaded = re.findall(r"(?:href|src)=\"([^\"]+)\"|url\(([^)]+)\)", text)
             assert all((one or other).startswith("#") for one, other in loaded) and "<script" not in text, picture.name
+
+
+def test_equations_are_typeset_and_lose_nothing() -> None:
+    """The site's MathML is well formed, and its letters are those of the text, but for signs that it replaces."""
+    equations = load_file(DOCS / "equations.py")
+    replaced = str.maketrans({"²": "2", "⁺": "+", "⁰": "0", "ᵀ": "T", "'": "′", "₁": "1", "₂": "2", "\u0304": "¯"})
+    dropped = str.maketrans("", "", "_^{}√ \n")
+    found = re.findall(r"^```equation\n(.*?)^```$", (DOCS / "algorithms.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(found) > 20
+    for text in found:
+        shown = "".join(ElementTree.fromstring(equations.equation_block(text)).itertext())
+        both = [each.translate(replaced).translate(dropped) for each in (text, shown)]
+        assert both[0] == both[1], text
+    step = equations.to_mathml("h_i ← h_i + α δ²")
+    assert step.startswith("<msub><mi>h</mi><mrow><mi>i</mi></mrow></msub>") and step.endswith(
+        "<msup><mi>δ</mi><mo>2</mo></msup>"
+    )
+    assert "equation" not in equations.on_page_markdown("```text\nw = 1\n```\n")
+
+
+def test_methods_link_to_their_sections() -> None:
+    for page, target in ((ROOT / "README.md", "docs/algorithms.md"), (DOCS / "algorithms.md", "")):
+        assert f"| [`feddyn`]({target}#feddyn) |" in page.read_text(encoding="utf-8")

@@ -97,7 +97,7 @@ class Odd(FedAvg):
 @askew.register("hidden")
 class Hidden(FedAvg):
     def private(self, space):
-        return 3
+        return askew.Part(3, 4)
 """
 SETS = [
     *("--set", "rounds=1", "--set", "partition.clients=4", "--set", "model.name=softmax"),
@@ -133,7 +133,7 @@ def test_what_no_check_foresees_is_said_to_come_from_the_plugins_hooks(
 ) -> None:
     assert main(["run", *SETS, "--set", "algorithm.name=hidden", "--quiet"]) == 2
     err = capsys.readouterr().err
-    assert "Hidden: askew failed on what its hooks returned (AttributeError: " in err and "own.py'" in err
+    assert "Hidden: askew failed on what its hooks returned (IndexError: " in err and "own.py'" in err
 
 
 def test_a_bad_plugin_does_not_end_a_sweep(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,16 @@ class Deadly(FedAvg):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().aggregate(w, up, cohort, server)
 """
+FAILING = """
+import askew
+from askew.algorithms import FedAvg
+
+@askew.register("failing")
+class Failing(FedAvg):
+    \"\"\"FedAvg that fails.\"\"\"
+    def aggregate(self, w, up, cohort, server):
+        raise ValueError("on purpose")
+"""
 EXPERIMENT = """
 title = "Some runs"
 where = "here"
@@ -148,6 +158,29 @@ def test_a_failure_is_reported_by_its_process_and_misuse_ends_all(
     assert (
         "both divide the machine; give one of them" in err and "leave --processes out" in err and err.count("\n") == 2
     )
+
+
+@pytest.mark.slow
+def test_a_sweep_in_two_processes_gives_the_runs_of_one_and_names_those_that_fail(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three runs, one of which fails as it is trained; the others are the same as in one process."""
+    (folder / "bad.py").write_text(FAILING)
+    sweep = ["sweep", "--over", "algorithm.name=fedavg,failing,fedprox", "--over", "algorithm.mu=0.1"]
+    sweep += ["--plugin", str(folder / "bad.py"), "--set", "rounds=2", "--set", "partition.clients=4"]
+    outputs = []
+    for out, more in (("one", []), ("two", ["--processes", "2"])):
+        assert main([*sweep, "--out", str(folder / out), *more]) == 2
+        outputs.append(capsys.readouterr())
+        assert "failed in line 9: ValueError: on purpose" in outputs[-1].err
+        assert "3/3 runs" in outputs[-1].err and outputs[-1].err.count("best accuracy") == 2
+    rows = [[line.split()[:3] for line in each.out.splitlines() if line.startswith("fed")] for each in outputs]
+    assert rows[0] == rows[1] and [row[0] for row in rows[0]] == ["fedavg", "fedprox"]
+    folders = [{path.name: load(path) for path in (folder / out).glob("fed*")} for out in ("one", "two")]
+    assert len(folders[0]) == 2 and folders[0].keys() == folders[1].keys()
+    for name, run in folders[0].items():
+        pairs = zip(run.rounds, folders[1][name].rounds, strict=True)
+        assert all(a | {"seconds": 0} == b | {"seconds": 0} for a, b in pairs)
 
 
 @pytest.mark.slow

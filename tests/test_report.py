@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from askew.errors import StoreError
 from askew.experiment.store import Run, load
 from askew.experiment.toml import to_toml
-from askew.report import labels, table, write_figures, write_report
+from askew.report import figures, labels, table, terminal, write_figures, write_report
 from askew.report.figures import draw_pictures
 from askew.report.page import headline
 from askew.report.tables import group_runs
@@ -36,16 +39,18 @@ def make(tmp_path: Path) -> Make:
         federation: dict[str, Any] | None = None,
         local: dict[str, Any] | None = None,
         rounds: int | None = None,
+        data: dict[str, Any] | None = None,
+        model: dict[str, Any] | None = None,
     ) -> Run:
         folder = tmp_path / "runs" / str(len(list(tmp_path.glob("runs/*"))))
         folder.mkdir(parents=True)
         config = {
             "seed": seed,
             "rounds": len(accuracy) if rounds is None else rounds,
-            "data": {"name": "digits"},
+            "data": data or {"name": "digits"},
             "partition": {"name": "dirichlet", "clients": 4, "alpha": 0.2} | (partition or {}),
             "participation": {"name": "uniform", "fraction": 0.5},
-            "model": {"name": "mlp"},
+            "model": model or {"name": "mlp"},
             "algorithm": {"name": algorithm} | (settings or {}),
             "local": {"epochs": 1, "lr": 0.1} | (local or {}),
         }
@@ -232,6 +237,11 @@ def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
         assert f"askew run {run.folder}/run.toml" in read.text
     assert read.text.count("alpha = 0.2") == 2  # the configuration of each method
     assert_pictures(tmp_path / "out")
+    for picture in draw_pictures(group_runs(runs)):  # a telephone shows them whole, legends and values too
+        (legend, *_), width = [*picture.figure.legends, None], picture.figure.get_figwidth()
+        assert width <= 7 and (legend is None or legend._loc == 3), picture.name
+    assert 'data-h="Best accuracy, %"' in page and "td::before { content: attr(data-h)" in page
+    assert "min-width: 480px" not in page
     assert "bars" not in {picture.name for picture in draw_pictures(group_runs(runs[:2]))}  # one method only
 
 
@@ -296,13 +306,45 @@ def test_large_federations_say_what_is_left_out(make: Make) -> None:
     assert len(pictures["partition"].render("png")) > 5000 and len(pictures["participation"].render("png")) > 5000
 
 
-def test_each_federation_has_its_picture_up_to_four(make: Make) -> None:
-    runs = [make(partition={"alpha": alpha}) for alpha in (0.1, 0.2, 0.5, 1.0, 10.0)]
-    pictures = {picture.name: picture for picture in draw_pictures(group_runs(runs))}
-    note = pictures["partition"].note
-    assert "digits, Dirichlet α = 0.1, 4 clients: A client holds 1 to 3 of 3 classes and 2 to 9 samples." in note
-    assert "α = 1, 4 clients:" in note and "α = 10, 4 clients:" not in note and "Of 5, the first 4 are shown." in note
-    assert pictures["participation"].note.count("took part") == 1  # the same rule and number of clients
+def test_each_federation_has_its_pictures_and_table(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "MAX_FEDERATIONS", 1)
+    runs = [make(accuracy=(0.1, best), partition={"alpha": alpha}) for alpha, best in ((0.1, 0.3), (1.0, 0.8))]
+    page, read = report(runs, tmp_path / "out")
+    assert page.count('<table class="methods">') == 2 and "<b>" not in page  # nothing is best across federations
+    heading = "digits, 4 clients, Dirichlet α = {}, 50% take part each round"
+    assert f"Accuracy: {heading.format(0.1)}" in read.text and f"Accuracy: {heading.format(1)}" not in read.text
+    assert f"{heading.format(1)}: fedavg reaches 80.0 % test accuracy, at round 2 of 2." in read.text
+    assert "Of 2 federations, the pictures show the first 1." in read.text
+
+
+def test_a_table_for_each_federation_and_short_labels_in_it(make: Make) -> None:
+    """Data, partition and number of clients are in the heading, and no row is highlighted for more than its own."""
+    elsewhere: dict[str, Any] = {"partition": {"clients": 7, "alpha": 3.0}, "data": {"name": "other", "size": 5}}
+    runs = [
+        make("fedavg", (0.5, 0.9)),
+        make("fedcm", (0.5, 0.6), seed=2, **elsewhere),
+        make("fedavg", (0.3, 0.5), seed=2, **elsewhere),
+    ]
+    assert [(g.label, g.federation[:6]) for g in group_runs(runs)] == [
+        ("fedavg", "digits"),
+        ("fedcm", "other,"),
+        ("fedavg", "other,"),
+    ]
+    with StringIO() as file:
+        Console(width=100, force_terminal=True, color_system="standard", file=file).print(terminal.comparison(runs))
+        best = re.findall(r"\x1b\[1;32m\s*([\d.]+)", file.getvalue())
+    assert "60.0" in best and "90.0" not in best  # the only method on its federation is not the best of anything
+
+
+def test_first_weights_that_change_with_the_seed_make_one_group(make: Make) -> None:
+    def own(seed: int, weights: str) -> Run:
+        return make(seed=seed, model={"name": "own", "kind": "Net", "fingerprint": weights})
+
+    (group,) = group_runs([own(0, "aa"), own(1, "bb"), own(2, "cc")])
+    assert len(group.runs) == 3
+    assert labels([own(0, "aa"), own(0, "bb")]) == ["fedavg (weights aa)", "fedavg (weights bb)"]
 
 
 def test_what_cannot_be_written_or_shown_is_said(make: Make, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,8 +25,9 @@ from askew.engine.distributed import create_shared_file
 from askew.errors import ConfigError, EngineError, ModelError, StoreError, StoreWarning
 from askew.experiment import checkpoint, store
 from askew.experiment.build import build
-from askew.experiment.config import CHOICES, Config, load_config
+from askew.experiment.config import CHOICES, PLUGIN_PREFIX, Config, load_config
 from askew.experiment.conformal import conformal
+from askew.experiment.extend import end_file
 from askew.experiment.run_folder import stored_model
 from askew.experiment.store import (
     is_locked,
@@ -242,6 +244,7 @@ def test_what_killed_processes_left_is_removed_at_the_next_start(
     assert same(askew.run(TABLES, out=tmp_path), whole)
     assert {p.name for p in folder.iterdir()} - {"run.toml", "run.json", "rounds.jsonl", "federation.json"} == {
         "model.safetensors",
+        end_file(Config.build(TABLES)),
         ".lock",
         ".mine",
     } and kept.read_bytes() == b"part"
@@ -432,10 +435,8 @@ def test_a_folder_runs_no_plugin_without_trust(
     run = ["run", "--quiet", "--plugin", str(plugin), "--out", str(tmp_path / "runs"), "--set", "rounds=1"]
     assert main([*run, "--set", "algorithm.name=strange", "--set", "model.name=softmax"]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    moved = tmp_path / "strangers.py"  # the same plugin under a name that this process has not loaded
-    shutil.copy(plugin, moved)
-    text = (folder / "run.toml").read_text().partition("\n")[2]
-    (folder / "run.toml").write_text(seal(text.replace(str(plugin), str(moved))))
+    for name in [name for name in sys.modules if name.startswith(PLUGIN_PREFIX)]:  # as in a new process
+        monkeypatch.delitem(sys.modules, name)
     for registry in CHOICES.values():
         registry.members.pop("strange", None)
     witness.unlink()
@@ -444,7 +445,7 @@ def test_a_folder_runs_no_plugin_without_trust(
         assert main([verb, str(folder)]) == 0
     assert main(["conformal", str(folder)]) == 2
     err = capsys.readouterr().err
-    assert "strangers.py" in err and "--trust" in err and not witness.exists()
+    assert "plugins/own.py" in err and "--trust" in err and not witness.exists()
     with pytest.raises(ConfigError, match="--trust"):
         conformal([load(folder)])
     assert main(["conformal", str(folder), "--trust"]) == 0 and witness.exists()

@@ -10,7 +10,7 @@ import torch
 
 import askew
 from askew.data.federation import LocalSettings
-from askew.errors import ConfigError
+from askew.errors import ConfigError, Remark
 from askew.experiment.config import Config
 from askew.experiment.launch import run_all, run_config
 from askew.experiment.run import run_together
@@ -37,6 +37,20 @@ def test_a_grid_is_every_combination_once_in_order() -> None:
     found = [(c.local.lr, c.seed, type(c.algorithm).__name__) for c in configs]
     assert found == [(lr, seed, name) for lr in (0.1, 0.2) for seed in (0, 1) for name in ("FedAvg", "FedProx")]
     assert grid(TINY, {}) == [Config.build(TINY)]
+
+
+def test_a_setting_is_tried_where_it_exists() -> None:
+    """mu is FedProx's, and given for all of them; lr of the local steps is everybody's, an unknown one nobody's."""
+    spans = {"algorithm.name": ["fedavg", "fedprox", "feddyn"], "algorithm.mu": [0.01, 0.1]}
+    with pytest.warns(Remark, match=r"algorithm\.mu is tried only where it exists: fedavg and feddyn have no such"):
+        configs = grid(TINY, spans)
+    found = [(type(c.algorithm).__name__, c.algorithm.table().get("mu")) for c in configs]
+    assert found == [("FedAvg", None), ("FedProx", 0.01), ("FedProx", 0.1), ("FedDyn", None)]
+    with pytest.warns(Remark, match=r"partition\.alpha is tried only where it exists: iid has no such"):
+        configs = grid(TINY | {"partition": {"clients": 6, "alpha": 1.0}}, {"partition.name": ["iid", "dirichlet"]})
+    assert [c.partition.table().get("alpha") for c in configs] == [None, 1.0]
+    with pytest.raises(ConfigError, match="unknown setting"):
+        grid(TINY, {"algorithm.name": ["fedavg", "feddyn"], "algorithm.mu": [0.1]})
 
 
 def test_a_file_and_the_command_line_span_together(tmp_path: Path) -> None:

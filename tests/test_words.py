@@ -71,7 +71,7 @@ def test_a_word_that_is_none_is_answered_with_the_setting(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"seeds": [0, 1]}, r"one seed; write \[askew.run"),
+        ({"seeds": [0, 1]}, r"one seed; for several write askew.sweep"),
         ({"num_rounds": 3}, r"unknown setting algorithm.num_rounds \(there is rounds\)"),
         ({"weight_decay": 0.1}, r"\(there is local.weight_decay\)"),
         ({"what": "fedavg", "method": "fedprox"}, "both name a method"),

@@ -754,7 +754,7 @@ CASES = [
         "data: no such command",
         "data fetch",
         "no such command 'fetch'",
-        "commands are list, get, check, path",
+        "commands are list, get, check, describe, path",
         "see askew data --help",
     ),
     case(

@@ -11,12 +11,12 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .core.algebra import dot, norm
-    from .core.algorithm import Algorithm
+    from .core.algorithm import Algorithm, Gradient
     from .core.rng import generator
     from .core.settings import setting
     from .core.space import Space
     from .core.task import Task
-    from .core.types import Affine, Batch, Client, Cohort, Part
+    from .core.types import Affine, Batch, Client, Cohort, Number, Part, State
     from .data.dataset import Dataset, NaturalSource, Samples, Source
     from .data.partition import Assignment, Partition
     from .experiment.api import run
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .experiment.store import Run, load
     from .models import Network
     from .participation import Participation
+    from .report.describe import Description, describe
+    from .report.python import compare, report, sweep
+    from .report.runs import Runs
 
 __all__ = [
     "Affine",
@@ -36,17 +39,24 @@ __all__ = [
     "Cohort",
     "Config",
     "Dataset",
+    "Description",
+    "Gradient",
     "NaturalSource",
     "Network",
+    "Number",
     "Part",
     "Participation",
     "Partition",
     "Run",
+    "Runs",
     "Samples",
     "Source",
     "Space",
+    "State",
     "Task",
     "__version__",
+    "compare",
+    "describe",
     "dot",
     "errors",
     "generator",
@@ -54,8 +64,10 @@ __all__ = [
     "load_config",
     "norm",
     "register",
+    "report",
     "run",
     "setting",
+    "sweep",
     "tune_process",
 ]
 
@@ -63,12 +75,12 @@ __all__ = [
 # load. The imports above tell type checkers the same; a test compares the two.
 HOMES = {
     "core.algebra": ("dot", "norm"),
-    "core.algorithm": ("Algorithm",),
+    "core.algorithm": ("Algorithm", "Gradient"),
     "core.rng": ("generator",),
     "core.settings": ("setting",),
     "core.space": ("Space",),
     "core.task": ("Task",),
-    "core.types": ("Affine", "Batch", "Client", "Cohort", "Part"),
+    "core.types": ("Affine", "Batch", "Client", "Cohort", "Number", "Part", "State"),
     "data.dataset": ("Dataset", "NaturalSource", "Samples", "Source"),
     "data.partition": ("Assignment", "Partition"),
     "experiment.api": ("run",),
@@ -77,8 +89,11 @@ HOMES = {
     "experiment.store": ("Run", "load"),
     "models": ("Network",),
     "participation": ("Participation",),
+    "report.describe": ("Description", "describe"),
+    "report.python": ("compare", "report", "sweep"),
+    "report.runs": ("Runs",),
 }
-ROOMS = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation")
+ROOMS = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation", "report")
 
 
 if not TYPE_CHECKING:  # or type checkers would take every name for a public one

@@ -9,13 +9,15 @@
     ├── EngineError                an engine or device cannot do this run
     └── StoreError                 a run folder or file cannot be read or written
 
-A StoreWarning says what is damaged where the program can go on without it.
+A StoreWarning says what is damaged where the program can go on without it, a DataWarning what was done to data that
+were handed in from Python, and a Remark what else a user should know about a run or a method.
 
 Every sentence says what was wrong, what is allowed and what to do.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -54,6 +56,18 @@ class StoreError(AskewError):
 
 class StoreWarning(UserWarning):
     """Something that is stored is damaged or was made otherwise, and the program goes on without it."""
+
+
+class DataWarning(UserWarning):
+    """Something was done to a user's data, such as counting labels anew, that the user should know."""
+
+
+class Remark(UserWarning):
+    """Something that a user should know, and with which the program goes on."""
+
+
+# Python says a warning once for each line of code, and the line of a notebook's cell may be run again.
+warnings.simplefilter("always", Remark, append=True)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

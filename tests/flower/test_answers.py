@@ -23,8 +23,9 @@ from in_process import (
 )
 
 from askew.engine import answers as reasons
-from askew.errors import ConfigError
+from askew.errors import ConfigError, EngineError
 from askew.experiment.store import Run
+from askew.flower.deployment_data import DataModule
 from askew.flower.transport import Reply
 from askew.flower.wire import Payload
 
@@ -162,3 +163,13 @@ def test_the_console_says_after_every_round_whose_answers_were_used(monkeypatch:
         "trial: Client 1 was asked, but no answer was ever used (40% of all data).",
         "trial: Client 3 was never asked (20% of all data).",
     ]
+
+
+def test_a_data_module_that_raises_is_said_once_and_not_waited_for(tmp_path: Path) -> None:
+    def client(node: Any) -> Any:
+        raise FileNotFoundError("no such file: ward.csv")
+
+    said: list[str] = []
+    with pytest.raises(EngineError, match=r"none of the 5 connected nodes can take part: .*client\(node\) failed in"):
+        deploy(faulty_run("fedavg", [ASKED], tmp_path), tmp_path, {"wait": 5.0}, said, data=DataModule(client))
+    assert len(said) == 5 and all("FileNotFoundError: no such file: ward.csv" in text for text in said)

@@ -498,3 +498,34 @@ def test_the_command_line_reads_a_deployed_run(tmp_path: Path, capsys: pytest.Ca
         assert main(words) == 0
     out = capsys.readouterr().out
     assert "flower" in out and "5 clients, each with its own data" in out
+
+
+COUNTING = """
+import askew
+from askew.algorithms import FedAvg
+
+class Sends(FedAvg):
+    def finish(self, theta, client):
+        return {"delta": theta - client.w, "labels": client.carry["labels"]}, client.state
+
+    def weights(self, up, cohort):
+        return up["labels"].max(1).values / up["labels"].max(1).values.sum()
+
+@askew.register("counting")
+class Counting(Sends):
+    needs = ("labels",)
+
+    def phases(self):
+        return (self, Sends())
+"""
+
+
+def test_clients_count_their_own_labels(tmp_path: Path) -> None:
+    """The server never sees them but in what the method sends, and the weights are the simulator's."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    tables = small_run({"name": "fedavg"}, rounds=2, plugins=[str(tmp_path / "counting.py")])
+    tables |= {"algorithm": {"name": "counting"}}
+    deployed, _, _ = deploy(tables, tmp_path)
+    assert_same_rounds(deployed, simulate(tables))
+    plain = simulate(tables | {"algorithm": {"name": "fedavg"}})
+    assert deployed.curve("train_loss") != plain.curve("train_loss")

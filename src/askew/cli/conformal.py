@@ -129,7 +129,7 @@ def results(groups: Sequence[tables.RunGroup], how: Conformal, plot: Path | None
             (100, "accuracy", None),
             *((scale, what, m) for m in METHODS for scale, what in ((100, "coverage"), (1, "size"))),
         ]
-        table.add_row(g.label, *(cell(g, scale, what, method) for scale, what, method in cells))
+        table.add_row(tables.shorten_label(g.title), *(cell(g, scale, what, method) for scale, what, method in cells))
     parts: list[RenderableType] = [table, Text(remarks(groups, how), terminal.QUIET)]
     if len(groups) == 1:
         parts += [Text(), by_size(groups[0])]

@@ -1,8 +1,9 @@
-"""`askew data`: lists, downloads and checks datasets."""
+"""`askew data`: lists, downloads, checks and describes datasets."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,8 +11,19 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.text import Text
 
 from ..data import fetch, files, sources
+from ..data.own_files import OwnFiles
 from ..report import terminal
-from .options import AsJson, Folder, PlainConsole, examples, print_json, print_rich
+from .options import (
+    AsJson,
+    Configuration,
+    Folder,
+    Overrides,
+    PlainConsole,
+    Plugins,
+    examples,
+    print_json,
+    print_rich,
+)
 
 app = typer.Typer(name="data", add_completion=False)
 
@@ -26,7 +38,7 @@ Names = Annotated[
     epilog=examples("askew data list", "askew data get cifar10", "askew data check cifar10", "askew data path"),
 )
 def top(context: typer.Context) -> None:
-    """List, get and check the datasets."""
+    """List, get, check and describe the datasets."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -64,7 +76,7 @@ def dataset_facts(name: str) -> dict[str, Any]:
             "classes": None,
             "train": None,
             "test": None,
-            "where": "built in",
+            "where": "your own files" if issubclass(sources[name], OwnFiles) else "built in",
             "bytes": None,
         }
     entry, found = files.entry(name), files.find(name)
@@ -105,6 +117,36 @@ def check(name: Name, folder: Folder = None) -> None:
         sentence = Text.assemble(("error:", "bold red"), f" {name}: not as published: {wrong}; {advice}")
         PlainConsole(stderr=True).print(sentence, soft_wrap=True)
         raise typer.Exit(2)
+
+
+@app.command(
+    epilog=examples(
+        "askew data describe --set data.name=csv --set data.file=patients.csv --set data.client=hospital "
+        "--set data.label=outcome --out skew.svg",
+        "askew data describe experiment.toml --json",
+    )
+)
+def describe(
+    file: Configuration = None,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A picture of who holds what: png, svg or pdf.")
+    ] = None,
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a configuration's data before training: clients, sizes, classes, skew, and what is missing."""
+    from ..experiment.config import load_config
+    from ..experiment.survey import survey
+    from ..report.describe import Description, describe_survey
+
+    found = survey(load_config(file, overrides or (), plugins or ()))
+    picture = [] if out is None else [("picture", str(Description(found).save(out)))]
+    if as_json:
+        print_json(found.summary())
+    else:
+        print_rich(describe_survey(found, *picture))
 
 
 @app.command(epilog=examples("askew data path", "askew data path --data-dir ~/data"))

@@ -265,13 +265,14 @@ def show_keys(key_files: KeyFiles, server: str) -> None:
     commands = {
         "on the server:": superlink,
         "there, for each client:": register,
-        "on client 0:": [*node, "--node-config", "partition-id=0"],
+        "on client 0:": [*node, "--node-config", 'partition-id=0 state="/var/askew"'],
     }
     for where, command in commands.items():
         print_rich(Text.assemble((where, "cyan"), f"\n  {shlex.join(command)}"))
     print_rich(
         Text(
-            "\nOn the server use these commands and not flower-superlink itself, on which whoever reaches the port can "
+            "\nstate is a folder that outlives the node: without what it keeps there, a run cannot go on.\n"
+            "On the server use these commands and not flower-superlink itself, on which whoever reaches the port can "
             "start apps.",
             "yellow",
         )
@@ -304,7 +305,7 @@ def superlink(context: typer.Context) -> None:
 
 @register_program(
     "askew deploy supernode --superlink fl.example.org:8000 --root-certificates keys/ca.crt "
-    "--auth-supernode-private-key keys/node-0 --node-config 'partition-id=0'"
+    "--auth-supernode-private-key keys/node-0 --node-config 'partition-id=0 state=\"/var/askew\"'"
 )
 def supernode(context: typer.Context) -> None:
     """Run a SuperNode that answers messages at once: `flower-supernode` with the same options.

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.text import Text
+from typer.completion import completion_init  # type: ignore[attr-defined]
 from typer.core import TyperGroup
 
 from ..core.ranks import rank_and_size
@@ -38,13 +39,13 @@ COMMANDS = {
     "report": ("reading", "Write one HTML page with tables and pictures of runs."),
     "demo": (
         "training",
-        "Compare seven methods on thirty clients with skewed digits, in a minute, and write a report.",
+        "Compare seven methods on thirty clients with skewed digits, and write a report.",
     ),
     "conformal": ("conformal", "Measure the prediction sets of finished runs: naive ones, APS and RAPS."),
     "bench": ("bench", "Time full rounds on random data, beside a bare PyTorch loop that does the same steps."),
     "reproduce": ("papers", "Run a table or figure of a paper again and show it beside the paper's numbers."),
     "ledger": ("ledger", "Put every number and claim of the papers beside what was measured."),
-    "data": ("data", "List, get and check the datasets."),
+    "data": ("data", "List, get, check and describe the datasets."),
     "deploy": ("deploy", "Run a method on real clients, over Flower."),
     "doctor": (
         "doctor",
@@ -113,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; every error becomes one sentence on standard error and an exit code."""
     open_closed_streams()
     tune_process()
+    if "_ASKEW_COMPLETE" in os.environ:  # a shell asks for the words that may come next
+        completion_init()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without block characters shows question marks

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ..core.files import CONTROL, printable
 from ..errors import AskewError, ConfigError
+from ..experiment.listing import stored_entries
 from ..experiment.store import to_json
 
 
@@ -46,6 +47,15 @@ def data_options(folder: Path | None) -> list[str | Path]:
     return ["--data-dir", folder] if folder else []
 
 
+def method_names(incomplete: str) -> list[str]:
+    """The methods whose names begin with what was typed, for shell completion."""
+    return [entry["name"] for entry in stored_entries("algorithms") if entry["name"].startswith(incomplete)]
+
+
+Processes = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, help="Processes that train different runs at once, on one GPU or several cores."),
+]
 Configuration = Annotated[
     Path | None, typer.Argument(metavar="FILE.toml", help="The configuration; without one, the defaults.")
 ]
@@ -57,7 +67,13 @@ Overrides = Annotated[
 ]
 Method = Annotated[
     str | None,
-    typer.Option("--method", metavar="NAME", help="The algorithm, with its defaults.", show_default=False),
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="The algorithm, with its defaults.",
+        show_default=False,
+        autocompletion=method_names,
+    ),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Communication rounds.", show_default=False)]
 Rate = Annotated[float | None, typer.Option("--lr", metavar="X", help="Local learning rate.", show_default=False)]

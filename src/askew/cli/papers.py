@@ -35,6 +35,7 @@ from .options import (
     Dtype,
     Folder,
     PlainConsole,
+    Processes,
     StopAfter,
     data_options,
     examples,
@@ -88,10 +89,6 @@ PlanOnly = Annotated[bool, typer.Option("--plan", help="Say what would be run an
 Alone = Annotated[bool, typer.Option("--alone", help="One run at a time, as needed to time rounds on a GPU.")]
 Workers = Annotated[
     int, typer.Option(metavar="N", help="Processes that share the work of each run; 0: as many as pay.")
-]
-Processes = Annotated[
-    int,
-    typer.Option(metavar="N", min=1, help="Processes that train different runs at once, on one GPU or several cores."),
 ]
 
 

@@ -22,7 +22,7 @@ class ExperimentProgress(terminal.ProgressDisplay):
     """One bar for all runs of an experiment, which differ in more than their method."""
 
     def __call__(self, run: Run, record: Record | None) -> None:
-        self.training, self.trained_rounds = True, self.trained_rounds + (record is not None)
+        self.trained_rounds += record is not None
         if record is not None:
             self.warn(run)
         self.parts[run.name] = len(run.rounds) / int(run.config["rounds"])

@@ -8,17 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UnknownName, did_you_mean
 from ..experiment import listing
 from ..experiment.store import load_all, load_checked
-from ..report import table, terminal, write_report
+from ..report import terminal, write_report
 from ..report.page import check_run
+from ..report.runs import Runs
 from .options import AsJson, Folders, Plugins, examples, print_json, print_rich
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command("list", epilog=examples("askew list algorithms", "askew list partitions --json"))
+@app.command(
+    "list", epilog=examples("askew list algorithms", "askew list algorithms feddyn", "askew list partitions --json")
+)
 def list_(
     kind: Annotated[
         str,
@@ -27,17 +30,34 @@ def list_(
             help="One of algorithms, attacks, datasets, experiments, models, partitions, participations, rules.",
         ),
     ],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Explain this one alone.", show_default=False)
+    ] = None,
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what a configuration can name, with its settings; or the papers' experiments."""
+    """List what a configuration can name, with its settings; or the papers' experiments.
+
+    With a name, that one is explained: what it does, of a method also its equations and paper, and its settings.
+    """
     if kind == "experiments":
         from .papers import list_experiments
 
+        if name:
+            raise ConfigError(f"list: experiments are listed all at once; askew reproduce {name} --plan shows one.")
         list_experiments(as_json)
         return
     entries = list_with_plugins(kind, plugins) if plugins else listing.stored_entries(kind)
-    if as_json:
+    if name:
+        entry = next((entry for entry in entries if entry["name"] == name), None)
+        if entry is None:
+            known = did_you_mean(name, [entry["name"] for entry in entries])
+            raise UnknownName(f"unknown {kind.removesuffix('s')} {name!r}; {known}")
+        if as_json:
+            print_json(entry)
+        else:
+            print_rich(terminal.explain_entry(kind, entry))
+    elif as_json:
         print_json(entries)
     else:
         print_rich(terminal.catalogue(kind, entries))
@@ -78,13 +98,11 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs in one table; runs that differ only in their seed share a row."""
-    if target is not None and not 0 < target <= 1:
-        raise ConfigError(f"compare: --target must be > 0 and ≤ 1, got {target:g}; accuracies are fractions, try 0.9.")
-    runs = load_all(folders, lambda run: terminal.comparison([run]))
+    rows = Runs(load_all(folders, lambda run: terminal.comparison([run]))).table(target)
     if as_json:
-        print_json(table(runs, target))
+        print_json(rows)
     else:
-        print_rich(terminal.comparison(runs, target))
+        print_rich(rows.rich())
 
 
 @app.command(

@@ -31,6 +31,7 @@ from .options import (
     Overrides,
     PlainConsole,
     Plugins,
+    Processes,
     Quiet,
     Rate,
     Rounds,
@@ -124,6 +125,7 @@ def run(
     epilog=examples(
         "askew sweep --over local.lr=0.1,0.03,0.01 --over seed=0,1,2",
         "askew sweep --over algorithm.name=fedavg,scaffold,feddyn --set rounds=50",
+        "askew sweep --over algorithm.name=fedavg,fedprox --over algorithm.mu=0.01,0.1 --processes 2",
         "askew sweep grid.toml --out runs",
     )
 )
@@ -136,15 +138,19 @@ def sweep(
     plugins: Plugins = None,
     out: Out = Path("runs"),
     folder: Folder = None,
+    processes: Processes = 1,
     stop: StopAfter = None,
     as_json: AsJson = False,
 ) -> None:
     """Train every combination of some settings' values; on a GPU many runs at a time.
 
-    The sweep table of a file and --over span the combinations. Finished runs are read back, interrupted ones go on.
+    The sweep table of a file and --over span the combinations. A setting that only some of the methods have is tried
+    with those alone. On a CPU --processes trains several runs at once. Finished runs are read back, interrupted ones
+    go on.
     A run that fails does not end the others; it is named at the end.
     """
     from ..experiment.launch import run_each
+    from ..experiment.process_pool import run_each_in_pool
     from ..experiment.process_state import stop_after
     from ..experiment.sweep import load_sweep
 
@@ -152,14 +158,18 @@ def sweep(
     given = (("--over", over), ("--set", overrides), ("--plugin", plugins))
     flags = [(flag, value) for flag, values in given for value in values or ()]
     words = [*([file] if file else []), *chain.from_iterable(flags), "--out", out, *data_options(folder)]
+    words += ["--processes", str(processes)] * (processes > 1)
     failed: list[FailedRun] = []
     with stop_after(parse_time(stop)), terminal.ProgressDisplay(console, configs, "sweep") as ticker:
+        if processes > 1:
+            running = run_each_in_pool(configs, out, processes, ticker, ticker.say)
+        else:
+            running = run_each(configs, out, watch=ticker)
         runs = collect_runs(
-            keep_failures(run_each(configs, out, watch=ticker), failed, ticker),
-            len(configs),
-            ticker,
-            terminal.command("sweep", *words),
+            keep_failures(running, failed, ticker), len(configs), ticker, terminal.command("sweep", *words)
         )
+    order = [config.name() for config in configs]
+    runs.sort(key=lambda run: order.index(run.name))  # processes end them in another one
     if as_json:
         print_json([run.summary() for run in runs])
     elif runs:
@@ -243,7 +253,7 @@ def demo(
         int, typer.Option(metavar="K", help="Runs of each method, which differ in their seed.")
     ] = DEMO_SEEDS,
 ) -> None:
-    """Compare seven methods on thirty clients with skewed digits, in a minute, and write a report."""
+    """Compare seven methods on thirty clients with skewed digits, and write a report."""
     from ..experiment import demo as demonstration
 
     configs, console = demonstration.configs(rounds, seeds), PlainConsole(stderr=True)

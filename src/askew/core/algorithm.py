@@ -57,7 +57,8 @@ class Algorithm(Settings):
     each: ClassVar[tuple[str, ...]] = ()  # after every step,
     after: ClassVar[tuple[str, ...]] = ()  # after the last step
     trains: ClassVar[bool] = True  # False: this phase only looks
-    needs: ClassVar[tuple[str, ...]] = ()  # "public", "validation" or a call the network must offer; refused if missing
+    # "labels", "public", "validation", or a call that the network must offer; refused if missing
+    needs: ClassVar[tuple[str, ...]] = ()
     pooled: ClassVar[bool] = False  # one client holds all data
     exact: ClassVar[bool] = False  # claims the exact optimum under skewed data and partial participation; tests measure
     # what the server's step takes from the uploads: their "mean" (or other sums), the "rows" as they differ from each

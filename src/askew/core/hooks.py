@@ -7,8 +7,11 @@ tested, and are not checked at every step.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 
 from ..errors import AlgorithmError
 from .algorithm import Algorithm, Gradient
@@ -16,20 +19,28 @@ from .task import Task
 from .types import Batch, Client, State
 
 STATE = "a dictionary of tensors by name"
+WATCHED_CALLS = 200  # calls of a hook in which it is watched for changes in place
+UNWATCHED = nullcontext()
 
 
 def carry(alg: Algorithm, client: Client) -> State:
     """The method's own entries of the carry."""
-    own = alg.carry(client)
-    if is_foreign(alg) and not is_state(own):
+    if not is_foreign(alg):
+        return alg.carry(client)
+    with unchanged(alg, "carry", client):
+        own = alg.carry(client)
+    if not is_state(own):
         raise wrong_return(alg, "carry", STATE, own)
     return own
 
 
 def begin(alg: Algorithm, client: Client) -> Tensor:
     """The point where local training starts."""
-    theta = alg.begin(client)
-    if is_foreign(alg) and not fits(theta, client.w):
+    if not is_foreign(alg):
+        return alg.begin(client)
+    with unchanged(alg, "begin", client):
+        theta = alg.begin(client)
+    if not fits(theta, client.w):
         raise wrong_return(alg, "begin", f"the point where training starts, {in_words(client.w)}", theta)
     return theta
 
@@ -44,8 +55,11 @@ def loss(alg: Algorithm, task: Task, theta: Tensor, batch: Batch, client: Client
 
 def direction(alg: Algorithm, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
     """The direction of a local step."""
-    d = alg.direction(theta, grad, client)
-    if is_foreign(alg) and not fits(d, theta):
+    if not is_foreign(alg):
+        return alg.direction(theta, grad, client)
+    with unchanged(alg, "direction", client, theta=theta):
+        d = alg.direction(theta, grad, client)
+    if not fits(d, theta):
         raise wrong_return(alg, "direction", f"the direction of a step, {in_words(theta)}", d)
     return d
 
@@ -53,17 +67,21 @@ def direction(alg: Algorithm, theta: Tensor, grad: Gradient, client: Client) -> 
 def descend(alg: Algorithm, theta: Tensor, d: Tensor, client: Client) -> tuple[Tensor, Tensor]:
     """The new theta and momentum."""
     v = client.carry["momentum"]
-    new = alg.descend(theta, d, v, client)
-    if is_foreign(alg) and not (is_pair(new) and fits(new[0], theta) and fits(new[1], v)):
+    if not is_foreign(alg):
+        return alg.descend(theta, d, v, client)
+    with unchanged(alg, "descend", client, theta=theta, d=d, v=v):
+        new = alg.descend(theta, d, v, client)
+    if not (is_pair(new) and fits(new[0], theta) and fits(new[1], v)):
         raise wrong_return(alg, "descend", f"theta and momentum, {in_words((theta, v))}", new)
     return new
 
 
 def note(alg: Algorithm, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
     """New carry entries after a step."""
-    new, old = alg.note(theta, g, d, client), client.carry
     if not is_foreign(alg):
-        return new
+        return alg.note(theta, g, d, client)
+    with unchanged(alg, "note", client, theta=theta, g=g, d=d):
+        new, old = alg.note(theta, g, d, client), client.carry
     if not is_state(new):
         raise wrong_return(alg, "note", STATE, new)
     if unknown := new.keys() - old.keys():
@@ -78,14 +96,68 @@ def note(alg: Algorithm, theta: Tensor, g: Tensor, d: Tensor, client: Client) ->
 
 def finish(alg: Algorithm, theta: Tensor, client: Client) -> tuple[State, State]:
     """The upload and the client's new state, whose form the server compares with the declared one."""
-    sent = alg.finish(theta, client)
     if not is_foreign(alg):
-        return sent
+        return alg.finish(theta, client)
+    with unchanged(alg, "finish", client, theta=theta):
+        sent = alg.finish(theta, client)
     if not (is_pair(sent) and is_state(sent[0]) and is_state(sent[1])):
         raise wrong_return(alg, "finish", f"the upload and the client's state, each {STATE}", sent)
     if "delta" in sent[0] and not fits(sent[0]["delta"], client.w):
         raise wrong_return(alg, "finish", f"as the entry 'delta' {in_words(client.w)}", sent[0]["delta"])
     return sent
+
+
+# nothing in place -----------------------------------------------------------------------------------------------------
+
+
+left: dict[tuple[type[Algorithm], str], int] = {}  # by class and hook: how many calls are still watched
+
+
+def is_watched(alg: Algorithm, hook: str) -> bool:
+    """Is this one of the first calls of a hook that is not askew's own? What changes tensors does so at once."""
+    key = type(alg), hook
+    if key not in left:
+        ours = str(getattr(getattr(type(alg), hook), "__module__", "")).startswith("askew.")
+        left[key] = 0 if ours else WATCHED_CALLS
+    if left[key]:
+        left[key] -= 1
+        return True
+    return False
+
+
+def unchanged(
+    alg: Algorithm, hook: str, client: Client | None = None, /, **given: Tensor
+) -> AbstractContextManager[None]:
+    """Refuse a hook, called inside, that changes in place what it was given: others still use it."""
+    return watch_tensors(alg, hook, client, given) if is_watched(alg, hook) else UNWATCHED
+
+
+@contextmanager
+def watch_tensors(alg: Algorithm, hook: str, client: Client | None, given: State) -> Iterator[None]:
+    """As `unchanged`, for every call."""
+    named = dict(given)
+    if client is not None:
+        named |= {"client.w": client.w, "client.buffers": client.buffers}
+        for part in ("server", "state", "carry"):
+            named |= {f'client.{part}["{name}"]': tensor for name, tensor in getattr(client, part).items()}
+    before = versions(named.values())
+    yield
+    for name, old, new in zip(named, before, versions(named.values()), strict=True):
+        if old != new:
+            raise AlgorithmError(
+                f"{alg.display_name()}: {hook}() changed {name} in place, which other clients and steps still use; "
+                f"compute a new tensor, such as a + b instead of a.add_(b) or a += b. {correct_hook(alg)}"
+            )
+
+
+def versions(tensors: Iterable[Tensor]) -> list[int]:
+    """How often each tensor was changed in place; of a row under vmap, the tensor of all rows."""
+    counts = []
+    for tensor in tensors:
+        while is_batchedtensor(tensor):
+            tensor = get_unwrapped(tensor)
+        counts.append(0 if tensor.is_inference() else tensor._version)
+    return counts
 
 
 # sentences ------------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def begin(alg: Algorithm, client: Client) -> Progress:
     momentum = zero if is_off(client.momentum) else torch.zeros_like(client.w)
     client = client.carrying({"momentum": momentum, "buffers": client.buffers, **blank})
     own = hooks.carry(alg, client)
-    if clash := {"buffers", *blank} & own.keys():
+    if clash := {"buffers", *blank, *({"labels"} & {*alg.needs})} & own.keys():
         raise AlgorithmError(
             f"{alg.display_name()}: carry() must not use {sorted(clash)[0]!r}, which the local loop keeps; "
             "rename that entry."

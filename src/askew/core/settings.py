@@ -11,11 +11,12 @@ import inspect
 import math
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
 
-from ..errors import ConfigError, UnknownName, did_you_mean
+from ..errors import ConfigError, Remark, UnknownName, did_you_mean
 
 T = TypeVar("T")
 LARGEST = 10**12  # no count of anything here is larger
@@ -212,6 +213,13 @@ def toml_text(value: object) -> str:
     return "none" if value is None else repr(value) if isinstance(value, str) else f"{value}"
 
 
+def is_edited(old: type, new: type) -> bool:
+    """Is a class the next version of another: of the same name from the same file, or from the same session?"""
+    if old.__module__ != new.__module__ or old.__module__.startswith("askew."):
+        return False
+    return old.__module__ == "__main__" or old.__qualname__ == new.__qualname__
+
+
 class Registry(Generic[T]):
     """Names to classes; a new member is one line, a user's own one call."""
 
@@ -236,8 +244,14 @@ class Registry(Generic[T]):
         return next((name for name, known in self.members.items() if known is cls), cls.__name__.lower())
 
     def register(self, name: str, member: type[T], *, replace: bool = False) -> type[T]:
-        """Add a class under a name of its own; replacing an existing one must be said."""
-        if name in self.members and not replace and self.members[name] is not member:
-            raise ConfigError(f"the {self.kind} {name!r} exists already; choose another name, or pass replace=True.")
+        """Add a class under a name of its own; replacing another one than its own earlier version must be said."""
+        old = self.members.get(name, member)
+        if old is not member and not replace:
+            if not is_edited(old, member):
+                raise ConfigError(
+                    f"the {self.kind} {name!r} exists already; choose another name, or pass replace=True."
+                )
+            sentence = f"the {self.kind} {name!r} was registered again; runs from now on use the new class."
+            warnings.warn(sentence, Remark, stacklevel=3)
         self.members[name] = member
         return member

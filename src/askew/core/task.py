@@ -24,7 +24,8 @@ Criterion = Callable[[Tensor, Tensor], Tensor]  # (output, y) → loss of each s
 
 CRITERIA: dict[str, Criterion] = {
     "cross_entropy": lambda output, y: F.cross_entropy(output, y, reduction="none"),
-    "squared_error": lambda output, y: 0.5 * (output - y).square().flatten(1).sum(1),
+    # targets of shape [B] belong to outputs [B, 1]; a plain difference would be that of all pairs
+    "squared_error": lambda output, y: 0.5 * (output - y.reshape(output.shape)).square().flatten(1).sum(1),
 }
 
 

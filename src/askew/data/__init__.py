@@ -6,6 +6,7 @@ from ..core.settings import Registry
 from .dataset import Dataset, NaturalSource, Samples, Source
 from .digits import Digits
 from .images import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, TinyImageNet
+from .own_files import Csv, ImageFolder, Npz, Parquet
 from .partition import (
     Assignment,
     Dirichlet,
@@ -27,10 +28,14 @@ sources: Registry[Source] = Registry(
     {
         "cifar10": Cifar10,
         "cifar100": Cifar100,
+        "csv": Csv,
         "digits": Digits,
         "emnist": Emnist,
         "fashion_mnist": FashionMnist,
+        "folder": ImageFolder,
         "mnist": Mnist,
+        "npz": Npz,
+        "parquet": Parquet,
         "shakespeare": Shakespeare,
         "synthetic": Synthetic,
         "synthetic_leaf": SyntheticLeaf,
@@ -55,6 +60,7 @@ __all__ = [
     "Assignment",
     "Cifar10",
     "Cifar100",
+    "Csv",
     "Dataset",
     "Digits",
     "Dirichlet",
@@ -63,11 +69,14 @@ __all__ = [
     "FashionMnist",
     "FromFile",
     "Iid",
+    "ImageFolder",
     "LabelsPerClient",
     "Lognormal",
     "Mnist",
     "Natural",
     "NaturalSource",
+    "Npz",
+    "Parquet",
     "Partition",
     "Samples",
     "Shakespeare",

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import DataError
-from .arrays import make_dataset, to_samples
+from ..errors import DataError, did_you_mean
+from .arrays import make_dataset, make_owned_dataset, to_samples
 from .dataset import Dataset, Samples
+from .names import to_names
 from .transform import PixelTransform
 
 # Types of the two libraries by their full names, and what each holds.
@@ -44,23 +45,27 @@ def library_type(data: object) -> str:
     return next((LIBRARY_TYPES[name] for name in names if name in LIBRARY_TYPES), "")
 
 
-def adapt(data: Any, test: Any = None, *, x: ColumnNames = None, y: str | None = None) -> Dataset:
+def adapt(
+    data: Any, test: Any = None, *, x: ColumnNames = None, y: str | None = None, client: str | None = None
+) -> Dataset:
     """A dataset from a datasets.Dataset or DatasetDict, or from a FederatedDataset or partitioner of flwr-datasets.
 
     The columns are found by their types and usual names unless `x` and `y` name them; several columns of one number
     each make one input. The split to train on is train, or the only one; the test set is `test`, or the split test,
     validation or valid, or a fixed fifth. Images stay bytes and become numbers in 0..1 batch by batch; columns of
-    numbers follow the rules for arrays.
+    numbers follow the rules for arrays. `client` names a column with the client of every row.
     """
     match library_type(data):
         case "table":
-            return assemble_dataset([data], test, x, y)
+            return assemble_dataset([data], test, x, y, client=client)
         case "splits":
             split = training_split(data, 'data["…"], data["…"]')
             if test is None:
                 test = next((data[name] for name in TEST_SPLITS if name in data and name != split), None)
-            return assemble_dataset([data[split]], test, x, y)
+            return assemble_dataset([data[split]], test, x, y, client=client)
         case "federated" | "partitioner":
+            if client:
+                raise DataError("the partitions are the clients already; leave client out.")
             return from_flower(data, test, x=x, y=y)
         case "stream":
             raise DataError(
@@ -131,7 +136,12 @@ def training_split(splits: Mapping[str, Any], example: str) -> str:
 
 
 def assemble_dataset(
-    tables: list[Any], test: Any, x: ColumnNames, y: str | None, owner: np.ndarray | None = None
+    tables: list[Any],
+    test: Any,
+    x: ColumnNames,
+    y: str | None,
+    owner: np.ndarray | None = None,
+    client: str | None = None,
 ) -> Dataset:
     """One dataset from the tables of the training data, in their order, and perhaps a table of test data."""
     if test is not None and library_type(test) != "table":
@@ -139,19 +149,30 @@ def assemble_dataset(
             f"the test data must be a datasets.Dataset like the training data, got {type(test).__name__}; convert them."
         )
     features = visible_features(tables[0])
+    if client and client not in features:
+        raise DataError(f"the training data have no column {client!r}; {did_you_mean(client, features)}")
+    columns = {name: feature for name, feature in features.items() if name != client}
     inputs = [x] if isinstance(x, str) else list(x or ())
-    y = y or target_column(features, inputs)
-    inputs = inputs or [input_column(features, y)]
-    train_samples = read_samples(tables, inputs, y, "training data")
-    test_samples = None if test is None else read_samples([test], inputs, y, "test data")
-    dataset = make_dataset(train_samples, test_samples, owner)
+    y = y or target_column(columns, inputs)
+    inputs = inputs or [input_column(columns, y)]
+    labels = features[y] if y in features and type_name(features[y]) == "ClassLabel" else None
+    names = tuple(labels.names) if labels is not None and labels.names else None
+    if is_text(features.get(y)):
+        names = text_labels(tables, y, "training data", *([] if test is None else [test]))
+    train_samples = read_samples(tables, inputs, y, "training data", names)
+    test_samples = None if test is None else read_samples([test], inputs, y, "test data", names)
+    if client:
+        owner = to_names([name for table in tables for name in table[client]], f"clients in column {client!r}")
+        dataset = make_owned_dataset(train_samples, test_samples, owner, names)
+    else:
+        dataset = make_dataset(train_samples, test_samples, owner, names)
     if dataset.train.x.dtype == torch.uint8:
         channels = dataset.train.x.shape[1]
         to_unit_range = PixelTransform(torch.zeros(channels, 1, 1), torch.ones(channels, 1, 1))
         dataset = dataclasses.replace(dataset, transform=to_unit_range)
-    if type_name(features[y]) == "ClassLabel":
-        require_same_classes(features[y], test, y)
-        dataset = dataclasses.replace(dataset, classes=max(dataset.classes, features[y].num_classes))
+    if labels is not None:
+        require_same_classes(labels, test, y)
+        dataset = dataclasses.replace(dataset, classes=max(dataset.classes, labels.num_classes))
     return dataset
 
 
@@ -164,6 +185,19 @@ def require_same_classes(labels: Any, test: Any, y: str) -> None:
             f"the test data must number the classes of {y!r} as the training data do; "
             "cast both to one datasets.ClassLabel."
         )
+
+
+def is_text(feature: Any) -> bool:
+    """Does a column hold texts?"""
+    return type_name(feature) == "Value" and str(feature.dtype) in ("string", "large_string")
+
+
+def text_labels(tables: list[Any], y: str, what: str, *tests: Any) -> tuple[str, ...]:
+    """The names of the classes in a column of texts, sorted."""
+    found = {name for table in (*tables, *tests) if y in table.column_names for name in table[y]}
+    if None in found:
+        raise HubColumn(tables, y, what).missing_values()
+    return tuple(sorted(found))
 
 
 # columns --------------------------------------------------------------------------------------------------------
@@ -237,8 +271,13 @@ def find_column(
 # reading --------------------------------------------------------------------------------------------------------
 
 
-def read_samples(tables: list[Any], x: Sequence[str], y: str, what: str) -> Samples:
-    """The checked samples in some tables that follow one another; `what` names the data in error messages."""
+def read_samples(
+    tables: list[Any], x: Sequence[str], y: str, what: str, names: tuple[str, ...] | None = None
+) -> Samples:
+    """The checked samples in some tables that follow one another; `what` names the data in error messages.
+
+    Labels that are texts become their places in `names`.
+    """
     features = visible_features(tables[0])
     for name in (*x, y):
         if name not in features:
@@ -248,7 +287,12 @@ def read_samples(tables: list[Any], x: Sequence[str], y: str, what: str) -> Samp
             f"the {what} have a transform that acts as samples are read; "
             "apply it with .map(), or drop it by .reset_format()."
         )
-    targets = HubColumn(tables, y, what).read_numbers('number the classes first, as with .class_encode_column("label")')
+    if names is not None and is_text(features[y]):
+        place = {name: k for k, name in enumerate(names)}
+        targets = np.array([place[name] for table in tables for name in table[y]], dtype=np.int64)
+    else:
+        advice = 'number the classes first, as with .class_encode_column("label")'
+        targets = HubColumn(tables, y, what).read_numbers(advice)
     columns = [HubColumn(tables, name, what) for name in x]
     if len(columns) == 1 and type_name(features[x[0]]) == "Image":
         return to_samples((columns[0].read_images(), targets), what, keep_bytes=True)

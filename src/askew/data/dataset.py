@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,40 @@ def hold_out_fifth(samples: Samples, order: np.ndarray) -> tuple[Samples, Sample
     return samples.select(~is_test), samples.select(is_test)
 
 
+def as_tensors(samples: Any, what: str) -> Samples:
+    """Samples whose two parts are tensors; arrays are converted, `what` names the samples in error messages."""
+    if isinstance(samples, tuple) and len(samples) == 2 and all(isinstance(part, Tensor) for part in samples):
+        return Samples(*samples)
+    try:
+        x, y = (torch.as_tensor(np.asarray(part)) for part in samples)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(
+            f"the {what} samples of a Dataset must be askew.Samples(x, y) of tensors or arrays of numbers; "
+            "hand (x, y) with labels that are names to askew.run as they are."
+        ) from None
+    is_kept = x.is_floating_point() or x.dtype == torch.uint8  # bytes may be what a transform takes
+    return Samples(x if is_kept else x.long(), y if y.is_floating_point() else y.long())
+
+
+def hold_out_share(owner: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Which samples are held out for testing, bool [n]: this share of all, of each client as near to it as can be.
+
+    Samples are shuffled and ordered by client; the k-th is held out where ⌊(k + 1)·share⌋ > ⌊k·share⌋. A client keeps
+    at least one sample.
+    """
+    count = len(owner)
+    order = rng.permutation(count)
+    order = order[np.argsort(owner[order], kind="stable")]
+    steps = np.floor(np.arange(count + 1) * share + 1e-9)
+    held = np.zeros(count, dtype=bool)
+    held[order] = np.diff(steps) > 0
+    kept = np.bincount(owner[~held], minlength=int(owner.max(initial=-1)) + 1)
+    alone = held & (kept[owner] == 0)
+    _, first = np.unique(np.where(alone, owner, -1), return_index=True)  # one sample of each client that kept none
+    held[first[alone[first]]] = False
+    return held
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Pooled training samples and the common test set."""
@@ -62,6 +96,13 @@ class Dataset:
     criterion: Criterion = "cross_entropy"  # or "squared_error", or (output [B, ..], y) -> loss of each sample [B]
     transform: InputTransform | None = None  # turns stored samples into inputs; None: they are inputs
     test_owner: np.ndarray | None = None  # [m] the natural client of every test sample, where each has some of its own
+    client_names: tuple[str, ...] | None = None  # of the natural clients 0, 1, 2, …
+    class_names: tuple[str, ...] | None = None  # of the classes 0, 1, 2, …
+    remarks: tuple[str, ...] = ()  # sentences on what was done to the data, for whoever runs them
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "train", as_tensors(self.train, "training"))
+        object.__setattr__(self, "test", as_tensors(self.test, "test"))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Dataset:
         """The same dataset on a device; real inputs and targets in this precision."""
@@ -79,6 +120,21 @@ class Source(Settings):
     def seeded(self) -> bool:
         """Do the samples depend on the seed?"""
         return True
+
+    @property
+    def owners(self) -> int:
+        """The number of clients that the data come divided among; 0 where they do not, or where any number will do."""
+        return 0
+
+    @property
+    def regression(self) -> bool:
+        """Are there no classes? Where that is not known before the samples are loaded, no."""
+        return False
+
+    @property
+    def default_network(self) -> str:
+        """The name of the network that is trained where none is named; empty: the usual one."""
+        return ""
 
     def load(self, seed: int, clients: int) -> Dataset:
         """The pooled data."""

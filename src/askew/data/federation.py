@@ -170,6 +170,11 @@ class Federation:
     transform: InputTransform | None
     shift: FeatureShift | None
     validation: float  # fraction of a client's samples that is held out
+    has_targets = True  # are the targets of the test set real ones?
+    divided: bool = False  # do the data say to whom every sample belongs?
+    client_names: tuple[str, ...] | None = None  # of the natural clients
+    class_names: tuple[str, ...] | None = None
+    remarks: tuple[str, ...] = ()  # of the dataset
     flipped: frozenset[int] = frozenset()  # natural clients whose labels are flipped whenever they are drawn
 
     def __init__(
@@ -219,7 +224,10 @@ class Federation:
         """Take the public samples out of the training data and divide the others among the clients."""
         self.pool, self.test = dataset.train, dataset.test
         self.classes, self.criterion, self.transform = dataset.classes, dataset.criterion, dataset.transform
-        self.test_owner = dataset.test_owner if isinstance(partition, Natural) else None
+        natural = isinstance(partition, Natural)
+        self.test_owner = dataset.test_owner if natural else None
+        self.client_names = dataset.client_names if natural else None
+        self.divided, self.class_names, self.remarks = dataset.owner is not None, dataset.class_names, dataset.remarks
         public = public_count(partition, needs, len(dataset.train.y))
         if public and not dataset.classes:
             raise ConfigError(
@@ -383,6 +391,14 @@ class Federation:
             batches = batches._replace(draws=sample_draws(self.seed, len(batches.places), round, client))
         return batches
 
+    def label_counts(self, ids: Sequence[int]) -> Tensor:
+        """How many training samples of each class these clients hold, [C, K] in the type of the model."""
+        pool, places = self.gather(ids)
+        y = pool.y.cpu().numpy()
+        held = [self._split_validation(own, client)[0] for own, client in zip(places, ids, strict=True)]
+        counts = [np.bincount(y[own], minlength=self.classes) for own in held]
+        return torch.from_numpy(np.array(counts).reshape(len(ids), self.classes)).to(self.device, self.dtype)
+
     def labels(self) -> dict[str, Any]:
         """Sizes and label counts of the first clients, for pictures and for the stored page."""
         shown = min(self.clients, SHOWN)
@@ -398,6 +414,10 @@ class Federation:
             pool, places = self.gather(range(shown))
             y = pool.y.cpu().numpy()
             page["labels"] = [np.bincount(y[held], minlength=self.classes).tolist() for held in places]
+        if self.client_names:
+            page["client_names"] = list(self.client_names[:shown])
+        if self.class_names:
+            page["class_names"] = list(self.class_names)
         return page
 
 

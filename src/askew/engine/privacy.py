@@ -309,7 +309,8 @@ def leave_out_not_finite(outputs: PhaseOutputs, ids: Sequence[int]) -> PhaseOutp
 def zero_uploads(server: Server) -> list[State]:
     """For each phase an upload of zeros, with the shapes and types of what a client sends that takes no step."""
     alg, space, uploads = server.alg, server.space, list[State]()
-    state, carry = alg.client_state(space), State()
+    state = alg.client_state(space)
+    carry = {n: rows[0] for n, rows in server.first_carry(server.fed.eligible[:1].tolist()).items()}
     rates = (
         server.local.lr,
         server.local.lr,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.bank import Bank
-from ..core.hooks import STATE, correct_hook, in_words, is_pair, is_state, wrong_return
+from ..core.hooks import STATE, correct_hook, in_words, is_foreign, is_pair, is_state, unchanged, wrong_return
+from ..core.method_checks import check_declared, check_method
 from ..core.records import RECORD, TIMES
 from ..core.rng import coin
 from ..core.space import Space
@@ -102,6 +103,7 @@ class Server:
         """
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
         self.rounds, self.evaluate, self.least, self.metrics, self.stages = rounds, evaluate, least, metrics, stages
+        check_method(alg)
         self.phases = alg.phases()
         self.prepared: tuple[Any, RoundPlan] | None = None  # the next round's plan, by its key
         self.numbers: list[tuple[Any, Tensor]] = []  # the clients' numbers of the last two plans
@@ -112,6 +114,7 @@ class Server:
         self.parts, self.private = alg.parts(space), alg.private(space)
         self.clients = Bank(declared_state(alg, "client_state", space), owns=owns)
         self.memory = Bank(declared_state(alg, "memory", space))
+        check_declared(alg, self.state | self.memory.start, self.parts, self.private)
         self.unchecked = {id(phase) for phase in self.phases}  # whose weights were not asked for yet
         own = {"w": space.start[self.private.indices], "b": space.buffers[self.private.buffer_indices]}
         self.privates = Bank({} if self.private.empty else own)
@@ -124,6 +127,8 @@ class Server:
             raise ConfigError(
                 f"{name}: full gradients of a batch-norm network are not defined (chunks differ); use another norm."
             )
+        if "labels" in self.alg.needs and not self.fed.classes:
+            raise ConfigError(f"{name} needs label counts, and a regression has no classes; use another method.")
         if clash := sorted({*self.state, *self.memory.start} & {*RECORD, *TIMES}):
             raise AlgorithmError(f"{name}: {clash[0]!r} is a name of the round's record; rename that server state.")
 
@@ -194,7 +199,7 @@ class Server:
         log.incidents += [Incident(client, NO_BATCH, True) for client in ids if client not in working]
         rows = {name: bank.read(plan.ids) for name, bank in self.banks.items()}
         updates = RoundUpdates.none(round, self.w, self.buffers)
-        at, carry = RoundState(self.w, self.buffers, self.state, rows, updates), State()
+        at, carry = RoundState(self.w, self.buffers, self.state, rows, updates), self.first_carry(plan.ids)
         self.times = dict.fromkeys(self.times, 0.0)
         if not plan.ids:
             log.bytes_down = len(absent) * self._bytes_to_begin()
@@ -346,6 +351,10 @@ class Server:
         lost = self.fed.sizes[[incident.client for incident in incidents if incident.lost]].sum()
         return {"incidents": by_reason, "lost_share": float(lost / max(1, self.fed.sizes[list(asked)].sum()))}
 
+    def first_carry(self, ids: Sequence[int]) -> State:
+        """The rows of the carry before the first phase: the clients' label counts, where the method needs them."""
+        return {"labels": self.fed.label_counts(ids)} if "labels" in self.alg.needs else {}
+
     # one phase --------------------------------------------------------------------------------------------------------
 
     def _inputs(self, phase: Algorithm, round: int, plan: RoundPlan, at: RoundState, carry: State) -> PhaseInputs:
@@ -390,15 +399,22 @@ class Server:
 
     def _weights(self, phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
         weights = phase.weights(up, cohort)
-        if not isinstance(weights, Tensor) or weights.shape != cohort.p.shape:
+        fitting = isinstance(weights, Tensor) and weights.shape == cohort.p.shape
+        if not fitting or (is_foreign(phase) and weights.dtype != cohort.p.dtype):
             raise wrong_return(phase, "weights", f"a weight for each client, {in_words(cohort.p)}", weights)
         return weights.to(self.space.dtype)
+
+    def _unchanged(self, phase: Algorithm, w: Tensor, up: State, server: State) -> AbstractContextManager[None]:
+        """Refuse an aggregate(), called inside, that changes in place what it is given."""
+        named = {f"{name}[{n!r}]": t for name, state in (("up", up), ("server", server)) for n, t in state.items()}
+        return unchanged(phase, "aggregate", **({"w": w} | named))
 
     def _aggregate(
         self, phase: Algorithm, w: Tensor, up: State, cohort: Cohort, server: State, memory: State
     ) -> tuple[Tensor, State, State]:
         """The new model, server state and memory rows."""
-        aggregated = phase.aggregate(w, up, cohort, server | memory)
+        with self._unchanged(phase, w, up, server) if is_foreign(phase) else nullcontext():
+            aggregated = phase.aggregate(w, up, cohort, server | memory)
         if not (is_pair(aggregated) and isinstance(aggregated[0], Tensor) and is_state(aggregated[1])):
             raise wrong_return(phase, "aggregate", f"the new model and {STATE}", aggregated)
         new, entries = aggregated

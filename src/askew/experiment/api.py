@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,13 +19,23 @@ from ..core.algorithm import Algorithm
 from ..core.settings import Settings, setting
 from ..data.adapt import library_type
 from ..data.dataset import Dataset, Source
-from ..data.user import from_user
-from ..errors import ConfigError
+from ..data.federation import LocalSettings
+from ..data.partition import Partition
+from ..data.user import from_user, is_divided
+from ..engine.choose import EngineSettings
+from ..errors import ConfigError, DataWarning, ModelError, Remark
 from ..models import Network
-from .config import OPTIONAL_TABLES, Config, FromPython, load_config
+from ..participation import Participation
+from .build import OWNERS_PASSED_OVER, passes_over_owners
+from .code_text import source_text
+from .config import CHOICES, OPTIONAL_TABLES, Config, Evaluation, FromPython, load_config
+from .hook_fault import explain_hooks
 from .launch import run_config
+from .network_check import first_line, require_sizes
+from .progress import ScriptProgress
 from .run import OnRound
-from .store import Run
+from .store import Record, Run
+from .sweep import grid, read_sweep
 
 Table = str | Mapping[str, Any]
 
@@ -59,12 +71,15 @@ class OwnData(HeldObject, Source):
     fingerprint: str = setting("hash of the samples", default="")
 
     @classmethod
-    def of(cls, data: Any, test: Any) -> OwnData:
-        """The settings that stand for a user's data; `data` and `test` are as for `askew.run`."""
-        dataset = from_user(data, test)
+    def of(cls, data: Any, test: Any, client: str = "", label: str = "") -> OwnData:
+        """The settings that stand for a user's data; the arguments are as for `askew.run`."""
+        dataset = from_user(data, test, client=client, label=label)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
         about = f"{dataset.classes} {source_text(dataset.criterion)} {dataset.transform}"
-        mark = fingerprint(*dataset.train, *dataset.test, owner, about=about)
+        if dataset.client_names or dataset.class_names:
+            about += f" {dataset.client_names} {dataset.class_names}"
+        of_test = () if dataset.test_owner is None else (torch.as_tensor(dataset.test_owner),)
+        mark = fingerprint(*dataset.train, *dataset.test, owner, *of_test, about=about)
         cls.objects[mark] = dataset
         return cls(fingerprint=mark)
 
@@ -74,6 +89,15 @@ class OwnData(HeldObject, Source):
     @property
     def seeded(self) -> bool:
         return False
+
+    @property
+    def owners(self) -> int:
+        owner = self.load(0, 0).owner
+        return 0 if owner is None else int(owner.max()) + 1
+
+    @property
+    def regression(self) -> bool:
+        return self.load(0, 0).classes == 0
 
     def load(self, seed: int, clients: int) -> Dataset:
         dataset: Dataset = self.held_object("data")
@@ -85,13 +109,30 @@ class OwnNetwork(HeldObject, Network):
 
     kind: str = setting("its class", default="")
     fingerprint: str = setting("hash of its weights", default="")
+    structure: str = setting("hash of its layers and its code, without the weights", default="")
+    seeds: ClassVar[dict[str, set[int]]] = {}  # of runs that started from a network, by its fingerprint
 
     @classmethod
     def of(cls, module: nn.Module) -> OwnNetwork:
         """The settings that stand for a user's module."""
-        mark = fingerprint(*module.state_dict().values(), about=f"{module} {source_text(type(module))}")
+        require_sizes(module)
+        about = f"{module} {source_text(type(module))}"
+        mark = fingerprint(*module.state_dict().values(), about=about)
         cls.objects[mark] = module
-        return cls(kind=type(module).__name__, fingerprint=mark)
+        return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
+
+    def note_seed(self, seed: int) -> None:
+        """Remark, once, that runs with several seeds start from the same weights."""
+        seeds = self.seeds.setdefault(self.fingerprint, set())
+        already = seed in seeds
+        seeds.add(seed)
+        if len(seeds) == 2 and not already:
+            warnings.warn(
+                f"model: every seed starts from the weights of this one {self.kind}; to draw them by the seed, give "
+                f"what makes a network instead: model={self.kind}, or model=lambda: {self.kind}(…).",
+                Remark,
+                stacklevel=5,  # whoever calls askew.run
+            )
 
     def check(self) -> None:
         super().check()
@@ -102,14 +143,65 @@ class OwnNetwork(HeldObject, Network):
         return module
 
 
-def source_text(thing: object) -> str:
-    """The source text of a function or class, or what else tells it from others; a text stands for itself."""
-    if isinstance(thing, str):
-        return thing
+class NetworkMaker(HeldObject, Network):
+    """A class or function of a user's that makes a network: the run's seed decides its weights."""
+
+    kind: str = setting("the class of the network", default="")
+    fingerprint: str = setting("hash of the network that it makes with seed 0", default="")
+    structure: str = setting("hash of its layers and its code, without the weights", default="")
+
+    @classmethod
+    def of(cls, make: Callable[[], nn.Module]) -> NetworkMaker:
+        """The settings that stand for what makes a user's network."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = call_maker(make)
+        require_sizes(module)
+        about = f"made: {module} {source_text(type(module))}"
+        mark = fingerprint(*module.state_dict().values(), about=about)
+        cls.objects[mark] = make
+        return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
+
+    def check(self) -> None:
+        super().check()
+        self.hold_object()
+
+    def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return call_maker(self.held_object("model"))
+
+
+def call_maker(make: Callable[[], nn.Module]) -> nn.Module:
+    """The network that a class or function makes; what is none is refused."""
+    name = getattr(make, "__name__", repr(make))
     try:
-        return inspect.getsource(thing)  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        return repr(thing)
+        module = make()
+    except TypeError as e:
+        raise ModelError(
+            f"model={name} is called without arguments, and that failed: {first_line(e)}; "
+            f"give what needs none, such as model=lambda: {name if name.isidentifier() else 'Net'}(…)."
+        ) from e
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"model={name} must make a network, an nn.Module, and made a value of type {type(module).__name__}; "
+            "let it return the network."
+        )
+    return module
+
+
+def own_model(model: Any) -> Any:
+    """What stands for a user's network, or for what makes one; a name, a table or settings stay as they are."""
+    if isinstance(model, nn.Module):
+        return OwnNetwork.of(model)
+    if model is None or isinstance(model, (str, Mapping, Network)):
+        return model
+    if isinstance(model, type) and issubclass(model, Network):
+        return model()
+    if not callable(model):
+        raise ConfigError(
+            f"model must be a network's name, a table, an nn.Module, or a class or function that makes one, "
+            f"got {type(model).__name__}; write for example model=MyNet."
+        )
+    return NetworkMaker.of(model)
 
 
 def fingerprint(*tensors: Tensor, about: str = "") -> str:
@@ -122,17 +214,19 @@ def fingerprint(*tensors: Tensor, about: str = "") -> str:
 
 
 def run(
-    what: str | Path | Mapping[str, Any] | Config | Algorithm | None = None,
+    what: str | Path | Mapping[str, Any] | Config | Algorithm | type[Algorithm] | None = None,
     *,
-    method: str | Algorithm | None = None,
+    method: str | Algorithm | type[Algorithm] | None = None,
     data: Table | Source | Any = None,
     test: Any = None,
-    model: Table | Network | nn.Module | None = None,
-    partition: Table | Settings | None = None,
-    participation: Table | Settings | None = None,
-    local: Mapping[str, Any] | Settings | None = None,
-    evaluation: Mapping[str, Any] | Settings | None = None,
-    engine: Table | Settings | None = None,
+    client: str = "",
+    label: str = "",
+    model: Table | Network | nn.Module | Callable[[], nn.Module] | None = None,
+    partition: Table | Partition | None = None,
+    participation: Table | Participation | None = None,
+    local: Mapping[str, Any] | LocalSettings | None = None,
+    evaluation: Mapping[str, Any] | Evaluation | None = None,
+    engine: Table | EngineSettings | None = None,
     seed: int | None = None,
     rounds: int | None = None,
     clients: int | None = None,
@@ -145,46 +239,162 @@ def run(
     fresh: bool = False,
     watch: OnRound | None = None,
     save_every: float = 5.0,
+    progress: bool = True,
     **parameters: Any,
 ) -> Run:
     """Train one federation and return its run.
 
     `what` is an algorithm's name or instance, a TOML file, nested tables or a Config; `method` another algorithm for
-    the last three. `data` is a dataset's name, a
-    table, a pair (x, y) of tensors or arrays, or a torch Dataset (`test` likewise, a fifth is held out without it);
-    `model` a network's name, a table or any nn.Module. `clients`, `cohort`, `lr`, `epochs`, `batch_size` and
-    `device` stand for partition.clients, participation.cohort, local.lr, local.epochs, local.batch and engine.device;
-    further keywords are the algorithm's hyper-parameters, or tables that most runs
-    do not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do.
+    the last three. `data` is a dataset's name, a table, a pair (x, y) or triple (x, y, owner) of tensors or arrays, a
+    torch Dataset, a dictionary {client: data}, a list of such data, one a client, or a DataFrame of which `client` and
+    `label` name columns (`test` likewise, a fifth is held out without it); `model` a network's name, a table, any
+    nn.Module, or a class or function that makes one, whose weights the seed then decides. `clients`, `cohort`, `lr`,
+    `epochs`, `batch_size` and `device` stand for partition.clients, participation.cohort, local.lr, local.epochs,
+    local.batch and engine.device; further keywords are the algorithm's hyper-parameters, or tables that most runs do
+    not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do. `progress` is
+    shown on a terminal and in a notebook; elsewhere a line every half minute.
     """
-    tables = with_method(what, method)
+    tables: dict[str, Any] = {"model": model, "partition": partition, "participation": participation, "local": local}
+    tables |= {"evaluation": evaluation, "engine": engine, "seed": seed, "rounds": rounds, "data": data, "test": test}
+    words = {"clients": clients, "cohort": cohort, "device": device, "lr": lr, "epochs": epochs}
+    given = {"method": method, "batch_size": batch_size} | tables | words | parameters
+    given |= {"client": client, "label": label}
+    given |= {"client": client, "label": label}
+    if out is not None and not isinstance(out, (str, Path)):
+        raise ConfigError(f'out must be a folder, got {type(out).__name__}; write for example out="runs".')
+    config = Config.build(tables_from_keywords(what, given))
+    with watched([config], watch, progress) as on_round:
+        result = run_config(config, out, fresh=fresh, watch=on_round, save_every=save_every)
+    remark_divergence(result)
+    return result
+
+
+@contextmanager
+def watched(configs: Sequence[Config], watch: OnRound | None, progress: bool) -> Iterator[OnRound | None]:
+    """What is called after every round of these runs, which are trained inside: a user's function, and the progress."""
+    for config in configs:
+        if isinstance(config.model, OwnNetwork):
+            config.model.note_seed(config.seed)
+    for remark in dict.fromkeys(remark for config in configs for remark in own_data_remarks(config)):
+        warnings.warn(remark, DataWarning, stacklevel=4)  # whoever calls askew.run
+    for remark in dict.fromkeys(remark for config in configs for remark in own_data_remarks(config)):
+        warnings.warn(remark, DataWarning, stacklevel=4)  # whoever calls askew.run
+    if watch is not None and not callable(watch):
+        raise ConfigError(f"watch must be a function of a run and a record, got {watch!r}; write watch=print.")
+    if not progress:
+        with explain_hooks():
+            yield watch
+        return
+    shown = ScriptProgress(len(configs))
+
+    def both(run: Run, record: Record | None) -> None:
+        shown(run, record)
+        if watch is not None:
+            watch(run, record)
+
+    try:
+        with explain_hooks():
+            yield both
+    finally:
+        shown.close()
+
+
+def remark_divergence(run: Run) -> None:
+    """Say that a run has diverged, which nobody sees who looks at its numbers alone."""
+    if "diverged" in run.facts:
+        warnings.warn(f"{run.algorithm}, seed {run.config.get('seed', 0)}: {run.facts['diverged']}.", Remark, 3)
+
+
+# keywords -------------------------------------------------------------------------------------------------------------
+
+# single settings that have a keyword of their own, and the algorithm
+WORDS = {
+    "clients": "partition.clients",
+    "cohort": "participation.cohort",
+    "device": "engine.device",
+    "lr": "local.lr",
+    "epochs": "local.epochs",
+    "batch_size": "local.batch",
+}
+PARTS = ("model", "partition", "participation", "local", "evaluation", "engine", "seed", "rounds")
+
+
+def tables_from_keywords(what: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested tables of a configuration from the first argument and the keywords of `run`."""
+    rest = dict(keywords)
+    tables = with_method(what, rest.pop("method", None))
+    data, test, client, label = (rest.pop(name, None) for name in ("data", "test", "client", "label"))
     if data is not None:
-        by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data)  # splits in a dict are data
-        tables["data"] = data if by_settings else OwnData.of(data, test)
-    given = {
-        "model": OwnNetwork.of(model) if isinstance(model, nn.Module) else model,
-        "partition": partition,
-        "participation": participation,
-        "local": local,
-        "evaluation": evaluation,
-        "engine": engine,
-        "seed": seed,
-        "rounds": rounds,
-    }
-    short: dict[str, Any] = {"partition.clients": clients, "participation.cohort": cohort, "engine.device": device}
-    short |= {"local.lr": lr, "local.epochs": epochs, "local.batch": batch_size}
-    put_settings(tables, given | take_tables(parameters), short, parameters)
-    return run_config(Config.build(tables), out, fresh=fresh, watch=watch, save_every=save_every)
+        tables["data"] = data_settings(data, test, client or "", label or "")
+    given = {name: rest.pop(name) for name in PARTS if name in rest}
+    given["model"] = own_model(given.get("model"))
+    short = {path: rest.pop(word) for word, path in WORDS.items() if word in rest}
+    put_settings(tables, given | take_tables(rest), short, rest)
+    return tables
+
+
+def sweep_configs(
+    what: Any, over: Mapping[str, Any], seeds: int | Iterable[int] | None, keywords: Mapping[str, Any]
+) -> list[Config]:
+    """The configurations of every combination of some settings' values; the arguments are those of `askew.sweep`."""
+    spans: dict[str, Any] = {}
+    if isinstance(what, Path) or (isinstance(what, str) and what.endswith(".toml")):
+        what, spans = read_sweep(what)
+    tables = tables_from_keywords(what, keywords)
+    if seeds is not None:
+        over = {**over, "seed": range(seeds) if isinstance(seeds, int) else seeds}
+    for word, values in over.items():
+        if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+            raise ConfigError(f"sweep: {word} must be a list of values, got {values!r}; write [{values!r}].")
+        key = "algorithm.name" if word == "method" else WORDS.get(word, word)
+        given = [value.item() if isinstance(value, np.generic) else value for value in values]
+        if key == "algorithm.name" and any(isinstance(value, Algorithm) for value in given):
+            key = "algorithm"
+        spans[key] = [table_of(key, value) for value in given] if key in CHOICES else given
+    return grid(tables, spans)
+
+
+def table_of(name: str, value: Any) -> Any:
+    """One value of a whole table in a sweep, as a configuration holds it: settings, or a table."""
+    if name == "model":
+        value = own_model(value)
+    elif name == "data":
+        value = data_settings(value, None, "", "")
+    return {"name": value} if isinstance(value, str) else value
+
+
+def data_settings(data: Any, test: Any, client: str, label: str) -> Any:
+    """The settings of the data: a name or a table as they are, and settings that stand for anything else."""
+    by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data) and not is_divided(data)
+    if not by_settings:
+        return OwnData.of(data, test, client, label)
+    if test is not None:
+        raise ConfigError("test is for data handed in from Python; leave it out, or name a file in data.test.")
+    table = {"name": data} if isinstance(data, str) else data
+    given = {key: value for key, value in (("client", client), ("label", label)) if value}
+    if given and isinstance(table, Source):
+        raise ConfigError("client and label belong to the settings of the data; set them there.")
+    return {**table, **given} if given else table
+
+
+def own_data_remarks(config: Config) -> list[str]:
+    """What was done to data that were handed in from Python, and whether their owners are passed over."""
+    if not isinstance(config.data, OwnData):
+        return []
+    dataset = config.data.load(config.seed, config.partition.clients)
+    passed_over = dataset.owner is not None and passes_over_owners(config)
+    return [*dataset.remarks, *([OWNERS_PASSED_OVER] if passed_over else [])]
 
 
 def with_method(
-    what: str | Path | Mapping[str, Any] | Config | Algorithm | None, method: str | Algorithm | None
+    what: str | Path | Mapping[str, Any] | Config | Algorithm | type[Algorithm] | None,
+    method: str | Algorithm | type[Algorithm] | None,
 ) -> dict[str, Any]:
     """The nested tables of the first argument of `run`, with the algorithm that `method` names, if any."""
     tables = tables_from("fedavg" if what is None else what)
     if method is None:
         return tables
-    if isinstance(what, Algorithm) or (isinstance(what, str) and not what.endswith(".toml")):
+    if isinstance(what, (Algorithm, type)) or (isinstance(what, str) and not what.endswith(".toml")):
         raise ConfigError(f"the first argument and method={method!r} both name a method; leave one of them out.")
     return tables | tables_from(method)
 
@@ -195,7 +405,7 @@ def put_settings(
     """Put into nested tables: other tables, single settings by dotted keys, and the algorithm's; None is not given."""
     if "seeds" in parameters:
         raise ConfigError(
-            "askew.run trains one run, which has one seed; write [askew.run(…, seed=s) for s in (0, 1, 2)]."
+            "askew.run trains one run, which has one seed; for several write askew.sweep(…, seeds=[0, 1, 2])."
         )
     tables |= {name: value for name, value in given.items() if value is not None}
     for name in ("data", "model", "partition", "participation", "engine"):
@@ -214,14 +424,21 @@ def take_tables(keywords: dict[str, Any]) -> dict[str, Any]:
     return {name: keywords.pop(name) for name in [*keywords] if name in OPTIONAL_TABLES}
 
 
-def tables_from(what: str | Path | Mapping[str, Any] | Config | Algorithm) -> dict[str, Any]:
+def tables_from(what: str | Path | Mapping[str, Any] | Config | Algorithm | type[Algorithm]) -> dict[str, Any]:
     """The nested tables of what the first argument of `run` stands for."""
+    if isinstance(what, type) and issubclass(what, Algorithm):
+        what = what()
     if isinstance(what, Algorithm):
         return {"algorithm": what}
     if isinstance(what, Mapping):
         return {k: dict(v) if isinstance(v, Mapping) else v for k, v in what.items()}
     if isinstance(what, str) and not what.endswith(".toml"):
         return {"algorithm": {"name": what}}
+    if not isinstance(what, (str, Path, Config)):
+        raise ConfigError(
+            "the first argument must be a method's name or instance, a TOML file, nested tables or a Config, got "
+            f'{type(what).__name__}; write for example askew.run("fedavg").'
+        )
     config = what if isinstance(what, Config) else load_config(what)
     return {field.name: getattr(config, field.name) for field in fields(config)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import platform
 from collections.abc import Callable, Hashable
@@ -16,7 +15,7 @@ from torch import nn
 from ..core.memory import require_memory
 from ..core.rng import torch_seed
 from ..core.space import Space
-from ..core.task import Bound, Functional, Task, with_features
+from ..core.task import Bound, Functional, Task
 from ..data.dataset import Dataset, NaturalSource, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
@@ -43,13 +42,20 @@ from ..engine.server import Server
 from ..engine.slots import Slots
 from ..engine.stacked import Stacked
 from ..engine.vmapped import Vmapped
-from ..errors import EngineError, ModelError
+from ..errors import EngineError
 from ..kernels.cuda import available
 from ..kernels.interface import Kernels
 from ..models.network import Chain, use_kernels
+from ..participation import Uniform
 from ..version import __version__
 from .config import Config
+from .network_check import check_module
 
+NO_CALLS = ("labels", "public", "validation")  # needs of a method that are no calls of the network
+OWNERS_PASSED_OVER = (
+    "the data say to which client every sample belongs, and the partition divides them anew; leave the partition out, "
+    'or set partition.name = "natural", to keep them where they are.'
+)
 HELD_MODELS = 4  # copies of a model that a run holds at least, beside those of the participants
 
 
@@ -140,6 +146,7 @@ def build(
     if config.privacy.on:
         check_supported(config.privacy, server, zero_uploads(server))
     facts = run_facts(config, choice, space, kernels, group) | config.attack.facts(config.seed, fed)
+    facts["remark"] = " ".join(filter(None, [facts["remark"], *data_remarks(config, fed)]))
     return BuiltRun(config, fed, module, space, task, shared.evaluators[evaluator_key], server, kernels, facts)
 
 
@@ -185,7 +192,7 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed if config.model.seed is None else config.model.seed, "model"))
         module = config.model.build_module(fed.shape, fed.classes)
-    return check_module(module, fed, [need for need in config.algorithm.needs if need not in ("public", "validation")])
+    return check_module(module, fed, [need for need in config.algorithm.needs if need not in NO_CALLS])
 
 
 def check_model_memory(config: Config, fed: Federation) -> None:
@@ -203,29 +210,6 @@ def check_model_memory(config: Config, fed: Federation) -> None:
         f"a network with {count:,} parameters, of which each of {participants:,} participants has its own,",
         "take a smaller network or fewer participants",
     )
-
-
-def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
-    """A copy of the network, after a trial: it takes the data's inputs and offers what the method calls."""
-    example, module = fed.inputs(fed.test.x[:2]).cpu(), copy.deepcopy(module)  # a user's module stays as it is
-    if example.is_floating_point():
-        example = example.to(next(module.parameters(), example).dtype)
-    try:
-        module = with_features(module, example)
-    except (RuntimeError, ValueError, TypeError, IndexError) as e:
-        first = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise ModelError(
-            f"the network cannot take inputs of shape {fed.shape}: {first}; change the network or the data."
-        ) from None
-    for call in calls:
-        if not callable(getattr(module, call, None)):
-            raise ModelError(
-                f"this algorithm needs a network that offers {call}(x), which {type(module).__name__} does not; "
-                "use mlp, cnn or resnet18."
-            )
-        with torch.no_grad():
-            copy.deepcopy(module).eval()(example, call=call)
-    return module
 
 
 def prefers_channels_last(module: nn.Module, device: torch.device, engine: EngineSettings) -> bool:
@@ -409,11 +393,32 @@ def run_facts(
         "parameters": space.P,
         "buffers": space.Q,
         "remark": alg.remark(space),
+        **({"origins": origins} if (origins := config.origins()) else {}),
         **({"privacy": about} if about else {}),
         "version": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def data_remarks(config: Config, fed: Federation) -> list[str]:
+    """What whoever runs this should know of its data, each a sentence."""
+    remarks, partition = list(fed.remarks), config.partition
+    if fed.divided and passes_over_owners(config):
+        remarks.append(OWNERS_PASSED_OVER)
+    if fed.divided and isinstance(partition, Natural) and config.participation == Uniform():
+        count = len(config.participation.sample(config.seed, 1, fed.eligible, fed.clients))
+        if count == 1 < fed.clients:
+            remarks.append(
+                f"1 of the {fed.clients} clients takes part in a round; "
+                'set participation.name = "full" to train all of them.'
+            )
+    return remarks
+
+
+def passes_over_owners(config: Config) -> bool:
+    """Does the partition divide samples anew, whoever they belong to?"""
+    return not isinstance(config.partition, Natural) and not config.algorithm.pooled
 
 
 def client_label_counts(config: Config) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import sys
 from typing import Any, NamedTuple
 
 from ..algorithms import algorithms
@@ -81,10 +83,16 @@ def entry(kind: str, name: str, member: type[Settings]) -> dict[str, Any]:
     if issubclass(member, Algorithm):
         method = member()
         facts |= {"paper": method.paper, "idea": method.idea, **costs(method)._asdict()}
-        facts |= {"exact": method.exact, "weighting": method.weighting}
+        facts |= {"exact": method.exact, "weighting": method.weighting, "about": documentation(member)}
     else:
         facts["idea"] = KINDS[kind][name].idea
     return facts | {"parameters": parameters(member)}
+
+
+def documentation(member: type[Settings]) -> str:
+    """What the module of a method says of it, with its equations; where it says nothing, what the class does."""
+    module = sys.modules.get(member.__module__)
+    return inspect.cleandoc((module and module.__doc__) or member.__doc__ or "")
 
 
 def parameters(member: type[Settings]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ FILE = "checkpoint.safetensors"
 PREVIOUS = "checkpoint-before.safetensors"  # the one before it, for the case that it is damaged
 NEXT = "checkpoint-next.safetensors"  # one that is whole and about to become FILE
 FILES = (FILE, PREVIOUS, NEXT)
+END_FILES = "end-*.safetensors"  # the state after the last round of a finished run
 MODEL = "x"  # the name of the global model w in the file, as older versions wrote it
 
 
@@ -60,10 +61,10 @@ def gather_bank(bank: Bank, group: ProcessGroup) -> tuple[list[int], dict[str, T
     return list(chain.from_iterable(clients)), {n: group.collect_rows(v, counts) for n, v in rows.items()}
 
 
-def save(
-    folder: Path, server: Server, round: int, digest: str, group: ProcessGroup = SINGLE, computed_with: str = ""
-) -> None:
-    """Write all state after a round, and keep the checkpoint before; rank 0 writes, and all ranks must call this."""
+def collect_state(
+    server: Server, round: int, digest: str, group: ProcessGroup = SINGLE, computed_with: str = ""
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All state after a round, and what is noted about it; rank 0 gets all of it, and all ranks must call this."""
     # copies: a method's state may be w itself, and tensors of one file must not share memory
     tensors = {n: v.clone() for n, v in tensors_of(server).items()}
     owners: dict[str, list[int]] = {}
@@ -71,9 +72,17 @@ def save(
         owners[kind], rows = gather_bank(bank, group)
         tensors |= {f"{kind}.{n}": v for n, v in rows.items()}
     about = {"round": str(round), "digest": layout_digest(digest, server), "owners": json.dumps(owners)}
+    return tensors, about | {"computed_with": computed_with}
+
+
+def save(
+    folder: Path, server: Server, round: int, digest: str, group: ProcessGroup = SINGLE, computed_with: str = ""
+) -> None:
+    """Write all state after a round, and keep the checkpoint before; rank 0 writes, and all ranks must call this."""
+    tensors, about = collect_state(server, round, digest, group, computed_with)
     if not group.is_leader:
         return
-    save_tensors(folder / NEXT, tensors, about | {"computed_with": computed_with})
+    save_tensors(folder / NEXT, tensors, about)
     with explain_write_errors(folder / FILE):
         # killed after the first of these, a process leaves the checkpoint before, and its rounds are there
         if (folder / FILE).exists():
@@ -106,6 +115,8 @@ def read(path: Path, server: Server, digest: str) -> Checkpoint:
     tensors, about = read_tensors(path)
     if about.get("digest") != layout_digest(digest, server):
         raise ValueError("of another run")
+    if about.keys() - {"round", "digest", "owners", "computed_with"}:  # a damaged name, perhaps that of the hash
+        raise ValueError("damaged")
     try:
         owners = json.loads(about["owners"])
         shapes = {n: tuple(v.shape) for n, v in tensors_of(server).items()}

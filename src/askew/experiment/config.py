@@ -9,12 +9,15 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
 import tomllib
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar, cast
@@ -22,27 +25,32 @@ from typing import Any, ClassVar, TypeVar, cast
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
 from ..core.files import is_file, is_readable_file
-from ..core.hooks import correct_hook
 from ..core.settings import Registry, Settings, setting
 from ..data import partitions, sources
 from ..data.dataset import Source
 from ..data.federation import LocalSettings
-from ..data.partition import Partition
+from ..data.partition import Natural, Partition
 from ..engine.attacks import Attack
 from ..engine.choose import EngineSettings
 from ..engine.faults import Faults
 from ..engine.privacy import Privacy
 from ..engine.robust import Robust
-from ..errors import ConfigError, did_you_mean
+from ..errors import ConfigError, StoreError, StoreWarning, did_you_mean
 from ..models import Network, networks
 from ..participation import Participation, participations
-from .toml import parse_value, read_stored_toml, read_toml, to_toml
+from .code_text import class_text
+from .hook_fault import returned_fault
+from .store import find_plugins, read_json
+from .toml import parse_value, read_stored_toml, read_toml, text_hash, to_toml
 
 S = TypeVar("S", bound=Settings)
 C = TypeVar("C", bound=type)
 
 SMALLEST_RATE = 2.0**-126  # the smallest number that float32 holds with all its digits
 PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
+TEXT, SOURCE = "__askew_text__", "__askew_source__"  # of a plugin's module: its file's content when it was loaded
+PLUGINS = "plugins"  # the folder in a run folder that keeps its plugins
+LOADED: dict[Path, str] = {}  # plugin files that this process has loaded, and the names of their modules
 
 
 class Evaluation(Settings):
@@ -172,9 +180,10 @@ class Config:
         for name, kind in (TABLES | OPTIONAL_TABLES).items():
             parts[name] = build_table(kind, name, tables.get(name, {}), tables)
         for name, registry in CHOICES.items():
-            table = tables.get(name, {})
-            default = "natural" if name == "partition" and parts["data"].natural else DEFAULT_NAMES[name]
-            parts[name] = build_choice(registry, name, table, default, tables)
+            default = default_name(name, parts.get("data"), tables)
+            parts[name] = build_choice(registry, name, tables.get(name, {}), default, tables)
+            if name == "partition" and isinstance(parts[name], Natural):
+                parts[name] = one_client_an_owner(parts[name], parts["data"], tables.get(name, {}))
         config = cls(seed=top.seed, rounds=top.rounds, plugins=top.plugins, **parts)
         config.participation.check_clients(config.partition.clients)
         config.algorithm.check_learning_rate(config.local.lr)
@@ -229,21 +238,58 @@ class Config:
             defaults = {f.name: f.default for f in fields(part) if f.name not in part.digested}
             tables[name] = {k: v for k, v in tables[name].items() if k not in defaults or v != defaults[k]}
         tables["engine"].pop("workers", None)  # a run may go on with another number of processes
+        tables["model"].pop("structure", None)  # of a user's network, whose fingerprint holds it too
         tables["evaluation"].pop("stop_diverged", None)  # and after it was stopped
-        for name in CHOICES:
-            tables |= {f"content of {name}": [file_hash(path) for path in getattr(self, name).reads()]}
-            cls = type(getattr(self, name))
-            if not cls.__module__.startswith("askew."):
-                try:
-                    tables[f"source of {name}"] = inspect.getsource(sys.modules[cls.__module__])
-                except (OSError, TypeError, KeyError):
-                    tables[f"source of {name}"] = cls.__qualname__
+        tables |= {f"content of {name}": hashes for name, hashes in self.file_hashes().items()}
+        tables |= {f"source of {name}": text for name, text in self.source_texts().items()}
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
+
+    def file_hashes(self) -> dict[str, list[str]]:
+        """Hashes of the files that each choice reads."""
+        return {name: [file_hash(path) for path in getattr(self, name).reads()] for name in CHOICES}
+
+    def source_texts(self) -> dict[str, str]:
+        """The code of each choice that is not askew's own, as it was when it was loaded."""
+        classes = {name: type(getattr(self, name)) for name in CHOICES}
+        return {name: source_text(cls) for name, cls in classes.items() if not cls.__module__.startswith("askew.")}
+
+    def origins(self) -> dict[str, str]:
+        """Short hashes of the files that choices read and of their code, by what they are: of runs with the same
+        settings, those with other hashes are not the same.
+        """
+        data = {f"content of {name}": "".join(hashes) for name, hashes in self.file_hashes().items() if hashes}
+        return {name: text_hash(text)[:8] for name, text in (data | self.source_texts()).items()}
 
     def name(self) -> str:
         """The run folder's name."""
         tables = self.tables()
         return f"{tables['algorithm']['name']}-{tables['data']['name']}-seed{self.seed}-{self.digest()}"
+
+
+def default_name(name: str, data: Source | None, tables: Mapping[str, Any]) -> str:
+    """The member of a registry that a table means which names none; the data may decide it."""
+    named = isinstance(table := tables.get(name, {}), Settings) or "name" in table
+    if data is None or named:
+        return DEFAULT_NAMES[name]
+    if name == "partition" and (data.natural or data.owners):
+        return "natural"
+    if name == "partition" and data.regression:
+        return "iid"
+    return (data.default_network if name == "model" else "") or DEFAULT_NAMES[name]
+
+
+def one_client_an_owner(partition: Natural, data: Source, table: Any) -> Natural:
+    """The natural partition with as many clients as the data have owners; another number is refused."""
+    owners = data.owners
+    if not owners or partition.clients == owners:
+        return partition
+    usual = next(f.default for f in fields(partition) if f.name == "clients")
+    if partition.clients != usual if isinstance(table, Settings) else "clients" in table:
+        raise ConfigError(
+            f"the data come divided among {owners:,} clients, and partition.clients is {partition.clients:,}; leave it "
+            'out, or set another partition, such as partition.name = "iid".'
+        )
+    return replace(partition, clients=owners)
 
 
 def check_keys(tables: Mapping[str, Any]) -> None:
@@ -314,14 +360,50 @@ def stored_tables(config: Config) -> dict[str, Any]:
 
 
 def file_hash(path: Path) -> str:
-    """A hash of a file's content; empty where it cannot be read, which whoever needs the file will report."""
-    if not is_readable_file(path):  # a device has no end
-        return ""
+    """A hash of a file's content, or of the names and contents of all files in a folder.
+
+    Empty where it cannot be read, which whoever needs the file will report.
+    """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        if path.is_dir():
+            below = sorted(Path(where) / name for where, _, names in os.walk(path) for name in names)
+            return folder_hash(path, tuple((file, *file_stamp(file)) for file in below))
+        if not is_readable_file(path):  # a device has no end
+            return ""
+        return content_hash(path, file_stamp(path))
     except OSError:
         return ""
+
+
+def file_stamp(path: Path) -> tuple[int, int, int]:
+    """A file's size and times, which change with its content."""
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
+
+@lru_cache(64)
+def content_hash(path: Path, stamp: tuple[int, int, int]) -> str:
+    """A hash of a file's content, computed once while its stamp stays."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@lru_cache(8)
+def folder_hash(folder: Path, stamps: tuple[tuple[Any, ...], ...]) -> str:
+    """A hash of the names and contents of a folder's files, computed once while their stamps stay."""
+    contents = [(str(file.relative_to(folder)), content_hash(file, tuple(stamp))) for file, *stamp in stamps]
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+
+
+def source_text(cls: type) -> str:
+    """The text of the module that a class is from; of a plugin as it was when it was loaded."""
+    module = sys.modules.get(cls.__module__)
+    if module is not None and SOURCE in module.__dict__:
+        return str(module.__dict__[SOURCE])
+    try:
+        return inspect.getsource(module) if module else class_text(cls)
+    except (OSError, TypeError):
+        return class_text(cls)  # of a notebook's, which has no file
 
 
 class FromPython:
@@ -366,6 +448,9 @@ def load_tables(
         # a stored run.toml is given to go on with that run, and must be its configuration
         stored = Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
         tables = read_stored_toml(Path(path)) if stored else read_toml(path, method_advice(path) or advice)
+        tables |= find_plugins(tables, Path(path).parent)
+        if stored:
+            check_kept_plugins(Path(path).parent)
     for override in overrides:
         key, found, text = override.partition("=")
         if not found or not key.strip():
@@ -373,8 +458,25 @@ def load_tables(
         set_key(tables, key.strip(), parse_value(text.strip()), "--set ")
     in_file = tables.get("plugins", [])
     if plugins and isinstance(in_file, list):
-        tables["plugins"] = [*in_file, *(p for p in plugins if p not in in_file)]
+        given = {Path(path).name for path in plugins}  # which stand for those of the same name that a run kept
+        kept = [path for path in in_file if Path(path).parent.name != PLUGINS or Path(path).name not in given]
+        tables["plugins"] = [*kept, *(p for p in plugins if p not in kept)]
     return tables
+
+
+def check_kept_plugins(folder: Path) -> None:
+    """Refuse a run folder whose copies of plugins were changed; warn where the files they were taken from were."""
+    for kept in read_json(folder / "run.json").get("plugins", ()):
+        copy, origin = folder / PLUGINS / kept["name"], Path(kept["file"])
+        if file_hash(copy) != kept["sha256"]:
+            raise StoreError(f"{copy} is missing or not as askew wrote it; restore it, or start over from {origin}.")
+        if file_hash(origin) not in ("", kept["sha256"]):
+            warnings.warn(
+                f"{origin} has changed since this run was begun; the run's own copy of it is used. "
+                f"To train with the new text, use --plugin {origin} without the run's run.toml.",
+                StoreWarning,
+                stacklevel=3,
+            )
 
 
 def method_advice(path: str | Path) -> str:
@@ -390,6 +492,11 @@ def set_key(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
         tables[first] = value
         return
     inner = tables.setdefault(first, {})
+    if isinstance(inner, Settings):  # as a Config has them, or a user's own
+        tables[first] = (
+            {"name": value} if second == "name" else type(inner).build({**inner.table(), second: value}, first)
+        )
+        return
     if not isinstance(inner, dict):
         raise ConfigError(f"{where}{key}: {first!r} is a single value, not a table; write {where}{first}=VALUE.")
     inner[second] = value
@@ -397,6 +504,9 @@ def set_key(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
 
 def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
     """A decorator that registers an algorithm, dataset, partition, participation model or network of your own."""
+
+    if not isinstance(name, str):  # @askew.register without its brackets
+        raise ConfigError(f'register takes a name first, got {name!r}; write @askew.register("mine") above the class.')
 
     def add(cls: C) -> C:
         for base, registry in REGISTRIES.items():
@@ -412,7 +522,11 @@ def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
 
 
 def plugin_module(path: str) -> str:
-    """The name under which a plugin is imported."""
+    """The name under which a plugin is imported; that of a loaded plugin with the same text, such as a run's copy."""
+    text = Path(path).read_bytes() if is_file(Path(path)) else None
+    for name, module in list(sys.modules.items()):
+        if text is not None and name.startswith(PLUGIN_PREFIX) and module.__dict__.get(TEXT) == text:
+            return name
     return f"{PLUGIN_PREFIX}{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
 
 
@@ -425,14 +539,7 @@ def plugin_fault(e: BaseException) -> str | None:
             return (
                 f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again."
             )
-    for at, _ in traceback.walk_tb(e.__traceback__):
-        for alg in (at.f_locals.get(name) for name in ("alg", "phase", "self")):
-            if isinstance(alg, Algorithm) and alg.settings_class().__module__.startswith(PLUGIN_PREFIX):
-                return (
-                    f"{alg.display_name()}: askew failed on what its hooks returned ({type(e).__name__}: {e}); check "
-                    f"names, shapes and types of what they return. {correct_hook(alg)}"
-                )
-    return None
+    return returned_fault(e)
 
 
 def load_plugin(path: str) -> None:
@@ -442,14 +549,28 @@ def load_plugin(path: str) -> None:
         raise ConfigError(f"there is no plugin file {path!r}; name a Python file that calls askew.register.")
     name = plugin_module(path)
     text = file.read_bytes()
-    if name in sys.modules and sys.modules[name].__dict__.get("__askew_text__") == text:
+    if name in sys.modules and sys.modules[name].__dict__.get(TEXT) == text and registers(name):
+        LOADED[file.resolve()] = name
         return
-    for registry in CHOICES.values():
-        for member in [key for key in registry if registry.members[key].__module__ == name]:
-            del registry.members[member]
-    import_plugin(path, name).__dict__["__askew_text__"] = text
-    if not any(member.__module__ == name for registry in CHOICES.values() for member in registry.members.values()):
+    for other in {name, *(module for path, module in LOADED.items() if replaces(file.resolve(), path))}:
+        for registry in CHOICES.values():
+            for member in [key for key in registry if registry.members[key].__module__ == other]:
+                del registry.members[member]
+    LOADED[file.resolve()] = name
+    module = import_plugin(path, name)
+    module.__dict__[TEXT], module.__dict__[SOURCE] = text, inspect.getsource(module)
+    if not registers(name):
         raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
+
+
+def replaces(new: Path, old: Path) -> bool:
+    """Does a plugin file replace one that was loaded before? If it is the same, or one is a run's copy of the other."""
+    return new == old or (new.name == old.name and PLUGINS in (new.parent.name, old.parent.name))
+
+
+def registers(module: str) -> bool:
+    """Is a class of this module registered?"""
+    return any(member.__module__ == module for registry in CHOICES.values() for member in registry.members.values())
 
 
 def import_plugin(path: str, name: str) -> ModuleType:

@@ -85,7 +85,7 @@ class FailedRun(NamedTuple):
 
 
 def run_each(
-    configs: Sequence[Config], out: str | Path, *, watch: OnRound | None = None
+    configs: Sequence[Config], out: str | Path | None, *, watch: OnRound | None = None
 ) -> Generator[Run | FailedRun, None, None]:
     """As `run_all`, but a run that fails is yielded as such and the others go on.
 
@@ -189,16 +189,21 @@ def can_rebuild(config: Config) -> bool:
     return True
 
 
-def check_rebuildable(config: Config) -> None:
-    """Refuse a configuration that a new process could not build from its text alone."""
+def check_rebuildable(config: Config, option: str = "") -> None:
+    """Refuse a configuration that a new process could not build from its text alone.
+
+    `option` says what asks for processes, where it is not engine.workers.
+    """
     plugins = {plugin_module(path) for path in config.plugins}
     for name in CHOICES:
         settings = getattr(config, name)
         module = type(settings).__module__
         if isinstance(settings, FromPython) or not (module.startswith("askew.") or module in plugins):
+            asked = option or f"engine.workers = {config.engine.workers}"
             raise ConfigError(
-                f"engine.workers = {config.engine.workers}: new processes cannot see the {name} that was handed in "
-                "from Python; set engine.workers = 1, or register it in a file and name that in plugins."
+                f"{asked}: new processes cannot see the {name} that was handed in from Python; "
+                f"{'leave it out' if option else 'set engine.workers = 1'}, or register it in a file and name that in "
+                "plugins."
             )
 
 

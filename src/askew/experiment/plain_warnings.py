@@ -1,4 +1,4 @@
-"""Warnings about what is stored, as sentences."""
+"""Warnings and remarks as sentences."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import TextIO
 
 from ..core.files import printable
-from ..errors import StoreWarning
+from ..errors import Remark, StoreWarning
 
 
 def show_plain_warnings(show: Callable[[str], object]) -> None:
-    """Show warnings about what is stored as one sentence each, every time; all others as Python does."""
+    """Show warnings about what is stored, and remarks, as one sentence each, every time; others as Python does."""
     show_other = warnings.showwarning
 
     def show_warning(
@@ -22,10 +22,11 @@ def show_plain_warnings(show: Callable[[str], object]) -> None:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if issubclass(category, StoreWarning):
+        if issubclass(category, (StoreWarning, Remark)):
             show(f"warning: {printable(str(message))}")
         else:
             show_other(message, category, filename, lineno, file, line)
 
-    warnings.simplefilter("always", StoreWarning)
+    for kind in (StoreWarning, Remark):
+        warnings.simplefilter("always", kind)
     warnings.showwarning = show_warning

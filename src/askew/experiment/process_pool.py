@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import chain
 from multiprocessing.connection import wait
@@ -23,11 +23,20 @@ from typing import Self
 from ..errors import EngineError
 from .build import device_of
 from .config import Config, stored_tables
-from .launch import RemoteRuns, end_message, run_all, send_rounds
+from .launch import FailedRun, RemoteRuns, check_rebuildable, end_message, run_all, send_rounds
 from .process_state import stop_requests
 from .run import OnRound
 from .store import Record, Run
-from .workers import POLL_SECONDS, Message, Send, WorkerGroup, check_cores, next_order
+from .workers import (
+    POLL_SECONDS,
+    Message,
+    Send,
+    WorkerGroup,
+    check_cores,
+    failure_error,
+    failure_message,
+    next_order,
+)
 
 MOST_MESSAGES = 100  # messages of one process that are read before the others have their turn
 
@@ -39,6 +48,7 @@ MPS_SECONDS = 30.0  # seconds for it to start, and to end
 Notify = Callable[[str], None]  # gets a sentence for the user
 OnLoss = Callable[[Sequence[Config]], None]  # gets the configurations of runs that are given up
 IsHopeless = Callable[[Sequence[Config]], bool]  # whether the runs of a part are to be stopped, as they take too long
+OnFailure = Callable[[Config, Exception], None]  # gets the configuration of a run that failed, and why
 Part = Sequence[Config]  # configurations that are run at a time; an empty one: there is nothing to do at present
 
 
@@ -53,11 +63,13 @@ def run_in_pool(
     notify: Notify,
     on_loss: OnLoss = lambda configs: None,
     is_hopeless: IsHopeless = lambda configs: False,
+    on_failure: OnFailure | None = None,
 ) -> Generator[Run, None, None]:
     """Run parts, each in one of several processes, and yield the runs as they end.
 
     After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up,
-    and one that `is_hopeless` is stopped: `on_loss` gets the unfinished runs, which are not yielded.
+    and one that `is_hopeless` is stopped: `on_loss` gets the unfinished runs, which are not yielded. With `on_failure`
+    a run that fails does not end the others; parts must have one run each then.
     """
     check_cores(processes, "--processes")
     coming = iter(parts)
@@ -70,7 +82,11 @@ def run_in_pool(
         runs = RemoteRuns((), Path(out), watch)
         pool = stack.enter_context(ProcessPool(chain([first], coming), Path(out), processes, stopping, notify))
         pool.on_begin, pool.on_loss, pool.is_hopeless = runs.expect, on_loss, is_hopeless
+        pool.job["each"] = on_failure is not None
         for message in pool.messages():
+            if on_failure and "failed" in message:
+                on_failure(pool.unfinished.pop(message["run"]), failure_error(message["failed"]))
+                continue
             run = runs.receive(message)
             # a run that had ended before its process was lost is read back by the next one, and ends twice
             if run is not None and run.name in pool.unfinished:
@@ -80,6 +96,31 @@ def run_in_pool(
             left: Part | None = [*pool.unfinished.values()]
             if left := left or next(pool.parts, None):
                 yield Run(stored_tables(left[0]))
+
+
+def run_each_in_pool(
+    configs: Sequence[Config], out: str | Path, processes: int, watch: OnRound, notify: Notify
+) -> Generator[Run | FailedRun, None, None]:
+    """As `run_each`, in several processes; runs come as they end."""
+    for config in configs:
+        check_rebuildable(config, "--processes")
+    failed: list[FailedRun] = []
+    lost = EngineError("its process was ended twice; if nobody did that, memory ran out: use fewer --processes.")
+    runs = run_in_pool(
+        [[config] for config in configs],
+        out,
+        processes,
+        watch,
+        notify,
+        on_loss=lambda configs: failed.extend(FailedRun(config, lost) for config in configs),
+        on_failure=lambda config, error: failed.append(FailedRun(config, error)),
+    )
+    with closing(runs):
+        for run in runs:
+            yield from failed
+            failed.clear()
+            yield run
+    yield from failed
 
 
 class ProcessPool:
@@ -100,7 +141,7 @@ class ProcessPool:
         self.unfinished: dict[str, Config] = {}  # by name: runs of parts that were begun
         self.again: list[Part] = []  # parts that lost their process
         self.lost_once: set[str] = set()  # names of runs that lost a process
-        self.job = {"out": str(out), "processes": size}
+        self.job: Message = {"out": str(out), "processes": size}
         self.workers: list[PoolWorker] = []
 
     def __enter__(self) -> Self:
@@ -280,7 +321,15 @@ def run_parts(job: Message, send: Send) -> None:
         send({"waits": True})
         if not (part := next_order()):
             return
-        for run in run_all([Config.build(tables) for tables in part], job["out"], watch=watch):
-            if not run.over:
-                return
-            send(end_message(run))
+        configs = [Config.build(tables) for tables in part]
+        try:
+            for run in run_all(configs, job["out"], watch=watch):
+                if not run.over:
+                    return
+                send(end_message(run))
+        except OSError:
+            raise
+        except Exception as e:
+            if not job["each"]:
+                raise
+            send({"run": configs[0].name(), "failed": failure_message(e)})

@@ -25,10 +25,12 @@ from . import checkpoint
 from .build import BuildCache, BuiltRun, build
 from .config import Config, stored_tables
 from .divergence import divergence_sentence
+from .extend import begin_at_end, keep_end
 from .process_state import deterministic_algorithms, explain_out_of_memory, stop_requests, torch_state
 from .run_evaluation import evaluate_models, evaluation_record, model_tensors
 from .run_folder import (
     begin_or_resume,
+    check_finished_data,
     check_same_config,
     clear_run,
     computed_with,
@@ -73,8 +75,12 @@ def run_together(
                 if fresh:
                     clear_run(folder)
                 check_same_config(folder, config)
+                if not fresh:
+                    begin_at_end(folder, config)
         stored = enumerate(zip(configs, folders, strict=True)) if group.is_leader else ()
         finished = group.broadcast([n for n, (c, folder) in stored if is_finished(folder, c.evaluation.stop_diverged)])
+        for n in finished if group.is_leader else ():
+            check_finished_data(Path(folders[n] or ""), configs[n])
         read_back = read_finished if group.is_leader else load
         runs = {n: read_back(folder) for n, folder in enumerate(folders) if folder and n in finished}
         if len(runs) < len(configs):
@@ -126,6 +132,7 @@ class ActiveRun:
         self.run = Run(stored_tables(built.config), facts=built.facts, federation=built.fed.labels(), folder=folder)
         self.t = begin_or_resume(self.run, built, group) if folder else 0  # the last round trained
         self.before: Model = (self.server.w, self.server.buffers)  # before the round that is trained
+        self.plain_record: Record = {}  # the last record, as it is where more rounds follow
         self.turnouts: dict[int, Turnout] = {}  # by round: who takes part, where that is known before it begins
         if watch:
             watch(self.run, None)
@@ -189,10 +196,12 @@ class ActiveRun:
         """Complete a round's record with its time and what was measured, and append it to the log."""
         record, built, settings = trained.record, self.built, self.config.evaluation
         record["seconds"] = trained.seconds
+        unmeasured = record | {"accuracy": None, "loss": None}
         with torch.cuda.stream(self.evaluation_stream()):
             record |= evaluation_record(built, trained.scores) if trained.scores else {"accuracy": None, "loss": None}
             if trained.scores and settings.descent:
                 record |= share_raised(built.task, (trained.before, trained.after), built.fed, record["participants"])
+            self.plain_record = dict(record) if record["round"] % settings.every == 0 else unmeasured
             if record["round"] == self.config.rounds and settings.spread and built.fed.test_owner is not None:
                 clients = [client for r in (*self.run.rounds, record) for client in r["participants"]]
                 rounds_of = np.bincount(clients, minlength=built.fed.clients).tolist()  # of each client
@@ -238,6 +247,9 @@ class ActiveRun:
         run.model = {name: tensor.cpu() for name, tensor in model_tensors(self.built).items()}
         if run.folder and not run.finished:
             self.save_checkpoint(run.folder)
+        elif run.folder and self.config.simulated:
+            used = computed_with(self.built)
+            keep_end(run.folder, self.config, self.server, self.plain_record, self.group, used)
         if run.folder and self.group.is_leader:
             flush_records(run.folder / "rounds.jsonl")
             about = {"round": str(self.t), "run": run.name}

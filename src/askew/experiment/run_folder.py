@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from dataclasses import fields
+import sys
+from dataclasses import fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.files import read_tensors
+from ..core.files import read_tensors, tensors_sha256
+from ..data.federation import Federation
 from ..engine.choose import EngineChoice
 from ..engine.distributed import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
-from .build import BuiltRun
-from .config import CHOICES, TABLES, Config, stored_tables
-from .store import Run, intact_rounds, load, read_json, write_json, write_lines, write_text
+from .build import BuildCache, BuiltRun, device_of
+from .config import CHOICES, LOADED, PLUGIN_PREFIX, PLUGINS, TABLES, TEXT, Config, stored_tables
+from .store import Run, intact_rounds, load, read_json, write_atomic, write_json, write_lines, write_text
 from .toml import read_stored_toml, seal
 
-# all files that a run stores, beside the folder of figures
+COMPARED_CLIENTS = 1000  # clients whose samples are compared, where clients make their own
+
+# all files that a run stores, beside its end and the folders of figures and plugins
 FILES = (
     "run.toml",
     "rounds.jsonl",
@@ -83,17 +90,19 @@ def with_new_settings(stored: dict[str, Any], config: Config, tables: dict[str, 
 
 def without_surroundings(tables: dict[str, Any]) -> dict[str, Any]:
     """A configuration without what changes no number of a round: where a plugin's file is, how many processes there
-    are, when a run is stopped.
+    are, when a run is stopped, and a hash that another one holds too.
     """
-    without = {"engine": {"workers": None}, "evaluation": {"stop_diverged": None}}
+    without = {"engine": {"workers": None}, "evaluation": {"stop_diverged": None}, "model": {"structure": None}}
     parts = {name: tables[name] | none for name, none in without.items() if isinstance(tables.get(name), dict)}
     return tables | {"plugins": None} | parts
 
 
 def clear_run(folder: Path) -> None:
-    """Remove what a run stored in its folder, and nothing else."""
+    """Remove what a run stored in its folder, and nothing else; its plugins stay, from which it may be started."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
+    for path in folder.glob(checkpoint.END_FILES):
+        path.unlink()
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
@@ -114,6 +123,69 @@ def computed_with(built: BuiltRun) -> str:
     return f"{built.kernels.identity()}, torch {torch.__version__} and {unit}"
 
 
+# plugins and own data -------------------------------------------------------------------------------------------
+
+
+def keep_plugins(folder: Path, config: Config, facts: dict[str, Any]) -> tuple[str, ...]:
+    """Copy a run's plugins, as they were loaded, into its folder; note whence in its facts; return the copies' paths.
+
+    They are relative to the folder, which can be moved then.
+    """
+    entries: dict[str, dict[str, str]] = {}
+    for path in map(Path, config.plugins):
+        loaded = sys.modules.get(LOADED.get(path.resolve(), ""))
+        text: bytes = loaded.__dict__[TEXT] if loaded else path.read_bytes()
+        name, number = path.name, 1
+        while name in entries:
+            number += 1
+            name = f"{path.stem}-{number}{path.suffix}"
+        edited = datetime.fromtimestamp(path.stat().st_mtime).isoformat(" ", "seconds") if path.exists() else ""
+        entry = {"file": str(path.resolve()), "edited": edited} | origin_of_copy(path)
+        entries[name] = entry | {"name": name, "sha256": hashlib.sha256(text).hexdigest()}
+        (folder / PLUGINS).mkdir(exist_ok=True)
+        write_atomic(folder / PLUGINS / name, text)
+    if entries:
+        facts["plugins"] = list(entries.values())
+    return tuple(f"{PLUGINS}/{name}" for name in entries)
+
+
+def origin_of_copy(path: Path) -> dict[str, str]:
+    """Of a plugin that a run folder keeps, the file that it was taken from and when that was edited; else nothing."""
+    if path.parent.name != PLUGINS:
+        return {}
+    entries = read_json(path.parent.parent / "run.json").get("plugins", ())
+    return next(({k: e[k] for k in ("file", "edited")} for e in entries if e["name"] == path.name), {})
+
+
+def reads_unseen_files(config: Config) -> bool:
+    """May the data come from files that the configuration's name does not know? Then the samples are compared."""
+    return type(config.data).__module__.startswith(PLUGIN_PREFIX) and not config.data.reads()
+
+
+def data_hash(fed: Federation) -> str:
+    """Sixteen letters that stand for the samples of a federation and for who holds them."""
+    pool, places = fed.gather(range(min(fed.clients, COMPARED_CLIENTS)))
+    held = [torch.from_numpy(np.concatenate([*places, fed.sizes]))]
+    tensors = {str(n): tensor for n, tensor in enumerate([*pool, *fed.test, *held])}
+    return tensors_sha256(tensors)[:16]
+
+
+def check_same_data(folder: Path, before: str | None, now: str) -> None:
+    """Refuse to take a run of other samples for this one."""
+    if before not in (None, now):
+        raise StoreError(
+            f"the data have changed since {folder} was trained; use --fresh to train it again on what they are now, or "
+            "another --out to keep it. (A class that returns its files from reads() makes another run of other data.)"
+        )
+
+
+def check_finished_data(folder: Path, config: Config) -> None:
+    """Refuse a finished run whose plugin reads other samples now."""
+    before = read_json(folder / "run.json").get("data")
+    if before and reads_unseen_files(config):
+        check_same_data(folder, before, data_hash(BuildCache().federation(config, device_of(config.engine.device))))
+
+
 def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> int:
     """Write a run's first files, or restore its server and rounds from a checkpoint; return the last round trained."""
     assert run.folder is not None
@@ -124,11 +196,15 @@ def begin_or_resume(run: Run, built: BuiltRun, group: ProcessGroup = SINGLE) -> 
     run.rounds = records[:last]
     for stage in built.server.recording:
         stage.resume(run.rounds)
-    if (said := read_json(folder / "run.json").get("diverged")) and last:
-        run.facts["diverged"] = said
+    before = read_json(folder / "run.json") if last else {}
+    run.facts |= {key: before[key] for key in ("diverged", "extends") if key in before}
+    if reads_unseen_files(built.config):
+        run.facts["data"] = data_hash(built.fed)
+        check_same_data(folder, before.get("data"), run.facts["data"])
     if not group.is_leader:
         return last
-    write_text(folder / "run.toml", seal(built.config.toml()))
+    kept = keep_plugins(folder, built.config, run.facts)
+    write_text(folder / "run.toml", seal(replace(built.config, plugins=kept).toml()))
     write_lines(log, run.rounds)
     write_json(folder / "federation.json", run.federation)
     write_json(folder / "run.json", run.facts)

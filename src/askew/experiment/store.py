@@ -25,14 +25,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..core.files import flush_to_disk, is_readable_file, write_atomically
+from ..core.files import flush_to_disk, is_file, is_readable_file, write_atomically
 from ..errors import AskewError, StoreError, StoreWarning
 from .curves import rounds_to
 from .roll_call import RollCall, call_run
 from .toml import read_stored_toml, text_hash
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 try:
     import fcntl
@@ -147,6 +151,26 @@ class Run:
         """The first evaluated round with at least this accuracy; None if it was never reached."""
         return rounds_to(*self.curve("accuracy"), target)
 
+    def frame(self) -> Any:
+        """One row for each round, as a frame of pandas."""
+        return shown_by().data_frame(shown_by().round_rows(self))
+
+    def plot(self, key: str = "accuracy") -> Figure:
+        """A figure of one record key over the rounds."""
+        figure: Figure = shown_by().draw_key([self], key)
+        return figure
+
+    def __repr__(self) -> str:
+        try:
+            text: str = shown_by().run_text(self)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # not a whole run
+            return f"Run({self.config!r:.200})"
+        return text
+
+    def _repr_html_(self) -> str:
+        html: str = shown_by().run_html(self)
+        return html
+
     def summary(self) -> dict[str, Any]:
         """The figures that `askew run --json` prints."""
         call = self.roll_call()
@@ -170,6 +194,11 @@ class Run:
             "engine": self.facts.get("engine"),
             "device": self.facts.get("device"),
         }
+
+
+def shown_by() -> Any:
+    """The module that shows runs. It stands above this one, and is looked up by name when a run is to be shown."""
+    return import_module("askew.report.runs")
 
 
 def load(folder: str | Path) -> Run:
@@ -204,13 +233,21 @@ def load(folder: str | Path) -> Run:
             "rounds; restore the file, or run it again with --fresh."
         )
     return Run(
-        config=config,
+        config=config | find_plugins(config, folder),
         rounds=rounds,
         facts=facts,
         federation=federation,
         conformal=measured,
         folder=folder,
     )
+
+
+def find_plugins(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The plugins that a file in this folder names, from there if they are there, else from the current folder."""
+    named = config.get("plugins")
+    if not isinstance(named, list):
+        return {}
+    return {"plugins": [str(folder / str(path)) if is_file(folder / str(path)) else path for path in named]}
 
 
 def check_sealed(folder: Path) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
-from .config import Config, load_tables, set_key
+from ..errors import ConfigError, Remark
+from .config import CHOICES, Config, load_plugin, load_tables, set_key
 from .toml import parse_value
 
 MOST_RUNS = 100_000  # of one sweep
@@ -20,6 +22,14 @@ def load_sweep(
     path: str | Path | None = None, overrides: Iterable[str] = (), over: Iterable[str] = (), plugins: Iterable[str] = ()
 ) -> list[Config]:
     """The configurations that a file's [sweep] table and `--over key=a,b,c` span, each once."""
+    tables, spans = read_sweep(path, overrides, plugins)
+    return grid(tables, spans | dict(parse_span(text) for text in over))
+
+
+def read_sweep(
+    path: str | Path | None, overrides: Iterable[str] = (), plugins: Iterable[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A file's nested tables, and the lists of its [sweep] table by dotted keys."""
     tables = load_tables(path, overrides, plugins)
     spans = tables.pop("sweep", {})
     if not isinstance(spans, Mapping):
@@ -27,7 +37,7 @@ def load_sweep(
             f"sweep is a table of lists, got {spans!r}; "
             'write for example [sweep] and "local.lr" = [0.1, 0.01] below it.'
         )
-    return grid(tables, flatten_spans(spans) | dict(parse_span(text) for text in over))
+    return tables, flatten_spans(spans)
 
 
 def flatten_spans(spans: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,11 +70,41 @@ def grid(tables: Mapping[str, Any], spans: Mapping[str, Any]) -> list[Config]:
     count = math.prod(len(values) for values in spans.values())
     if count > MOST_RUNS:
         raise ConfigError(f"this sweep has {count:,} runs, at most {MOST_RUNS:,} are allowed; give fewer values.")
+    for path in tables.get("plugins", ()):
+        load_plugin(str(path))
     configs: dict[str, Config] = {}
+    left_out: dict[tuple[str, str], None] = {}
     for values in product(*spans.values()):
         combination = copy.deepcopy(dict(tables))
         for key, value in zip(spans, values, strict=True):
             set_key(combination, key, value, "sweep: ")
+        left_out |= dict.fromkeys(leave_out_settings(combination, spans))
         config = Config.build(combination)
         configs.setdefault(config.name(), config)
+    for key in dict.fromkeys(key for key, _ in left_out):
+        without = [name for other, name in left_out if other == key]
+        text = f"{key} is tried only where it exists: {join_words(without)} {'has' if len(without) == 1 else 'have'} no"
+        warnings.warn(f"{text} such setting and {'is' if len(without) == 1 else 'are'} run without it.", Remark, 2)
     return list(configs.values())
+
+
+def leave_out_settings(combination: Mapping[str, Any], spans: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Leave out settings that others of a sweep's members have and the chosen one has not; yields them with its name.
+
+    With `algorithm.name` = fedavg, fedprox the setting `algorithm.mu` is fedprox's alone.
+    """
+    for table, registry in CHOICES.items():
+        names, settings = spans.get(f"{table}.name"), combination.get(table)
+        if not names or not isinstance(settings, dict):
+            continue
+        known = {name: {f.name for f in fields(registry.members[name])} for name in names if name in registry}
+        chosen = settings.get("name")
+        for key in [key for key in settings if key != "name" and chosen in known and key not in known[chosen]]:
+            if any(key in its for its in known.values()):
+                del settings[key]
+                yield f"{table}.{key}", str(chosen)
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Words as in a sentence: "fedavg, fedcm and scaffold"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -213,10 +213,8 @@ class WorkerGroup:
             self.failures.items(),
             key=lambda item: (item[1]["error"] == lost, not item[1]["sentence"], item[0]),
         )
-        kind = getattr(errors, failure["error"], EngineError if failure["error"] == lost else RuntimeError)
         if failure["sentence"]:
-            error: Exception = kind(failure["sentence"])
-            return error
+            return failure_error(failure)
         return EngineError(
             f"process {rank} of the {self.size} that shared the work was ended {self.exit_reason(rank)}; "
             "if nobody did that, memory ran out: lower engine.workers; "
@@ -287,6 +285,13 @@ def failure_message(e: BaseException) -> Message:
     if fault := plugin_fault(e):
         return {"error": EngineError.__name__, "sentence": fault}
     return {"error": "", "sentence": f"{type(e).__name__}: {e}"}
+
+
+def failure_error(failure: Message) -> Exception:
+    """The exception that a worker's message tells of."""
+    usual = EngineError if failure["error"] == PeerLost.__name__ else RuntimeError
+    error: Exception = getattr(errors, failure["error"], usual)(failure["sentence"])
+    return error
 
 
 def obey_parent(connection: Connection) -> None:

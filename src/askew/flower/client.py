@@ -229,7 +229,7 @@ class DeployedClient:
             self.shared.restore_private(strip_prefix("server.", received), state),
             as_one_row(self.shared.restore_private(strip_prefix("memory.", received), memory)),
             as_one_row(strip_prefix(STATE_PREFIX, stored)),
-            as_one_row(strip_prefix("carry.", stored)),
+            self.server.first_carry([self.client]) | as_one_row(strip_prefix("carry.", stored)),
             self.server.parts,
             lr,
             lr0,

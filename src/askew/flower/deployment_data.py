@@ -9,6 +9,7 @@ node.
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -18,15 +19,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..core.settings import setting
 from ..data.arrays import UserData, make_dataset, to_samples
 from ..data.dataset import Dataset, Samples, Source, concatenate
 from ..data.federation import SHOWN, Federation
 from ..data.partition import Natural
-from ..errors import ConfigError, DataError
-from ..experiment.api import fingerprint, source_text
+from ..errors import AskewError, ConfigError, DataError
+from ..experiment.api import fingerprint
 from ..experiment.build import BuildCache, BuiltRun, build, device_of
+from ..experiment.code_text import source_text
 from ..experiment.config import Config, FromPython
 from ..experiment.toml import read_toml
 
@@ -179,7 +182,7 @@ class RemoteFederation(Federation):
         if test is None:  # two blank samples stand for the shape and type of the inputs
             inputs = torch.zeros(2, *shape, dtype=self.dtype if real else torch.int64)
             test = Samples(inputs, torch.zeros(2, dtype=torch.int64 if classes else self.dtype))
-        self.has_test_set = server_data.test is not None
+        self.has_test_set = self.has_targets = server_data.test is not None
         self.test = test.to(self.device, self.dtype)
         self.public = None if public is None else public.to(self.device, self.dtype)
         self.pool = Samples(self.test.x[:0], self.test.y[:0])
@@ -189,6 +192,10 @@ class RemoteFederation(Federation):
                 "prepare them alike."
             )
         self._update_counts()
+
+    def label_counts(self, ids: Sequence[int]) -> Tensor:
+        """Zeros: clients count their labels by themselves, and do not tell them unless the method sends them."""
+        return torch.zeros(len(ids), self.classes, dtype=self.dtype)
 
     def set_size(self, client: int, count: int) -> None:
         """Note how many samples a client trains on."""
@@ -246,6 +253,22 @@ def read_samples(given: Sequence[UserData | None], *names: str) -> list[Samples 
     return [None if part is None else to_samples(part, name) for part, name in zip(given, names, strict=True)]
 
 
+def call_data_module(data: DataModule, node: NodeConfig) -> ClientDataset:
+    """What client(node) of a data module returns; what it raises becomes a sentence with its line."""
+    try:
+        return data.client(node)
+    except AskewError:
+        raise
+    except Exception as e:
+        module = inspect.getmodule(data.client)
+        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if module and f.filename == module.__file__]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise DataError(
+            f"the data module's client(node) failed{where}: {type(e).__name__}: {e}; correct the module or this "
+            "machine's data, and start again."
+        ) from None
+
+
 def read_client_data(given: ClientDataset) -> tuple[Dataset, Samples | None, bool]:
     """What client(node) of a data module returned, checked: dataset, validation samples, and is there a test set?"""
     if isinstance(given, Dataset):
@@ -262,9 +285,9 @@ def read_client_data(given: ClientDataset) -> tuple[Dataset, Samples | None, boo
         raise DataError(
             "the data module's client(node) returned no training data; return at least ((x, y), None, None)."
         )
-    dataset = make_dataset(train, train if test is None else test)
+    dataset = make_dataset(train, train if test is None else test, renumber=False)
     if validation is not None:
-        classes = make_dataset(train, validation).classes
+        classes = make_dataset(train, validation, renumber=False).classes
         dataset = replace(dataset, classes=max(dataset.classes, classes))
     return dataset, validation, test is not None
 
@@ -312,7 +335,7 @@ class ClientSetup:
             self.built = build_on_divided_dataset(config)
             self.fed = self.built.fed
             return
-        dataset, validation, self.has_test_set = read_client_data(data.client(node))
+        dataset, validation, self.has_test_set = read_client_data(call_data_module(data, node))
         if classes is not None and (dataset.classes > classes or (dataset.classes > 0) != (classes > 0)):
             raise DataError(
                 f"client {self.client} has {dataset.classes} classes, and the run was begun with {classes}; "

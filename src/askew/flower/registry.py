@@ -58,6 +58,7 @@ class ClientRegistry:
         self.pending: dict[str, tuple[int, float]] = {}  # by message without a reply: its node, the time it ends
         self.refused: set[int] = set()  # clients that said which they are, and whose data cannot be used
         self.silent: dict[int, bool] = {}  # clients that were late and have shown no life since: does the log say so?
+        self.problems: dict[int, str] = {}  # by node: why it was left out the last time
         self.fed: Federation | None = None  # set once it is known
 
     def refresh(self) -> set[int]:
@@ -84,7 +85,9 @@ class ClientRegistry:
             except InvalidMessage as e:
                 if isinstance(e, RefusedClient):
                     self.refused.add(e.client)
-                self.warn(f"node {node} is left out: {e}")
+                if self.problems.get(node) != str(e):  # a node is asked again, and says the same
+                    self.warn(f"node {node} is left out: {e}")
+                self.problems[node] = str(e)
         for client in [client for client, is_logged in self.silent.items() if not is_logged]:
             self.silent[client] = True
             self.warn(f"client {client} was late and is left out until its node says again which client it is.")
@@ -158,6 +161,13 @@ class ClientRegistry:
             )
         return info
 
+    def _check_hope(self, needed: int) -> None:
+        """Refuse to wait on where all nodes have come and every one of them fails in what it is asked."""
+        asked_enough = all(count >= MAX_ATTEMPTS for count in self.attempts.values())
+        if len(self.attempts) >= needed and asked_enough and not (self.node_of or self.pending or self.refused):
+            reasons = dict.fromkeys(self.problems[node] for node in self.attempts if node in self.problems)
+            raise EngineError(f"none of the {len(self.attempts)} connected nodes can take part: {'; '.join(reasons)}")
+
     def set_silent(self, client: int) -> None:
         """Note that a client did not answer in time: it is asked nothing but which client it is, until it says so."""
         node = self.node_of.get(client)
@@ -169,6 +179,7 @@ class ClientRegistry:
         needed, end = min(count, self.clients), time.monotonic() + self.rules.wait
         least, reported = min(needed, self.rules.answers), -1
         while len(connected := self.refresh()) < max(needed - len(self.refused - connected), least):
+            self._check_hope(needed)
             if time.monotonic() > end:
                 raise EngineError(
                     f"{len(connected)} of {needed} clients came within {self.rules.wait:g} s; start the others, "

@@ -8,7 +8,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from ..experiment.store import Run
-from .picture import BLUE, GREY, ORANGE, Picture, bar_width, canvas
+from .picture import BLUE, GREY, ORANGE, WIDTH, Picture, bar_width, canvas
 from .tables import RunGroup, client_count, participation_name, partition_name, settings_key
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 MAX_FEDERATIONS = 4  # the most that one picture shows
+MAX_NAMED, MAX_NAMED_CLASSES, MAX_LETTERS = 30, 20, 16  # clients, classes and letters of a name that are written
 MAX_CLIENTS = 500  # the most that one picture shows one by one
 
 
@@ -48,7 +49,7 @@ def partition_picture(groups: Sequence[RunGroup]) -> Picture | None:
         for run in runs[:MAX_FEDERATIONS]
     ]
     heights = [1.75 + (heat_map_height(len(count)) if count.size else 0) for count in counts]
-    figure = canvas(10, sum(heights))
+    figure = canvas(WIDTH, sum(heights))
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     notes = []
     for run, count, part, height in zip(runs, counts, parts, heights, strict=False):
@@ -59,6 +60,8 @@ def partition_picture(groups: Sequence[RunGroup]) -> Picture | None:
             part.colorbar(mesh, ax=panels, label="Samples of a class", pad=0.01, aspect=30).outline.set_visible(False)
         panels[-1].set(xlabel="Client")
         panels[-1].locator_params(axis="x", integer=True)
+        names = [run.federation.get(key) or () for key in ("client_names", "class_names")]
+        write_names(panels[-1], *names, shown=len(sizes), classes=len(count) if mesh is not None else 0)
         title = f"{run.config['data']['name']}, {partition_name(run.config)}, {total} clients" if len(runs) > 1 else ""
         panels[0].set_title(title)
         held = (count > 0).sum(0)  # classes of each client
@@ -69,6 +72,18 @@ def partition_picture(groups: Sequence[RunGroup]) -> Picture | None:
     text = " ".join(notes)
     alt = f"Heat map of samples by class and client. {text}"
     return Picture("partition", "Who holds what", alt, text + left_out_note(groups, runs), figure)
+
+
+def write_names(
+    axes: Axes, client_names: Sequence[str], class_names: Sequence[str], *, shown: int, classes: int
+) -> None:
+    """Write the names of clients and classes at the axes of a heat map, where there are some and room for them."""
+    named = any(name != str(k) for k, name in enumerate(client_names))
+    if named and len(client_names) == shown <= MAX_NAMED:
+        names = [name[:MAX_LETTERS] for name in client_names]
+        axes.set_xticks(range(shown), names, rotation=0 if shown * max(map(len, names)) < 100 else 45)
+    if class_names and len(class_names) == classes <= MAX_NAMED_CLASSES:
+        axes.set_yticks(range(classes), [name[:MAX_LETTERS] for name in class_names])
 
 
 def heat_map_height(classes: int) -> float:
@@ -107,7 +122,7 @@ def participation_picture(groups: Sequence[RunGroup]) -> Picture | None:
     if not runs:
         return None
     rows = min(len(runs), MAX_FEDERATIONS)
-    figure = canvas(10, 2.7 * rows)
+    figure = canvas(WIDTH, 2.7 * rows)
     notes = []
     for i, run in enumerate(runs[:rows], 1):
         turns = Counter(client for r in run.rounds for client in r.get("participants") or ())

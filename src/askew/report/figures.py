@@ -8,15 +8,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from ..experiment.store import Run
-from .federation_figures import participation_picture, partition_picture
-from .picture import BLUE, COLOURS, DASHES, HATCHES, INK, MARKERS, Picture, canvas, legend_label, style, write_png
-from .tables import RunGroup, average, group_runs, sample_std
+from .federation_figures import MAX_FEDERATIONS, participation_picture, partition_picture
+from .picture import (
+    BLUE,
+    COLOURS,
+    DASHES,
+    HATCHES,
+    INK,
+    MARKERS,
+    WIDTH,
+    Picture,
+    canvas,
+    draw_legend,
+    legend_height,
+    legend_label,
+    style,
+    write_png,
+)
+from .tables import RunGroup, average, by_federation, group_runs, sample_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +48,21 @@ def write_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
 
 
 def draw_pictures(groups: Sequence[RunGroup]) -> list[Picture]:
-    """All pictures that the groups have data for."""
+    """All pictures that the groups have data for; of several federations, those of the first few, one by one."""
+    federations = by_federation(groups)
+    if len(federations) <= 1:
+        return draw_federation(groups)
+    return [
+        replace(
+            picture, name=f"{picture.name}-{number}", title=f"{picture.title}: {its[0].federation}", federation=number
+        )
+        for number, its in enumerate(federations[:MAX_FEDERATIONS], 1)
+        for picture in draw_federation(its)
+    ]
+
+
+def draw_federation(groups: Sequence[RunGroup]) -> list[Picture]:
+    """All pictures that the groups of one federation have data for."""
     with style():
         pictures = (
             accuracy_picture(groups),
@@ -82,9 +112,7 @@ def draw_curves(
     """
     recorded = {key: label for key, label in panels.items() if any(g.curve(key).rounds for g in groups)}
     labels = {g.label: legend_label(g.label) for g in groups}
-    columns = 1 if len(groups) <= 24 else 2
-    rows = line_count(labels.values()) / columns
-    figure = canvas(10, max(4.3, 0.21 * rows + 0.7))
+    figure = canvas(WIDTH, 3.5 + (legend_height([*labels.values()]) if len(groups) > 1 else 0))
     handles: dict[str, Any] = {}
     ends: dict[str, float] = {}
     for i, (key, label) in enumerate(recorded.items(), 1):
@@ -101,21 +129,10 @@ def draw_curves(
             use_log_axis(axes, all_values)
         axes.locator_params(axis="x", integer=True)
     order = sorted(handles, key=lambda label: -ends[label])
-    if len(groups) > 1 and order:  # read down the legend as down the right end of the lines
-        figure.legend(
-            [handles[k] for k in order],
-            [labels[k] for k in order],
-            loc="outside right upper",
-            ncols=columns,
-            fontsize=9.5,
-        )
+    if len(groups) > 1 and order:  # in the order of the right ends of the lines
+        draw_legend(figure, [handles[k] for k in order], [labels[k] for k in order])
     last = [f"{k} {ends[k]:.3g}{' %' if scale == 100 else ''}" for k in order]
     return figure, f"Last values: {', '.join(last)}." if last else ""
-
-
-def line_count(texts: Iterable[str]) -> int:
-    """How many lines these labels take in a legend."""
-    return sum(text.count("\n") + 1 for text in texts)
 
 
 def draw_line(axes: Axes, n: int, rounds: Sequence[float], values: list[float], std: list[float]) -> Any:
@@ -166,7 +183,7 @@ def method_picture(groups: Sequence[RunGroup]) -> Picture | None:
     if len(order) < 2:
         return None
     labels = [legend_label(groups[n].label) for n in order]
-    figure = canvas(10, 0.9 + sum(0.25 + 0.17 * (text.count("\n") + 1) for text in labels))
+    figure = canvas(WIDTH, 0.9 + sum(0.25 + 0.17 * (text.count("\n") + 1) for text in labels))
     axes = figure.add_subplot(xlabel="Best test accuracy, %" if accurate else "Last test loss")
     texts = []
     for y, n in enumerate(order):
@@ -205,7 +222,7 @@ def coverage_picture(groups: Sequence[RunGroup]) -> Picture | None:
     if not measured:
         return None
     labels = {n: legend_label(groups[n].label) for n in measured}
-    figure = canvas(10, max(3.9, 0.21 * line_count(labels.values()) + 0.7))
+    figure = canvas(WIDTH, 3.2 + legend_height([*labels.values()]))
     titles = {"raps": "RAPS", "aps": "APS", "naive": "Naive, not calibrated"}
     panels = dict(zip(titles, figure.subplots(1, 3, sharey=True), strict=True))
     handles, texts = {}, []
@@ -225,7 +242,7 @@ def coverage_picture(groups: Sequence[RunGroup]) -> Picture | None:
     diagonal = [LOWEST_COVERAGE, 100]
     panels["naive"].plot(diagonal, diagonal, color=INK, linewidth=1, linestyle=":", zorder=1)
     if len(measured) > 1:
-        figure.legend(list(handles.values()), list(labels.values()), loc="outside right upper", fontsize=9.5)
+        draw_legend(figure, list(handles.values()), list(labels.values()))
     splits = max(run.conformal["settings"]["splits"] for g in groups for run in g.runs if run.conformal)
     seeds = " and over seeds" if seeds_note(groups) else ""
     note = (
@@ -277,7 +294,8 @@ def layer_picture(groups: Sequence[RunGroup]) -> Picture | None:
             heights[n] = {name: mean(values) for name, values in medians.items() if values}
     if not heights:
         return None
-    figure = canvas(10, max(3.9 if len(names) <= 12 else 5.2, 0.21 * len(heights) + 0.9))
+    shown = [legend_label(groups[n].label) for n in heights]
+    figure = canvas(WIDTH, (3.4 if len(names) <= 12 else 4.7) + legend_height(shown))
     axes = figure.add_subplot(ylabel="Drift diversity")
     room = 0.82 / len(heights)
     for k, (n, each) in enumerate(heights.items()):
@@ -294,7 +312,7 @@ def layer_picture(groups: Sequence[RunGroup]) -> Picture | None:
     use_log_axis(axes, [v for each in heights.values() for v in each.values()])
     mark_diversity(axes, groups)
     if len(heights) > 1:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=9.5)
+        draw_legend(figure, *axes.get_legend_handles_labels())
     most = [f"{groups[n].label} {max(each.items(), key=lambda item: item[1])[0]}" for n, each in heights.items()]
     alt = f"Bars of drift diversity by layer. Most diverse: {', '.join(most)}."
     note = f"Medians over the rounds, layers from input to output. {diversity_note(groups)}"

@@ -19,7 +19,9 @@ from .picture import COLOURS, Picture, write_png
 from .tables import (
     ComparisonRow,
     RunGroup,
+    by_federation,
     client_count,
+    federation_key,
     group_runs,
     participation_name,
     partition_name,
@@ -106,7 +108,12 @@ def report_page(
         [row for g, row in zip(groups, rows, strict=True) if g.task == task]
         for task in dict.fromkeys(g.task for g in groups)
     ]
-    results = [f'<p class="result">{escape(headline(peers))}</p>' for peers in tasks[:MAX_HEADLINES]]
+    federations = by_federation(groups)
+    places = [f"{peers[0]['federation']}: " if len(federations) > 1 else "" for peers in tasks]
+    results = [
+        f'<p class="result">{escape(place + headline(peers))}</p>'
+        for place, peers in list(zip(places, tasks, strict=True))[:MAX_HEADLINES]
+    ]
     if len(tasks) > MAX_HEADLINES:
         results.append(f'<p class="what">{len(tasks) - MAX_HEADLINES} more in the table.</p>')
     subject = f"{len(groups)} {'methods' if len(tasks) == 1 else 'configurations'}"
@@ -122,10 +129,12 @@ def report_page(
         results="".join(results),
         tiles=f'<div class="tiles">{tiles(rows)}</div>' if len(tasks) == 1 else "",
         notices="".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices(runs, pictures)),
-        comparison=comparison_table(groups, rows),
+        comparison=comparison_tables(federations, rows),
         roll_call=roll_call_section(groups),
         figures="\n".join(map(picture_section, pictures)),
-        configurations="\n".join(configuration_section(n, g) for n, g in enumerate(groups)),
+        configurations="\n".join(
+            configuration_section(n, g, len(federations) > 1) for its in federations for n, g in enumerate(its)
+        ),
         facts=escape(" · ".join(facts)),
         style=CSS,
         script=SCRIPT,
@@ -171,7 +180,7 @@ def sentence(groups: Sequence[RunGroup]) -> str:
 
 def notices(runs: Sequence[Run], pictures: Sequence[Picture]) -> list[str]:
     """What is missing, and why."""
-    names, found = {picture.name for picture in pictures}, []
+    names, found = {picture.name.partition("-")[0] for picture in pictures}, []
     unfinished = sum(not run.finished for run in runs)
     if unfinished:
         count = f"{unfinished} of {count_text(len(runs), 'run')}"
@@ -183,6 +192,9 @@ def notices(runs: Sequence[Run], pictures: Sequence[Picture]) -> list[str]:
             f"Answers of clients are missing in {len(lossy)} of {count_text(len(runs), 'run')}, up to {share} of the "
             "data of a round: see the roll-call."
         )
+    all_of_them, drawn = len({federation_key(run) for run in runs}), len({picture.federation for picture in pictures})
+    if all_of_them > drawn and pictures:
+        found.append(f"Of {all_of_them} federations, the pictures show the first {drawn}.")
     if "accuracy" not in names:
         found.append("No round has a test accuracy, so there are no accuracy curves.")
     if "partition" not in names:
@@ -250,8 +262,17 @@ def decimals(values: Sequence[float]) -> int:
     return min(4, max(0, 2 - floor(log10(top)))) if top else 0
 
 
+def comparison_tables(federations: Sequence[Sequence[RunGroup]], rows: Sequence[ComparisonRow]) -> str:
+    """A table for each federation; methods on different data are not compared."""
+    parts = []
+    for its in federations:
+        heading = f"<h3>{escape(its[0].federation)}</h3>" if len(federations) > 1 else ""
+        parts.append(heading + comparison_table(its, [r for r in rows if r["federation"] == its[0].federation]))
+    return "\n".join(parts)
+
+
 def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:
-    """The table of all groups, with a note on its figures."""
+    """The table of a federation's groups, with a note on its figures."""
     headings = [heading_cell("Method")]
     cells = [[method_cell(n, g, row)] for n, (g, row) in enumerate(zip(groups, rows, strict=True))]
     baselines = sorted({r["baseline"] for r in rows if r["baseline"] not in (None, r["label"])})
@@ -261,7 +282,7 @@ def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) 
             if column.key == "rounds_to_target" and len(baselines) == 1:
                 heading = f"Rounds to {baselines[0]}’s best"
             headings.append(heading_cell(heading, column.unit))
-            for row_cells, cell in zip(cells, column_cells(column, groups, rows), strict=True):
+            for row_cells, cell in zip(cells, column_cells(column, groups, rows, heading), strict=True):
                 row_cells.append(cell)
     head, body = "".join(headings), "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     note = "Means over the seeds, ± one standard deviation. " if any(row["seeds"] > 1 for row in rows) else ""
@@ -271,14 +292,18 @@ def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) 
         if row["baseline"] in baselines
     }
     note += f"Rounds are counted to {'; '.join(targets.values())}." if note and targets else ""
-    return (
-        f'<div class="scroll"><table id="methods"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
-        + (f'<p class="note">{escape(note)}</p>' if note else "")
-    )
+    whole = f'<table class="methods"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
+    return f'<div class="scroll">{whole}</div>' + (f'<p class="note">{escape(note)}</p>' if note else "")
 
 
-def column_cells(column: PageColumn, groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> list[str]:
-    """The cells of one column, one for each group; the best value of a task is bold unless all are equal."""
+def column_cells(
+    column: PageColumn, groups: Sequence[RunGroup], rows: Sequence[ComparisonRow], heading: str
+) -> list[str]:
+    """The cells of one column, one for each group; the best value of a task is bold unless all are equal.
+
+    Each holds its heading, which narrow pages show beside the value.
+    """
+    name = escape(f"{heading}, {column.unit}" if column.unit else heading)
     values = [None if row[column.key] is None else row[column.key] * column.scale for row in rows]
     digits = decimals([v for v in values if v is not None])
     if column.key in WHOLE_NUMBERS or column.unit == "%":
@@ -294,7 +319,8 @@ def column_cells(column: PageColumn, groups: Sequence[RunGroup], rows: Sequence[
         shown = (f"<b>{texts[n]}</b>" if bold else texts[n]) or missing
         std = row.get(f"{column.key}_std")
         shown += f'<span class="std"> ± {column.scale * std:.{digits}f}</span>' if std is not None else ""
-        cells.append(f'<td data-v="{"" if values[n] is None else values[n]}">{shown}</td>')
+        value = "" if values[n] is None else values[n]
+        cells.append(f'<td data-v="{value}" data-h="{name}">{shown}</td>')
     return cells
 
 
@@ -335,7 +361,7 @@ def roll_call_section(groups: Sequence[RunGroup]) -> str:
             if lines or warnings:
                 items = "".join(f"<li>{escape(line)}</li>" for line in lines)
                 items += "".join(f"<li><strong>{escape(warning)}</strong></li>" for warning in warnings)
-                name = f"{shorten_label(g.label)}, seed {value_text(run.config.get('seed'))}"
+                name = f"{shorten_label(g.title)}, seed {value_text(run.config.get('seed'))}"
                 parts.append(f"<h3>{escape(name)}</h3><ul>{items}</ul>")
     heading = "<h2>Roll-call: whose answers were lost, and why</h2>"
     return f'<section id="roll-call">{heading}{"".join(parts)}</section>' if parts else ""
@@ -349,8 +375,11 @@ def picture_section(picture: Picture) -> str:
     return f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2><figure>{image}{caption}</figure></section>'
 
 
-def configuration_section(n: int, g: RunGroup) -> str:
-    """All settings of one group, and for each seed its engine and device and how to run it again."""
+def configuration_section(n: int, g: RunGroup, several: bool) -> str:
+    """All settings of one group, and for each seed its engine and device and how to run it again.
+
+    The federation is named where there are several.
+    """
     seeds = []
     for run in g.runs:
         facts = [
@@ -361,8 +390,9 @@ def configuration_section(n: int, g: RunGroup) -> str:
         again = shlex.join(["askew", "run", str(run.folder / "run.toml")]) if run.folder else "# not stored in a folder"
         seeds.append(f"<li>{escape(' · '.join(facts))}<pre>{escape(again)}</pre></li>")
     first = " of the first seed" if len(seeds) > 1 else ""
+    name = f"{g.label} on {g.federation}" if several else g.label
     return (
-        f"<details><summary>{swatch(n)}{escape(g.label)}</summary><ul>{''.join(seeds)}</ul>"
+        f"<details><summary>{swatch(n)}{escape(name)}</summary><ul>{''.join(seeds)}</ul>"
         f"<p>Configuration{first}:</p><pre>{escape(to_toml(g.config))}</pre></details>"
     )
 
@@ -407,7 +437,7 @@ th[aria-sort=ascending] button::after { content: " ▲" } th[aria-sort=descendin
 td b { color: var(--accent) } .std, em { color: var(--soft); font-size: .85em } small { font-weight: 400 }
 i { display: inline-block; width: .7em; height: .7em; border-radius: 3px; margin-right: .55em }
 figure { margin: 0 } figure .scroll { background: #fff; border-radius: 8px; padding: .4rem }
-img { display: block; width: 100%; min-width: 480px; height: auto }
+img { display: block; width: 100%; max-width: 760px; margin: 0 auto; height: auto }
 figcaption, .note { color: var(--soft); font-size: .88rem; margin: .7rem 0 0 }
 details { border-top: 1px solid var(--line); padding: .55rem 0 }
 summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere }
@@ -417,16 +447,25 @@ pre { background: var(--page); color: var(--ink); border-radius: 8px; padding: .
   overflow-x: auto;
   font: .85rem/1.45 ui-monospace, Menlo, Consolas, monospace }
 footer { color: var(--soft); font-size: .85rem; margin-top: 1.6rem }
+@media (max-width: 40rem) {
+  main { padding: 1.2rem .6rem 2rem } section { padding: .9rem .8rem } .tiles { grid-template-columns: 1fr 1fr }
+  .methods, .methods tbody, .methods tr { display: block } .methods thead { display: none }
+  .methods tr { border-top: 1px solid var(--line); padding: .4rem 0 }
+  .methods th { display: block; border: 0; padding: .2rem 0; max-width: none }
+  .methods td { display: flex; justify-content: flex-end; gap: .3rem; border: 0; padding: .1rem 0 }
+  .methods td::before { content: attr(data-h); color: var(--soft); margin-right: auto; text-align: left;
+    white-space: normal }
+}
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --page: #fff; --card: #fff;
   --accent: #0072b2; --warn: #fff }
-  main { padding: 0; max-width: none } section { break-inside: avoid; border: 0; padding: 0 } img { min-width: 0 }
+  main { padding: 0; max-width: none } section { break-inside: avoid; border: 0; padding: 0 }
   table { font-size: .62rem } th button { font-size: .6rem } td, th { padding: .25rem } tbody th { min-width: 0 }
 }
 """
 
 SCRIPT = """
-for (const button of document.querySelectorAll("#methods th button")) button.onclick = () => {
+for (const button of document.querySelectorAll(".methods th button")) button.onclick = () => {
   const head = button.parentNode, column = head.cellIndex, body = head.closest("table").tBodies[0];
   const value = row => row.cells[column].dataset.v, number = column > 0;
   const down = head.getAttribute("aria-sort") === (number ? "descending" : "ascending") ? !number : number;

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from math import ceil
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from .tables import shorten_label
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+WIDTH = 6.8  # inches of a picture in a report: its text can be read on a telephone
 # Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, which white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 MARKERS, DASHES = "osD^v>X<", ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
@@ -51,6 +53,7 @@ class Picture:
     alt: str
     note: str
     figure: Figure
+    federation: int = 0  # which of several it shows
 
     def render(self, kind: str) -> bytes:
         """The file's content; kind is png or svg."""
@@ -75,6 +78,23 @@ def canvas(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def legend_columns(labels: Iterable[str]) -> int:
+    """How many columns a legend below a picture has room for."""
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    return 3 if longest <= 16 else 2
+
+
+def legend_height(labels: Sequence[str]) -> float:
+    """The inches that a legend below a picture takes."""
+    lines, columns = max((label.count("\n") + 1 for label in labels), default=1), legend_columns(labels)
+    return 0.21 * lines * ceil(len(labels) / columns) + 0.2
+
+
+def draw_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Put a legend below a picture, where it stays within a narrow page."""
+    figure.legend(handles, labels, loc="outside lower left", ncols=legend_columns(labels), fontsize=9.5)
 
 
 def legend_label(label: str) -> str:

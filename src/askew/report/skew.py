@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from .federation_figures import MAX_CLIENTS, draw_partition, heat_map_height
+from .federation_figures import MAX_CLIENTS, draw_partition, heat_map_height, write_names
 from .picture import canvas, style
 from .terminal import pairs
 
@@ -18,11 +19,14 @@ MAX_IN_ORDER = 100  # up to so many clients are shown in their own order
 CUT_RATIO = 3
 
 
-def draw_skew(counts: Any, sizes: Any, title: str) -> Figure:
+def draw_skew(
+    counts: Any, sizes: Any, title: str, client_names: Sequence[str] = (), class_names: Sequence[str] = ()
+) -> Figure:
     """Draw samples by class and client, [N, K], below a strip of the clients' sizes, [N]; the strip alone if K = 0.
 
     More than 100 clients are ordered by their most frequent class, so that a pattern shows; of more than 500, those at
-    even steps of that order are shown. The label of the axis says so.
+    even steps of that order are shown. The label of the axis says so. Names of clients and classes are written where
+    there is room for them.
     """
     import numpy as np
     from matplotlib.ticker import MaxNLocator
@@ -56,6 +60,7 @@ def draw_skew(counts: Any, sizes: Any, title: str) -> Figure:
         panels[-1].locator_params(axis="x", integer=True)
         if total > MAX_IN_ORDER:
             panels[-1].set_xticks([])
+        write_names(panels[-1], client_names, class_names, shown=total, classes=classes)
     return figure
 
 

@@ -1,7 +1,11 @@
-"""Groups of runs that differ only in their seed, their labels, and one row of figures for each group."""
+"""Groups of runs that differ only in their seed, their labels, and one row of figures for each group.
+
+Groups are compared only within a federation: the same data, divided alike among the same clients.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +19,12 @@ from ..experiment.store import Run
 
 FlatSettings = dict[str, str]  # values as text by dotted key: {"local.lr": "0.1"}
 ComparisonRow = dict[str, Any]  # the figures of one group, by the names that `table` gives them
-TASK = ("data", "partition", "participation", "model")  # methods are compared only where these tables are equal
+FEDERATION = ("data", "partition")  # tables that say who holds what
+CONTENT = "content of data"  # the hash of a dataset's files, in `origins` of run.json
+DIGEST = re.compile(r"-([0-9a-f]{8})$")  # at the end of a run folder's name
+
+
+FINGERPRINT = "model.fingerprint"  # of the first weights of a network from Python, which may differ with the seed
 
 
 class MeanCurve(NamedTuple):
@@ -30,17 +39,24 @@ class MeanCurve(NamedTuple):
 class RunGroup:
     """Runs of one configuration, one for each seed."""
 
-    label: str
+    label: str  # the method, and what distinguishes it from other groups of its federation
     runs: tuple[Run, ...]
+    federation: str = ""  # in one line, different for different federations
+    place: str = ""  # the settings that distinguish its federation from the others, if there are several
 
     @property
     def config(self) -> dict[str, Any]:
         return self.runs[0].config
 
     @property
+    def title(self) -> str:
+        """The label, with the federation where there are several."""
+        return f"{self.label} {self.place}".strip()
+
+    @property
     def task(self) -> str:
-        """A key that is equal for groups that may be compared."""
-        return settings_key(self.config, TASK)
+        """A key that is equal for groups that may be ranked: the same federation, participation and network."""
+        return federation_key(self.runs[0]) + settings_key(self.config, ("participation", "model"))
 
     def values(self, figure: Callable[[Run], float | None]) -> list[float]:
         """One figure of each seed, where there is one."""
@@ -84,7 +100,8 @@ def settings_key(config: Mapping[str, Any], tables: Iterable[str]) -> str:
 def flatten_settings(config: Mapping[str, Any], above: str = "") -> FlatSettings:
     """Nested tables as dotted keys and values as text.
 
-    The seed is left out, by which the runs of a group differ, and settings that are off or that no number depends on.
+    The seed is left out, by which the runs of a group differ, and with it a network's first weights; and settings that
+    are off or that no number depends on.
     """
     flat: FlatSettings = {}
     for key, value in config.items():
@@ -92,7 +109,7 @@ def flatten_settings(config: Mapping[str, Any], above: str = "") -> FlatSettings
             flat |= flatten_settings(value, f"{above}{key}.")
         elif value is False and above in ("engine.", "evaluation."):
             continue  # as in runs that are older than the setting
-        elif above + key not in ("seed", "engine.workers", "evaluation.stop_diverged"):
+        elif above + key not in ("seed", "plugins", "engine.workers", "evaluation.stop_diverged", FINGERPRINT):
             flat[above + key] = value_text(value)
     return flat
 
@@ -110,22 +127,117 @@ def optional_defaults() -> FlatSettings:
     return flatten_settings(stored_catalogue()["optional tables"])
 
 
+def federation_key(run: Run) -> str:
+    """A key that is equal for runs on the same data, divided alike."""
+    return settings_key(run.config, FEDERATION) + str(run.facts.get("origins", {}).get(CONTENT, ""))
+
+
 def group_runs(runs: Iterable[Run]) -> list[RunGroup]:
-    """Groups in order of appearance; of two runs with one configuration and seed the longer one counts."""
-    groups: dict[str, dict[Any, Run]] = {}
+    """Groups in order of appearance, those of a federation one after the other.
+
+    Of two runs with one configuration, one code and one seed the longer one counts.
+    """
+    federations: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
-        by_seed = groups.setdefault(repr(sorted(run_settings(run).items())), {})
-        seed = run.config.get("seed")
+        settings = repr(sorted(run_settings(run).items()))
+        federations.setdefault(federation_key(run), {}).setdefault(settings, []).append(run)
+    members = {
+        key: [variant for its in alike.values() for variant in variants(its)] for key, alike in federations.items()
+    }
+    first = [groups[0][1][0] for groups in members.values()]
+    headings, places = federation_names(first, list(members.values())), federation_places(first)
+    found = []
+    for groups, heading, place in zip(members.values(), headings, places, strict=True):
+        names = group_labels([run_settings(runs[0]) for _, runs in groups])
+        for name, (mark, its) in zip(names, groups, strict=True):
+            found.append(RunGroup(f"{name} {mark}".strip(), its, heading, place))
+    return found
+
+
+def by_federation(groups: Iterable[RunGroup]) -> list[list[RunGroup]]:
+    """The groups of each federation."""
+    found: dict[str, list[RunGroup]] = {}
+    for g in groups:
+        found.setdefault(g.federation, []).append(g)
+    return list(found.values())
+
+
+Variant = tuple[str, tuple[Run, ...]]  # what marks runs of one code among others with the same settings; one run a seed
+
+
+def variants(runs: Sequence[Run]) -> list[Variant]:
+    """Runs with the same settings, divided by the code of plugins that they were run with, and by first weights
+    where one seed has several.
+    """
+    weights: dict[Any, set[str]] = {}
+    for run in runs:
+        weights.setdefault(run.config.get("seed"), set()).add(str(run.config.get("model", {}).get("fingerprint")))
+    by_weights = any(len(marks) > 1 for marks in weights.values())
+    found: dict[tuple[str, ...], dict[Any, Run]] = {}
+    digests: dict[Any, list[str]] = {}  # of runs that do not tell their code, by seed
+    for run in runs:
+        seed, origins = run.config.get("seed"), run.facts.get("origins", {})
+        code = " ".join(f"{key} {value}" for key, value in origins.items() if key != CONTENT)
+        digest = DIGEST.search(run.name)
+        if not code and run.config.get("plugins") and digest:
+            known = digests.setdefault(seed, [])
+            known += [digest[1]] if digest[1] not in known else []
+            code = f"text {known.index(digest[1]) + 1}"
+        own = str(run.config.get("model", {}).get("fingerprint")) if by_weights else ""
+        by_seed = found.setdefault((code, own), {})
         if seed not in by_seed or len(run.rounds) > len(by_seed[seed].rounds):
             by_seed[seed] = run
-    members = [tuple(by_seed.values()) for by_seed in groups.values()]
-    names = group_labels([run_settings(runs[0]) for runs in members])
-    return [RunGroup(label, runs) for label, runs in zip(names, members, strict=True)]
+    members = [tuple(by_seed.values()) for by_seed in found.values()]
+    if len(members) == 1:
+        return [("", members[0])]
+    marks = [f"(weights {own})" for _, own in found] if by_weights else edit_marks(members, [code for code, _ in found])
+    return list(zip(marks, members, strict=True))
+
+
+def edit_marks(members: Sequence[Sequence[Run]], codes: Sequence[str]) -> list[str]:
+    """What tells runs of an edited plugin from those before: "(edited 10:42)", or a short hash of the text."""
+    edited = [max((str(e.get("edited")) for e in its[0].facts.get("plugins", ())), default="") for its in members]
+    same_day = len({time[:10] for time in edited}) == 1
+    for form in (slice(11 if same_day else 5, 16), slice(11 if same_day else 5, 19)):
+        texts = [time[form] for time in edited]
+        if all(texts) and len(set(texts)) == len(texts):
+            return [f"(edited {text})" for text in texts]
+    return [f"({code.removeprefix('algorithm ')})" for code in codes]
+
+
+def federation_names(first: Sequence[Run], members: Sequence[Sequence[Variant]]) -> list[str]:
+    """Each federation in one line: "digits, 30 clients, Dirichlet α = 0.2, 20% take part each round"."""
+    names = []
+    for run, groups in zip(first, members, strict=True):
+        clients = max(client_count(each) for _, its in groups for each in its)  # a pooled run counts as one
+        turnouts = {participation_name(its[0].config) for _, its in groups}
+        parts = [str(run.config.get("data", {}).get("name", "")), f"{clients} clients", partition_name(run.config)]
+        names.append(", ".join(filter(None, [*parts, turnouts.pop() if len(turnouts) == 1 else ""])))
+    places = federation_places(first)
+    return [f"{n} ({p})" if p and names.count(n) > 1 else n for n, p in zip(names, places, strict=True)]
+
+
+def federation_places(first: Sequence[Run]) -> list[str]:
+    """The settings by which each federation, given by one of its runs, differs from the others."""
+    flat = []
+    for run in first:
+        tables = {name: run.config.get(name, {}) for name in FEDERATION}
+        content = run.facts.get("origins", {}).get(CONTENT)
+        flat.append(flatten_settings(tables) | ({CONTENT: content} if content else {}))
+    differing = differing_keys(flat)
+    return [setting_words([k for k in settings if k in differing], settings) for settings in flat]
+
+
+def setting_words(keys: Iterable[str], settings: FlatSettings) -> str:
+    """Settings as `--set` takes them; of a table's name only the name."""
+    return " ".join(
+        settings[k] if k.endswith(".name") else f"{k.removeprefix('algorithm.')}={settings[k]}" for k in keys
+    )
 
 
 def group_labels(groups: Sequence[FlatSettings]) -> list[str]:
     """Each group's algorithm and the settings that distinguish it, written as `--set` takes them: "fedprox mu=0.1"."""
-    task = {key for key in differing_keys(groups) if key.split(".")[0] in TASK}
+    task = {key for key in differing_keys(groups) if key.split(".")[0] in ("participation", "model")}
     by_method: dict[str, list[FlatSettings]] = {}
     for settings in groups:
         by_method.setdefault(settings["algorithm.name"], []).append(settings)
@@ -133,9 +245,7 @@ def group_labels(groups: Sequence[FlatSettings]) -> list[str]:
     names = []
     for settings in groups:
         method = settings["algorithm.name"]
-        keys = [k for k in settings if k in shown[method]]
-        parts = [settings[k] if k.endswith(".name") else f"{k.removeprefix('algorithm.')}={settings[k]}" for k in keys]
-        names.append(" ".join([method, *parts]))
+        names.append(f"{method} {setting_words([k for k in settings if k in shown[method]], settings)}".strip())
     return names
 
 
@@ -160,7 +270,7 @@ def shorten_label(label: str) -> str:
 
 def labels(runs: Iterable[Run]) -> list[str]:
     """One short label for each row of `table`, all distinct."""
-    return [g.label for g in group_runs(runs)]
+    return [g.title for g in group_runs(runs)]
 
 
 # the table ------------------------------------------------------------------------------------------------------
@@ -169,8 +279,9 @@ def labels(runs: Iterable[Run]) -> list[str]:
 def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRow]:
     """One row for each group; every figure is the mean over its seeds, None where nothing was recorded.
 
-    The target, unless given, is the best value of the mean accuracy curve of the first fedavg group with the same data,
-    partition, participation and model; `speedup` is that group's rounds to it divided by the row's.
+    Labels are distinct within a federation. The target, unless given, is the best value of the mean accuracy curve of
+    the first fedavg group with the same data, partition, participation and model; `speedup` is that group's rounds to
+    it divided by the row's.
     """
     groups = group_runs(runs)
     rows = []
@@ -183,6 +294,7 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
         rows.append(
             {
                 "label": g.label,
+                "federation": g.federation,
                 "algorithm": g.runs[0].algorithm,
                 "seeds": len(g.runs),
                 "best_accuracy": average(best),

@@ -171,11 +171,10 @@ class ProgressDisplay:
         self.console, self.runs = console, max(1, len(configs))
         self.done = 0  # runs that ended
         self.trained_rounds = 0  # rounds that were trained
-        self.training = False
         self.said: set[tuple[str, str]] = set()  # names of runs, and the warnings that were given about them
         planned = [Run(tomllib.loads(config.toml()), facts={"name": config.name()}) for config in configs]
         # labels of the runs by name, as the table of all will have them
-        self.labels = {run.name: g.label for g in group_runs(planned) for run in g.runs}
+        self.labels = {run.name: g.title for g in group_runs(planned) for run in g.runs}
         self.parts: dict[str, float] = {}  # the done part of runs in progress, by name
         columns = (
             TextColumn("{task.description}"),
@@ -238,7 +237,6 @@ class ProgressDisplay:
 
     def begin(self, run: Run) -> None:
         """Say what is about to be trained and set the bar up for it."""
-        self.training = True
         if self.runs > 1 and not self.done and not self.parts:
             self.say(f"{self.runs} runs on {federation_text(run)}, {run.config['rounds']} rounds each")
         if self.runs == 1:
@@ -254,13 +252,12 @@ class ProgressDisplay:
     def end(self, run: Run) -> None:
         """Count a run that ended."""
         self.done += 1
-        self.parts.pop(run.name, None)
+        was_trained = self.parts.pop(run.name, None) is not None
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done, text=self.count())
-        if not self.console.is_terminal and self.training:
+        if not self.console.is_terminal and was_trained:
             early = f", stopped after round {len(run.rounds)} as it diverged" if not run.finished else ""
             self.say(f"{self.count()}: {self.run_title(run)}: best accuracy {percent(run.best_accuracy)}{early}")
-        self.training = False
 
     def give_up(self, name: str) -> None:
         """Count a run that failed."""
@@ -269,7 +266,6 @@ class ProgressDisplay:
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done, text=self.count())
         self.say(f"{self.count()}: {shorten_label(self.labels.get(name, name))}: failed", "yellow")
-        self.training = False
 
     def run_title(self, run: Run) -> str:
         return f"{shorten_label(self.labels.get(run.name, run.algorithm))}, seed {run.config['seed']}"
@@ -467,14 +463,24 @@ HEADLINE = ComparisonColumn("best\nacc. %", "best_accuracy", 1, ".1f", 100)
 
 
 def comparison(runs: Sequence[Run], target: float | None = None) -> RenderableType:
-    """One row for each method, the best values among methods on the same task highlighted."""
-    rows, tasks = table(runs, target), [g.task for g in group_runs(runs)]
+    """A table for each federation, with one row for each method; the best values on the same task are highlighted."""
+    rows, tasks, parts = table(runs, target), [g.task for g in group_runs(runs)], list[RenderableType]()
+    for federation in dict.fromkeys(row["federation"] for row in rows):
+        its = [(row, task) for row, task in zip(rows, tasks, strict=True) if row["federation"] == federation]
+        parts += [*([Text()] if parts else []), Text(federation, "bold"), Text(), federation_table(its, target)]
+    return Group(*parts)
+
+
+def federation_table(tasked: Sequence[tuple[ComparisonRow, str]], target: float | None) -> RenderableType:
+    """The table of one federation, whose rows come with their tasks."""
+    rows = [row for row, _ in tasked]
     columns = [column for column in (HEADLINE, *COLUMNS) if any(row[column.key] is not None for row in rows)]
     methods = plain_table("method", *(column.heading for column in columns))
     methods.columns[0].justify, methods.columns[0].overflow = "left", "fold"
-    for row, task in zip(rows, tasks, strict=True):
-        peers = [other for other, its in zip(rows, tasks, strict=True) if its == task]
-        methods.add_row(row["label"], *(comparison_cell(row, column, peers) for column in columns))
+    for row, task in tasked:
+        peers = [other for other, its in tasked if its == task]
+        label = shorten_label(row["label"])
+        methods.add_row(label, *(comparison_cell(row, column, peers) for column in columns))
     return Group(methods, Text(comparison_remarks(rows, target), QUIET))
 
 
@@ -555,8 +561,50 @@ def algorithm_catalogue(entries: Sequence[dict[str, Any]]) -> RenderableType:
         "on a small network with batch norm. exact: claims the true optimum under skewed data and partial "
         "participation."
     ) + (" +1N: and once for each client." if any(entry["memory"] for entry in entries) else "")
-    more = Text("\nwhat each setting means: askew list algorithms --json", QUIET)
+    more = Text("\none method, its equations and settings: askew list algorithms NAME", QUIET)
     return Group(listing, Text(f"\n{notes}\n", QUIET), setting_table, more)
+
+
+# what to set, by the kind of list
+SETTING_OF_KIND = {
+    "algorithms": "algorithm.name",
+    "attacks": "attack.name",
+    "datasets": "data.name",
+    "models": "model.name",
+    "partitions": "partition.name",
+    "participations": "participation.name",
+    "rules": "robust.rule",
+}
+
+
+def explain_entry(kind: str, entry: dict[str, Any]) -> RenderableType:
+    """One entry of a list: what it is, of a method also its equations, paper and costs; settings, and a command."""
+    key, name = SETTING_OF_KIND[kind], entry["name"]
+    parts: list[RenderableType] = [Text.assemble((name, "bold"), f": {entry['idea']}"), Text()]
+    if entry.get("about"):
+        blocks = re.split(r"\n\s*\n", entry["about"])
+        for block in blocks:  # equations are indented and keep their lines; the rest is text
+            is_equation = all(line.startswith("    ") for line in block.splitlines())
+            parts += [Text(block if is_equation else " ".join(block.split()), "cyan" if is_equation else ""), Text()]
+    if kind == "algorithms":
+        server = times(entry["server_state"]) + (f", and {times(entry['memory'])} a client" if entry["memory"] else "")
+        facts = [
+            ("paper", entry["paper"]),
+            ("sends", f"{times(entry['down'])} models down, {times(entry['up'])} up, for a client and round"),
+            ("keeps", f"{server} at the server, {times(entry['client_state'])} at a client (models)"),
+            ("exact", "claims the true optimum under skewed data" if entry["exact"] else "no such claim"),
+        ]
+        parts += [pairs(facts), Text()]
+    settings = [p for p in entry["parameters"] if p["name"] != "name"]
+    parts += [Text(f"settings of [{key.partition('.')[0]}], with their defaults (–: left out)", "cyan")] * bool(
+        settings
+    )
+    parts += [explain_settings(settings), Text()] if settings else []
+    first = next((p for p in settings if isinstance(p["default"], (int, float)) and p["default"] is not True), None)
+    words = ["--method", name] if kind == "algorithms" else ["--set", f"{key}={name}"]
+    if first and first["default"] is not False:
+        words += ["--set", f"{key.partition('.')[0]}.{first['name']}={setting_text(first['default'])}"]
+    return Group(*parts, pairs([("example", command("run", *words))]))
 
 
 def explain_settings(parameters: Sequence[dict[str, Any]]) -> Table:

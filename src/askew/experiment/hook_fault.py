@@ -1,0 +1,67 @@
+"""What a method's own hooks raise, as one sentence that names the method, the hook and the line."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..core.algorithm import Algorithm
+from ..core.hooks import correct_hook, is_foreign
+from ..errors import AlgorithmError, AskewError
+
+OURS = str(Path(__file__).parents[1])  # the folder of askew itself
+# what to do, by a part of the exception's text
+ADVICE = {
+    "calling .item()": "client hooks take no single numbers out of tensors, so that they run for many clients at once: "
+    "leave out .item() and float(), or set engine.name = 'sequential'",
+    "data-dependent control flow": "client hooks do not branch on a tensor, so that they run for many clients at once: "
+    "use torch.where, or set engine.name = 'sequential'",
+    "single memory location": "hooks change nothing in place: write a + b instead of a.add_(b) or a += b",
+}
+MISSING = (
+    "a client finds in client.server what the class names in broadcast, in client.state what client_state() returns, "
+    "and in client.carry what carry() returns"
+)
+
+
+@contextmanager
+def explain_hooks() -> Iterator[None]:
+    """Give what a hook of a user's method raises, inside, a sentence; the exception itself is its cause."""
+    try:
+        yield
+    except (AskewError, OSError):
+        raise
+    except Exception as e:
+        if sentence := hook_fault(e):
+            raise AlgorithmError(sentence) from e
+        raise
+
+
+def hook_fault(e: BaseException) -> str | None:
+    """The sentence for an exception that came up in a hook of a user's method; None where none had a part in it."""
+    for frame, line in reversed(list(traceback.walk_tb(e.__traceback__))):
+        code = frame.f_code
+        method = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if not isinstance(method, Algorithm) or not is_foreign(method) or code.co_filename.startswith(OURS):
+            continue
+        names = {getattr(getattr(cls, n), "__code__", None): n for cls in type(method).__mro__ for n in vars(cls)}
+        where = f"{names.get(code, code.co_name)}() failed in line {line} of {code.co_filename!r}"
+        advice = next((text for part, text in ADVICE.items() if part in str(e)), "correct the hook")
+        text = next(iter(str(e).splitlines()), "").rstrip(" .")
+        what = f"{type(e).__name__}: {text}" if text else type(e).__name__
+        return f"{method.display_name()}: {where}: {what}; {MISSING if isinstance(e, KeyError) else advice}."
+    return returned_fault(e)
+
+
+def returned_fault(e: BaseException) -> str | None:
+    """The sentence for an exception that came up in askew while it used what a user's hooks had returned."""
+    for frame, _ in traceback.walk_tb(e.__traceback__):
+        for method in (frame.f_locals.get(name) for name in ("alg", "phase", "self")):
+            if isinstance(method, Algorithm) and is_foreign(method):
+                return (
+                    f"{method.display_name()}: askew failed on what its hooks returned ({type(e).__name__}: {e}); "
+                    f"check names, shapes and types of what they return. {correct_hook(method)}"
+                )
+    return None

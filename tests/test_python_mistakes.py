@@ -1,0 +1,216 @@
+"""Typical mistakes with networks, hooks and settings, in Python and in a shell: a sentence names each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import askew
+from askew.algorithms import FedAvg
+from askew.cli.main import main
+from askew.core.algorithm import Algorithm
+from askew.errors import AskewError, Remark
+
+X, Y = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 4
+BASE: dict[str, Any] = {"data": (X, Y), "clients": 3, "cohort": 3, "rounds": 1, "partition": "iid", "progress": False}
+Attempt = Callable[[], object]
+
+
+def run(what: Any = None, **changes: Any) -> Attempt:
+    """`askew.run` on small data, with these keywords."""
+    return lambda: askew.run(what, **{**BASE, **changes})
+
+
+def method(parent: type[Algorithm] = FedAvg, **names: Any) -> Algorithm:
+    """An own method with these hooks and attributes."""
+    return type("Own", (parent,), {"__module__": __name__, **names})()
+
+
+class Net(nn.Module):
+    """A network whose forward pass ends with a function of what its layer gives."""
+
+    def __init__(self, last: Callable[[Tensor], Any], outputs: int = 4) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(6, outputs), last
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.layer(x))
+
+
+class Sized(Net):
+    """A network that cannot be made without an argument."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(lambda out: out, outputs)
+
+
+def in_place(self: Any, w: Tensor, up: Any, cohort: Any, server: Any) -> Any:
+    return w.add_(cohort.p @ up["delta"]), server
+
+
+def mean_criterion(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y).square().mean()
+
+
+def regression(criterion: Any) -> askew.Dataset:
+    samples = askew.Samples(X, X[:, :1])
+    return askew.Dataset(samples, samples, classes=0, criterion=criterion)
+
+
+LINE = nn.Linear(6, 1)
+NETWORKS: dict[str, tuple[Attempt, str]] = {
+    "too few outputs": (run(model=nn.Linear(6, 2)), "network Linear has 2 outputs, and the data have 4 classes"),
+    "a dict": (run(model=Net(lambda out: {"logits": out})), "Net must return its output, .* returned a dict with 'log"),
+    "a list": (run(model=Net(lambda out: [out])), "returned a value of type list"),
+    "a tuple of one": (run(model=Net(lambda out: (out,))), r"returned \(a tensor of shape \[2, 4\]"),
+    "nothing": (run(model=Net(lambda out: None)), "returned None"),
+    "the batch lost": (run(model=Net(lambda out: out.mean(0))), "one row for each input, .* keep the first dimension"),
+    "a number each": (run(model=Net(lambda out: out.sum(1))), "Net has no row of outputs, and the data have 4"),
+    "lazy layer": (run(model=nn.LazyLinear(4)), "LazyLinear has a lazy layer, .* call the network once"),
+    "lazy, made": (run(model=lambda: nn.Sequential(nn.LazyLinear(4))), "Sequential has a lazy layer, '0'"),
+    "other inputs": (run(model=nn.Linear(7, 4)), r"cannot take inputs of shape \(6,\): mat1 and mat2"),
+    "nothing to train": (run(model=nn.Linear(6, 4).requires_grad_(False)), "no trainable parameter"),
+    "needs arguments": (run(model=Sized), "model=Sized is called without arguments, .*'outputs'.*lambda: Sized"),
+    "makes no network": (run(model=lambda: 3), "must make a network, an nn.Module, and made a value of type int"),
+    "a number as model": (run(model=3), "model must be a network's name, .* got int"),
+    "misspelt model": (run(model="sofmax"), "unknown model 'sofmax'; did you mean 'softmax'"),
+    "other targets": (run(model=LINE, data=(X, X[:, :2])), r"returns \[1\] numbers .* a target has shape \[2\]"),
+    "criterion averages": (run(model=LINE, data=regression(mean_criterion)), "one loss for each sample, .*average"),
+    "criterion fails": (run(model=LINE, data=regression(lambda o, y: 1 / 0)), "criterion failed on the output"),
+}
+
+HOOKS: dict[str, tuple[Attempt, str]] = {
+    "misspelt hook": (run(method(agregate=in_place)), "Own: 'agregate' is no hook .* did you mean 'aggregate'"),
+    "misspelt attribute": (run(method(brodcast=("g",))), "'brodcast' is no hook .* did you mean 'broadcast'"),
+    "no aggregate": (run(method(Algorithm)), r"Own has no aggregate\(w, up, cohort, server\), .* derive"),
+    "fewer arguments": (run(method(aggregate=lambda self, w, up: w)), r"is called with .*takes \(self, w, up\)"),
+    "a hook that is none": (run(method(begin=3)), r"begin must be a function begin\(self, client\), and is 3"),
+    "broadcast as text": (run(method(broadcast="g")), "broadcast must be a tuple of names, .* got 'g'"),
+    "broadcast of nothing": (run(method(broadcast=("g",))), "broadcast names 'g', and .* declare nothing"),
+    "unknown look": (run(method(before=("grad",))), "before names the look 'grad'; there are gradient and validation"),
+    "evaluates whom": (run(method(evaluates=lambda self: "client")), r"evaluates\(\) must return one of global, "),
+    "phases in a list": (run(method(phases=lambda self: [self])), r"phases\(\) must return a tuple of algorithms"),
+    "no part": (run(method(private=lambda self, space: [1])), r"private\(\) must return a part"),
+    "no parts": (run(method(parts=lambda self, space: {"a": 3})), r"parts\(\) must return a dictionary of parts"),
+    "wrong shape": (run(method(direction=lambda self, theta, grad, client: theta[1:])), r"direction\(\) must return "),
+    "weights of another type": (
+        run(method(weights=lambda self, up, cohort: cohort.p.double())),
+        r"weights\(\) must return a weight for each client, .*float32, and returned .*float64",
+    ),
+    "model in place": (run(method(aggregate=in_place)), r"aggregate\(\) changed w in place, .* a \+ b instead of"),
+    "theta in place": (
+        run(method(direction=lambda self, theta, grad, client: theta.sub_(grad(theta)))),
+        r"direction\(\) changed theta in place",
+    ),
+    "received model in place": (
+        run(method(finish=lambda self, theta, client: ({"delta": client.w.sub_(theta)}, {})), engine="stacked"),
+        r"finish\(\) changed client.w in place",
+    ),
+    "in place under vmap": (
+        run(method(direction=lambda self, theta, grad, client: client.w.sub_(theta)), engine="vmapped"),
+        r"direction\(\) failed in line .*test_python_mistakes.py'.*change nothing in place",
+    ),
+    "not sent": (
+        run(method(direction=lambda self, theta, grad, client: client.server["g"])),
+        r"direction\(\) failed in line .*: KeyError: 'g'; a client finds in client.server what .* broadcast",
+    ),
+    "a number out of a tensor": (
+        run(method(direction=lambda self, theta, grad, client: theta * theta.sum().item()), engine="vmapped"),
+        r"direction\(\) failed .*leave out .item",
+    ),
+    "a branch on a tensor": (
+        run(method(begin=lambda self, client: client.w if client.w.sum() > 0 else -client.w), engine="vmapped"),
+        r"begin\(\) failed .*do not branch on a tensor",
+    ),
+    "a hook that raises": (
+        run(method(finish=lambda self, theta, client: 1 / 0)),
+        r"Own: finish\(\) failed in line .*: ZeroDivisionError: division by zero; correct the hook",
+    ),
+    "needs what is not": (run(method(needs=("label",)), model="softmax"), r"offers label\(x\), .*may need labels,"),
+    "labels of a regression": (
+        run(method(needs=("labels",)), data=regression("squared_error"), model=nn.Linear(6, 1)),
+        "Own needs label counts, and a regression has no classes",
+    ),
+}
+
+SETTINGS: dict[str, tuple[Attempt, str]] = {
+    "register without a name": (lambda: askew.register(FedAvg), r'write @askew.register\("mine"\)'),  # type: ignore[arg-type]
+    "a built-in's name": (lambda: askew.register("fedavg")(type(method())), "'fedavg' exists already; choose another"),
+    "first argument": (run(3), "first argument must be a method's name .* got int"),
+    "two methods": (run(FedAvg, method="fedprox"), "both name a method"),
+    "misspelt method": (run("scafold"), "did you mean 'scaffold'"),
+    "another method's setting": (run("fedavg", mu=0.1), "unknown setting algorithm.mu"),
+    "no such keyword": (run(optimizer="adam"), "unknown setting algorithm.optimizer"),
+    "several seeds": (run(seeds=[0, 1]), r"askew.sweep\(…, seeds=\[0, 1, 2\]\)"),
+    "several rates": (run(lr=[0.1, 0.2]), r"lr must be a number, got \[0.1, 0.2\]"),
+    "watch": (run(watch=3), "watch must be a function"),
+    "out": (run(out=3), "out must be a folder, got int"),
+    "device": (run(device="gpu"), "unknown device 'gpu'; allowed are auto, cpu"),
+    "cohort": (run(cohort=400), "cohort must be at most the number of clients, 3"),
+    "sweep over a text": (lambda: askew.sweep(over={"lr": "0.1"}), "lr must be a list of values, got '0.1'"),
+    "sweep over nothing": (lambda: askew.sweep(over={"lr": []}), "local.lr must be a list of one value or more"),
+    "sweep over what is not": (lambda: askew.sweep(over={"learning_rate": [1]}), "'learning_rate'; write local.lr"),
+    "compare a number": (lambda: askew.compare(3), "a run, a run folder or a list of them is compared, got int"),  # type: ignore[arg-type]
+    "compare nothing": (lambda: askew.compare([]), "there is no run to compare"),
+    "compare nowhere": (lambda: askew.compare("nowhere"), "there is no run folder 'nowhere'"),
+}
+SHELL = {  # what is typed, by what is said
+    "run scaffold": "type askew run --method scaffold",
+    "run --method scafold": "did you mean 'scaffold'",
+    "run --set lr=0.1": "write local.lr",
+    "sweep --over local.lr": "--over takes key=value,value",
+    "compare nowhere": "there is no run folder 'nowhere'",
+    "report": "missing argument 'RUN...'; askew report takes RUN...",
+    "lists": "no such command 'lists'",
+}
+
+
+def attempts(cases: dict[str, tuple[Attempt, str]]) -> list[Any]:
+    return [pytest.param(*case, id=name) for name, case in cases.items()]
+
+
+@pytest.mark.parametrize(("attempt", "says"), attempts(NETWORKS | HOOKS | SETTINGS))
+def test_one_sentence_names_the_mistake(attempt: Attempt, says: str) -> None:
+    with pytest.raises(AskewError, match=says) as caught:
+        attempt()
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("line", SHELL)
+def test_one_sentence_in_a_shell(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    assert main(line.split()) == 2
+    err = capsys.readouterr().err
+    assert SHELL[line].lower() in err.lower() and err.count("\n") == 1 and err.startswith("error: ")
+
+
+def test_clients_that_are_all_nan_are_not_silent() -> None:
+    with pytest.warns(Remark, match="fedavg, seed 0: diverged: in round 1 nothing was finite"):
+        run(model=Net(lambda out: out * float("nan")))()
+
+
+def test_helpers_may_be_called_nearly_as_hooks() -> None:
+    """A name that the class itself uses is no slip of the pen."""
+
+    class Own(FedAvg):
+        def weight(self, cohort: askew.Cohort) -> Tensor:
+            return cohort.p
+
+        def weights(self, up: dict[str, Tensor], cohort: askew.Cohort) -> Tensor:
+            return self.weight(cohort)
+
+        def noted(self) -> int:
+            return 1
+
+    run(Own)()
+    assert other_use(Own) == 1
+
+
+def other_use(cls: type[Algorithm]) -> int:
+    """Something beside the class that uses one of its helpers."""
+    return int(cls().noted())  # type: ignore[attr-defined]
