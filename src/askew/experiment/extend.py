@@ -68,9 +68,11 @@ def begin_at_end(folder: Path, config: Config) -> None:
     others: dict[int, Path] = {}
     for file in sorted(folder.parent.glob(f"{prefix}-*/{end_file(config)}")):
         try:
-            others[int(load(file.parent).config["rounds"])] = file
+            run = load(file.parent)
         except StoreError:  # a damaged run is no beginning
             continue
+        if run.finished and (file.parent / "model.safetensors").exists():  # which is written after the records
+            others[len(run.rounds)] = file
     shorter = {rounds: file for rounds, file in others.items() if rounds < config.rounds}
     if shorter:
         copy_end(shorter[max(shorter)], folder, config)
