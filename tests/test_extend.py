@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import askew
+from askew.algorithms import algorithms
 from askew.cli.main import main
 from askew.errors import StoreError, StoreWarning
 from askew.experiment import extend
@@ -70,6 +72,16 @@ def test_more_rounds_continue_a_finished_run_bit_for_bit(tables: dict[str, Any],
     assert rounds == [4, 5] and long.facts["extends"] == short.name
     assert same(long, askew.run(tables, rounds=5, out=tmp_path / "alone"))
     assert short.folder and (short.folder / "rounds.jsonl").read_bytes() == before  # the shorter run stays as it is
+
+
+@pytest.mark.skipif(os.environ.get("ASKEW_LONG") != "all", reason="takes minutes; ASKEW_LONG=all runs it")
+@pytest.mark.parametrize("name", list(algorithms))
+def test_every_method_continues_a_finished_run(name: str, tmp_path: Path) -> None:
+    tables = SMALL | {"algorithm": {"name": name}}
+    if name == "fedalign":  # which needs a network with hidden layers
+        data = {"data": {"name": "digits"}, "partition": {"name": "dirichlet", "clients": 6}}
+        tables |= data | {"model": {"name": "cnn", "norm": "batch"}}
+    test_more_rounds_continue_a_finished_run_bit_for_bit(tables, tmp_path)
 
 
 def test_all_rounds_are_trained_where_the_first_ones_depend_on_their_number(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_two_processes_give_the_results_of_one(folder: Path) -> None:
     shared = {key for key, run in results.items() if "seconds_shared" in run}  # times that are not a run's own
     assert all("seconds_per_round" in run for key, run in results.items() if key not in shared) and len(shared) >= 4
     assert all(load(run_folder).facts["state"] == "finished" for run_folder in (folder / "b").iterdir())
+    assert not list(folder.rglob("end-*"))  # no longer run will begin there
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from askew.experiment import checkpoint, process_tuning, store
 from askew.experiment.api import OwnData, OwnNetwork
 from askew.experiment.build import build
 from askew.experiment.config import Config, load_config, set_key
+from askew.experiment.extend import end_file
 from askew.experiment.run import ActiveRun, run_together
 from askew.experiment.store import append_lines, load, lock_folder, read_rounds, write_text
 
@@ -149,6 +150,7 @@ def test_a_run_folder_has_the_configuration_the_rounds_the_model_and_the_facts(t
         "run.json",
         "federation.json",
         "model.safetensors",
+        end_file(Config.build(TINY)),
         ".lock",
     }
     lines = [json.loads(line) for line in (run.folder / "rounds.jsonl").read_text().splitlines()]

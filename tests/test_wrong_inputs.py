@@ -1093,7 +1093,7 @@ CASES = [
         "no list named",
         "list",
         "missing argument 'KIND'",
-        "askew list takes KIND --plugin --json",
+        "askew list takes KIND NAME --plugin --json",
         "see askew list --help",
     ),
     case("no such command", "rum", "no such command 'rum'", "commands are run, sweep, partition,", "see askew --help"),

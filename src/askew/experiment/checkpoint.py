@@ -96,6 +96,12 @@ def remove(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def remove_end(folder: Path) -> None:
+    """Remove the state after the last round of a finished run."""
+    for path in folder.glob(END_FILES):
+        path.unlink()
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Is there a checkpoint, whole or not?"""
     return any((folder / name).exists() for name in (FILE, PREVIOUS))

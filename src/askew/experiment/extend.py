@@ -7,6 +7,7 @@ it is. This is done only where the first rounds do not depend on how many follow
 
 from __future__ import annotations
 
+import glob
 import json
 import warnings
 from collections.abc import Sequence
@@ -66,11 +67,13 @@ def begin_at_end(folder: Path, config: Config) -> None:
         return
     prefix = folder.name.rpartition("-")[0]
     others: dict[int, Path] = {}
-    for file in sorted(folder.parent.glob(f"{prefix}-*/{end_file(config)}")):
+    for file in sorted(folder.parent.glob(f"{glob.escape(prefix)}-*/{end_file(config)}")):
         try:
-            others[int(load(file.parent).config["rounds"])] = file
+            run = load(file.parent)
         except StoreError:  # a damaged run is no beginning
             continue
+        if run.finished and (file.parent / "model.safetensors").exists():  # which is written after the records
+            others[len(run.rounds)] = file
     shorter = {rounds: file for rounds, file in others.items() if rounds < config.rounds}
     if shorter:
         copy_end(shorter[max(shorter)], folder, config)

@@ -101,8 +101,7 @@ def clear_run(folder: Path) -> None:
     """Remove what a run stored in its folder, and nothing else; its plugins stay, from which it may be started."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
-    for path in folder.glob(checkpoint.END_FILES):
-        path.unlink()
+    checkpoint.remove_end(folder)
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..data import files
 from ..errors import AskewError, ConfigError, ModelError
+from ..experiment.checkpoint import remove_end
 from ..experiment.config import Config
 from ..experiment.conformal import conformal
 from ..experiment.launch import run_all
@@ -140,6 +141,8 @@ def run_schedule(
                     if run.name not in writer.added or run.conformal:
                         writer.add(planned, run)
                     writer.write()
+                    if run.folder:
+                        remove_end(run.folder)  # an experiment's number of rounds is given: nothing goes on from it
                     schedule.on_end(run)
                 yield run
                 if not run.finished:
