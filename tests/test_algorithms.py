@@ -526,7 +526,7 @@ def test_a_client_without_samples_is_never_sampled() -> None:
             assert set(ids.tolist()) <= {0, 2, 4}
     owner = np.repeat(np.arange(5), [4, 0, 5, 0, 6])
     pool = Samples(torch.cat([s.x for s in samples]).float(), torch.cat([s.y for s in samples]))
-    run = askew.run("scaffold", data=Dataset(pool, pool, 3, owner), rounds=3, cohort=4)
+    run = askew.run("scaffold", data=Dataset(pool, pool, 3, owner), rounds=3, cohort=3)
     assert [r["participants"] for r in run.rounds] == [[0, 1, 2]] * 3  # numbers that nobody has are no clients
 
 
