@@ -40,7 +40,6 @@ UNITS = 64  # a layer's units are padded to a multiple
 FORWARD = Shape(units=16, depth=64, warps=4, stages=4)
 BACKWARD = Shape(units=16, depth=32, warps=4, stages=4)
 FEWEST, MOST = 16, 32  # samples of one program
-EARLY = False  # does a kernel begin before the last one ends?
 
 
 def can_launch(x: Tensor) -> bool:
@@ -66,8 +65,8 @@ def launch(kernel: Any, shape: Shape, launches: Sequence[Launch], gates: Tensor,
     """One launch of a kernel for each step."""
     groups, layers, times, batch, _, size = gates.shape
     block = FEWEST if batch <= FEWEST else MOST
-    tiles, sizes = -(-batch // block), (layers, size, block, shape.units, shape.depth, cudnn_precision(), EARLY)
-    options = {"num_warps": shape.warps, "num_stages": shape.stages} | ({"launch_pdl": True} if EARLY else {})
+    tiles, sizes = -(-batch // block), (layers, size, block, shape.units, shape.depth, cudnn_precision())
+    options = {"num_warps": shape.warps, "num_stages": shape.stages}
     for step, low, top in launches:
         grid = (size // shape.units, groups, tiles * (top - low + 1))
         kernel[grid](*tensors, step, top, times, batch, tiles, *sizes, **options)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language import constexpr
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 loose = triton.jit(do_not_specialize=["step", "top", "times", "batch", "tiles"])
 
@@ -22,15 +21,12 @@ def tanh(x):
 
 @loose
 def forward(pre, w, bias, hidden, cells, gates, step, top, times, batch, tiles, layers: constexpr, size: constexpr,
-            SAMPLES: constexpr, UNITS: constexpr, DEPTH: constexpr, exact: constexpr, EARLY: constexpr):  # fmt: skip
+            SAMPLES: constexpr, UNITS: constexpr, DEPTH: constexpr, exact: constexpr):  # fmt: skip
     """A program has some units of one layer of one network, at the time `step` - layer, for some samples.
 
     A column of the product is one gate of one unit. Layer 0 adds `pre`, the part of its input; the others multiply
     the output of the layer below, which is of the step before, and add the bias.
     """
-    if EARLY:  # this kernel began before the last one ended, and the next one may do so
-        gdc_wait()
-        gdc_launch_dependents()
     group = tl.program_id(1).to(tl.int64)
     layer, first = top - tl.program_id(2) // tiles, tl.program_id(2) % tiles * SAMPLES
     time, own = step - layer, group * layers + layer
@@ -69,16 +65,13 @@ def forward(pre, w, bias, hidden, cells, gates, step, top, times, batch, tiles, 
 
 @loose
 def backward(dy, w, cells, gates, slopes, carried, step, top, times, batch, tiles, layers: constexpr, size: constexpr,
-             SAMPLES: constexpr, UNITS: constexpr, DEPTH: constexpr, exact: constexpr, EARLY: constexpr):  # fmt: skip
+             SAMPLES: constexpr, UNITS: constexpr, DEPTH: constexpr, exact: constexpr):  # fmt: skip
     """A program has some units of one layer of one network, at the time `step` - layer, for some samples.
 
     What flows back to a unit comes from the gates of the same layer one time later and of the layer above at the same
     time, which are both of the step before; each of the four gates is a product of its own, so that warps share them.
     `carried` is what flows back through the cells.
     """
-    if EARLY:  # this kernel began before the last one ended, and the next one may do so
-        gdc_wait()
-        gdc_launch_dependents()
     group = tl.program_id(1).to(tl.int64)
     layer, first = top - tl.program_id(2) // tiles, tl.program_id(2) % tiles * SAMPLES
     time, own = step - layer, group * layers + layer
