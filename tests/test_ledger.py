@@ -1041,6 +1041,7 @@ def test_missing_runs_are_readable() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_checks_and_refuses_a_stale_page(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger", "--results", "resluts"]) == 2
     assert "there is no folder 'resluts'" in capsys.readouterr().err
