@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from askew.core.records import REPEATED
-from askew.core.records import NO_ANSWER
+from askew.core.records import NO_ANSWER, REPEATED
 from askew.engine.answers import NOT_FINITE
 from askew.experiment.config import Config
 from askew.experiment.roll_call import call_round, call_run, data_share, name_clients, never_sentences, round_sentence

@@ -16,7 +16,7 @@ from ..experiment.roll_call import round_sentence
 USED, MISSING, REFUSED = 1, 2, 3  # what became of a client that was asked in a round
 KEPT_INCIDENTS = 100  # rounds whose incidents are kept as sentences
 MOST_COLUMNS = 2000  # numbers of one record that are kept
-NO_CURVES = ("round", "participants", "incidents", "checksum")  # keys of a record that are no numbers of their own
+NO_CURVES = ("participants", "incidents")  # tables and lists of a record that are no curves
 
 
 class Columns:
@@ -38,12 +38,12 @@ class Columns:
     def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records of the rounds that follow."""
         for record in records:
-            fates = client_fates(record)
+            clients, fates = client_fates(record)
             with self.lock:
                 for key, value in numbers_of(record):
                     self._put(key, value)
-                self.clients.extend(fates)
-                self.fates.extend(fates.values())
+                self.clients.extend(clients)
+                self.fates.extend(fates)
                 self.ends.append(len(self.clients))
                 self.count += 1
                 self._add_incidents(record)
@@ -59,7 +59,8 @@ class Columns:
             if len(self.numbers) >= MOST_COLUMNS:
                 return
             column = self.numbers[key] = array("d")
-        column.extend([nan] * (self.count - len(column)))
+        if len(column) < self.count:
+            column.extend([nan] * (self.count - len(column)))
         column.append(value)
 
     def _add_incidents(self, record: Mapping[str, Any]) -> None:
@@ -95,29 +96,25 @@ class Columns:
 def numbers_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The numbers of a record; entries of tables and lists as "table.name"."""
     for key, value in record.items():
-        if key in NO_CURVES:
-            continue
-        entries = {f"{key}.{name}": entry for name, entry in inner_entries(value)} or {key: value}
-        for name, entry in entries.items():
-            if isinstance(entry, (int, float)) and not isinstance(entry, bool):
-                yield name, entry
+        kind = type(value)  # not isinstance, which is slower, and true of bool
+        if kind is float or kind is int:
+            yield key, value
+        elif (kind is dict or kind is list) and key not in NO_CURVES:
+            for name, entry in value.items() if kind is dict else enumerate(value):
+                if type(entry) is float or type(entry) is int:
+                    yield f"{key}.{name}", entry
 
 
-def inner_entries(value: Any) -> Iterable[tuple[Any, Any]]:
-    """The entries of a table or a list with their names or places; none of anything else."""
-    if isinstance(value, Mapping):
-        return value.items()
-    return enumerate(value) if isinstance(value, list) else ()
-
-
-def client_fates(record: Mapping[str, Any]) -> dict[int, int]:
-    """What became of each client that was asked in a round."""
-    fates = dict.fromkeys(record.get("participants") or (), USED)
-    incidents = record.get("incidents")
-    for reason, clients in incidents.items() if isinstance(incidents, dict) else ():
+def client_fates(record: Mapping[str, Any]) -> tuple[Iterable[int], bytes]:
+    """The clients that were asked in a round, and what became of each."""
+    participants, incidents = record.get("participants") or [], record.get("incidents")
+    if not incidents or not isinstance(incidents, dict):
+        return array("I", participants), bytes([USED]) * len(participants)
+    fates = dict.fromkeys(participants, USED)
+    for reason, clients in incidents.items():
         if reason != REPEATED:
             fates |= dict.fromkeys(clients, MISSING if reason in NOTHING_CAME else REFUSED)
-    return fates
+    return array("I", fates), bytes(fates.values())
 
 
 def thin_out(x: list[float], y: list[float], most: int) -> tuple[list[float], list[float]]:

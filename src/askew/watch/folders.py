@@ -122,7 +122,7 @@ def file_signature(folder: Path) -> Signature:
 def file_state(path: Path) -> tuple[int, int, int] | None:
     """When a file was changed, how large it is and which one it is; None where it is not there."""
     try:
-        found = os.stat(path)
+        found = path.stat()
     except OSError:
         return None
     return (found.st_mtime_ns, found.st_size if stat.S_ISREG(found.st_mode) else -1, found.st_ino)

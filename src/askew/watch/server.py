@@ -205,7 +205,9 @@ def table(folders: RunFolders, query: Query) -> dict[str, Any]:
     """All rows, and the version that they have."""
     version = folders.version  # before the rows: what changes meanwhile is sent again
     return {
-        **{"version": version, "folder": str(folders.root), "most": MOST_CHOSEN},
+        "version": version,
+        "folder": str(folders.root),
+        "most": MOST_CHOSEN,
         "rows": [views.row(run) for run in list(folders.runs)],
     }
 

@@ -63,9 +63,9 @@ WORDS = {
 
 
 def client_count(run: WatchedRun) -> int:
-    """The number of clients; at least all that were asked."""
+    """The number of clients; where it was not recorded, as many as the highest number says."""
     known = int(run.federation.get("clients") or run.config.get("partition", {}).get("clients") or 0)
-    return max(known, max(run.columns.clients, default=-1) + 1) if not known else known
+    return known or max(run.columns.clients, default=-1) + 1
 
 
 def row(run: WatchedRun) -> dict[str, Any]:
@@ -107,8 +107,11 @@ def panels(runs: Sequence[WatchedRun], over: str) -> list[dict[str, Any]]:
             left_out = max(0, len(series) - MOST_SERIES)
             shown.append(
                 {
-                    **{"name": panel.name, "title": panel.title, "whats": whats},
-                    **{"series": series[:MOST_SERIES], "left_out": left_out},
+                    "name": panel.name,
+                    "title": panel.title,
+                    "whats": whats,
+                    "series": series[:MOST_SERIES],
+                    "left_out": left_out,
                 }
             )
     return shown
@@ -129,24 +132,36 @@ def turns(run: WatchedRun, window: Sequence[int]) -> dict[str, Any]:
     first, last = clip_span(window[:2], 1, count)
     low, high = clip_span(window[2:], 0, clients - 1)
     asked, fates, ends = run.columns.asked(first, last)
-    who, fate = np.frombuffer(asked, np.uint32).astype(np.int64), np.frombuffer(fates, np.uint8)
-    when = np.repeat(np.arange(last - first + 1), np.diff(np.frombuffer(ends, np.uint64).astype(np.int64)))
-    inside = (who >= low) & (who <= high)
-    who, fate, when = who[inside] - low, fate[inside], when[inside]
+    bounds = np.frombuffer(ends, np.uint64).astype(np.int64)
     width, height = min(MOST_ROUNDS, last - first + 1), min(MOST_CLIENTS, high - low + 1)
-    columns, rows = when * width // (last - first + 1), who * height // (high - low + 1)
-    wide = np.bincount(np.arange(last - first + 1) * width // (last - first + 1), minlength=width)
-    tall = np.bincount(np.arange(high - low + 1) * height // (high - low + 1), minlength=height)
-    room = np.outer(tall, wide).ravel()
-    layers = []
-    for kind in (USED, MISSING, REFUSED):
-        chosen = fate == kind
-        share = np.bincount(rows[chosen] * width + columns[chosen], minlength=width * height) / room
-        layers.append(np.ceil(255 * share).clip(0, 255).astype(np.uint8))  # a single one is seen
+    columns, rows = cells_of(last - first + 1, width), cells_of(high - low + 1, height)
+    # each turn is a number: its row, its column and its fate, looked up in small tables, as there may be millions
+    outside = width * height * 4
+    who = np.frombuffer(asked, np.uint32)
+    starts = np.full(max(clients, int(who.max(initial=0)) + 1), outside, np.int32)
+    starts[low : high + 1] = rows * width * 4
+    turn = starts[who]
+    turn += np.repeat(columns * 4, bounds[1:] - bounds[:-1])
+    turn += np.frombuffer(fates, np.uint8)
+    counts = np.bincount(turn, minlength=outside)[:outside].reshape(height * width, 4).T
+    room = np.outer(np.bincount(rows), np.bincount(columns)).ravel()
+    shares = counts[[USED, MISSING, REFUSED]] / room
+    cells = np.ceil(255 * shares).clip(0, 255).astype(np.uint8)  # upwards: a single one is seen
     return {
-        **{"rounds": count, "clients": clients, "window": [first, last, low, high]},
-        **{"width": width, "height": height, "cells": base64.b64encode(np.concatenate(layers)).decode()},
+        "rounds": count,
+        "clients": clients,
+        "window": [first, last, low, high],
+        "width": width,
+        "height": height,
+        "cells": base64.b64encode(cells.tobytes()).decode(),
     }
+
+
+def cells_of(count: int, cells: int) -> Any:
+    """The cell of each of so many rounds or clients, in an array."""
+    import numpy as np
+
+    return (np.arange(count) * cells // count).astype(np.int32)
 
 
 def clip_span(span: Sequence[int], least: int, most: int) -> tuple[int, int]:
@@ -190,8 +205,12 @@ def classes(run: WatchedRun) -> dict[str, Any]:
             table = np.add.reduceat(table, starts, axis) / (widths[:, None] if axis == 0 else widths)
     names = run.federation.get("class_names") or []
     return {
-        **{"clients": len(labels), "classes": len(labels[0]), "names": [str(name) for name in names[:MOST_CLASSES]]},
-        **{"width": table.shape[0], "height": table.shape[1], "values": table.T.round(2).ravel().tolist()},
+        "clients": len(labels),
+        "classes": len(labels[0]),
+        "names": [str(name) for name in names[:MOST_CLASSES]],
+        "width": table.shape[0],
+        "height": table.shape[1],
+        "values": table.T.round(2).ravel().tolist(),
     }
 
 
