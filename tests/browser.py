@@ -15,7 +15,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars", "--mute-audio"),
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync"),
-    *("--disable-dev-shm-usage", "--remote-debugging-pipe"),
+    *("--disable-dev-shm-usage", "--remote-debugging-pipe", "--host-resolver-rules=MAP foreign.test 127.0.0.1"),
 )
 
 
@@ -26,8 +26,8 @@ class Browser:
         assert CHROMIUM
         (to_read, self._write), (self._read, to_write) = os.pipe(), os.pipe()
         command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
-        # chromium reads commands from 3 and writes answers to 4; the high copies keep the two from being mixed up
-        words = ["sh", "-c", f'exec 3<&{to_read} 4>&{to_write} "$@"', "sh", *command]
+        # chromium reads commands from 3 and writes answers to 4; other shells know no numbers above 9
+        words = ["bash", "-c", f'exec 8<&{to_read} 9>&{to_write} 3<&8 4>&9 "$@"', "bash", *command]
         self._process = subprocess.Popen(
             words, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
