@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -25,14 +26,13 @@ class Browser:
     def __init__(self, folder: Path) -> None:
         assert CHROMIUM
         (to_read, self._write), (self._read, to_write) = os.pipe(), os.pipe()
+        high = [fcntl.fcntl(end, fcntl.F_DUPFD, 64) for end in (to_read, to_write)]
         command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
-        # chromium reads commands from 3 and writes answers to 4; other shells know no numbers above 9
-        words = ["bash", "-c", f'exec 8<&{to_read} 9>&{to_write} 3<&8 4>&9 "$@"', "bash", *command]
-        self._process = subprocess.Popen(
-            words, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        os.close(to_read)
-        os.close(to_write)
+        # chromium reads commands from 3 and writes answers to 4; high numbers, so that neither takes the other's place
+        words = ["bash", "-c", f'exec 3<&{high[0]} 4>&{high[1]} "$@"', "bash", *command]
+        self._process = subprocess.Popen(words, pass_fds=high, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for end in (*high, to_read, to_write):
+            os.close(end)
         self._rest, self._number, self._session, self.errors = b"", 0, "", list[str]()
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]

@@ -23,7 +23,7 @@ MOST_SERIES = 60  # of one panel
 FACTS = ("engine", "reason", "device", "kernels", "parameters", "version", "torch", "diverged", "remark")
 
 
-class Panel(NamedTuple):
+class CurvePanel(NamedTuple):
     """A picture with curves: `keys` is a pattern of the record keys in it."""
 
     name: str
@@ -33,18 +33,18 @@ class Panel(NamedTuple):
 
 
 PANELS = (
-    Panel("accuracy", "Test accuracy, %", "accuracy", 100),
-    Panel("loss", "Test loss", "loss"),
-    Panel("train_loss", "Training loss", "train_loss"),
-    Panel("clients", "Accuracy on clients' own samples, %", r"client_accuracy_(worst10|mean|best10)", 100),
-    Panel("rare", "Accuracy on rare and common classes, %", r"accuracy_(rare|common)", 100),
-    Panel("by_class", "Accuracy by class, %", r"(class_accuracy|accuracy_(by_)?class(es)?)\..+", 100),
-    Panel("norms", "Drift: lengths of updates", r"drift_(norm|norm_global|spread)"),
-    Panel("cosines", "Drift: cosines", r"drift_(cosine_mean|previous_mean|turn)"),
-    Panel("diversity", "Drift: diversity of updates", "drift_diversity"),
-    Panel("layers", "Drift by layer: diversity", r"drift_layers\..+"),
-    Panel("relative_layers", "Drift by layer: spread relative to the mean", r"drift_relative_layers\..+"),
-    Panel("epsilon", "Privacy: ε so far", "epsilon"),
+    CurvePanel("accuracy", "Test accuracy, %", "accuracy", 100),
+    CurvePanel("loss", "Test loss", "loss"),
+    CurvePanel("train_loss", "Training loss", "train_loss"),
+    CurvePanel("clients", "Accuracy on clients' own samples, %", r"client_accuracy_(worst10|mean|best10)", 100),
+    CurvePanel("rare", "Accuracy on rare and common classes, %", r"accuracy_(rare|common)", 100),
+    CurvePanel("by_class", "Accuracy by class, %", r"(class_accuracy|accuracy_(by_)?class(es)?)\..+", 100),
+    CurvePanel("norms", "Drift: lengths of updates", r"drift_(norm|norm_global|spread)"),
+    CurvePanel("cosines", "Drift: cosines", r"drift_(cosine_mean|previous_mean|turn)"),
+    CurvePanel("diversity", "Drift: diversity of updates", "drift_diversity"),
+    CurvePanel("layers", "Drift by layer: diversity", r"drift_layers\..+"),
+    CurvePanel("relative_layers", "Drift by layer: spread relative to the mean", r"drift_relative_layers\..+"),
+    CurvePanel("epsilon", "Privacy: ε so far", "epsilon"),
 )
 # Words for record keys, where a panel shows several.
 WORDS = {

@@ -93,15 +93,30 @@ async function showCurves() {
   if (ids !== [...page.chosen.keys()].join()) return;
   const names = new Set(panels.map(panel => panel.name));
   for (const [name, chart] of page.charts) if (name !== "shares" && !names.has(name)) removeChart(name, chart);
+  panels.forEach((panel, at) => addBox({ ...panel, at })); // all of them before the first is drawn: they share the width
   for (const panel of panels) showPanel(panel, over);
   if (!panels.length) say("The chosen runs have no records yet.");
   showDifferences(differences);
 }
 
 function removeChart(name, chart) {
-  chart.plot.destroy();
+  chart.plot?.destroy();
+  widths.unobserve(chart.box);
   chart.box.remove();
   page.charts.delete(name);
+}
+
+// Boxes keep the order in which the server names the panels.
+function addBox(panel) {
+  let chart = page.charts.get(panel.name);
+  if (!chart) {
+    chart = { box: make("figure", {}, make("figcaption", { textContent: panel.title })) };
+    chart.box.dataset.panel = panel.name;
+    page.charts.set(panel.name, chart);
+    widths.observe(chart.box);
+  }
+  const after = $("panels").children[panel.at];
+  if (after !== chart.box) $("panels").insertBefore(chart.box, after ?? null);
 }
 
 function showPanel(panel, over) {
@@ -114,15 +129,9 @@ function showPanel(panel, over) {
   }));
   const data = uPlot.join(panel.series.map(({ x, y }) => [x, y]));
   const shape = JSON.stringify([over, series.map(({ label, stroke }) => [label, stroke])]);
-  let chart = page.charts.get(panel.name);
-  if (chart?.shape === shape) return chart.plot.setData(data);
-  if (!chart) {
-    const box = make("figure", {}, make("figcaption", { textContent: panel.title }));
-    box.dataset.panel = panel.name;
-    chart = { box, order: panel.name };
-    $("panels").append(box);
-    page.charts.set(panel.name, chart);
-  } else chart.plot.destroy();
+  const chart = page.charts.get(panel.name);
+  if (chart.shape === shape) return chart.plot.setData(data);
+  chart.plot?.destroy();
   const title = { round: "Round", bytes: "Sent so far", seconds: "Seconds so far" }[over];
   const dense = data[0].length < 3;
   for (const each of series) each.points.show = dense;
@@ -134,16 +143,16 @@ function showPanel(panel, over) {
   const note = panel.left_out ? `${panel.left_out} more curves are not shown; choose fewer runs.` : "";
   chart.box.querySelector(".note")?.remove();
   if (note) chart.box.append(make("p", { className: "note", textContent: note }));
-  sortPanels();
 }
 
-// Panels keep the order in which the server names them first.
-function sortPanels() {
-  const order = ["accuracy", "loss", "train_loss", "clients", "rare", "by_class", "norms", "cosines", "diversity", "layers", "relative_layers", "epsilon"];
-  const boxes = [...$("panels").children], sorted = [...boxes].sort((a, b) => order.indexOf(a.dataset.panel) - order.indexOf(b.dataset.panel));
-  if (boxes.some((box, at) => box !== sorted[at])) $("panels").append(...sorted);
-}
-
+// Charts are as wide as their boxes, whatever changes these.
+const widths = new ResizeObserver(() => {
+  for (const [name, { box, plot }] of page.charts) {
+    const size = plotSize(name === "shares" ? box.parentElement : box);
+    if (plot && plot.width !== size.width) plot.setSize(size);
+  }
+});
+widths.observe($("shares").parentElement);
 const plotSize = box => ({ width: Math.max(200, Math.floor(box.clientWidth - 26)), height: 230 });
 const axes = (title, values) => {
   const common = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif" };
@@ -291,8 +300,8 @@ async function start() {
 
 function redraw() {
   for (const [name, chart] of page.charts) {
-    chart.plot.destroy();
-    if (name !== "shares") chart.box.remove();
+    if (name !== "shares") removeChart(name, chart);
+    else chart.plot.destroy();
   }
   page.charts.clear();
   refresh();
@@ -306,7 +315,6 @@ let resizing;
 addEventListener("resize", () => {
   clearTimeout(resizing);
   resizing = setTimeout(() => {
-    for (const [name, chart] of page.charts) chart.plot.setSize(plotSize(name === "shares" ? chart.box.parentElement : chart.box));
     showTurns();
     showClasses();
     table.paint();

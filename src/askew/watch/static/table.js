@@ -108,14 +108,6 @@ class RunTable {
       td.textContent = text(row);
       if (!number) td.title = td.textContent;
       tr.append(td);
-      if (key === "state" && row.state === "broken") {
-        const sentence = document.createElement("td");
-        sentence.colSpan = COLUMNS.length - 2;
-        sentence.className = "problem";
-        sentence.textContent = sentence.title = row.problem;
-        tr.append(sentence);
-        break;
-      }
     }
     return tr;
   }
