@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ def watch(
 
     Only this machine reaches the page, and only who knows its address, which holds a token. Ctrl-C ends it.
     """
+    sys.setswitchinterval(0.0005)  # a page that is asked for does not wait for folders that are read
     with WatchServer(folder, port) as server:
         print(server.url, flush=True)
         server.serve_forever()

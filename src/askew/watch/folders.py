@@ -16,6 +16,7 @@ from .columns import Columns
 
 DEPTH = 2  # folders between the folder that is watched and a run folder, at most, and that run folder
 PAUSE = 0.5  # seconds between two looks at runs that train
+YIELD = 0.001  # seconds after a run was read, in which requests are answered
 SLOW = 8  # looks, after which other runs are looked at too
 LARGEST_PART = 2**24  # bytes of new records that are read at once
 BROKEN, READING, GONE = "broken", "being read", "gone"  # states of a folder, beside those of a run
@@ -187,6 +188,7 @@ class RunFolders:
                     self.version += 1
                     run.version = self.version
                     self.changed.notify_all()
+                self.stopped.wait(YIELD)
 
     def _find_new(self) -> None:
         new = [folder for folder in find_folders(self.root) if folder not in self._known]
