@@ -14,8 +14,9 @@ function drawHeat(canvas, { width, height, cell, x, y, tall }) {
   const small = new OffscreenCanvas(width, height), brush = small.getContext("2d");
   const image = brush.createImageData(width, height);
   for (let at = 0; at < width * height; at++) {
-    const [r, g, b] = cell(at);
-    image.data.set([r, g, b, 255], 4 * at);
+    const shown = cell(at);
+    for (let part = 0; part < 3; part++) image.data[4 * at + part] = shown[part];
+    image.data[4 * at + 3] = 255;
   }
   brush.putImageData(image, 0, 0);
   const place = { left: LEFT, top: TOP, width: wide - LEFT - RIGHT, height: tall - TOP - BOTTOM };
