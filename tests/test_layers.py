@@ -23,7 +23,7 @@ LEVEL = {  # nobody knows the levels above
     "engine": 4,
     "experiment": 5,
     **dict.fromkeys(("report", "flower"), 6),
-    **dict.fromkeys(("reproduction", "bench"), 7),
+    **dict.fromkeys(("reproduction", "bench", "watch"), 7),
     "cli": 8,
     "__main__": 9,
 }

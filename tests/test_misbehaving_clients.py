@@ -14,6 +14,7 @@ from torch import Tensor
 
 import askew
 from askew.algorithms import FedAvg, FedGA, Scaffold, algorithms
+from askew.core import records
 from askew.core.algorithm import Algorithm
 from askew.core.rng import generator
 from askew.data.federation import LocalSettings
@@ -52,9 +53,9 @@ MANY_FAULTS = Faults(  # three in ten answers do not come, one in ten is wrong
     repeated=0.05,
 )
 REASON = {  # by kind of fault, in the order in which the rates are laid side by side
-    "missing": reasons.NO_ANSWER,
-    "error": reasons.CLIENT_ERROR,
-    "late": reasons.LATE,
+    "missing": records.NO_ANSWER,
+    "error": records.CLIENT_ERROR,
+    "late": records.LATE,
     "not_finite": reasons.NOT_FINITE,
     "wrong_shape": reasons.WRONG_FORM,
     "wrong_type": reasons.WRONG_FORM,
@@ -231,12 +232,12 @@ def judged(
     """The clients whose answers are used, and the reasons of the incidents; clients 0 to 4 were asked."""
     w = torch.tensor([model, 0.0], dtype=torch.float64)
     asked = AskedPhase(5, 0, {i: steps.get(f"c{i}", 1.0) for i in range(5)}, SPECS, w, limit)
-    used, incidents = judge(asked, answers, {4: reasons.CLIENT_ERROR})
+    used, incidents = judge(asked, answers, {4: records.CLIENT_ERROR})
     assert len({(incident.client, incident.reason) for incident in incidents}) == len(incidents)
     return list(used), {incident.client: incident.reason for incident in incidents}
 
 
-NO_FOUR = {4: reasons.CLIENT_ERROR}
+NO_FOUR = {4: records.CLIENT_ERROR}
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,7 @@ def same_model(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 def test_an_interrupted_run_with_faults_goes_on_as_if_nothing_had_happened(key: str, tmp_path: Path) -> None:
     config = Config.build(TABLES | {"algorithm": {"name": key}})
     whole = run_config(config)
-    assert {reason for record in whole.rounds for reason in record.get("incidents", ())} >= {reasons.LATE}
+    assert {reason for record in whole.rounds for reason in record.get("incidents", ())} >= {records.LATE}
 
     def interrupt(run: askew.Run, record: Record | None) -> None:
         if record and record["round"] == 3:

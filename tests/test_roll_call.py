@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from askew.core.records import REPEATED
-from askew.engine.answers import NO_ANSWER, NOT_FINITE
+from askew.core.records import NO_ANSWER, REPEATED
+from askew.engine.answers import NOT_FINITE
 from askew.experiment.config import Config
 from askew.experiment.roll_call import call_round, call_run, data_share, name_clients, never_sentences, round_sentence
 from askew.experiment.store import Run

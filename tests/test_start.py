@@ -28,6 +28,7 @@ def loaded_by(code: str, where: Path | None = None) -> str:
 
 def test_importing_askew_loads_no_torch_until_a_name_needs_it() -> None:
     assert loaded_by("import askew; askew.__version__, askew.errors, askew.load, askew.Run") == ""
+    assert loaded_by("import askew.cli.watch") == ""
 
 
 def test_commands_that_read_load_no_torch(tmp_path: Path) -> None:

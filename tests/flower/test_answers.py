@@ -22,6 +22,7 @@ from in_process import (
     with_participants,
 )
 
+from askew.core import records
 from askew.engine import answers as reasons
 from askew.errors import ConfigError, EngineError
 from askew.experiment.store import Run
@@ -43,8 +44,8 @@ def change_numbers(**changes: int) -> Callable[[Payload], Payload]:
 
 
 FAULTS: list[tuple[Callable[[Payload], Payload | str | None], str]] = [  # what client 1 does in each round
-    (lambda reply: None, reasons.NO_ANSWER),
-    (lambda reply: "the disk is full", reasons.CLIENT_ERROR),
+    (lambda reply: None, records.NO_ANSWER),
+    (lambda reply: "the disk is full", records.CLIENT_ERROR),
     (change_tensors(lambda t: t * math.nan), reasons.NOT_FINITE),
     (change_tensors(lambda t: t + math.inf), reasons.NOT_FINITE),
     (change_tensors(lambda t: t[:-1]), reasons.WRONG_FORM),
@@ -102,12 +103,12 @@ def test_why_a_round_is_thrown_away_and_who_was_not_awaited(tmp_path: Path) -> N
     drop: Any = lambda kind, client, payload, reply: None if (kind, client) == ("train", 1) else reply
     tables = faulty_run("fedavg", [ASKED], tmp_path)
     deployed, _, _ = deploy(tables, tmp_path, {"answers": 4}, change_reply=drop)
-    assert deployed.rounds[0]["incidents"] == {reasons.NO_ANSWER: [1], reasons.TOO_FEW: [0, 2, 3]}
+    assert deployed.rounds[0]["incidents"] == {records.NO_ANSWER: [1], reasons.TOO_FEW: [0, 2, 3]}
     assert deployed.rounds[0]["lost_share"] == 1.0 and deployed.rounds[0]["bytes_up"] > 0
     tables = small_run({"name": "fedavg"}, rounds=1, model=NO_NORM)
     rules = {"spare": 1.0, "timeout": 60.0, "fresh": True}
     spare, _, _ = deploy(tables, tmp_path, rules, transport_class=OneByOneTransport)
-    assert spare.rounds[0]["incidents"] == {reasons.NOT_AWAITED: [3, 4]}
+    assert spare.rounds[0]["incidents"] == {records.NOT_AWAITED: [3, 4]}
 
 
 class AnyTimeTransport(InProcessTransport):
@@ -126,7 +127,7 @@ class AnyTimeTransport(InProcessTransport):
 
 def test_a_late_answer_is_none_in_its_round_and_refused_in_the_next(tmp_path: Path) -> None:
     deployed, _, _ = deploy(faulty_run("scaffold", [ASKED] * 2, tmp_path), tmp_path, transport_class=AnyTimeTransport)
-    assert [r["incidents"] for r in deployed.rounds] == [{reasons.NO_ANSWER: [1]}, {reasons.OTHER_ROUND: [1]}]
+    assert [r["incidents"] for r in deployed.rounds] == [{records.NO_ANSWER: [1]}, {reasons.OTHER_ROUND: [1]}]
     assert models_equal(deployed.model, simulate(faulty_run("scaffold", [[0, 2, 3]] * 2, tmp_path)).model)
 
 
@@ -153,7 +154,7 @@ def test_the_console_says_after_every_round_whose_answers_were_used(monkeypatch:
     federation = {"clients": 4, "shown": 4, "sizes": [10, 40, 30, 20], "samples": 100}
     run = Run({"rounds": 2}, [record], {"engine": "flower", "name": "trial"}, federation)
     server_app.log_round(run, record)
-    lost = record | {"round": 2, "incidents": {reasons.NO_ANSWER: [1]}, "lost_share": 0.5, "absent": 1}
+    lost = record | {"round": 2, "incidents": {records.NO_ANSWER: [1]}, "lost_share": 0.5, "absent": 1}
     run.rounds.append(lost)
     server_app.log_round(run, lost)
     assert lines[1] == (20, "round 1: 2 of 2 answers used")

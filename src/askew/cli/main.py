@@ -37,6 +37,7 @@ COMMANDS = {
     "show": ("reading", "Show one run: settings, figures, curve and last rounds."),
     "compare": ("reading", "Compare runs in one table; runs that differ only in their seed share a row."),
     "report": ("reading", "Write one HTML page with tables and pictures of runs."),
+    "watch": ("watch", "Show runs on a local web page, live while they train."),
     "demo": (
         "training",
         "Compare seven methods on thirty clients with skewed digits, and write a report.",

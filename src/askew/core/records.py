@@ -8,3 +8,9 @@ RECORD = (  # keys of a round's record that are the server's own
 )
 TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 REPEATED = "second answer"  # a reason why an answer is not used: the first one is, and nothing is lost
+# Reasons why nothing came of a client that was asked:
+NO_ANSWER = "no answer"
+LATE = "late answer"  # counted in the round in which it was due; when it comes, it is an answer to another round
+CLIENT_ERROR = "error at the client"
+NOT_AWAITED = "enough others answered first"  # where spare clients are asked
+NOTHING_CAME = (NO_ANSWER, LATE, CLIENT_ERROR, NOT_AWAITED)

@@ -12,17 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.records import REPEATED
+from ..core.records import NO_ANSWER, REPEATED
 from ..core.types import State
 from .base import Incident, PhaseInputs, PhaseOutputs
 from .distributed import TensorSpec
 
-# Reasons of incidents. Nothing came:
-NO_ANSWER = "no answer"
-LATE = "late answer"  # counted in the round in which it was due; when it comes, it is an answer to another round
-CLIENT_ERROR = "error at the client"
-NOT_AWAITED = "enough others answered first"  # where spare clients are asked
-# Something came, and it was refused:
+# Reasons of incidents, beside those in core/records.py that nothing came. Something came, and it was refused:
 OTHER_CLIENT = "answer of another client"
 OTHER_ROUND = "answer to another round"
 WRONG_FORM = "wrong names, shapes or types"

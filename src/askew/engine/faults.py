@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
+from ..core.records import CLIENT_ERROR, LATE, NO_ANSWER
 from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..errors import ConfigError
-from .answers import CLIENT_ERROR, LATE, NO_ANSWER, SCALE_LIMIT, Answer, AskedPhase, judge, split_answers
+from .answers import SCALE_LIMIT, Answer, AskedPhase, judge, split_answers
 from .base import PhaseOutputs, PhaseRequest
 
 NUMBERS_LOST = (math.nan, math.inf, -math.inf)

@@ -16,14 +16,14 @@ from ..core.algorithm import Algorithm
 from ..core.bank import Bank
 from ..core.hooks import STATE, correct_hook, in_words, is_foreign, is_pair, is_state, unchanged, wrong_return
 from ..core.method_checks import check_declared, check_method
-from ..core.records import RECORD, TIMES
+from ..core.records import NO_ANSWER, RECORD, TIMES
 from ..core.rng import coin
 from ..core.space import Space
 from ..core.types import Cohort, State, momentum_length, select_rows
 from ..data.federation import Federation, LocalSettings, RoundPlan
 from ..errors import AlgorithmError, ConfigError
 from . import drift as drift_metrics
-from .answers import MODEL_NOT_FINITE, NO_ANSWER, NO_BATCH, NOT_FINITE
+from .answers import MODEL_NOT_FINITE, NO_BATCH, NOT_FINITE
 from .base import (
     Engine,
     Incident,

@@ -17,14 +17,11 @@ from torch import Tensor
 
 from ..core.algebra import norm
 from ..core.algorithm import Algorithm
-from ..core.records import REPEATED
+from ..core.records import CLIENT_ERROR, NO_ANSWER, NOT_AWAITED, REPEATED
 from ..core.types import State
 from ..data.federation import RoundPlan
 from ..engine.answers import (
-    CLIENT_ERROR,
-    NO_ANSWER,
     NO_SECURE_SUM,
-    NOT_AWAITED,
     TOO_FEW,
     TOO_LARGE,
     Answer,

@@ -1,0 +1,323 @@
+// The page: what is chosen, what is asked of the server, and when.
+"use strict";
+
+const COLOURS = ["#2f6fdb", "#e8730c", "#1f9d55", "#c8203a", "#8a4fd8", "#0d9aa8", "#d2559b", "#8a6d1c", "#5a6b85", "#6aa60f", "#b5541f", "#3f4fc4"];
+const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 5], [12, 5]];
+const PAUSE = 700; // milliseconds between two requests for pictures
+const $ = id => document.getElementById(id);
+const make = (tag, fields = {}, ...inner) => {
+  const node = Object.assign(document.createElement(tag), fields);
+  node.append(...inner);
+  return node;
+};
+const page = { chosen: new Map(), most: 12, charts: new Map(), zoom: [0, 0, 0, 0], shown: null, wanted: false, busy: false, picked: false };
+const ask = async (name, query = {}) => {
+  const answer = await fetch(`${name}?${new URLSearchParams(query)}`);
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer.json();
+};
+const table = new RunTable(choose, id => page.chosen.has(id));
+const dot = (fill, square) => {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), shape = document.createElementNS(svg.namespaceURI, square ? "rect" : "circle");
+  svg.setAttribute("width", 10);
+  svg.setAttribute("height", 10);
+  for (const [key, value] of Object.entries(square ? { width: 10, height: 10, fill } : { cx: 5, cy: 5, r: 5, fill })) shape.setAttribute(key, value);
+  svg.append(shape);
+  return svg;
+};
+
+// choice -------------------------------------------------------------------------------------------------------------
+
+function choose(id) {
+  page.picked = true;
+  if (page.chosen.has(id)) page.chosen.delete(id);
+  else if (page.chosen.size < page.most) {
+    const taken = new Set(page.chosen.values());
+    page.chosen.set(id, COLOURS.find(each => !taken.has(each)) ?? COLOURS[0]);
+  } else return say(`At most ${page.most} runs are shown at once.`);
+  changeChoice();
+}
+
+// Until somebody chooses, the two runs that began last are shown.
+function chooseFirst() {
+  if (page.picked) return;
+  const ready = [...table.rows.values()].filter(row => row.begun).sort((a, b) => b.begun - a.begun).slice(0, 2);
+  if (ready.every(row => page.chosen.has(row.id)) && page.chosen.size === ready.length) return;
+  page.chosen = new Map(ready.map((row, at) => [row.id, COLOURS[at]]));
+  changeChoice();
+}
+
+function changeChoice() {
+  const ids = [...page.chosen.keys()];
+  if (!page.chosen.has(page.shown)) {
+    page.shown = ids[0] ?? null;
+    page.zoom = [0, 0, 0, 0];
+  }
+  $("chips").replaceChildren(...ids.map(id => {
+    const remove = make("button", { type: "button", textContent: "×", ariaLabel: `Remove ${nameOf(id)}` });
+    remove.addEventListener("click", () => choose(id));
+    return make("li", { title: nameOf(id) }, dot(page.chosen.get(id)), make("span", { textContent: nameOf(id) }), remove);
+  }));
+  $("which").replaceChildren(...ids.map(id => make("option", { value: id, textContent: nameOf(id), selected: id === page.shown })));
+  $("chosen").hidden = $("one").hidden = !ids.length;
+  table.paint();
+  refresh();
+}
+
+// In legends, without the hash at the end where that distinguishes nothing.
+function shortName(id) {
+  const short = other => nameOf(other).replace(/^.*\//, "").replace(/-[0-9a-f]{8}$/, "");
+  return [...page.chosen.keys()].some(other => other !== id && short(other) === short(id)) ? nameOf(id) : short(id);
+}
+
+const nameOf = id => table.rows.get(id)?.name ?? `run ${id}`;
+
+// pictures -----------------------------------------------------------------------------------------------------------
+
+// Ask for the pictures again: at once, but never twice at a time.
+async function refresh() {
+  page.wanted = true;
+  if (page.busy) return;
+  page.busy = true;
+  while (page.wanted) {
+    page.wanted = false;
+    if (page.chosen.size) await Promise.all([showCurves(), showOne()].map(part => part.catch(error => say(error.message))));
+    await new Promise(done => setTimeout(done, PAUSE));
+  }
+  page.busy = false;
+}
+
+async function showCurves() {
+  const ids = [...page.chosen.keys()].join(), over = $("over").value;
+  const [panels, differences] = await Promise.all([ask("panels", { ids, over }), ask("differences", { ids })]);
+  if (ids !== [...page.chosen.keys()].join()) return;
+  const names = new Set(panels.map(panel => panel.name));
+  for (const [name, chart] of page.charts) if (name !== "shares" && !names.has(name)) removeChart(name, chart);
+  panels.forEach((panel, at) => addBox({ ...panel, at })); // all of them before the first is drawn: they share the width
+  for (const panel of panels) showPanel(panel, over);
+  if (!panels.length) say("The chosen runs have no records yet.");
+  showDifferences(differences);
+}
+
+function removeChart(name, chart) {
+  chart.plot?.destroy();
+  widths.unobserve(chart.box);
+  chart.box.remove();
+  page.charts.delete(name);
+}
+
+// Boxes keep the order in which the server names the panels.
+function addBox(panel) {
+  let chart = page.charts.get(panel.name);
+  if (!chart) {
+    chart = { box: make("figure", {}, make("figcaption", { textContent: panel.title })) };
+    chart.box.dataset.panel = panel.name;
+    page.charts.set(panel.name, chart);
+    widths.observe(chart.box);
+  }
+  const after = $("panels").children[panel.at];
+  if (after !== chart.box) $("panels").insertBefore(chart.box, after ?? null);
+}
+
+function showPanel(panel, over) {
+  const several = panel.whats.length > 1;
+  const series = panel.series.map(({ run, what }) => ({
+    label: several ? `${shortName(run)}: ${what}` : shortName(run),
+    stroke: page.chosen.get(run) ?? COLOURS[0], width: 1.6, spanGaps: true, points: { show: false },
+    dash: several ? DASHES[panel.whats.indexOf(what) % DASHES.length] : [],
+    value: (_, value) => value == null ? "–" : value.toPrecision(4),
+  }));
+  const data = uPlot.join(panel.series.map(({ x, y }) => [x, y]));
+  const shape = JSON.stringify([over, series.map(({ label, stroke }) => [label, stroke])]);
+  const chart = page.charts.get(panel.name);
+  if (chart.shape === shape) return chart.plot.setData(data);
+  chart.plot?.destroy();
+  const title = { round: "Round", bytes: "Sent so far", seconds: "Seconds so far" }[over];
+  const dense = data[0].length < 3;
+  for (const each of series) each.points.show = dense;
+  const values = over === "bytes" ? (_, all) => all.map(value => value == null ? "" : bytes(value)) : null;
+  const at = { label: title, value: (_, value) => value == null ? "–" : over === "bytes" ? bytes(value) : over === "seconds" ? value.toFixed(2) : value };
+  const options = { ...plotSize(chart.box), scales: { x: { time: false } }, series: [at, ...series], axes: axes(title, values), cursor: { sync: { key: `by ${over}` } } };
+  chart.plot = new uPlot(options, data, chart.box);
+  chart.shape = shape;
+  const note = panel.left_out ? `${panel.left_out} more curves are not shown; choose fewer runs.` : "";
+  chart.box.querySelector(".note")?.remove();
+  if (note) chart.box.append(make("p", { className: "note", textContent: note }));
+}
+
+// Charts are as wide as their boxes, whatever changes these.
+const widths = new ResizeObserver(() => {
+  for (const [name, { box, plot }] of page.charts) {
+    const size = plotSize(name === "shares" ? box.parentElement : box);
+    if (plot && plot.width !== size.width) plot.setSize(size);
+  }
+});
+widths.observe($("shares").parentElement);
+const plotSize = box => ({ width: Math.max(200, Math.floor(box.clientWidth - 26)), height: 230 });
+const axes = (title, values) => {
+  const common = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif" };
+  return [{ ...common, label: title, labelSize: 20, size: 30, space: 70, ...(values ? { values } : {}) }, { ...common, size: 52 }];
+};
+
+function showDifferences(rows) {
+  const ids = [...page.chosen.keys()];
+  if (ids.length < 2) return $("differences").replaceChildren();
+  if (!rows.length) return $("differences").replaceChildren(make("p", { className: "note", textContent: "The chosen runs have equal settings." }));
+  const head = make("tr", {}, make("th", { scope: "col", textContent: "Setting" }), ...ids.map(id => make("th", { scope: "col" }, dot(page.chosen.get(id)), ` ${nameOf(id)}`)));
+  const lines = rows.map(row => make("tr", {}, make("th", { scope: "row", textContent: row.key }), ...row.values.map(value => make("td", { textContent: value }))));
+  $("differences").replaceChildren(make("table", {}, make("caption", { textContent: "Settings in which the chosen runs differ" }), make("thead", {}, head), make("tbody", {}, ...lines)));
+}
+
+// one run ------------------------------------------------------------------------------------------------------------
+
+async function showOne() {
+  const id = page.shown;
+  if (id == null) return;
+  const [first, last, low, high] = page.zoom;
+  const [turns, shares, classes, details] = await Promise.all([
+    ask("turns", { id, first, last, low, high }), ask("shares", { id }), ask("classes", { id }), ask("details", { id })]);
+  if (id !== page.shown) return;
+  Object.assign(page, { turns, classes });
+  showTurns();
+  showShares(shares);
+  showClasses();
+  showDetails(details);
+}
+
+function showTurns() {
+  const { turns } = page;
+  $("turns").parentElement.hidden = !turns?.cells;
+  if (!turns?.cells) return;
+  const cells = Uint8Array.from(atob(turns.cells), letter => letter.charCodeAt(0)), { width, height, window: [first, last, low, high] } = turns;
+  page.cells = cells;
+  page.place = drawHeat($("turns"), {
+    width, height, cell: turnsCell(cells, width * height), tall: 280,
+    x: { from: first, to: last, title: "Round" }, y: { from: low, to: high, title: "Client" } });
+  $("turns-key").replaceChildren(...[["--used", "present"], ["--absent", "absent"], ["--missing", "late or no answer"], ["--refused", "refused or not usable"]]
+    .map(([name, text]) => make("span", {}, dot(colour(name), true), text)));
+  const all = last - first + 1 === turns.rounds && high - low + 1 === turns.clients;
+  $("turns-all").hidden = all;
+  page.turnsText = `${turns.clients} clients, ${turns.rounds} rounds` + (all ? "" : `; shown are rounds ${first} to ${last}, clients ${low} to ${high}`);
+  $("turns").setAttribute("aria-label", `Clients by rounds: ${page.turnsText}`);
+  $("turns-note").textContent = `${page.turnsText}. Drag over a part to enlarge it.`;
+}
+
+function cellAt(event) {
+  const { place, turns } = page, box = $("turns").getBoundingClientRect();
+  const part = (value, from, size, cells) => Math.max(0, Math.min(cells - 1, Math.floor((value - from) / size * cells)));
+  const [first, last, low, high] = turns.window, rounds = last - first + 1, clients = high - low + 1;
+  const column = part(event.clientX - box.left, place.left, place.width, turns.width), row = part(event.clientY - box.top, place.top, place.height, turns.height);
+  // the first and the last that fall into a cell, as the server divides them
+  const span = (at, cells, all, from) => [from + Math.ceil(at * all / cells), from + Math.ceil((at + 1) * all / cells) - 1];
+  return { column, row, rounds: span(column, turns.width, rounds, first), clients: span(row, turns.height, clients, low) };
+}
+
+const spanText = (word, [from, to]) => from === to ? `${word} ${from}` : `${word}s ${from} to ${to}`;
+
+$("turns").addEventListener("pointermove", event => {
+  if (!page.turns?.cells) return;
+  const at = cellAt(event), size = page.turns.width * page.turns.height, cell = at.row * page.turns.width + at.column;
+  const shares = [["present", 0], ["late or no answer", 1], ["refused", 2]].map(([word, layer]) => [word, page.cells[layer * size + cell]]).filter(([, value]) => value);
+  const single = at.rounds[0] === at.rounds[1] && at.clients[0] === at.clients[1];
+  const text = shares.map(([word, value]) => single ? word : `${word} in ${Math.round(value / 2.55)}%`).join(", ") || "absent";
+  $("turns-note").textContent = `${spanText("Round", at.rounds)}, ${spanText("client", at.clients)}: ${text}.`;
+});
+$("turns").addEventListener("pointerleave", () => page.turnsText && ($("turns-note").textContent = `${page.turnsText}. Drag over a part to enlarge it.`));
+$("turns").addEventListener("pointerdown", event => { if (page.turns?.cells) page.from = cellAt(event); });
+$("turns").addEventListener("pointerup", event => {
+  const from = page.from, to = page.turns?.cells && cellAt(event);
+  page.from = null;
+  if (!from || !to || (from.column === to.column && from.row === to.row)) return;
+  const ends = key => [Math.min(from[key][0], to[key][0]), Math.max(from[key][1], to[key][1])];
+  page.zoom = [...ends("rounds"), ...ends("clients")];
+  refresh();
+});
+$("turns-all").addEventListener("click", () => { page.zoom = [0, 0, 0, 0]; refresh(); });
+
+function showShares({ x, y, note }) {
+  const box = $("shares");
+  box.parentElement.hidden = !x.length;
+  $("shares-note").textContent = note;
+  if (!x.length) return;
+  const data = [x, x, y];
+  let chart = page.charts.get("shares");
+  if (chart) return chart.plot.setData(data);
+  const options = {
+    ...plotSize(box.parentElement), scales: { x: { time: false } }, axes: axes("Share of data, %", null),
+    series: [
+      { label: "share of data, %", value: (_, value) => value?.toFixed(3) ?? "–" },
+      { label: "equal shares", stroke: colour("--soft"), dash: [4, 4], points: { show: false } },
+      { label: "share of turns, %", stroke: colour("--used"), paths: () => null, points: { show: true, size: 5, fill: colour("--used") }, value: (_, value) => value?.toFixed(3) ?? "–" },
+    ] };
+  page.charts.set("shares", { box, plot: new uPlot(options, data, box) });
+}
+
+function showClasses() {
+  const { classes } = page;
+  $("classes").parentElement.hidden = !classes?.clients;
+  if (!classes?.clients) return;
+  const most = classes.values.reduce((a, b) => Math.max(a, b), 1), none = rgb(colour("--absent")), full = rgb(colour("--used"));
+  drawHeat($("classes"), {
+    width: classes.width, height: classes.height, cell: at => mix(none, full, Math.sqrt(classes.values[at] / most)), tall: 260,
+    x: { from: 0, to: classes.clients - 1, title: "Client" }, y: { from: 0, to: classes.classes - 1, title: "Class", names: classes.names } });
+  const text = `${classes.clients} clients, ${classes.classes} classes; the darkest cell is ${Math.round(most)} samples`;
+  $("classes-note").textContent = `${text.replace("darkest", "strongest")}.`;
+  $("classes").setAttribute("aria-label", `Samples by class and client: ${text}`);
+}
+
+function showDetails({ facts, reasons, incidents }) {
+  const lines = [...reasons.map(text => make("li", { className: "reason", textContent: text })), ...incidents.map(([round, text]) => make("li", { textContent: `Round ${round}: ${text}` }))];
+  $("incidents").replaceChildren(lines.length ? make("ul", {}, ...lines) : make("p", { className: "note", textContent: "No answer was lost." }));
+  $("facts").replaceChildren(...Object.entries(facts).flatMap(([key, value]) => [make("dt", { textContent: key }), make("dd", { textContent: value })]));
+}
+
+// life ---------------------------------------------------------------------------------------------------------------
+
+function say(text, state = "") {
+  $("link").textContent = text;
+  $("link").className = state;
+}
+
+function receive({ rows }) {
+  table.update(rows);
+  chooseFirst();
+  if (rows.some(row => page.chosen.has(row.id))) refresh();
+}
+
+async function start() {
+  const all = await ask("runs");
+  page.most = all.most;
+  $("folder").textContent = all.folder;
+  receive(all);
+  const events = new EventSource(`events?since=${all.version}`);
+  events.onopen = () => say("live", "on");
+  events.onerror = () => say("connection lost; is askew watch still running?", "off");
+  events.onmessage = event => {
+    receive(JSON.parse(event.data));
+    say("live", "on");
+  };
+}
+
+function redraw() {
+  for (const [name, chart] of page.charts) {
+    if (name !== "shares") removeChart(name, chart);
+    else chart.plot.destroy();
+  }
+  page.charts.clear();
+  refresh();
+}
+
+$("none").addEventListener("click", () => { page.picked = true; page.chosen.clear(); changeChoice(); });
+$("over").addEventListener("change", refresh);
+$("which").addEventListener("change", event => { page.shown = Number(event.target.value); page.zoom = [0, 0, 0, 0]; refresh(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+let resizing;
+addEventListener("resize", () => {
+  clearTimeout(resizing);
+  resizing = setTimeout(() => {
+    showTurns();
+    showClasses();
+    table.paint();
+  }, 120);
+});
+start().catch(error => say(error.message, "off"));

@@ -1,0 +1,131 @@
+// The table of runs: sorted, filtered, and only as many rows in the page as are seen.
+"use strict";
+
+const ROW = 30, SPARE = 8, BROKEN = 5; // pixels of a row; rows above and below what is seen; broken folders in words
+const percent = value => value == null ? "" : (100 * value).toFixed(1);
+const bytes = value => {
+  if (value == null) return "";
+  const power = value < 1 ? 0 : Math.min(4, Math.floor(Math.log10(value) / 3));
+  return `${power ? (value / 1000 ** power).toFixed(1) : Math.round(value)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
+};
+const duration = value => value == null ? "" : value < 100 ? `${value.toFixed(1)} s` : value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
+const COLUMNS = [ // key, title, text of a row, is it a number, is it left out on a small screen
+  ["name", "Run", row => row.name],
+  ["state", "State", row => row.state],
+  ["method", "Method", row => row.method ?? "", false, true],
+  ["data", "Data", row => row.data ?? "", false, true],
+  ["setting", "Setting", row => row.setting ?? "", false, true],
+  ["seed", "Seed", row => row.seed ?? "", true, true],
+  ["round", "Round", row => row.rounds == null ? "" : `${row.round}/${row.rounds}`, true],
+  ["accuracy", "Acc. %", row => percent(row.accuracy), true],
+  ["best", "Best %", row => percent(row.best), true],
+  ["loss", "Loss", row => row.loss == null ? "" : row.loss.toPrecision(3), true, true],
+  ["bytes", "Sent", row => bytes(row.bytes), true, true],
+  ["seconds", "Time", row => duration(row.seconds), true, true],
+  ["begun", "Begun", row => row.begun ? new Date(1000 * row.begun).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "", true, true],
+];
+
+class RunTable {
+  constructor(choose, isChosen) {
+    Object.assign(this, { choose, isChosen, rows: new Map(), shown: [], key: "begun", down: true, words: [] });
+    this.scroll = document.getElementById("scroll");
+    this.body = document.querySelector("#runs tbody");
+    this.head = document.querySelector("#runs thead tr");
+    this.head.append(Object.assign(document.createElement("th"), { scope: "col", ariaLabel: "Chosen" }));
+    for (const [key, title, , number, minor] of COLUMNS) {
+      const th = document.createElement("th"), button = document.createElement("button");
+      th.scope = "col";
+      th.className = `${number ? "number" : ""} ${minor ? "minor" : ""}`;
+      th.dataset.key = key;
+      button.type = "button";
+      button.textContent = title;
+      button.addEventListener("click", () => this.sortBy(key, number));
+      th.append(button);
+      this.head.append(th);
+    }
+    this.scroll.addEventListener("scroll", () => this.paint(), { passive: true });
+    document.getElementById("filter").addEventListener("input", event => {
+      this.words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+      this.scroll.scrollTop = 0;
+      this.arrange();
+    });
+  }
+
+  sortBy(key, number) {
+    this.down = this.key === key ? !this.down : Boolean(number);
+    this.key = key;
+    this.arrange();
+  }
+
+  update(rows) {
+    for (const row of rows) {
+      if (row.state === "gone") this.rows.delete(row.id);
+      else this.rows.set(row.id, { ...row, text: [row.name, row.method, row.data, row.setting, row.state, row.seed != null ? `seed${row.seed}` : ""].join(" ").toLowerCase() });
+    }
+    this.arrange();
+  }
+
+  arrange() {
+    const { key, down, words } = this;
+    this.shown = [...this.rows.values()].filter(row => words.every(word => row.text.includes(word)));
+    this.shown.sort((a, b) => compare(a[key], b[key], down) || a.id - b.id);
+    for (const th of this.head.children) th.dataset.key === key ? th.setAttribute("aria-sort", down ? "descending" : "ascending") : th.removeAttribute("aria-sort");
+    this.listBroken();
+    const all = this.rows.size;
+    document.getElementById("count").textContent = this.shown.length === all ? `${all} run${all === 1 ? "" : "s"}` : `${this.shown.length} of ${all} runs`;
+    this.paint();
+  }
+
+  listBroken() {
+    const broken = this.shown.filter(row => row.state === "broken"), list = document.getElementById("broken");
+    const lines = broken.slice(0, BROKEN).map(row => `${row.name}: ${row.problem}`);
+    if (broken.length > BROKEN) lines.push(`and ${broken.length - BROKEN} more broken folders`);
+    list.replaceChildren(...lines.map(textContent => Object.assign(document.createElement("li"), { textContent })));
+  }
+
+  paint() {
+    const first = Math.max(0, Math.floor(this.scroll.scrollTop / ROW) - SPARE);
+    const last = Math.min(this.shown.length, first + Math.ceil((this.scroll.clientHeight || 330) / ROW) + 2 * SPARE);
+    const focused = document.activeElement?.closest?.("#runs tbody tr")?.dataset.id;
+    this.body.replaceChildren(space(first), ...this.shown.slice(first, last).map(row => this.line(row)), space(this.shown.length - last));
+    if (focused != null) this.body.querySelector(`tr[data-id="${focused}"] input`)?.focus({ preventScroll: true });
+  }
+
+  line(row) {
+    const tr = document.createElement("tr"), box = document.createElement("input"), first = document.createElement("td");
+    tr.dataset.id = row.id;
+    box.type = "checkbox";
+    box.checked = this.isChosen(row.id);
+    box.disabled = row.state === "broken" || row.state === "being read";
+    box.ariaLabel = `Choose ${row.name}`;
+    first.append(box);
+    tr.append(first);
+    tr.addEventListener("click", () => box.disabled || this.choose(row.id));
+    if (row.state === "broken") tr.title = row.problem;
+    for (const [key, , text, number, minor] of COLUMNS) {
+      const td = document.createElement("td");
+      td.className = `${number ? "number" : ""} ${minor ? "minor" : ""} ${key === "state" ? `state-${row.state.replace(" ", "-")}` : ""}`;
+      td.textContent = text(row);
+      if (!number) td.title = td.textContent;
+      tr.append(td);
+    }
+    return tr;
+  }
+}
+
+function space(rows) {
+  const tr = document.createElement("tr"), td = document.createElement("td");
+  tr.className = "space";
+  tr.ariaHidden = "true";
+  td.colSpan = COLUMNS.length + 1;
+  td.style.height = `${rows * ROW}px`;
+  tr.append(td);
+  return tr;
+}
+
+// What is not known comes last, whichever way.
+function compare(a, b, down) {
+  if (a == null || b == null) return (a == null) - (b == null);
+  const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  return down ? -order : order;
+}

@@ -1,0 +1,388 @@
+"""`askew watch`: what the page is sent, who may ask for it, and the page itself in a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from email.message import Message
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
+
+import pytest
+
+import askew
+from askew.cli.main import main
+from askew.errors import ConfigError
+from askew.experiment import toml
+from askew.experiment.store import append_lines, lock_folder, write_json, write_lines
+from askew.watch import folders, server, views
+from askew.watch.columns import Columns, thin_out
+from askew.watch.folders import RunFolders, WatchedRun
+from askew.watch.server import FILES, STATIC, WatchServer
+from browser import CHROMIUM, Browser
+
+LABELS = [[6, 0], [0, 3], [1, 0], [0, 0]]
+
+
+def record(number: int, **other: Any) -> dict[str, Any]:
+    """The record of a round in which clients 0 and 1 took part."""
+    sent = {"bytes_up": 10, "bytes_down": 30, "dropped": 0, "seconds": 0.5}
+    return {"round": number, "participants": [0, 1], "accuracy": number / 10, "loss": 2.0 / number, **sent, **other}
+
+
+def make_run(folder: Path, records: list[dict[str, Any]], state: str = "finished", **config: Any) -> Path:
+    """A run folder with four clients."""
+    tables = {table: {"name": "iid"} for table in ("data", "partition", "participation", "model")}
+    whole = {"seed": 0, "rounds": len(records), "algorithm": {"name": "fedavg"}, "local": {"lr": 0.1}} | tables | config
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text(toml.seal(toml.to_toml(whole)))
+    write_json(folder / "run.json", {"state": state, "engine": "sequential"})
+    federation = {"clients": 4, "classes": 2, "sizes": [6, 3, 1, 0], "samples": 10, "labels": LABELS}
+    write_json(folder / "federation.json", federation)
+    write_lines(folder / "rounds.jsonl", records)
+    return folder
+
+
+def read(folder: Path) -> WatchedRun:
+    run = WatchedRun(0, folder, folder.name)
+    assert run.refresh()
+    return run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with two whole runs and a broken one."""
+    make_run(tmp_path / "runs" / "first", [record(n) for n in (1, 2, 3)])
+    make_run(tmp_path / "runs" / "second", [record(n) for n in (1, 2)], algorithm={"name": "scaffold"}, seed=7)
+    broken = make_run(tmp_path / "runs" / "broken", [record(1), record(2)])
+    (broken / "rounds.jsonl").write_text((broken / "rounds.jsonl").read_text().replace("0.1", "0.9"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def served(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchServer]:
+    monkeypatch.setattr(folders, "PAUSE", 0.02)
+    monkeypatch.setattr(server, "REST", 0.02)
+    with WatchServer(root) as watch:
+        Thread(target=watch.serve_forever, args=(0.02,), daemon=True).start()
+        yield watch
+        watch.shutdown()
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Message
+    text: str
+
+
+def request(watch: WatchServer, path: str, method: str = "GET", host: str | None = None) -> HTTPConnection:
+    """A connection on which a request is sent as it stands."""
+    connection = HTTPConnection("127.0.0.1", watch.server_port, timeout=10)
+    connection.putrequest(method, path, skip_host=True)
+    connection.putheader("Host", host if host is not None else f"127.0.0.1:{watch.server_port}")
+    connection.endheaders()
+    return connection
+
+
+def ask(watch: WatchServer, path: str, method: str = "GET", host: str | None = None) -> Answer:
+    """The answer to a request."""
+    with closing(request(watch, path, method, host)) as connection:
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.headers, answer.read().decode())
+
+
+def ask_json(watch: WatchServer, name: str) -> Any:
+    return json.loads(ask(watch, f"/{watch.token}/{name}").text)
+
+
+# what is sent -----------------------------------------------------------------------------------------------------
+
+
+def test_clients_by_rounds_as_counted_by_hand(tmp_path: Path) -> None:
+    late, refused = {"late answer": [2]}, {"update too large": [3], "second answer": [0]}
+    rounds = [record(1), record(2, participants=[0], incidents=late), record(3, participants=[0], incidents=refused)]
+    run = read(make_run(tmp_path / "run", rounds))
+    sent = views.turns(run, [0, 0, 0, 0])
+    used, missing, wrong = (
+        [list(base64.b64decode(sent["cells"])[12 * k + 3 * client :][:3]) for client in range(4)] for k in range(3)
+    )
+    assert used == [[255, 255, 255], [255, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert missing == [[0, 0, 0], [0, 0, 0], [0, 255, 0], [0, 0, 0]]
+    assert wrong == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 255]]
+    part = views.turns(run, [2, 3, 2, 3])
+    assert (part["window"], list(base64.b64decode(part["cells"]))) == (
+        [2, 3, 2, 3],
+        [0] * 4 + [255, 0, 0, 0] + [0, 0, 0, 255],
+    )
+    lost = "2 of 3 answers used; update too large: client 3; second answer: client 0; 0% of the data of this round lost"
+    assert views.details(run)["incidents"][0] == (3, lost.replace("2 of 3", "1 of 2"))
+
+
+def test_many_rounds_share_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(views, "MOST_CLIENTS", 2)
+    run = read(make_run(tmp_path / "run", [record(n, participants=[0] if n > 2 else [0, 1, 3]) for n in (1, 2, 3, 4)]))
+    cells = list(base64.b64decode(views.turns(run, [0] * 4)["cells"]))
+    assert cells == [255, 128, 128, 0] + [0] * 8  # of two clients in two rounds: 4, 2, 2 and 0 turns
+
+
+def test_shares_of_turns_and_data_as_counted_by_hand(tmp_path: Path) -> None:
+    run = read(make_run(tmp_path / "run", [record(1), record(2, participants=[0, 2])]))
+    sent = views.shares(run)
+    assert sent["x"] == [0, 10, 30, 60] and sent["y"] == [0, 25, 25, 50]
+    assert sent["note"] == "1 of 4 clients took no turn so far; they hold 0% of the data."
+    assert views.classes(run)["values"] == [6, 0, 1, 0, 0, 3, 0, 0]
+
+
+def test_curves_by_round_byte_and_second_without_gaps() -> None:
+    columns = Columns([record(1), record(2, accuracy=None), record(3, by={"a": 4, "b": True}, each=[5, 6])])
+    assert columns.points("accuracy", "round") == ([1, 3], [0.1, 0.3])
+    assert columns.points("accuracy", "bytes")[0] == [40, 120]
+    assert columns.points("loss", "seconds")[0] == [0.5, 1.0, 1.5]
+    assert columns.points("by.a", "round") == ([3], [4]) and columns.points("each.1", "round") == ([3], [6])
+    assert "by.b" not in columns.numbers and columns.best == 0.3 and columns.totals == {"bytes": 120, "seconds": 1.5}
+
+
+def test_a_thinned_curve_keeps_its_ends_and_peaks() -> None:
+    x, y = list(map(float, range(1000))), [0.0] * 1000
+    y[501], y[502] = 9.0, -9.0
+    at, values = thin_out(x, y, 20)
+    assert len(at) <= 22 and at == sorted(at) and (at[0], at[-1]) == (0, 999)
+    assert {501.0, 502.0} <= set(at) and {9.0, -9.0} <= set(values)
+
+
+def test_settings_that_differ(root: Path) -> None:
+    rows = views.differences([read(root / "first"), read(root / "second")])
+    assert {row["key"]: row["values"] for row in rows} == {
+        "seed": ["0", "7"],
+        "rounds": ["3", "2"],
+        "algorithm.name": ["fedavg", "scaffold"],
+    }
+
+
+# folders that change ------------------------------------------------------------------------------------------------
+
+
+def test_an_appended_record_alone_is_read_and_a_dead_run_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", [record(1)], "running", rounds=4)
+    with lock_folder(folder):
+        run = read(folder)
+        assert (run.state, run.columns.count, run.refresh()) == ("running", 1, False)
+        with monkeypatch.context() as patched:
+            patched.setattr(WatchedRun, "_read_all", lambda run: pytest.fail("read as a whole"))
+            append_lines(folder / "rounds.jsonl", [record(2), record(3)])
+            assert run.refresh() and run.columns.points("accuracy", "round")[1] == [0.1, 0.2, 0.3]
+            with open(folder / "rounds.jsonl", "a") as file:
+                file.write('{"round": 4, "parti')  # a line that is being written
+            assert run.refresh() and run.columns.count == 3
+    assert run.refresh() and run.state == "interrupted"
+    (folder / "rounds.jsonl").write_text("nonsense\n")
+    assert (
+        run.refresh() and run.state == "broken" and "rounds.jsonl, line 1 is not the record of round 1" in run.problem
+    )
+
+
+def test_folders_inside_of_folders_come_and_go(tmp_path: Path) -> None:
+    make_run(tmp_path / "sweep" / "one", [record(1)])
+    watched = RunFolders(tmp_path)
+    watched.look()
+    version, changed = watched.changes(0, 0)
+    assert [(run.name, run.state) for run in changed] == [("sweep/one", "finished")]
+    make_run(tmp_path / "two", [record(1)])
+    (tmp_path / "sweep").rename(tmp_path.parent / "elsewhere")
+    for _ in range(folders.SLOW):
+        watched.look()
+    assert [(run.name, run.state) for run in watched.changes(version, 0)[1]] == [
+        ("sweep/one", "gone"),
+        ("two", "finished"),
+    ]
+
+
+def test_what_a_folder_holds_may_be_anything(tmp_path: Path) -> None:
+    odd = make_run(tmp_path / "odd", [record(1)])
+    write_json(odd / "federation.json", {"clients": 4, "sizes": "many"})
+    assert read(odd).state == "broken" and "holds something that askew does not write" in read(odd).problem
+    (odd / "run.toml").unlink()
+    assert "it has no run.toml" in read(odd).problem and views.row(read(odd))["state"] == "broken"
+
+
+# who may ask --------------------------------------------------------------------------------------------------------
+
+
+def test_rows_and_broken_folders_as_they_are(served: WatchServer) -> None:
+    rows: list[dict[str, Any]] = []
+    while not rows or any(row["state"] == folders.READING for row in rows):
+        rows = ask_json(served, "runs")["rows"]
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["first"]["accuracy"] == 0.3 and by_name["first"]["round"] == 3 and by_name["second"]["seed"] == 7
+    assert (
+        by_name["broken"]["state"] == "broken" and "line 1 is not the record of round 1" in by_name["broken"]["problem"]
+    )
+    ids = f"{by_name['first']['id']},{by_name['second']['id']}"
+    accuracy = ask_json(served, f"panels?ids={ids}&over=bytes")[0]
+    assert [one["x"] for one in accuracy["series"]] == [[40, 80, 120], [40, 80]]
+
+
+def test_an_event_comes_when_a_record_is_appended(served: WatchServer, root: Path) -> None:
+    folder = make_run(root / "live", [record(1)], "running", rounds=9)
+    with lock_folder(folder), closing(request(served, f"/{served.token}/events?since=0")) as connection:
+        events = connection.getresponse()
+        assert events.headers["Content-Type"] == "text/event-stream"
+        seen, appended = 0, False
+        while seen < 2:
+            line = events.fp.readline().decode()
+            for row in json.loads(line[6:])["rows"] if line.startswith("data: ") else ():
+                seen = row.get("round", 0) if row["name"] == "live" else seen
+            if seen == 1 and not appended:
+                append_lines(folder / "rounds.jsonl", [record(2)])
+                appended = True
+        events.close()
+
+
+def test_without_the_token_or_with_another_host_nothing_is_told(served: WatchServer) -> None:
+    token, port = served.token, served.server_port
+    assert served.server_address[0] == "127.0.0.1" and len(token) >= 32
+    wrong = [
+        "/",
+        "/runs",
+        f"/{token[:-1]}/",
+        f"/{token}x/runs",
+        f"/%20{token}/",
+    ]
+    refused = [ask(served, path) for path in wrong]
+    refused += [
+        ask(served, f"/{token}/runs", host=host) for host in ("", "foreign.test", f"foreign.test:{port}", "127.0.0.1")
+    ]
+    assert {answer.status for answer in refused} == {403}
+    assert all(token not in answer.text for answer in refused)
+    assert ask(served, f"/{token}/", host=f"localhost:{port}").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [
+        ("../../../../etc/passwd", "GET", 404),
+        ("%2e%2e/%2e%2e/server.py", "GET", 404),
+        ("static/../server.py", "GET", 404),
+        ("turns?id=../first", "GET", 400),
+        ("turns?id=-1", "GET", 400),
+        ("turns?id=99", "GET", 400),
+        ("turns?id=0&first=1e9", "GET", 400),
+        ("panels?ids=0,x", "GET", 400),
+        ("events?since=x", "GET", 400),
+        ("runs", "POST", 501),
+        ("runs", "DELETE", 501),
+    ],
+)
+def test_requests_are_no_paths_and_change_nothing(
+    served: WatchServer, root: Path, path: str, method: str, status: int
+) -> None:
+    before = {file: file.stat().st_mtime_ns for file in root.rglob("*")}
+    answer = ask(served, f"/{served.token}/{path}", method)
+    assert answer.status == status and len(answer.text) < 200
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert {file: file.stat().st_mtime_ns for file in root.rglob("*")} == before
+
+
+def test_nothing_is_inline_or_from_elsewhere(served: WatchServer) -> None:
+    for name in FILES:
+        answer = ask(served, f"/{served.token}/{name}")
+        assert answer.status == 200 and answer.headers["X-Content-Type-Options"] == "nosniff"
+        policy = answer.headers["Content-Security-Policy"]
+        assert "unsafe" not in policy and "http" not in policy and "script-src 'self'" in policy
+    page = (STATIC / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=|//", page)
+    own = "".join((STATIC / name).read_text() for name in ("page.js", "table.js", "heat.js"))
+    assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|import\(", own)
+    assert {path.name for path in STATIC.iterdir()} == {file for file, _ in FILES.values()} | {"uplot-LICENSE.txt"}
+
+
+def test_what_cannot_be_watched_is_one_sentence(
+    served: WatchServer, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", str(root / "nothing")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="cannot listen on port"):
+        WatchServer(root, served.server_port)
+
+
+# in a browser -------------------------------------------------------------------------------------------------------
+
+NAMES = "[...document.querySelectorAll('#runs tbody tr:not(.space)')].map(tr => tr.children[1].textContent)"
+LEGEND = "[...document.querySelectorAll('[data-panel=accuracy] .u-legend .u-label')].map(label => label.textContent)"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed")
+def test_the_page_in_a_browser(served: WatchServer, root: Path, tmp_path: Path) -> None:
+    browser = Browser(tmp_path / "profile")
+    try:
+        use_page(browser, served)
+        browser.see(400, 800)
+        browser.wait("innerWidth === 400 && document.documentElement.scrollWidth <= 400")
+        assert browser.value(
+            "[...document.querySelectorAll('figure')].every(f => f.getBoundingClientRect().right <= 400)"
+        )
+        train_beside(browser, root)
+        assert browser.errors == []
+        port = served.server_port
+        for address in (f"http://foreign.test:{port}/{served.token}/", f"http://127.0.0.1:{port}/{'x' * 32}/"):
+            browser.open(address)
+            browser.wait(
+                "document.body && document.body.textContent.startsWith('Use the address that askew watch printed')"
+            )
+    finally:
+        browser.close()
+
+
+def use_page(browser: Browser, served: WatchServer) -> None:
+    """Overlay two runs, sort, filter, and see a broken folder."""
+    browser.see(1280, 900)
+    browser.open(served.url)
+    browser.wait(f"({LEGEND}).length === 3")  # the round and two runs, which are chosen at first
+    assert set(browser.value(LEGEND)[1:]) == {"first", "second"}
+    assert browser.value("page.charts.get('accuracy').plot.data.map(column => column.length)") == [3, 3, 3]
+    browser.wait("document.getElementById('turns').height > 100 && page.turns.cells.length > 0")
+    assert "line 1 is not the record of round 1" in browser.value("document.getElementById('broken').textContent")
+    for ascending in (True, False):
+        browser.value("document.querySelector('th[data-key=method] button').click()")
+        methods = browser.value("table.shown.map(row => row.method).filter(Boolean)")
+        assert methods == sorted(methods, reverse=not ascending)
+    assert browser.value(NAMES)[:2] == ["second", "first"]
+    type_text = (
+        "(text => { const f = document.getElementById('filter'); f.value = text; f.dispatchEvent(new Event('input')) })"
+    )
+    browser.value(f"{type_text}('SCAFF finished')")
+    assert browser.value(NAMES) == ["second"] and "1 of 3" in browser.value(
+        "document.getElementById('count').textContent"
+    )
+    browser.value(f"{type_text}('')")
+    assert "algorithm.name" in browser.value("document.getElementById('differences').textContent")
+    browser.value("document.querySelector('#chips button').click()")
+    browser.wait(f"({LEGEND}).length === 2")
+    browser.value(
+        "(over => (over.value = 'bytes', over.dispatchEvent(new Event('change'))))(document.getElementById('over'))"
+    )
+    browser.wait("page.charts.get('accuracy')?.plot.data[0].at(0) === 40")
+
+
+def train_beside(browser: Browser, root: Path) -> None:
+    """See a run train: its row and its curve grow before it ends."""
+    row = "[...table.rows.values()].find(row => row.name.startsWith('live/'))"
+    training = Thread(target=lambda: askew.run("fedavg", clients=4, rounds=400, out=root / "live"))
+    training.start()
+    first = browser.wait(f"({row})?.state === 'running' && ({row}).round")
+    browser.value(f"page.chosen.has(({row}).id) || choose(({row}).id)")
+    browser.wait(f"({row}).state === 'running' && ({row}).round > {first}")
+    curve = "page.charts.get('accuracy')?.plot.data[0].length ?? 0"
+    points = browser.wait(curve)
+    browser.wait(f"({curve}) > {points}")
+    training.join()
+    browser.wait(f"({row}).state === 'finished' && ({row}).round === 400")
