@@ -117,7 +117,7 @@ class OwnNetwork(HeldObject, Network):
     def of(cls, module: nn.Module) -> OwnNetwork:
         """The settings that stand for a user's module."""
         require_sizes(module)
-        about = f"{module} {source_text(type(module))}"
+        about = f"{module} {network_text(module)}"
         mark = fingerprint(*module.state_dict().values(), about=about)
         cls.objects[mark] = module
         return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
@@ -158,7 +158,7 @@ class NetworkMaker(HeldObject, Network):
             torch.manual_seed(0)
             module = call_maker(make)
         require_sizes(module)
-        about = f"made: {module} {source_text(type(module))}"
+        about = f"made: {module} {network_text(module)}"
         mark = fingerprint(*module.state_dict().values(), about=about)
         cls.objects[mark] = make
         return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
@@ -203,6 +203,13 @@ def own_model(model: Any) -> Any:
             f"got {type(model).__name__}; write for example model=MyNet."
         )
     return NetworkMaker.of(model)
+
+
+def network_text(module: nn.Module) -> str:
+    """The code of a network's class, and of its layers' classes that are not torch's."""
+    kinds = dict.fromkeys(type(layer) for layer in module.modules())
+    own = [kind for kind in kinds if kind is not type(module) and not kind.__module__.startswith("torch.")]
+    return "\n".join(map(source_text, [type(module), *own]))
 
 
 def fingerprint(*tensors: Tensor, about: str = "") -> str:
