@@ -313,7 +313,7 @@ def read_target(column: Column, tables: list[Table], settings: TableSettings) ->
 
 def from_frame(frame: Any, test: Any, settings: FrameSettings) -> Dataset:
     """A dataset from a DataFrame and perhaps one of test rows; clients and labels may be in its index."""
-    tables = []
+    tables: list[Table] = []
     for name, part in (("the DataFrame", frame), ("the test DataFrame", test)):
         if part is None:
             continue
