@@ -121,11 +121,13 @@ class Checked(HTMLParser):
         self.text += data
 
 
-def test_texts_are_short_and_html_is_escaped(runs: askew.Runs) -> None:
+def test_texts_are_short_and_html_is_escaped(runs: askew.Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs[0].algorithm == "fedavg" and repr(runs[0]).startswith("fedavg on digits, 4 clients")
     assert len(repr(runs[0]).splitlines()) <= 6 and len(repr(runs).splitlines()) <= 6
     assert "4 runs of 2 configurations" in repr(runs) and "  scaffold: best accuracy" in repr(runs)
     evil = askew.Run(runs[0].config | {"algorithm": {"name": "<script>\x1b[2J"}}, runs[0].rounds)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # where `rich` would print beside the result
+    monkeypatch.setattr("rich.jupyter.display", lambda *_: pytest.fail("shown twice"))
     for shown in (evil._repr_html_(), askew.Runs([evil])._repr_html_(), runs.table()._repr_html_()):
         page = Checked()
         page.feed(shown)
@@ -136,7 +138,9 @@ def test_texts_are_short_and_html_is_escaped(runs: askew.Runs) -> None:
 
 
 def test_figures_and_frames(runs: askew.Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    (axes,) = runs.plot().axes
+    figure = runs.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")  # by which a notebook shows it
+    (axes,) = figure.axes
     assert len(axes.get_lines()) >= 2 and axes.get_ylabel() == "Test accuracy, %"
     (axes,) = runs[0].plot("train_loss").axes
     assert list(axes.get_lines()[0].get_ydata()) == runs[0].curve("train_loss")[1]
