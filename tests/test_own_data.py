@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import askew
 from askew.cli.main import main
@@ -106,6 +106,26 @@ def test_one_file_in_four_disguises_is_one_dataset(tmp_path: Path) -> None:
         assert torch.equal(other.train.x, plain.train.x) and other.client_names == plain.client_names
 
 
+@pytest.mark.parametrize(
+    ("codes", "names"),
+    [
+        (("007", "7", "3"), ("3", "007", "7")),  # leading zeros are part of a name
+        (("3.0", "10", "700"), ("3", "10", "700")),
+        ((str(2**60), str(2**60 + 1), "5"), ("5", str(2**60), str(2**60 + 1))),  # equal as float64
+    ],
+)
+def test_codes_of_clients_are_kept_apart(tmp_path: Path, codes: tuple[str, ...], names: tuple[str, ...]) -> None:
+    rows = "".join(f"{code},{k},{k % 2}\n" for k in range(4) for code in codes)
+    source = csv_source(write(tmp_path, f"hospital,age,outcome\n{rows}"))
+    assert source.read().client_names == names
+
+
+def test_a_path_is_data(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    shape = askew.describe(Path(file), client="hospital", label="outcome").summary()
+    assert shape == askew.describe({"name": "csv", "file": file, **BOTH}).summary()
+
+
 def test_the_share_held_out_of_each_client() -> None:
     owner = np.repeat([0, 1, 2, 3], [50, 5, 1, 44])
     for share in (0.1, 0.2, 0.5, 0.9):
@@ -173,7 +193,8 @@ def test_owners_make_the_federation_natural(tmp_path: Path) -> None:
     assert again.digest() == config.digest()
     with pytest.raises(AskewError, match=r"divided among 3 clients, and partition.clients is 30; leave it out"):
         Config.build(own_tables(file, partition={"clients": 30}))
-    run = askew.run(own_tables(file, partition={"name": "iid", "clients": 2}), rounds=1)
+    with pytest.warns(DataWarning, match="divides them anew"):
+        run = askew.run(own_tables(file, partition={"name": "iid", "clients": 2}), rounds=1)
     assert "divides them anew" in run.facts["remark"]
 
 
@@ -221,6 +242,12 @@ def test_what_was_done_to_data_is_said() -> None:
         askew.run(data=(X, Y, OWNER), model="softmax", partition={"name": "iid", "clients": 3}, rounds=1)
     with pytest.warns(DataWarning, match="so this is a regression"):
         askew.run(data=(X, Y.astype(float)), model="softmax", partition={"name": "iid", "clients": 3}, rounds=1)
+    with pytest.warns(DataWarning) as said:  # each sentence once
+        askew.run(data=(X, np.array(["No", "no"])[Y], np.where(OWNER == "east", "North", OWNER)), rounds=1)
+    assert [str(each.message).split(";")[0] for each in said] == [
+        "'No' and 'no' are two classes",
+        "'North' and 'north' are two clients",
+    ]
 
 
 # --- describe
@@ -407,6 +434,36 @@ SHELL: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         settings("folder", "p"),
         "1.png has 8×8 pixels, 2.png 9×9; set data.size",
     ),
+    "row numbers of pandas": (
+        table("," + ROWS.replace("\n", "\n0,")),
+        settings("csv", "patients.csv", **BOTH),
+        "column 1 of patients.csv has no name, and the first line must name every column; name it, or leave it out",
+    ),
+    "thousands": (
+        table(
+            ROWS.replace("age", "age,pay")
+            .replace(",f,", ',"1,200",f,')
+            .replace(",m,", ',"3,400",m,')
+            .replace(",x,", ",1%,x,")
+        ),
+        settings("csv", "patients.csv", **BOTH),
+        "holds numbers as texts, such as '1,200'; write them as 1234.5",
+    ),
+    "dates": (
+        table(
+            ROWS.replace("age", "age,day")
+            .replace(",f,", ",2024-01-05,f,")
+            .replace(",m,", ",2024-02-07,m,")
+            .replace(",x,", ",2024-03-01,x,")
+        ),
+        settings("csv", "patients.csv", **BOTH),
+        "holds dates as texts, such as '2024-01-05'; give numbers",
+    ),
+    "one row a client": (
+        table("hospital,age,outcome\na,1,x\nb,2,y\nc,3,x\n"),
+        settings("csv", "patients.csv", **BOTH),
+        "the rows of every client are too few to hold out",
+    ),
     "a damaged image": (damaged_picture, settings("folder", "p"), "0.png cannot be read"),
 }
 
@@ -451,6 +508,11 @@ PYTHON: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "are 2 datasets; pass a list of them for one a client, or data = the first and test = the second",
     ),
+    "clients in a tuple": (((X, Y), (X, Y), (X, Y)), {}, r"are 3 pairs; pass a list of tuples"),
+    "clients in lists": ([[X, Y], [X, Y]], {}, r"are 2 pairs; pass a list of tuples"),
+    "a dictionary of arrays": ({"x": X, "y": Y}, {}, r"data\['x'\] is no setting but ndarray; pass \(x, y\)"),
+    "a loader": (DataLoader(TensorDataset(torch.zeros(2))), {}, "are a DataLoader, .* pass loader.dataset"),
+    "objects for numbers": ((X.astype(object), Y), {}, r"convert it with x.astype\(float\)"),
     "clients unlike": (
         {"a": (X, Y), "b": (X[:, :2], Y)},
         {},
@@ -509,8 +571,17 @@ def test_frames_and_parquet_files_are_the_csv_file(tmp_path: Path) -> None:
     for other in found:
         assert torch.equal(other.train.x, plain.train.x) and torch.equal(other.train.y, plain.train.y)
         assert other.client_names == plain.client_names and other.class_names == plain.class_names
-    with pytest.raises(DataError, match="column 'age' has no value in row 1 of the DataFrame"):
+    with pytest.raises(DataError, match=r"column 'age' has no value in row 1 of the DataFrame.* by table.dropna\(\)"):
         from_user(frame.assign(age=frame["age"].where(frame["age"] != 40)), client="hospital", label="outcome")
+    by_index = from_user(frame.set_index("hospital"), client="hospital", label="outcome")
+    assert torch.equal(by_index.train.x, plain.train.x)
+    codes = frame.assign(age=frame["age"].astype("category"))  # of numbers: as many inputs as there are
+    wider = from_user(codes, client="hospital", label="outcome").train.x.shape[1] - plain.train.x.shape[1]
+    assert wider == frame["age"].nunique() - 1
+    price = frame.loc[frame.index.repeat(20)].assign(age=np.arange(20.0 * len(frame)))
+    assert from_user(price, client="hospital", label="age").classes == 0  # many whole numbers of a real type
+    with pytest.raises(DataError, match=r"for a regression .astype\(float\)"):
+        from_user(price.astype({"age": int}), client="hospital", label="age")
 
 
 def test_a_column_of_a_hub_dataset_names_the_clients() -> None:

@@ -20,6 +20,7 @@ from askew.algorithms import FedAvg
 from askew.cli.main import main
 from askew.errors import AlgorithmError, ConfigError, Remark, StoreError
 from askew.experiment import progress
+from askew.experiment.api import NetworkMaker
 from askew.experiment.config import CHOICES, Config
 from askew.experiment.run_folder import without_surroundings
 from askew.report.runs import ComparisonTable
@@ -120,11 +121,13 @@ class Checked(HTMLParser):
         self.text += data
 
 
-def test_texts_are_short_and_html_is_escaped(runs: askew.Runs) -> None:
+def test_texts_are_short_and_html_is_escaped(runs: askew.Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs[0].algorithm == "fedavg" and repr(runs[0]).startswith("fedavg on digits, 4 clients")
     assert len(repr(runs[0]).splitlines()) <= 6 and len(repr(runs).splitlines()) <= 6
     assert "4 runs of 2 configurations" in repr(runs) and "  scaffold: best accuracy" in repr(runs)
     evil = askew.Run(runs[0].config | {"algorithm": {"name": "<script>\x1b[2J"}}, runs[0].rounds)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # where `rich` would print beside the result
+    monkeypatch.setattr("rich.jupyter.display", lambda *_: pytest.fail("shown twice"))
     for shown in (evil._repr_html_(), askew.Runs([evil])._repr_html_(), runs.table()._repr_html_()):
         page = Checked()
         page.feed(shown)
@@ -135,7 +138,9 @@ def test_texts_are_short_and_html_is_escaped(runs: askew.Runs) -> None:
 
 
 def test_figures_and_frames(runs: askew.Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    (axes,) = runs.plot().axes
+    figure = runs.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")  # by which a notebook shows it
+    (axes,) = figure.axes
     assert len(axes.get_lines()) >= 2 and axes.get_ylabel() == "Test accuracy, %"
     (axes,) = runs[0].plot("train_loss").axes
     assert list(axes.get_lines()[0].get_ydata()) == runs[0].curve("train_loss")[1]
@@ -245,10 +250,15 @@ CELL = """
 import askew
 from askew.algorithms import FedAvg
 
+scale = {scale}
+
+def step(p, delta):
+    return scale * (p @ delta)
+
 @askew.register("cell")
 class {name}(FedAvg):
     def aggregate(self, w, up, cohort, server):
-        return w + {scale} * (cohort.p @ up["delta"]), server
+        return w + step(cohort.p, up["delta"]), server
 """
 
 
@@ -268,12 +278,45 @@ def test_an_edited_cell_replaces_its_method(registries: None, tmp_path: Path, mo
     half = askew.run("fedavg", server_scale=0.5, **TINY)
     assert second.curve("loss") == half.curve("loss") != first.curve("loss")
     assert first.folder != second.folder  # a run of the old class is not taken for one of the new
+    notebook.__dict__["scale"] = 1.0  # which the class uses by a function beside it
+    assert askew.run("cell", out=tmp_path, **TINY).curve("loss") == first.curve("loss")
     with pytest.warns(Remark):
         run_cell(notebook, 1.0, "Renamed")
     other = types.ModuleType("somewhere_else")
     monkeypatch.setitem(sys.modules, other.__name__, other)
     with pytest.raises(ConfigError, match="'cell' exists already"):  # another file's
         run_cell(other, 1.0)
+
+
+NETWORK = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return {scale} * self.layer(x)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x):
+        return self.block(x)
+"""
+
+
+def test_an_edited_layer_is_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    marks = []
+    for scale in (1, 2, 1):
+        exec(compile(NETWORK.format(scale=scale), "<cell>", "exec"), notebook.__dict__)
+        marks.append(NetworkMaker.of(notebook.__dict__["Net"]).fingerprint)
+    assert marks[0] == marks[2] != marks[1]
 
 
 class Disco(FedAvg):

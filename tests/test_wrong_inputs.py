@@ -758,6 +758,14 @@ CASES = [
         "see askew data --help",
     ),
     case(
+        "a setting for an option",
+        "run --clients 5",
+        "no such option '--clients'",
+        "takes FILE.toml",
+        "write --set partition.clients=…;",
+    ),
+    case("of a sweep", "sweep --learning-rate 5", "no such option", "takes FILE.toml", "write --set local.lr=…;"),
+    case(
         "data list: option",
         "data list --name x",
         "no such option",

@@ -86,6 +86,11 @@ def test_an_app_is_written_without_flower(folder: Path, no_flower: None, capsys:
         "rules": None,
     }
     assert app.read_app(Path("app"))[1] is None
+    Path("own.csv").write_text("site,x,y\n" + "a,1,0\na,2,1\nb,3,0\nb,4,1\n" * 5)
+    table = {"name": "csv", "file": "own.csv", "client": "site", "label": "y"}
+    Path("own.toml").write_text("[data]\n" + "".join(f'{key} = "{value}"\n' for key, value in table.items()))
+    assert main(["deploy", "app", "own.toml", "own"]) == 0
+    assert "own.csv, not in the app: copy it to this path" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_apps_plugins_go_from_app_to_app(folder: Path) -> None:

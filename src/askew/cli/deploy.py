@@ -126,9 +126,11 @@ def write_app(
         )
         return
     source = "data of their own" if request.data else f"parts of {config.tables()['data']['name']}"
+    files = () if request.data else config.data.reads()
     rows = [
         ("app", str(folder)),
         ("clients", f"{config.client_count}, with {source}"),
+        *[("file", f"{path}, not in the app: copy it to this path on every machine") for path in files],
         ("", ""),
         ("on this machine", terminal.command("deploy", "up", folder)),
         ("on a SuperLink", shlex.join(["flwr", "run", str(folder)])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -108,6 +109,32 @@ def top(
     """Federated learning when data and turnout are askew."""
 
 
+# settings by the words that people try as options
+SETTINGS = {
+    "method": "algorithm.name",
+    "algorithm": "algorithm.name",
+    "data": "data.name",
+    "dataset": "data.name",
+    "model": "model.name",
+    "partition": "partition.name",
+    "alpha": "partition.alpha",
+    "clients": "partition.clients",
+    "num_clients": "partition.clients",
+    "cohort": "participation.cohort",
+    "lr": "local.lr",
+    "learning_rate": "local.lr",
+    "momentum": "local.momentum",
+    "epochs": "local.epochs",
+    "batch": "local.batch",
+    "batch_size": "local.batch",
+    "rounds": "rounds",
+    "seed": "seed",
+    "device": "engine.device",
+    "engine": "engine.name",
+    "workers": "engine.workers",
+}
+
+
 # errors ---------------------------------------------------------------------------------------------------------
 
 
@@ -172,5 +199,8 @@ def usage_sentence(e: Any, app: Any, arguments: Sequence[str]) -> str:
     else:
         names = (p.opts[0] if p.param_type_name == "option" else p.metavar for p in command.params)
         takes = f"{path} takes {' '.join(names)}"
-    message = e.format_message().strip().rstrip(".")
+    message = re.sub(r"(Did you mean [^?]*\?)( \1)+", r"\1", e.format_message()).strip().rstrip(".")
+    word = str(getattr(e, "option_name", "")).lstrip("-").replace("-", "_")
+    if word in SETTINGS and any("--set" in option.opts for option in command.params):
+        message = f"{message.split('. ')[0].rstrip('.')}; write --set {SETTINGS[word]}=…"
     return f"{message[:1].lower()}{message[1:]}{' ' if message.endswith('?') else '; '}{takes}; see {path} --help."

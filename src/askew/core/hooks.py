@@ -1,7 +1,7 @@
 """Hooks of a client, called and checked: what does not fit is refused by a sentence that names the method and the hook.
 
-Each function here calls the hook of its name. Engines run hooks by these functions alone. Methods of askew itself are
-tested, and are not checked at every step.
+Each function here calls the hook of its name. Engines run hooks by these functions alone. Functions of askew itself,
+also inherited ones, are tested, and are not checked at every step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNWATCHED = nullcontext()
 
 def carry(alg: Algorithm, client: Client) -> State:
     """The method's own entries of the carry."""
-    if not is_foreign(alg):
+    if is_ours(alg, "carry"):
         return alg.carry(client)
     with unchanged(alg, "carry", client):
         own = alg.carry(client)
@@ -36,7 +36,7 @@ def carry(alg: Algorithm, client: Client) -> State:
 
 def begin(alg: Algorithm, client: Client) -> Tensor:
     """The point where local training starts."""
-    if not is_foreign(alg):
+    if is_ours(alg, "begin"):
         return alg.begin(client)
     with unchanged(alg, "begin", client):
         theta = alg.begin(client)
@@ -48,14 +48,14 @@ def begin(alg: Algorithm, client: Client) -> Tensor:
 def loss(alg: Algorithm, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
     """What is differentiated."""
     value = alg.loss(task, theta, batch, client)
-    if is_foreign(alg) and (not isinstance(value, Tensor) or value.dim()):
+    if not is_ours(alg, "loss") and (not isinstance(value, Tensor) or value.dim()):
         raise wrong_return(alg, "loss", "one number, a tensor of shape []", value)
     return value
 
 
 def direction(alg: Algorithm, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
     """The direction of a local step."""
-    if not is_foreign(alg):
+    if is_ours(alg, "direction"):
         return alg.direction(theta, grad, client)
     with unchanged(alg, "direction", client, theta=theta):
         d = alg.direction(theta, grad, client)
@@ -67,7 +67,7 @@ def direction(alg: Algorithm, theta: Tensor, grad: Gradient, client: Client) -> 
 def descend(alg: Algorithm, theta: Tensor, d: Tensor, client: Client) -> tuple[Tensor, Tensor]:
     """The new theta and momentum."""
     v = client.carry["momentum"]
-    if not is_foreign(alg):
+    if is_ours(alg, "descend"):
         return alg.descend(theta, d, v, client)
     with unchanged(alg, "descend", client, theta=theta, d=d, v=v):
         new = alg.descend(theta, d, v, client)
@@ -78,7 +78,7 @@ def descend(alg: Algorithm, theta: Tensor, d: Tensor, client: Client) -> tuple[T
 
 def note(alg: Algorithm, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
     """New carry entries after a step."""
-    if not is_foreign(alg):
+    if is_ours(alg, "note"):
         return alg.note(theta, g, d, client)
     with unchanged(alg, "note", client, theta=theta, g=g, d=d):
         new, old = alg.note(theta, g, d, client), client.carry
@@ -96,7 +96,7 @@ def note(alg: Algorithm, theta: Tensor, g: Tensor, d: Tensor, client: Client) ->
 
 def finish(alg: Algorithm, theta: Tensor, client: Client) -> tuple[State, State]:
     """The upload and the client's new state, whose form the server compares with the declared one."""
-    if not is_foreign(alg):
+    if is_ours(alg, "finish"):
         return alg.finish(theta, client)
     with unchanged(alg, "finish", client, theta=theta):
         sent = alg.finish(theta, client)
@@ -110,19 +110,30 @@ def finish(alg: Algorithm, theta: Tensor, client: Client) -> tuple[State, State]
 # nothing in place -----------------------------------------------------------------------------------------------------
 
 
-left: dict[tuple[type[Algorithm], str], int] = {}  # by class and hook: how many calls are still watched
+left: dict[tuple[type[Algorithm], str], int] = {}  # by class and hook: how many calls are still watched; askew's: −1
+
+
+def calls_left(alg: Algorithm, hook: str) -> int:
+    """How many calls of a hook are still watched; −1 if the function is askew's own."""
+    key = type(alg), hook
+    found = left.get(key)
+    if found is None:
+        ours = str(getattr(getattr(type(alg), hook), "__module__", "")).startswith("askew.")
+        found = left[key] = -1 if ours else WATCHED_CALLS
+    return found
+
+
+def is_ours(alg: Algorithm, hook: str) -> bool:
+    """Is a hook askew's own function, perhaps inherited? It is tested, and not checked at every step."""
+    return calls_left(alg, hook) < 0
 
 
 def is_watched(alg: Algorithm, hook: str) -> bool:
     """Is this one of the first calls of a hook that is not askew's own? What changes tensors does so at once."""
-    key = type(alg), hook
-    if key not in left:
-        ours = str(getattr(getattr(type(alg), hook), "__module__", "")).startswith("askew.")
-        left[key] = 0 if ours else WATCHED_CALLS
-    if left[key]:
-        left[key] -= 1
-        return True
-    return False
+    calls = calls_left(alg, hook)
+    if calls > 0:
+        left[type(alg), hook] = calls - 1
+    return calls > 0
 
 
 def unchanged(

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.rng import generator
 from ..errors import DataError
 from .dataset import Dataset, Samples, hold_out_fifth, hold_out_share
-from .names import number_labels, number_names, to_names
+from .names import number_labels, number_names, spelling_remark, to_names
 
 ArrayPair = tuple[Tensor | np.ndarray, Tensor | np.ndarray]
 UserData = ArrayPair | torch_data.Dataset[tuple[Tensor, Tensor]]
@@ -140,11 +140,11 @@ def label_classes(
         remarks: tuple[str, ...] = ()
         if bool((train.y == train.y.round()).all()) and len(train.y) > len(np.unique(train.y.numpy())) < FEW:
             remarks = (
-                "the targets are whole numbers of a real type, so this is a regression; for classes pass y as "
-                "whole numbers, as in y.astype(int).",
+                "the targets are whole numbers of a real type, so this is a regression; for classes pass y as whole "
+                f"numbers, as in {'y.argmax(1)' if train.y[0].numel() > 1 else 'y.astype(int)'}.",
             )
         return Dataset(train, test, 0, criterion="squared_error", remarks=remarks, **more)
-    remark = ""
+    remark = spelling_remark(names or (), "classes")
     if names is None and renumber:
         both, names, remark = number_labels(torch.cat([train.y, test.y]).numpy())
         y = torch.split(torch.from_numpy(both), [len(train.y), len(test.y)])
@@ -155,7 +155,8 @@ def label_classes(
             f"{int(train.y.min())} to {int(max(train.y.max(), test.y.max()))}; drop samples without a label."
         )
     classes = len(names) if names else 1 + int(max(train.y.max(), test.y.max()))
-    return Dataset(train, test, classes, class_names=names, remarks=(remark,) if remark else (), **more)
+    remarks = (remark, spelling_remark(more.get("client_names") or (), "clients"))
+    return Dataset(train, test, classes, class_names=names, remarks=tuple(filter(None, remarks)), **more)
 
 
 def require_alike(train: Samples, test: Samples) -> None:
@@ -196,11 +197,18 @@ def to_raw_samples(data: Any, what: str, keep_bytes: bool = False) -> RawSamples
             f"the {what} are {len(data)} datasets; pass a list of them for one a client, "
             "or data = the first and test = the second."
         )
+    if hasattr(data, "dataset") and hasattr(data, "batch_size"):
+        raise DataError(f"the {what} are a DataLoader, and a run makes its own batches; pass loader.dataset.")
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
         raise DataError(
             f"the {what} must be a pair (x, y) of tensors or arrays, a triple (x, y, owner), a map-style torch Dataset "
             f"of pairs, a DataFrame, or a dictionary or list with such data for every client, "
             f"got {type(data).__name__}; pass for example (x, y)."
+        )
+    if any(isinstance(part, (tuple, list)) and len(part) == 2 and hasattr(part[0], "shape") for part in data):
+        raise DataError(
+            f"the {what} are {len(data)} pairs; pass a list of tuples, [(x, y), …], for one a client, "
+            "or data = the first and test = the second."
         )
     x, y = to_tensor(data[0], f"x of the {what}"), to_targets(data[1], what)
     owner = None if len(data) == 2 else to_names(data[2], f"owners of the {what}")
@@ -288,7 +296,7 @@ def to_tensor(value: object, what: str) -> Tensor:
     if copy is None or copy.is_complex():
         raise DataError(
             f"{what} must be a tensor or an array of real numbers, got {type(value).__name__}; "
-            "convert it with torch.tensor."
+            f"{'convert it with x.astype(float)' if isinstance(value, np.ndarray) else 'convert it with torch.tensor'}."
         )
     return copy
 
@@ -326,7 +334,9 @@ def stack_items(data: torch_data.Dataset[Any], what: str) -> tuple[Tensor, Tenso
 
 def first_text(value: object) -> str | None:
     """The first text in a list or array of texts, else None."""
-    array = np.asarray(value, dtype=object) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return next((text for each in value if (text := each if isinstance(each, str) else first_text(each))), None)
+    array = value
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "USO":
         return None
     return next((str(each) for each in array.ravel().tolist() if isinstance(each, str)), None)

@@ -6,6 +6,8 @@ mean and deviation. What is wrong is said with its row and column.
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +17,12 @@ from ..core.memory import require_memory
 from ..core.rng import generator
 from ..errors import DataError, did_you_mean
 from .dataset import Dataset, Samples, hold_out_share
-from .names import in_order, listed, number_labels
-from .tables import Column, Table, TableSettings, is_frame, number_text, table_of_values, to_number
+from .names import in_order, listed, number_labels, spelling_remark
+from .tables import Column, FrameSettings, Table, TableSettings, is_frame, number_text, table_of_values, to_number
 
 MOST_VALUES = 100  # different texts of a category, and labels of a class, that need no word of the user
+DATE = re.compile(r"\d{4}-\d\d(-\d\d|$)|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}")
+SIGNS = re.compile(r"[\s,'’%$€£]")  # in numbers as people write them
 MOSTLY = 0.8  # share of numbers from which on the texts in a column are taken for mistakes
 
 
@@ -52,7 +56,9 @@ def encode(train: Table, test: Table | None, settings: TableSettings) -> Dataset
     target = read_target(joined[settings.label], tables, settings)
     x = torch.from_numpy(input_matrix([joined[name] for name in features], ~held, settings))
     parts = [Samples(x, target.y).select(torch.from_numpy(mask)) for mask in (~held, held)]
-    remarks += [target.remark] if target.remark else []
+    spelt = [spelling_remark(names or (), "clients")]
+    spelt += [spelling_remark(joined[name].texts, f"categories of column {name!r}") for name in features]
+    remarks += [remark for remark in (target.remark, *spelt) if remark]
     test_owner = None
     if owner is not None and test is None:
         owner, test_owner = owner[~held], owner[held]
@@ -108,7 +114,7 @@ def with_columns_of(train: Table, test: Table, features: list[str], settings: Ta
         if name not in test.columns:
             raise DataError(
                 f"{test.where} has no column {name!r}, which {train.where} has; "
-                "both must have the same: add it, or name it in data.drop."
+                f"both must have the same: add it, or {settings.advice['drop']}."
             )
     return test
 
@@ -123,15 +129,20 @@ def without_missing(table: Table, features: list[str], settings: TableSettings, 
     if settings.missing == "drop":
         kept = ~missing.any(1)
         if not kept.any():
-            raise DataError(f"every row of {table.where} has a missing value; name the emptiest columns in data.drop.")
+            raise DataError(
+                f"every row of {table.where} has a missing value; find the emptiest column and "
+                f"{settings.advice['drop']}."
+            )
         remarks.append(f"{int((~kept).sum()):,} rows of {table.where} with missing values are left out.")
         return table.take(np.flatnonzero(kept))
     row = int(np.flatnonzero(missing.any(1))[0])
     name, cells = checked[int(np.flatnonzero(missing[row])[0])], int(missing.sum())
     others = f" ({cells:,} values are missing in all)" if cells > 1 else ""
-    fills = 'set data.missing to "drop", which leaves such rows out'
-    advice = f'{fills}, or to "fill"' if name in features else f"{fills}; a {'label' if name == named[0] else 'client'}"
-    advice += "" if name in features else " cannot be filled in"
+    advice = settings.advice["missing"]
+    if name in features:
+        advice += settings.advice["fill"]
+    else:
+        advice += f"; a {'label' if name == named[0] else 'client'} cannot be filled in"
     raise DataError(f"column {name!r} has no value in {table.row(row)}{others}; {advice}.")
 
 
@@ -147,7 +158,7 @@ def require_same_kinds(train: Table, test: Table, names: list[str], settings: Ta
         if rows:
             raise DataError(
                 f"column {name!r} holds numbers in {train.where}, but {column.texts[column.codes[rows[0]]][:40]!r} in "
-                f"{test.row(rows[0])}; correct that value, or name the column in data.categories."
+                f"{test.row(rows[0])}; correct that value, or {settings.advice['categories']}."
             )
 
 
@@ -158,7 +169,7 @@ def check_values(table: Table, features: list[str], settings: TableSettings, is_
         if column.missing.all() and is_test:
             continue
         if column.missing.all():
-            raise DataError(f"column {name!r} of {table.where} has no values; name it in data.drop.")
+            raise DataError(f"column {name!r} of {table.where} has no values; {settings.advice['drop']}.")
         if column.numbers is not None:
             wrong = np.flatnonzero(np.isinf(column.numbers))
             if len(wrong):
@@ -166,16 +177,33 @@ def check_values(table: Table, features: list[str], settings: TableSettings, is_
             continue
         if name in settings.categories:
             continue
-        refuse_stray_texts(table, column)
-        if len(column.texts) > MOST_VALUES and name != settings.label:
+        refuse_stray_texts(table, column, settings)
+        if name == settings.label:
+            continue
+        refuse_disguised_numbers(table, column, settings)
+        if len(column.texts) > MOST_VALUES:
             raise DataError(
                 f"column {name!r} of {table.where} has {len(column.texts):,} different texts, such as "
-                f"{column.texts[0][:40]!r}, too many for categories; name it in data.drop, or in data.categories to "
-                "keep it."
+                f"{column.texts[0][:40]!r}, too many for categories; {settings.advice['drop']}, or to keep it "
+                f"{settings.advice['categories']}."
             )
 
 
-def refuse_stray_texts(table: Table, column: Column) -> None:
+def refuse_disguised_numbers(table: Table, column: Column, settings: TableSettings) -> None:
+    """Refuse a column of dates, or of numbers that are written with signs: as categories they would say little."""
+    what = ""
+    if all(DATE.match(text) for text in column.texts):
+        what, instead = "dates", "give numbers, such as days since the first"
+    elif all(to_number(SIGNS.sub("", text)) is not None for text in column.texts):
+        what, instead = "numbers", "write them as 1234.5, without other signs"
+    if what:
+        raise DataError(
+            f"column {column.name!r} of {table.where} holds {what} as texts, such as {column.texts[0][:40]!r}; "
+            f"{instead}, or {settings.advice['drop']}, or {settings.advice['categories']}."
+        )
+
+
+def refuse_stray_texts(table: Table, column: Column, settings: TableSettings) -> None:
     """Refuse a column of numbers in which a few texts stand."""
     is_text = np.array([to_number(text) is None for text in column.texts])
     stray = is_text[column.codes] & (column.codes >= 0)
@@ -184,7 +212,7 @@ def refuse_stray_texts(table: Table, column: Column) -> None:
         row = int(np.flatnonzero(stray)[0])
         raise DataError(
             f"column {column.name!r} holds numbers, but {column.texts[column.codes[row]][:40]!r} in {table.row(row)}; "
-            "correct that value, or name the column in data.categories."
+            f"correct that value, or {settings.advice['categories']}."
         )
 
 
@@ -241,8 +269,9 @@ def held_out(count: int, owner: np.ndarray | None, settings: TableSettings) -> n
     held = hold_out_share(clients, settings.test_share, generator(settings.test_seed, "test split"))
     if not held.any():
         raise DataError(
-            f"{count} rows are too few to hold out data.test_share = {settings.test_share:g} of them for testing; "
-            "raise it, or name a file of test rows in data.test."
+            f"{f'{count} rows' if owner is None else 'the rows of every client'} are too few to hold out "
+            f"data.test_share = {settings.test_share:g} of them for testing; "
+            f"{settings.advice['test']}."
         )
     return held
 
@@ -261,14 +290,14 @@ def read_target(column: Column, tables: list[Table], settings: TableSettings) ->
     if numbers is not None and task == "auto" and len(np.unique(numbers)) > MOST_VALUES:
         raise DataError(
             f"column {column.name!r} of {tables[0].where} has {len(np.unique(numbers)):,} different whole numbers; say "
-            'what they are: set data.task = "regression" or "classes".'
+            f"what they are: {settings.advice['task']}."
         )
     if numbers is not None and whole:
         labels, names, remark = number_labels(numbers.astype(np.int64))
     else:
         texts = column.as_texts()
         names, labels = client_numbers(texts)
-        remark = ""
+        remark = spelling_remark(names, "classes")
     present = np.unique(labels)
     if len(present) == 1:
         only = names[0] if names else number_text(float(present[0]))
@@ -282,9 +311,9 @@ def read_target(column: Column, tables: list[Table], settings: TableSettings) ->
 # data frames ----------------------------------------------------------------------------------------------------
 
 
-def from_frame(frame: Any, test: Any, settings: TableSettings) -> Dataset:
-    """A dataset from a DataFrame and perhaps one of test rows."""
-    tables = []
+def from_frame(frame: Any, test: Any, settings: FrameSettings) -> Dataset:
+    """A dataset from a DataFrame and perhaps one of test rows; clients and labels may be in its index."""
+    tables: list[Table] = []
     for name, part in (("the DataFrame", frame), ("the test DataFrame", test)):
         if part is None:
             continue
@@ -292,12 +321,29 @@ def from_frame(frame: Any, test: Any, settings: TableSettings) -> Dataset:
             raise DataError(f"the test data must be a DataFrame like the training data, got {type(part).__name__}.")
         if not len(part):
             raise DataError(f"{name} has no rows; give one row a sample.")
+        if levels := [level for level in part.index.names if level in (settings.client, settings.label) and level]:
+            part = part.reset_index(level=levels)
+        if not tables:
+            settings = settings_of_types(part, settings)
         titles = [str(title) for title in part.columns]
         if len(set(titles)) < len(titles):
             raise DataError(f"{name} has two columns of one name; rename one.")
         values = {title: frame_column(part.iloc[:, k]) for k, title in enumerate(titles)}
         tables.append(table_of_values(values, name))
     return encode(tables[0], tables[1] if len(tables) > 1 else None, settings)
+
+
+def settings_of_types(frame: Any, settings: FrameSettings) -> FrameSettings:
+    """The settings with what the types of columns say: categories, and what kind of label it is."""
+    categories = [str(name) for name, dtype in frame.dtypes.items() if str(dtype) == "category"]
+    task = settings.task
+    if settings.label in categories:
+        task = "classes"
+    elif settings.label in frame.columns:
+        label = frame[settings.label]
+        if getattr(label.dtype, "kind", "") == "f" and label.nunique() > MOST_VALUES:
+            task = "regression"
+    return replace(settings, categories=tuple(categories), task=task)
 
 
 def frame_column(series: Any) -> np.ndarray:

@@ -95,6 +95,16 @@ def number_labels(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...] | Non
     return *numbering, f"the labels {listed(numbering.names)} are counted as classes {counted}."
 
 
+def spelling_remark(names: Iterable[str], what: str) -> str:
+    """A remark on two names that differ by capital letters or spaces only; empty where there are none."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(" ".join(name.casefold().split()), name)
+        if other != name:
+            return f"{other!r} and {name!r} are two {what}; if they are one, spell them alike."
+    return ""
+
+
 def listed(things: Iterable[object]) -> str:
     """The first few of some things, and the last: "1, 2, 3, 4, 5, … 10"."""
     texts = [str(thing) for thing in things]

@@ -23,12 +23,21 @@ MISSING = {"", "?", "na", "n/a", "nan", "none", "null", "#n/a", "-nan", "<na>", 
 ROWS = 4096  # rows that are read at once
 LONGEST_LINE = 2**24  # characters
 STEP = 2**26  # characters between two looks at the memory
+EXACT = 2**53  # whole numbers below are exact in float64
 
 
 class TableSettings(Settings):
     """How a table is read: what each column is for, and what is done about missing values."""
 
     title: ClassVar[str] = "data"
+    advice: ClassVar[dict[str, str]] = {  # how to do it, in the sentences that say that it must be done
+        "drop": "name it in data.drop",
+        "categories": "name it in data.categories",
+        "missing": 'set data.missing to "drop", which leaves such rows out',
+        "fill": ', or to "fill"',
+        "test": "raise it, or name a file of test rows in data.test",
+        "task": 'set data.task = "regression" or "classes"',
+    }
     label: str = setting("the column to predict", default="")
     client: str = setting("the column that names the client of each row; empty: the rows have none", default="")
     drop: tuple[str, ...] = setting("columns that are left out", default=())
@@ -59,13 +68,22 @@ class TableSettings(Settings):
 class FrameSettings(TableSettings):
     """How a DataFrame is read."""
 
+    advice: ClassVar[dict[str, str]] = {
+        "drop": "leave it out by table.drop(columns=…)",
+        "categories": 'make it one of categories by .astype("category")',
+        "missing": "leave such rows out by table.dropna()",
+        "fill": ", or fill them by table.fillna(…)",
+        "test": "give more rows, or test=, a DataFrame of test rows",
+        "task": 'for a regression .astype(float), for classes .astype("category")',
+    }
+
 
 class Column(NamedTuple):
     """One column: numbers, or texts by their places in a list of the different ones."""
 
     name: str
     numbers: np.ndarray | None  # [n] float64, NaN where there is none
-    codes: np.ndarray  # [n] places in texts, −1 where there is none; of numbers empty
+    codes: np.ndarray  # [n] places in texts, −1 where there is none; empty where the numbers say it all
     texts: tuple[str, ...] = ()
 
     @property
@@ -78,15 +96,20 @@ class Column(NamedTuple):
         """A column from its different texts: one of numbers, where all that are there can be read as such."""
         is_missing = [text.lower() in MISSING for text in texts]
         values = [math.nan if gone else to_number(text) for text, gone in zip(texts, is_missing, strict=True)]
-        if all(value is not None for value in values) and not all(is_missing):
-            return cls(name, np.array(values, dtype=np.float64)[codes], codes[:0])
         kept = [text for text, gone in zip(texts, is_missing, strict=True) if not gone]
-        place = np.cumsum([not gone for gone in is_missing]) - 1
-        return cls(name, None, np.where(is_missing, -1, place)[codes], tuple(kept))
+        place = np.where(is_missing, -1, np.cumsum([not gone for gone in is_missing]) - 1)
+        if any(value is None for value in values) or not kept:
+            return cls(name, None, place[codes], tuple(kept))
+        numbers = np.array(values, dtype=np.float64)[codes]
+        named = any(is_code(text) for text in kept)
+        return cls(name, numbers, place[codes] if named else codes[:0], tuple(kept) if named else ())
 
     @classmethod
     def of_values(cls, name: str, values: np.ndarray) -> Column:
         """A column from an array of numpy, of numbers or of any objects."""
+        if values.dtype.kind in "iu" and (np.abs(values.astype(np.float64)) >= EXACT).any():
+            whole, codes = np.unique(values, return_inverse=True)
+            return cls.of_texts(name, [str(value) for value in whole.tolist()], codes)
         if values.dtype.kind in "biuf":
             return cls(name, values.astype(np.float64), np.empty(0, dtype=np.int64))
         texts = ["" if value is None or value != value else str(value).strip() for value in values.tolist()]
@@ -95,8 +118,8 @@ class Column(NamedTuple):
 
     def as_texts(self) -> Column:
         """The same column with its values as texts; whole numbers are written without a point."""
-        if self.numbers is None:
-            return self
+        if self.numbers is None or len(self.codes):
+            return self._replace(numbers=None)
         values, codes = np.unique(self.numbers, return_inverse=True)  # NaN comes last, once
         texts = tuple(number_text(value) for value in values.tolist() if not math.isnan(value))
         return Column(self.name, None, np.where(codes < len(texts), codes, -1), texts)
@@ -105,14 +128,14 @@ class Column(NamedTuple):
         """The column at some rows."""
         return self._replace(
             numbers=None if self.numbers is None else self.numbers[rows],
-            codes=self.codes if self.numbers is not None else self.codes[rows],
+            codes=self.codes[rows] if len(self.codes) else self.codes,
         )
 
     def joined(self, other: Column) -> Column:
         """The rows of both columns, one after the other."""
         if self.numbers is not None and (other.numbers is not None or other.missing.all()):
             others = other.numbers if other.numbers is not None else np.full(len(other.codes), np.nan)
-            return self._replace(numbers=np.concatenate([self.numbers, others]))
+            return Column(self.name, np.concatenate([self.numbers, others]), self.codes[:0])
         one, two = self.as_texts(), other.as_texts()
         texts = tuple(dict.fromkeys([*one.texts, *two.texts]))
         place = np.array([texts.index(text) for text in two.texts] + [-1], dtype=np.int64)
@@ -125,6 +148,12 @@ def to_number(text: str) -> float | None:
         return None if "_" in text else float(text)
     except ValueError:
         return None
+
+
+def is_code(text: str) -> bool:
+    """Is this the text of a number that would lose something as a number: 007, or more digits than a number holds?"""
+    digits = text.lstrip("+-")
+    return digits.isdecimal() and ((len(digits) > 1 and digits[0] == "0") or int(digits) >= EXACT)
 
 
 def number_text(value: float) -> str:
@@ -169,9 +198,9 @@ def read_csv(path: Path, delimiter: str) -> Table:
                 for values, known, places in zip(zip(*rows, strict=True), seen, codes, strict=True):
                     places.extend([known.setdefault(value.strip(), len(known)) for value in values])
     except UnicodeDecodeError as e:
+        before = f" after {e.object[max(0, e.start - 20) : e.start]!r}" if e.start else ""
         raise DataError(
-            f"{name} is no text in UTF-8 (byte {e.object[e.start]:#04x} after line {reader.line_num}); "
-            "save it as CSV in UTF-8."
+            f"{name} is no text in UTF-8 (byte {e.object[e.start]:#04x}{before}); save it as CSV in UTF-8."
         ) from None
     except csv.Error as e:
         raise DataError(f"{name} cannot be read as CSV near line {reader.line_num}: {e}; save it anew.") from None
@@ -235,7 +264,10 @@ def check_header(header: list[str], name: str, delimiter: str) -> None:
             )
     for k, title in enumerate(header):
         if not title:
-            raise DataError(f"column {k + 1} of {name} has no name; its first line must name every column.")
+            raise DataError(
+                f"column {k + 1} of {name} has no name, and the first line must name every column; name it, or leave "
+                "it out (row numbers that pandas wrote: save by to_csv(path, index=False))."
+            )
         if title in header[:k]:
             raise DataError(f"{name} has two columns named {title!r}; rename one.")
 
@@ -289,8 +321,12 @@ def table_of_values(values: dict[str, Any], where: str) -> Table:
     for name, column in values.items():
         if column.dtype.kind == "O" and any(isinstance(value, (list, tuple, dict, np.ndarray)) for value in column):
             raise DataError(f"column {name!r} of {where} holds lists; give one column to each number.")
-        if column.dtype.kind in "mM":
-            column = column.astype(str)
+        if column.dtype.kind == "c":
+            raise DataError(f"column {name!r} of {where} holds complex numbers; give two columns of real ones.")
+        if column.dtype.kind == "m":  # a duration: seconds
+            column = np.where(np.isnat(column), np.nan, column / np.timedelta64(1, "s"))
+        elif column.dtype.kind == "M":
+            column = column.astype("datetime64[s]").astype(str)
         columns[name] = Column.of_values(name, column)
     count = len(next(iter(values.values()))) if values else 0
     return Table(where, columns, np.arange(count), "row")

@@ -63,6 +63,13 @@ def from_frames(clients: Mapping[str, Any], test: Any, label: str) -> Dataset:
     for name, frame in clients.items():
         if not is_frame(frame):
             raise DataError(f"client {name!r} has {type(frame).__name__}, and others a DataFrame; prepare them alike.")
+    first = next(iter(clients))
+    for name, frame in clients.items():
+        if odd := sorted(map(str, set(frame.columns) ^ set(clients[first].columns))):
+            raise DataError(
+                f"the tables of the clients {first!r} and {name!r} must have the same columns, and one of them alone "
+                f"has {listed(odd)}; add it to both, or leave it out."
+            )
     joined = pandas.concat([frame.assign(**{column: name}) for name, frame in clients.items()], ignore_index=True)
     return from_frame(joined, test, FrameSettings(client=column, label=label))
 

@@ -20,6 +20,7 @@ from ..core.settings import Settings, setting
 from ..data.adapt import library_type
 from ..data.dataset import Dataset, Source
 from ..data.federation import LocalSettings
+from ..data.own_files import OwnFiles
 from ..data.partition import Partition
 from ..data.user import from_user, is_divided
 from ..engine.choose import EngineSettings
@@ -116,7 +117,7 @@ class OwnNetwork(HeldObject, Network):
     def of(cls, module: nn.Module) -> OwnNetwork:
         """The settings that stand for a user's module."""
         require_sizes(module)
-        about = f"{module} {source_text(type(module))}"
+        about = f"{module} {network_text(module)}"
         mark = fingerprint(*module.state_dict().values(), about=about)
         cls.objects[mark] = module
         return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
@@ -157,7 +158,7 @@ class NetworkMaker(HeldObject, Network):
             torch.manual_seed(0)
             module = call_maker(make)
         require_sizes(module)
-        about = f"made: {module} {source_text(type(module))}"
+        about = f"made: {module} {network_text(module)}"
         mark = fingerprint(*module.state_dict().values(), about=about)
         cls.objects[mark] = make
         return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
@@ -202,6 +203,13 @@ def own_model(model: Any) -> Any:
             f"got {type(model).__name__}; write for example model=MyNet."
         )
     return NetworkMaker.of(model)
+
+
+def network_text(module: nn.Module) -> str:
+    """The code of a network's class, and of its layers' classes that are not torch's."""
+    kinds = dict.fromkeys(type(layer) for layer in module.modules())
+    own = [kind for kind in kinds if kind is not type(module) and not kind.__module__.startswith("torch.")]
+    return "\n".join(map(source_text, [type(module), *own]))
 
 
 def fingerprint(*tensors: Tensor, about: str = "") -> str:
@@ -259,7 +267,6 @@ def run(
     words = {"clients": clients, "cohort": cohort, "device": device, "lr": lr, "epochs": epochs}
     given = {"method": method, "batch_size": batch_size} | tables | words | parameters
     given |= {"client": client, "label": label}
-    given |= {"client": client, "label": label}
     if out is not None and not isinstance(out, (str, Path)):
         raise ConfigError(f'out must be a folder, got {type(out).__name__}; write for example out="runs".')
     config = Config.build(tables_from_keywords(what, given))
@@ -275,8 +282,6 @@ def watched(configs: Sequence[Config], watch: OnRound | None, progress: bool) ->
     for config in configs:
         if isinstance(config.model, OwnNetwork):
             config.model.note_seed(config.seed)
-    for remark in dict.fromkeys(remark for config in configs for remark in own_data_remarks(config)):
-        warnings.warn(remark, DataWarning, stacklevel=4)  # whoever calls askew.run
     for remark in dict.fromkeys(remark for config in configs for remark in own_data_remarks(config)):
         warnings.warn(remark, DataWarning, stacklevel=4)  # whoever calls askew.run
     if watch is not None and not callable(watch):
@@ -365,7 +370,11 @@ def table_of(name: str, value: Any) -> Any:
 
 def data_settings(data: Any, test: Any, client: str, label: str) -> Any:
     """The settings of the data: a name or a table as they are, and settings that stand for anything else."""
+    if isinstance(data, (str, Path)) and (kind := file_kind(data)):
+        data, test = {"name": kind, "file": str(data), **({} if test is None else {"test": str(test)})}, None
     by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data) and not is_divided(data)
+    if by_settings and isinstance(data, Mapping) and any(hasattr(value, "__len__") for value in data.values()):
+        refuse_arrays(data)
     if not by_settings:
         return OwnData.of(data, test, client, label)
     if test is not None:
@@ -377,9 +386,31 @@ def data_settings(data: Any, test: Any, client: str, label: str) -> Any:
     return {**table, **given} if given else table
 
 
+def file_kind(data: str | Path) -> str:
+    """The kind of a file or folder of data, by its ending; empty where the text is a dataset's name."""
+    path = Path(data)
+    kinds = {".csv": "csv", ".gz": "csv", ".tsv": "csv", ".parquet": "parquet", ".npz": "npz"}
+    is_folder = path.is_dir() and (isinstance(data, Path) or "/" in data)
+    return "folder" if is_folder else kinds.get(path.suffix.lower(), "")
+
+
+def refuse_arrays(data: Mapping[str, Any]) -> None:
+    """Refuse a dictionary that is neither settings nor clients' data."""
+    for key, value in data.items():
+        if (
+            isinstance(value, Mapping)
+            or hasattr(value, "shape")
+            or (isinstance(value, list) and len(value) > 1 and not isinstance(value[0], str))
+        ):
+            raise ConfigError(
+                f"data[{key!r}] is no setting but {type(value).__name__}; pass (x, y), (x, y, owner), or a dictionary "
+                "with the pair (x, y) of every client."
+            )
+
+
 def own_data_remarks(config: Config) -> list[str]:
-    """What was done to data that were handed in from Python, and whether their owners are passed over."""
-    if not isinstance(config.data, OwnData):
+    """What was done to a user's data, and whether their owners are passed over."""
+    if not isinstance(config.data, (OwnData, OwnFiles)):
         return []
     dataset = config.data.load(config.seed, config.partition.clients)
     passed_over = dataset.owner is not None and passes_over_owners(config)

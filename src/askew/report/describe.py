@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError
+from .runs import as_html, as_text
 from .skew import draw_skew, skew_table
 from .terminal import QUIET, plain_table
 
@@ -58,10 +59,10 @@ class Description:
         return path
 
     def __repr__(self) -> str:
-        console = Console(width=100, markup=False, no_color=True)
-        with console.capture() as text:
-            console.print(describe_survey(self.survey))
-        return text.get().rstrip()
+        return as_text(describe_survey(self.survey))
+
+    def _repr_html_(self) -> str:
+        return as_html(describe_survey(self.survey))
 
 
 def describe(

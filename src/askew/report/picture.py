@@ -77,7 +77,15 @@ def canvas(width: float, height: float) -> Figure:
     """An empty figure of so many inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    class ShownFigure(Figure):
+        """A figure that a notebook shows, whether or not pyplot is used there."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = BytesIO()
+            self.savefig(buffer, format="png", dpi=100)
+            return buffer.getvalue()
+
+    return ShownFigure(figsize=(width, height), layout="constrained")
 
 
 def legend_columns(labels: Iterable[str]) -> int:

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from ..core.files import printable
 from ..errors import ConfigError, StoreError
-from ..experiment.progress import in_notebook
 from ..experiment.roll_call import loss_sentence
 from ..experiment.store import Run
 from . import terminal
@@ -156,8 +155,6 @@ def draw_key(runs: Sequence[Run], key: str) -> Figure:
     """A figure of one record key over the rounds; a line for each configuration."""
     try:
         with style():
-            if in_notebook():
-                import matplotlib.pyplot  # noqa: F401 - which tells the notebook how to show figures
             percent = key == "accuracy" or key.startswith(("accuracy_", "client_accuracy"))
             label = PANELS.get(key, key.replace("_", " ") + (", %" if percent else ""))
             figure, values = draw_curves(group_runs(runs), {key: label}, scale=100 if percent else 1, logs=not percent)
@@ -209,9 +206,14 @@ def printed(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def text_console(**more: Any) -> Console:
+    """A console that prints into a text; in a notebook `rich` would show it at once, beside the result of the cell."""
+    return Console(file=StringIO(), width=WIDTH, markup=False, highlight=False, force_jupyter=False, **more)
+
+
 def as_text(output: RenderableType) -> str:
     """What `rich` prints, as plain text."""
-    console = Console(file=StringIO(), width=WIDTH, color_system=None, markup=False, highlight=False)
+    console = text_console(color_system=None)
     with console.capture() as captured:
         console.print(output)
     return printed("\n".join(line.rstrip() for line in captured.get().rstrip().split("\n")))
@@ -219,6 +221,6 @@ def as_text(output: RenderableType) -> str:
 
 def as_html(output: RenderableType) -> str:
     """What `rich` prints, as HTML that needs nothing else and is as light or dark as the page around it."""
-    console = Console(file=StringIO(), width=WIDTH, record=True, markup=False, highlight=False)
+    console = text_console(record=True)
     console.print(output)
     return printed(console.export_html(inline_styles=True, code_format=HTML))
