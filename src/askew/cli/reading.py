@@ -14,7 +14,18 @@ from ..experiment.store import load_all, load_checked
 from ..report import terminal, write_report
 from ..report.page import check_run
 from ..report.runs import Runs
-from .options import AsJson, Folders, Plugins, examples, print_json, print_rich
+from .options import (
+    AsJson,
+    Folders,
+    Plugins,
+    TableFile,
+    TableFormat,
+    examples,
+    option_words,
+    print_json,
+    print_rich,
+    put_table,
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -87,7 +98,13 @@ def show(
 
 
 @app.command(
-    epilog=examples("askew compare runs", "askew compare runs/A runs/B --target 0.9", "askew compare runs --json")
+    epilog=examples(
+        "askew compare runs",
+        "askew compare runs/A runs/B --target 0.9",
+        "askew compare runs --test --against fedavg",
+        "askew compare runs --test --format latex --out table.tex",
+        "askew compare runs --json",
+    )
 )
 def compare(
     folders: Folders,
@@ -95,11 +112,33 @@ def compare(
         float | None,
         typer.Option(metavar="ACC", help="Count rounds to this accuracy, 0 to 1.", show_default="fedavg's best"),
     ] = None,
+    test: Annotated[bool, typer.Option("--test", help="Test each method against one of them, paired by seed.")] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="With --test: this one.", show_default="fedavg, or the first")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --test: best_accuracy, final_accuracy, worst_clients_accuracy or test_loss.",
+            show_default="best_accuracy",
+        ),
+    ] = None,
+    form: TableFormat = None,
+    out: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs in one table; runs that differ only in their seed share a row."""
-    rows = Runs(load_all(folders, lambda run: terminal.comparison([run]))).table(target)
-    if as_json:
+    rows = Runs(load_all(folders, lambda run: terminal.comparison([run]))).table(
+        target, test=test, against=against, metric=metric
+    )
+    if as_json and (form or out):
+        raise ConfigError("compare: --json and --format or --out do not go together; give one of them.")
+    if form or out:
+        options = {"--target": target, "--test": test, "--against": against, "--metric": metric, "--format": form}
+        made_by = terminal.command("compare", *folders, *option_words(options | {"--out": out}))
+        put_table(rows.paste(made_by), form, out)
+    elif as_json:
         print_json(rows)
     else:
         print_rich(rows.rich())
