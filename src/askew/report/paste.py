@@ -13,7 +13,8 @@ from ..core.files import printable
 from ..errors import UnknownName, did_you_mean
 from ..version import __version__
 
-COLUMN_CELLS = 4  # columns of a table that one column of a two-column paper has room for
+COLUMN_WIDTH, PAGE_WIDTH = 238.0, 497.0  # points of a column and of the page in a two-column paper: 3.3 and 6.9 inches
+SIZES = (("small", 4.75, 4), ("footnotesize", 4.4, 3), ("scriptsize", 4.0, 2))  # points of a letter, and between cells
 FORMATS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}  # with the endings of their files
 BETTER_MARK, WORSE_MARK = "*", "†"  # of a cell that differs from the reference's by a test
 LATEX_MARKS = {BETTER_MARK: r"$^{*}$", WORSE_MARK: r"$^{\dagger}$"}
@@ -183,16 +184,27 @@ def latex_cell(cell: PasteCell) -> str:
     return (f"\\textbf{{{mean}}}" if cell.best else mean) + spread + LATEX_MARKS.get(cell.mark, "")
 
 
+def latex_size(texts: Sequence[Sequence[str]]) -> tuple[str, str, int]:
+    """How a table is set: "*" if it needs the page's width, the size of its letters, and the points between cells."""
+    widest = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for star, room in (("", COLUMN_WIDTH), ("*", PAGE_WIDTH)):
+        for name, letter, gap in SIZES[: 1 if not star else None]:
+            if sum(widest) * letter + 2 * gap * len(widest) <= room:
+                return star, name, gap
+    return "*", SIZES[-1][0], SIZES[-1][2]
+
+
 def latex_table(table: PasteTable, label: str) -> str:
-    """A table in LaTeX; one with many columns is as wide as the page of a two-column paper."""
-    wide = "*" if len(table.headings) > COLUMN_CELLS else ""
+    """A table in LaTeX; one that a column of a two-column paper has no room for is as wide as the page."""
+    plain = [table.headings, *([name, *(c.figures(" ± ") + c.mark for c in cells)] for name, cells in table.rows)]
+    star, letters, gap = latex_size(plain)
     rows = [[latex_text(name), *map(latex_cell, cells)] for name, cells in table.rows]
     lines = [
-        f"\\begin{{table{wide}}}[t]",
-        "  \\centering\\small",
+        f"\\begin{{table{star}}}[t]",
+        f"  \\centering\\{letters}",
         f"  \\caption{{{latex_text(' '.join([table.title.rstrip('.') + '.', *table.notes]))}}}",
         f"  \\label{{{label}}}",
-        "  \\setlength{\\tabcolsep}{4pt}",
+        f"  \\setlength{{\\tabcolsep}}{{{gap}pt}}",
         f"  \\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
         "    \\toprule",
         f"    {' & '.join(map(latex_text, table.headings))} \\\\",
@@ -200,6 +212,6 @@ def latex_table(table: PasteTable, label: str) -> str:
         *(f"    {' & '.join(row)} \\\\" for row in rows),
         "    \\bottomrule",
         "  \\end{tabular}",
-        f"\\end{{table{wide}}}",
+        f"\\end{{table{star}}}",
     ]
     return "\n".join(lines)

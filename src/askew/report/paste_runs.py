@@ -102,14 +102,16 @@ def paste_cell(
     return PasteCell(column.scale * value, spread, column.form, best, mark)
 
 
-def mark_notes(verdicts: Iterable[str], against: str) -> list[str]:
+def mark_notes(verdicts: Iterable[str], against: str, which: str = "seeds") -> list[str]:
     """What the marks mean that are in a table, and what was tested."""
     found = set(verdicts)
     if not found:
         return []
     words = [f"{mark} {word}" for verdict, (mark, word) in MARKS.items() if verdict in found]
-    how = "paired t-tests over seeds, 5%, corrected by Holm"
-    return [f"{', '.join(words)} than {against}: {how}." if words else f"No difference from {against} is decided by {how}."]
+    how = f"paired t-tests over {which}, 5%, corrected by Holm"
+    return [
+        f"{', '.join(words)} than {against}: {how}." if words else f"No difference from {against} is decided by {how}."
+    ]
 
 
 def plain_row(row: ComparisonRow) -> dict[str, Any]:

@@ -57,11 +57,12 @@ class PairedComparison(NamedTuple):
     method: str
     against: str
     federation: str
-    metric: str  # a key of METRICS
+    metric: str  # a key of METRICS, or what a paper's table shows
     seeds: list[int]  # those of the pairs
     differences: list[float]  # by seed: the method's figure less the reference's
     missing: dict[str, list[int]]  # by label: seeds that only the other one has
     refused: list[str]  # pairs that were left out, a sentence each
+    sign: int = 1  # 1: more is better, −1: less is
     mean: float | None = None
     std: float | None = None
     t_interval: tuple[float, float] | None = None  # 95%
@@ -123,6 +124,7 @@ def make_pairs(group: RunGroup, base: RunGroup, metric: str) -> PairedComparison
         differences,
         {label: lacking for label, lacking in missing.items() if lacking},
         refused,
+        METRICS[metric].better,
     )
 
 
@@ -158,7 +160,7 @@ def judge(pairs: PairedComparison, p_holm: float, family: int) -> PairedComparis
     if test.is_zero:
         verdict = EQUAL
     elif p_holm < SIGNIFICANCE and clear:
-        verdict = BETTER if test.mean * METRICS[pairs.metric].better > 0 else WORSE
+        verdict = BETTER if test.mean * pairs.sign > 0 else WORSE
     effect = test.mean / test.std if test.std else None
     if verdict == UNDECIDED and effect:
         # the level that the last of Holm's steps cannot exceed; the tail on the other side is left out
