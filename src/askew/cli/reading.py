@@ -11,8 +11,9 @@ import typer
 from ..errors import ConfigError, UnknownName, did_you_mean
 from ..experiment import listing
 from ..experiment.store import load_all, load_checked
-from ..report import terminal, write_report
+from ..report import terminal, write_figures, write_report
 from ..report.page import check_run
+from ..report.picture import PAPER_KINDS, PAPER_SIZES
 from ..report.runs import Runs
 from .options import (
     AsJson,
@@ -145,12 +146,38 @@ def compare(
 
 
 @app.command(
-    epilog=examples("askew report runs --out report", "askew report runs/A runs/B --out report --title 'A against B'")
+    epilog=examples(
+        "askew report runs --out report",
+        "askew report runs/A runs/B --out report --title 'A against B'",
+        "askew report runs --figures pdf --size column",
+    )
 )
 def report(
     folders: Folders,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page and its pictures.")] = Path("report"),
     title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default=False)] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--figures", metavar="KIND", help="Also figures for a paper: pdf or svg.", show_default=False),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Width of these figures: column (3.3 inches) or page (6.9 inches).",
+            show_default="column",
+        ),
+    ] = None,
 ) -> None:
     """Write one HTML page with tables and pictures of runs."""
-    print(write_report(load_all(folders, check_run), out, title))
+    if kind is not None and kind not in PAPER_KINDS:
+        raise UnknownName(f"report: unknown kind of figures {kind!r}; {did_you_mean(kind, PAPER_KINDS)}")
+    if size is not None and (kind is None or size not in PAPER_SIZES):
+        raise ConfigError(
+            f"report: --size is that of --figures and one of {', '.join(PAPER_SIZES)}; "
+            "give for example --figures pdf --size column."
+        )
+    runs = load_all(folders, check_run)
+    print(write_report(runs, out, title))
+    for path in write_figures(runs, out, kind, size or "column") if kind else ():
+        print(path)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..report import terminal
-from ..report.statistics import MAX_SEEDS
+from ..reproduction.papers import find_experiment
 from ..reproduction.paste_experiment import paste_experiment
 from ..reproduction.plan import prepare_reproduction
+from ..reproduction.results import ResultRow, metrics_by_run, read_results
 from .options import TableFile, TableFormat, examples, option_words, put_table
 
 app = typer.Typer(add_completion=False)
@@ -47,6 +49,15 @@ def table(
         "--scale": None if scale == "full" else scale,
         "--results": None if results == Path("results") else results,
     }
-    reproduction = prepare_reproduction(id, scale, (), seeds or MAX_SEEDS, results)
+    rows = read_results(results)
+    reproduction = prepare_reproduction(
+        id, scale, (), seeds or stored_seeds(rows, id), results, runs=metrics_by_run(rows)
+    )
     made_by = terminal.command("table", id, *option_words(options))
     put_table(paste_experiment(reproduction, made_by, against, paper), form, out)
+
+
+def stored_seeds(rows: Sequence[ResultRow], id: str) -> int | None:
+    """How many seeds, from 0 on, are stored of an experiment's paper; None if none is. Ours show runs of all papers."""
+    paper = find_experiment(id).paper
+    return max((row.seed + 1 for row in rows if paper in ("ours", row.experiment.split("/")[0])), default=None)

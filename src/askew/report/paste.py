@@ -108,8 +108,9 @@ class PasteTables(NamedTuple):
         return buffer.getvalue()
 
     def comments(self) -> list[str]:
-        """The lines that say how the tables were made."""
-        return [f"Made by askew {__version__} with:", *(f"  {command}" for command in self.commands)]
+        """The lines that say how the tables were made; a folder's name may hold the end of a line."""
+        commands = [" ".join(command.split("\n")) for command in self.commands]
+        return [f"Made by askew {__version__} with:", *(f"  {command}" for command in commands)]
 
 
 def slug(text: str) -> str:
@@ -184,27 +185,47 @@ def latex_cell(cell: PasteCell) -> str:
     return (f"\\textbf{{{mean}}}" if cell.best else mean) + spread + LATEX_MARKS.get(cell.mark, "")
 
 
-def latex_size(texts: Sequence[Sequence[str]]) -> tuple[str, str, int]:
-    """How a table is set: "*" if it needs the page's width, the size of its letters, and the points between cells."""
+def latex_size(texts: Sequence[Sequence[str]]) -> tuple[str, str, int] | None:
+    """How a table is set: "*" if it needs the page's width, the size of its letters, and the points between cells.
+
+    None if there is no room for it.
+    """
     widest = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for star, room in (("", COLUMN_WIDTH), ("*", PAGE_WIDTH)):
         for name, letter, gap in SIZES[: 1 if not star else None]:
             if sum(widest) * letter + 2 * gap * len(widest) <= room:
                 return star, name, gap
-    return "*", SIZES[-1][0], SIZES[-1][2]
+    return None
 
 
-def latex_table(table: PasteTable, label: str) -> str:
-    """A table in LaTeX; one that a column of a two-column paper has no room for is as wide as the page."""
-    plain = [table.headings, *([name, *(c.figures(" ± ") + c.mark for c in cells)] for name, cells in table.rows)]
-    star, letters, gap = latex_size(plain)
+def latex_blocks(table: PasteTable) -> tuple[list[PasteTable], tuple[str, str, int]]:
+    """The table, or blocks of its columns that the page has room for, and how they are set."""
+    columns = len(table.headings) - 1
+    for step in range(columns + columns % 2, 0, -2):  # even, since two columns may belong together
+        blocks = [take_columns(table, at, at + step) for at in range(0, columns, step)]
+        found = [latex_size(plain_texts(block)) for block in blocks]
+        sizes = [size for size in found if size]
+        if len(sizes) == len(blocks):
+            return blocks, max(sizes, key=lambda size: (size[0], -size[2]))
+    return [table], ("*", SIZES[-1][0], SIZES[-1][2])
+
+
+def take_columns(table: PasteTable, start: int, end: int) -> PasteTable:
+    """The names and some of the columns."""
+    rows = [(name, list(cells)[start:end]) for name, cells in table.rows]
+    return table._replace(headings=[table.headings[0], *table.headings[1 + start : 1 + end]], rows=rows)
+
+
+def plain_texts(table: PasteTable) -> list[list[str]]:
+    """What a table shows, as plain text."""
+    rows = [[name, *(cell.figures(" ± ") + cell.mark for cell in cells)] for name, cells in table.rows]
+    return [list(table.headings), *rows]
+
+
+def latex_tabular(table: PasteTable) -> str:
+    """Headings, lines and cells."""
     rows = [[latex_text(name), *map(latex_cell, cells)] for name, cells in table.rows]
     lines = [
-        f"\\begin{{table{star}}}[t]",
-        f"  \\centering\\{letters}",
-        f"  \\caption{{{latex_text(' '.join([table.title.rstrip('.') + '.', *table.notes]))}}}",
-        f"  \\label{{{label}}}",
-        f"  \\setlength{{\\tabcolsep}}{{{gap}pt}}",
         f"  \\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
         "    \\toprule",
         f"    {' & '.join(map(latex_text, table.headings))} \\\\",
@@ -212,6 +233,21 @@ def latex_table(table: PasteTable, label: str) -> str:
         *(f"    {' & '.join(row)} \\\\" for row in rows),
         "    \\bottomrule",
         "  \\end{tabular}",
+    ]
+    return "\n".join(lines)
+
+
+def latex_table(table: PasteTable, label: str) -> str:
+    """A table in LaTeX; one that a column of a two-column paper has no room for is as wide as the page."""
+    blocks, (star, letters, gap) = latex_blocks(table)
+    lines = [
+        f"\\begin{{table{star}}}[t]",
+        f"  \\centering\\{letters}",
+        f"  \\caption{{{latex_text(' '.join([table.title.rstrip('.') + '.', *table.notes]))}}}",
+        f"  \\label{{{label}}}",
+        "  \\vspace{4pt}",
+        f"  \\setlength{{\\tabcolsep}}{{{gap}pt}}",
+        "\n\n  \\medskip\n".join(map(latex_tabular, blocks)),
         f"\\end{{table{star}}}",
     ]
     return "\n".join(lines)

@@ -108,7 +108,7 @@ def mark_notes(verdicts: Iterable[str], against: str, which: str = "seeds") -> l
     if not found:
         return []
     words = [f"{mark} {word}" for verdict, (mark, word) in MARKS.items() if verdict in found]
-    how = f"paired t-tests over {which}, 5%, corrected by Holm"
+    how = f"paired t-tests over {which}, p < 0.04, corrected by Holm"
     return [
         f"{', '.join(words)} than {against}: {how}." if words else f"No difference from {against} is decided by {how}."
     ]

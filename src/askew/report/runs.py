@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -20,7 +21,7 @@ from .figures import draw_curves
 from .page import count_text, write_report
 from .paste import PasteTables
 from .paste_runs import paste_comparison
-from .picture import style
+from .picture import drawn_for, style
 from .tables import ComparisonRow, group_runs, shorten_label, table
 
 if TYPE_CHECKING:
@@ -145,9 +146,12 @@ class Runs(list[Run]):
             ]
         )
 
-    def plot(self, key: str = "accuracy") -> Figure:
-        """A figure of one record key over the rounds; a line for each configuration, the mean over its seeds."""
-        return draw_key(self, key)
+    def plot(self, key: str = "accuracy", size: str | None = None) -> Figure:
+        """A figure of one record key over the rounds; a line for each configuration, the mean over its seeds.
+
+        `size` is "column" or "page" of a two-column paper; figure.savefig("accuracy.pdf") then writes it.
+        """
+        return draw_key(self, key, size)
 
     def report(self, out: str | Path = "report", title: str | None = None) -> Path:
         """Write one HTML page with tables and pictures into a folder; return the page's path."""
@@ -205,10 +209,10 @@ def run_html(run: Run) -> str:
     return as_html(text)
 
 
-def draw_key(runs: Sequence[Run], key: str) -> Figure:
-    """A figure of one record key over the rounds; a line for each configuration."""
+def draw_key(runs: Sequence[Run], key: str, size: str | None = None) -> Figure:
+    """A figure of one record key over the rounds; a line for each configuration; `size` is that of a paper."""
     try:
-        with style():
+        with drawn_for(size) if size else nullcontext(), style():
             if in_notebook():
                 import matplotlib.pyplot  # noqa: F401 - which tells the notebook how to show figures
             percent = key == "accuracy" or key.startswith(("accuracy_", "client_accuracy"))

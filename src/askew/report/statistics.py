@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -141,7 +142,12 @@ def seeds_needed(
     effect: float, level: float, least: int = MIN_SEEDS, power: float = 0.8, most: int = MAX_SEEDS
 ) -> int | None:
     """The fewest seeds at which a test finds an effect with this chance; None if `most` would not do."""
-    return next((n for n in range(least, most + 1) if find_power(effect, n, level) >= power), None)
+    enough = lambda n: find_power(effect, n, level) >= power
+    few = next((n for n in range(least, min(most, MAX_SEEDS) + 1) if enough(n)), None)
+    many = range(max(least, MAX_SEEDS + 1), most + 1)
+    if few or not many or not enough(most):
+        return few
+    return many[bisect_left(many, True, key=enough)]
 
 
 def bootstrap_interval(values: Sequence[float], level: float = 0.95, draws: int = 10_000) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .significance import BETTER, EQUAL, METRICS, MOST_SEEDS, TOO_FEW, UNDECIDED, WORSE, PairedComparison
+from .significance import BETTER, EQUAL, LEVEL, METRICS, MOST_SEEDS, TOO_FEW, UNDECIDED, WORSE, PairedComparison
 from .statistics import MIN_SEEDS
 from .tables import shorten_label
 from .terminal import QUIET, plain_table
@@ -79,8 +79,9 @@ def seeds_text(seeds: Iterable[int]) -> str:
 def verdict_remarks(tests: Sequence[PairedComparison]) -> list[str]:
     """Sentences below a table: what was done, what would decide it, and which seeds are missing."""
     unit = " in percentage points" if METRICS[tests[0].metric].percent else ""
-    first = f"Differences{unit} within n seeds: the same clients, turns and start. Two-sided t-tests at 5%"
-    first += f", corrected by Holm over {len(tests)} methods." if len(tests) > 1 else "."
+    first = f"Differences{unit} within n seeds: the same clients, turns and start. Two-sided t-tests"
+    first += f", corrected by Holm over {len(tests)} methods" if len(tests) > 1 else ""
+    first += f"; p below {LEVEL:g} decides, which keeps false wins below 5%."
     return [first, *seeds_remarks(tests), *dict.fromkeys(each for test in tests for each in remarks_of(test))]
 
 

@@ -93,16 +93,16 @@ def metric_table(
 ) -> PasteTable:
     """The table of one metric: methods by cases, or cases by methods where there are many cases."""
     e, its = reproduction.experiment, [cell for cell in cells if cell.metric == metric]
+    with_paper = with_paper and any(cell.printed for cell in its)
     cases = list(dict.fromkeys(cell.case for cell in its))
     methods = list(dict.fromkeys(row_name(cell, its) for cell in its))
     at = {(row_name(cell, its), cell.case): cell for cell in its}
     turned = len(cases) > MOST_COLUMNS and len(methods) <= len(cases)
     rows, columns = (cases, methods) if turned else (methods, cases)
-    find = (lambda row, column: at.get((column, row))) if turned else (lambda row, column: at.get((row, column)))
-    body = [
-        (row, [each for column in columns for each in table_cell(find(row, column), its, tests, with_paper)])
-        for row in rows
-    ]
+    body = list[tuple[str, list[PasteCell]]]()
+    for row in rows:
+        found = [at.get((column, row) if turned else (row, column)) for column in columns]
+        body.append((row, [each for cell in found for each in table_cell(cell, its, tests, with_paper)]))
     headings = ["Case" if turned else "Method"]
     for column in columns:
         headings += [column, "paper"] if with_paper else [column]
