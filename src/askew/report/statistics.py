@@ -142,7 +142,10 @@ def seeds_needed(
     effect: float, level: float, least: int = MIN_SEEDS, power: float = 0.8, most: int = MAX_SEEDS
 ) -> int | None:
     """The fewest seeds at which a test finds an effect with this chance; None if `most` would not do."""
-    enough = lambda n: find_power(effect, n, level) >= power
+
+    def enough(n: int) -> bool:
+        return find_power(effect, n, level) >= power
+
     few = next((n for n in range(least, min(most, MAX_SEEDS) + 1) if enough(n)), None)
     many = range(max(least, MAX_SEEDS + 1), most + 1)
     if few or not many or not enough(most):
