@@ -16,6 +16,16 @@ from scipy import stats
 from askew.algorithms.fedpmvr import READINGS
 from askew.cli.main import main
 from askew.errors import ConfigError
+from askew.report.statistics import (
+    find_power,
+    holm_adjust,
+    is_within,
+    paired_test,
+    seeds_needed,
+    sign_flip_p,
+    t_interval,
+    welch_test,
+)
 from askew.reproduction import ledger_summary, papers
 from askew.reproduction.bills import MissingRuns
 from askew.reproduction.claim_checks import CLAIM_CHECKS
@@ -54,16 +64,6 @@ from askew.reproduction.ledger_summary import (
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.prune_curves import prune_curves
 from askew.reproduction.results import CURVES, ResultRow, read_results, write_results
-from askew.reproduction.statistics import (
-    find_power,
-    holm_adjust,
-    is_within,
-    paired_test,
-    seeds_needed,
-    sign_flip_p,
-    t_interval,
-    welch_test,
-)
 
 PAPERS = Path(__file__).parent.parent / "papers"
 SAMPLES = [[1.0, 2, 3], [0.3, -0.1, 0.5, 0.2], [-2.0, -1.5, -1.7], [0.1, 4.0, -3.0, 2.0, 0.5, 0.9, 1.1]]

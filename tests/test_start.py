@@ -36,7 +36,7 @@ def test_commands_that_read_load_no_torch(tmp_path: Path) -> None:
     words = [
         *(["--version"], ["--help"], ["run", "--help"], ["sweep", "--help"], ["compare", "runs"], ["list", "models"]),
         *(["list", "algorithms"], ["list", "algorithms", "--json"], ["show", f"runs/{run.facts['name']}"]),
-        *(["show", "nothing"], ["compare", "runs", "--json"]),
+        *(["show", "nothing"], ["compare", "runs", "--json"], ["compare", "runs", "--format", "latex"]),
     ]
     codes = [2 if each == ["show", "nothing"] else 0 for each in words]
     code = f"from askew.cli.main import main\nassert [main(each) for each in {words!r}] == {codes}"

@@ -46,6 +46,10 @@ COMMANDS = {
     "conformal": ("conformal", "Measure the prediction sets of finished runs: naive ones, APS and RAPS."),
     "bench": ("bench", "Time full rounds on random data, beside a bare PyTorch loop that does the same steps."),
     "reproduce": ("papers", "Run a table or figure of a paper again and show it beside the paper's numbers."),
+    "table": (
+        "table",
+        "Print a table of a paper from stored results, to paste as Markdown, LaTeX or CSV; nothing is trained.",
+    ),
     "ledger": ("ledger", "Put every number and claim of the papers beside what was measured."),
     "data": ("data", "List, get, check and describe the datasets."),
     "deploy": ("deploy", "Run a method on real clients, over Flower."),

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,7 +18,8 @@ from rich.text import Text
 from ..core.files import CONTROL, printable
 from ..errors import AskewError, ConfigError
 from ..experiment.listing import stored_entries
-from ..experiment.store import to_json
+from ..experiment.store import to_json, write_text
+from ..report.paste import FORMATS, PasteTables
 
 
 def use_data_folder(path: Path | None) -> Path | None:
@@ -96,6 +97,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing el
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")]
 
 
+TableFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="FORMAT", help="A table to paste: markdown, latex or csv.", show_default="by --out's ending"
+    ),
+]
+TableFile = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Write the table to this file.", show_default="standard output"),
+]
+
+
 StopAfter = Annotated[
     str | None,
     typer.Option(
@@ -160,6 +173,28 @@ def print_json(value: Any) -> None:
 def json_text(value: Any, indent: int | None = 1) -> str:
     """A value as JSON in which control characters are escaped, also those that JSON allows."""
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", to_json(value, indent))
+
+
+def put_table(tables: PasteTables, form: str | None, out: Path | None) -> None:
+    """Print tables to paste, or write them to a file, in a format or in that of the file's ending."""
+    if form is None and out is not None:
+        form = next((name for name, ending in FORMATS.items() if out.suffix == ending), None)
+        if form is None:
+            raise ConfigError(
+                f"--out {out} does not tell the format by its ending ({', '.join(FORMATS.values())}); give --format."
+            )
+    text = tables.text(form or "markdown")
+    if out is None:
+        print(text, end="")
+    else:
+        write_text(out, text)
+        print(out)
+
+
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """The words of options that were given: a flag alone, others with their values."""
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    return [word for name, value in given.items() for word in ([name] if value is True else [name, str(value)])]
 
 
 def exit_with_command(console: Console, sentence: str, command: str, code: int = 130) -> NoReturn:

@@ -11,10 +11,22 @@ import typer
 from ..errors import ConfigError, UnknownName, did_you_mean
 from ..experiment import listing
 from ..experiment.store import load_all, load_checked
-from ..report import terminal, write_report
+from ..report import terminal, write_figures, write_report
 from ..report.page import check_run
+from ..report.picture import PAPER_KINDS, PAPER_SIZES
 from ..report.runs import Runs
-from .options import AsJson, Folders, Plugins, examples, print_json, print_rich
+from .options import (
+    AsJson,
+    Folders,
+    Plugins,
+    TableFile,
+    TableFormat,
+    examples,
+    option_words,
+    print_json,
+    print_rich,
+    put_table,
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -87,7 +99,13 @@ def show(
 
 
 @app.command(
-    epilog=examples("askew compare runs", "askew compare runs/A runs/B --target 0.9", "askew compare runs --json")
+    epilog=examples(
+        "askew compare runs",
+        "askew compare runs/A runs/B --target 0.9",
+        "askew compare runs --test --against fedavg",
+        "askew compare runs --test --format latex --out table.tex",
+        "askew compare runs --json",
+    )
 )
 def compare(
     folders: Folders,
@@ -95,23 +113,71 @@ def compare(
         float | None,
         typer.Option(metavar="ACC", help="Count rounds to this accuracy, 0 to 1.", show_default="fedavg's best"),
     ] = None,
+    test: Annotated[bool, typer.Option("--test", help="Test each method against one of them, paired by seed.")] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="With --test: this one.", show_default="fedavg, or the first")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --test: best_accuracy, final_accuracy, worst_clients_accuracy or test_loss.",
+            show_default="best_accuracy",
+        ),
+    ] = None,
+    form: TableFormat = None,
+    out: TableFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs in one table; runs that differ only in their seed share a row."""
-    rows = Runs(load_all(folders, lambda run: terminal.comparison([run]))).table(target)
-    if as_json:
+    rows = Runs(load_all(folders, lambda run: terminal.comparison([run]))).table(
+        target, test=test, against=against, metric=metric
+    )
+    if as_json and (form or out):
+        raise ConfigError("compare: --json and --format or --out do not go together; give one of them.")
+    if form or out:
+        options = {"--target": target, "--test": test, "--against": against, "--metric": metric, "--format": form}
+        made_by = terminal.command("compare", *folders, *option_words(options | {"--out": out}))
+        put_table(rows.paste(made_by), form, out)
+    elif as_json:
         print_json(rows)
     else:
         print_rich(rows.rich())
 
 
 @app.command(
-    epilog=examples("askew report runs --out report", "askew report runs/A runs/B --out report --title 'A against B'")
+    epilog=examples(
+        "askew report runs --out report",
+        "askew report runs/A runs/B --out report --title 'A against B'",
+        "askew report runs --figures pdf --size column",
+    )
 )
 def report(
     folders: Folders,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the page and its pictures.")] = Path("report"),
     title: Annotated[str | None, typer.Option(help="Heading of the page.", show_default=False)] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--figures", metavar="KIND", help="Also figures for a paper: pdf or svg.", show_default=False),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Width of these figures: column (3.3 inches) or page (6.9 inches).",
+            show_default="column",
+        ),
+    ] = None,
 ) -> None:
     """Write one HTML page with tables and pictures of runs."""
-    print(write_report(load_all(folders, check_run), out, title))
+    if kind is not None and kind not in PAPER_KINDS:
+        raise UnknownName(f"report: unknown kind of figures {kind!r}; {did_you_mean(kind, PAPER_KINDS)}")
+    if size is not None and (kind is None or size not in PAPER_SIZES):
+        raise ConfigError(
+            f"report: --size is that of --figures and one of {', '.join(PAPER_SIZES)}; "
+            "give for example --figures pdf --size column."
+        )
+    runs = load_all(folders, check_run)
+    print(write_report(runs, out, title))
+    for path in write_figures(runs, out, kind, size or "column") if kind else ():
+        print(path)

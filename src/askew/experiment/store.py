@@ -155,9 +155,9 @@ class Run:
         """One row for each round, as a frame of pandas."""
         return shown_by().data_frame(shown_by().round_rows(self))
 
-    def plot(self, key: str = "accuracy") -> Figure:
-        """A figure of one record key over the rounds."""
-        figure: Figure = shown_by().draw_key([self], key)
+    def plot(self, key: str = "accuracy", size: str | None = None) -> Figure:
+        """A figure of one record key over the rounds; `size` is "column" or "page" of a two-column paper."""
+        figure: Figure = shown_by().draw_key([self], key, size)
         return figure
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -27,10 +28,11 @@ from .picture import (
     Picture,
     canvas,
     draw_legend,
+    drawn_for,
     legend_height,
     legend_label,
     style,
-    write_png,
+    write_picture,
 )
 from .tables import RunGroup, average, by_federation, group_runs, sample_std
 
@@ -42,9 +44,13 @@ SMOOTHED_ROUNDS = 100  # curves of more rounds are drawn with their running mean
 LOWEST_COVERAGE = 50  # percent of coverage from which prediction sets are drawn
 
 
-def write_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
-    """Write each picture that the runs have data for as a PNG file."""
-    return [write_png(picture, folder) for picture in draw_pictures(group_runs(runs))]
+def write_figures(runs: Iterable[Run], folder: Path, kind: str = "png", size: str | None = None) -> list[Path]:
+    """Write each picture that the runs have data for as a file of this kind: png, svg or pdf.
+
+    `size` is "column" or "page" of a two-column paper, with fonts that fit it; None is the size of a report.
+    """
+    with drawn_for(size) if size else nullcontext():
+        return [write_picture(picture, folder, kind) for picture in draw_pictures(group_runs(runs))]
 
 
 def draw_pictures(groups: Sequence[RunGroup]) -> list[Picture]:

@@ -15,7 +15,7 @@ from ..experiment.roll_call import loss_sentence, never_sentences, percent, reas
 from ..experiment.store import Run, write_text
 from ..experiment.toml import to_toml
 from .figures import draw_pictures
-from .picture import COLOURS, Picture, write_png
+from .picture import COLOURS, Picture, write_picture
 from .tables import (
     ComparisonRow,
     RunGroup,
@@ -73,7 +73,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str | None = None) ->
         )
     pictures = draw_pictures(groups)
     for picture in pictures:
-        write_png(picture, Path(folder))
+        write_picture(picture, Path(folder))
     path = Path(folder) / "index.html"
     write_text(path, report_page(groups, table(runs), pictures, title))
     return path

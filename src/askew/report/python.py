@@ -21,13 +21,23 @@ if TYPE_CHECKING:
 RunsOrFolders = Run | str | Path | Iterable[Run | str | Path]
 
 
-def compare(*what: RunsOrFolders, target: float | None = None) -> ComparisonTable:
+def compare(
+    *what: RunsOrFolders,
+    target: float | None = None,
+    test: bool = False,
+    against: str | None = None,
+    metric: str | None = None,
+) -> ComparisonTable:
     """Compare runs in one table; runs that differ only in their seed share a row.
 
     `what` are runs, run folders, folders of run folders, or lists of these. Rounds are counted to the accuracy
     `target`, from 0 to 1; without it, to fedavg's best. The result is a list of rows, which prints as a table.
+
+    With `test=True` each method is tested against another, `against` (without it, fedavg), paired over the seeds that
+    both have. `metric` is best_accuracy, final_accuracy, worst_clients_accuracy or test_loss. Each row then has its
+    `test`, and the result's `tests` lists them. `latex()`, `markdown()` and `csv()` give the table for a paper.
     """
-    return collect(what).table(target)
+    return collect(what).table(target, test=test, against=against, metric=metric)
 
 
 def report(*what: RunsOrFolders, out: str | Path = "report", title: str | None = None) -> Path:

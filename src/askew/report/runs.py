@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ..core.files import printable
@@ -17,13 +18,16 @@ from ..experiment.store import Run
 from . import terminal
 from .figures import draw_curves
 from .page import count_text, write_report
-from .picture import style
+from .paste import PasteTables
+from .paste_runs import paste_comparison
+from .picture import drawn_for, style
 from .tables import ComparisonRow, group_runs, shorten_label, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ..experiment.launch import FailedRun
+    from .significance import PairedComparison
 
 SHOWN_ROWS = 4  # of runs in the few lines that stand for them
 WIDTH = 110  # characters of a table
@@ -38,22 +42,65 @@ HTML = (
 class ComparisonTable(list[ComparisonRow]):
     """The rows that `askew compare --json` prints, one for each method; shown as the table of `askew compare`."""
 
-    def __init__(self, runs: Sequence[Run], target: float | None = None) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        target: float | None = None,
+        *,
+        test: bool = False,
+        against: str | None = None,
+        metric: str | None = None,
+    ) -> None:
+        """`test` adds to each row its test `against` a method by a `metric`, and lists the tests as `tests`."""
         if target is not None and not 0 < target <= 1:
             raise ConfigError(
                 f"compare: target (--target in a shell) must be > 0 and ≤ 1, got {target:g}; "
                 "accuracies are fractions, try 0.9."
             )
+        if not test and (against is not None or metric is not None):
+            raise ConfigError(
+                "compare: against and metric say how to test; give test=True (--test in a shell) with them."
+            )
         super().__init__(table(runs, target))
         self.runs, self.target = runs, target
+        self.tests: list[PairedComparison] = []
+        if test:
+            from .significance import compare_methods  # with numpy, which a table without tests does not need
+
+            self.tests = compare_methods(group_runs(runs), against, metric)
+            found = {(each.federation, each.method): each for each in self.tests}
+            for row in self:
+                each = found.get((row["federation"], row["label"]))
+                row["test"] = each and each._asdict()
 
     def rich(self) -> RenderableType:
-        """The table as `rich` prints it."""
-        return terminal.comparison(self.runs, self.target)
+        """The table as `rich` prints it, with the tests below it."""
+        means = terminal.comparison(self.runs, self.target)
+        if not self.tests:
+            return means
+        from .verdicts import verdict_tables
+
+        return Group(means, Text(), verdict_tables(self.tests))
 
     def frame(self) -> Any:
         """The rows as a frame of pandas."""
         return data_frame(list(self))
+
+    def paste(self, made_by: str = "") -> PasteTables:
+        """The table for a paper, made by this command."""
+        return paste_comparison(self.runs, self, self.target, self.tests, made_by)
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        return self.paste().markdown()
+
+    def latex(self) -> str:
+        """The table in LaTeX, for the package booktabs; means ± deviations, the best in bold, tested ones marked."""
+        return self.paste().latex()
+
+    def csv(self) -> str:
+        """All figures of the rows as CSV."""
+        return self.paste().csv()
 
     def __repr__(self) -> str:
         return as_text(self.rich())
@@ -76,9 +123,16 @@ class Runs(list[Run]):
     def __getitem__(self, index: SupportsIndex | slice) -> Run | Runs:
         return Runs(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
-    def table(self, target: float | None = None) -> ComparisonTable:
-        """One row for each configuration, means over its seeds, as `askew compare` shows them."""
-        return ComparisonTable(self, target)
+    def table(
+        self,
+        target: float | None = None,
+        *,
+        test: bool = False,
+        against: str | None = None,
+        metric: str | None = None,
+    ) -> ComparisonTable:
+        """One row for each configuration, means over its seeds, as `askew compare` shows them; `test` as there."""
+        return ComparisonTable(self, target, test=test, against=against, metric=metric)
 
     def frame(self) -> Any:
         """One row for each round of each run, as a frame of pandas."""
@@ -91,9 +145,12 @@ class Runs(list[Run]):
             ]
         )
 
-    def plot(self, key: str = "accuracy") -> Figure:
-        """A figure of one record key over the rounds; a line for each configuration, the mean over its seeds."""
-        return draw_key(self, key)
+    def plot(self, key: str = "accuracy", size: str | None = None) -> Figure:
+        """A figure of one record key over the rounds; a line for each configuration, the mean over its seeds.
+
+        `size` is "column" or "page" of a two-column paper; figure.savefig("accuracy.pdf") then writes it.
+        """
+        return draw_key(self, key, size)
 
     def report(self, out: str | Path = "report", title: str | None = None) -> Path:
         """Write one HTML page with tables and pictures into a folder; return the page's path."""
@@ -151,10 +208,10 @@ def run_html(run: Run) -> str:
     return as_html(text)
 
 
-def draw_key(runs: Sequence[Run], key: str) -> Figure:
-    """A figure of one record key over the rounds; a line for each configuration."""
+def draw_key(runs: Sequence[Run], key: str, size: str | None = None) -> Figure:
+    """A figure of one record key over the rounds; a line for each configuration; `size` is that of a paper."""
     try:
-        with style():
+        with drawn_for(size) if size else nullcontext(), style():
             percent = key == "accuracy" or key.startswith(("accuracy_", "client_accuracy"))
             label = PANELS.get(key, key.replace("_", " ") + (", %" if percent else ""))
             figure, values = draw_curves(group_runs(runs), {key: label}, scale=100 if percent else 1, logs=not percent)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import stdev
 from typing import NamedTuple
 
+from ..report.statistics import MAX_SEEDS, MIN_SEEDS, SIGNIFICANCE, find_power, seeds_needed, t_quantile
 from .claim_rules import ClaimCell, ClaimRule, Finding, RuleEvaluator, cell_terms, has_cell
 from .cost import (
     COST_SETTINGS,
@@ -21,7 +22,6 @@ from .evidence import Evidence
 from .expressions import Term
 from .paper_tables import long_duration
 from .papers import Experiment, build_config, hyper_text, run_specs
-from .statistics import MAX_SEEDS, MIN_SEEDS, SIGNIFICANCE, find_power, seeds_needed, t_quantile
 
 DEVICES = ("NVIDIA H200", "cpu")  # whose times are given: the first of them that was measured
 LARGE_EFFECT = 2.0  # standard deviations; the power of a test is given for it where nothing was measured

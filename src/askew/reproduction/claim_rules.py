@@ -16,12 +16,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from .claim_checks import CLAIM_CHECKS
-from .evidence import Evidence
-from .expressions import Formula, Term
-from .papers import Experiment
-from .printed import PrintedNumbers
-from .statistics import (
+from ..report.statistics import (
     MIN_SEEDS,
     SIGNIFICANCE,
     MeanTest,
@@ -31,6 +26,11 @@ from .statistics import (
     t_interval,
     welch_test,
 )
+from .claim_checks import CLAIM_CHECKS
+from .evidence import Evidence
+from .expressions import Formula, Term
+from .papers import Experiment
+from .printed import PrintedNumbers
 
 HOLDS, FAILS, UNDECIDED, NOT_RUN, UNTESTABLE = "holds", "does not hold", "undecided", "not run", "not testable"
 NAME = re.compile(r"\{(\w+)\}")

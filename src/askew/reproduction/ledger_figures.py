@@ -9,10 +9,10 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..report.picture import COLOURS, GREY, INK, MARKERS, Picture, canvas, style
+from ..report.statistics import MIN_SEEDS, t_interval
 from .claim_rules import FAILS, HOLDS, ClaimRule, Finding, cell_terms, fill_names
 from .ledger import LARGE_GAP, ClaimResult, PaperSection
 from .ledger_summary import accuracy_rows, find_gaps, gap_of
-from .statistics import MIN_SEEDS, t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -137,6 +138,35 @@ def find_power(effect: float, seeds: int, level: float) -> float:
     return power if 0 <= power <= 1 else float(effect * seeds**0.5 > limit)  # out of the function's range
 
 
-def seeds_needed(effect: float, level: float, least: int = MIN_SEEDS, power: float = 0.8) -> int | None:
-    """The fewest seeds at which a test finds an effect with this chance; None if so many would not do."""
-    return next((n for n in range(least, MAX_SEEDS + 1) if find_power(effect, n, level) >= power), None)
+def seeds_needed(
+    effect: float, level: float, least: int = MIN_SEEDS, power: float = 0.8, most: int = MAX_SEEDS
+) -> int | None:
+    """The fewest seeds at which a test finds an effect with this chance; None if `most` would not do."""
+
+    def enough(n: int) -> bool:
+        return find_power(effect, n, level) >= power
+
+    few = next((n for n in range(least, min(most, MAX_SEEDS) + 1) if enough(n)), None)
+    many = range(max(least, MAX_SEEDS + 1), most + 1)
+    if few or not many or not enough(most):
+        return few
+    return many[bisect_left(many, True, key=enough)]
+
+
+def bootstrap_interval(values: Sequence[float], level: float = 0.95, draws: int = 10_000) -> tuple[float, float]:
+    """The percentile interval of the mean over resamples of the values; the same values give the same interval."""
+    v = np.asarray(values, dtype=np.float64)
+    means = v[np.random.default_rng(0).integers(len(v), size=(draws, len(v)))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def two_sided_p(differences: Sequence[float]) -> float:
+    """The p-value of "the mean is 0" by Student's paired t.
+
+    Equal differences have no spread to judge them by; their p-value is that of all flips of signs, 2 of 2ⁿ.
+    """
+    test = paired_test(differences)
+    if test.std == 0:
+        return 1.0 if test.mean == 0 else min(1.0, 2.0 ** (1 - test.n))
+    return min(1.0, 2 * min(test.p_above, test.p_below))
