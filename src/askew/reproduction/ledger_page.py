@@ -141,11 +141,7 @@ def bullet_list(lines: Sequence[str]) -> str:
             items[-1].append(text)
         else:
             items[-1][-1] += f" {text}"
-    below = ["".join(f"<li>{inline(text)}</li>" for text in more) for _, *more in items]
-    parts = [
-        f"<li>{inline(item[0])}{f'<ul>{more}</ul>' if more else ''}</li>"
-        for item, more in zip(items, below, strict=True)
-    ]
+    parts = [f"<li>{inline(text)}{bullet_list([f'- {line}' for line in more])}</li>" for text, *more in items]
     return f"<ul>{''.join(parts)}</ul>" if parts else ""
 
 
@@ -172,7 +168,8 @@ def claim_row(result: ClaimResult) -> str:
     where = escape(f"{claim.where} · {', '.join(claim.experiments)}")
     return (
         f'<tr data-kind="{kind}" id="{claim.id}"><th scope="row"><small>{claim.id}</small> {escape(claim.text)}'
-        f'<span class="where">{where}</span></th><td data-h="Verdict"><b class="pill {kind}">{escape(result.verdict_text)}</b></td>'
+        f'<span class="where">{where}</span></th>'
+        f'<td data-h="Verdict"><b class="pill {kind}">{escape(result.verdict_text)}</b></td>'
         f'<td data-h="Evidence"><div>{paragraphs(result.evidence)}</div></td><td data-h="Paper">{claim.printed}</td>'
         f'<td data-h="Controls"><div>{paragraphs(result.controls)}</div></td></tr>'
     )
@@ -211,10 +208,8 @@ def number_row(row: LedgerRow) -> str:
         escape(row.difference),
         f"<code>{escape(row.command)}</code>",
     ]
-    labelled = "".join(
-        f'<td data-h="{heading}"><div>{cell}</div></td>'
-        for cell, heading in zip(cells, NUMBER_HEADINGS[1:], strict=True)
-    )
+    pairs = zip(cells, NUMBER_HEADINGS[1:], strict=True)
+    labelled = "".join(f'<td data-h="{heading}"><div>{cell}</div></td>' for cell, heading in pairs)
     return f'<tr><th scope="row">{escape(p.case)}</th>{labelled}</tr>'
 
 
@@ -254,9 +249,9 @@ i.none, b.none { background: var(--none) } i.never, b.never { background: var(--
 .where { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; margin-top: .2rem }
 .claims .pill { color: #fff; border-radius: 999px; padding: .15rem .6rem; font-size: .78rem; font-weight: 600;
   display: inline-block }
-.numbers td { white-space: nowrap } .numbers tbody th { min-width: 7rem; font-weight: 500 }
+.numbers td { white-space: normal } .numbers tbody th { min-width: 7rem; font-weight: 500 }
 .numbers td:last-child { white-space: normal; min-width: 13rem }
-.numbers code { font-size: .72rem; line-height: 1.3; color: var(--soft) }
+.numbers code { overflow-wrap: anywhere; font-size: .72rem; line-height: 1.3; color: var(--soft) }
 summary em { font-weight: 400; font-style: normal } tr[hidden] { display: none }
 @media (max-width: 48rem) {
   .scroll { overflow: visible } table, tbody, tr, tbody th, td { display: block; width: 100% } thead { display: none }
