@@ -31,6 +31,7 @@ from .claim_rules import (
 from .claims import CLAIM_SCALES, Claim, read_claims
 from .cost import training_speeds
 from .evidence import Evidence, GridPoint, metric_value
+from .ledger_curves import PaperFigure, collect_figure
 from .papers import Experiment, experiments, hyper_text
 from .printed import PrintedNumber, PrintedNumbers, printed_by_key, read_printed
 from .results import (
@@ -61,6 +62,7 @@ class LedgerRow(NamedTuple):
     hyper: str  # the chosen grid point, where there is a grid
     missing: MissingRuns | None  # of a number that was not measured
     command: str
+    seeds: tuple[int, ...] = ()  # of the values
 
     @property
     def digits(self) -> int:
@@ -241,6 +243,7 @@ class PaperSection(NamedTuple):
     claims: tuple[ClaimResult, ...]
     unprinted: tuple[LedgerTable, ...] = ()  # experiments with choices of ours and without printed numbers
     summary_template: str = ""  # papers/NAME/summary.md, whose placeholders ledger_summary.py fills
+    figures: tuple[PaperFigure, ...] = ()  # published figures as far as their runs are stored
 
     @property
     def title(self) -> str:
@@ -306,12 +309,14 @@ class LedgerBuilder:
         ids = dict.fromkeys(number.experiment for number in numbers)
         tables = [self.table(self.known[id], [number for number in numbers if number.experiment == id]) for id in ids]
         printed = {table.experiment.id for table in tables}
-        others = [e for e in self.known.values() if e.paper == name and e.id not in printed and e.choices]
+        own = [e for e in self.known.values() if e.paper == name]
+        others = [e for e in own if e.id not in printed and e.choices]
         unprinted = [LedgerTable(e, (), self.machines(e), e.choices) for e in others]
         claims = imply_verdicts([self.claim_result(claim, by_key) for claim in read_claims(folder)])
         summary = folder / "summary.md"
         template = read_text(summary) if summary.is_file() else ""
-        return PaperSection(name, tuple(tables), tuple(claims), tuple(unprinted), template)
+        figures = [figure for e in own if (figure := collect_figure(e, self.evidence["full"]))]
+        return PaperSection(name, tuple(tables), tuple(claims), tuple(unprinted), template, tuple(figures))
 
     def table(self, e: Experiment, numbers: Sequence[PrintedNumber]) -> LedgerTable:
         """The printed numbers of an experiment beside ours, and what the missing ones cost together."""
@@ -365,6 +370,7 @@ class LedgerBuilder:
             hyper=hyper_text(chosen.hyper) if chosen and len(points) > 1 and values else "",
             missing=missing if missing and missing.runs else None,
             command=shlex.join(command),
+            seeds=tuple(seeds) if len(seeds) == len(values) else (),
         )
 
     def measured_values(self, e: Experiment, number: PrintedNumber, tuned: GridPoint | None) -> tuple[list[float], int]:

@@ -10,6 +10,7 @@ from statistics import fmean
 from ..report.picture import Picture
 from .claim_rules import FAILS, HOLDS, NOT_RUN
 from .ledger import VERDICTS, ClaimResult, LedgerRow, LedgerTable, PaperSection, count_measured
+from .ledger_curves import figure_picture
 from .ledger_figures import forest_picture, scatter_picture, svg_with_text
 from .ledger_summary import (
     COUNTED,
@@ -23,6 +24,7 @@ from .ledger_summary import (
     find_gaps,
     find_leads,
     gap_of,
+    lead_seeds,
     summary_texts,
 )
 
@@ -70,6 +72,14 @@ which it refutes the claim in eight of ten trials, if its difference stays as it
 """
 CLAIM_COLUMNS = ("claim", "verdict", "evidence", "paper", "controls")
 NUMBER_COLUMNS = ("case", "method", "metric", "paper", "ours", "validated", "difference", "chosen", "command")
+LEAD_COLUMNS = ("method", "against", "columns", "seeds", "lead here", "lead in print", "least here", "most here")
+LEAD_NOTE = "Points of accuracy, on average over the columns of the tables and the seeds that both methods have."
+GAP_COLUMNS = ("median gap", "largest gap", "first here", "first in print")
+OVERVIEW_COLUMNS = ("paper", "printed numbers", "measured", *VERDICTS, *GAP_COLUMNS)
+OVERVIEW_NOTE = (
+    "Gap: distance of an accuracy from the printed one, in points. First: columns of the tables in which the paper's "
+    "own method is above every other one that was measured."
+)
 MISSING_COLUMNS = ("case", "method", "metric", "paper", "ours")
 GROUNDS_TITLES = {
     TRAINED: "Claims that training tests",
@@ -87,6 +97,7 @@ def ledger_files(sections: Sequence[PaperSection], out: Path) -> dict[Path, byte
     out = out if out.suffix else out / PAGE_NAME
     pictures = [picture for draw in (scatter_picture, forest_picture) if (picture := draw(sections))]
     files = {path: text.encode() for path, text in markdown_pages(sections, out, pictures).items()}
+    pictures += [figure_picture(figure) for section in sections for figure in section.figures if figure.is_shown]
     return files | {out.with_suffix("") / f"{p.name}.svg": svg_with_text(p) for p in pictures}
 
 
@@ -107,24 +118,8 @@ def first_page(sections: Sequence[PaperSection], folder: str, pictures: Sequence
     links = {section.name: str(PurePosixPath(folder) / f"{section.name}.md") for section in sections}
     lines = [HEAD, "## Findings", "", *finding_lines(sections, links), ""]
     lines += [totals_text(sections, f"{folder}/{NOT_RUN_PAGE}"), ""]
-    lines += markdown_table(
-        (
-            "paper",
-            "printed numbers",
-            "measured",
-            *VERDICTS,
-            "median gap",
-            "largest gap",
-            "first here",
-            "first in print",
-        ),
-        [overview_cells(section, links[section.name]) for section in sections],
-    )
-    lines += [
-        "",
-        "*Gap: distance of an accuracy from the printed one, in points. First: columns of the tables in which ",
-    ]
-    lines[-1] += "the paper's own method is above every other one that was measured.*"
+    lines += markdown_table(OVERVIEW_COLUMNS, [overview_cells(section, links[section.name]) for section in sections])
+    lines += ["", f"*{OVERVIEW_NOTE}*"]
     lines += ["", *pictures]
     for section in sections:
         lines += paper_overview(section, links[section.name])
@@ -137,7 +132,7 @@ def finding_lines(sections: Iterable[PaperSection], links: Mapping[str, str]) ->
     return [f"- **[{s.title}]({links[s.name]})**: {text}" for s, text in findings if text]
 
 
-def totals_text(sections: Sequence[PaperSection], not_run: str) -> str:
+def totals_text(sections: Sequence[PaperSection], not_run: str = "") -> str:
     """Numbers and claims of all papers together, in a few sentences."""
     rows = [row for section in sections for row in section.rows]
     gaps = find_gaps([row for section in sections for row in accuracy_rows(section.rows)])
@@ -145,12 +140,12 @@ def totals_text(sections: Sequence[PaperSection], not_run: str) -> str:
     decided = [result for result in claims if result.verdict in (HOLDS, FAILS)]
     trained = [result for result in decided if claim_grounds(result) == TRAINED]
     counts = {verdict: sum(r.verdict == verdict for r in trained) for verdict in (HOLDS, FAILS)}
+    more = f" [What was not run, and what it costs]({not_run})." if not_run else ""
     return (
         f"Of {len(rows):,} printed numbers {count_measured(rows):,} are measured. Of the {gaps.total:,} accuracies "
         f"among them {gaps.close:,} are within a point of the printed one, and half of all within {gaps.median:.1f}. "
         f"Of {len(claims)} claims {len(decided)} are decided: {len(trained)} by training ({counts[HOLDS]} hold, "
-        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction. [What was not run, and "
-        f"what it costs]({not_run})."
+        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction.{more}"
     )
 
 
@@ -163,7 +158,7 @@ def overview_cells(section: PaperSection, link: str) -> list[str]:
     return [f"[{title}]({link})", *counts, *sizes, *first]
 
 
-def paper_overview(section: PaperSection, link: str) -> list[str]:
+def paper_overview(section: PaperSection, link: str = "") -> list[str]:
     """A paper's claims that training decided, by verdict; and its number that is farthest from the printed one."""
     lines = [f"## {section.title}", ""]
     for verdict, what in ((HOLDS, "Holds"), (FAILS, "Does not hold")):
@@ -180,7 +175,7 @@ def paper_overview(section: PaperSection, link: str) -> list[str]:
         lines.append(f"- Best reproduced: {best}, {numbers} of the printed ones.")
         p = largest.printed
         lines.append(f"- Largest gap: {p.method} in {p.experiment}, {p.case}: {largest.ours}, printed {p.text}.")
-    return [*lines, f"- [All claims and tables]({link})", ""]
+    return [*lines, *([f"- [All claims and tables]({link})"] if link else []), ""]
 
 
 # the page of a paper --------------------------------------------------------------------------------------------
@@ -191,7 +186,7 @@ def paper_page(section: PaperSection, first: str) -> str:
     lines = [f"# {section.title}", "", f"Back to the [first page](../{first}), which says how to read this page."]
     summary = summary_texts(section)[1]
     lines += ["", summary] if summary else []
-    lines += lead_lines(section)
+    lines += [*lead_lines(section), *figure_lines(section)]
     for grounds, title in GROUNDS_TITLES.items():
         shown = [r for r in section.claims if claim_grounds(r) == grounds and r.verdict != NOT_RUN]
         shown.sort(key=lambda r: VERDICTS.index(r.verdict))
@@ -221,23 +216,36 @@ def shared_choices(section: PaperSection) -> list[tuple[str, str]]:
 
 def lead_lines(section: PaperSection) -> list[str]:
     """A table of the leads of the paper's methods over each other one: a row for each, with mean and extremes."""
+    rows = [[*pair, *lead_cells(leads)] for pair, leads in leads_by_rival(section).items()]
+    table = markdown_table(LEAD_COLUMNS, rows)
+    return ["", "## Does it beat the others?", "", LEAD_NOTE, "", *table] if rows else []
+
+
+def leads_by_rival(section: PaperSection) -> dict[tuple[str, str], list[Lead]]:
+    """The leads of the paper's methods, by method and other method."""
     by_rival: dict[tuple[str, str], list[Lead]] = {}
     for lead in find_leads(section):
         by_rival.setdefault((lead.method, lead.rival), []).append(lead)
-    if not by_rival:
-        return []
-    headings = ("method", "against", "columns", "seeds", "lead here", "lead in print", "least here", "most here")
-    rows = [[*pair, *lead_cells(leads)] for pair, leads in by_rival.items()]
-    note = "Points of accuracy, on average over the columns of the tables in which both are measured."
-    return ["", "## Does it beat the others?", "", note, "", *markdown_table(headings, rows)]
+    return by_rival
 
 
 def lead_cells(leads: Sequence[Lead]) -> list[str]:
-    """Numbers of columns and of seeds at least, mean leads, and the columns with the least and the most."""
+    """Numbers of columns and of seeds, mean leads, and the columns with the least and the most."""
     means = (fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads))
     ends = (min(leads, key=lambda lead: lead.ours), max(leads, key=lambda lead: lead.ours))
-    counts = [str(len(leads)), str(min(lead.seeds for lead in leads))]
+    counts = [str(len(leads)), lead_seeds(leads).partition(" seed")[0]]
     return [*counts, *(f"{mean:+.2f}" for mean in means), *(f"{e.ours:+.2f} in {e.case}" for e in ends)]
+
+
+def figure_lines(section: PaperSection) -> list[str]:
+    """The published figures drawn from our runs, and those of which too little was run."""
+    lines = ["", "## Figures"] if section.figures else []
+    for figure in section.figures:
+        if figure.is_shown:
+            image = f"![{figure.alt}]({figure.file_name}.svg)"
+            lines += ["", f"### {figure.title}", "", image, "", f"*{figure.note}*"]
+    few = [f"{figure.experiment.id} ({figure.experiment.where})" for figure in section.figures if not figure.is_shown]
+    return [*lines, *(["", f"Of these one line only was run: {', '.join(few)}."] if few else [])]
 
 
 def table_lines(table: LedgerTable, shared: Collection[tuple[str, str]] = ()) -> list[str]:

@@ -48,7 +48,7 @@ def find_gaps(rows: Sequence[LedgerRow]) -> Gaps:
 
 
 class Lead(NamedTuple):
-    """By how many points a paper's method is above another one in one column of a table."""
+    """By how many points a paper's method is above another one in one column of a table, at the seeds of both."""
 
     experiment: str
     case: str
@@ -56,7 +56,7 @@ class Lead(NamedTuple):
     rival: str
     ours: float
     printed: float
-    seeds: int  # the fewer of the two methods' seeds
+    seeds: int  # at which both were measured
 
 
 def own_methods(section: PaperSection) -> tuple[str, ...]:
@@ -70,23 +70,23 @@ def find_leads(section: PaperSection) -> list[Lead]:
     for row in accuracy_rows(section.rows):
         p = row.printed
         columns.setdefault((p.experiment, p.case, p.metric), {})[p.method] = row
-    own = own_methods(section)
-    return [
-        Lead(
-            experiment,
-            case,
-            method,
-            rival,
-            fmean(rows[method].values) - fmean(other.values),
-            float(rows[method].printed.value) - float(other.printed.value),
-            min(len(rows[method].values), len(other.values)),
-        )
-        for (experiment, case, _), rows in columns.items()
-        for method in own
-        if method in rows
-        for rival, other in rows.items()
-        if rival not in own
-    ]
+    own, leads = own_methods(section), list[Lead]()
+    for (experiment, case, _), rows in columns.items():
+        for method in (name for name in own if name in rows):
+            for rival, other in ((name, row) for name, row in rows.items() if name not in own):
+                by_seed, rival_by_seed = (dict(zip(r.seeds, r.values, strict=False)) for r in (rows[method], other))
+                both = sorted(by_seed.keys() & rival_by_seed.keys())
+                if both:
+                    ours = fmean(by_seed[seed] - rival_by_seed[seed] for seed in both)
+                    printed = float(rows[method].printed.value) - float(other.printed.value)
+                    leads.append(Lead(experiment, case, method, rival, ours, printed, len(both)))
+    return leads
+
+
+def lead_seeds(leads: Sequence[Lead]) -> str:
+    """The numbers of seeds of some leads in words: "1 seed", "2 to 10 seeds"."""
+    fewest, most = min(lead.seeds for lead in leads), max(lead.seeds for lead in leads)
+    return f"{fewest} to {most} seeds" if fewest < most else count_seeds(most)
 
 
 class Wins(NamedTuple):
@@ -152,8 +152,7 @@ def lead_words(section: PaperSection, about: str) -> str:
         return "not run"
     mean = " on average" if len(leads) > 1 else ""
     ours, printed = fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads)
-    seeds = count_seeds(min(lead.seeds for lead in leads))
-    return f"{ours:+.1f} points{mean} ({seeds}; printed {printed:+.1f})"
+    return f"{ours:+.1f} points{mean} ({lead_seeds(leads)}; printed {printed:+.1f})"
 
 
 def win_words(section: PaperSection, about: str) -> str:

@@ -20,10 +20,10 @@ from ..report.figures import draw_line
 from ..report.picture import BLUE, Picture, bar_width, canvas, legend_label, style
 from ..report.skew import draw_skew
 from ..report.tables import MeanCurve, partition_name, sample_std
-from .papers import PlannedRun, configure_runs, hyper_text
+from .papers import Experiment, PlannedRun, configure_runs, hyper_text
 from .participation_counts import Counts, gini, participation_counts
 from .plan import Reproduction, chosen_points, runs_by_method
-from .results import parse_curve
+from .results import Metrics, parse_curve
 from .worked_examples import WorkedExample
 
 if TYPE_CHECKING:
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 AXIS_LABELS = {"accuracy": "Test accuracy, %", "train_loss": "Training loss", "loss": "Test loss"}
 SET_SIZE_LABEL = "Mean size of the sets"
 MAX_COLUMNS = 3  # panels side by side
+LEGEND_COLUMNS = 3  # of a legend below the panels
 LOWEST_COVERAGE = 0.7  # from which prediction sets are drawn
 
 LineKey = tuple[str, str, str]  # case, method, and the grid point if the method has several lines
+Lines = Mapping[LineKey, Sequence[Metrics]]  # the measured runs of every line, one for each seed
 
 
 class Panel(NamedTuple):
@@ -68,22 +70,25 @@ def draw_paper_figures(reproduction: Reproduction, example: WorkedExample | None
         paths = example.curves.items()
         lines = {name: MeanCurve(list(range(len(path))), path, [0.0] * len(path)) for name, path in paths}
         panels = [Panel("", example.axis, lines)]
-    elif e.shows == "coverage":
-        panels = [coverage_panel(reproduction)]
     else:
-        panels = [clients_panel(reproduction)] if e.shows == "bars" else curve_panels(reproduction)
-    panels = [panel for panel in panels if panel.lines]
+        clients = {p.case: p.config.partition.clients for p in reproduction.planned}
+        panels = measured_panels(e, shown_lines(reproduction), clients)
+    return {"": draw_panels(panels, panel_columns(e))} if panels else {}
+
+
+def panel_columns(e: Experiment) -> int:
+    """How many panels stand side by side: where a case has several quantities, these."""
     quantities = len(e.axis.get("y", ()))
-    return {"": draw_panels(panels, MAX_COLUMNS if quantities < 2 else quantities)} if panels else {}
+    return MAX_COLUMNS if quantities < 2 else quantities
 
 
 # lines ----------------------------------------------------------------------------------------------------------
 
 
-def shown_lines(reproduction: Reproduction) -> dict[LineKey, list[PlannedRun]]:
+def shown_lines(reproduction: Reproduction) -> Lines:
     """The runs of every line that is drawn: those of the chosen points, or of points that the file names, or all."""
     chosen = chosen_points(reproduction, reproduction.planned)
-    wanted, lines = reproduction.experiment.axis.get("hyper", {}), dict[LineKey, list[PlannedRun]]()
+    wanted, lines = reproduction.experiment.axis.get("hyper", {}), dict[LineKey, list[Metrics]]()
     for key, runs in runs_by_method(reproduction.planned).items():
         if key in chosen:
             runs = [p for p in runs if p.hyper in chosen[key][:1]]
@@ -91,26 +96,33 @@ def shown_lines(reproduction: Reproduction) -> dict[LineKey, list[PlannedRun]]:
             runs = [p for p in runs if all(p.hyper.get(k) == v for k, v in wanted.items())] or runs
         several = len({hyper_text(p.hyper) for p in runs}) > 1
         for p in runs:
-            lines.setdefault((p.case, p.method, hyper_text(p.hyper) if several else ""), []).append(p)
+            line = lines.setdefault((p.case, p.method, hyper_text(p.hyper) if several else ""), [])
+            line += [metrics] if (metrics := reproduction.metrics_of(p)) else []
     return lines
 
 
-def mean_curve(reproduction: Reproduction, runs: Sequence[PlannedRun], key: str) -> MeanCurve:
+def measured_panels(e: Experiment, lines: Lines, clients: Mapping[str, int]) -> list[Panel]:
+    """The panels of a figure that have a line; `clients` are the numbers of clients by case."""
+    if e.shows == "coverage":
+        panels = [coverage_panel(lines)]
+    elif e.shows == "bars":
+        panels = [clients_panel(e.metric, lines, clients)]
+    else:
+        panels = curve_panels(e.axis, lines)
+    return [panel for panel in panels if panel.lines]
+
+
+def mean_curve(runs: Sequence[Metrics], key: str, last: float) -> MeanCurve:
     """The mean over seeds at the rounds that all of them have, up to the last one that the paper shows."""
-    curves = [
-        dict(zip(*parse_curve(metrics[key]), strict=True))
-        for p in runs
-        if (metrics := reproduction.metrics_of(p)) and metrics.get(key)
-    ]
-    last = reproduction.experiment.axis.get("rounds", np.inf)
+    curves = [dict(zip(*parse_curve(metrics[key]), strict=True)) for metrics in runs if metrics.get(key)]
     rounds = [r for r in curves[0] if r <= last and all(r in curve for curve in curves)] if curves else []
     columns = [[(100 if key == "accuracy" else 1) * curve[r] for curve in curves] for r in rounds]
     return MeanCurve(rounds, [fmean(c) for c in columns], [sample_std(c) or 0.0 for c in columns])
 
 
-def curve_panels(reproduction: Reproduction) -> list[Panel]:
+def curve_panels(axis: Mapping[str, Any], lines: Lines) -> list[Panel]:
     """A panel for each case with a line for each method, or the other way round; once for each quantity shown."""
-    axis, lines = reproduction.experiment.axis, shown_lines(reproduction)
+    last = axis.get("rounds", np.inf)
     cases, methods = (list(dict.fromkeys(key[n] for key in lines)) for n in (0, 1))
     methods = axis.get("methods", methods)
     members: list[tuple[str, list[tuple[str, str, str]]]] = []  # title of a panel; case, method and label of its lines
@@ -129,7 +141,7 @@ def curve_panels(reproduction: Reproduction) -> list[Panel]:
             curves = dict[str, MeanCurve]()
             for case, method, label in entries:
                 for (c, m, hyper), runs in lines.items():
-                    if (c, m) == (case, method) and (curve := mean_curve(reproduction, runs, y)).rounds:
+                    if (c, m) == (case, method) and (curve := mean_curve(runs, y, last)).rounds:
                         curves[f"{label}, {hyper}" if hyper else label] = curve
             found.append(Panel(title, AXIS_LABELS[y], curves))
     return found
@@ -142,15 +154,14 @@ def without_common_end(names: Sequence[str]) -> list[str]:
     return [begin for begin, _, _ in parts] if common else list(names)
 
 
-def clients_panel(reproduction: Reproduction) -> Panel:
+def clients_panel(metric: str, lines: Lines, clients: Mapping[str, int]) -> Panel:
     """The headline metric of each method over the number of clients."""
-    metric, found = reproduction.experiment.metric, dict[str, dict[int, list[float]]]()
-    for (_, method, _), runs in shown_lines(reproduction).items():
-        measured = [m for p in runs if (m := reproduction.metrics_of(p)) and metric in m]
-        if measured:
-            values = [100 * float(metrics[metric]) for metrics in measured]
-            found.setdefault(method, {})[runs[0].config.partition.clients] = values
-    lines = {
+    found = dict[str, dict[int, list[float]]]()
+    for (case, method, _), runs in lines.items():
+        values = [100 * float(metrics[metric]) for metrics in runs if metric in metrics]
+        if values:
+            found.setdefault(method, {})[clients[case]] = values
+    curves = {
         method: MeanCurve(
             list(by_clients),
             [fmean(values) for values in by_clients.values()],
@@ -158,14 +169,14 @@ def clients_panel(reproduction: Reproduction) -> Panel:
         )
         for method, by_clients in found.items()
     }
-    return Panel("", "Best test accuracy, %", lines, "Clients")
+    return Panel("", "Best test accuracy, %", curves, "Clients")
 
 
-def coverage_panel(reproduction: Reproduction) -> Panel:
+def coverage_panel(lines: Lines) -> Panel:
     """Coverage of each method over the mean size of prediction sets, means over seeds."""
-    lines: dict[str, MeanCurve] = {}
-    for (_, method, _), runs in shown_lines(reproduction).items():
-        measured = [m for p in runs if (m := reproduction.metrics_of(p)) and m.get("coverages_raps")]
+    curves: dict[str, MeanCurve] = {}
+    for (_, method, _), runs in lines.items():
+        measured = [metrics for metrics in runs if metrics.get("coverages_raps")]
         if measured:
             coverages, sizes = (
                 np.mean([parse_curve(metrics[key])[1] for metrics in measured], 0)
@@ -173,16 +184,19 @@ def coverage_panel(reproduction: Reproduction) -> Panel:
             )
             shown = coverages >= LOWEST_COVERAGE
             no_band = [0.0] * int(shown.sum())
-            lines[method] = MeanCurve(sizes[shown].tolist(), (100 * coverages[shown]).tolist(), no_band)
-    return Panel("", "Empirical coverage, %", lines, SET_SIZE_LABEL)
+            curves[method] = MeanCurve(sizes[shown].tolist(), (100 * coverages[shown]).tolist(), no_band)
+    return Panel("", "Empirical coverage, %", curves, SET_SIZE_LABEL)
 
 
-def draw_panels(panels: Sequence[Panel], max_columns: int) -> Figure:
-    """Draw all panels with one legend; a method keeps its colour in all of them."""
+def draw_panels(panels: Sequence[Panel], max_columns: int, below: bool = False) -> Figure:
+    """Draw all panels with one legend, at the right or below; a method keeps its colour in all of them."""
     columns = min(max_columns, len(panels))
     rows = ceil(len(panels) / columns)
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
-    figure = canvas(max(6.0, 4.2 * columns), max(0.22 * len(labels) + 0.6, 3.3 * rows))
+    legend = 0.22 * ceil(len(labels) / LEGEND_COLUMNS if below else len(labels))  # its height in inches
+    height = 3.1 * rows + legend if below else max(legend + 0.6, 3.3 * rows)
+    figure = canvas(max(6.0, 4.2 * columns), height)
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
     handles: dict[str, Any] = {}
     for n, panel in enumerate(panels, 1):
         axes = figure.add_subplot(rows, columns, n, xlabel=panel.x, ylabel=panel.y, title=panel.title)
@@ -192,7 +206,10 @@ def draw_panels(panels: Sequence[Panel], max_columns: int) -> Figure:
             axes.locator_params(axis="x", integer=True)
     if len(labels) > 1:
         texts = [legend_label(label) for label in labels]
-        figure.legend([handles[label] for label in labels], texts, loc="outside right upper", fontsize=9.5)
+        where: Any = (
+            {"loc": "outside lower center", "ncols": LEGEND_COLUMNS} if below else {"loc": "outside right upper"}
+        )
+        figure.legend([handles[label] for label in labels], texts, fontsize=9.5, **where)
     return figure
 
 

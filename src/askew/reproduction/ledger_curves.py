@@ -1,0 +1,135 @@
+"""The papers' figures in the ledger: their lines from stored curves, and in words what is missing of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import ceil
+from statistics import fmean
+from typing import NamedTuple
+
+from ..report.picture import Picture, style
+from ..report.tables import MeanCurve
+from .evidence import Evidence, GridPoint, choose_point
+from .paper_figures import LineKey, Lines, Panel, draw_panels, measured_panels, panel_columns
+from .papers import Experiment, build_config, hyper_text, run_specs
+from .results import Metrics
+
+FIGURE = re.compile(r"\bFigures? \d")  # in the place in the paper of what has a published figure
+POINTS = 60  # of a line at most: a page with all figures stays small
+
+
+class PaperFigure(NamedTuple):
+    """A published figure as far as its runs are stored."""
+
+    experiment: Experiment
+    panels: tuple[Panel, ...]  # with a line at least
+    seeds: tuple[int, ...]  # numbers of seeds of its lines, in order
+    published: int  # seeds that the paper has
+    missing: str  # lines without a run, in words
+    planned: int  # lines that the whole figure has
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is something to compare: two lines, or all that there are."""
+        return len(self.seeds) >= min(2, self.planned)
+
+    @property
+    def note(self) -> str:
+        """What is drawn and which runs are missing."""
+        few, most = self.seeds[0], self.seeds[-1]
+        seeds = f"{few} to {most} seeds" if few < most else f"{most} seed{'s' * (most > 1)}"
+        paper = f" (the paper: {self.published})" if few < self.published else ""
+        band = "; bands: ± one standard deviation over seeds" if any(any(line.std) for line in self.lines) else ""
+        missing = f"Not run: {self.missing}." if self.missing else "No line of it is missing."
+        return f"Means over {seeds}{paper}{band}. {missing}"
+
+    @property
+    def file_name(self) -> str:
+        return self.experiment.id.replace("/", "-")
+
+    @property
+    def title(self) -> str:
+        return f"{self.experiment.where}: {self.experiment.title}"
+
+    @property
+    def alt(self) -> str:
+        """The picture in words: its lines."""
+        labels = dict.fromkeys(label for panel in self.panels for label in panel.lines)
+        return f"{self.experiment.where} from our runs: {', '.join(labels)}."
+
+    @property
+    def lines(self) -> list[MeanCurve]:
+        return [line for panel in self.panels for line in panel.lines.values()]
+
+
+def missing_text(lines: Lines) -> str:
+    """The lines without a run by case: "FedProx in cifar10-0.6; all lines in cifar100-0.2, cifar100-0.6"."""
+    by_case: dict[str, list[tuple[str, bool]]] = {}
+    for (case, method, hyper), runs in lines.items():
+        by_case.setdefault(case, []).append((f"{method}, {hyper}" if hyper else method, bool(runs)))
+    cases: dict[str, list[str]] = {}
+    for case, names in by_case.items():
+        missing = [name for name, measured in names if not measured]
+        every = len(missing) == len(names) > 1
+        if missing:
+            cases.setdefault("all lines" if every else ", ".join(missing), []).append(case)
+    return "; ".join(f"{names} in {', '.join(where)}" for names, where in cases.items())
+
+
+def collect_figure(e: Experiment, evidence: Evidence) -> PaperFigure | None:
+    """A figure of a paper from what is stored; None where an experiment has none, or nothing of it was run."""
+    if not FIGURE.search(e.where) or not (e.axis or e.shows == "coverage"):
+        return None
+    lines = dict[LineKey, list[Metrics]]()
+    for (case, method), points in evidence.points(e.id).items():
+        if method in e.axis.get("methods", (method,)):
+            shown = line_points(e, evidence, points)
+            for point in shown:
+                hyper = hyper_text(point.hyper) if len(shown) > 1 else ""
+                lines[case, method, hyper] = [metrics for _, metrics in sorted(point.runs.items())]
+            if not shown:
+                lines[case, method, ""] = []
+    seeds = sorted(len(runs) for runs in lines.values() if runs)
+    if not seeds:
+        return None
+    specs = run_specs(e, "full", [0]) if e.shows == "bars" else ()
+    clients = {spec.case.name: build_config(spec, "full").partition.clients for spec in specs}
+    panels = [thin_panel(panel) for panel in measured_panels(e, lines, clients)]
+    panels = [panel for panel in panels if any(len(line.rounds) > 1 for line in panel.lines.values())]
+    owner = evidence.known[e.runs[0]] if e.runs else e
+    figure = PaperFigure(e, tuple(panels), tuple(seeds), len(owner.seeds), missing_text(lines), len(lines))
+    return figure if panels else None
+
+
+def line_points(e: Experiment, evidence: Evidence, points: Sequence[GridPoint]) -> list[GridPoint]:
+    """The grid points of a method that are drawn: the chosen one; where the whole grid is the result, those named."""
+    if len(points) == 1:
+        return list(points)
+    rule = evidence.known[e.runs[0]].choose if e.runs else e.choose
+    if rule:
+        point = choose_point(points, rule, evidence.tuning_seeds(points))
+        return [point] if point else []
+    wanted = e.axis.get("hyper", {})
+    return [p for p in points if all(p.hyper.get(k) == v for k, v in wanted.items())] or list(points)
+
+
+def thin_panel(panel: Panel) -> Panel:
+    """The panel with few points a line, each the mean of neighbouring rounds."""
+    return panel._replace(lines={label: thin_curve(curve) for label, curve in panel.lines.items()})
+
+
+def thin_curve(curve: MeanCurve) -> MeanCurve:
+    """The curve with at most POINTS points; what has no number everywhere keeps none there."""
+    each = ceil(len(curve.rounds) / POINTS)
+    parts = [slice(n, n + each) for n in range(0, len(curve.rounds), each)]
+    rounds, mean, std = ([fmean(values[part]) for part in parts] for values in curve)
+    return MeanCurve([round(r) for r in rounds], mean, std) if each > 1 else curve
+
+
+def figure_picture(figure: PaperFigure) -> Picture:
+    """The figure drawn, with its note."""
+    e = figure.experiment
+    with style():
+        drawn = draw_panels(figure.panels, min(2, panel_columns(e)), below=True)
+    return Picture(figure.file_name, figure.title, figure.alt, figure.note, drawn)
