@@ -21,7 +21,7 @@ from askew.data.partition import Natural
 from askew.data.synthetic import Synthetic
 from askew.engine.attacks import ATTACKS, Attack, AttackStage, little_is_enough
 from askew.engine.base import PhaseOutputs
-from askew.errors import AskewError, ConfigError
+from askew.errors import AskewError, ConfigError, Remark
 from askew.experiment.build import BuildCache, build
 from askew.experiment.config import Config
 from askew.flower.deployment_data import read_config
@@ -201,7 +201,8 @@ def test_a_rule_keeps_what_an_attack_destroys() -> None:
     }
     accuracy = lambda **extra: askew.run({**tables, **extra}).rounds[-1]["accuracy"]
     assert accuracy(attack={}) > 0.85
-    assert accuracy() < 0.3
+    with pytest.warns(Remark, match="diverged"):
+        assert accuracy() < 0.3
     for rule in ("median", "trimmed", "geometric", "krum"):
         assert accuracy(robust={"rule": rule}) > 0.8, rule
 

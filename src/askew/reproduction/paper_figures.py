@@ -69,7 +69,7 @@ def draw_paper_figures(reproduction: Reproduction, example: WorkedExample | None
     if example is not None:
         paths = example.curves.items()
         lines = {name: MeanCurve(list(range(len(path))), path, [0.0] * len(path)) for name, path in paths}
-        panels = [Panel("", example.axis, lines)]
+        panels = [Panel("", example.axis, lines)] if lines else []
     else:
         clients = {p.case: p.config.partition.clients for p in reproduction.planned}
         panels = measured_panels(e, shown_lines(reproduction), clients)
