@@ -28,7 +28,14 @@ from askew.reproduction.plan import prepare_reproduction
 from askew.reproduction.queue import read_queue
 from askew.reproduction.reproduce import reproduce
 from askew.reproduction.results import read_results
-from askew.reproduction.schedule import FEWEST_RUNS, PART_SECONDS, STACKED_RUNS, RunSchedule, ScheduledExperiment
+from askew.reproduction.schedule import (
+    FEWEST_RUNS,
+    PART_SECONDS,
+    STACKED_RUNS,
+    RunSchedule,
+    ScheduledExperiment,
+    whole_methods,
+)
 
 SMOKE = """
 [[entry]]
@@ -367,14 +374,15 @@ def test_runs_of_a_part_that_was_stopped_are_tried_in_a_smaller_one_once(monkeyp
 
 
 def test_runs_of_one_method_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Simulation(monkeypatch, fixed=0.05, each=0.02)  # 16 runs would end in 150 seconds of 400 rounds
-    experiment = scheduled("feddpc/fig3", "cifar10-0.2", seeds=6)
-    methods = list[list[str]]()
+    gpu = Simulation(monkeypatch, fixed=0.05, each=0.03)  # 15 runs of 300 rounds end within PART_SECONDS
+    experiment = scheduled("fedpmvr/table1", "mnist-lenet-0.1", "mnist-lenet-0.3")  # planned seed by seed
     schedule = RunSchedule([experiment], "nowhere")
-    schedule.speeds = known_speeds("some GPU", "lenet", 1.5e6)
-    begin = schedule.begin
-    monkeypatch.setattr(schedule, "begin", lambda e, runs: methods.append([p.method for p in runs]) or begin(e, runs))
+    schedule.speeds = known_speeds("some GPU", "lenet", 3e6)
+    parts, begin = list[list[str]](), schedule.begin
+    monkeypatch.setattr(schedule, "begin", lambda e, runs: parts.append([p.method for p in runs]) or begin(e, runs))
     gpu.train(schedule)
-    parted = [m for m in {m for part in methods for m in part} if sum(m in part for part in methods) > 1]
-    assert methods == [sorted(part, key=part.index) for part in methods] and len(methods) > 1
-    assert not parted or all(sum(part.count(m) for part in methods) > 12 for m in parted)
+    assert sum(map(len, parts)) == 54 and len(parts) > 2
+    assert all(part.count(method) == 6 for part in parts for method in part)
+    # runs of one method that are too many for a part are cut evenly
+    many = scheduled("fedpmvr/table1", "mnist-lenet-0.1", "mnist-lenet-0.3", "FedAvg", seeds=9).waiting
+    assert [whole_methods(many, most) for most in (8, 10, 17, 18)] == [6, 9, 9, 18]
