@@ -82,7 +82,7 @@ SLOW = [case for case in GRID[1::18] if case not in QUICK]
 def test_epsilon_agrees_with_dp_accounting(case: tuple[float, int, float, float, bool]) -> None:
     """To a hundredth; the package's steps of privacy loss are finer than ours."""
     noise, rounds, rate, delta, replaced = case
-    dp = pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    dp = pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install -e '.[dev]'")
     relation = dp.NeighboringRelation.REPLACE_ONE if replaced else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     loss = dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=5e-4, neighboring_relation=relation
@@ -98,7 +98,7 @@ def test_epsilon_agrees_with_dp_accounting_everywhere() -> None:
 
 
 def test_the_documented_numbers() -> None:
-    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install -e '.[dev]'")
     page = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (known|secret, a tenth) \| (add_or_remove|replace) \| ([\d.]+) \|$", page, re.M)
     assert len(rows) == 8

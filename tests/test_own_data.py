@@ -558,16 +558,16 @@ def test_samples_that_are_names_are_refused_when_the_dataset_is_made() -> None:
 
 
 def test_frames_and_parquet_files_are_the_csv_file(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="needs pandas: pip install -e '.[dev]'")
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[dev]'")
     file = write(tmp_path)
     frame, plain = pandas.read_csv(file), csv_source(file).read()
     found = [from_user(frame, client="hospital", label="outcome")]
     by_client = {name: part.drop(columns="hospital") for name, part in frame.groupby("hospital")}
     assert from_user(by_client, label="outcome").client_names == plain.client_names
-    if pytest.importorskip("pyarrow"):
-        frame.to_parquet(tmp_path / "p.parquet")
-        source = {"name": "parquet", "file": str(tmp_path / "p.parquet"), **BOTH}
-        found.append(Config.build({"data": source}).data.load(0, 0))
+    frame.to_parquet(tmp_path / "p.parquet")
+    source = {"name": "parquet", "file": str(tmp_path / "p.parquet"), **BOTH}
+    found.append(Config.build({"data": source}).data.load(0, 0))
     for other in found:
         assert torch.equal(other.train.x, plain.train.x) and torch.equal(other.train.y, plain.train.y)
         assert other.client_names == plain.client_names and other.class_names == plain.class_names
@@ -585,7 +585,9 @@ def test_frames_and_parquet_files_are_the_csv_file(tmp_path: Path) -> None:
 
 
 def test_a_column_of_a_hub_dataset_names_the_clients() -> None:
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip(
+        "datasets", reason="needs the Hugging Face datasets library: pip install -e '.[hub]'"
+    )
     rows = {"x": X.tolist(), "label": np.where(Y, "well", "ill").tolist(), "site": OWNER.tolist()}
     run = askew.run(data=datasets.Dataset.from_dict(rows), client="site", model="softmax", rounds=1)
     assert run.federation["client_names"] == ["east", "north", "south"]
@@ -594,7 +596,7 @@ def test_a_column_of_a_hub_dataset_names_the_clients() -> None:
 
 @pytest.mark.slow
 def test_a_transformer_is_a_network() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
     class Classifier(torch.nn.Module):
