@@ -1,4 +1,4 @@
-"""Data of a user's own: files by name, natural clients by a column, what Python accepts, and what mistakes are told."""
+"""Data of a user's own: files by name, natural clients by a column, what Python accepts, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def archive(**arrays: Any) -> Callable[[Path], object]:
 
 
 def false_header(folder: Path) -> None:
-    """An archive with a header that tells of far more numbers than there are."""
+    """An archive with a header that states far more numbers than there are."""
     file = io.BytesIO()
     np.save(file, np.zeros(4))
     with zipfile.ZipFile(folder / "d.npz", "w") as packed:

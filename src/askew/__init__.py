@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 # Public names by the module that defines them: it is imported when one is first used, since torch takes seconds to
-# load. The imports above tell type checkers the same; a test compares the two.
+# load. The imports above are the same for type checkers; a test compares the two.
 HOMES = {
     "core.algebra": ("dot", "norm"),
     "core.algorithm": ("Algorithm", "Gradient"),
@@ -93,14 +93,14 @@ HOMES = {
     "report.python": ("compare", "report", "sweep"),
     "report.runs": ("Runs",),
 }
-ROOMS = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation", "report")
+PACKAGES = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation", "report")
 
 
 if not TYPE_CHECKING:  # or type checkers would take every name for a public one
 
     def __getattr__(name: str) -> Any:
         """A public name or a package of askew, which is imported now."""
-        if name in ROOMS:
+        if name in PACKAGES:
             return import_module(f".{name}", __name__)
         for home, names in HOMES.items():
             if name in names:

@@ -181,7 +181,7 @@ def put_table(tables: PasteTables, form: str | None, out: Path | None) -> None:
         form = next((name for name, ending in FORMATS.items() if out.suffix == ending), None)
         if form is None:
             raise ConfigError(
-                f"--out {out} does not tell the format by its ending ({', '.join(FORMATS.values())}); give --format."
+                f"--out {out} has no ending that gives the format ({', '.join(FORMATS.values())}); give --format."
             )
     text = tables.text(form or "markdown")
     if out is None:

@@ -193,7 +193,7 @@ def run_with_progress(
 
 
 def call_both(first: OnRound, second: OnRound, run: Run, record: Record | None) -> None:
-    """Tell two of a round."""
+    """Call two functions with a round's record."""
     first(run, record)
     second(run, record)
 

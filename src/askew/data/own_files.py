@@ -278,7 +278,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_array(file: IO[bytes], entry: zipfile.ZipInfo, name: str) -> np.ndarray:
-    """One array of an archive, if its header tells of as many bytes as there are."""
+    """One array of an archive, if its header states as many bytes as there are."""
     where = f"the array {entry.filename.removesuffix('.npy')!r} in {name}"
     try:
         version = np.lib.format.read_magic(file)
@@ -294,7 +294,7 @@ def read_array(file: IO[bytes], entry: zipfile.ZipInfo, name: str) -> np.ndarray
     count = int(np.prod(shape, dtype=object)) if shape else 1
     content = file.read()
     if count * dtype.itemsize != len(content):
-        raise DataError(f"{where} is damaged: its header tells of {count:,} values; save it anew by numpy.savez.")
+        raise DataError(f"{where} is damaged: its header states {count:,} values; save it anew by numpy.savez.")
     return np.frombuffer(bytearray(content), dtype=dtype).reshape(shape, order="F" if fortran else "C")
 
 

@@ -5,7 +5,7 @@ own; then rows are exchanged, so that every rank has the whole cohort's in the c
 are thus taken in one order, whatever the number of ranks: with the sequential engine on the CPU results are the same
 bit for bit, with the others up to rounding, as rows that are trained side by side then differ.
 
-Client state lives with the rank that owns the client and does not travel. Server memory and private parts are kept by
+Client state is kept by the rank that owns the client and is not sent. Server memory and private parts are kept by
 all.
 """
 
@@ -44,12 +44,12 @@ from ..errors import AlgorithmError, EngineError
 from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest
 from .evaluate import CHUNK, Evaluator, per_sample
 
-LONGEST = timedelta(days=1)  # that a rank waits for another: whoever started the ranks looks after dead ones
+LONGEST = timedelta(days=1)  # that a rank waits for another: whoever started the ranks ends them when one has failed
 ALIGNED = 16  # bytes; where every entry of a message starts, so that it can be seen as numbers of any type
 
 
 class PeerLost(EngineError):
-    """Another rank is gone; why, that rank or whoever started it knows."""
+    """Another rank has ended; its own message, or that of whoever started it, says why."""
 
 
 @contextmanager
@@ -80,7 +80,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def owns(self, client: int) -> bool:
-        """Does this client's state live here?"""
+        """Is this client's state kept here?"""
         return client % self.size == self.rank
 
     def share_rows(self, rows: Tensor, cuts: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ PLAIN = (str, int, float, bool, tuple, type(None))  # attributes of which the te
 
 
 def source_text(thing: object) -> str:
-    """The source text of a function, class or module, and of what beside it it uses; or what else tells it from others.
+    """The source text of a function, class or module, and of what beside it it uses; or what else identifies it.
 
     A text stands for itself.
     """

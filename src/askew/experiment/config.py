@@ -343,7 +343,7 @@ def build_table(kind: type[S], name: str, table: Any, tables: Mapping[str, Any])
 
 
 def check_division_by_rate(config: Config) -> None:
-    """Refuse a learning rate by which the method must divide and cannot: no displacement would tell a gradient."""
+    """Refuse a learning rate by which the method must divide and cannot: no displacement would give a gradient."""
     local, which = config.local, config.algorithm.divides_by_rate()
     t = config.rounds if which == "current" else 1
     rate = local.rate(t, config.rounds)  # rates never grow from round to round

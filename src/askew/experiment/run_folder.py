@@ -157,7 +157,7 @@ def origin_of_copy(path: Path) -> dict[str, str]:
 
 
 def reads_unseen_files(config: Config) -> bool:
-    """May the data come from files that the configuration's name does not know? Then the samples are compared."""
+    """May the data come from files that the configuration's name does not depend on? Then the samples are compared."""
     return type(config.data).__module__.startswith(PLUGIN_PREFIX) and not config.data.reads()
 
 

@@ -217,7 +217,7 @@ def load(folder: str | Path) -> Run:
         isinstance(config.get(table), dict) and isinstance(config[table].get("name"), str) for table in NAMED_TABLES
     ):
         raise StoreError(
-            f"{folder / 'run.toml'} does not tell a whole run (truncated?); "
+            f"{folder / 'run.toml'} does not describe a whole run (truncated?); "
             "restore it, or remove the folder and run again."
         )
     facts, rounds = read_json(folder / "run.json"), read_rounds(folder / "rounds.jsonl")

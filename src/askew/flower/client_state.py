@@ -5,7 +5,7 @@ this round left and the one that its latest round left, and continues from the r
 late, after a round that the server threw away, and after a server that was killed and runs a round again.
 
 A client answers each message of a round once. The same message gets the same bytes again, another one gets none: two
-answers with fresh noise, or two sums over different clients, would tell more about its samples than one.
+answers with fresh noise, or two sums over different clients, would reveal more about its samples than one.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def serve(
 
 
 def read_start(folder: Path) -> str:
-    """The name of this start of a run, the same after an interruption, by which clients know a run that starts over."""
+    """The name of this start of a run, the same after an interruption, by which clients see that a run starts over."""
     start = read_json(folder / START).get("name")
     if not isinstance(start, str):
         start = uuid4().hex

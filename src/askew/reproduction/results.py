@@ -132,7 +132,7 @@ def device_options(device: str) -> list[str]:
 
 
 def complete_command(row: ResultRow) -> str:
-    """The command of a stored run; older versions left some options out that its device tells."""
+    """The command of a stored run; older versions left out some options that follow from its device."""
     words, options = shlex.split(row.command), device_options(row.device)
     if "--scale" not in words or not options or all(word in words for word in options):
         return row.command
@@ -214,7 +214,7 @@ def source_commit() -> str:
 
 @cache
 def source_hash() -> str:
-    """A hash of all files of askew's source, which tells versions apart where there is no commit."""
+    """A hash of all files of askew's source, which distinguishes versions where there is no commit."""
     root = Path(__file__).resolve().parents[1]
     files = sorted(path for path in root.rglob("*.py"))
     return text_hash("\n".join(f"{path.relative_to(root).as_posix()}\n{path.read_text('utf-8')}" for path in files))
