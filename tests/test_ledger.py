@@ -1068,6 +1068,18 @@ def test_no_claim_and_no_number_reads_the_curve_of_a_point_that_a_rule_may_drop(
         )
 
 
+def test_no_claim_no_number_and_no_figure_reads_curves_that_are_stored_at_few_rounds() -> None:
+    known = papers.experiments(PAPERS)
+    few = {e.id for e in known.values() if e.curves_every > 1}
+    read = {id for e in known.values() if e.axis or e.target is not None for id in (e.id, *e.runs)}
+    for claim in REAL:
+        terms = [t for rule in (*claim.rules, *claim.beside) for t in rule_terms(rule) if t.metric in CURVES]
+        read |= {id for t in terms for id in ([t.experiment] if t.experiment else claim.experiments)}
+    for row in (row for folder in PAPERS.iterdir() for row in read_printed(folder)):
+        read |= {row.experiment} if row.metric.startswith(("rounds_to", "speedup", "accuracy at ")) else set()
+    assert few == {"feddc/table3-setting3"} and not few & read
+
+
 # the command ----------------------------------------------------------------------------------------------------
 
 

@@ -86,6 +86,7 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
     precision = [engine.dtype] * (engine.dtype != "float32") + ["compiled"] * engine.compile
     device = ", ".join([str(run.facts.get("device", "unknown")), *precision])
     version, command = str(run.facts.get("version", "")), run_command(planned)
+    metrics = run_metrics(run, planned.curves_every) | {PROVENANCE: provenance_text(planned.config, run)}
     return [
         ResultRow(
             planned.digest,
@@ -101,7 +102,7 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
             version,
             command,
         )
-        for metric, value in (run_metrics(run) | {PROVENANCE: provenance_text(planned.config, run)}).items()
+        for metric, value in metrics.items()
     ]
 
 
@@ -223,8 +224,11 @@ def source_hash() -> str:
 # metrics --------------------------------------------------------------------------------------------------------
 
 
-def run_metrics(run: Run) -> dict[str, str]:
-    """The metrics of a run by name, as text with six digits; what was not recorded is left out."""
+def run_metrics(run: Run, curves_every: int = 1) -> dict[str, str]:
+    """The metrics of a run by name, as text with six digits; what was not recorded is left out.
+
+    Curves have a point every so many rounds; the other metrics are of all rounds.
+    """
     numbers: dict[str, float | None] = {
         "best_accuracy": run.best_accuracy,
         "best_round": run.best_round,
@@ -238,7 +242,8 @@ def run_metrics(run: Run) -> dict[str, str]:
         numbers[f"mean_train_loss_{percent}"] = loss
     numbers |= half_metrics(run) | cost_metrics(run) | record_metrics(run) | prediction_set_metrics(run)
     texts = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
-    curves = {key: curve_text(run, key) for key in CURVES} | {SPARSE_CURVE: curve_text(run, SPARSE_CURVE, SPARSE_EVERY)}
+    curves = {key: curve_text(run, key, curves_every) for key in CURVES}
+    curves[SPARSE_CURVE] = curve_text(run, SPARSE_CURVE, SPARSE_EVERY)
     return texts | {key: text for key, text in curves.items() if text} | prediction_set_curves(run)
 
 
