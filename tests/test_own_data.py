@@ -298,6 +298,14 @@ def damaged_picture(folder: Path) -> None:
     (folder / "p/a/0.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
 
 
+def with_column(name: str, **values: str) -> str:
+    """ROWS with a further column before the sex, whose value each sex has."""
+    text = ROWS.replace("age", f"age,{name}")
+    for sex, value in values.items():
+        text = text.replace(f",{sex},", f",{value},{sex},")
+    return text
+
+
 def table(text: str) -> Callable[[Path], object]:
     return lambda folder: write(folder, text)
 
@@ -440,22 +448,12 @@ SHELL: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         "column 1 of patients.csv has no name, and the first line must name every column; name it, or leave it out",
     ),
     "thousands": (
-        table(
-            ROWS.replace("age", "age,pay")
-            .replace(",f,", ',"1,200",f,')
-            .replace(",m,", ',"3,400",m,')
-            .replace(",x,", ",1%,x,")
-        ),
+        table(with_column("pay", f='"1,200"', m='"3,400"', x="1%")),
         settings("csv", "patients.csv", **BOTH),
         "holds numbers as texts, such as '1,200'; write them as 1234.5",
     ),
     "dates": (
-        table(
-            ROWS.replace("age", "age,day")
-            .replace(",f,", ",2024-01-05,f,")
-            .replace(",m,", ",2024-02-07,m,")
-            .replace(",x,", ",2024-03-01,x,")
-        ),
+        table(with_column("day", f="2024-01-05", m="2024-02-07", x="2024-03-01")),
         settings("csv", "patients.csv", **BOTH),
         "holds dates as texts, such as '2024-01-05'; give numbers",
     ),
