@@ -16,6 +16,7 @@ import torch
 from scipy import stats
 
 import askew
+from askew.cli.progress import ProgressDisplay
 from askew.core.types import State
 from askew.engine import accounting
 from askew.engine.accounting import epsilon, gaussian_epsilon
@@ -421,7 +422,7 @@ def test_epsilon_is_shown(tmp_path: Path) -> None:
     run = askew.run({**TABLES, "privacy": {"clip": 0.05, "noise": 1.0}}, out=tmp_path)
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(terminal.run_details(run))
-    with terminal.ProgressDisplay(console) as show:
+    with ProgressDisplay(console) as show:
         show(run, None)
         show(run, run.rounds[-1])
     spent = f"{run.rounds[-1]['epsilon']:.3g}"
