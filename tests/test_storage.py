@@ -25,9 +25,10 @@ from askew.engine.distributed import create_shared_file
 from askew.errors import ConfigError, EngineError, ModelError, StoreError, StoreWarning
 from askew.experiment import checkpoint, store
 from askew.experiment.build import build
-from askew.experiment.config import CHOICES, PLUGIN_PREFIX, Config, load_config
+from askew.experiment.config import CHOICES, Config, load_config
 from askew.experiment.conformal import conformal
 from askew.experiment.extend import end_file
+from askew.experiment.plugins import PLUGIN_PREFIX
 from askew.experiment.run_folder import stored_model
 from askew.experiment.store import (
     is_locked,

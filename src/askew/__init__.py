@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from .core.space import Space
     from .core.task import Task
     from .core.types import Affine, Batch, Client, Cohort, Number, Part, State
+    from .data.assignment import Assignment
     from .data.dataset import Dataset, NaturalSource, Samples, Source
-    from .data.partition import Assignment, Partition
+    from .data.partition import Partition
     from .experiment.api import run
-    from .experiment.config import Config, load_config, register
+    from .experiment.config import Config, load_config
+    from .experiment.plugins import register
     from .experiment.process_tuning import tune_process
     from .experiment.store import Run, load
     from .models import Network
@@ -82,9 +84,11 @@ HOMES = {
     "core.task": ("Task",),
     "core.types": ("Affine", "Batch", "Client", "Cohort", "Number", "Part", "State"),
     "data.dataset": ("Dataset", "NaturalSource", "Samples", "Source"),
-    "data.partition": ("Assignment", "Partition"),
+    "data.assignment": ("Assignment",),
+    "data.partition": ("Partition",),
     "experiment.api": ("run",),
-    "experiment.config": ("Config", "load_config", "register"),
+    "experiment.config": ("Config", "load_config"),
+    "experiment.plugins": ("register",),
     "experiment.process_tuning": ("tune_process",),
     "experiment.store": ("Run", "load"),
     "models": ("Network",),

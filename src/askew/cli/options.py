@@ -216,7 +216,7 @@ def explain(e: Exception) -> tuple[str, int]:
         return str(e), 2
     if os.environ.get("ASKEW_DEBUG"):
         traceback.print_exception(e)
-    from ..experiment.config import plugin_fault  # with torch, which takes seconds to load
+    from ..experiment.plugins import plugin_fault  # with torch, which takes seconds to load
 
     if fault := plugin_fault(e):
         return fault, 2

@@ -79,7 +79,7 @@ def list_(
 def list_with_plugins(kind: str, plugins: Sequence[str]) -> list[dict[str, Any]]:
     """The entries of a kind, with what plugins register."""
     from ..experiment import catalogue
-    from ..experiment.config import load_plugin
+    from ..experiment.plugins import load_plugin
 
     for path in plugins:
         load_plugin(path)

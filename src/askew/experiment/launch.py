@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from ..engine.distributed import process_group
 from ..errors import ConfigError
 from .build import device_of
-from .config import CHOICES, Config, FromPython, plugin_module, stored_tables
+from .config import CHOICES, Config, FromPython, stored_tables
+from .plugins import plugin_module
 from .process_state import prepare_deterministic, stop_requests
 from .run import SAVE_SECONDS, ActiveRun, OnRound, run_together
 from .run_folder import is_finished, run_folder, stored_model

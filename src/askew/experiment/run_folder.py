@@ -21,7 +21,8 @@ from ..engine.distributed import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuildCache, BuiltRun, device_of
-from .config import CHOICES, LOADED, PLUGIN_PREFIX, PLUGINS, TABLES, TEXT, Config, stored_tables
+from .config import CHOICES, TABLES, Config, stored_tables
+from .plugins import LOADED, PLUGIN_PREFIX, PLUGINS, TEXT
 from .store import Run, intact_rounds, load, read_json, write_atomic, write_json, write_lines, write_text
 from .toml import read_stored_toml, seal
 

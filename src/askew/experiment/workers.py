@@ -31,8 +31,8 @@ from ..core.ranks import STORE, rank_and_size
 from ..data import files
 from ..engine.distributed import PeerLost
 from ..errors import AskewError, ConfigError, EngineError
-from .config import plugin_fault
 from .plain_warnings import show_plain_warnings
+from .plugins import plugin_fault
 from .process_tuning import ENVIRONMENT, tune_process
 
 Message = dict[str, Any]  # a JSON object
