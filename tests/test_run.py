@@ -28,13 +28,14 @@ from askew.data import Natural, Synthetic
 from askew.data.federation import Federation, LocalSettings
 from askew.engine.server import Server
 from askew.errors import ConfigError, EngineError, ModelError, StoreError
-from askew.experiment import checkpoint, process_tuning, store
+from askew.experiment import checkpoint, folder_lock, process_tuning
 from askew.experiment.api import OwnData, OwnNetwork
 from askew.experiment.build import build
 from askew.experiment.config import Config, load_config, set_key
 from askew.experiment.extend import end_file
+from askew.experiment.folder_lock import lock_folder
 from askew.experiment.run import ActiveRun, run_together
-from askew.experiment.store import append_lines, load, lock_folder, read_rounds, write_text
+from askew.experiment.store import append_lines, load, read_rounds, write_text
 
 TINY = {
     "rounds": 3,
@@ -226,7 +227,7 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
 def test_without_fcntl_all_works_but_storing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: the module loads, and locking a folder is refused in one sentence."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    spec = importlib.util.spec_from_file_location("askew.experiment.store_elsewhere", store.__file__)
+    spec = importlib.util.spec_from_file_location("askew.experiment.lock_elsewhere", folder_lock.__file__)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
@@ -237,7 +238,7 @@ def test_without_fcntl_all_works_but_storing_runs(tmp_path: Path, monkeypatch: p
     ):
         pass
     assert not list(tmp_path.iterdir()) and not module.is_locked(tmp_path)
-    monkeypatch.setattr(store, "fcntl", None)
+    monkeypatch.setattr(folder_lock, "fcntl", None)
     assert askew.run(TINY).finished
     with pytest.raises(StoreError, match="POSIX"):
         askew.run(TINY, out=tmp_path)

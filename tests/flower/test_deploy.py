@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from askew import flower
 from askew.cli.main import main
 from askew.experiment import checkpoint
-from askew.experiment.store import is_locked, load, lock_folder, write_json
+from askew.experiment.folder_lock import is_locked, lock_folder
+from askew.experiment.store import load, write_json
 from askew.experiment.toml import seal
 from askew.flower import app
 from askew.flower.loopback import PROCESSES, Loopback, RunProgress

@@ -20,8 +20,9 @@ from rich.text import Text
 
 from ..errors import ConfigError
 from ..experiment.config import load_tables
+from ..experiment.folder_lock import lock_folder
 from ..experiment.run_folder import is_finished
-from ..experiment.store import Run, load, lock_folder
+from ..experiment.store import Run, load
 from ..experiment.toml import parse_value, to_toml
 from ..flower import DataModule, require_flower
 from ..flower.app import PACKAGE, read_app, write_app_from_tables

@@ -23,7 +23,7 @@ from ..core.files import read_tensors
 from ..core.types import State
 from ..errors import StoreError
 from ..experiment.checkpoint import save_tensors
-from ..experiment.store import explain_write_errors
+from ..experiment.folder_lock import explain_write_errors
 from .wire import InvalidMessage, Payload, RawPayload, add_prefix, strip_prefix
 
 try:

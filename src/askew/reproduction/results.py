@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from ..core.records import RECORD, TIMES
 from ..errors import StoreError, StoreWarning
 from ..experiment.config import Config
-from ..experiment.store import Run, read_text, remove_leftovers, wait_for_folder, write_text
+from ..experiment.folder_lock import remove_leftovers, wait_for_folder
+from ..experiment.store import Run, read_text, write_text
 from ..experiment.toml import text_hash
 from .papers import PlannedRun, changed_settings, hyper_text
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..core.files import printable
 from ..errors import AskewError, StoreError
-from ..experiment.store import SEALED, Record, Run, check_records, is_locked, load_checked, parse_sealed
+from ..experiment.folder_lock import is_locked
+from ..experiment.store import SEALED, Record, Run, check_records, load_checked, parse_sealed
 from .columns import Columns
 
 DEPTH = 2  # folders between the folder that is watched and a run folder, at most, and that run folder
