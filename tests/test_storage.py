@@ -21,7 +21,7 @@ import torch
 import askew
 from askew.cli.main import main
 from askew.core.bank import Bank
-from askew.engine.distributed import create_shared_file
+from askew.engine.process_group import create_shared_file
 from askew.errors import ConfigError, EngineError, ModelError, StoreError, StoreWarning
 from askew.experiment import checkpoint, store
 from askew.experiment.build import build

@@ -23,7 +23,7 @@ from torch import nn
 import askew
 from askew.algorithms import FedAvg, algorithms
 from askew.cli.main import main
-from askew.engine.distributed import ProcessGroup
+from askew.engine.process_group import ProcessGroup
 from askew.errors import ConfigError, EngineError
 from askew.experiment import checkpoint, launch
 from askew.experiment.api import OwnData

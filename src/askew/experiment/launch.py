@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..engine.distributed import process_group
+from ..engine.process_group import process_group
 from ..errors import ConfigError
 from .build import device_of
 from .config import CHOICES, Config, FromPython, stored_tables

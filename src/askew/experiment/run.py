@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..engine.base import PhaseOutputs, PhaseRequest, finished_time, prepare_next
-from ..engine.distributed import SINGLE, ProcessGroup, process_group
 from ..engine.evaluate import accuracy_by_owner, share_raised
+from ..engine.process_group import SINGLE, ProcessGroup, process_group
 from ..engine.server import measure_time
 from ..participation import Turnout
 from . import checkpoint

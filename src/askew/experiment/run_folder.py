@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.files import read_tensors, tensors_sha256
 from ..data.federation import Federation
 from ..engine.choose import EngineChoice
-from ..engine.distributed import SINGLE, ProcessGroup
+from ..engine.process_group import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuildCache, BuiltRun, device_of

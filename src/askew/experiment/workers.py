@@ -29,7 +29,7 @@ from typing import Any, Self
 from .. import errors
 from ..core.ranks import STORE, rank_and_size
 from ..data import files
-from ..engine.distributed import PeerLost
+from ..engine.process_group import PeerLost
 from ..errors import AskewError, ConfigError, EngineError
 from .plain_warnings import show_plain_warnings
 from .plugins import plugin_fault
