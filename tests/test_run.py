@@ -36,6 +36,7 @@ from askew.experiment.extend import end_file
 from askew.experiment.folder_lock import lock_folder
 from askew.experiment.run import ActiveRun, run_together
 from askew.experiment.store import append_lines, load, read_rounds, write_text
+from askew.experiment.sweep import load_sweep
 
 TINY = {
     "rounds": 3,
@@ -60,6 +61,21 @@ def test_the_stored_toml_reads_back_as_the_same_configuration() -> None:
     again = Config.build(tomllib.loads(config.toml()))
     assert again == config and again.name() == config.name()
     assert config.tables()["partition"]["name"] == "natural"  # what comes divided among clients stays so
+
+
+def test_another_method_of_a_stored_run_has_its_own_defaults(tmp_path: Path) -> None:
+    tables, stored = {**TINY, "participation": {}}, tmp_path / "run.toml"
+    (tmp_path / "rounds.jsonl").touch()
+    stored.write_text(Config.build(tables).toml())  # with every default
+    assert load_config(stored) == Config.build(tables)
+    chosen = {"algorithm": {"name": "scaffold"}, "participation": {"name": "full"}}  # SCAFFOLD weighs all alike
+    config = load_config(stored, ["algorithm.name=scaffold", "participation.name=full"])
+    assert config == Config.build({**tables, **chosen})
+    (swept,) = load_sweep(stored, ["participation.name=full"], ["algorithm.name=scaffold"])
+    assert swept == config
+    stored.write_text(Config.build({**tables, "algorithm": {"name": "fedprox", "mu": 0.5}}).toml())
+    with pytest.raises(ConfigError, match=r"unknown setting algorithm\.mu"):  # which somebody has set
+        load_config(stored, ["algorithm.name=scaffold"])
 
 
 def test_every_setting_of_a_run_is_stored_and_changes_the_name() -> None:

@@ -378,7 +378,9 @@ def load_tables(
     if path is not None:
         # a stored run.toml is given to go on with that run, and must be its configuration
         stored = Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
-        tables = read_stored_toml(Path(path)) if stored else read_toml(path, method_advice(path) or advice)
+        tables = (
+            without_defaults(read_stored_toml(Path(path))) if stored else read_toml(path, method_advice(path) or advice)
+        )
         tables |= find_plugins(tables, Path(path).parent)
         if stored:
             check_kept_plugins(Path(path).parent)
@@ -393,6 +395,22 @@ def load_tables(
         kept = [path for path in in_file if Path(path).parent.name != PLUGINS or Path(path).name not in given]
         tables["plugins"] = [*kept, *(p for p in plugins if p not in kept)]
     return tables
+
+
+def without_defaults(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a stored run without settings at the defaults of what they choose, but for the number of clients.
+
+    A stored run.toml has every default filled in. If an override then chooses another method, its own defaults hold,
+    and not those of the old one.
+    """
+    kept = dict(tables)
+    for name, registry in CHOICES.items():
+        table = tables.get(name)
+        kind = registry.members.get(str(table.get("name"))) if isinstance(table, Mapping) else None
+        if isinstance(table, Mapping) and kind is not None:
+            defaults = tomllib.loads(to_toml({f.name: f.default for f in fields(kind)}))
+            kept[name] = {k: v for k, v in table.items() if k == "clients" or k not in defaults or v != defaults[k]}
+    return kept
 
 
 def method_advice(path: str | Path) -> str:
