@@ -1226,7 +1226,7 @@ def test_two_stored_runs_of_a_paper_come_out_again(tmp_path: Path, monkeypatch: 
 
 # elements that reach beyond the window and are in no part of the page that scrolls by itself
 TOO_WIDE = """[...document.querySelectorAll('body *')].filter(e => {
-  if (e.getBoundingClientRect().right <= innerWidth + 0.5) return false
+  if (e.getBoundingClientRect().right <= 400.5) return false
   for (let p = e.parentElement; p; p = p.parentElement)
     if (['auto', 'scroll'].includes(getComputedStyle(p).overflowX)) return false
   return true
