@@ -252,6 +252,15 @@ def test_commands_print_what_is_shown(
             check_console(step, printed, f"{page}: $ {step.command}")
 
 
+def test_how_long_the_demonstration_takes_is_said_once() -> None:
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]
+    pages += [*DOCS.glob("*.md"), *(ROOT / "src" / "askew" / "cli").glob("*.py")]
+    parts = [part for page in pages for part in re.split(r"\n\s*\n", page.read_text(encoding="utf-8"))]
+    sentences = [sentence for part in parts for sentence in re.split(r"(?<=[.:!?])\s", " ".join(part.split()))]
+    times = [s for s in sentences if re.search(r"\bdemo", s) and re.search(r"\b(minutes?|seconds?)\b", s)]
+    assert len(times) == 1, times
+
+
 def test_the_ledger_that_is_shown_is_the_stored_one() -> None:
     (block,) = [block for block in blocks(DOCS / "cli.md", "console") if block.text.startswith("$ askew ledger\n")]
     shown = re.findall(r"^(\w+) +((?:\d+ *){7})$", block.text, re.MULTILINE)

@@ -19,7 +19,8 @@ import askew
 from askew.cli.main import main
 from askew.errors import ConfigError
 from askew.experiment import toml
-from askew.experiment.store import append_lines, lock_folder, write_json, write_lines
+from askew.experiment.folder_lock import lock_folder
+from askew.experiment.store import append_lines, write_json, write_lines
 from askew.watch import folders, server, views
 from askew.watch.columns import Columns, thin_out
 from askew.watch.folders import RunFolders, WatchedRun

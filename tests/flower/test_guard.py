@@ -158,7 +158,7 @@ def test_requests_of_other_users_and_machines_are_refused(monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_another_user_reaches_neither_the_superlink_nor_a_node(tmp_path: Path) -> None:
     """List and start runs, and take a node's tasks, as a user without rights; and a huge request of one's own."""
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
     with Loopback(tmp_path, 1, env={"OMP_NUM_THREADS": "1"}) as link:
         command = [str(word) for word in link.running["node-0"].args]  # type: ignore[union-attr]
         ports = {
@@ -183,7 +183,7 @@ def test_another_user_reaches_neither_the_superlink_nor_a_node(tmp_path: Path) -
 def test_a_second_start_is_refused_while_processes_of_the_first_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
     monkeypatch.setattr(loopback, "STOP_SECONDS", 0.1)
     (tmp_path / PROCESSES).write_text('{"marker": "first"}')
     with subprocess.Popen(["sleep", "60"], env={**os.environ, MARKER: "first"}) as left:
@@ -199,7 +199,7 @@ def test_a_second_start_is_refused_while_processes_of_the_first_live(
 
 
 def test_keys_of_one_start_are_private_and_removed() -> None:
-    pytest.importorskip("cryptography", reason="needs the extra flower")
+    pytest.importorskip("cryptography", reason="needs cryptography: pip install -e '.[flower]'")
     with temporary_keys(1) as keys:
         folder = keys.folder
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and (folder / "node-0").is_file()
@@ -220,7 +220,7 @@ with temporary_keys(1) as keys, Loopback(Path(sys.argv[1]), 1, keys=keys):
 @pytest.mark.slow
 @needs_linux
 def test_processes_and_keys_end_with_a_starter_that_is_killed(tmp_path: Path) -> None:
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
     with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         keys, home = Path(starter.stdout.readline().strip()), tmp_path / "flwr"

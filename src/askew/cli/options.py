@@ -181,7 +181,7 @@ def put_table(tables: PasteTables, form: str | None, out: Path | None) -> None:
         form = next((name for name, ending in FORMATS.items() if out.suffix == ending), None)
         if form is None:
             raise ConfigError(
-                f"--out {out} does not tell the format by its ending ({', '.join(FORMATS.values())}); give --format."
+                f"--out {out} has no ending that gives the format ({', '.join(FORMATS.values())}); give --format."
             )
     text = tables.text(form or "markdown")
     if out is None:
@@ -216,7 +216,7 @@ def explain(e: Exception) -> tuple[str, int]:
         return str(e), 2
     if os.environ.get("ASKEW_DEBUG"):
         traceback.print_exception(e)
-    from ..experiment.config import plugin_fault  # with torch, which takes seconds to load
+    from ..experiment.plugins import plugin_fault  # with torch, which takes seconds to load
 
     if fault := plugin_fault(e):
         return fault, 2

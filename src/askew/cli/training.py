@@ -47,6 +47,7 @@ from .options import (
     print_rich,
     word_overrides,
 )
+from .progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from ..experiment.launch import FailedRun
@@ -106,7 +107,7 @@ def run(
     console = PlainConsole(stderr=True, quiet=quiet)
     again = terminal.resume_command(out / config.name(), options=data_options(folder))
     try:
-        with stop_after(parse_time(stop)), terminal.ProgressDisplay(console) as ticker:
+        with stop_after(parse_time(stop)), ProgressDisplay(console) as ticker:
             result = run_config(config, out, fresh=fresh, watch=ticker)
     except KeyboardInterrupt:
         exit_with_command(console, "stopped at once; rounds since the last checkpoint will be run again", again)
@@ -160,7 +161,7 @@ def sweep(
     words = [*([file] if file else []), *chain.from_iterable(flags), "--out", out, *data_options(folder)]
     words += ["--processes", str(processes)] * (processes > 1)
     failed: list[FailedRun] = []
-    with stop_after(parse_time(stop)), terminal.ProgressDisplay(console, configs, "sweep") as ticker:
+    with stop_after(parse_time(stop)), ProgressDisplay(console, configs, "sweep") as ticker:
         if processes > 1:
             running = run_each_in_pool(configs, out, processes, ticker, ticker.say)
         else:
@@ -179,7 +180,7 @@ def sweep(
 
 
 def keep_failures(
-    running: Iterable[Run | FailedRun], failed: list[FailedRun], ticker: terminal.ProgressDisplay
+    running: Iterable[Run | FailedRun], failed: list[FailedRun], ticker: ProgressDisplay
 ) -> Iterator[Run]:
     """The runs that did not fail; the others are added to a list."""
     from ..experiment.launch import FailedRun
@@ -198,7 +199,7 @@ def fail_run(run: FailedRun) -> int:
     return fail(f"{run.config.name()}: {sentence}", code)
 
 
-def collect_runs(running: Iterable[Run], count: int, ticker: terminal.ProgressDisplay, command: str) -> list[Run]:
+def collect_runs(running: Iterable[Run], count: int, ticker: ProgressDisplay, command: str) -> list[Run]:
     """The runs, once all have ended; if one was stopped, exit and say by which command to continue."""
     runs: list[Run] = []
     for run in running:
@@ -258,7 +259,7 @@ def demo(
 
     configs, console = demonstration.configs(rounds, seeds), PlainConsole(stderr=True)
     command = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))
-    with terminal.ProgressDisplay(console, configs, "demo") as ticker:
+    with ProgressDisplay(console, configs, "demo") as ticker:
         running = demonstration.run_demo(configs, out / "runs", ticker)
         runs = collect_runs(running, len(configs), ticker, command)
     if not ticker.trained_rounds:

@@ -44,14 +44,14 @@ Table = str | Mapping[str, Any]
 class HeldObject(FromPython):
     """Settings that stand for an object handed in from Python, and hold it.
 
-    Copies of the settings find the object by its fingerprint while any of them lives; with the last one it is freed.
+    Copies of the settings find the object by its fingerprint while any of them exists; with the last one it is freed.
     """
 
     fingerprint: str
     objects: ClassVar[WeakValueDictionary[str, Any]] = WeakValueDictionary()  # by fingerprint
 
     def hold_object(self) -> None:
-        """Find the object, and keep it alive as long as these settings live."""
+        """Find the object, and keep it as long as these settings exist."""
         object.__setattr__(self, "_object", self.objects.get(self.fingerprint))
 
     def held_object(self, what: str) -> Any:
@@ -67,7 +67,7 @@ class HeldObject(FromPython):
 
 
 class OwnData(HeldObject, Source):
-    """Data handed in from Python; the fingerprint tells one dataset from another."""
+    """Data handed in from Python; the fingerprint differs between datasets."""
 
     fingerprint: str = setting("hash of the samples", default="")
 
@@ -259,7 +259,7 @@ def run(
     nn.Module, or a class or function that makes one, whose weights the seed then decides. `clients`, `cohort`, `lr`,
     `epochs`, `batch_size` and `device` stand for partition.clients, participation.cohort, local.lr, local.epochs,
     local.batch and engine.device; further keywords are the algorithm's hyper-parameters, or tables that most runs do
-    not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do. `progress` is
+    not need, such as `faults`. With `out` the run is kept in a folder there, as the command line's do. `progress` is
     shown on a terminal and in a notebook; elsewhere a line every half minute.
     """
     tables: dict[str, Any] = {"model": model, "partition": partition, "participation": participation, "local": local}

@@ -31,10 +31,11 @@ from ..engine.choose import (
     stochastic,
     worth_a_trial,
 )
-from ..engine.distributed import SINGLE, DistributedEngine, ProcessGroup, SharedEvaluator
+from ..engine.distributed import DistributedEngine, SharedEvaluator
 from ..engine.evaluate import Evaluator
 from ..engine.faults import FaultStage
 from ..engine.privacy import PrivacyStage, check_supported, zero_uploads
+from ..engine.process_group import SINGLE, ProcessGroup
 from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric
 from ..engine.sequential import Sequential

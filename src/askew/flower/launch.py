@@ -35,7 +35,7 @@ KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is rem
 lifeline: dict[str, str] = {}  # the two variables above, which programs that this one starts do not get
 RESTARTS = "ASKEW_RESTARTS"  # environment variable: how often a node has started again without a connection
 MAX_RESTARTS = 20
-NEWS = "ASKEW_NEWS"  # environment variable: a pipe by which a SuperNode tells its SuperExec that there is a task
+NEWS = "ASKEW_NEWS"  # environment variable: a pipe by which a SuperNode notifies its SuperExec of a task
 POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
 ANSWER_SECONDS = 0.05  # between two looks of a SuperNode, within itself, for the answer
 FIRST_WAIT_SECONDS = 0.05  # before a part of a message is asked for again; later waits are longer
@@ -114,7 +114,7 @@ def ask_again_soon() -> None:
 
 
 def guard(module_name: str, open_fleet: bool = False) -> None:
-    """Have a module's server apps answer the same user alone, where the system can tell, and read no huge requests."""
+    """Have a module's server apps answer the same user alone, where users can be found, and read no huge requests."""
     spec = spec_from_file_location("askew_guard", Path(__file__).with_name("guard.py"))
     assert spec is not None and spec.loader is not None
     rules = module_from_spec(spec)

@@ -193,7 +193,7 @@ class RemoteEngine:
         specs = {f"up.{name}": TensorSpec(tuple(t.shape), t.dtype) for name, t in self.zero_uploads[n].items()}
         specs |= {"buffers": TensorSpec(tuple(inputs.buffers.shape), inputs.buffers.dtype)}
         steps = dict(zip(ids, inputs.steps.tolist(), strict=True))
-        # Where lengths are limited by [privacy], to compare them would tell of the others.
+        # Where lengths are limited by [privacy], to compare them would reveal something of the others.
         limit = 0.0 if self.privacy.on else self.registry.config.faults.scale_limit
         answers = [
             Answer(client, inputs.round, n, one.up, one.buffers, torch.tensor(one.loss), {})

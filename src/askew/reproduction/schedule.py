@@ -38,7 +38,7 @@ from .results import RunKey, read_results
 PART_SECONDS = 150.0  # seconds after which a part's results should be there
 FEWEST_RUNS = 8  # runs that a GPU trains at a time at least, as far as there are so many
 STACKED_RUNS = 6  # runs of whole methods that are enough for a part, though it could be larger
-FIRST_RUNS = 4  # runs of a first part, where nobody knows how long it takes
+FIRST_RUNS = 4  # runs of a first part, where it is unknown how long it takes
 START_SECONDS = 15.0  # seconds from giving out a part to its first round, until they are measured
 SAFETY = 1.15  # times as long as expected, a part must still end in time
 MEASURED_ROUNDS = 4  # rounds of a part after which its pace is believed
@@ -222,7 +222,7 @@ class RunSchedule:
         for n, p in enumerate(runs[:TOGETHER], 1):
             used += estimate_memory(p.config) if math.isfinite(room) else 0
             expected = self.expected_times(runs[:n])
-            if expected is None:  # nobody knows: a few are tried in the first half of the time
+            if expected is None:  # unknown: a few are tried in the first half of the time
                 too_many, too_late = n > FIRST_RUNS, left < (self.deadline - self.began) / 2
             else:
                 too_many, too_late = n > fewest and expected.usual > PART_SECONDS, expected.until_end > left
@@ -290,7 +290,7 @@ class RunSchedule:
     # what is expected
 
     def expected_times(self, runs: Sequence[PlannedRun]) -> ExpectedTimes | None:
-        """How long a part will take: by like runs of this call, else by stored results; None if nobody knows.
+        """How long a part will take: by like runs of this call, else by stored results; None if neither is known.
 
         Of a part with fewer runs than the measured one half of its time is taken to be the same. Stored speeds are
         those of a full device, which all processes share.

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..core.files import printable
 from ..errors import AskewError, StoreError
-from ..experiment.store import SEALED, Record, Run, check_records, is_locked, load_checked, parse_sealed
+from ..experiment.folder_lock import is_locked
+from ..experiment.store import SEALED, Record, Run, check_records, load_checked, parse_sealed
 from .columns import Columns
 
 DEPTH = 2  # folders between the folder that is watched and a run folder, at most, and that run folder
@@ -115,7 +116,7 @@ def check_shown(run: Run) -> Columns:
 
 
 def file_signature(folder: Path) -> Signature:
-    """What tells whether the files of a run folder have changed; rounds.jsonl, which grows, is the last."""
+    """What changes when a file of a run folder does: times and sizes; rounds.jsonl, which grows, is the last."""
     names = (*(name for name in SEALED if name != "rounds.jsonl"), "rounds.jsonl")
     return tuple(map(file_state, (folder / name for name in names)))
 
@@ -145,7 +146,7 @@ def find_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 
 class RunFolders:
-    """All runs below a folder; a thread reads them, and those who wait are told of changes."""
+    """All runs below a folder; a thread reads them and notifies those who wait of changes."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -205,7 +206,7 @@ class RunFolders:
                 self.changed.notify_all()
 
     def _in_order(self) -> list[WatchedRun]:
-        """The runs, those whose records changed last first: they are what somebody wants to see."""
+        """The runs, those whose records changed last first, as these are looked at most."""
         unread = any(run.state == READING for run in self.runs)
         at = {run.number: file_state(run.folder / "rounds.jsonl") or (0, 0, 0) for run in self.runs} if unread else {}
         return sorted(self.runs, key=lambda run: at[run.number], reverse=True) if unread else self.runs

@@ -22,7 +22,7 @@ from .folders import RunFolders, WatchedRun
 
 ADDRESS = "127.0.0.1"
 STATIC = Path(__file__).parent / "static"
-FILES = {  # what the browser asks for: the file, and its type
+FILES = {  # what the browser requests: the file, and its type
     "": ("index.html", "text/html; charset=utf-8"),
     "style.css": ("style.css", "text/css; charset=utf-8"),
     "uplot.min.css": ("uplot.min.css", "text/css; charset=utf-8"),
@@ -43,7 +43,7 @@ HEADERS = {
 }
 MOST_CHOSEN = 12  # runs in one picture
 MOST_PAGES = 24  # that may wait for changes at once
-HEARTBEAT = 10.0  # seconds after which a page that waits is sent a line, which tells whether it is still there
+HEARTBEAT = 10.0  # seconds after which a page that waits is sent a line, which fails if it is no longer there
 REST = 0.25  # seconds between two messages to a page
 
 
@@ -177,7 +177,7 @@ class WatchHandler(BaseHTTPRequestHandler):
             folders.stopped.wait(REST)
 
 
-# what the page asks for ---------------------------------------------------------------------------------------------
+# what the page requests ---------------------------------------------------------------------------------------------
 
 Query = dict[str, list[str]]
 
