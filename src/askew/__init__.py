@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from .models import Network
     from .participation import Participation
     from .report.describe import Description, describe
-    from .report.python import compare, report, sweep
+    from .report.python import compare, report, sweep, tune
     from .report.runs import Runs
+    from .report.tuning import Tuning
 
 __all__ = [
     "Affine",
@@ -54,6 +55,7 @@ __all__ = [
     "Space",
     "State",
     "Task",
+    "Tuning",
     "__version__",
     "compare",
     "describe",
@@ -68,6 +70,7 @@ __all__ = [
     "run",
     "setting",
     "sweep",
+    "tune",
     "tune_process",
 ]
 
@@ -90,8 +93,9 @@ HOMES = {
     "models": ("Network",),
     "participation": ("Participation",),
     "report.describe": ("Description", "describe"),
-    "report.python": ("compare", "report", "sweep"),
+    "report.python": ("compare", "report", "sweep", "tune"),
     "report.runs": ("Runs",),
+    "report.tuning": ("Tuning",),
 }
 ROOMS = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation", "report")
 

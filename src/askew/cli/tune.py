@@ -1,0 +1,185 @@
+"""`askew tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group
+
+from ..errors import ConfigError
+from ..experiment.store import Record, Run
+from ..report import terminal
+from .options import (
+    AsJson,
+    Configuration,
+    Device,
+    Folder,
+    Overrides,
+    PlainConsole,
+    Plugins,
+    Processes,
+    Rounds,
+    Seed,
+    data_options,
+    examples,
+    exit_with_command,
+    option_words,
+    print_json,
+    print_rich,
+    word_overrides,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..experiment.config import Config
+    from ..experiment.launch import FailedRun
+    from ..experiment.tune import Launch, Tuner
+    from ..report.tuning import Tuning
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog=examples(
+        "askew tune",
+        "askew tune --methods fedavg,feddyn,scaffold --budget 3000rounds --set partition.alpha=0.1",
+        "askew tune --set data.name=csv --set data.file=mine.csv --budget 10m",
+        "askew tune --methods all --over local.lr=0.1,0.3 --budget 2GB",
+        "askew run tuned/run.toml",
+    )
+)
+def tune(
+    file: Configuration = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,…", help="Methods to try, or all.", show_default="eight that need nothing special"),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AMOUNT",
+            help="What all runs together may cost: 6000rounds, 90s, 10m, 2h, 50MB, 2GB.",
+            show_default="what runs of all rounds need",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="K", help="Fresh seeds at which the best three are ranked.")] = 5,
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", metavar="KEY=A,B,…", help="Values to try instead of those declared; repeatable."),
+    ] = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    device: Device = None,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs, the curves and run.toml.")] = Path(
+        "tuned"
+    ),
+    folder: Folder = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Repeat the plan in a tune.json, on any machine.", show_default=False),
+    ] = None,
+    processes: Processes = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Find the method and the settings that suit a federation, inside of a budget.
+
+    Every method may spend the same. Settings are chosen on samples that clients hold out; the test set chooses
+    nothing. The same command goes on after an interruption; with rounds or bytes it gives the same answer again.
+    """
+    from ..experiment.sweep import parse_span, read_sweep
+    from ..experiment.tune import Budget, Tuner, load_plan
+
+    words = word_overrides(None, rounds=rounds, seed=seed, engine__device=device)
+    tables, spans = read_sweep(file, [*words, *(overrides or ())], plugins or ())
+    swept = spans.pop("algorithm.name", [])
+    names = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else swept
+    if methods is not None and not names:
+        raise ConfigError("tune: --methods takes names with commas between, such as fedavg,feddyn; or all.")
+    console = PlainConsole(stderr=True)
+    tuner = Tuner(
+        tables,
+        out,
+        launch_with_progress(console, processes),
+        methods=names,
+        over=spans | dict(parse_span(text) for text in over or ()),
+        budget=None if budget is None else Budget.parse(budget),
+        seeds=seeds,
+        plan=None if plan is None else load_plan(plan),
+        processes=processes,
+    )
+    given = (("--over", over), ("--set", overrides), ("--plugin", plugins))
+    many = [(flag, value) for flag, values in given for value in values or ()]
+    options = {"--methods": methods, "--rounds": rounds, "--seed": seed, "--device": device, "--seeds": seeds}
+    words = [*([str(file)] if file else []), *option_words(options), *chain.from_iterable(many)]
+    words += list(map(str, data_options(folder))) + ["--processes", str(processes)] * (processes > 1)
+    same = option_words({"--budget": budget, "--plan": plan, "--out": out})
+    tuning = carry_out(tuner, console, terminal.command("tune", *words, *same), out)
+    if as_json:
+        print_json(tuning.summary())
+    else:
+        repeat = terminal.command("tune", *words, "--plan", out / "tune.json", "--out", "OTHER")
+        print_answer(tuning, out, repeat if tuner.unit == "seconds" else "")
+
+
+def launch_with_progress(console: PlainConsole, processes: int) -> Launch:
+    """What trains the runs of one stage, here or in several processes, and shows how far they are."""
+
+    def launch(
+        configs: Sequence[Config], folder: Path, title: str, note: Callable[[Run, Record | None], None]
+    ) -> Iterator[Run | FailedRun]:
+        from ..experiment.launch import FailedRun, run_each
+        from ..experiment.process_pool import run_each_in_pool
+
+        with terminal.ProgressDisplay(console, configs, title) as ticker:
+            ticker.say(f"{title}: {len(configs)} runs")
+
+            def watch(run: Run, record: Record | None) -> None:
+                note(run, record)
+                ticker(run, record)
+
+            if processes > 1:
+                running = run_each_in_pool(configs, folder, processes, watch, ticker.say)
+            else:
+                running = run_each(configs, folder, watch=watch)
+            for run in running:
+                if isinstance(run, FailedRun):
+                    ticker.give_up(run.config.name())
+                elif run.over:
+                    ticker.end(run)
+                yield run
+
+    return launch
+
+
+def carry_out(tuner: Tuner, console: PlainConsole, command: str, out: Path) -> Tuning:
+    """Tune, and write run.toml of the winner and the curves; if it is stopped, exit and say how to go on."""
+    from ..experiment.tune import TuneStopped, write_winner
+    from ..report.tuning import Tuning
+
+    try:
+        result = tuner.run()
+    except TuneStopped as e:
+        exit_with_command(console, f"stopped in: {e}; all of it is stored", command)
+    tuning = Tuning(result, out)
+    write_winner(result.standings[0], out)
+    tuning.write_curves(out)
+    return tuning
+
+
+def print_answer(tuning: Tuning, out: Path, repeat: str) -> None:
+    """Print the ranking, what it cost, and where the rest is."""
+    rows = [("", ""), ("spent", tuning.spent_text()), ("winner", str(out / "run.toml"))]
+    rows += [("curves", str(out / "curves.svg"))] if tuning.runs else []
+    rows.append(("next", terminal.command("run", out / "run.toml")))
+    if tuning.runs:
+        rows.append(("", terminal.command("compare", out / "evaluation", "--test", "--against", tuning.best)))
+        rows.append(("", terminal.command("report", out / "evaluation")))
+    rows += [("again", repeat)] if repeat else []
+    print_rich(Group(tuning.rich(), terminal.pairs(rows)))
