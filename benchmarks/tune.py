@@ -59,7 +59,8 @@ def compare(tables: dict[str, object], budget: str, seeds: int) -> tuple[str, bo
     own = next(n for n, (_, name, its) in enumerate(settings) if (name, its) == (winner.method, key(winner.setting)))
     off = 100 * (settings[0][0] - settings[own][0])
     print(f"  best methods: {', '.join(f'{name} {100 * test:.1f}' for test, name in methods)}")
-    print(f"  tuned: {', '.join(f'{row["method"]} {100 * row["test"]:.1f}' for row in tuning.ranking)}")
+    found = [(each["method"], each["test"]) for each in tuning.ranking]
+    print(f"  tuned: {', '.join(f'{name} {100 * test:.1f}' for name, test in found)}")
     row = f"{winner.method} {key(winner.setting)} | {place} of {len(methods)} | {own + 1} of {len(settings)} | "
     row += f"{off:.1f} | {tuning.result.spent:,.0f} of {budget} | {rounds:,} | {took:.0f} s | {full:.0f} s"
     return row, place <= 3 and tuning.result.spent <= float(budget.removesuffix("rounds"))

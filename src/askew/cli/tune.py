@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group
+from rich.text import Text
 
 from ..errors import ConfigError
 from ..experiment.store import Record, Run
@@ -93,13 +95,13 @@ def tune(
     Every method may spend the same. Settings are chosen on samples that clients hold out; the test set chooses
     nothing. The same command goes on after an interruption; with rounds or bytes it gives the same answer again.
     """
+    began = time.monotonic()
     from ..experiment.sweep import parse_span, read_sweep
     from ..experiment.tune import Budget, Tuner, load_plan
 
     words = word_overrides(None, rounds=rounds, seed=seed, engine__device=device)
     tables, spans = read_sweep(file, [*words, *(overrides or ())], plugins or ())
-    swept = spans.pop("algorithm.name", [])
-    names = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else swept
+    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
     if methods is not None and not names:
         raise ConfigError("tune: --methods takes names with commas between, such as fedavg,feddyn; or all.")
     console = PlainConsole(stderr=True)
@@ -113,6 +115,7 @@ def tune(
         seeds=seeds,
         plan=None if plan is None else load_plan(plan),
         processes=processes,
+        began=began,
     )
     given = (("--over", over), ("--set", overrides), ("--plugin", plugins))
     many = [(flag, value) for flag, values in given for value in values or ()]
@@ -137,8 +140,9 @@ def launch_with_progress(console: PlainConsole, processes: int) -> Launch:
         from ..experiment.launch import FailedRun, run_each
         from ..experiment.process_pool import run_each_in_pool
 
-        with terminal.ProgressDisplay(console, configs, title) as ticker:
-            ticker.say(f"{title}: {len(configs)} runs")
+        console.print(Text(f"{title}: {len(configs)} runs", terminal.QUIET), soft_wrap=True)
+        shown = PlainConsole(stderr=True, quiet=not console.is_terminal)  # elsewhere a line for each stage is enough
+        with terminal.ProgressDisplay(shown, configs, title) as ticker:
 
             def watch(run: Run, record: Record | None) -> None:
                 note(run, record)

@@ -98,7 +98,7 @@ def longest_rungs(search: Search, full: int, allowance: float) -> list[Rung]:
 
 def full_lengths(methods: Mapping[str, Search], rounds: int) -> dict[str, int]:
     """The rounds of a run of full length of each method: so many of the cheapest one, and as costly for the others."""
-    cheapest = min(search.cost.round for search in methods.values())
+    cheapest = min((search.cost.round for search in methods.values() if search.cost.round), default=1.0)
     return {
         name: max(1, math.floor(rounds * cheapest / search.cost.round + 1e-9)) if search.cost.round else rounds
         for name, search in methods.items()

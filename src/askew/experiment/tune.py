@@ -38,8 +38,9 @@ from .sweep import MOST_RUNS, grid
 # what is tried where nobody says it: one method of each idea that needs nothing special
 METHODS = ("fedavg", "fedprox", "fedavgm", "fedadam", "scaffold", "feddyn", "fedcm", "feddpc")
 SEEDS = 5  # fresh seeds of the finalists
-PROBE_ROUNDS = {"rounds": 1, "bytes": 1, "seconds": 4}  # by which a method's costs are measured; the first warms up
-PLANNED_TIME, LAST_TIME = 0.8, 0.92  # shares of the seconds that are planned, and after which nothing is trained
+PROBE_ROUNDS = {"rounds": 1, "bytes": 1, "seconds": 6}  # by which a method's costs are measured; the first warms up
+PLANNED_TIME, LAST_TIME = 0.85, 0.95  # shares of the seconds that are planned, and after which nothing is trained
+END_SECONDS = 4.0  # seconds of the budget that are left for the curves and the table
 UNITS = {
     "rounds": ("rounds", 1),
     "s": ("seconds", 1),
@@ -264,12 +265,11 @@ def use_all_samples(config: Config) -> Config:
 
 
 def check_over(over: Mapping[str, Any], methods: Sequence[str]) -> None:
-    """Refuse values for the seed, the method or the number of rounds, and settings that no method has."""
-    known = set[str]().union(*map(setting_names, methods))
+    """Refuse values for the seed, whole methods or the number of rounds, and settings that no method has."""
+    known, instead = set[str]().union(*map(setting_names, methods)), {"algorithm": "methods", "seed": "seeds"}
     for key, values in over.items():
-        if key in ("seed", "rounds", "algorithm", "algorithm.name"):
-            say = "--methods" if key.startswith("algorithm") else f"--set {key}=…, and --seeds" * (key == "seed")
-            raise ConfigError(f"tune: {key} is not searched; give {say or '--set rounds=…'} instead.")
+        if key in ("seed", "rounds", "algorithm"):
+            raise ConfigError(f"tune: {key} is not searched; give {instead.get(key, key)} instead.")
         name = key.removeprefix("algorithm.")
         if name != key and name not in known:
             raise ConfigError(f"tune: none of the methods has the setting {key}; {did_you_mean(name, sorted(known))}")
@@ -317,15 +317,21 @@ class Tuner:
         seeds: int = SEEDS,
         plan: Plan | None = None,
         processes: int = 1,
+        began: float | None = None,  # when the command began, by time.monotonic()
     ) -> None:
-        names = choose_methods(tables, methods)
-        check_over(over or {}, names)
+        over = dict(over or {})
+        names = choose_methods(tables, methods or over.get("algorithm.name", ()))
+        over.pop("algorithm.name", None)
+        check_over(over, names)
         if seeds < 1:
             raise ConfigError(f"tune: seeds must be ≥ 1, got {seeds}; methods are ranked at fresh seeds.")
         self.out, self.launch, self.budget, self.seeds, self.processes = out, launch, budget, seeds, processes
         self.given = plan  # which is then followed, whatever it costs
-        self.contenders = [make_contender(tables, name, names, over or {}) for name in names]
-        self.began, self.times = time.monotonic(), dict[str, list[float]]()  # when rounds of each run ended
+        self.contenders = [make_contender(tables, name, names, over) for name in names]
+        self.began = time.monotonic() if began is None else began
+        self.times = dict[str, list[float]]()  # by run: when it had been built, and when its rounds ended
+        self.starts = list[float]()  # seconds from what happened before a run to its first round, its building
+        self.latest = self.began  # when something of this happened last
         self.unit = budget.unit if budget else "rounds"
         self.remarks: list[str] = []
         settings = {c.name: [candidate.config.name() for candidate in c.candidates] for c in self.contenders}
@@ -347,8 +353,10 @@ class Tuner:
         self.probe()
         self.require_methods()
         plan = self.given or self.stored_plan() or self.make_plan()
-        limit = None if self.unit != "seconds" or self.given else LAST_TIME * self.amount - self.elapsed()
-        with stop_after(limit) if limit is not None else nullcontext():
+        if unplanned := [c.name for c in self.left if c.name not in plan.rounds]:
+            raise ConfigError(f"tune: the plan has no method {unplanned[0]}; give its methods, or leave --plan out.")
+        timed = self.unit == "seconds" and not self.given
+        with stop_after(self.limit(LAST_TIME) - self.elapsed()) if timed else nullcontext():
             rungs = self.search(plan)
             seeds = self.rank(plan)
         cut = {name: its[:rungs] for name, its in plan.rungs.items()}
@@ -362,9 +370,7 @@ class Tuner:
         """Refuse to go on where no method can run."""
         if not self.left:
             reasons = dict.fromkeys(c.reason for c in self.contenders)
-            names = [""] if len(reasons) == 1 else [f"{c.name}: " for c in self.contenders]
-            text = " ".join(f"{name}{c.reason}" for name, c in zip(names, self.contenders, strict=False))
-            raise ConfigError(f"tune: no method can run here: {text}")
+            raise ConfigError(f"tune: no method can run here: {' '.join(reasons)}")
 
     # the plan ---------------------------------------------------------------------------------------------------------
 
@@ -372,6 +378,10 @@ class Tuner:
     def amount(self) -> float:
         """The budget's amount; infinite without one."""
         return self.budget.amount if self.budget and not self.given else math.inf
+
+    def limit(self, share: float) -> float:
+        """What may be spent: the budget, of seconds this share without those for the end."""
+        return share * (self.amount - END_SECONDS) if self.unit == "seconds" else self.amount
 
     def elapsed(self) -> float:
         """The seconds that this and earlier attempts took."""
@@ -391,43 +401,39 @@ class Tuner:
         rounds = PROBE_ROUNDS[self.unit]
         limit = min((c.candidates[0].config.rounds for c in self.left), default=1)
         wanted = [(c, [replace(c.candidates[0].config, rounds=min(rounds, limit))]) for c in self.left]
-        began = time.monotonic()
-        self.train(wanted, "search", "try every method")
-        wall, trained = time.monotonic() - began, [run for c in self.left for run in c.trained.values()]
-        self.measure_costs(wall, trained)
-
-    def measure_costs(self, wall: float, trained: Sequence[Run]) -> None:
-        """Note what a round of each method costs, and in seconds what the start of a run does."""
-        costs = self.state.get("costs", {})
-        rounds = {c.name: self.round_cost(c) for c in self.left}
-        known = sum(rounds[run.algorithm] * len(run.rounds) for run in trained)
-        start = max(0.0, wall - known) / max(1, len(trained)) if self.unit == "seconds" else 0.0
+        # a single round is the beginning of the search; where more were needed, rungs may be shorter than that
+        self.train(wanted, "search" if rounds == 1 else "probe", "try every method")
+        costs = {name: Cost(*cost) for name, cost in self.state.get("costs", {}).items()}
+        costs = costs if all(c.name in costs for c in self.left) else self.measure_costs()
         for c in self.left:
-            cost = Cost(*costs[c.name]) if c.name in costs else Cost(rounds[c.name], start)
             restarts = any(run.folder and stored_reason(run.folder) for run in c.trained.values())
-            c.search = Search(len(c.candidates), cost, restarts)
-        self.state["costs"] = {c.name: list(c.search.cost) for c in self.left}
+            c.search = Search(len(c.candidates), costs[c.name], restarts)
+        self.state["costs"] = costs
 
-    def round_cost(self, c: Contender) -> float:
-        """What one round of a method costs in the budget's unit; seconds of the clock, side by side as they are."""
+    def measure_costs(self) -> dict[str, Cost]:
+        """What a round of each method costs in the budget's unit, and in seconds the start of a run.
+
+        On a machine that is busy with other things the shortest round tells best which method takes longer, and the
+        mean of all how long to wait.
+        """
         if self.unit != "seconds":
-            return c.spent(self.unit) / max(1, len(c.new_records()))
-        costs = []
-        for run in c.trained.values():
-            times = self.times.get(run.name, [])
-            steps = [b - a for a, b in pairwise(times)]
-            usual = median(steps) if steps else float(run.seconds_per_round or 0.0)
-            costs.append(usual / int(run.facts.get("together", 1)) / self.processes)
-        return max(median(costs), 1e-6)
+            return {c.name: Cost(c.spent(self.unit) / max(1, len(c.new_records()))) for c in self.left}
+        steps = {c.name: [step for run in c.trained.values() for step in self.round_times(run)] for c in self.left}
+        busy = sum(map(mean, steps.values())) / sum(map(min, steps.values()))
+        start = median(self.starts) / self.processes if self.starts else 0.0
+        return {name: Cost(busy * min(its) / self.processes, start) for name, its in steps.items()}
+
+    def round_times(self, run: Run) -> list[float]:
+        """The seconds of a run's rounds, without the first, which warms up, and those of runs beside it."""
+        beside = int(run.facts.get("together", 1))
+        steps = [max(1e-6, (b - a) / beside) for a, b in pairwise(self.times.get(run.name, ())[1:])]
+        return steps or [run.seconds_per_round or 1e-6]
 
     def make_plan(self) -> Plan:
         """The schedule that the rest of the budget pays; a budget that pays for nothing is refused."""
         methods = {c.name: c.search for c in self.left}
         rounds = min(c.candidates[0].config.rounds for c in self.left)
-        rest = None
-        if self.budget:
-            share = PLANNED_TIME if self.unit == "seconds" else 1.0
-            rest = share * self.amount - self.spent()
+        rest = self.limit(PLANNED_TIME) - self.spent() if self.budget else None
         plan = make_plan(methods, rounds, self.seeds, rest)
         if plan is None:
             least = self.spent() + least_budget(methods, 1, self.seeds)
@@ -452,13 +458,13 @@ class Tuner:
         In the search a method is out if all its settings fail.
         """
         owners = {config.name(): c for c, configs in wanted for config in configs}
-        configs, searching = [config for _, its in wanted for config in its], folder == "search"
+        configs, searching = [config for _, its in wanted for config in its], folder != "evaluation"
         for run in self.launch(configs, self.out / folder, what, self.note_time) if configs else ():
             if isinstance(run, FailedRun):
                 self.drop_failed(owners[run.config.name()], run, searching)
                 continue
             if not run.over:
-                if self.elapsed() >= LAST_TIME * self.amount:
+                if self.unit == "seconds" and self.elapsed() >= self.limit(LAST_TIME):
                     return False
                 self.save()
                 raise TuneStopped(what)
@@ -472,9 +478,12 @@ class Tuner:
         return True
 
     def note_time(self, run: Run, record: Record | None) -> None:
-        """Note when a round ended."""
-        if record is not None:
-            self.times.setdefault(run.name, []).append(time.monotonic())
+        """Note when a run was built and when its rounds ended."""
+        now = time.monotonic()
+        if record is None:
+            self.starts.append(now - self.latest)
+        self.times.setdefault(run.name, []).append(now)
+        self.latest = now
 
     def drop_failed(self, c: Contender, failed: FailedRun, searching: bool) -> None:
         """Leave out a setting that failed; a method whose first one did, or of which none is left, cannot run here."""
@@ -489,8 +498,7 @@ class Tuner:
 
     def affordable(self, cost: float) -> bool:
         """Does the budget pay for this too?"""
-        share = LAST_TIME if self.unit == "seconds" else 1.0
-        return self.spent() + cost <= share * self.amount
+        return self.spent() + cost <= self.limit(LAST_TIME)
 
     def is_stored(self, config: Config, folder: str) -> bool:
         """Was this trained by an earlier attempt? Its time is counted then."""

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from .picture import Picture, write_picture
 from .runs import Runs, as_html, as_text, draw_key
-from .significance import TOO_FEW, PairedComparison, judge_pairs
-from .statistics import t_interval
+from .significance import PairedComparison, judge_pairs
+from .statistics import MIN_SEEDS, t_interval
 from .tables import value_text
 from .terminal import BEST, QUIET, WARNING, duration, pairs, plain_table, size
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 ORIGIN = (
     "Settings were chosen at one seed and methods are ranked at fresh ones, by the samples that clients hold out; the "
     "test set chose nothing. Test: in the round that held-out samples choose, mean over seeds ± half of the 95% "
-    "t-interval. The best of several close methods owes some of its place to chance: see the tests against it."
+    "t-interval; against the best: paired on the test set, corrected by Holm. Methods that reached the final stand "
+    "before the others. The first of several close methods owes some of its place to chance."
 )
 
 
@@ -84,7 +85,7 @@ class Tuning:
     def rich(self) -> RenderableType:
         """The ranking as `rich` prints it, then what cannot run here and what there is to say."""
         parts: list[RenderableType] = [ranking_table(self.ranking, self.result.classes)]
-        parts.append(Text(" ".join([*self.result.remarks, ORIGIN]), QUIET))
+        parts += [Text(" ".join([*self.result.remarks, ORIGIN]), QUIET), Text(), cost_table(self.ranking)]
         if self.refused:
             refused = pairs([(name, Text(reason, WARNING)) for name, reason in self.refused.items()])
             parts += [Text("\ncannot run here", "bold"), refused]
@@ -130,7 +131,7 @@ def make_row(rank: int, standing: Standing, test: PairedComparison | None) -> di
         "settings": standing.settings,
         "validation": abs(standing.validation),  # a loss is negated while methods are ranked
         "test": mean(tests.values()) if tests else None,
-        "test_interval": t_interval([*tests.values()], 0.95) if len(tests) > 1 else None,
+        "test_interval": t_interval([*tests.values()], 0.95) if len(tests) >= MIN_SEEDS else None,
         "tests": tests,
         "best_rounds": standing.best_rounds,
         "difference": test.mean if test else None,
@@ -154,27 +155,30 @@ def setting_words(setting: dict[str, Any]) -> str:
 def ranking_table(rows: Sequence[dict[str, Any]], classes: bool) -> RenderableType:
     """The ranking: a row for each method, the best first."""
     unit = " %" if classes else ""
-    table = plain_table("", "method", "setting", f"held\nout{unit}", f"test{unit}", "against\nthe best", "seeds")
-    for heading in ("of\ntries", "rounds", "time", "sent"):
-        table.add_column(heading, justify="right")
-    for column in table.columns[1:3]:
-        column.justify, column.overflow = "left", "fold"
+    table = plain_table("", "method and setting", f"held\nout{unit}", f"test{unit}", "seeds", "against\nthe best", "")
+    table.columns[1].justify, table.columns[1].overflow, table.columns[-1].justify = "left", "fold", "left"
     for row in rows:
         interval = row["test_interval"]
         half = "" if interval is None else f" ± {number((interval[1] - interval[0]) / 2, classes)}"
         table.add_row(
             str(row["rank"]),
-            Text(row["method"], BEST if row["rank"] == 1 else ""),
-            setting_words(row["setting"]),
+            Text(f"{row['method']} {setting_words(row['setting'])}", BEST if row["rank"] == 1 else ""),
             number(row["validation"], classes),
             "–" if row["test"] is None else f"{number(row['test'], classes)}{half}",
+            str(len(row["tests"])),
             against_text(row, classes),
-            str(len(row["tests"])) if row["tests"] else row["stage"],
-            str(row["settings"]),
-            f"{row['rounds']:,.0f}",
-            duration(row["seconds"]),
-            size(row["bytes"]),
+            Text("" if row["verdict"] is None else row["verdict"], QUIET),
         )
+    return table
+
+
+def cost_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """What was trained of each method, and until which stage it was."""
+    table = plain_table("method", "settings\ntried", "rounds", "time", "sent", "reached")
+    table.columns[0].justify = table.columns[-1].justify = "left"
+    for row in rows:
+        costs = (f"{row['rounds']:,.0f}", duration(row["seconds"]), size(row["bytes"]))
+        table.add_row(row["method"], str(row["settings"]), *costs, row["stage"])
     return table
 
 
@@ -184,8 +188,7 @@ def number(value: float, classes: bool) -> str:
 
 
 def against_text(row: dict[str, Any], classes: bool) -> str:
-    """The difference from the best method on the test set, and whether it is more than chance."""
+    """The difference from the best method on the test set."""
     if row["difference"] is None:
         return ""
-    difference = f"{100 * row['difference']:+.1f}" if classes else f"{row['difference']:+.3g}"
-    return difference if row["verdict"] == TOO_FEW else f"{difference} {row['verdict']}"
+    return f"{100 * row['difference']:+.1f}" if classes else f"{row['difference']:+.3g}"
