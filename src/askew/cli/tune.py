@@ -26,7 +26,6 @@ from .options import (
     Processes,
     Rounds,
     Seed,
-    data_options,
     examples,
     exit_with_command,
     option_words,
@@ -46,6 +45,30 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
+Methods = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,…", help="Methods to try, or all.", show_default="eight that need nothing special"),
+]
+Amount = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AMOUNT",
+        help="What all runs together may cost: 6000rounds, 90s, 10m, 2h, 50MB, 2GB.",
+        show_default="what runs of all rounds need",
+    ),
+]
+FreshSeeds = Annotated[int, typer.Option(metavar="K", help="Fresh seeds at which the best three are ranked.")]
+Tries = Annotated[
+    list[str] | None,
+    typer.Option("--over", metavar="KEY=A,B,…", help="Values to try instead of those declared; repeatable."),
+]
+TuneFolder = Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs, the curves and run.toml.")]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Repeat the plan in a tune.json, on any machine.", show_default=False),
+]
+
+
 @app.command(
     epilog=examples(
         "askew tune",
@@ -57,36 +80,18 @@ app = typer.Typer(add_completion=False)
 )
 def tune(
     file: Configuration = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,…", help="Methods to try, or all.", show_default="eight that need nothing special"),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AMOUNT",
-            help="What all runs together may cost: 6000rounds, 90s, 10m, 2h, 50MB, 2GB.",
-            show_default="what runs of all rounds need",
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(metavar="K", help="Fresh seeds at which the best three are ranked.")] = 5,
-    over: Annotated[
-        list[str] | None,
-        typer.Option("--over", metavar="KEY=A,B,…", help="Values to try instead of those declared; repeatable."),
-    ] = None,
+    methods: Methods = None,
+    budget: Amount = None,
+    seeds: FreshSeeds = 5,
+    over: Tries = None,
     rounds: Rounds = None,
     seed: Seed = None,
     device: Device = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs, the curves and run.toml.")] = Path(
-        "tuned"
-    ),
+    out: TuneFolder = Path("tuned"),
     folder: Folder = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Repeat the plan in a tune.json, on any machine.", show_default=False),
-    ] = None,
+    plan: PlanFile = None,
     processes: Processes = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -99,17 +104,14 @@ def tune(
     from ..experiment.sweep import parse_span, read_sweep
     from ..experiment.tune import Budget, Tuner, load_plan
 
-    words = word_overrides(None, rounds=rounds, seed=seed, engine__device=device)
-    tables, spans = read_sweep(file, [*words, *(overrides or ())], plugins or ())
-    names = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    if methods is not None and not names:
-        raise ConfigError("tune: --methods takes names with commas between, such as fedavg,feddyn; or all.")
+    short = word_overrides(None, rounds=rounds, seed=seed, engine__device=device)
+    tables, spans = read_sweep(file, [*short, *(overrides or ())], plugins or ())
     console = PlainConsole(stderr=True)
     tuner = Tuner(
         tables,
         out,
         launch_with_progress(console, processes),
-        methods=names,
+        methods=method_list(methods),
         over=spans | dict(parse_span(text) for text in over or ()),
         budget=None if budget is None else Budget.parse(budget),
         seeds=seeds,
@@ -117,18 +119,26 @@ def tune(
         processes=processes,
         began=began,
     )
-    given = (("--over", over), ("--set", overrides), ("--plugin", plugins))
-    many = [(flag, value) for flag, values in given for value in values or ()]
+    many = [("--over", over), ("--set", overrides), ("--plugin", plugins)]
     options = {"--methods": methods, "--rounds": rounds, "--seed": seed, "--device": device, "--seeds": seeds}
-    words = [*([str(file)] if file else []), *option_words(options), *chain.from_iterable(many)]
-    words += list(map(str, data_options(folder))) + ["--processes", str(processes)] * (processes > 1)
-    same = option_words({"--budget": budget, "--plan": plan, "--out": out})
-    tuning = carry_out(tuner, console, terminal.command("tune", *words, *same), out)
+    words = [*([str(file)] if file else []), *option_words(options | {"--data-dir": folder})]
+    words += chain.from_iterable((flag, value) for flag, values in many for value in values or ())
+    words += ["--processes", str(processes)] * (processes > 1)
+    same = terminal.command("tune", *words, *option_words({"--budget": budget, "--plan": plan, "--out": out}))
+    tuning = carry_out(tuner, console, same, out)
     if as_json:
         print_json(tuning.summary())
     else:
         repeat = terminal.command("tune", *words, "--plan", out / "tune.json", "--out", "OTHER")
         print_answer(tuning, out, repeat if tuner.unit == "seconds" else "")
+
+
+def method_list(text: str | None) -> list[str]:
+    """The names in --methods; none where it was not given."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not names:
+        raise ConfigError("tune: --methods takes names with commas between, such as fedavg,feddyn; or all.")
+    return names
 
 
 def launch_with_progress(console: PlainConsole, processes: int) -> Launch:
