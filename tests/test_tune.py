@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from askew.experiment.halving import (
     shortest_rungs,
 )
 from askew.experiment.launch import FailedRun, run_each
+from askew.experiment.round_timer import RoundTimer
 from askew.experiment.tune import Budget, Candidate, Score, Tuner, TuneResult, TuneStopped, keep_best, score_run
 
 TINY: dict[str, Any] = {
@@ -103,6 +105,22 @@ def test_a_plan_costs_no_more_than_its_budget(
         assert search_cost(plan.rungs[name], search.cost) <= share * (1 + 1e-9)  # the same for all
         lengths = [rung.rounds for rung in plan.rungs[name]]
         assert lengths == sorted(lengths) and lengths[-1:] in ([], [plan.rounds[name]])
+
+
+def test_seconds_are_compared_by_the_shortest_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of a take 2, 2 and 8 s (another program was busy), of b 5 s: b costs 2.5 times as much, and all of it
+    takes on average (4 + 5) / 2 s a round."""
+    now, timer = [0.0], RoundTimer()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    timer.latest, runs = 0.0, dict[str, list[askew.Run]]()
+    for method, seconds in {"a": (1, 9, 2, 2, 8), "b": (1, 9, 5, 5, 5)}.items():
+        run = make_run([(0, 1, 0)] * 4)
+        run.facts["name"], runs[method] = method, [run]
+        for record, took in zip([None, *run.rounds], seconds, strict=True):
+            now[0] += took
+            timer(run, record)
+    unit = 4.5 / 1.75
+    assert timer.costs(runs) == {"a": pytest.approx((unit, 1.0)), "b": pytest.approx((2.5 * unit, 1.0))}
 
 
 # what is chosen -------------------------------------------------------------------------------------------------------
@@ -264,7 +282,7 @@ def test_seconds_end_inside_the_budget_although_the_machine_slows_down(
 ) -> None:
     made = MadeUp(lr_quality)
     made.seconds = 1.0
-    monkeypatch.setattr(tune.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
 
     def launch(configs: Sequence[Config], folder: Path, what: str, note: Any) -> Launched:
         yield from made(configs, folder, what, note)
@@ -281,7 +299,8 @@ def test_seconds_end_inside_the_budget_although_the_machine_slows_down(
 
 
 def test_what_cannot_be_asked_for_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made, cases = MadeUp(lr_quality), {"budget is too small": {"budget": Budget(5, "rounds")}, "≥ 1": {"seeds": 0}}
+    made = MadeUp(lr_quality)
+    cases: dict[str, dict[str, Any]] = {"is too small": {"budget": Budget(5, "rounds")}, "≥ 1": {"seeds": 0}}
     cases |= {"unknown method 'fedavgg'": {"methods": ["fedavgg"]}, "seed is not searched": {"over": {"seed": [1]}}}
     cases |= {"none of the methods has": {"over": {"algorithm.mu": [1]}}, "a list": {"over": {"local.lr": 1}}}
     for sentence, options in cases.items():

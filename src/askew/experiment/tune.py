@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any, NamedTuple
 
 from ..algorithms import algorithms
@@ -30,6 +30,7 @@ from .extend import stored_reason
 from .halving import FINALISTS, Cost, Plan, Rung, Search, least_budget, make_plan
 from .launch import FailedRun
 from .process_state import stop_after
+from .round_timer import RoundTimer
 from .run import OnRound
 from .run_folder import is_finished, run_folder
 from .store import Record, Run, read_json, write_json, write_text
@@ -329,9 +330,7 @@ class Tuner:
         self.given = plan  # which is then followed, whatever it costs
         self.contenders = [make_contender(tables, name, names, over) for name in names]
         self.began = time.monotonic() if began is None else began
-        self.times = dict[str, list[float]]()  # by run: when it had been built, and when its rounds ended
-        self.starts = list[float]()  # seconds from what happened before a run to its first round, its building
-        self.latest = self.began  # when something of this happened last
+        self.timer = RoundTimer()
         self.unit = budget.unit if budget else "rounds"
         self.remarks: list[str] = []
         settings = {c.name: [candidate.config.name() for candidate in c.candidates] for c in self.contenders}
@@ -411,23 +410,10 @@ class Tuner:
         self.state["costs"] = costs
 
     def measure_costs(self) -> dict[str, Cost]:
-        """What a round of each method costs in the budget's unit, and in seconds the start of a run.
-
-        On a machine that is busy with other things the shortest round tells best which method takes longer, and the
-        mean of all how long to wait.
-        """
-        if self.unit != "seconds":
-            return {c.name: Cost(c.spent(self.unit) / max(1, len(c.new_records()))) for c in self.left}
-        steps = {c.name: [step for run in c.trained.values() for step in self.round_times(run)] for c in self.left}
-        busy = sum(map(mean, steps.values())) / sum(map(min, steps.values()))
-        start = median(self.starts) / self.processes if self.starts else 0.0
-        return {name: Cost(busy * min(its) / self.processes, start) for name, its in steps.items()}
-
-    def round_times(self, run: Run) -> list[float]:
-        """The seconds of a run's rounds, without the first, which warms up, and those of runs beside it."""
-        beside = int(run.facts.get("together", 1))
-        steps = [max(1e-6, (b - a) / beside) for a, b in pairwise(self.times.get(run.name, ())[1:])]
-        return steps or [run.seconds_per_round or 1e-6]
+        """What a round of each method costs in the budget's unit, and in seconds the start of a run."""
+        if self.unit == "seconds":
+            return self.timer.costs({c.name: list(c.trained.values()) for c in self.left}, self.processes)
+        return {c.name: Cost(c.spent(self.unit) / max(1, len(c.new_records()))) for c in self.left}
 
     def make_plan(self) -> Plan:
         """The schedule that the rest of the budget pays; a budget that pays for nothing is refused."""
@@ -459,7 +445,7 @@ class Tuner:
         """
         owners = {config.name(): c for c, configs in wanted for config in configs}
         configs, searching = [config for _, its in wanted for config in its], folder != "evaluation"
-        for run in self.launch(configs, self.out / folder, what, self.note_time) if configs else ():
+        for run in self.launch(configs, self.out / folder, what, self.timer) if configs else ():
             if isinstance(run, FailedRun):
                 self.drop_failed(owners[run.config.name()], run, searching)
                 continue
@@ -476,14 +462,6 @@ class Tuner:
                 c.seeds[int(run.config["seed"])] = run
         self.save()
         return True
-
-    def note_time(self, run: Run, record: Record | None) -> None:
-        """Note when a run was built and when its rounds ended."""
-        now = time.monotonic()
-        if record is None:
-            self.starts.append(now - self.latest)
-        self.times.setdefault(run.name, []).append(now)
-        self.latest = now
 
     def drop_failed(self, c: Contender, failed: FailedRun, searching: bool) -> None:
         """Leave out a setting that failed; a method whose first one did, or of which none is left, cannot run here."""
@@ -549,26 +527,28 @@ class Tuner:
             return first, first
         last = self.train_seeds(finalists, plan, range(first + 1, plan.seeds + 1), "finalists")
         for c in finalists:
-            c.last = "final" if last or plan.seeds == first else c.last
+            c.last = "final" if last or plan.seeds <= first else c.last
         return first, first + last
 
     def train_seeds(self, contenders: Sequence[Contender], plan: Plan, seeds: range, who: str) -> int:
         """Train methods at fresh seeds, as many as the budget pays; how many they got."""
-        wanted = [(c, [self.at_seed(c, plan, n) for n in seeds]) for c in contenders]
-        costs = [
-            sum(c.search.cost.of(1, its[k].rounds) for c, its in wanted if not self.is_stored(its[k], "evaluation"))
-            for k in range(len(seeds))
-        ]
-        while costs and not self.affordable(sum(costs)):
-            costs.pop()
-        wanted = [(c, its[: len(costs)]) for c, its in wanted]
-        before = {c.name: dict(c.seeds) for c in contenders}
-        if self.train(wanted, "evaluation", f"fresh seeds, {who}"):
-            return len(costs)
-        for c in contenders:  # the time was over: seeds that only some have rank nothing
-            c.seeds = before[c.name]
-        self.remarks.append(f"The time was over at fresh seeds of {who}; the unfinished ones do not count.")
-        return 0
+        wanted = [[(c, [self.at_seed(c, plan, n)]) for c in contenders] for n in seeds]
+        while wanted and not self.affordable(sum(map(self.seed_cost, wanted))):
+            wanted.pop()
+        if self.train([pair for seed in wanted for pair in seed], "evaluation", f"fresh seeds, {who}"):
+            return len(wanted)
+        whole = [seed for seed in wanted if all(config.seed in c.seeds for c, (config,) in seed)]
+        kept = {config.seed for seed in whole for _, (config,) in seed}
+        unfinished = {config.seed for seed in wanted for _, (config,) in seed} - kept
+        for c in contenders:  # seeds that only some have rank nothing
+            c.seeds = {seed: run for seed, run in c.seeds.items() if seed not in unfinished}
+        self.remarks.append(f"The time was over at fresh seeds: {len(whole)} of {len(wanted)} for {who} count.")
+        return len(whole)
+
+    def seed_cost(self, wanted: Sequence[tuple[Contender, list[Config]]]) -> float:
+        """What runs at one fresh seed cost, those without which are stored."""
+        new = [(c, config) for c, (config,) in wanted if not self.is_stored(config, "evaluation")]
+        return sum(c.search.cost.of(1, config.rounds) for c, config in new)
 
     def at_seed(self, c: Contender, plan: Plan, n: int) -> Config:
         """The best setting of a method at the n-th fresh seed, at full length."""
