@@ -128,7 +128,9 @@ def settings_rows(cls: type[Settings]) -> list[list[str]]:
         choices = ", ".join(f"`{choice}`" for choice in field.metadata.get("choices") or ())
         allowed = choices or ("any" if parameter["allowed"] == parameter["type"] else parameter["allowed"])
         default = "left out" if field.default is None else f"`{literal(field.default)}`"
-        meaning = "; ".join(filter(None, (parameter["doc"], field.metadata.get("hint", "").rstrip("."))))
+        tries = ", ".join(literal(value) for value in field.metadata.get("tries") or ())
+        told = (parameter["doc"], field.metadata.get("hint", "").rstrip("."), tries and f"`askew tune` tries {tries}")
+        meaning = "; ".join(filter(None, told))
         rows.append([f"`{name}`", parameter["type"], default, allowed, meaning])
     return rows
 

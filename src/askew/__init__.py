@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from .models import Network
     from .participation import Participation
     from .report.describe import Description, describe
-    from .report.python import compare, report, sweep
+    from .report.python import compare, report, sweep, tune
     from .report.runs import Runs
+    from .report.tuning import Tuning
 
 __all__ = [
     "Affine",
@@ -56,6 +57,7 @@ __all__ = [
     "Space",
     "State",
     "Task",
+    "Tuning",
     "__version__",
     "compare",
     "describe",
@@ -70,6 +72,7 @@ __all__ = [
     "run",
     "setting",
     "sweep",
+    "tune",
     "tune_process",
 ]
 
@@ -94,8 +97,9 @@ HOMES = {
     "models": ("Network",),
     "participation": ("Participation",),
     "report.describe": ("Description", "describe"),
-    "report.python": ("compare", "report", "sweep"),
+    "report.python": ("compare", "report", "sweep", "tune"),
     "report.runs": ("Runs",),
+    "report.tuning": ("Tuning",),
 }
 PACKAGES = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation", "report")
 

@@ -25,7 +25,9 @@ class FedAdam(Algorithm):
     paper = "Reddi et al., ICLR 2021"
     idea = "Adam at the server"
 
-    server_lr: float = setting("server rate η_g", default=0.01, above=0, hint="papers tune 0.001–1, try 0.01.")
+    server_lr: float = setting(
+        "server rate η_g", default=0.01, above=0, hint="papers tune 0.001–1, try 0.01.", tries=(0.001, 0.01, 0.1)
+    )
     beta1: float = setting("momentum β1", default=0.9, least=0, below=1)
     beta2: float = setting("memory β2 of the second moment", default=0.99, least=0, below=1)
     tau: float = setting("adaptivity τ, also √V at the start", default=1e-3, above=0, hint="papers tune 1e-5–1e-1.")

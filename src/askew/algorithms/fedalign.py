@@ -33,7 +33,9 @@ class FedAlign(FedAvg):
     idea = "align the last block's smoothness across widths"
     needs = ("transfer",)
 
-    mu: float = setting("strength μ of the alignment", default=0.45, least=0, hint="the paper uses 0.45.")
+    mu: float = setting(
+        "strength μ of the alignment", default=0.45, least=0, hint="the paper uses 0.45.", tries=(0.15, 0.45)
+    )
 
     def loss(self, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
         output, before, full, before_narrow, narrow = task(theta, batch, call="transfer")

@@ -31,7 +31,7 @@ class FedAMD(FedAvg):
     before = ("gradient",)
     broadcast = ("v",)
 
-    anchor: float = setting("probability p of being an anchor", default=0.2, above=0, below=1)
+    anchor: float = setting("probability p of being an anchor", default=0.2, above=0, below=1, tries=(0.1, 0.2, 0.5))
 
     def server_state(self, space: Space) -> State:
         return {"v": space.zeros_float64()}

@@ -20,7 +20,7 @@ class FedAvgM(Algorithm):
     paper = "Hsu, Qi, Brown, 2019"
     idea = "server momentum"
 
-    beta: float = setting("momentum β", default=0.9, least=0, below=1)
+    beta: float = setting("momentum β", default=0.9, least=0, below=1, tries=(0.5, 0.7, 0.9))
     server_lr: float = setting("server rate η_g on displacements", default=1.0, above=0)
     dampening: float = setting("share of D that is left out of M", default=0.0, least=0, below=1)
 

@@ -28,7 +28,12 @@ class FedCM(FedAvg):
     broadcast = ("M",)
 
     alpha: float = setting(
-        "share α of the client's own gradient", default=0.1, above=0, most=1, hint="papers use 0.001–1, try 0.1."
+        "share α of the client's own gradient",
+        default=0.1,
+        above=0,
+        most=1,
+        hint="papers use 0.001–1, try 0.1.",
+        tries=(0.03, 0.1, 0.3),
     )
 
     length: str = setting(

@@ -34,7 +34,11 @@ class FedDC(Algorithm):
     drift_state = "h"
 
     alpha: float = setting(
-        "strength α of the drift penalty", default=0.01, least=0, hint="the paper uses 0.005–0.1, try 0.01."
+        "strength α of the drift penalty",
+        default=0.01,
+        least=0,
+        hint="the paper uses 0.005–0.1, try 0.01.",
+        tries=(0.005, 0.01, 0.1),
     )
     drift: bool = setting("learn the drift h_i", default=True)
     variate: str = setting(

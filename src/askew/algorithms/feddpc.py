@@ -32,7 +32,12 @@ class FedDPC(FedAvg):
     idea = "project updates off the previous global one, then rescale them"
     weighting = "uniform"
 
-    lam: float = setting("λ, added to the scaling factor", default=1.0, hint="the paper sweeps −0.5 to 3 and uses 1.")
+    lam: float = setting(
+        "λ, added to the scaling factor",
+        default=1.0,
+        hint="the paper sweeps −0.5 to 3 and uses 1.",
+        tries=(0.0, 0.5, 1.0),
+    )
     projection: bool = setting("remove the component along the previous update", default=True)
     scaling: bool = setting("scale the residual by λ + ‖δ‖/‖r‖", default=True)
     max_ratio: float | None = setting("cap on ‖δ‖/‖r‖; left out: none", default=None, least=1)

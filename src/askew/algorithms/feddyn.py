@@ -29,7 +29,11 @@ class FedDyn(Algorithm):
     drift_state = "h"
 
     alpha: float = setting(
-        "strength α of the regulariser", default=0.01, least=0, hint="papers use 0.001–0.1, try 0.01."
+        "strength α of the regulariser",
+        default=0.01,
+        least=0,
+        hint="papers use 0.001–0.1, try 0.01.",
+        tries=(0.001, 0.01, 0.1),
     )
     log_all: bool = setting(
         "also measure the mean of all clients' latest models, which the server must then remember", default=False

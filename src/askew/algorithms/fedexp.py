@@ -23,7 +23,9 @@ class FedExP(Algorithm):
     idea = "extrapolate by the updates' disagreement"
     combines = "rows"
 
-    eps: float = setting("ε, in squared displacements", default=0.001, least=0, hint="papers use 0.001–1.")
+    eps: float = setting(
+        "ε, in squared displacements", default=0.001, least=0, hint="papers use 0.001–1.", tries=(0.001, 0.01, 0.1)
+    )
     eps_times_m: bool = setting("add m·ε, as the authors' code does", default=False)
     evaluate_average_of_last_two: bool = setting(
         "measure the mean of the last two iterates, as the code does", default=False

@@ -29,7 +29,13 @@ class FedGA(FedAvg):
     weighting = "uniform"
     broadcast = ("g",)
 
-    beta: float = setting("size β of the displacement", default=0.1, least=0, hint="papers use 0.001–1, try 0.1.")
+    beta: float = setting(
+        "size β of the displacement",
+        default=0.1,
+        least=0,
+        hint="papers use 0.001–1, try 0.1.",
+        tries=(0.01, 0.1, 1.0),
+    )
     form: str = setting("gradients measured anew, or remembered", default="exact", choices=("exact", "memory"))
 
     length: str = setting(

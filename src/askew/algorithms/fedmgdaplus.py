@@ -30,7 +30,7 @@ class FedMGDAPlus(Algorithm):
 
     server_lr: float = setting("server rate η_g", default=1.0, above=0)
     server_decay_rate: float = setting("factor on η_g after every round", default=1.0, above=0, most=1)
-    eps: float = setting("how far a weight may leave its share", default=0.1, least=0, most=1)
+    eps: float = setting("how far a weight may leave its share", default=0.1, least=0, most=1, tries=(0.03, 0.1, 0.3))
 
     def check(self) -> None:
         if self.eps >= 1:

@@ -34,7 +34,9 @@ class FedPDC(FedAvg):
     own_weights = "the accuracies on the public set are the weights"
     broadcast = ("a", "at")
 
-    lam: float = setting("penalty factor λ", default=10.0, least=0, hint="the paper uses 0.1–10.")
+    lam: float = setting(
+        "penalty factor λ", default=10.0, least=0, hint="the paper uses 0.1–10.", tries=(0.1, 1.0, 10.0)
+    )
     penalty: str = setting("form of the penalty", default="literal", choices=("literal", "prox", "loss_scale"))
     adaptive: bool = setting("λ = 0.5·t instead of a constant", default=False)
 

@@ -47,7 +47,12 @@ class FedPMVR(FedAvg):
     weighting = "uniform"
 
     alpha: float = setting(
-        "strength α of the momentum", default=0.1, least=0, most=1, hint="the paper uses 0.001–0.8, try 0.1."
+        "strength α of the momentum",
+        default=0.1,
+        least=0,
+        most=1,
+        hint="the paper uses 0.001–0.8, try 0.1.",
+        tries=(0.01, 0.1, 0.5),
     )
     reading: str = setting("which of the paper's readings", default="displacement", choices=READINGS)
     head: int = setting("number of last layers that are corrected", default=2, least=1)

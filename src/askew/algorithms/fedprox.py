@@ -31,7 +31,13 @@ class FedProx(FedAvg):
     paper = "Li et al., MLSys 2020"
     idea = "a proximal term pulls local models back to the global one"
 
-    mu: float = setting("strength μ of the proximal term", default=0.01, least=0, hint="papers use 0.001–1, try 0.01.")
+    mu: float = setting(
+        "strength μ of the proximal term",
+        default=0.01,
+        least=0,
+        hint="papers use 0.001–1, try 0.01.",
+        tries=(0.01, 0.1, 1.0),
+    )
 
     def check_learning_rate(self, lr: float) -> None:
         check_stability(self.display_name(), self.mu, lr)

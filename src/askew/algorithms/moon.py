@@ -25,7 +25,13 @@ class MOON(FedAvg):
     paper = "Li, He, Song, CVPR 2021"
     idea = "contrast features with the global and the own previous model"
 
-    mu: float = setting("strength μ of the contrastive term", default=1.0, least=0, hint="papers use 0.1–10, try 1.")
+    mu: float = setting(
+        "strength μ of the contrastive term",
+        default=1.0,
+        least=0,
+        hint="papers use 0.1–10, try 1.",
+        tries=(0.1, 1.0, 10.0),
+    )
     temperature: float = setting("temperature τ", default=0.5, above=0)
 
     def client_state(self, space: Space) -> State:

@@ -30,6 +30,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has move
 COMMANDS = {
     "run": ("training", "Train one federation."),
     "sweep": ("training", "Train every combination of some settings' values; on a GPU many runs at a time."),
+    "tune": ("tune", "Find the method and the settings that suit a federation, inside of a budget."),
     "partition": (
         "training",
         "Show how a configuration divides its data among clients: figures, and a heat map of classes by clients.",

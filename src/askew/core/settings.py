@@ -32,13 +32,18 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] = (),
     hint: str = "",
+    tries: tuple[T, ...] = (),
 ) -> T:
-    """Declare one field: what it means, its default, its range (open: above, below) and what to try instead."""
+    """Declare one field: what it means, its default, its range (open: above, below) and what to try instead.
+
+    `tries` are the values among which `askew tune` chooses; none: it stays as it is configured.
+    """
     limits = {"above": above, "least": least, "below": below, "most": most}
     metadata = {
         "doc": doc,
         "hint": hint,
         "choices": choices,
+        "tries": tries,
         "limits": {k: v for k, v in limits.items() if v is not None},
     }
     return dataclasses.field(default=default, metadata=metadata)

@@ -47,7 +47,14 @@ class LocalSettings(Settings):
     drop_last: bool = setting(
         "leave out an epoch's last batch if it is short, unless it is the only one", default=False
     )
-    lr: float = setting("learning rate of the first round", default=0.1, above=0, most=1e6, hint="try 0.1 or 0.01.")
+    lr: float = setting(
+        "learning rate of the first round",
+        default=0.1,
+        above=0,
+        most=1e6,
+        hint="try 0.1 or 0.01.",
+        tries=(0.01, 0.03, 0.1, 0.3, 1.0),
+    )
     momentum: float = setting("heavy-ball momentum, begun anew each round", default=0.0, least=0, below=1)
     weight_decay: float = setting("weight decay, outside the clipped norm", default=0.0, least=0)
     clip: float = setting("limit of the gradient's norm; 0: off", default=0.0, least=0)
@@ -280,6 +287,19 @@ class Federation:
         shuffled = places[generator(self.seed, "validation", 0, client).permutation(len(places))]
         count = int(validation_sizes(np.array(len(places)), self.validation))
         return shuffled[count:], shuffled[:count]
+
+    def held_out(self) -> Samples:
+        """The samples that clients hold out for validation and nobody trains on; of clients that draw theirs, those of
+        the first ones.
+        """
+        ids = self.eligible if self.assignment is not None else self.eligible[:SHOWN]
+        pool, places = self.gather(ids.tolist())
+        parts = [self._split_validation(own, client) for own, client in zip(places, ids.tolist(), strict=True)]
+        trained, held = (np.concatenate(each) for each in zip(*parts, strict=True))
+        held = np.setdiff1d(held, trained)  # clients that share samples may train on what others hold out
+        if not len(held):
+            raise DataError("clients hold out no sample that none of them trains on; set partition.overlap = false.")
+        return pool.select(held)
 
     @property
     def shape(self) -> tuple[int, ...]:

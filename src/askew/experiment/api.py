@@ -342,10 +342,7 @@ def sweep_configs(
     what: Any, over: Mapping[str, Any], seeds: int | Iterable[int] | None, keywords: Mapping[str, Any]
 ) -> list[Config]:
     """The configurations of every combination of some settings' values; the arguments are those of `askew.sweep`."""
-    spans: dict[str, Any] = {}
-    if isinstance(what, Path) or (isinstance(what, str) and what.endswith(".toml")):
-        what, spans = read_sweep(what)
-    tables = tables_from_keywords(what, keywords)
+    tables, spans = sweep_tables(what, keywords)
     if seeds is not None:
         over = {**over, "seed": range(seeds) if isinstance(seeds, int) else seeds}
     for word, values in over.items():
@@ -357,6 +354,14 @@ def sweep_configs(
             key = "algorithm"
         spans[key] = [table_of(key, value) for value in given] if key in CHOICES else given
     return grid(tables, spans)
+
+
+def sweep_tables(what: Any, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The nested tables of a configuration and the lists of its [sweep] table, from the arguments of `askew.sweep`."""
+    spans: dict[str, Any] = {}
+    if isinstance(what, Path) or (isinstance(what, str) and what.endswith(".toml")):
+        what, spans = read_sweep(what)
+    return tables_from_keywords(what, keywords), spans
 
 
 def table_of(name: str, value: Any) -> Any:

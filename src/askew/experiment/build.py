@@ -16,7 +16,7 @@ from ..core.memory import require_memory
 from ..core.rng import torch_seed
 from ..core.space import Space
 from ..core.task import Bound, Functional, Task
-from ..data.dataset import Dataset, NaturalSource, Source
+from ..data.dataset import Dataset, NaturalSource, Samples, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
 from ..engine.attacks import AttackStage
@@ -80,6 +80,7 @@ class BuiltRun(NamedTuple):
     server: Server
     kernels: Kernels
     facts: dict[str, Any]
+    validator: Evaluator | None = None  # what measures on the samples that clients hold out, where that is asked for
 
 
 class BuildCache:
@@ -142,13 +143,19 @@ def build(
     halves = config.evaluation.halves
     evaluator_key = (key, id(fed.test.x), halves)
     if evaluator_key not in shared.evaluators:
-        shared.evaluators[evaluator_key] = make_evaluator(task, fed, group, halves)
+        shared.evaluators[evaluator_key] = make_evaluator(task, fed, fed.test, group, halves)
+    validator = None
+    if config.evaluation.validation:
+        if (held_key := (key, id(fed), "held out")) not in shared.evaluators:
+            shared.evaluators[held_key] = make_evaluator(task, fed, fed.held_out(), group, False)
+        validator = shared.evaluators[held_key]
     server = make_server(config, space, fed, module, engine, task, group)
     if config.privacy.on:
         check_supported(config.privacy, server, zero_uploads(server))
     facts = run_facts(config, choice, space, kernels, group) | config.attack.facts(config.seed, fed)
     facts["remark"] = " ".join(filter(None, [facts["remark"], *data_remarks(config, fed)]))
-    return BuiltRun(config, fed, module, space, task, shared.evaluators[evaluator_key], server, kernels, facts)
+    evaluator = shared.evaluators[evaluator_key]
+    return BuiltRun(config, fed, module, space, task, evaluator, server, kernels, facts, validator)
 
 
 # the device -----------------------------------------------------------------------------------------------------------
@@ -320,11 +327,11 @@ def try_engines(
 # the server -----------------------------------------------------------------------------------------------------------
 
 
-def make_evaluator(task: Task, fed: Federation, group: ProcessGroup, halves: bool) -> Evaluator:
-    """What measures a model on the test set; several ranks share the work."""
+def make_evaluator(task: Task, fed: Federation, samples: Samples, group: ProcessGroup, halves: bool) -> Evaluator:
+    """What measures a model on the test set, or on other samples; several ranks share the work."""
     if group.size > 1:
-        return SharedEvaluator(task, fed, fed.test, group, halves)
-    return Evaluator(task, fed, fed.test, halves)
+        return SharedEvaluator(task, fed, samples, group, halves)
+    return Evaluator(task, fed, samples, halves)
 
 
 def make_server(

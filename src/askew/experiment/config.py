@@ -72,6 +72,10 @@ class Evaluation(Settings):
     descent: bool = setting(
         "also measure for how many participants the server's step raised the loss on their own samples", default=False
     )
+    validation: bool = setting(
+        "also measure accuracy and loss on the samples that clients hold out, as partition.validation says",
+        default=False,
+    )
     stop_diverged: bool = setting(
         "stop a run once it has diverged, which is always said; false: it goes on", default=False
     )
@@ -168,6 +172,7 @@ class Config:
         config.attack.check_method(config.algorithm)
         config.robust.check_method(config.algorithm)
         config.check_privacy()
+        config.check_validation()
         check_division_by_rate(config)
         return config
 
@@ -190,6 +195,13 @@ class Config:
                 "privacy: secure aggregation hides messages between machines, of which a simulation has none; "
                 "leave out privacy.secure, or use askew deploy."
             )
+
+    def check_validation(self) -> None:
+        """Refuse to measure on samples that nobody holds out."""
+        if self.evaluation.validation and (not self.partition.validation or self.algorithm.pooled):
+            why = "this method has no clients" if self.algorithm.pooled else "no client holds samples out"
+            advice = "leave it out" if self.algorithm.pooled else "set partition.validation = 0.2"
+            raise ConfigError(f"evaluation.validation measures on held-out samples, and {why}; {advice}.")
 
     def tables(self) -> dict[str, Any]:
         """The whole configuration as plain nested tables."""

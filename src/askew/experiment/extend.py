@@ -61,6 +61,13 @@ def keep_end(
         checkpoint.save_tensors(folder / end_file(config), tensors, about)
 
 
+def stored_reason(folder: Path) -> str:
+    """Why a longer run cannot begin where the finished run in this folder ended; empty if it can."""
+    for file in folder.glob(checkpoint.END_FILES):
+        return str(read_tensors(file)[1].get("why", ""))
+    return "its last state was not kept"
+
+
 def begin_at_end(folder: Path, config: Config) -> None:
     """Prepare a new run's folder from the longest shorter run beside it that has the same settings, if there is one."""
     if checkpoint.has_checkpoint(folder) or (folder / "model.safetensors").exists() or not config.simulated:

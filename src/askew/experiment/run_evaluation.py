@@ -7,35 +7,51 @@ from torch import Tensor
 
 from ..core.hooks import fits, in_words, is_state, wrong_return
 from ..core.task import WithFeatures
-from ..engine.evaluate import accuracy_by_rarity, client_spread, evaluate_clients, mean_private, with_private
+from ..engine.evaluate import (
+    Evaluator,
+    accuracy_by_rarity,
+    client_spread,
+    evaluate_clients,
+    mean_private,
+    with_private,
+)
 from .build import BuiltRun
 from .store import Record
 
+HELD_OUT = "held out"  # the name of the main model's scores on the samples that clients hold out; no method has a space
+
 
 def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
-    """Scores [2], or [3] with halves, of each model that the algorithm names, on the device; the main one first."""
-    server, fed, evaluator = built.server, built.fed, built.evaluator
-    how, private = server.alg.evaluates(), server.private
-    scores: dict[str, Tensor] = {}
+    """Scores [2], or [3] with halves, of each model that the algorithm names, on the device; the main one first.
+
+    Where it is asked for, the main one's on held-out samples are the last.
+    """
+    server = built.server
     models = server.alg.models(server.w, server.state)
     if not (is_state(models) and models and all(fits(w, server.w) for w in models.values())):
         raise wrong_return(server.alg, "models", f"one model or more by name, each {in_words(server.w)}", models)
-    for name, w in models.items():
-        buffers = server.buffers
-        if how == "clients" and not private.empty:
-            scores[name] = evaluate_clients(evaluator, w, buffers, private, server.privates)
-        else:
-            if how == "mean" and not private.empty:
-                w, buffers = with_private(w, buffers, private, mean_private(server.privates, len(fed.eligible)))
-            scores[name] = evaluator(w, buffers)
+    scores = {name: evaluate_model(built, built.evaluator, w) for name, w in models.items()}
+    if built.validator:
+        scores[HELD_OUT] = evaluate_model(built, built.validator, next(iter(models.values())))
     return scores
+
+
+def evaluate_model(built: BuiltRun, evaluator: Evaluator, w: Tensor) -> Tensor:
+    """The score of one model: the global one, the mean of the clients' own, or that with the mean of private parts."""
+    server, buffers = built.server, built.server.buffers
+    how, private = server.alg.evaluates(), server.private
+    if how == "clients" and not private.empty:
+        return evaluate_clients(evaluator, w, buffers, private, server.privates)
+    if how == "mean" and not private.empty:
+        w, buffers = with_private(w, buffers, private, mean_private(server.privates, len(built.fed.eligible)))
+    return evaluator(w, buffers)
 
 
 def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
     """The entries of a round's record: the scores as plain numbers, and what else is measured of the main model."""
     server, fed, private = built.server, built.fed, built.server.private
-    record: Record = {}
-    for name, (accuracy, loss, *half) in zip(scores, torch.stack(list(scores.values())).tolist(), strict=True):
+    record, models = Record(), {name: score for name, score in scores.items() if name != HELD_OUT}
+    for name, (accuracy, loss, *half) in zip(models, torch.stack(list(models.values())).tolist(), strict=True):
         suffix = f"_{name}" if record else ""
         record |= {f"accuracy{suffix}": accuracy if fed.classes else None, f"loss{suffix}": loss}
         if half and fed.classes and not suffix:
@@ -44,6 +60,9 @@ def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
                 "accuracy_choose": half[0],
                 "accuracy_report": (count * accuracy - chosen * half[0]) / (count - chosen),
             }
+    if HELD_OUT in scores:
+        accuracy, loss = scores[HELD_OUT].tolist()
+        record |= {"accuracy_validation": accuracy if fed.classes else None, "loss_validation": loss}
     if built.config.evaluation.spread and fed.classes:
         clients_own = server.alg.evaluates() == "clients" and not private.empty
         bank = server.privates if clients_own else None

@@ -37,7 +37,7 @@ NodeConfig = Mapping[str, bool | int | float | str]  # a node's configuration, a
 # What a data module's client(node) returns: training, validation and test data, or a ready Dataset.
 ClientDataset = Dataset | tuple[UserData, UserData | None, UserData | None]
 # Settings of [evaluation] that need the clients' samples.
-NEED_SAMPLES = {"spread", "fit", "weights", "rare", "descent"}
+NEED_SAMPLES = {"spread", "fit", "weights", "rare", "descent", "validation"}
 
 
 class DataModule(NamedTuple):

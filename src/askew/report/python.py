@@ -1,9 +1,11 @@
-"""`askew.sweep`, `askew.compare` and `askew.report`: what the commands of these names do, from Python."""
+"""`askew.sweep`, `askew.tune`, `askew.compare` and `askew.report`: what the commands of these names do, from Python."""
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,12 @@ from .page import check_run
 from .runs import ComparisonTable, Runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..core.algorithm import Algorithm
     from ..experiment.config import Config
+    from ..experiment.launch import FailedRun
+    from .tuning import Tuning
 
 RunsOrFolders = Run | str | Path | Iterable[Run | str | Path]
 
@@ -110,3 +114,59 @@ def sweep(
             f"stopped in run {len(runs)} of {len(configs)}; call askew.sweep with out= again to go on.", Remark, 2
         )
     return runs
+
+
+def tune(
+    what: str | Path | Mapping[str, Any] | Config | Algorithm | type[Algorithm] | None = None,
+    *,
+    methods: Iterable[str] | str = (),
+    over: Mapping[str, Iterable[Any]] | None = None,
+    budget: str | None = None,
+    seeds: int = 5,
+    out: str | Path | None = None,
+    watch: Callable[[Run, Record | None], None] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Tuning:
+    """Find the method and the settings that suit a federation, and return their ranking.
+
+    `methods` are names, or "all"; without them a short list. `over` has lists of values by dotted keys, which replace
+    those that methods declare. `budget` is what all runs together may cost: "6000rounds", "10m" or "2GB"; without it,
+    what the search of `rounds` rounds needs. Methods are ranked at fresh seeds, the best three at `seeds` of them. The
+    other keywords are those of `askew.run`. With `out` all runs are kept there, and an interrupted search goes on.
+
+    The result's `winner` is a configuration for `askew.run`, `ranking` has a row for each method, `refused` the reasons
+    of those that cannot run here; it prints as a table, and `plot()` draws the curves.
+    """
+    from ..experiment.api import sweep_tables, watched  # with torch, which takes seconds to load
+    from ..experiment.launch import run_each
+    from ..experiment.tune import Budget, Tuner, TuneStopped, write_winner
+    from .tuning import Tuning
+
+    tables, spans = sweep_tables(what, settings)
+
+    def launch(
+        configs: Sequence[Config], folder: Path, title: str, note: Callable[[Run, Record | None], None]
+    ) -> Iterator[Run | FailedRun]:
+        def both(run: Run, record: Record | None) -> None:
+            note(run, record)
+            if watch is not None:
+                watch(run, record)
+
+        with watched(configs, both, progress) as on_round:
+            yield from run_each(configs, folder, watch=on_round)
+
+    chosen = [methods] if isinstance(methods, str) else list(methods)
+    given = {key: list(values) if not isinstance(values, str) else values for key, values in (over or {}).items()}
+    parsed = None if budget is None else Budget.parse(budget)
+    with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
+        tuner = Tuner(tables, Path(folder), launch, methods=chosen, over=spans | given, budget=parsed, seeds=seeds)
+        try:
+            result = tuner.run()
+        except TuneStopped:
+            raise KeyboardInterrupt from None
+        if out is not None:
+            write_winner(result.standings[0], Path(out))
+    for run in result.runs if out is None else ():
+        run.folder = None  # it was a temporary one
+    return Tuning(result, None if out is None else Path(out))

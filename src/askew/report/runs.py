@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 4  # of runs in the few lines that stand for them
 WIDTH = 110  # characters of a table
-PANELS = {"accuracy": "Test accuracy, %", "loss": "Test loss", "train_loss": "Training loss"}  # labels of axes
+PANELS = {  # labels of axes
+    "accuracy": "Test accuracy, %",
+    "loss": "Test loss",
+    "train_loss": "Training loss",
+    "accuracy_validation": "Accuracy on held-out samples, %",
+    "loss_validation": "Loss on held-out samples",
+}
 # Colours are those of the page around it, light or dark.
 HTML = (
     '<pre style="color:inherit;background:inherit;font-family:monospace;line-height:1.25;overflow-x:auto;'

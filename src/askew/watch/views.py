@@ -36,6 +36,7 @@ PANELS = (
     CurvePanel("accuracy", "Test accuracy, %", "accuracy", 100),
     CurvePanel("loss", "Test loss", "loss"),
     CurvePanel("train_loss", "Training loss", "train_loss"),
+    CurvePanel("held_out", "Accuracy on held-out samples, %", "accuracy_validation", 100),
     CurvePanel("clients", "Accuracy on clients' own samples, %", r"client_accuracy_(worst10|mean|best10)", 100),
     CurvePanel("rare", "Accuracy on rare and common classes, %", r"accuracy_(rare|common)", 100),
     CurvePanel("by_class", "Accuracy by class, %", r"(class_accuracy|accuracy_(by_)?class(es)?)\..+", 100),

@@ -1,0 +1,624 @@
+"""Which method and which settings suit a federation: successive halving on samples that clients hold out.
+
+Every client holds out a share of its samples, on which nobody trains. Settings are dropped, rounds are chosen and
+methods are ranked by them; the test set decides nothing. Settings are searched at the configured seed and methods
+ranked at fresh ones, since the best of many noisy numbers is too high. `halving` plans how long each is trained; runs
+are those of a sweep, and those that are kept go on from where the rung before ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from ..algorithms import algorithms
+from ..core.settings import Settings
+from ..data.federation import DEFAULT_VALIDATION, LocalSettings
+from ..errors import AskewError, ConfigError, UnknownName, did_you_mean
+from .config import Config, load_plugin, plugin_fault, plugin_module
+from .extend import stored_reason
+from .halving import FINALISTS, Cost, Plan, Rung, Search, least_budget, make_plan
+from .launch import FailedRun
+from .process_state import stop_after
+from .round_timer import RoundTimer
+from .run import OnRound
+from .run_folder import is_finished, run_folder
+from .store import Record, Run, read_json, write_json, write_text
+from .sweep import MOST_RUNS, grid
+
+# what is tried where nobody says it: one method of each idea that needs nothing special
+METHODS = ("fedavg", "fedprox", "fedavgm", "fedadam", "scaffold", "feddyn", "fedcm", "feddpc")
+SEEDS = 5  # fresh seeds of the finalists
+PROBE_ROUNDS = {"rounds": 1, "bytes": 1, "seconds": 6}  # by which a method's costs are measured; the first warms up
+PLANNED_TIME, LAST_TIME = 0.85, 0.95  # shares of the seconds that are planned, and after which nothing is trained
+END_SECONDS = 4.0  # seconds of the budget that are left for the curves and the table
+UNITS = {
+    "rounds": ("rounds", 1),
+    "s": ("seconds", 1),
+    "m": ("seconds", 60),
+    "h": ("seconds", 3600),
+    "kB": ("bytes", 1e3),
+    "MB": ("bytes", 1e6),
+    "GB": ("bytes", 1e9),
+    "TB": ("bytes", 1e12),
+}
+NOTHING = Search(0)
+STATE = "tune.json"  # the file with the plan, what it rests on and the time that was spent
+
+# trains configurations in a folder and yields the runs; the text says what for, the function is called each round
+Launch = Callable[[Sequence[Config], Path, str, OnRound], Iterable[Run | FailedRun]]
+
+
+class Budget(NamedTuple):
+    """What all runs together may cost."""
+
+    amount: float
+    unit: str  # "rounds", "seconds" or "bytes"
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """A budget from a text such as 6000rounds, 10m or 2GB."""
+        found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)\s*([A-Za-z]+)", text.strip())
+        if not found or found[2] not in UNITS or not float(found[1]):
+            raise ConfigError(
+                f"tune: a budget is rounds, a time or bytes of all runs together, such as 6000rounds, 90s, 10m, 2h, "
+                f"50MB or 2GB; got {text!r}."
+            )
+        unit, factor = UNITS[found[2]]
+        return cls(float(found[1]) * factor, unit)
+
+
+class Candidate(NamedTuple):
+    """One setting of a method: the configuration, and the values that were chosen for it."""
+
+    config: Config
+    setting: dict[str, Any]  # by dotted key
+
+
+class Score(NamedTuple):
+    """A run by the round that the held-out samples choose; compared as a tuple, more is better."""
+
+    value: float  # accuracy on held-out samples; without classes the loss, negated
+    tie: float  # the loss on them, negated
+    round: int
+    test: float | None  # accuracy, or loss, on the test set in that round
+
+
+class TuneStopped(Exception):
+    """Somebody asked to stop; all that was trained is stored."""
+
+
+@dataclass
+class Contender:
+    """A method while it is tuned."""
+
+    name: str
+    candidates: list[Candidate]  # those that are left, the best one first once they are scored
+    search: Search = NOTHING  # of all its settings
+    trained: dict[str, Run] = field(default_factory=dict)  # by name: what was trained of it in the search
+    seeds: dict[int, Run] = field(default_factory=dict)  # fresh seeds of its best setting
+    last: str = "search"  # the stage that it reached
+    reason: str = ""  # why it cannot run here
+
+    @property
+    def value(self) -> float:
+        """The mean of its scores at fresh seeds; without any, its best one in the search."""
+        if self.seeds:
+            return mean(score_run(run).value for run in self.seeds.values())
+        return max((score_run(run).value for run in self.trained.values()), default=-math.inf)
+
+    def new_records(self) -> list[Record]:
+        """The records of all rounds that were trained, each once though a longer run holds them too."""
+        records = [record for run in self.seeds.values() for record in run.rounds]
+        for run in self.trained.values():
+            shorter = self.trained.get(str(run.facts.get("extends")))
+            records += run.rounds[len(shorter.rounds) if shorter else 0 :]
+        return records
+
+    def spent(self, unit: str) -> float:
+        """What its rounds cost so far, in rounds, seconds of training or bytes."""
+        records = self.new_records()
+        if unit == "rounds":
+            return len(records)
+        keys = ("seconds",) if unit == "seconds" else ("bytes_up", "bytes_down")
+        return float(sum(record[key] for record in records for key in keys))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The place of a method in the ranking."""
+
+    method: str
+    setting: dict[str, Any]  # the best one found
+    config: Config  # of a run with it on all samples
+    settings: int  # that were tried
+    validation: float  # mean over fresh seeds; without any, that of the search
+    tests: dict[int, float | None]  # by fresh seed: on the test set, in the round that held-out samples choose
+    best_rounds: list[int]  # these rounds
+    last: str  # the stage that it reached
+    costs: dict[str, float]  # rounds, seconds and bytes of all that was trained of it
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The answer: methods from the best to the worst, those that cannot run here, and what it cost."""
+
+    standings: list[Standing]
+    refused: dict[str, str]  # reasons by method
+    runs: list[Run]  # at fresh seeds
+    plan: Plan  # as it was carried out
+    budget: Budget | None
+    spent: float  # in the budget's unit; without a budget, rounds
+    classes: bool  # or a regression
+    remarks: list[str]
+
+
+# what is tried --------------------------------------------------------------------------------------------------------
+
+
+def choose_methods(tables: Mapping[str, Any], methods: Sequence[str]) -> list[str]:
+    """The names of the methods to try: those given, all, or a short list with the configured one and plugins'."""
+    for path in tables.get("plugins", ()):
+        load_plugin(str(path))
+    if list(methods) == ["all"]:
+        return list(algorithms)
+    for name in methods:
+        if name not in algorithms:
+            raise UnknownName(f"tune: unknown method {name!r}; {did_you_mean(name, algorithms.members)}")
+    if methods:
+        return list(dict.fromkeys(methods))
+    table = tables.get("algorithm", {})
+    named = algorithms.name_of(table) if isinstance(table, Settings) else table.get("name", METHODS[0])
+    if named not in algorithms:
+        raise ConfigError(
+            f"tune: the method {named!r} has no name to be chosen by; put @askew.register above its class."
+        )
+    modules = {plugin_module(str(path)) for path in tables.get("plugins", ())}
+    own = [name for name, kind in algorithms.members.items() if kind.__module__ in modules]
+    return list(dict.fromkeys([*METHODS, named, *own]))
+
+
+def setting_names(method: str) -> set[str]:
+    """The names of a method's settings."""
+    return {f.name for f in fields(algorithms[method])}
+
+
+def method_tables(tables: Mapping[str, Any], method: str, methods: Sequence[str]) -> dict[str, Any]:
+    """The tables with this method, and of the configured settings those that it has; nobody's settings stay."""
+    given = tables.get("algorithm", {})
+    if isinstance(given, Settings):
+        same = algorithms.name_of(given) == method
+        return {**tables, "algorithm": given if same else {"name": method}}
+    own, others = setting_names(method), set[str]().union(*map(setting_names, methods))
+    kept = {key: value for key, value in given.items() if key in own or key not in others}
+    return {**tables, "algorithm": kept | {"name": method}}
+
+
+def tried_values(base: Config, method: str, methods: Sequence[str], over: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The values that are tried, by dotted key: those that settings declare and the configured one, or those given."""
+    values: dict[str, list[Any]] = {}
+    for table, kind in (("local", LocalSettings), ("algorithm", algorithms[method])):
+        for f in fields(kind):
+            if f.metadata.get("tries"):
+                configured = getattr(getattr(base, table), f.name)
+                values[f"{table}.{f.name}"] = sorted({*f.metadata["tries"], configured})
+    others = set[str]().union(*map(setting_names, methods)) - setting_names(method)
+    for key, given in over.items():
+        if not (key.startswith("algorithm.") and key.removeprefix("algorithm.") in others):
+            values[key] = list(given) if isinstance(given, (list, tuple)) else given
+    return values
+
+
+def make_contender(
+    tables: Mapping[str, Any], method: str, methods: Sequence[str], over: Mapping[str, Any]
+) -> Contender:
+    """A method with its settings; those that cannot be are left out, and if none can be, the reason is kept."""
+    contender = Contender(method, [])
+    own = method_tables(tables, method, methods)
+    kind = algorithms[method]
+    if kind.pooled:
+        contender.reason = "it trains on all data in one place, and no client holds samples out there."
+        return contender
+    if "validation" in kind.needs:
+        contender.reason = "it trains by the held-out samples, which choose the settings here."
+        return contender
+    try:
+        base = grid(own, {})[0]
+        values = tried_values(base, method, methods, over)
+        if (count := math.prod(map(len, values.values()))) > MOST_RUNS:
+            raise ConfigError(f"tune: {method} would have {count:,} settings; give fewer values.")
+    except AskewError as e:
+        contender.reason = str(e)
+        return contender
+    for chosen in product(*values.values()):
+        setting = dict(zip(values, chosen, strict=True))
+        try:
+            (config,) = grid(own, {key: [value] for key, value in setting.items()})
+        except AskewError as e:
+            contender.reason = str(e)
+            continue
+        contender.candidates.append(Candidate(hold_out(config), setting))
+    contender.reason = "" if contender.candidates else contender.reason
+    return contender
+
+
+def hold_out(config: Config) -> Config:
+    """The configuration with samples held out and measured; a run that diverges is stopped."""
+    share = config.partition.validation or DEFAULT_VALIDATION
+    evaluation = replace(config.evaluation, validation=True, stop_diverged=True)
+    return replace(config, partition=replace(config.partition, validation=share), evaluation=evaluation)
+
+
+def use_all_samples(config: Config) -> Config:
+    """The configuration of a run in which clients hold nothing out."""
+    evaluation = replace(config.evaluation, validation=False, stop_diverged=False)
+    return replace(config, partition=replace(config.partition, validation=None), evaluation=evaluation)
+
+
+def check_over(over: Mapping[str, Any], methods: Sequence[str]) -> None:
+    """Refuse values for the seed, whole methods or the number of rounds, and settings that no method has."""
+    known, instead = set[str]().union(*map(setting_names, methods)), {"algorithm": "methods", "seed": "seeds"}
+    for key, values in over.items():
+        if key in ("seed", "rounds", "algorithm"):
+            raise ConfigError(f"tune: {key} is not searched; give {instead.get(key, key)} instead.")
+        name = key.removeprefix("algorithm.")
+        if name != key and name not in known:
+            raise ConfigError(f"tune: none of the methods has the setting {key}; {did_you_mean(name, sorted(known))}")
+        if not isinstance(values, (list, tuple)) or not values:
+            raise ConfigError(f"tune: {key} must be a list of one value or more, got {values!r}.")
+
+
+# scores ---------------------------------------------------------------------------------------------------------------
+
+
+def score_run(run: Run) -> Score:
+    """A run in its best round by the samples held out; the first of equal ones."""
+    best = Score(-math.inf, -math.inf, 0, None)
+    for record in run.rounds:
+        accuracy, loss = record.get("accuracy_validation"), record.get("loss_validation")
+        if loss is None or not math.isfinite(loss):
+            continue
+        value = -loss if accuracy is None else accuracy
+        if (value, -loss) > best[:2]:
+            best = Score(value, -loss, record["round"], record["loss"] if accuracy is None else record["accuracy"])
+    return best
+
+
+def keep_best(candidates: Sequence[Candidate], scores: Sequence[Score | None], count: int) -> list[Candidate]:
+    """The best candidates, the best first; those without a score are dropped, and equal ones stay in order."""
+    scored = [(score[:2], candidate) for score, candidate in zip(scores, candidates, strict=True) if score]
+    return [candidate for _, candidate in sorted(scored, key=lambda pair: pair[0], reverse=True)[:count]]
+
+
+# the whole of it ------------------------------------------------------------------------------------------------------
+
+
+class Tuner:
+    """Carries a plan out, stage by stage; what is stored of an earlier attempt is read back."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, Any],
+        out: Path,
+        launch: Launch,
+        *,
+        methods: Sequence[str] = (),
+        over: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
+        seeds: int = SEEDS,
+        plan: Plan | None = None,
+        processes: int = 1,
+        began: float | None = None,  # when the command began, by time.monotonic()
+    ) -> None:
+        over = dict(over or {})
+        names = choose_methods(tables, methods or over.get("algorithm.name", ()))
+        over.pop("algorithm.name", None)
+        check_over(over, names)
+        if seeds < 1:
+            raise ConfigError(f"tune: seeds must be ≥ 1, got {seeds}; methods are ranked at fresh seeds.")
+        self.out, self.launch, self.budget, self.seeds, self.processes = out, launch, budget, seeds, processes
+        self.given = plan  # which is then followed, whatever it costs
+        self.contenders = [make_contender(tables, name, names, over) for name in names]
+        self.began = time.monotonic() if began is None else began
+        self.timer = RoundTimer()
+        self.unit = budget.unit if budget else "rounds"
+        self.remarks: list[str] = []
+        settings = {c.name: [candidate.config.name() for candidate in c.candidates] for c in self.contenders}
+        request = json.dumps([settings, budget, seeds], sort_keys=True)
+        self.state: dict[str, Any] = read_json(out / STATE)
+        if self.state.get("request") != (digest := hashlib.sha256(request.encode()).hexdigest()[:16]):
+            self.state = {"request": digest, "seconds": 0.0}
+        self.before = float(self.state["seconds"])  # that earlier attempts took
+        if "done" in self.state:
+            self.given = self.given or read_plan(self.state["done"])
+
+    @property
+    def left(self) -> list[Contender]:
+        """The methods that can run here."""
+        return [c for c in self.contenders if not c.reason]
+
+    def run(self) -> TuneResult:
+        """Try, search, rank; the answer."""
+        self.probe()
+        self.require_methods()
+        plan = self.given or self.stored_plan() or self.make_plan()
+        if unplanned := [c.name for c in self.left if c.name not in plan.rounds]:
+            raise ConfigError(f"tune: the plan has no method {unplanned[0]}; give its methods, or leave --plan out.")
+        timed = self.unit == "seconds" and not self.given
+        with stop_after(self.limit(LAST_TIME) - self.elapsed()) if timed else nullcontext():
+            rungs = self.search(plan)
+            seeds = self.rank(plan)
+        cut = {name: its[:rungs] for name, its in plan.rungs.items()}
+        done = plan._replace(rungs=cut, first_seeds=seeds[0], seeds=seeds[1])
+        again = "done" in self.state
+        self.state |= {} if again else {"done": done._asdict(), "remarks": self.remarks, "spent": self.spent()}
+        self.save()
+        return self.result(done)
+
+    def require_methods(self) -> None:
+        """Refuse to go on where no method can run."""
+        if not self.left:
+            reasons = dict.fromkeys(c.reason for c in self.contenders)
+            raise ConfigError(f"tune: no method can run here: {' '.join(reasons)}")
+
+    # the plan ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def amount(self) -> float:
+        """The budget's amount; infinite without one."""
+        return self.budget.amount if self.budget and not self.given else math.inf
+
+    def limit(self, share: float) -> float:
+        """What may be spent: the budget, of seconds this share without those for the end."""
+        return share * (self.amount - END_SECONDS) if self.unit == "seconds" else self.amount
+
+    def elapsed(self) -> float:
+        """The seconds that this and earlier attempts took."""
+        return self.before + time.monotonic() - self.began
+
+    def spent(self) -> float:
+        """What was spent so far, in the budget's unit; seconds are those of the clock."""
+        return self.elapsed() if self.unit == "seconds" else sum(c.spent(self.unit) for c in self.contenders)
+
+    def save(self) -> None:
+        """Store what a later attempt has to know."""
+        self.state["seconds"] = self.before if self.given else self.elapsed()
+        write_json(self.out / STATE, self.state)
+
+    def probe(self) -> None:
+        """Train the first setting of every method for a round or a few: whether it can run here, and what it costs."""
+        rounds = PROBE_ROUNDS[self.unit]
+        limit = min((c.candidates[0].config.rounds for c in self.left), default=1)
+        wanted = [(c, [replace(c.candidates[0].config, rounds=min(rounds, limit))]) for c in self.left]
+        # a single round is the beginning of the search; where more were needed, rungs may be shorter than that
+        self.train(wanted, "search" if rounds == 1 else "probe", "try every method")
+        costs = {name: Cost(*cost) for name, cost in self.state.get("costs", {}).items()}
+        costs = costs if all(c.name in costs for c in self.left) else self.measure_costs()
+        for c in self.left:
+            restarts = any(run.folder and stored_reason(run.folder) for run in c.trained.values())
+            c.search = Search(len(c.candidates), costs[c.name], restarts)
+        self.state["costs"] = costs
+
+    def measure_costs(self) -> dict[str, Cost]:
+        """What a round of each method costs in the budget's unit, and in seconds the start of a run."""
+        if self.unit == "seconds":
+            return self.timer.costs({c.name: list(c.trained.values()) for c in self.left}, self.processes)
+        return {c.name: Cost(c.spent(self.unit) / max(1, len(c.new_records()))) for c in self.left}
+
+    def make_plan(self) -> Plan:
+        """The schedule that the rest of the budget pays; a budget that pays for nothing is refused."""
+        methods = {c.name: c.search for c in self.left}
+        rounds = min(c.candidates[0].config.rounds for c in self.left)
+        rest = self.limit(PLANNED_TIME) - self.spent() if self.budget else None
+        plan = make_plan(methods, rounds, self.seeds, rest)
+        if plan is None:
+            least = self.spent() + least_budget(methods, 1, self.seeds)
+            raise ConfigError(
+                f"tune: the budget is too small for {len(methods)} methods with {self.seeds} fresh seeds: runs of a "
+                f"single round would take {amount_text(least, self.unit)}; raise it, or give fewer methods, values "
+                "or seeds."
+            )
+        self.state["plan"] = plan._asdict()
+        self.save()
+        return plan
+
+    def stored_plan(self) -> Plan | None:
+        """The plan of an earlier attempt with the same request."""
+        return read_plan(self.state["plan"]) if "plan" in self.state else None
+
+    # stages -----------------------------------------------------------------------------------------------------------
+
+    def train(self, wanted: Sequence[tuple[Contender, list[Config]]], folder: str, what: str) -> bool:
+        """Train configurations of contenders side by side; False if the time was over before all were trained.
+
+        In the search a method is out if all its settings fail.
+        """
+        owners = {config.name(): c for c, configs in wanted for config in configs}
+        configs, searching = [config for _, its in wanted for config in its], folder != "evaluation"
+        for run in self.launch(configs, self.out / folder, what, self.timer) if configs else ():
+            if isinstance(run, FailedRun):
+                self.drop_failed(owners[run.config.name()], run, searching)
+                continue
+            if not run.over:
+                if self.unit == "seconds" and self.elapsed() >= self.limit(LAST_TIME):
+                    return False
+                self.save()
+                raise TuneStopped(what)
+            run.model = {}  # many runs are kept, and their models are stored
+            c = owners[run.name]
+            if searching:
+                c.trained[run.name] = run
+            else:
+                c.seeds[int(run.config["seed"])] = run
+        self.save()
+        return True
+
+    def drop_failed(self, c: Contender, failed: FailedRun, searching: bool) -> None:
+        """Leave out a setting that failed; a method whose first one did, or of which none is left, cannot run here."""
+        same, error = replace(failed.config, rounds=1).digest(), failed.error
+        reason = str(error) if isinstance(error, AskewError) else plugin_fault(error)
+        reason = reason or f"it failed ({type(error).__name__}: {error})."
+        if not searching:
+            self.remarks.append(f"{c.name} failed at seed {failed.config.seed}: {reason}")
+            return
+        c.candidates = [o for o in c.candidates if c.trained and replace(o.config, rounds=1).digest() != same]
+        c.reason = "" if c.candidates else reason
+
+    def affordable(self, cost: float) -> bool:
+        """Does the budget pay for this too?"""
+        return self.spent() + cost <= self.limit(LAST_TIME)
+
+    def is_stored(self, config: Config, folder: str) -> bool:
+        """Was this trained by an earlier attempt? Its time is counted then."""
+        return self.unit == "seconds" and is_finished(run_folder(config, self.out / folder))
+
+    def search(self, plan: Plan) -> int:
+        """Carry the rungs out, all methods' first ones, then the second ones …; how many were carried out."""
+        count = max((len(its) for its in plan.rungs.values()), default=0)
+        for k in range(count):
+            rungs = {c.name: plan.rungs[c.name][k] for c in self.left if k < len(plan.rungs.get(c.name, ()))}
+            wanted = [
+                (c, [replace(o.config, rounds=rungs[c.name].rounds) for o in c.candidates])
+                for c in self.left
+                if c.name in rungs
+            ]
+            if not self.affordable(sum(self.rung_cost(c, its, plan.rungs[c.name][:k]) for c, its in wanted)):
+                self.remarks.append(f"The budget was spent after {k} of {count} rungs of the search.")
+                return k
+            if not self.train(wanted, "search", f"search, rung {k + 1} of {count}"):
+                self.remarks.append(f"The time was over in rung {k + 1} of {count} of the search.")
+                return k
+            for c, _ in wanted:
+                self.halve(c, plan.rungs[c.name], k)
+        return count
+
+    def rung_cost(self, c: Contender, configs: Sequence[Config], before: Sequence[Rung]) -> float:
+        """What a rung of a method costs after those before it."""
+        done = before[-1].rounds if before and not c.search.restarts else 0
+        new = [config.rounds - done for config in configs if not self.is_stored(config, "search")]
+        return c.search.cost.of(len(new), sum(new))
+
+    def halve(self, c: Contender, rungs: Sequence[Rung], k: int) -> None:
+        """Keep the best of a method's settings after a rung; those that diverged only if all did."""
+        runs = [c.trained.get(replace(o.config, rounds=rungs[k].rounds).name()) for o in c.candidates]
+        scores = [score_run(run) if run and "diverged" not in run.facts else None for run in runs]
+        if not any(scores):
+            scores = [score_run(run) if run else None for run in runs]
+        kept = rungs[k + 1].settings if k + 1 < len(rungs) else 1
+        c.candidates = keep_best(c.candidates, scores, kept) or c.candidates[:1]
+
+    def rank(self, plan: Plan) -> tuple[int, int]:
+        """Train the best settings at fresh seeds: all methods, then the finalists; how many seeds each of them got."""
+        first = self.train_seeds(self.left, plan, range(1, plan.first_seeds + 1), "every method")
+        for c in self.left:
+            c.last = f"{first} seed{'s' * (first != 1)}" if first else "search"
+        finalists = sorted(self.left, key=lambda c: c.value, reverse=True)[:FINALISTS]
+        if first < plan.first_seeds:
+            return first, first
+        last = self.train_seeds(finalists, plan, range(first + 1, plan.seeds + 1), "finalists")
+        for c in finalists:
+            c.last = "final" if last or plan.seeds <= first else c.last
+        return first, first + last
+
+    def train_seeds(self, contenders: Sequence[Contender], plan: Plan, seeds: range, who: str) -> int:
+        """Train methods at fresh seeds, as many as the budget pays; how many they got."""
+        wanted = [[(c, [self.at_seed(c, plan, n)]) for c in contenders] for n in seeds]
+        while wanted and not self.affordable(sum(map(self.seed_cost, wanted))):
+            wanted.pop()
+        if self.train([pair for seed in wanted for pair in seed], "evaluation", f"fresh seeds, {who}"):
+            return len(wanted)
+        whole = [seed for seed in wanted if all(config.seed in c.seeds for c, (config,) in seed)]
+        kept = {config.seed for seed in whole for _, (config,) in seed}
+        unfinished = {config.seed for seed in wanted for _, (config,) in seed} - kept
+        for c in contenders:  # seeds that only some have rank nothing
+            c.seeds = {seed: run for seed, run in c.seeds.items() if seed not in unfinished}
+        self.remarks.append(f"The time was over at fresh seeds: {len(whole)} of {len(wanted)} for {who} count.")
+        return len(whole)
+
+    def seed_cost(self, wanted: Sequence[tuple[Contender, list[Config]]]) -> float:
+        """What runs at one fresh seed cost, those without which are stored."""
+        new = [(c, config) for c, (config,) in wanted if not self.is_stored(config, "evaluation")]
+        return sum(c.search.cost.of(1, config.rounds) for c, config in new)
+
+    def at_seed(self, c: Contender, plan: Plan, n: int) -> Config:
+        """The best setting of a method at the n-th fresh seed, at full length."""
+        best = c.candidates[0].config
+        return replace(best, seed=best.seed + n, rounds=plan.rounds[c.name])
+
+    # the answer -------------------------------------------------------------------------------------------------------
+
+    def result(self, plan: Plan) -> TuneResult:
+        """The ranking: finalists, then the other methods, each by the samples held out."""
+        ranked = sorted(self.left, key=lambda c: (c.last == "final", c.value), reverse=True)
+        runs = [run for c in ranked for run in (*c.seeds.values(), *c.trained.values())]
+        return TuneResult(
+            [self.standing(c, plan) for c in ranked],
+            {c.name: c.reason for c in self.contenders if c.reason},
+            [run for c in ranked for run in c.seeds.values()],
+            plan,
+            self.budget,
+            float(self.state.get("spent", 0.0)),
+            any(run.federation.get("classes") for run in runs),
+            list(self.state.get("remarks", self.remarks)),
+        )
+
+    def standing(self, c: Contender, plan: Plan) -> Standing:
+        """The place of one method; the configuration is that of a run on all samples."""
+        best, scores = c.candidates[0], {seed: score_run(run) for seed, run in sorted(c.seeds.items())}
+        return Standing(
+            c.name,
+            best.setting,
+            use_all_samples(replace(best.config, rounds=plan.rounds[c.name])),
+            c.search.settings,
+            c.value,
+            {seed: score.test for seed, score in scores.items()},
+            [score.round for score in scores.values()],
+            c.last,
+            {unit: c.spent(unit) for unit in PROBE_ROUNDS},
+        )
+
+
+# files ----------------------------------------------------------------------------------------------------------------
+
+
+def read_plan(table: Mapping[str, Any]) -> Plan:
+    """A plan from what JSON holds of it."""
+    try:
+        rungs = {name: [Rung(*map(int, rung)) for rung in its] for name, its in table["rungs"].items()}
+        rounds = {name: int(count) for name, count in table["rounds"].items()}
+        return Plan(rounds, rungs, int(table["first_seeds"]), int(table["seeds"]))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ConfigError("tune: this file holds no plan; give the tune.json of a folder that it made.") from None
+
+
+def load_plan(path: Path) -> Plan:
+    """The plan that was carried out, from a stored tune.json."""
+    table = read_json(path)
+    if "done" not in table:
+        raise ConfigError(f"tune: {path} holds no finished plan; give the tune.json of a folder that it made.")
+    return read_plan(table["done"])
+
+
+def write_winner(standing: Standing, out: Path) -> Path:
+    """Write run.toml of the best method: a run on all samples, which `askew run` takes."""
+    plugins = tuple(str(Path(path).resolve()) for path in standing.config.plugins)
+    path = out / "run.toml"
+    write_text(path, replace(standing.config, plugins=plugins).toml())
+    return path
+
+
+def amount_text(amount: float, unit: str) -> str:
+    """An amount of a budget in words."""
+    if unit == "bytes":
+        return f"{amount / 1e6:,.3g} MB"
+    return f"{math.ceil(amount):,} {unit}"
