@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import askew
-from askew.cli.main import app
+from askew.cli.main import main
 from askew.errors import ConfigError, Remark
 from askew.experiment.store import Run, load
 from askew.experiment.trackers import KINDS
@@ -159,10 +158,12 @@ def test_what_is_no_tracker_is_refused(track: Any, sentence: str) -> None:
         askew.run("fedavg", track=track, **SMALL)
 
 
-def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    result = CliRunner().invoke(app, ["run", "--rounds", "1", "--track", "wandb"])
-    assert isinstance(result.exception, ConfigError) and str(result.exception).endswith("pip install wandb.")
+    assert main(["run", "--rounds", "1", "--track", "wandb"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("pip install wandb.")
     Path("trackio").mkdir()  # a folder of this name is no library
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
     monkeypatch.setattr(sys, "path", [str(Path.cwd())])
@@ -311,6 +312,21 @@ def test_a_killed_run_has_every_round_once(library: str) -> None:
     askew.run("fedavg", **tracked)  # read back: nothing is recorded again
     assert len(READERS[library](run, "loss")) == 6
     assert load(run.folder or "").finished
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard: pip install tensorboard"
+)
+def test_the_command_line_records_a_sweep_in_two_places() -> None:
+    words = "sweep --over seed=0,1 --set rounds=2 --set data.name=synthetic --set partition.clients=6".split()
+    main([*words, "--track", "tensorboard", "--track", "tensorboard:logs", "--json"])
+    for folder in Path("runs").iterdir():
+        run = load(folder)
+        expected = [(record["round"], pytest.approx(record["loss"], rel=1e-6)) for record in run.rounds]
+        assert tensorboard_rounds(run, "loss") == expected
+        (events,) = (Path("logs") / run.name).iterdir()
+        assert b"run.hash" in events.read_bytes()
+    assert len(list(Path("runs").iterdir())) == 2
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -110,12 +110,9 @@ def run(
     config = load_config(file, [*words, *(overrides or ()), *last], plugins or ())
     console = PlainConsole(stderr=True, quiet=quiet)
     again = terminal.resume_command(out / config.name(), options=[*data_options(folder), *track_options(track)])
+    trackers = tracking(track, [config.name()])
     try:
-        with (
-            tracking(track, [config.name()]) as trackers,
-            stop_after(parse_time(stop)),
-            terminal.ProgressDisplay(console) as ticker,
-        ):
+        with trackers, stop_after(parse_time(stop)), terminal.ProgressDisplay(console) as ticker:
             result = run_config(config, out, fresh=fresh, watch=trackers.beside(ticker))
             trackers.end(result)
     except KeyboardInterrupt:
@@ -173,11 +170,8 @@ def sweep(
     words += track_options(track) + ["--processes", str(processes)] * (processes > 1)
     failed: list[FailedRun] = []
     order = [config.name() for config in configs]
-    with (
-        tracking(track, order) as trackers,
-        stop_after(parse_time(stop)),
-        terminal.ProgressDisplay(console, configs, "sweep") as ticker,
-    ):
+    trackers = tracking(track, order)
+    with trackers, stop_after(parse_time(stop)), terminal.ProgressDisplay(console, configs, "sweep") as ticker:
         watch = trackers.beside(ticker) or ticker
         if processes > 1:
             running = run_each_in_pool(configs, out, processes, watch, ticker.say)

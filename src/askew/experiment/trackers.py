@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -118,8 +118,10 @@ class Tracking:
 
     def attempt(self, run: Run, name: str, action: Callable[..., None], *more: object) -> None:
         """Let a tracker of a run do something; if that fails, say so and go on without this tracker."""
+        is_library = name.partition(":")[0] in KINDS
         try:
-            with redirect_stdout(sys.stderr):  # standard output is for results
+            # libraries greet and take leave on standard output, which is for results
+            with redirect_stdout(sys.stderr) if is_library else nullcontext():
                 action(run, name, *more)
         except Exception as e:
             self.active[run.name][1].pop(name, None)
