@@ -35,6 +35,7 @@ LIBRARIES = [
     )
     for name in KINDS
 ]
+WITH_TENSORBOARD = LIBRARIES[0].marks[0]
 
 
 class Notebook:
@@ -314,12 +315,10 @@ def test_a_killed_run_has_every_round_once(library: str) -> None:
     assert load(run.folder or "").finished
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard: pip install tensorboard"
-)
+@WITH_TENSORBOARD
 def test_the_command_line_records_a_sweep_in_two_places() -> None:
-    words = "sweep --over seed=0,1 --set rounds=2 --set data.name=synthetic --set partition.clients=6".split()
-    main([*words, "--track", "tensorboard", "--track", "tensorboard:logs", "--json"])
+    small = [word for key in ("rounds=2", "data.name=synthetic", "partition.clients=6") for word in ("--set", key)]
+    main(["sweep", "--over", "seed=0,1", *small, "--track", "tensorboard", "--track", "tensorboard:logs", "--json"])
     for folder in Path("runs").iterdir():
         run = load(folder)
         expected = [(record["round"], pytest.approx(record["loss"], rel=1e-6)) for record in run.rounds]
