@@ -19,7 +19,7 @@ import askew
 from askew.cli.main import main
 from askew.errors import ConfigError, Remark
 from askew.experiment.store import Run, load
-from askew.experiment.trackers import KINDS
+from askew.experiment.trackers import KINDS, tracking
 
 SMALL: dict[str, Any] = {
     "data": {"name": "synthetic", "dim": 6, "samples": 20},
@@ -121,6 +121,17 @@ def test_a_finished_run_is_recorded_when_it_is_read_back() -> None:
     book = Notebook()
     askew.run("fedavg", rounds=2, out="runs", track=book, **SMALL)
     assert [metrics["loss"] for _, metrics in book.rounds] == [record["loss"] for record in run.rounds]
+
+
+def test_a_run_that_lost_its_process_is_recorded_once() -> None:
+    done = askew.run("fedavg", rounds=4, **SMALL)
+    book = Notebook()
+    trackers = tracking(book, [done.name])
+    rounds = [done.rounds[:n] for n in (0, 1, 2, 3)]
+    for part in [*rounds, done.rounds[:1], *rounds[2:], done.rounds]:  # from the checkpoint after round 1 again
+        trackers(Run(done.config, rounds=part, facts=done.facts), None)
+    trackers.end(done)
+    assert [number for number, _ in book.rounds] == [1, 2, 3, 4] and book.ended == [done]
 
 
 def test_every_run_of_a_sweep_has_a_tracker() -> None:
@@ -307,6 +318,8 @@ def test_a_killed_run_has_every_round_once(library: str) -> None:
     in_a_process_that_dies(lambda: askew.run("fedavg", watch=kill_after(3), save_every=1e9, **tracked))
     in_a_process_that_dies(lambda: askew.run("fedavg", watch=kill_after(5), save_every=0.0, **tracked))
     run = askew.run("fedavg", **tracked)
+    plain = askew.run("fedavg", rounds=6, **SMALL)
+    assert all(torch.equal(tensor, run.model[name]) for name, tensor in plain.model.items())  # to the last bit
     for key in ("accuracy", "loss", "bytes_up"):
         expected = [(record["round"], pytest.approx(record[key], rel=1e-6)) for record in run.rounds]
         assert READERS[library](run, key) == expected

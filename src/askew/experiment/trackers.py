@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
@@ -121,7 +121,7 @@ class Tracking:
         is_library = name.partition(":")[0] in KINDS
         try:
             # libraries greet and take leave on standard output, which is for results
-            with redirect_stdout(sys.stderr) if is_library else nullcontext():
+            with redirect_stdout(StringIO()) if is_library else nullcontext():
                 action(run, name, *more)
         except Exception as e:
             self.active[run.name][1].pop(name, None)
@@ -409,7 +409,11 @@ class Trackio(LibraryTracker):
         self.run.log(metrics, step=round)
 
     def close(self, result: Run) -> None:
+        from trackio import context_vars
+
         self.run.finish()
+        if context_vars.current_run.get() is self.run:  # or trackio would finish it again, and say so, at the very end
+            context_vars.current_run.set(None)
 
 
 KINDS: dict[str, type[LibraryTracker]] = {
