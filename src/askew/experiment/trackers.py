@@ -278,8 +278,8 @@ class TensorBoard(LibraryTracker):
         # Hides what older files have; all rounds are recorded anew, so that none is there twice and none is missing.
         self.write(session_log=SessionLog(status=SessionLog.START))
         plain = {key: value if isinstance(value, (int, float)) else str(value) for key, value in config.items()}
-        for summary in hparams(plain | self.run_tags, {"accuracy": 0, "loss": 0}):  # type: ignore[no-untyped-call]
-            self.write(summary=summary)
+        # of three parts the one with this run's values: TensorBoard itself finds out what runs have in common
+        self.write(summary=hparams(plain | self.run_tags, {})[1])  # type: ignore[no-untyped-call]
         return None
 
     def write(self, **content: Any) -> None:
