@@ -4,9 +4,11 @@ exist, links lead somewhere.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -123,6 +125,32 @@ def test_python_runs_and_prints_what_is_shown(page: Path, folder: Path, monkeypa
             exec(compile(source, str(page), "exec", dont_inherit=True), module.__dict__)
         if block.output is not None:
             check_output(block.output, printed.getvalue(), f"{page.name}, line {block.line}")
+
+
+# Without Jupyter: cells are executed in one module and an empty folder, as their kernel would do it, and of what the
+# last line shows only the text is made. `notebooks/execute.py` stores what Jupyter shows.
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run_and_show_what_is_stored(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    shown = 0
+    for number, cell in enumerate(cells, 1):
+        lines = ast.parse("".join(cell["source"]))
+        last = lines.body.pop().value if isinstance(lines.body[-1], ast.Expr) else None
+        name = f"/tmp/ipykernel_0/{number}.py"
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(compile(lines, name, "exec"), module.__dict__)
+            value = eval(compile(ast.Expression(last), name, "eval"), module.__dict__) if last else None
+            if value is not None:
+                print(repr(value))
+        stored = [output.get("data", {}).get("text/plain") or output["text"] for output in cell["outputs"]]
+        text = "\n".join("".join(part).rstrip("\n") for part in stored)
+        shown += bool(text)
+        assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in cell["outputs"])
+        check_output(without_varying(text), without_varying(printed.getvalue()), f"{path.name}, code cell {number}")
+    assert shown >= 5 and all(cell["execution_count"] for cell in cells)
 
 
 def test_the_readme_shows_an_output_with_accuracies() -> None:

@@ -120,6 +120,22 @@ StopAfter = Annotated[
 ]
 
 
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME[:PLACE]",
+        help="Record every round with tensorboard, mlflow, wandb or trackio; repeatable.",
+        show_default=False,
+    ),
+]
+
+
+def track_options(track: list[str] | None) -> list[str]:
+    """The words that give a command its trackers."""
+    return [word for each in track or () for word in ("--track", each)]
+
+
 def word_overrides(method: str | None, **words: float | str | None) -> list[str]:
     """What --method and the options for single settings change, as --set takes it; tables and keys have "__" between.
 

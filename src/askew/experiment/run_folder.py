@@ -23,7 +23,7 @@ from . import checkpoint
 from .build import BuildCache, BuiltRun, device_of
 from .config import CHOICES, TABLES, Config, stored_tables
 from .plugins import LOADED, PLUGIN_PREFIX, PLUGINS, TEXT
-from .store import Run, intact_rounds, load, read_json, write_atomic, write_json, write_lines, write_text
+from .store import TRACKING, Run, intact_rounds, load, read_json, write_atomic, write_json, write_lines, write_text
 from .toml import read_stored_toml, seal
 
 COMPARED_CLIENTS = 1000  # clients whose samples are compared, where clients make their own
@@ -36,6 +36,7 @@ FILES = (
     "federation.json",
     "model.safetensors",
     "conformal.json",
+    TRACKING,
     *checkpoint.FILES,
 )
 

@@ -5,6 +5,7 @@
     federation.json     sizes and labels of the clients (for pictures)
     run.json            facts about the execution: state, engine and why, device, versions
     model.safetensors   the global model, by the network's own parameter names
+    tracking.json       which records of trackers are this run's, where `track` was set
     conformal.json      coverage and size of its prediction sets, where `askew conformal` measured them
     checkpoint.*        all that a resume needs, and the one before it (see checkpoint.py)
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Record = dict[str, Any]  # of one round
+TRACKING = "tracking.json"  # the file in which trackers note which of their records is this run's
 DIVERGED = "diverged"  # the state of a run that was stopped because it diverged
 CHECKSUM = re.compile(r',?\s*"checksum": "([0-9a-f]{16})"\s*\}\s*\Z')  # the end of a JSON object
 SEALED = ("run.toml", "run.json", "rounds.jsonl", "federation.json")  # files that always hold a checksum

@@ -25,10 +25,11 @@ from ..algorithms import algorithms
 from ..core.settings import Settings
 from ..data.federation import DEFAULT_VALIDATION, LocalSettings
 from ..errors import AskewError, ConfigError, UnknownName, did_you_mean
-from .config import Config, load_plugin, plugin_fault, plugin_module
+from .config import Config
 from .extend import stored_reason
 from .halving import FINALISTS, Cost, Plan, Rung, Search, least_budget, make_plan
 from .launch import FailedRun
+from .plugins import load_plugin, plugin_fault, plugin_module
 from .process_state import stop_after
 from .round_timer import RoundTimer
 from .run import OnRound
