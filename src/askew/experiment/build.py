@@ -138,10 +138,10 @@ def build(
     if key not in shared.engines:
         shared.engines[key] = make(choice.name)
     engine, task, kernels = shared.engines[key]
-    halves = config.evaluation.halves
-    evaluator_key = (key, id(fed.test.x), halves)
+    measured = (config.evaluation.halves, config.evaluation.per_class)
+    evaluator_key = (key, id(fed.test.x), *measured)
     if evaluator_key not in shared.evaluators:
-        shared.evaluators[evaluator_key] = make_evaluator(task, fed, group, halves)
+        shared.evaluators[evaluator_key] = make_evaluator(task, fed, group, *measured)
     server = make_server(config, space, fed, module, engine, task, group)
     if config.privacy.on:
         check_supported(config.privacy, server, zero_uploads(server))
@@ -319,11 +319,11 @@ def try_engines(
 # the server -----------------------------------------------------------------------------------------------------------
 
 
-def make_evaluator(task: Task, fed: Federation, group: ProcessGroup, halves: bool) -> Evaluator:
-    """What measures a model on the test set; several ranks share the work."""
+def make_evaluator(task: Task, fed: Federation, group: ProcessGroup, *measured: bool) -> Evaluator:
+    """What measures a model on the test set, with halves, by class; several ranks share the work."""
     if group.size > 1:
-        return SharedEvaluator(task, fed, fed.test, group, halves)
-    return Evaluator(task, fed, fed.test, halves)
+        return SharedEvaluator(task, fed, fed.test, group, *measured)
+    return Evaluator(task, fed, fed.test, *measured)
 
 
 def make_server(

@@ -13,7 +13,7 @@ from .store import Record
 
 
 def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
-    """Scores [2], or [3] with halves, of each model that the algorithm names, on the device; the main one first."""
+    """Scores, as `Evaluator` gives them, of each model that the algorithm names, on the device; the main one first."""
     server, fed, evaluator = built.server, built.fed, built.evaluator
     how, private = server.alg.evaluates(), server.private
     scores: dict[str, Tensor] = {}
@@ -35,14 +35,19 @@ def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
     """The entries of a round's record: the scores as plain numbers, and what else is measured of the main model."""
     server, fed, private = built.server, built.fed, built.server.private
     record: Record = {}
-    for name, (accuracy, loss, *half) in zip(scores, torch.stack(list(scores.values())).tolist(), strict=True):
+    for name, (accuracy, loss, *more) in zip(scores, torch.stack(list(scores.values())).tolist(), strict=True):
         suffix = f"_{name}" if record else ""
         record |= {f"accuracy{suffix}": accuracy if fed.classes else None, f"loss{suffix}": loss}
-        if half and fed.classes and not suffix:
+        if built.config.evaluation.halves and fed.classes and not suffix:
             count, chosen = len(fed.test.y), len(fed.test.y) // 2
             record |= {
-                "accuracy_choose": half[0],
-                "accuracy_report": (count * accuracy - chosen * half[0]) / (count - chosen),
+                "accuracy_choose": more[0],
+                "accuracy_report": (count * accuracy - chosen * more[0]) / (count - chosen),
+            }
+        if built.config.evaluation.per_class and fed.classes and not suffix:
+            right, held = more[-2 * fed.classes : -fed.classes], more[-fed.classes :]
+            record["class_accuracy"] = {
+                str(k): r / h if h else None for k, (r, h) in enumerate(zip(right, held, strict=True))
             }
     if built.config.evaluation.spread and fed.classes:
         clients_own = server.alg.evaluates() == "clients" and not private.empty
