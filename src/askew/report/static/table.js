@@ -15,10 +15,10 @@ const COLUMNS = [ // key, title, text of a row, is it a number, is it left out o
   ["method", "Method", row => row.method ?? "", false, true],
   ["data", "Data", row => row.data ?? "", false, true],
   ["setting", "Setting", row => row.setting ?? "", false, true],
-  ["seed", "Seed", row => row.seed ?? "", true, true],
+  ["seed", "Seed", row => row.seed ?? "", true],
   ["round", "Round", row => row.rounds == null ? "" : `${row.round}/${row.rounds}`, true],
   ["accuracy", "Acc. %", row => percent(row.accuracy), true],
-  ["best", "Best %", row => percent(row.best), true],
+  ["best", "Best %", row => percent(row.best), true, true],
   ["loss", "Loss", row => row.loss == null ? "" : row.loss.toPrecision(3), true, true],
   ["bytes", "Sent", row => bytes(row.bytes), true, true],
   ["seconds", "Time", row => duration(row.seconds), true, true],
@@ -129,3 +129,14 @@ function compare(a, b, down) {
   const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
   return down ? -order : order;
 }
+
+// The table of methods in a report: what is not known comes last, numbers are first sorted from the highest.
+for (const button of document.querySelectorAll(".methods th button")) button.addEventListener("click", () => {
+  const head = button.parentNode, column = head.cellIndex, body = head.closest("table").tBodies[0], number = column > 0;
+  const value = row => row.cells[column].dataset.v === "" ? null : number ? Number(row.cells[column].dataset.v) : row.cells[column].dataset.v;
+  const down = head.getAttribute("aria-sort") === (number ? "descending" : "ascending") ? !number : number;
+  const rows = [...body.rows].sort((a, b) => compare(value(a), value(b), down));
+  for (const other of head.parentNode.cells) other.setAttribute("aria-sort", "none");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  body.append(...rows);
+});
