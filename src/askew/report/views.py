@@ -145,7 +145,7 @@ def curves(run: ShownRun, detail: Detail = FULL) -> Answer:
 
     With them its settings and its last accuracy by class, in which chosen runs are compared.
     """
-    columns, series, counts = run.columns, [], dict[str, int]()
+    columns, series, counts = run.columns, list[dict[str, Any]](), dict[str, int]()
     for panel in PANELS:
         for key in [key for key in list(columns.numbers) if re.fullmatch(panel.keys, key)]:
             rounds, values = columns.points(key)
