@@ -1,4 +1,4 @@
-"""How fluid the page of `askew watch` and `askew report` is in a browser: 2,000 runs, and 1,000 clients by 10,000 rounds.
+"""How fluid the page of `askew watch` and `askew report` is: 2,000 runs, and 1,000 clients by 10,000 rounds.
 
     python benchmarks/page.py [--report]
 
@@ -89,27 +89,24 @@ def measure(browser: Browser, url: str) -> None:
     browser.open(url)
     row = browser.value(FIRST_SEEN % "document.querySelector('#runs tbody tr:not(.space)')")
     paint = browser.value("performance.getEntriesByType('paint').map(one => one.startTime)")
-    drawn = "typeof page !== 'undefined' && page.charts.get('accuracy')?.plot && document.getElementById('turns').height > 100"
-    heat = browser.value(FIRST_SEEN % drawn)
+    heat = browser.value(
+        FIRST_SEEN % "page.charts.get('accuracy')?.plot && document.getElementById('turns').height > 100"
+    )
     browser.wait("![...table.rows.values()].some(row => row.state === 'being read')", 300)
     sort = browser.value(UNTIL_FRAME % "document.querySelector('th[data-key=accuracy] button').click()")
     typed = "const f = document.getElementById('filter'); f.value = '%s'; f.dispatchEvent(new Event('input'))"
     filtered = browser.value(UNTIL_FRAME % (typed % "scaffold seed1"))
     browser.value(UNTIL_FRAME % (typed % ""))
-    print(
-        f"  {browser.value('table.rows.size')} rows; first paint {min(paint):.0f} ms, first row {row:.0f} ms, ", end=""
-    )
-    print(f"curves and heat map {heat:.0f} ms; sort {sort:.0f} ms, filter {filtered:.0f} ms")
+    print(f"  first paint {min(paint):.0f} ms, first row {row:.0f} ms, curves and heat map {heat:.0f} ms;", end=" ")
+    print(f"sort {sort:.0f} ms, filter {filtered:.0f} ms")
     for name, target, pixels in (
         ("page", "document.scrollingElement", 40),
         ("table", "document.getElementById('scroll')", 90),
     ):
         browser.value("scrollTo(0, 0)")
         gaps = browser.value(FRAMES % (target, pixels))
-        middle, high = gaps[len(gaps) // 2], gaps[int(0.95 * len(gaps))]
-        print(
-            f"  frames while the {name} is scrolled: median {middle:.1f} ms, 95% below {high:.1f} ms, longest {gaps[-1]:.1f} ms"
-        )
+        middle, high, longest = gaps[len(gaps) // 2], gaps[int(0.95 * len(gaps))], gaps[-1]
+        print(f"  frames, {name} scrolled: median {middle:.0f} ms, 95% below {high:.0f} ms, longest {longest:.0f} ms")
 
 
 def main() -> None:
