@@ -88,7 +88,8 @@ def write_report(runs: Sequence[Run], folder: Path, title: str | None = None, br
         write_picture(picture, Path(folder))
     path = Path(folder) / "index.html"
     shown = [shown_run(number, run) for number, run in enumerate(runs)]
-    write_text(path, report_page(groups, table(runs), pictures, title, page_data(shown, runs, groups, broken or {})))
+    data = page_data(shown, runs, groups, broken or {})
+    write_text(path, single_page(*page_parts(groups, table(runs), pictures, title, data), to_json(data)))
     return path
 
 
@@ -97,7 +98,7 @@ def check_run(run: Run) -> None:
     import numpy as np
 
     groups = group_runs([run])
-    report_page(groups, table([run]), [], None, page_data([shown_run(0, run)], [run], groups, {}))
+    page_parts(groups, table([run]), [], None, page_data([shown_run(0, run)], [run], groups, {}))
     counts = {key: np.asarray(run.federation.get(key, []), dtype=float) for key in ("sizes", "labels")}
     if counts["sizes"].ndim != 1 or (counts["labels"].size and counts["labels"].shape[:1] != counts["sizes"].shape):
         raise ValueError("federation.json has not one size and one row of labels for each client")
@@ -146,14 +147,17 @@ def pack(run: views.ShownRun, detail: views.Detail) -> str:
 # the page -----------------------------------------------------------------------------------------------------------
 
 
-def report_page(
+def page_parts(
     groups: Sequence[RunGroup],
     rows: Sequence[ComparisonRow],
     pictures: Sequence[Picture],
     title: str | None,
     data: views.Answer,
-) -> str:
-    """The page's HTML; `rows` are those of `table`, one for each group."""
+) -> tuple[str, str, str]:
+    """The HTML of the heading, and of what comes before and after the runs, their curves and their clients.
+
+    `rows` are those of `table`, one for each group.
+    """
     runs, federations = [run for g in groups for run in g.runs], by_federation(groups)
     short = [row | {key: row[key] and shorten_label(row[key]) for key in ("label", "baseline")} for row in rows]
     before = [
@@ -176,7 +180,7 @@ def report_page(
     if len(groups) == 1:
         subject = shorten_label(groups[0].label)
     heading = escape(title or f"{subject} on {alternatives(groups, 'data')}")
-    return single_page(heading, "\n".join(before), "\n".join(after), to_json(data))
+    return heading, "\n".join(before), "\n".join(after)
 
 
 def summary(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:

@@ -287,7 +287,7 @@ function showClasses(classes) {
 function showAccuracies({ classes, names, rounds, cells }) {
   $("accuracies").parentElement.hidden = !classes;
   if (!classes) return;
-  const values = bytesOf(cells), none = rgb(colour("--absent")), low = rgb(colour("--missing")), high = rgb(colour("--used")), middle = rgb(colour("--middle"));
+  const values = bytesOf(cells), none = rgb(colour("--absent")), low = rgb(colour("--low")), high = rgb(colour("--used")), middle = rgb(colour("--middle"));
   const shade = share => share < 0.5 ? mix(low, middle, 2 * share) : mix(middle, high, 2 * share - 1);
   const everyRound = rounds.at(-1) - rounds[0] === rounds.length - 1;
   drawHeat($("accuracies"), {

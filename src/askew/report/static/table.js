@@ -11,19 +11,19 @@ const bytes = value => {
 const duration = value => value == null ? "" : value < 100 ? `${value.toFixed(1)} s` : value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
 // key, title, text of a row, width (the setting takes what is left), is it a number, is it left out on a small screen
 const COLUMNS = [
-  ["name", "Run", row => row.name, "20%"],
-  ["state", "State", row => row.state, "88px"],
-  ["method", "Method", row => row.method ?? "", "96px", false, true],
-  ["data", "Data", row => row.data ?? "", "84px", false, true],
+  ["name", "Run", row => row.name, "16%"],
+  ["state", "State", row => row.state, "80px"],
+  ["method", "Method", row => row.method ?? "", "86px", false, true],
+  ["data", "Data", row => row.data ?? "", "74px", false, true],
   ["setting", "Setting", row => row.setting ?? "", "", false, true],
-  ["seed", "Seed", row => row.seed ?? "", "52px", true],
-  ["round", "Round", row => row.rounds == null ? "" : `${row.round}/${row.rounds}`, "92px", true],
-  ["accuracy", "Acc. %", row => percent(row.accuracy), "66px", true],
-  ["best", "Best %", row => percent(row.best), "66px", true, true],
-  ["loss", "Loss", row => row.loss == null ? "" : row.loss.toPrecision(3), "64px", true, true],
-  ["bytes", "Sent", row => bytes(row.bytes), "82px", true, true],
-  ["seconds", "Time", row => duration(row.seconds), "66px", true, true],
-  ["begun", "Begun", row => row.begun ? new Date(1000 * row.begun).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "", "140px", true, true],
+  ["seed", "Seed", row => row.seed ?? "", "50px", true],
+  ["round", "Round", row => row.rounds == null ? "" : `${row.round}/${row.rounds}`, "86px", true],
+  ["accuracy", "Acc. %", row => percent(row.accuracy), "64px", true],
+  ["best", "Best %", row => percent(row.best), "64px", true, true],
+  ["loss", "Loss", row => row.loss == null ? "" : row.loss.toPrecision(3), "60px", true, true],
+  ["bytes", "Sent", row => bytes(row.bytes), "78px", true, true],
+  ["seconds", "Time", row => duration(row.seconds), "62px", true, true],
+  ["begun", "Begun", row => row.begun ? new Date(1000 * row.begun).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "", "152px", true, true],
 ];
 
 class RunTable {
@@ -127,7 +127,6 @@ function space() {
   const tr = document.createElement("tr"), td = document.createElement("td");
   tr.className = "space";
   tr.ariaHidden = "true";
-  td.colSpan = COLUMNS.length + 1;
   tr.append(td);
   return tr;
 }
