@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import askew
 from askew.cli.main import main
-from askew.errors import StoreError
+from askew.errors import StoreError, StoreWarning
 from askew.experiment.store import Run, load
 from askew.experiment.toml import to_toml
 from askew.report import figures, labels, page, table, terminal, views, write_figures, write_report
@@ -340,6 +341,9 @@ def test_a_broken_folder_is_shown_as_broken(make: Make, tmp_path: Path) -> None:
     assert [(row["name"], row["state"]) for row in rows] == [("1", "interrupted"), (broken.name, "broken")]
     assert "line 1 is not the record of round 1" in rows[1]["problem"]
     assert "1 run folder cannot be read: the table of runs says why." in text
+    with pytest.warns(StoreWarning, match="a run is left out"):
+        again = askew.report([broken.parent], out=tmp_path / "python")
+    assert held_data(Reader(again.read_text(encoding="utf-8")))["rows"] == rows
 
 
 def test_many_runs_are_held_in_less_detail(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
