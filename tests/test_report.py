@@ -365,9 +365,12 @@ def test_tests_over_seeds_are_shown_where_there_are_enough(make: Make, tmp_path:
     runs = [make("fedavg", (0.5,), seed=seed) for seed in range(4)]
     runs += [make("fedcm", (0.5 + gain,), seed=seed) for seed, gain in enumerate(gains)]
     groups = group_runs(runs)
-    html = page.tests_section(groups)
+    tests = page.seed_tests(groups)
+    html = page.tests_section(tests)
     assert "Best accuracy against fedavg" in html and "+11.00" in html and "better" in html
-    assert page.tests_section(group_runs([runs[0], runs[4]])) == page.tests_section(groups[:1]) == ""
+    assert "better than fedavg: paired t-tests over seeds" in page.paper_section(runs, table(runs), tests)
+    assert page.seed_tests(group_runs([runs[0], runs[4]])) == page.seed_tests(groups[:1]) == []
+    assert page.tests_section([]) == ""
 
 
 def test_no_rounds_and_no_federation(make: Make, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from math import floor, log10
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.files import printable
 from ..errors import StoreError
@@ -35,6 +35,9 @@ from .tables import (
     value_text,
 )
 from .terminal import command
+
+if TYPE_CHECKING:
+    from .significance import PairedComparison
 
 
 class PageColumn(NamedTuple):
@@ -158,12 +161,12 @@ def page_parts(
 
     `rows` are those of `table`, one for each group.
     """
-    runs, federations = [run for g in groups for run in g.runs], by_federation(groups)
+    runs, federations, tests = [run for g in groups for run in g.runs], by_federation(groups), seed_tests(groups)
     short = [row | {key: row[key] and shorten_label(row[key]) for key in ("label", "baseline")} for row in rows]
     before = [
         f'<div class="text">{summary(groups, short)}{notice_lines(runs, pictures, data)}{page_links(pictures)}</div>',
         written("comparison", "Comparison", comparison_tables(federations, short)),
-        tests_section(groups),
+        tests_section(tests),
     ]
     settings = [configuration_section(n, g, len(federations) > 1) for its in federations for n, g in enumerate(its)]
     facts = ["The pictures lie beside this page as PNG files."] if pictures else []
@@ -172,7 +175,7 @@ def page_parts(
     after = [
         *map(picture_section, pictures),
         roll_call_section(groups),
-        paper_section(runs, rows),
+        paper_section(runs, rows, tests),
         written("configurations", "Configurations, and how to run them again", "\n".join(settings)),
         f'<footer class="text">{escape(" · ".join(facts))}</footer>',
     ]
@@ -453,16 +456,23 @@ def roll_call_section(groups: Sequence[RunGroup]) -> str:
     return written("roll-call", "Roll-call: whose answers were lost, and why", "".join(parts)) if parts else ""
 
 
-def tests_section(groups: Sequence[RunGroup]) -> str:
-    """Which differences between methods are more than chance; empty where there are too few seeds."""
+def seed_tests(groups: Sequence[RunGroup]) -> list[PairedComparison]:
+    """Which differences between methods are more than chance; none where there are too few seeds."""
     if not any(len(its) > 1 and len(its[0].runs) > 1 for its in by_federation(groups)):
-        return ""
-    from .significance import METRICS, TOO_FEW, compare_methods  # with numpy, which the rest can do without
-    from .verdicts import federation_texts, heading, verdict_remarks
+        return []
+    from .significance import TOO_FEW, compare_methods  # with numpy, which the rest can do without
 
     tests = compare_methods(groups)
-    if all(test.verdict == TOO_FEW for test in tests):
+    return [] if all(test.verdict == TOO_FEW for test in tests) else tests
+
+
+def tests_section(tests: Sequence[PairedComparison]) -> str:
+    """The tests over seeds, a table for each federation."""
+    if not tests:
         return ""
+    from .significance import METRICS
+    from .verdicts import federation_texts, heading, verdict_remarks
+
     parts = []
     for federation in dict.fromkeys(test.federation for test in tests):
         its = [test for test in tests if test.federation == federation]
@@ -480,12 +490,13 @@ def tests_section(groups: Sequence[RunGroup]) -> str:
     return written("tests", "Which differences are more than chance", "".join(parts))
 
 
-def paper_section(runs: Sequence[Run], rows: Sequence[ComparisonRow]) -> str:
+def paper_section(runs: Sequence[Run], rows: Sequence[ComparisonRow], tests: Sequence[PairedComparison]) -> str:
     """The comparison as tables to paste, and how to draw the figures for a paper."""
     folders = [run.folder for run in runs if run.folder]
     common = folders[0].parent if folders and {folder.parent for folder in folders} == {folders[0].parent} else None
     drawn = command("report", *([common] if common else folders[:1]), "--figures", "pdf", "--size", "column")
-    paste = paste_comparison(runs, rows, None, [], command("compare", *([common] if common else folders)))
+    compared = command("compare", *([common] if common else folders), *["--test"][: len(tests)])
+    paste = paste_comparison(runs, rows, None, tests, compared)
     texts = {"LaTeX": paste.latex(), "Markdown": paste.markdown(), "CSV": paste.csv()}
     parts = [f"<details><summary>{name}</summary><pre>{escape(text)}</pre></details>" for name, text in texts.items()]
     how = "As PDF or SVG, in the size and font of a two-column paper (column or page):"
