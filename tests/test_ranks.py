@@ -336,11 +336,11 @@ def test_an_evaluation_on_ranks_gives_the_same_bits(count: int) -> None:
     server = make_server(FedAvg(), problem(FedAvg()), LOCAL)
     task, fed, rng = server.engine.task, server.fed, torch.Generator().manual_seed(0)
     samples = Samples(torch.randn(count, 4, generator=rng, dtype=torch.float64), torch.arange(count) % 3)
-    expected = Evaluator(task, fed, samples)(server.w, server.buffers)
+    expected = Evaluator(task, fed, samples, True, True)(server.w, server.buffers)
 
     def evaluate(pair: tuple[Server, ThreadGroup]) -> Tensor:
         own, group = pair
-        return SharedEvaluator(own.engine.task, own.fed, samples, group)(own.w, own.buffers)
+        return SharedEvaluator(own.engine.task, own.fed, samples, group, True, True)(own.w, own.buffers)
 
     for size in (2, 3):
         ranks = on_ranks(size, lambda group: (make_server(FedAvg(), problem(FedAvg()), LOCAL), group), evaluate)

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ConfigError, UnknownName, did_you_mean
 from ..experiment import listing
-from ..experiment.store import load_all, load_checked
+from ..experiment.store import load_all, load_checked, load_whole
 from ..report import terminal, write_figures, write_report
 from ..report.listing import catalogue, explain_entry
 from ..report.page import check_run
@@ -178,7 +178,7 @@ def report(
             f"report: --size is that of --figures and one of {', '.join(PAPER_SIZES)}; "
             "give for example --figures pdf --size column."
         )
-    runs = load_all(folders, check_run)
-    print(write_report(runs, out, title))
+    runs, broken = load_whole(folders, check_run)
+    print(write_report(runs, out, title, broken))
     for path in write_figures(runs, out, kind, size or "column") if kind else ():
         print(path)

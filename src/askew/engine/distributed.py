@@ -223,10 +223,8 @@ class SharedEvaluator(Evaluator):
     does it all.
     """
 
-    def __init__(
-        self, task: Task, fed: Federation, samples: Samples, group: ProcessGroup, halves: bool = False
-    ) -> None:
-        super().__init__(task, fed, samples, halves)
+    def __init__(self, task: Task, fed: Federation, samples: Samples, group: ProcessGroup, *measured: bool) -> None:
+        super().__init__(task, fed, samples, *measured)
         count, self.group = len(samples.y), group
         chunks = -(-count // CHUNK)
         self.cuts = [*(r * chunks // group.size * CHUNK for r in range(group.size)), count]

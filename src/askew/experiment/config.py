@@ -52,6 +52,7 @@ class Evaluation(Settings):
         "also measure the accuracy on each client's own samples: mean, worst and best tenth, standard deviation",
         default=False,
     )
+    per_class: bool = setting("also record the test accuracy on the samples of each class", default=False)
     drift: bool = setting(
         "also record how similar the participants' updates are to each other and to the global update", default=False
     )

@@ -269,8 +269,15 @@ def load_all(folders: Iterable[str | Path], check: Callable[[Run], object] = lam
 
     A damaged run among others is left out, with a warning; so is one with which `check` fails.
     """
+    return load_whole(folders, check)[0]
+
+
+def load_whole(
+    folders: Iterable[str | Path], check: Callable[[Run], object] = lambda run: None
+) -> tuple[list[Run], dict[Path, str]]:
+    """As `load_all`, and by folder why the damaged ones were left out."""
     runs: dict[Path, Run | None] = {}
-    problems: list[AskewError] = []
+    problems: dict[Path, AskewError] = {}
     for folder in map(Path, folders):
         inside = sorted(folder.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime_ns, file))
         is_run = (folder / "run.toml").is_file() or not inside
@@ -282,13 +289,13 @@ def load_all(folders: Iterable[str | Path], check: Callable[[Run], object] = lam
                     if not (run_folder / "run.toml").is_file():
                         raise  # somebody named a wrong folder
                     runs[run_folder.resolve()] = None
-                    problems.append(e)
+                    problems[run_folder] = e
     whole = [run for run in runs.values() if run is not None]
     if problems and not whole:
-        raise problems[0]
-    for problem in problems:
-        warnings.warn(f"a run is left out: {problem}", StoreWarning, stacklevel=2)
-    return whole
+        raise next(iter(problems.values()))
+    for problem in problems.values():
+        warnings.warn(f"a run is left out: {problem}", StoreWarning, stacklevel=3)
+    return whole, {folder: str(problem) for folder, problem in problems.items()}
 
 
 def load_checked(folder: Path, check: Callable[[Run], object]) -> Run:

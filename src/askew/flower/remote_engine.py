@@ -70,7 +70,7 @@ class ClientScores(NamedTuple):
     """What a client's evaluation gives the server."""
 
     samples: int
-    scores: list[list[float]]  # by model: accuracy, loss and, where the test set is halved, the accuracy on one half
+    scores: list[list[float]]  # by model, as `Evaluator` gives them
 
 
 class RemoteEngine:
@@ -347,8 +347,9 @@ class RemoteEngine:
         read_tensors(reply, {}, sender)
         samples = read_value(reply, "samples", int, sender)
         scores = [read_value(reply, f"scores.{name}", list, sender) for name in models] if samples else []
-        count = 3 if self.registry.config.evaluation.halves else 2
-        may_be_nan = not self.run_numbers["classes"]  # without classes there is no accuracy
+        asked, classes = self.registry.config.evaluation, int(self.run_numbers["classes"])
+        count = 2 + asked.halves + 2 * classes * asked.per_class
+        may_be_nan = not classes  # without classes there is no accuracy
         is_score = lambda value: type(value) is float and (math.isfinite(value) or may_be_nan)
         if not all(len(row) == count and all(map(is_score, row)) for row in scores):
             raise InvalidMessage(

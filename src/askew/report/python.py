@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AlgorithmError, AskewError, Remark, StoreError
-from ..experiment.store import Record, Run, load_all
+from ..experiment.store import Record, Run, load_whole
 from .page import check_run
 from .runs import ComparisonTable, Runs
 
@@ -54,14 +54,16 @@ def report(*what: RunsOrFolders, out: str | Path = "report", title: str | None =
 
 def collect(what: Iterable[RunsOrFolders]) -> Runs:
     """The runs, and those in the folders, each once and in this order."""
-    runs: list[Run] = []
+    runs, broken = list[Run](), dict[Path, str]()
     for each in what:
         if isinstance(each, Run):
             runs.append(each)
         elif isinstance(each, (str, Path)):
-            runs += load_all([each], check_run)
+            whole, damaged = load_whole([each], check_run)
+            runs, broken = runs + whole, broken | damaged
         elif isinstance(each, Iterable):
-            runs += collect(each)
+            inner = collect(each)
+            runs, broken = runs + inner, broken | inner.broken
         else:
             raise StoreError(
                 f"a run, a run folder or a list of them is compared, got {type(each).__name__}; "
@@ -69,7 +71,7 @@ def collect(what: Iterable[RunsOrFolders]) -> Runs:
             )
     if not runs:
         raise StoreError("there is no run to compare; give runs, or folders that askew.run(…, out=…) made.")
-    return Runs({run.folder.resolve() if run.folder else id(run): run for run in runs}.values())
+    return Runs({run.folder.resolve() if run.folder else id(run): run for run in runs}.values(), broken=broken)
 
 
 def sweep(

@@ -7,37 +7,32 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Condition, Event, Thread
-from typing import Any
 
 from ..core.files import printable
 from ..errors import AskewError, StoreError
 from ..experiment.folder_lock import is_locked
-from ..experiment.store import SEALED, Record, Run, check_records, load_checked, parse_sealed
-from .columns import Columns
+from ..experiment.store import SEALED, Record, check_records, load_checked, parse_sealed
+from ..report.columns import Columns
+from ..report.views import BROKEN, READING, ShownRun, shown_columns
 
 DEPTH = 2  # folders between the folder that is watched and a run folder, at most, and that run folder
 PAUSE = 0.5  # seconds between two looks at runs that train
 YIELD = 0.001  # seconds after a run was read, in which requests are answered
 SLOW = 8  # looks, after which other runs are looked at too
 LARGEST_PART = 2**24  # bytes of new records that are read at once
-BROKEN, READING, GONE = "broken", "being read", "gone"  # states of a folder, beside those of a run
+GONE = "gone"  # the state of a folder that is no longer there
 
 Signature = tuple[tuple[int, int, int] | None, ...]  # of the files of a folder: when changed, how large, which file
 
 
-class WatchedRun:
-    """A run folder as it was last read. `problem` says why it cannot be read."""
+class WatchedRun(ShownRun):
+    """A run folder as it was last read."""
 
     def __init__(self, number: int, folder: Path, name: str) -> None:
-        self.number, self.folder, self.name = number, folder, name
+        super().__init__(number, name)
+        self.folder = folder
         self.version = 0  # of all that is watched, when this was last changed
         self.signature: Signature = ()
-        self.config: dict[str, Any] = {}
-        self.facts: dict[str, Any] = {}
-        self.federation: dict[str, Any] = {}
-        self.columns = Columns()
-        self.state, self.problem = READING, ""
-        self.begun = 0.0
         self.offset: int | None = None  # in rounds.jsonl, after the last record that was read; None: not known
 
     def refresh(self) -> bool:
@@ -68,14 +63,11 @@ class WatchedRun:
         self.offset = None
         try:
             built: list[Columns] = []
-            run = load_checked(self.folder, lambda run: built.append(check_shown(run)))
+            run = load_checked(self.folder, lambda run: built.append(shown_columns(run)))
         except AskewError as e:
             self.state, self.problem = BROKEN, printable(str(e))
             return
-        self.config, self.facts, self.federation = run.config, run.facts, run.federation
-        self.columns, self.problem = built[0], ""
-        self.state = str(run.facts.get("state") or ("finished" if run.finished else "interrupted"))
-        self.begun = (self.folder / "run.toml").stat().st_mtime
+        self.show(run, built[0])
 
     def _read_new_records(self) -> bool:
         """Add the records that were appended; says whether all of them are as they should be."""
@@ -103,16 +95,6 @@ def check_next(path: Path, records: list[Record], count: int) -> None:
     if [record.get("round") for record in records] != list(range(count + 1, count + len(records) + 1)):
         raise ValueError("other rounds")
     check_records(path, records)
-
-
-def check_shown(run: Run) -> Columns:
-    """The columns of a run; an error where what is shown of it cannot be shown."""
-    columns = Columns(run.rounds)
-    for table in ("data", "partition", "participation"):
-        dict(run.config[table])
-    sizes, labels = run.federation.get("sizes") or [], run.federation.get("labels") or []
-    sum(sizes), int(run.federation.get("clients") or 0), [sum(row) for row in labels]
-    return columns
 
 
 def file_signature(folder: Path) -> Signature:
