@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import html
 import importlib.util
 import io
 import json
@@ -128,7 +129,7 @@ def test_python_runs_and_prints_what_is_shown(page: Path, folder: Path, monkeypa
 
 
 # Without Jupyter: cells are executed in one module and an empty folder, as their kernel would do it, and of what the
-# last line shows only the text is made. `notebooks/execute.py` stores what Jupyter shows.
+# last line shows only the text and the HTML are made. `notebooks/execute.py` stores what Jupyter shows.
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebooks_run_and_show_what_is_stored(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +146,16 @@ def test_notebooks_run_and_show_what_is_stored(path: Path, folder: Path, monkeyp
             value = eval(compile(ast.Expression(last), name, "eval"), module.__dict__) if last else None
             if value is not None:
                 print(repr(value))
-        stored = [output.get("data", {}).get("text/plain") or output["text"] for output in cell["outputs"]]
-        text = "\n".join("".join(part).rstrip("\n") for part in stored)
+        outputs, where = cell["outputs"], f"{path.name}, code cell {number}"
+        assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs), where
+        text = "\n".join("".join(output.get("data", {}).get("text/plain") or output["text"]) for output in outputs)
         shown += bool(text)
-        assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in cell["outputs"])
-        check_output(without_varying(text), without_varying(printed.getvalue()), f"{path.name}, code cell {number}")
+        check_output(without_varying(text), without_varying(printed.getvalue()), where)
+        for page in [
+            "".join(output["data"]["text/html"]) for output in outputs if "text/html" in output.get("data", {})
+        ]:
+            words = (html.unescape(re.sub("<[^>]+>", "", part)) for part in (page, value._repr_html_()))
+            check_output(*map(without_varying, words), where)
     assert shown >= 5 and all(cell["execution_count"] for cell in cells)
 
 
