@@ -19,7 +19,7 @@ import pytest
 from processes import assert_none_left, processes_of
 
 from askew.errors import EngineError
-from askew.flower import guard, loopback
+from askew.flower import guard, launch, loopback
 from askew.flower.guard import (
     FLEET_PREFIX,
     MAX_REQUEST,
@@ -32,7 +32,8 @@ from askew.flower.guard import (
     find_owner,
 )
 from askew.flower.keys import temporary_keys
-from askew.flower.loopback import MARKER, PROCESSES, Loopback
+from askew.flower.launch import LIFELINE, MARKER
+from askew.flower.loopback import PROCESSES, Loopback
 
 needs_linux = pytest.mark.skipif(not can_identify_users(), reason="needs Linux")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
@@ -231,3 +232,30 @@ def test_processes_and_keys_end_with_a_starter_that_is_killed(tmp_path: Path) ->
         starter.send_signal(signal.SIGKILL)
     assert_none_left(home)
     assert not keys.exists()
+
+
+PROGRAM = """\
+import subprocess, sys, time
+sys.path.insert(0, sys.argv[1])  # as a script: without the package
+import launch
+launch.end_with_starter()
+print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@needs_linux
+def test_what_a_program_started_in_a_session_of_its_own_ends_with_the_starter() -> None:
+    """As the server apps of a SuperLink, which do not notice its end."""
+    theirs, ours = os.pipe()
+    env = {**os.environ, MARKER: "tests", LIFELINE: str(theirs)}
+    words = [sys.executable, "-c", PROGRAM, str(Path(launch.__file__).parent)]
+    with subprocess.Popen(
+        words, env=env, pass_fds=[theirs], start_new_session=True, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        child = int(program.stdout.readline())
+        os.close(theirs)
+        os.close(ours)  # as if the starter was killed
+        assert program.wait(30) == -signal.SIGTERM
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]

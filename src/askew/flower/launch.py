@@ -30,6 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+MARKER = "ASKEW_FEDERATION"  # environment variable by which all processes of one federation are found
 LIFELINE = "ASKEW_LIFELINE"  # environment variable: a pipe whose other end closes when the starter has ended
 KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is removed when the starter has ended
 lifeline: dict[str, str] = {}  # the two variables above, which programs that this one starts do not get
@@ -83,11 +84,35 @@ def end_with_starter() -> None:
             os.read(int(number), 1)  # returns when the other end is closed
         if keys:
             shutil.rmtree(keys, ignore_errors=True)
+        end_sessions()
         for number_of_signal in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(0, number_of_signal)
             time.sleep(STOP_SECONDS)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def end_sessions() -> None:
+    """End what a SuperLink started in sessions of their own: its server apps do not notice that it has ended."""
+    for number_of_signal in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + STOP_SECONDS
+        while (leaders := session_leaders()) and time.monotonic() < end:
+            for leader in leaders:
+                with suppress(ProcessLookupError):
+                    os.killpg(leader, number_of_signal)
+            time.sleep(1.0)
+
+
+def session_leaders() -> list[int]:
+    """The processes of this federation that have sessions of their own and no pipe to the starter."""
+    marker, found = f"{MARKER}={os.environ.get(MARKER)}".encode(), list[int]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            entries, process = path.read_bytes().split(b"\0"), int(path.parent.name)
+            watched = any(entry.startswith(f"{LIFELINE}=".encode()) for entry in entries)
+            if marker in entries and not watched and os.getsid(process) == process:
+                found.append(process)
+    return found
 
 
 # Flower's programs --------------------------------------------------------------------------------------------------
