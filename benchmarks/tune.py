@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import mean
 
 import askew
+from askew.experiment.contenders import METHODS, Contender, make_contender, score_run
 from askew.experiment.launch import FailedRun, run_each
-from askew.experiment.tune import METHODS, Contender, make_contender, score_run
 
 SKEWS = {
     "Dirichlet 0.1": {"name": "dirichlet", "alpha": 0.1},

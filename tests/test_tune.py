@@ -24,6 +24,7 @@ from askew.data.partition import Dirichlet
 from askew.errors import ConfigError
 from askew.experiment import process_state, tune
 from askew.experiment.config import Config, stored_tables
+from askew.experiment.contenders import Candidate, Score, keep_best, score_run
 from askew.experiment.halving import (
     Cost,
     Rung,
@@ -39,7 +40,7 @@ from askew.experiment.halving import (
 )
 from askew.experiment.launch import FailedRun, run_each
 from askew.experiment.round_timer import RoundTimer
-from askew.experiment.tune import Budget, Candidate, Score, Tuner, TuneResult, TuneStopped, keep_best, score_run
+from askew.experiment.tune import Budget, Tuner, TuneResult, TuneStopped
 
 TINY: dict[str, Any] = {
     "rounds": 4,
@@ -76,6 +77,9 @@ def test_a_plan_by_hand() -> None:
     assert plan is not None and plan.rounds == {"a": 9, "b": 9}
     assert make_plan(methods, 10, 3, budget=11) is None
     assert make_plan(methods, 10, 3) == make_plan(methods, 10, 3, budget=120)
+    without = make_plan({"a": Search(9), "b": Search(20)}, 9, 3)  # 20 of b train 3 rounds, 7 train 5 and 3 all of 9
+    assert without is not None and without.rungs["b"] == [Rung(20, 3), Rung(7, 5), Rung(3, 9)]
+    assert without.rungs["a"] == [Rung(9, 9), Rung(3, 9)]  # 81 rounds, and b has 60 + 14 + 12 = 86
 
 
 def test_a_run_costs_the_same_for_every_method() -> None:

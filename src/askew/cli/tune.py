@@ -180,8 +180,8 @@ def carry_out(tuner: Tuner, console: PlainConsole, command: str, out: Path) -> T
 
     try:
         result = tuner.run()
-    except TuneStopped as e:
-        exit_with_command(console, f"stopped in: {e}; all of it is stored", command)
+    except (TuneStopped, KeyboardInterrupt) as e:
+        exit_with_command(console, f"stopped{f' in {e}' if str(e) else ''}, all that was trained is stored", command)
     tuning = Tuning(result, out)
     write_winner(result.standings[0], out)
     tuning.write_curves(out)

@@ -298,7 +298,9 @@ class Federation:
         trained, held = (np.concatenate(each) for each in zip(*parts, strict=True))
         held = np.setdiff1d(held, trained)  # clients that share samples may train on what others hold out
         if not len(held):
-            raise DataError("clients hold out no sample that none of them trains on; set partition.overlap = false.")
+            raise DataError(
+                "no sample is held out that nobody trains on; take fewer clients, or set partition.overlap = false."
+            )
         return pool.select(held)
 
     @property

@@ -15,7 +15,7 @@ Jamieson, Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter O
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 KEPT = 3  # one setting in so many is kept after a rung
@@ -87,6 +87,11 @@ def shortest_rungs(settings: int, full: int) -> list[Rung]:
     return make_rungs(settings, max(1, math.ceil(full / KEPT ** (len(rung_sizes(settings)) - 1))), full)
 
 
+def usual_rungs(settings: int, full: int) -> list[Rung]:
+    """The rungs that are planned without a budget: nothing is dropped before a third of the rounds."""
+    return make_rungs(settings, math.ceil(full / KEPT), full)
+
+
 def longest_rungs(search: Search, full: int, allowance: float) -> list[Rung]:
     """The rungs with the longest first one that cost no more than this; the shortest ones if none do."""
     for first in range(full, 0, -1):
@@ -115,13 +120,15 @@ def seeds_cost(methods: Mapping[str, Search], full: Mapping[str, int], seeds: in
 def least_budget(methods: Mapping[str, Search], rounds: int, seeds: int) -> float:
     """What is needed for runs of so many rounds: an equal share for the search of every method, and fresh seeds."""
     full = full_lengths(methods, rounds)
-    return len(methods) * largest_search(methods, full) + seeds_cost(methods, full, seeds)
+    return len(methods) * largest_search(methods, full, shortest_rungs) + seeds_cost(methods, full, seeds)
 
 
-def largest_search(methods: Mapping[str, Search], full: Mapping[str, int]) -> float:
-    """What the most expensive of the methods' shortest searches costs: the least share that all can have."""
+def largest_search(
+    methods: Mapping[str, Search], full: Mapping[str, int], rungs: Callable[[int, int], list[Rung]]
+) -> float:
+    """What the most expensive of the methods' searches costs, with such rungs: a share that is enough for all."""
     return max(
-        search_cost(shortest_rungs(search.settings, full[name]), search.cost, search.restarts)
+        search_cost(rungs(search.settings, full[name]), search.cost, search.restarts)
         for name, search in methods.items()
     )
 
@@ -129,13 +136,13 @@ def largest_search(methods: Mapping[str, Search], full: Mapping[str, int]) -> fl
 def make_plan(methods: Mapping[str, Search], rounds: int, seeds: int, budget: float | None = None) -> Plan | None:
     """The schedule with the longest runs, of so many rounds at most, that the budget pays; None if it pays for none.
 
-    Without a budget runs have all rounds, and searches the shortest rungs of the largest one.
+    Without a budget runs have all rounds, and searches what the largest one needs with its usual rungs.
     """
     fits = (n for n in range(rounds, 0, -1) if budget is None or least_budget(methods, n, seeds) <= budget)
     if (length := next(fits, None)) is None:
         return None
     full = full_lengths(methods, length)
-    share = largest_search(methods, full)
+    share = largest_search(methods, full, usual_rungs)
     if budget is not None:
         share = (budget - seeds_cost(methods, full, seeds)) / len(methods)
     rungs = {name: longest_rungs(search, full[name], share) for name, search in methods.items()}
