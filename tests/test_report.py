@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
@@ -358,6 +359,14 @@ def test_many_runs_are_held_in_less_detail(make: Make, tmp_path: Path, monkeypat
     assert (run["turns"]["width"], run["turns"]["height"], run["turns"]["rounds"]) == (2, 2, 8)
     assert run["clients"]["classes"]["values"] == pytest.approx([(4 + 4) / 6, (2 + 9) / 6], abs=0.01)
     assert "of each at most 4 points of a curve and 2 by 2 cells of a heat map; askew watch shows all." in read.text
+
+
+def test_runs_of_one_name_are_shown_with_their_folders(make: Make, tmp_path: Path) -> None:
+    run = make()
+    assert run.folder is not None
+    copy = load(shutil.copytree(run.folder, tmp_path / "more" / run.name))
+    assert [shown.name for shown in page.shown_runs([run, copy])] == [f"runs/{run.name}", f"more/{run.name}"]
+    assert page.shown_runs([run])[0].name == run.name
 
 
 def test_tests_over_seeds_are_shown_where_there_are_enough(make: Make, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 import askew
 from askew.algorithms import algorithms
@@ -65,3 +68,17 @@ def test_images_in_bytes_give_the_same_model(engine: str) -> None:
         for name, device in (("sequential", "cpu"), (engine, "cuda"))
     ]
     assert max(float((runs[0].model[n] - v.cpu()).abs().max()) for n, v in runs[1].model.items()) < 1e-11
+
+
+@pytest.mark.parametrize("engine", ["sequential", "slots", "stacked"])
+def test_the_accuracy_of_each_class_is_that_of_its_predictions(engine: str) -> None:
+    """It is counted inside of the captured evaluation."""
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y, tested = torch.arange(60) % 3, torch.arange(25) % 2
+    data = askew.Dataset(askew.Samples(x, y), askew.Samples(x[:25], tested), classes=3)
+    common: dict[str, Any] = {"data": data, "model": nn.Linear(5, 3, dtype=torch.float64), "partition": "iid"}
+    common |= {"clients": 3, "rounds": 2, "lr": 0.5, "evaluation": {"per_class": True}, "progress": False}
+    run = askew.run("fedavg", engine={"name": engine, "device": "cuda", "dtype": "float64"}, **common)
+    right = (x[:25] @ run.model["weight"].cpu().T + run.model["bias"].cpu()).argmax(1) == tested
+    by_hand = {str(k): right[tested == k].double().mean().item() for k in (0, 1)}
+    assert run.rounds[-1]["class_accuracy"] == pytest.approx(by_hand | {"2": None}, abs=1e-15)

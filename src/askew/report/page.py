@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import zlib
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from math import floor, log10
@@ -90,8 +91,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str | None = None, br
     for picture in pictures:
         write_picture(picture, Path(folder))
     path = Path(folder) / "index.html"
-    shown = [shown_run(number, run) for number, run in enumerate(runs)]
-    data = page_data(shown, runs, groups, broken or {})
+    data = page_data(runs, groups, broken or {})
     write_text(path, single_page(*page_parts(groups, table(runs), pictures, title, data), to_json(data)))
     return path
 
@@ -101,7 +101,7 @@ def check_run(run: Run) -> None:
     import numpy as np
 
     groups = group_runs([run])
-    page_parts(groups, table([run]), [], None, page_data([shown_run(0, run)], [run], groups, {}))
+    page_parts(groups, table([run]), [], None, page_data([run], groups, {}))
     counts = {key: np.asarray(run.federation.get(key, []), dtype=float) for key in ("sizes", "labels")}
     if counts["sizes"].ndim != 1 or (counts["labels"].size and counts["labels"].shape[:1] != counts["sizes"].shape):
         raise ValueError("federation.json has not one size and one row of labels for each client")
@@ -112,22 +112,24 @@ def check_run(run: Run) -> None:
 # data ---------------------------------------------------------------------------------------------------------------
 
 
-def shown_run(number: int, run: Run) -> views.ShownRun:
-    """A run as the page shows it."""
-    shown = views.ShownRun(number, printable(run.name))
-    shown.show(run, views.shown_columns(run))
-    return shown
+def shown_runs(runs: Sequence[Run]) -> list[views.ShownRun]:
+    """Runs as the page shows them; where two have one name, with the names of the folders that they are in."""
+    names, found = Counter(run.name for run in runs), []
+    for number, run in enumerate(runs):
+        inside = f"{run.folder.parent.name}/" if run.folder and names[run.name] > 1 else ""
+        shown = views.ShownRun(number, printable(inside + run.name))
+        shown.show(run, views.shown_columns(run))
+        found.append(shown)
+    return found
 
 
-def page_data(
-    shown: Sequence[views.ShownRun], runs: Sequence[Run], groups: Sequence[RunGroup], broken: Broken
-) -> views.Answer:
+def page_data(runs: Sequence[Run], groups: Sequence[RunGroup], broken: Broken) -> views.Answer:
     """All that the page's script shows: the rows of all runs, and of each run what `askew watch` would send.
 
     Above MANY runs, curves have fewer points and heat maps fewer cells. At first the page shows a run of each method
     of the first federation.
     """
-    detail = views.FULL if len(shown) <= MANY else COARSE
+    shown, detail = shown_runs(runs), views.FULL if len(runs) <= MANY else COARSE
     unread = [
         views.ShownRun(len(shown) + n, printable(folder.name), views.BROKEN, printable(problem))
         for n, (folder, problem) in enumerate(broken.items())
