@@ -13,13 +13,14 @@ import json
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import AskewError, ConfigError
+from ..errors import AskewError, ConfigError, StoreWarning
 from .config import Config, plugin_fault
 from .contenders import Contender, check_over, choose_methods, keep_best, make_contender, score_run, use_all_samples
 from .extend import stored_reason
@@ -207,9 +208,14 @@ class Tuner:
         self.train(wanted, "search" if rounds == 1 else "probe", "try every method")
         costs = {name: Cost(*cost) for name, cost in self.state.get("costs", {}).items()}
         costs = costs if all(c.name in costs for c in self.left) else self.measure_costs()
+        reasons: dict[str, list[str]] = {}  # why longer runs begin anew, and the methods
         for c in self.left:
-            restarts = any(run.folder and stored_reason(run.folder) for run in c.trained.values())
-            c.search = Search(len(c.candidates), costs[c.name], restarts)
+            folders = [run.folder for run in c.trained.values() if run.folder]
+            reason = next(filter(None, map(stored_reason, folders)), "")
+            c.search = Search(len(c.candidates), costs[c.name], bool(reason))
+            reasons.setdefault(reason, []).append(c.name)
+        for reason, names in reasons.items():
+            self.remarks += [f"Rungs of {', '.join(names)} begin at the first round: {reason}."] if reason else []
         self.state["costs"] = costs
 
     def measure_costs(self) -> dict[str, Cost]:
@@ -246,6 +252,12 @@ class Tuner:
 
         In the search a method is out if all its settings fail.
         """
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*holds the first", StoreWarning)  # a remark says it once
+            return self.train_all(wanted, folder, what)
+
+    def train_all(self, wanted: Sequence[tuple[Contender, list[Config]]], folder: str, what: str) -> bool:
+        """As `train`, with all warnings."""
         owners = {config.name(): c for c, configs in wanted for config in configs}
         configs, searching = [config for _, its in wanted for config in its], folder != "evaluation"
         for run in self.launch(configs, self.out / folder, what, self.timer) if configs else ():
