@@ -43,7 +43,7 @@ import askew
 from askew.bench.baselines import LogitsNetwork, client_samples
 from askew.bench.workloads import LR, RandomSamples, find_workload
 from askew.data import files
-from askew.engine.distributed import process_group
+from askew.engine.process_group import process_group
 from askew.errors import did_you_mean
 from askew.experiment.build import build
 from askew.experiment.config import Config

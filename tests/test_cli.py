@@ -20,6 +20,7 @@ from rich.console import Console
 import askew
 from askew.cli.main import main
 from askew.cli.options import exit_with_command
+from askew.cli.progress import ProgressDisplay
 from askew.cli.training import DEMO_ROUNDS, DEMO_SEEDS
 from askew.data import files
 from askew.experiment import demo
@@ -404,7 +405,7 @@ def test_without_a_terminal_a_long_run_says_at_most_twenty_lines(invoke: Any) ->
 
 def test_on_a_terminal_bars_show_the_round_and_the_accuracy() -> None:
     console = Console(file=StringIO(), force_terminal=True, width=80, force_interactive=True, color_system=None)
-    with terminal.ProgressDisplay(console) as ticker:
+    with ProgressDisplay(console) as ticker:
         ticker.bars.auto_refresh = False
         askew.run("fedavg", **TINY, watch=ticker)
         ticker.bars.refresh()
@@ -417,7 +418,7 @@ def test_on_a_terminal_the_bar_names_a_run_as_the_table_does() -> None:
     configs = [
         askew.Config.build(TINY | {"algorithm": {"name": "fedavg", "server_scale": scale}}) for scale in (1.0, 2.0)
     ]
-    with terminal.ProgressDisplay(console, configs) as ticker:
+    with ProgressDisplay(console, configs) as ticker:
         ticker.bars.auto_refresh = False
         askew.run(configs[1], watch=ticker)
         ticker.bars.refresh()

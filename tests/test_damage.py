@@ -18,7 +18,7 @@ import askew
 from askew.cli.main import main
 from askew.core.files import read_tensors, tensors_sha256
 from askew.data import files
-from askew.data.partition import FromFile
+from askew.data.partition_file import FromFile
 from askew.errors import AskewError, DataError, StoreWarning
 from askew.experiment import checkpoint
 from askew.experiment.build import build

@@ -16,6 +16,7 @@ import torch
 from scipy import stats
 
 import askew
+from askew.cli.progress import ProgressDisplay
 from askew.core.types import State
 from askew.engine import accounting
 from askew.engine.accounting import epsilon, gaussian_epsilon
@@ -82,7 +83,7 @@ SLOW = [case for case in GRID[1::18] if case not in QUICK]
 def test_epsilon_agrees_with_dp_accounting(case: tuple[float, int, float, float, bool]) -> None:
     """To a hundredth; the package's steps of privacy loss are finer than ours."""
     noise, rounds, rate, delta, replaced = case
-    dp = pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    dp = pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install -e '.[dev]'")
     relation = dp.NeighboringRelation.REPLACE_ONE if replaced else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     loss = dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=5e-4, neighboring_relation=relation
@@ -98,7 +99,7 @@ def test_epsilon_agrees_with_dp_accounting_everywhere() -> None:
 
 
 def test_the_documented_numbers() -> None:
-    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    pytest.importorskip("dp_accounting", reason="needs dp-accounting: pip install -e '.[dev]'")
     page = (Path(__file__).parent.parent / "docs" / "privacy.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (known|secret, a tenth) \| (add_or_remove|replace) \| ([\d.]+) \|$", page, re.M)
     assert len(rows) == 8
@@ -421,7 +422,7 @@ def test_epsilon_is_shown(tmp_path: Path) -> None:
     run = askew.run({**TABLES, "privacy": {"clip": 0.05, "noise": 1.0}}, out=tmp_path)
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(terminal.run_details(run))
-    with terminal.ProgressDisplay(console) as show:
+    with ProgressDisplay(console) as show:
         show(run, None)
         show(run, run.rounds[-1])
     spent = f"{run.rounds[-1]['epsilon']:.3g}"

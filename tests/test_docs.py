@@ -4,9 +4,12 @@ exist, links lead somewhere.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import html
 import importlib.util
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -123,6 +126,37 @@ def test_python_runs_and_prints_what_is_shown(page: Path, folder: Path, monkeypa
             exec(compile(source, str(page), "exec", dont_inherit=True), module.__dict__)
         if block.output is not None:
             check_output(block.output, printed.getvalue(), f"{page.name}, line {block.line}")
+
+
+# Without Jupyter: cells are executed in one module and an empty folder, as their kernel would do it, and of what the
+# last line shows only the text and the HTML are made. `notebooks/execute.py` stores what Jupyter shows.
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run_and_show_what_is_stored(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    shown = 0
+    for number, cell in enumerate(cells, 1):
+        lines = ast.parse("".join(cell["source"]))
+        last = lines.body.pop().value if isinstance(lines.body[-1], ast.Expr) else None
+        name = f"/tmp/ipykernel_0/{number}.py"
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(compile(lines, name, "exec"), module.__dict__)
+            value = eval(compile(ast.Expression(last), name, "eval"), module.__dict__) if last else None
+            if value is not None:
+                print(repr(value))
+        outputs, where = cell["outputs"], f"{path.name}, code cell {number}"
+        assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs), where
+        text = "\n".join("".join(output.get("data", {}).get("text/plain") or output["text"]) for output in outputs)
+        shown += bool(text)
+        check_output(without_varying(text), without_varying(printed.getvalue()), where)
+        for page in [
+            "".join(output["data"]["text/html"]) for output in outputs if "text/html" in output.get("data", {})
+        ]:
+            words = (html.unescape(re.sub("<[^>]+>", "", part)) for part in (page, value._repr_html_()))
+            check_output(*map(without_varying, words), where)
+    assert shown >= 5 and all(cell["execution_count"] for cell in cells)
 
 
 def test_the_readme_shows_an_output_with_accuracies() -> None:
@@ -250,6 +284,15 @@ def test_commands_print_what_is_shown(
         printed = execute(step.command, capsys)
         if step.shown.strip():
             check_console(step, printed, f"{page}: $ {step.command}")
+
+
+def test_how_long_the_demonstration_takes_is_said_once() -> None:
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]
+    pages += [*DOCS.glob("*.md"), *(ROOT / "src" / "askew" / "cli").glob("*.py")]
+    parts = [part for page in pages for part in re.split(r"\n\s*\n", page.read_text(encoding="utf-8"))]
+    sentences = [sentence for part in parts for sentence in re.split(r"(?<=[.:!?])\s", " ".join(part.split()))]
+    times = [s for s in sentences if re.search(r"\bdemo", s) and re.search(r"\b(minutes?|seconds?)\b", s)]
+    assert len(times) == 1, times
 
 
 def test_the_ledger_that_is_shown_is_the_stored_one() -> None:

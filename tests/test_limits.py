@@ -25,7 +25,7 @@ from askew.cli.options import parse_time
 from askew.core import memory
 from askew.data import federation
 from askew.data.federation import CACHED_PLANS, Federation, LocalSettings
-from askew.engine import distributed
+from askew.engine import process_group
 from askew.engine.server import MODEL_NOT_FINITE, NOT_FINITE
 from askew.errors import AskewError, ConfigError, EngineError
 from askew.experiment import build as build_module
@@ -296,14 +296,14 @@ def refusals(keys: list[bytes], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What ranks say of their peers, each with a secret of its own; they are threads here, and lines are queues."""
     lines = {(a, b): Queue[torch.Tensor]() for a in range(len(keys)) for b in range(len(keys))}
     here = threading.local()
-    monkeypatch.setattr(distributed.dist, "send", lambda t, other: lines[here.rank, other].put(t))
-    monkeypatch.setattr(distributed.dist, "recv", lambda t, other: t.copy_(lines[other, here.rank].get(timeout=10)))
+    monkeypatch.setattr(process_group.dist, "send", lambda t, other: lines[here.rank, other].put(t))
+    monkeypatch.setattr(process_group.dist, "recv", lambda t, other: t.copy_(lines[other, here.rank].get(timeout=10)))
     said = [""] * len(keys)
 
     def check(rank: int) -> None:
         here.rank = rank
         try:
-            distributed.check_peers(rank, len(keys), keys[rank])
+            process_group.check_peers(rank, len(keys), keys[rank])
         except EngineError as e:
             said[rank] = str(e)
 
@@ -319,7 +319,7 @@ def test_worker_processes_refuse_who_does_not_know_their_secret(monkeypatch: pyt
     assert refusals([b"a", b"a", b"a"], monkeypatch) == ["", "", ""]
     impostor = refusals([b"a", b"b"], monkeypatch)
     assert "in the place of worker process 1" in impostor[0] and "in the place of worker process 0" in impostor[1]
-    proofs = {tuple(distributed.peer_proof(b"a", *pair).tolist()) for pair in ((0, 1), (1, 0), (0, 2))}
+    proofs = {tuple(process_group.peer_proof(b"a", *pair).tolist()) for pair in ((0, 1), (1, 0), (0, 2))}
     assert len(proofs) == 3  # none can be sent back, or sent on to somebody else
 
 

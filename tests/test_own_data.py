@@ -1,4 +1,4 @@
-"""Data of a user's own: files by name, natural clients by a column, what Python accepts, and what mistakes are told."""
+"""Data of a user's own: files by name, natural clients by a column, what Python accepts, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def archive(**arrays: Any) -> Callable[[Path], object]:
 
 
 def false_header(folder: Path) -> None:
-    """An archive with a header that tells of far more numbers than there are."""
+    """An archive with a header that states far more numbers than there are."""
     file = io.BytesIO()
     np.save(file, np.zeros(4))
     with zipfile.ZipFile(folder / "d.npz", "w") as packed:
@@ -296,6 +296,14 @@ def false_header(folder: Path) -> None:
 def damaged_picture(folder: Path) -> None:
     pictures(folder / "p", "a/1.png", "b/2.png")
     (folder / "p/a/0.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+
+
+def with_column(name: str, **values: str) -> str:
+    """ROWS with a further column before the sex, whose value each sex has."""
+    text = ROWS.replace("age", f"age,{name}")
+    for sex, value in values.items():
+        text = text.replace(f",{sex},", f",{value},{sex},")
+    return text
 
 
 def table(text: str) -> Callable[[Path], object]:
@@ -440,22 +448,12 @@ SHELL: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         "column 1 of patients.csv has no name, and the first line must name every column; name it, or leave it out",
     ),
     "thousands": (
-        table(
-            ROWS.replace("age", "age,pay")
-            .replace(",f,", ',"1,200",f,')
-            .replace(",m,", ',"3,400",m,')
-            .replace(",x,", ",1%,x,")
-        ),
+        table(with_column("pay", f='"1,200"', m='"3,400"', x="1%")),
         settings("csv", "patients.csv", **BOTH),
         "holds numbers as texts, such as '1,200'; write them as 1234.5",
     ),
     "dates": (
-        table(
-            ROWS.replace("age", "age,day")
-            .replace(",f,", ",2024-01-05,f,")
-            .replace(",m,", ",2024-02-07,m,")
-            .replace(",x,", ",2024-03-01,x,")
-        ),
+        table(with_column("day", f="2024-01-05", m="2024-02-07", x="2024-03-01")),
         settings("csv", "patients.csv", **BOTH),
         "holds dates as texts, such as '2024-01-05'; give numbers",
     ),
@@ -558,16 +556,16 @@ def test_samples_that_are_names_are_refused_when_the_dataset_is_made() -> None:
 
 
 def test_frames_and_parquet_files_are_the_csv_file(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="needs pandas: pip install -e '.[dev]'")
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[dev]'")
     file = write(tmp_path)
     frame, plain = pandas.read_csv(file), csv_source(file).read()
     found = [from_user(frame, client="hospital", label="outcome")]
     by_client = {name: part.drop(columns="hospital") for name, part in frame.groupby("hospital")}
     assert from_user(by_client, label="outcome").client_names == plain.client_names
-    if pytest.importorskip("pyarrow"):
-        frame.to_parquet(tmp_path / "p.parquet")
-        source = {"name": "parquet", "file": str(tmp_path / "p.parquet"), **BOTH}
-        found.append(Config.build({"data": source}).data.load(0, 0))
+    frame.to_parquet(tmp_path / "p.parquet")
+    source = {"name": "parquet", "file": str(tmp_path / "p.parquet"), **BOTH}
+    found.append(Config.build({"data": source}).data.load(0, 0))
     for other in found:
         assert torch.equal(other.train.x, plain.train.x) and torch.equal(other.train.y, plain.train.y)
         assert other.client_names == plain.client_names and other.class_names == plain.class_names
@@ -585,7 +583,9 @@ def test_frames_and_parquet_files_are_the_csv_file(tmp_path: Path) -> None:
 
 
 def test_a_column_of_a_hub_dataset_names_the_clients() -> None:
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip(
+        "datasets", reason="needs the Hugging Face datasets library: pip install -e '.[hub]'"
+    )
     rows = {"x": X.tolist(), "label": np.where(Y, "well", "ill").tolist(), "site": OWNER.tolist()}
     run = askew.run(data=datasets.Dataset.from_dict(rows), client="site", model="softmax", rounds=1)
     assert run.federation["client_names"] == ["east", "north", "south"]
@@ -594,7 +594,7 @@ def test_a_column_of_a_hub_dataset_names_the_clients() -> None:
 
 @pytest.mark.slow
 def test_a_transformer_is_a_network() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
     class Classifier(torch.nn.Module):

@@ -632,6 +632,8 @@ def test_curves_survive_being_stored() -> None:
         [50, 100],
         [0.2, 0.4],
     )
+    fewer = run_metrics(run_of(config, rounds_of([0.1, 0.98765, 0.3])), curves_every=2)
+    assert fewer["accuracy"] == "2:0.9877 3:0.3" and fewer["mean_accuracy_100"] == f"{(0.1 + 0.98765 + 0.3) / 3:.6g}"
     assert rounds_to([50, 100], [0.2, 0.4], 0.3) == 100 and rounds_to([50, 100], [0.2, 0.4], 0.5) is None
 
 

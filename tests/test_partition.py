@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from askew.core.rng import generator
 from askew.data import Digits, partitions
+from askew.data.assignment import Assignment, lognormal_sizes
 from askew.data.partition import (
-    Assignment,
     Dirichlet,
     DirichletPrior,
-    FromFile,
     Iid,
     LabelsPerClient,
     Lognormal,
@@ -27,9 +26,9 @@ from askew.data.partition import (
     Partition,
     Shards,
     deal_overlapping,
-    lognormal_sizes,
     serving_order,
 )
+from askew.data.partition_file import FromFile
 from askew.errors import ConfigError, DataError, UnknownName
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.array)

@@ -137,6 +137,14 @@ def test_texts_are_short_and_html_is_escaped(runs: askew.Runs, monkeypatch: pyte
     assert isinstance(runs[:2], askew.Runs) and runs[-1] is list(runs)[-1]
 
 
+def test_frames_are_those_of_pandas(runs: askew.Runs) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas: pip install -e '.[dev]'")
+    for frame in (runs.frame(), runs[0].frame(), runs.table().frame()):
+        assert isinstance(frame, pandas.DataFrame)
+    assert runs[0].frame()["accuracy"].tolist() == runs[0].curve("accuracy")[1]
+    assert set(runs.frame()["clients"]) == {2}
+
+
 def test_figures_and_frames(runs: askew.Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = runs.plot()
     assert figure._repr_png_().startswith(b"\x89PNG")  # by which a notebook shows it

@@ -28,7 +28,14 @@ from askew.reproduction.plan import prepare_reproduction
 from askew.reproduction.queue import read_queue
 from askew.reproduction.reproduce import reproduce
 from askew.reproduction.results import read_results
-from askew.reproduction.schedule import FEWEST_RUNS, PART_SECONDS, RunSchedule, ScheduledExperiment
+from askew.reproduction.schedule import (
+    FEWEST_RUNS,
+    PART_SECONDS,
+    STACKED_RUNS,
+    RunSchedule,
+    ScheduledExperiment,
+    whole_methods,
+)
 
 SMOKE = """
 [[entry]]
@@ -308,7 +315,7 @@ def test_parts_end_every_few_minutes_and_do_not_leave_the_gpu_idle(monkeypatch: 
     gpu = Simulation(monkeypatch, fixed=0.073, each=0.0137)  # FedDC's MLP on MNIST, 600 rounds
     ends = gpu.train(RunSchedule([scheduled("feddc/table1-mnist", "D1-15", "D2-15", "iid-15", seeds=2)], "nowhere"))
     sizes = [size for size, _ in ends]
-    assert sum(sizes) == 30 and all(size >= FEWEST_RUNS for size in sizes[1:-1])
+    assert sum(sizes) == 30 and all(size >= STACKED_RUNS for size in sizes[1:-1])
     times = [1000.0, *(end for _, end in ends)]
     assert all(after - before < 1.2 * PART_SECONDS for before, after in pairwise(times))
     # of runs that take long, as few at a time as the rule allows
@@ -345,3 +352,37 @@ def test_a_part_that_is_slower_than_expected_is_given_up_for_others(monkeypatch:
     schedule.on_loss([config])
     [experiment] = schedule.experiments
     assert [p.method for p in experiment.too_long] == ["FedAvg"] and not experiment.lost and not experiment.parts
+
+
+def test_runs_of_a_part_that_was_stopped_are_tried_in_a_smaller_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Simulation(monkeypatch, fixed=0.0, each=0.0)
+    experiment = scheduled("feddc/table1-mnist", "D1-15", "FedAvg", seeds=8)
+    schedule = RunSchedule([experiment], "nowhere", deadline=gpu.now + 200)
+    schedule.speeds = known_speeds("some GPU", "mlp", 1e8)  # far too fast
+    sizes = list[int]()
+    for configs in schedule.parts():
+        sizes.append(len(configs))
+        for t in range(1, 61):  # of 600 rounds, which take 0.05 seconds for each run, later a second
+            gpu.now += (0.05 if len(sizes) == 1 else 1.0) * len(configs)
+            for config in configs:
+                run: Any = SimpleNamespace(name=config.name(), rounds=[0] * t)
+                schedule.on_round(run, {"round": t})
+        assert schedule.is_hopeless(configs)
+        schedule.on_loss(configs)
+    assert sizes == [8, 2]
+    assert len(experiment.too_long) == 2 and len(experiment.waiting) == 6
+
+
+def test_runs_of_one_method_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Simulation(monkeypatch, fixed=0.05, each=0.03)  # 15 runs of 300 rounds end within PART_SECONDS
+    experiment = scheduled("fedpmvr/table1", "mnist-lenet-0.1", "mnist-lenet-0.3")  # planned seed by seed
+    schedule = RunSchedule([experiment], "nowhere")
+    schedule.speeds = known_speeds("some GPU", "lenet", 3e6)
+    parts, begin = list[list[str]](), schedule.begin
+    monkeypatch.setattr(schedule, "begin", lambda e, runs: parts.append([p.method for p in runs]) or begin(e, runs))
+    gpu.train(schedule)
+    assert sum(map(len, parts)) == 54 and len(parts) > 2
+    assert all(part.count(method) == 6 for part in parts for method in part)
+    # runs of one method that are too many for a part are cut evenly
+    many = scheduled("fedpmvr/table1", "mnist-lenet-0.1", "mnist-lenet-0.3", "FedAvg", seeds=9).waiting
+    assert [whole_methods(many, most) for most in (8, 10, 17, 18)] == [6, 9, 9, 18]

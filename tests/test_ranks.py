@@ -23,17 +23,11 @@ from askew.core.bank import Bank
 from askew.core.types import State
 from askew.data.dataset import Samples
 from askew.data.federation import LocalSettings
-from askew.engine import distributed
-from askew.engine.distributed import (
-    DistributedEngine,
-    PeerLost,
-    ProcessGroup,
-    SharedEvaluator,
-    balance_load,
-    close_sockets,
-)
+from askew.engine import distributed, process_group
+from askew.engine.distributed import DistributedEngine, SharedEvaluator, balance_load
 from askew.engine.evaluate import CHUNK, Evaluator
 from askew.engine.privacy import Privacy, PrivacyStage
+from askew.engine.process_group import PeerLost, ProcessGroup, close_sockets
 from askew.engine.server import Server
 from askew.errors import AlgorithmError, EngineError
 from askew.experiment import checkpoint
@@ -238,7 +232,7 @@ def test_without_shared_memory_rows_are_sent_and_the_bits_are_the_same(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, records = run_alone(algorithms[key]())
-    monkeypatch.setattr(distributed, "create_shared_file", lambda count: None)
+    monkeypatch.setattr(process_group, "create_shared_file", lambda count: None)
     other_state, other_records = run_on_ranks(algorithms[key](), 2)
     assert identical(other_state, state) and other_records == records
 
@@ -260,7 +254,7 @@ def test_shared_memory_grows_and_no_other_process_finds_it(tmp_path: Path, monke
         assert values == ([40, 41], [60, 61])
     assert not {path for path in {*Path("/dev/shm").iterdir()} - before if "tmp" in path.name or "askew" in path.name}
     other_machine = str(tmp_path / "elsewhere")  # a path that exists on another machine alone
-    monkeypatch.setattr(distributed, "path_of_file", lambda file: (other_machine, 1))
+    monkeypatch.setattr(process_group, "path_of_file", lambda file: (other_machine, 1))
     assert [area for _, area in on_ranks(2, lambda group: group, lambda group: group.shared_memory(4))] == [None, None]
     assert not Path(other_machine).exists()
 
@@ -342,11 +336,11 @@ def test_an_evaluation_on_ranks_gives_the_same_bits(count: int) -> None:
     server = make_server(FedAvg(), problem(FedAvg()), LOCAL)
     task, fed, rng = server.engine.task, server.fed, torch.Generator().manual_seed(0)
     samples = Samples(torch.randn(count, 4, generator=rng, dtype=torch.float64), torch.arange(count) % 3)
-    expected = Evaluator(task, fed, samples)(server.w, server.buffers)
+    expected = Evaluator(task, fed, samples, True, True)(server.w, server.buffers)
 
     def evaluate(pair: tuple[Server, ThreadGroup]) -> Tensor:
         own, group = pair
-        return SharedEvaluator(own.engine.task, own.fed, samples, group)(own.w, own.buffers)
+        return SharedEvaluator(own.engine.task, own.fed, samples, group, True, True)(own.w, own.buffers)
 
     for size in (2, 3):
         ranks = on_ranks(size, lambda group: (make_server(FedAvg(), problem(FedAvg()), LOCAL), group), evaluate)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -14,10 +17,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from askew.errors import StoreError
+import askew
+from askew.cli.main import main
+from askew.errors import StoreError, StoreWarning
 from askew.experiment.store import Run, load
 from askew.experiment.toml import to_toml
-from askew.report import figures, labels, table, terminal, write_figures, write_report
+from askew.report import figures, labels, page, table, terminal, views, write_figures, write_report
 from askew.report.figures import draw_pictures
 from askew.report.page import headline
 from askew.report.tables import group_runs
@@ -90,12 +95,13 @@ def make(tmp_path: Path) -> Make:
 class Reader(HTMLParser):
     """Collects tags and text, and refuses tags that are not closed in order."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.blocks: list[tuple[str, dict[str, str | None], str]] = []  # scripts and styles
         self.text = ""
-        self.feed(page)
+        self.feed(text)
         self.close()
         assert not self.open
 
@@ -108,18 +114,51 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open[-1:] not in (["style"], ["script"]):
+        if self.open[-1:] in (["style"], ["script"]):
+            self.blocks.append((*self.tags[-1], data))
+        else:
             self.text += data
 
 
-def report(runs: Sequence[Run], folder: Path, title: str | None = None) -> tuple[str, Reader]:
-    page = write_report(runs, folder, title).read_text(encoding="utf-8")
-    assert "http://" not in page and "https://" not in page
-    read = Reader(page)
-    sources = [value for _, attributes in read.tags for key, value in attributes.items() if key in ("src", "href")]
-    assert all(value and value.startswith("data:") for value in sources)
-    assert all(attributes.get("alt") for tag, attributes in read.tags if tag == "img")
-    return page, read
+def report(
+    runs: Sequence[Run], folder: Path, title: str | None = None, broken: dict[Path, str] | None = None
+) -> tuple[str, Reader]:
+    """The page and what a parser finds in it: nothing from elsewhere, and no script or style but its own."""
+    text = write_report(runs, folder, title, broken).read_text(encoding="utf-8")
+    assert "http://" not in text and "https://" not in text
+    read = Reader(text)
+    for tag, attributes in read.tags:
+        assert not {"style", "srcset", "ping", "action", "formaction"} & attributes.keys() and tag not in LOADING
+        assert not any(key.startswith("on") for key in attributes)
+        for value in (attributes.get(key) for key in ("src", "href")):
+            assert value is None or value.startswith("data:") or (tag == "a" and value.startswith("#"))
+        assert attributes.get("alt") if tag == "img" else True
+    assert_policy(read)
+    return text, read
+
+
+LOADING = {"iframe", "object", "embed", "base", "form", "video", "audio", "source"}  # tags that load or send something
+
+
+def assert_policy(read: Reader) -> None:
+    """The page's policy forbids all but its scripts and styles, which it names by their hashes."""
+    policies = [a["content"] or "" for _, a in read.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    parts = dict(part.split(" ", 1) for part in policies[0].split("; "))
+    assert len(policies) == 1 and parts["default-src"] == "'none'" and parts["img-src"] == "data:"
+    assert parts.keys() == {"default-src", "img-src", "style-src", "script-src", "base-uri", "form-action"}
+    for tag in ("style", "script"):
+        texts = [text for at, attributes, text in read.blocks if at == tag and "type" not in attributes]
+        hashed = [b64encode(sha256(text.encode()).digest()).decode() for text in texts]
+        assert parts[f"{tag}-src"] == " ".join(f"'sha256-{each}'" for each in hashed)
+        assert not any(re.search(r"url\(|@import|import\(|importScripts", text) for text in texts)
+    assert [a for tag, a in read.tags if tag == "script" and a] == [{"type": "application/json", "id": "data"}]
+
+
+def held_data(read: Reader) -> dict[str, Any]:
+    """What the page holds for its script, with the runs unpacked."""
+    (text,) = [text for tag, attributes, text in read.blocks if attributes.get("id") == "data"]
+    data: dict[str, Any] = json.loads(text)
+    return data | {"runs": [json.loads(zlib.decompress(b64decode(each))) for each in data["runs"]]}
 
 
 def test_one_run_by_hand(make: Make) -> None:
@@ -227,11 +266,11 @@ def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
         for name, best in (("fedavg", 0.6), ("feddyn", 0.8))
         for seed in (1, 2)
     ]
-    page, read = report(runs, tmp_path / "out")
+    text, read = report(runs, tmp_path / "out")
     assert "4 clients, Dirichlet α = 0.2, 50% take part each round · digits · mlp · 3 rounds · 2 seeds" in read.text
     assert "feddyn reaches 78.5 ± 0.7 % test accuracy, 20.0 points above fedavg." in read.text
     assert "Rounds are counted to 58.5 %, the peak of fedavg’s mean curve." in read.text
-    assert "<b>78.50</b>" in page and "<b>58.50</b>" not in page
+    assert "<b>78.50</b>" in text and "<b>58.50</b>" not in text
     assert sum(tag == "img" for tag, _ in read.tags) == 5
     for run in runs:
         assert f"askew run {run.folder}/run.toml" in read.text
@@ -240,18 +279,27 @@ def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
     for picture in draw_pictures(group_runs(runs)):  # a telephone shows them whole, legends and values too
         (legend, *_), width = [*picture.figure.legends, None], picture.figure.get_figwidth()
         assert width <= 7 and (legend is None or legend._loc == 3), picture.name
-    assert 'data-h="Best accuracy, %"' in page and "td::before { content: attr(data-h)" in page
-    assert "min-width: 480px" not in page
+    assert 'data-h="Best accuracy, %"' in text and "td::before { content: attr(data-h)" in text
+    assert "min-width: 480px" not in text
+    data = held_data(read)
+    assert [row["accuracy"] for row in data["rows"]] == [run.final_accuracy for run in runs]
+    curves, clients, turns = data["runs"][3].values()
+    assert curves["round"] == [1, 2, 3] and curves["bytes"] == [3e6, 6e6, 9e6] and curves["settings"]["seed"] == "2"
+    assert (curves["series"][0]["panel"], curves["series"][0]["y"]) == ("accuracy", [10, 78, 40])
+    assert clients["classes"]["values"] == [3, 1, 0, 3, 0, 4, 0, 3, 0, 0, 2, 3] and turns["window"] == [1, 3, 0, 3]
+    assert data["first"] == [0, 2]  # a run of each method
+    for form in ("\\begin{tabular}", "| Method | Best acc", "label,federation", "--figures pdf --size column"):
+        assert form in read.text
     assert "bars" not in {picture.name for picture in draw_pictures(group_runs(runs[:2]))}  # one method only
 
 
 def test_everything_is_escaped(make: Make, tmp_path: Path) -> None:
     nasty = "<script>alert('&')</script>"
-    page, read = report(
+    text, read = report(
         [make(nasty), make("_$x$ 数", partition={"name": '"><b>'})], tmp_path / "out", title="<i>A & B</i>"
     )
-    assert "<script>alert" not in page and nasty in read.text and "<i>A & B</i>" in read.text
-    assert sum(tag == "script" for tag, _ in read.tags) == 1
+    assert "<script>alert" not in text and nasty in read.text and "<i>A & B</i>" in read.text
+    assert held_data(read)["rows"][0]["method"] == nasty
 
 
 def test_a_lead_within_the_spread_is_called_so(make: Make) -> None:
@@ -280,6 +328,49 @@ def test_rounds_without_evaluation_and_regression(make: Make, tmp_path: Path) ->
     for record, loss in zip(run.rounds, (0.9, 0.5, 0.25), strict=True):
         record["loss"] = loss
     assert headline(table([run])) == "fedavg ends with a test loss of 0.25."
+
+
+def test_a_broken_folder_is_shown_as_broken(make: Make, tmp_path: Path) -> None:
+    broken = make().folder
+    assert broken is not None
+    (broken / "rounds.jsonl").write_text("nonsense\n")
+    make("fedcm", (), rounds=3, federation={})
+    assert main(["report", str(broken.parent), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    rows = held_data(Reader(text))["rows"]
+    assert [(row["name"], row["state"]) for row in rows] == [("1", "interrupted"), (broken.name, "broken")]
+    assert "line 1 is not the record of round 1" in rows[1]["problem"]
+    assert "1 run folder cannot be read: the table of runs says why." in text
+    with pytest.warns(StoreWarning, match="a run is left out"):
+        again = askew.report([broken.parent], out=tmp_path / "python")
+    assert held_data(Reader(again.read_text(encoding="utf-8")))["rows"] == rows
+
+
+def test_many_runs_are_held_in_less_detail(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves keep their peaks; the page says what it leaves out."""
+    monkeypatch.setattr(page, "MANY", 0)
+    monkeypatch.setattr(page, "COARSE", views.Detail(points=4, rounds=2, clients=2, classes=1))
+    monkeypatch.setattr(page, "draw_pictures", lambda groups: [])
+    accuracy = (0.1, 0.2, 0.9, 0.0, 0.4, 0.5, 0.3, 0.35)
+    _, read = report([make(accuracy=accuracy)], tmp_path / "out")
+    (run,) = held_data(read)["runs"]
+    assert run["curves"]["series"][0]["y"] == [10, 90, 0, 50, 30, 35]
+    assert (run["turns"]["width"], run["turns"]["height"], run["turns"]["rounds"]) == (2, 2, 8)
+    assert run["clients"]["classes"]["values"] == pytest.approx([(4 + 4) / 6, (2 + 9) / 6], abs=0.01)
+    assert "of each at most 4 points of a curve and 2 by 2 cells of a heat map; askew watch shows all." in read.text
+
+
+def test_tests_over_seeds_are_shown_where_there_are_enough(make: Make, tmp_path: Path) -> None:
+    gains = (0.10, 0.11, 0.12, 0.11)
+    runs = [make("fedavg", (0.5,), seed=seed) for seed in range(4)]
+    runs += [make("fedcm", (0.5 + gain,), seed=seed) for seed, gain in enumerate(gains)]
+    groups = group_runs(runs)
+    tests = page.seed_tests(groups)
+    html = page.tests_section(tests)
+    assert "Best accuracy against fedavg" in html and "+11.00" in html and "better" in html
+    assert "better than fedavg: paired t-tests over seeds" in page.paper_section(runs, table(runs), tests)
+    assert page.seed_tests(group_runs([runs[0], runs[4]])) == page.seed_tests(groups[:1]) == []
+    assert page.tests_section([]) == ""
 
 
 def test_no_rounds_and_no_federation(make: Make, tmp_path: Path) -> None:
@@ -311,8 +402,8 @@ def test_each_federation_has_its_pictures_and_table(
 ) -> None:
     monkeypatch.setattr(figures, "MAX_FEDERATIONS", 1)
     runs = [make(accuracy=(0.1, best), partition={"alpha": alpha}) for alpha, best in ((0.1, 0.3), (1.0, 0.8))]
-    page, read = report(runs, tmp_path / "out")
-    assert page.count('<table class="methods">') == 2 and "<b>" not in page  # nothing is best across federations
+    text, read = report(runs, tmp_path / "out")
+    assert text.count('<table class="methods">') == 2 and "<b>" not in text  # nothing is best across federations
     heading = "digits, 4 clients, Dirichlet α = {}, 50% take part each round"
     assert f"Accuracy: {heading.format(0.1)}" in read.text and f"Accuracy: {heading.format(1)}" not in read.text
     assert f"{heading.format(1)}: fedavg reaches 80.0 % test accuracy, at round 2 of 2." in read.text

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console, RenderableType
 
 from askew.core.records import NO_ANSWER, REPEATED
@@ -13,9 +15,7 @@ from askew.engine.answers import NOT_FINITE
 from askew.experiment.config import Config
 from askew.experiment.roll_call import call_round, call_run, data_share, name_clients, never_sentences, round_sentence
 from askew.experiment.store import Run
-from askew.report import table, terminal
-from askew.report.page import report_page
-from askew.report.tables import group_runs
+from askew.report import page, terminal, write_report
 
 SIZES = [10, 20, 30, 25, 15, 0]
 FEDERATION = {"clients": 6, "classes": 3, "shown": 6, "sizes": SIZES, "samples": 100}
@@ -99,11 +99,11 @@ def test_a_run_with_lost_answers_never_looks_like_a_plain_success() -> None:
     assert "1 of 1 lost answers of clients: askew show RUN" in printed(terminal.comparison([lossy]))
 
 
-def test_the_page_calls_the_roll() -> None:
+def test_the_page_calls_the_roll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = {}
     for name, run in (("lossy", make_run(LOSSY)), ("plain", make_run([record(1, [0, 1])]))):
-        groups = group_runs([run])
-        pages[name] = report_page(groups, table([run]), [], None)
+        monkeypatch.setattr(page, "draw_pictures", lambda groups: [])
+        pages[name] = write_report([run], tmp_path / name).read_text(encoding="utf-8").partition("<script")[0]
     assert "Answers of clients are missing in 1 of 1 run, up to 85% of the data of a round" in pages["lossy"]
     assert WARNING in pages["lossy"] and "no answer, 2 times: client 2 (2 times)" in pages["lossy"]
     assert "Lost answers" in pages["lossy"] and "oll-call" not in pages["plain"] and "Lost" not in pages["plain"]

@@ -217,6 +217,22 @@ def test_the_classes_that_the_fewest_clients_hold() -> None:
     }
 
 
+def test_the_accuracy_of_each_class_is_that_of_its_predictions_in_every_engine() -> None:
+    """A class without test samples has none; what is measured besides changes nothing of it."""
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y, tested = torch.arange(60) % 3, torch.arange(25) % 2
+    data = askew.Dataset(askew.Samples(x, y), askew.Samples(x[:25], tested), classes=3)
+    common: dict[str, Any] = {"data": data, "model": nn.Linear(5, 3, dtype=torch.float64), "partition": "iid"}
+    common |= {"clients": 3, "rounds": 2, "lr": 0.5, "progress": False}
+    for engine in ENGINES[:4]:
+        table = {"per_class": True, "halves": engine != "slots", "every": 2}
+        run = askew.run("fedavg", evaluation=table, engine={"name": engine, "dtype": "float64"}, **common)
+        right = (x[:25] @ run.model["weight"].T + run.model["bias"]).argmax(1) == tested
+        by_hand = {str(k): right[tested == k].double().mean().item() for k in (0, 1)}
+        assert run.rounds[-1]["class_accuracy"] == pytest.approx(by_hand | {"2": None}, abs=1e-15), engine
+        assert "class_accuracy" not in run.rounds[0] and run.rounds[-1]["accuracy"] == right.double().mean().item()
+
+
 def dataset_with_owners() -> Dataset:
     """Twenty clients with three training and two test samples each."""
     rng = np.random.default_rng(0)

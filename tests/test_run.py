@@ -28,13 +28,15 @@ from askew.data import Natural, Synthetic
 from askew.data.federation import Federation, LocalSettings
 from askew.engine.server import Server
 from askew.errors import ConfigError, EngineError, ModelError, StoreError
-from askew.experiment import checkpoint, process_tuning, store
+from askew.experiment import checkpoint, folder_lock, process_tuning
 from askew.experiment.api import OwnData, OwnNetwork
 from askew.experiment.build import build
 from askew.experiment.config import Config, load_config, set_key
 from askew.experiment.extend import end_file
+from askew.experiment.folder_lock import lock_folder
 from askew.experiment.run import ActiveRun, run_together
-from askew.experiment.store import append_lines, load, lock_folder, read_rounds, write_text
+from askew.experiment.store import append_lines, load, read_rounds, write_text
+from askew.experiment.sweep import load_sweep
 
 TINY = {
     "rounds": 3,
@@ -59,6 +61,21 @@ def test_the_stored_toml_reads_back_as_the_same_configuration() -> None:
     again = Config.build(tomllib.loads(config.toml()))
     assert again == config and again.name() == config.name()
     assert config.tables()["partition"]["name"] == "natural"  # what comes divided among clients stays so
+
+
+def test_another_method_of_a_stored_run_has_its_own_defaults(tmp_path: Path) -> None:
+    tables, stored = {**TINY, "participation": {}}, tmp_path / "run.toml"
+    (tmp_path / "rounds.jsonl").touch()
+    stored.write_text(Config.build(tables).toml())  # with every default
+    assert load_config(stored) == Config.build(tables)
+    chosen = {"algorithm": {"name": "scaffold"}, "participation": {"name": "full"}}  # SCAFFOLD weighs all alike
+    config = load_config(stored, ["algorithm.name=scaffold", "participation.name=full"])
+    assert config == Config.build({**tables, **chosen})
+    (swept,) = load_sweep(stored, ["participation.name=full"], ["algorithm.name=scaffold"])
+    assert swept == config
+    stored.write_text(Config.build({**tables, "algorithm": {"name": "fedprox", "mu": 0.5}}).toml())
+    with pytest.raises(ConfigError, match=r"unknown setting algorithm\.mu"):  # which somebody has set
+        load_config(stored, ["algorithm.name=scaffold"])
 
 
 def test_every_setting_of_a_run_is_stored_and_changes_the_name() -> None:
@@ -226,7 +243,7 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
 def test_without_fcntl_all_works_but_storing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: the module loads, and locking a folder is refused in one sentence."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    spec = importlib.util.spec_from_file_location("askew.experiment.store_elsewhere", store.__file__)
+    spec = importlib.util.spec_from_file_location("askew.experiment.lock_elsewhere", folder_lock.__file__)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
@@ -237,7 +254,7 @@ def test_without_fcntl_all_works_but_storing_runs(tmp_path: Path, monkeypatch: p
     ):
         pass
     assert not list(tmp_path.iterdir()) and not module.is_locked(tmp_path)
-    monkeypatch.setattr(store, "fcntl", None)
+    monkeypatch.setattr(folder_lock, "fcntl", None)
     assert askew.run(TINY).finished
     with pytest.raises(StoreError, match="POSIX"):
         askew.run(TINY, out=tmp_path)

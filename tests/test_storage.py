@@ -21,24 +21,17 @@ import torch
 import askew
 from askew.cli.main import main
 from askew.core.bank import Bank
-from askew.engine.distributed import create_shared_file
+from askew.engine.process_group import create_shared_file
 from askew.errors import ConfigError, EngineError, ModelError, StoreError, StoreWarning
 from askew.experiment import checkpoint, store
 from askew.experiment.build import build
-from askew.experiment.config import CHOICES, PLUGIN_PREFIX, Config, load_config
+from askew.experiment.config import CHOICES, Config, load_config
 from askew.experiment.conformal import conformal
 from askew.experiment.extend import end_file
+from askew.experiment.folder_lock import is_locked, lock_folder
+from askew.experiment.plugins import PLUGIN_PREFIX
 from askew.experiment.run_folder import stored_model
-from askew.experiment.store import (
-    is_locked,
-    load,
-    load_all,
-    lock_folder,
-    read_json,
-    read_rounds,
-    write_json,
-    write_lines,
-)
+from askew.experiment.store import load, load_all, read_json, read_rounds, write_json, write_lines
 from askew.experiment.toml import seal
 from askew.flower.client_state import FileStore
 from askew.kernels.interface import Kernels

@@ -19,11 +19,15 @@ import askew
 from askew.cli.main import main
 from askew.errors import ConfigError
 from askew.experiment import toml
-from askew.experiment.store import append_lines, lock_folder, write_json, write_lines
-from askew.watch import folders, server, views
-from askew.watch.columns import Columns, thin_out
+from askew.experiment.folder_lock import lock_folder
+from askew.experiment.store import append_lines, load_all, write_json, write_lines
+from askew.report import page, views
+from askew.report.columns import Columns, thin_out
+from askew.report.figures import accuracy_picture
+from askew.report.shell import LICENCE, STATIC
+from askew.watch import folders, server
 from askew.watch.folders import RunFolders, WatchedRun
-from askew.watch.server import FILES, STATIC, WatchServer
+from askew.watch.server import FILES, WatchServer
 from browser import CHROMIUM, Browser
 
 LABELS = [[6, 0], [0, 3], [1, 0], [0, 0]]
@@ -123,11 +127,9 @@ def test_clients_by_rounds_as_counted_by_hand(tmp_path: Path) -> None:
     assert views.details(run)["incidents"][0] == (3, lost.replace("2 of 3", "1 of 2"))
 
 
-def test_many_rounds_share_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "MOST_ROUNDS", 2)
-    monkeypatch.setattr(views, "MOST_CLIENTS", 2)
+def test_many_rounds_share_a_cell(tmp_path: Path) -> None:
     run = read(make_run(tmp_path / "run", [record(n, participants=[0] if n > 2 else [0, 1, 3]) for n in (1, 2, 3, 4)]))
-    cells = list(base64.b64decode(views.turns(run, [0] * 4)["cells"]))
+    cells = list(base64.b64decode(views.turns(run, detail=views.Detail(rounds=2, clients=2))["cells"]))
     assert cells == [255, 128, 128, 0] + [0] * 8  # of two clients in two rounds: 4, 2, 2 and 0 turns
 
 
@@ -141,28 +143,43 @@ def test_shares_of_turns_and_data_as_counted_by_hand(tmp_path: Path) -> None:
 
 def test_curves_by_round_byte_and_second_without_gaps() -> None:
     columns = Columns([record(1), record(2, accuracy=None), record(3, by={"a": 4, "b": True}, each=[5, 6])])
-    assert columns.points("accuracy", "round") == ([1, 3], [0.1, 0.3])
-    assert columns.points("accuracy", "bytes")[0] == [40, 120]
-    assert columns.points("loss", "seconds")[0] == [0.5, 1.0, 1.5]
-    assert columns.points("by.a", "round") == ([3], [4]) and columns.points("each.1", "round") == ([3], [6])
+    assert columns.points("accuracy") == ([1, 3], [0.1, 0.3])
+    assert columns.points("by.a") == ([3], [4]) and columns.points("each.1") == ([3], [6])
     assert "by.b" not in columns.numbers and columns.best == 0.3 and columns.totals == {"bytes": 120, "seconds": 1.5}
 
 
 def test_a_thinned_curve_keeps_its_ends_and_peaks() -> None:
-    x, y = list(map(float, range(1000))), [0.0] * 1000
+    y = [0.0] * 1000
     y[501], y[502] = 9.0, -9.0
-    at, values = thin_out(x, y, 20)
-    assert len(at) <= 22 and at == sorted(at) and (at[0], at[-1]) == (0, 999)
-    assert {501.0, 502.0} <= set(at) and {9.0, -9.0} <= set(values)
+    kept = thin_out(y, 20)
+    assert len(kept) <= 22 and kept == sorted(kept) and (kept[0], kept[-1]) == (0, 999) and {501, 502} <= set(kept)
 
 
-def test_settings_that_differ(root: Path) -> None:
-    rows = views.differences([read(root / "first"), read(root / "second")])
-    assert {row["key"]: row["values"] for row in rows} == {
-        "seed": ["0", "7"],
-        "rounds": ["3", "2"],
-        "algorithm.name": ["fedavg", "scaffold"],
-    }
+def test_accuracy_by_class_and_round_as_counted_by_hand(tmp_path: Path) -> None:
+    accuracies = [{"0": 0.0, "1": 1.0, "2": None}, {"0": 0.5, "1": 0.5, "2": None}, {"0": 1.0, "1": 0.25, "2": 1.0}]
+    rounds = [record(n, class_accuracy=table) for n, table in enumerate(accuracies, 1)]
+    run = read(make_run(tmp_path / "run", [*rounds, record(4)]))
+    sent = views.accuracy_by_class(run)
+    assert (sent["classes"], sent["rounds"], sent["names"]) == (3, [1, 2, 3], ["0", "1", "2"])
+    assert list(base64.b64decode(sent["cells"])) == [1, 128, 255, 255, 128, 64 + 1, 0, 0, 255]  # 1 + 254 a, 0: none
+    assert views.curves(run)["by_class"] == {"0": 1.0, "1": 0.25, "2": 1.0}
+    coarse = views.accuracy_by_class(run, views.Detail(rounds=1, classes=1))
+    mean = (0 + 1 + 0.5 + 0.5 + 1 + 0.25 + 1) / 7
+    assert list(base64.b64decode(coarse["cells"])) == [round(1 + 254 * mean)]
+    assert views.accuracy_by_class(read(make_run(tmp_path / "plain", [record(1)])))["classes"] == 0
+
+
+def test_curves_of_many_rounds_share_their_axes(tmp_path: Path) -> None:
+    """Each curve keeps its own peaks, and its points have places in the rounds, bytes and seconds so far."""
+    values = [0.1, 0.9, 0.2, 0.3, 0.1, 0.4, 0.2, 0.5]
+    rounds = [record(n, accuracy=a, loss=1 - a if n % 2 else None) for n, a in enumerate(values, 1)]
+    sent = views.curves(read(make_run(tmp_path / "run", rounds)), views.Detail(points=4))
+    assert (sent["round"], sent["bytes"]) == ([1, 2, 3, 5, 7, 8], [40, 80, 120, 200, 280, 320])
+    assert sent["seconds"] == [0.5, 1, 1.5, 2.5, 3.5, 4]
+    accuracy, loss = sent["series"]
+    assert (accuracy["at"], accuracy["y"]) == ([0, 1, 3, 5], [10, 90, 10, 50])
+    assert (loss["at"], loss["y"]) == ([0, 2, 3, 4], [0.9, 0.8, 0.9, 0.8])
+    assert sent["settings"]["seed"] == "0" and sent["settings"]["algorithm.name"] == "fedavg"
 
 
 # folders that change ------------------------------------------------------------------------------------------------
@@ -178,7 +195,7 @@ def test_an_appended_record_alone_is_read_and_a_dead_run_is_noticed(
         with monkeypatch.context() as patched:
             patched.setattr(WatchedRun, "_read_all", lambda run: pytest.fail("read as a whole"))
             append_lines(folder / "rounds.jsonl", [record(2), record(3)])
-            assert run.refresh() and run.columns.points("accuracy", "round")[1] == [0.1, 0.2, 0.3]
+            assert run.refresh() and run.columns.points("accuracy")[1] == [0.1, 0.2, 0.3]
             with open(folder / "rounds.jsonl", "a") as file:
                 file.write('{"round": 4, "parti')  # a line that is being written
             assert run.refresh() and run.columns.count == 3
@@ -226,8 +243,9 @@ def test_rows_and_broken_folders_as_they_are(served: WatchServer) -> None:
         by_name["broken"]["state"] == "broken" and "line 1 is not the record of round 1" in by_name["broken"]["problem"]
     )
     ids = f"{by_name['first']['id']},{by_name['second']['id']}"
-    accuracy = ask_json(served, f"panels?ids={ids}&over=bytes")[0]
-    assert [one["x"] for one in accuracy["series"]] == [[40, 80, 120], [40, 80]]
+    curves = ask_json(served, f"curves?ids={ids}")
+    assert [one["bytes"] for one in curves] == [[40, 80, 120], [40, 80]]
+    assert [one["series"][0]["at"] for one in curves] == [None, None]
 
 
 def test_an_event_comes_when_a_record_is_appended(served: WatchServer, root: Path) -> None:
@@ -275,7 +293,7 @@ def test_without_the_token_or_with_another_host_nothing_is_told(served: WatchSer
         ("turns?id=-1", "GET", 400),
         ("turns?id=99", "GET", 400),
         ("turns?id=0&first=1e9", "GET", 400),
-        ("panels?ids=0,x", "GET", 400),
+        ("curves?ids=0,x", "GET", 400),
         ("events?since=x", "GET", 400),
         ("runs", "POST", 501),
         ("runs", "DELETE", 501),
@@ -297,11 +315,11 @@ def test_nothing_is_inline_or_from_elsewhere(served: WatchServer) -> None:
         assert answer.status == 200 and answer.headers["X-Content-Type-Options"] == "nosniff"
         policy = answer.headers["Content-Security-Policy"]
         assert "unsafe" not in policy and "http" not in policy and "script-src 'self'" in policy
-    page = (STATIC / "index.html").read_text()
-    assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=|//", page)
-    own = "".join((STATIC / name).read_text() for name in ("page.js", "table.js", "heat.js"))
+    shell = (STATIC / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=|//", shell)
+    own = "".join((STATIC / name).read_text() for name in ("page.js", "table.js", "heat.js", "source.js"))
     assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|import\(", own)
-    assert {path.name for path in STATIC.iterdir()} == {file for file, _ in FILES.values()} | {"uplot-LICENSE.txt"}
+    assert {path.name for path in STATIC.iterdir()} == {file for file, _ in FILES.values()} | {LICENCE}
 
 
 def test_what_cannot_be_watched_is_one_sentence(
@@ -321,7 +339,10 @@ LEGEND = "[...document.querySelectorAll('[data-panel=accuracy] .u-legend .u-labe
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed")
-def test_the_page_in_a_browser(served: WatchServer, root: Path, tmp_path: Path) -> None:
+def test_the_page_in_a_browser(
+    served: WatchServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "draw_pictures", lambda groups: [accuracy_picture(groups)])  # the others take seconds
     browser = Browser(tmp_path / "profile")
     try:
         use_page(browser, served)
@@ -331,6 +352,7 @@ def test_the_page_in_a_browser(served: WatchServer, root: Path, tmp_path: Path) 
             "[...document.querySelectorAll('figure')].every(f => f.getBoundingClientRect().right <= 400)"
         )
         train_beside(browser, root)
+        open_report(browser, root, tmp_path / "report")
         assert browser.errors == []
         port = served.server_port
         for address in (f"http://foreign.test:{port}/{served.token}/", f"http://127.0.0.1:{port}/{'x' * 32}/"):
@@ -371,6 +393,28 @@ def use_page(browser: Browser, served: WatchServer) -> None:
         "(over => (over.value = 'bytes', over.dispatchEvent(new Event('change'))))(document.getElementById('over'))"
     )
     browser.wait("page.charts.get('accuracy')?.plot.data[0].at(0) === 40")
+
+
+def open_report(browser: Browser, root: Path, out: Path) -> None:
+    """Open a report of the same folders from its file, on a narrow screen: it shows the same, and asks for nothing."""
+    assert main(["report", str(root), "--out", str(out)]) == 0
+    runs = load_all([root / "first", root / "second"])
+    browser.open((out / "index.html").as_uri())
+    browser.wait(f"location.protocol === 'file:' && document.readyState === 'complete' && ({LEGEND}).length === 3")
+    assert sorted(browser.value(NAMES)) == sorted(["broken", *(run.name for run in runs)])
+    accuracy = "[...table.rows.values()].filter(row => row.state !== 'broken').map(row => [row.name, row.accuracy])"
+    assert browser.value(accuracy) == [[run.name, run.final_accuracy] for run in runs]
+    cells = "[...document.querySelectorAll('#runs tbody tr:not(.space)')].map(tr => tr.textContent).join()"
+    assert all(f"{100 * (run.final_accuracy or 0):.1f}" in browser.value(cells) for run in runs)
+    assert "line 1 is not the record of round 1" in browser.value("document.getElementById('broken').textContent")
+    browser.wait("page.turns.cells.length === 3 * 4 * 3 && document.getElementById('turns').height > 100")
+    browser.value("(page.zoom = [2, 3, 1, 2], refresh())")  # rounds 2 and 3 of clients 1 and 2
+    browser.wait("page.turns.width === 2")
+    assert browser.value("[...page.turns.cells]") == [255, 255] + [0] * 10
+    browser.value("choose([...table.rows.values()].find(row => row.name === 'first').id)")
+    browser.wait(f"({LEGEND}).length === 2")
+    assert browser.value("performance.getEntriesByType('resource').filter(one => !one.name.startsWith('data:'))") == []
+    assert browser.value("document.documentElement.scrollWidth <= 400")
 
 
 def train_beside(browser: Browser, root: Path) -> None:

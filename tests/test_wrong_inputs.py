@@ -1011,7 +1011,7 @@ CASES = [
         "page cut",
         "show RUN",
         "run.toml",
-        "does not tell a whole run",
+        "does not describe a whole run",
         "remove the folder",
         damage("run.toml", lambda t: t.partition("\n")[2][:9]),
     ),

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from .core.space import Space
     from .core.task import Task
     from .core.types import Affine, Batch, Client, Cohort, Number, Part, State
+    from .data.assignment import Assignment
     from .data.dataset import Dataset, NaturalSource, Samples, Source
-    from .data.partition import Assignment, Partition
+    from .data.partition import Partition
     from .experiment.api import run
-    from .experiment.config import Config, load_config, register
+    from .experiment.config import Config, load_config
+    from .experiment.plugins import register
     from .experiment.process_tuning import tune_process
     from .experiment.store import Run, load
     from .models import Network
@@ -75,7 +77,7 @@ __all__ = [
 ]
 
 # Public names by the module that defines them: it is imported when one is first used, since torch takes seconds to
-# load. The imports above tell type checkers the same; a test compares the two.
+# load. The imports above are the same for type checkers; a test compares the two.
 HOMES = {
     "core.algebra": ("dot", "norm"),
     "core.algorithm": ("Algorithm", "Gradient"),
@@ -85,9 +87,11 @@ HOMES = {
     "core.task": ("Task",),
     "core.types": ("Affine", "Batch", "Client", "Cohort", "Number", "Part", "State"),
     "data.dataset": ("Dataset", "NaturalSource", "Samples", "Source"),
-    "data.partition": ("Assignment", "Partition"),
+    "data.assignment": ("Assignment",),
+    "data.partition": ("Partition",),
     "experiment.api": ("run",),
-    "experiment.config": ("Config", "load_config", "register"),
+    "experiment.config": ("Config", "load_config"),
+    "experiment.plugins": ("register",),
     "experiment.process_tuning": ("tune_process",),
     "experiment.store": ("Run", "load"),
     "models": ("Network",),
@@ -97,14 +101,14 @@ HOMES = {
     "report.runs": ("Runs",),
     "report.tuning": ("Tuning",),
 }
-ROOMS = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation", "report")
+PACKAGES = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation", "report")
 
 
 if not TYPE_CHECKING:  # or type checkers would take every name for a public one
 
     def __getattr__(name: str) -> Any:
         """A public name or a package of askew, which is imported now."""
-        if name in ROOMS:
+        if name in PACKAGES:
             return import_module(f".{name}", __name__)
         for home, names in HOMES.items():
             if name in names:

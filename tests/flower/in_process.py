@@ -103,7 +103,7 @@ def write_config(tables: dict[str, Any], folder: Path) -> Path:
 
 def encode_as_flower(payload: Payload) -> RawPayload:
     """The payload through the bytes in which Flower's processes exchange records."""
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 

@@ -145,7 +145,7 @@ def test_faults_are_not_put_into_real_answers_and_the_limit_can_be_set(tmp_path:
 
 
 def test_the_console_says_after_every_round_whose_answers_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
     from askew.flower import server_app
 
     lines: list[tuple[int, str]] = []

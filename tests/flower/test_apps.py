@@ -23,7 +23,7 @@ from askew.flower import FLOWER, client_state, launch, require_flower
 from askew.flower.app import PACKAGE, write_app
 from askew.flower.rules import DeploymentRules
 
-pytest.importorskip("flwr", reason="needs the extra flower")
+pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
 
 from flower_grid import InProcessGrid, run_apps, task_identity  # noqa: F401 - the fixture is used by name
 from flwr.app import Context, Error, Message, RecordDict

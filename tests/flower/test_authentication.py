@@ -16,7 +16,7 @@ from askew.experiment.store import load
 from askew.flower.app import write_app
 from askew.flower.rules import DeploymentRules
 
-pytest.importorskip("flwr", reason="needs the extra flower")
+pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
 
 from askew.flower.keys import make_keys
 from askew.flower.loopback import HOST, Loopback, free_port

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -11,9 +13,11 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import pytest
 from in_process import largest_difference, simulate, small_run, write_config
 from processes import assert_none_left, on_request, processes_of
@@ -22,9 +26,12 @@ from safetensors.torch import load_file
 from askew import flower
 from askew.cli.main import main
 from askew.experiment import checkpoint
-from askew.experiment.store import is_locked, load, lock_folder, write_json
+from askew.experiment.config import load_config
+from askew.experiment.folder_lock import is_locked, lock_folder
+from askew.experiment.store import load, write_json
 from askew.experiment.toml import seal
 from askew.flower import app
+from askew.flower.deployment_data import read_config
 from askew.flower.loopback import PROCESSES, Loopback, RunProgress
 from askew.flower.transport import WAITING
 from askew.report import terminal
@@ -67,6 +74,27 @@ def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # apps -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_deploys_a_run_in_which_several_clients_train(folder: Path) -> None:
+    """Its commands one after the other, but for those that train: a run is stored, its file is deployed."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    run, up, written = (
+        shlex.split(re.findall(rf"^\$ askew ({words} .*)$", readme, re.MULTILINE)[0], comments=True)
+        for words in ("run", "deploy up", "deploy app")
+    )
+    config = load_config(None, [text for word, text in pairwise(run) if word == "--set"])
+    stored = folder / "runs" / config.name()
+    stored.mkdir(parents=True)
+    (stored / "run.toml").write_text(config.toml())
+    (stored / "rounds.jsonl").touch()
+    (source,) = folder.glob(up[2])  # as a shell finds it
+    options = [word for word in up[3:] if word != "--secure"]
+    assert main([*written[:2], str(source), written[3], *options]) == 0
+    deployed = read_config(folder / written[3] / "askew_app" / "run.toml")
+    count = deployed.client_count
+    for n in range(1, 6):
+        assert len(deployed.participation.sample(0, n, np.arange(count), count)) == 3
 
 
 def test_an_app_is_written_without_flower(folder: Path, no_flower: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,7 +139,7 @@ def test_without_a_test_set_at_the_server_the_clients_evaluate(tmp_path: Path) -
         x, y = samples_of(i)
         return (x, y), None, None if i == 2 else (x[: 3 + i], y[: 3 + i])  # client 2 has no test set
 
-    tables = small_run(VARIANTS["fedavg"], model={"name": "softmax"})
+    tables = small_run(VARIANTS["fedavg"], model={"name": "softmax"}, evaluation={"per_class": True})
     deployed, transport, warnings = deploy(tables, tmp_path, data=DataModule(client))
     x, y = (torch.cat([samples_of(i)[part][: 3 + i] for i in (0, 1, 3, 4)]) for part in (0, 1))
     assert warnings == [] and models_equal(deployed.model, simulate(tables).model)
@@ -148,6 +148,8 @@ def test_without_a_test_set_at_the_server_the_clients_evaluate(tmp_path: Path) -
     accuracy, loss = (logits.argmax(1) == y).double().mean().item(), torch.nn.functional.cross_entropy(logits, y).item()
     last = deployed.rounds[-1]
     assert (last["accuracy"], last["loss"]) == (pytest.approx(accuracy), pytest.approx(loss, rel=1e-5))
+    right = (logits.argmax(1) == y).double()
+    assert last["class_accuracy"] == pytest.approx({str(k): right[y == k].mean().item() for k in range(3)})
     assert {client for kind, client, _ in transport.sent if kind == "evaluate"} == {0, 1, 2, 3, 4}
 
 

@@ -29,7 +29,7 @@ from askew.flower.app import PACKAGE, write_app
 from askew.flower.rules import DeploymentRules
 from process_tree import process_tree
 
-pytest.importorskip("flwr", reason="needs the extra flower")
+pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
 
 from faulty_client import CLIENT_SOURCE, FOLDER_VARIABLE
 

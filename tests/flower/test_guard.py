@@ -19,7 +19,7 @@ import pytest
 from processes import assert_none_left, processes_of
 
 from askew.errors import EngineError
-from askew.flower import guard, loopback
+from askew.flower import guard, launch, loopback
 from askew.flower.guard import (
     FLEET_PREFIX,
     MAX_REQUEST,
@@ -32,7 +32,8 @@ from askew.flower.guard import (
     find_owner,
 )
 from askew.flower.keys import temporary_keys
-from askew.flower.loopback import MARKER, PROCESSES, Loopback
+from askew.flower.launch import LIFELINE, MARKER
+from askew.flower.loopback import PROCESSES, Loopback
 
 needs_linux = pytest.mark.skipif(not can_identify_users(), reason="needs Linux")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
@@ -158,7 +159,7 @@ def test_requests_of_other_users_and_machines_are_refused(monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_another_user_reaches_neither_the_superlink_nor_a_node(tmp_path: Path) -> None:
     """List and start runs, and take a node's tasks, as a user without rights; and a huge request of one's own."""
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
     with Loopback(tmp_path, 1, env={"OMP_NUM_THREADS": "1"}) as link:
         command = [str(word) for word in link.running["node-0"].args]  # type: ignore[union-attr]
         ports = {
@@ -183,7 +184,7 @@ def test_another_user_reaches_neither_the_superlink_nor_a_node(tmp_path: Path) -
 def test_a_second_start_is_refused_while_processes_of_the_first_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
     monkeypatch.setattr(loopback, "STOP_SECONDS", 0.1)
     (tmp_path / PROCESSES).write_text('{"marker": "first"}')
     with subprocess.Popen(["sleep", "60"], env={**os.environ, MARKER: "first"}) as left:
@@ -199,7 +200,7 @@ def test_a_second_start_is_refused_while_processes_of_the_first_live(
 
 
 def test_keys_of_one_start_are_private_and_removed() -> None:
-    pytest.importorskip("cryptography", reason="needs the extra flower")
+    pytest.importorskip("cryptography", reason="needs cryptography: pip install -e '.[flower]'")
     with temporary_keys(1) as keys:
         folder = keys.folder
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and (folder / "node-0").is_file()
@@ -220,7 +221,7 @@ with temporary_keys(1) as keys, Loopback(Path(sys.argv[1]), 1, keys=keys):
 @pytest.mark.slow
 @needs_linux
 def test_processes_and_keys_end_with_a_starter_that_is_killed(tmp_path: Path) -> None:
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
     with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         keys, home = Path(starter.stdout.readline().strip()), tmp_path / "flwr"
@@ -231,3 +232,30 @@ def test_processes_and_keys_end_with_a_starter_that_is_killed(tmp_path: Path) ->
         starter.send_signal(signal.SIGKILL)
     assert_none_left(home)
     assert not keys.exists()
+
+
+PROGRAM = """\
+import subprocess, sys, time
+sys.path.insert(0, sys.argv[1])  # as a script: without the package
+import launch
+launch.end_with_starter()
+print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@needs_linux
+def test_what_a_program_started_in_a_session_of_its_own_ends_with_the_starter() -> None:
+    """As the server apps of a SuperLink, which do not notice its end."""
+    theirs, ours = os.pipe()
+    env = {**os.environ, MARKER: "tests", LIFELINE: str(theirs)}
+    words = [sys.executable, "-c", PROGRAM, str(Path(launch.__file__).parent)]
+    with subprocess.Popen(
+        words, env=env, pass_fds=[theirs], start_new_session=True, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        child = int(program.stdout.readline())
+        os.close(theirs)
+        os.close(ours)  # as if the starter was killed
+        assert program.wait(30) == -signal.SIGTERM
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]

@@ -23,7 +23,7 @@ from askew.experiment.store import Run, load
 from askew.flower.app import write_app
 from askew.flower.rules import DeploymentRules
 
-pytest.importorskip("flwr", reason="needs the extra flower")
+pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
 
 from askew.flower.loopback import Loopback
 
@@ -104,7 +104,7 @@ def check_secure_sum(federation: MeasuredFederation, folder: Path) -> None:
 
 @on_request
 def test_flowers_own_simulation_plays_the_same_app(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs flwr[simulation]")
+    pytest.importorskip("ray", reason="needs Ray: pip install 'flwr[simulation]'")
     tables = wide_full_run("moon", rounds=3)
     with Loopback(tmp_path / "flower", 0, env={"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}) as link:
         (tmp_path / "flower" / "flwr" / "config.toml").write_text(

@@ -28,7 +28,7 @@ from askew.flower.app import write_app
 from askew.flower.rules import DeploymentRules
 from process_tree import process_tree
 
-pytest.importorskip("flwr", reason="needs the extra flower")
+pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
 
 from askew.flower.keys import temporary_keys
 from askew.flower.loopback import Loopback

@@ -73,7 +73,7 @@ def test_rounds_that_the_run_does_not_have_are_refused(round: int, tmp_path: Pat
 
 def test_two_secure_sums_of_a_round_do_not_tell_a_client_apart(tmp_path: Path) -> None:
     """A server that forgets its run and asks again without client 4 would learn client 4's update by subtraction."""
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
 
     class WithoutOne(InProcessTransport):
         def connected_nodes(self) -> list[int]:
@@ -89,7 +89,7 @@ def test_two_secure_sums_of_a_round_do_not_tell_a_client_apart(tmp_path: Path) -
 
 def test_a_secure_sum_that_is_asked_for_again_is_the_same(tmp_path: Path) -> None:
     """A server that was killed in the last stage of a sum runs the round again, and all stages have their answers."""
-    pytest.importorskip("flwr", reason="needs the extra flower")
+    pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
     tables, secrets = uniform_run({"secure": True, "fewest": 2}, rounds=1), dict[int, dict[str, Any]]()
 
     def interrupt(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:

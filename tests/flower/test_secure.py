@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from askew.experiment.store import load
 from askew.flower.wire import InvalidMessage, Payload, RawPayload
 
-pytest.importorskip("flwr", reason="needs the extra flower")
+pytest.importorskip("flwr", reason="needs Flower: pip install -e '.[flower]'")
 
 from flower_grid import run_apps, task_identity  # noqa: F401 - the fixture is used by name
 

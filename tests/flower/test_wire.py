@@ -139,7 +139,7 @@ def test_a_number_of_another_type_is_refused(value: object) -> None:
 
 
 def test_records_of_other_kinds_are_refused() -> None:
-    flwr = pytest.importorskip("flwr.app", reason="needs the extra flower")
+    flwr = pytest.importorskip("flwr.app", reason="needs Flower: pip install -e '.[flower]'")
     for records in (
         flwr.RecordDict(),
         flwr.RecordDict({"arrays": flwr.ConfigRecord(), "numbers": flwr.ConfigRecord()}),

@@ -78,4 +78,9 @@ def test_the_spread_over_clients_is_of_those_that_trained() -> None:
         w = client_row(server.privates, i)["w"]
         accuracies.append(float(((x @ w[:12].view(3, 4).T + w[12:]).argmax(1) == y).double().mean()))
     assert found["client_accuracy_mean"] == pytest.approx(sum(accuracies) / 3)
+    evaluator, (x, y) = Evaluator(task, problem.fed, problem.fed.test, per_class=True), problem.fed.test
+    shares = evaluate_clients(evaluator, server.w, server.buffers, server.private, server.privates)[2:]
+    models = [client_row(server.privates, i)["w"] for i in (0, 1, 3)]
+    right = torch.stack([(x @ w[:12].view(3, 4).T + w[12:]).argmax(1) == y for w in models]).double()
+    assert (shares[:3] / shares[3:]).tolist() == pytest.approx([float(right[:, y == k].mean()) for k in range(3)])
     assert found["client_accuracy_worst10"] == min(accuracies)

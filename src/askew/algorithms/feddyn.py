@@ -78,7 +78,7 @@ class FedDyn(Algorithm):
 
 
 class LogAll(FedDyn):
-    """The server remembers every client's latest model, and their mean is measured too."""
+    """The server keeps every client's latest model, and their mean is measured too."""
 
     def server_state(self, space: Space) -> State:
         return super().server_state(space) | {"all": space.start.double()}

@@ -4,7 +4,7 @@
     α = argmin over the simplex of ‖Σ α_i u_i‖²,    u = Σ α_i u_i,    w ← w − η_s (u + wd · w)
 
 Moroni, Tereshko, course project report (MLDL24), after Désidéri, Multiple-gradient descent algorithm, 2012. The length
-of u (at most 1) is kept. The report speaks of one back-propagation (`single_gradient`: the full gradient at w, what the
+of u (at most 1) is kept. The report mentions one back-propagation (`single_gradient`: the full gradient at w, what the
 descent guarantee supposes), its code averages over the steps (default). The minimum-norm point is exact (Wolfe);
 `solver = "slsqp"` is the report's route. ‖u‖ < 1e-8 is Pareto-stationary: no step.
 """

@@ -72,7 +72,7 @@ class Scaffold(FedAvg):
 
 
 def mean_gradient(theta: Tensor, client: Client, norm: str, rate: str) -> Tensor:
-    """(w − θ)/(K η): the mean gradient of the round, as its displacement tells it; K and η by their readings."""
+    """(w − θ)/(K η): the mean gradient of the round, as its displacement gives it; K and η by their readings."""
     length = client.tau if norm == "nova" else client.steps
     return (client.w - theta) / (length * (client.lr if rate == "current" else client.lr0))
 

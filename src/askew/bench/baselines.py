@@ -185,7 +185,7 @@ def with_fedlab(name: str, rounds: int, device: str, on_round_end: OnRoundEnd) -
     handler = load("fedlab.contrib.algorithm.basic_server").SyncServerHandler(
         LogitsNetwork(name), rounds, sample_ratio=1.0, cuda=cuda
     )
-    handler.round_clients = workload.clients  # which it would take for one, or not know, by version
+    handler.round_clients = workload.clients  # which it would take for one, or not have, by version
     pipeline = load("fedlab.core.standalone").StandalonePipeline(handler, trainer)
     pipeline.evaluate = on_round_end
     pipeline.main()

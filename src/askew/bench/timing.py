@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ..engine.base import finished_time
 from ..engine.choose import EngineSettings
-from ..engine.distributed import ProcessGroup, process_group
+from ..engine.process_group import ProcessGroup, process_group
 from ..errors import ConfigError
 from ..experiment.build import BuiltRun, build, device_of
 from ..experiment.config import Config

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ..errors import ConfigError
 from ..experiment import conformal as library
-from ..experiment.config import load_plugin
 from ..experiment.conformal import METHODS, Conformal
+from ..experiment.plugins import load_plugin
 from ..experiment.store import load_all, write_atomic
 from ..report import tables, terminal
 from ..report.figures import coverage_picture

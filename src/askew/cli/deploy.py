@@ -20,8 +20,9 @@ from rich.text import Text
 
 from ..errors import ConfigError
 from ..experiment.config import load_tables
+from ..experiment.folder_lock import lock_folder
 from ..experiment.run_folder import is_finished
-from ..experiment.store import Run, load, lock_folder
+from ..experiment.store import Run, load
 from ..experiment.toml import parse_value, to_toml
 from ..flower import DataModule, require_flower
 from ..flower.app import PACKAGE, read_app, write_app_from_tables
@@ -47,6 +48,7 @@ from .options import (
     print_json,
     print_rich,
 )
+from .progress import ProgressDisplay
 
 app = typer.Typer(name="deploy", add_completion=False)
 
@@ -176,7 +178,7 @@ def up(
     request = read_request(source, data, overrides, plugins, clients, rules, out=str(out.resolve()), fresh=fresh)
     config, console = build_config(request), PlainConsole(stderr=True, quiet=quiet)
     run_folder = out / config.name()
-    with lock_folder(run_folder / "flower"), terminal.ProgressDisplay(console) as ticker:
+    with lock_folder(run_folder / "flower"), ProgressDisplay(console) as ticker:
         if is_finished(run_folder) and not fresh:
             ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
             run = load(run_folder)
@@ -203,7 +205,7 @@ def run_on_loopback(
     run_folder: Path,
     data_dir: Path | None,
     secure: bool,
-    ticker: terminal.ProgressDisplay,
+    ticker: ProgressDisplay,
 ) -> Run:
     """Write the app of a run, start a federation on this machine and run the app on it to its end."""
     work, count = run_folder / "flower", config.client_count

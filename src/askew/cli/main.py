@@ -65,7 +65,7 @@ class LazyGroup(TyperGroup):
     """Commands of which only the names and first lines are known until one of them runs."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The name, the command and the other words of a command line, as click asks for them."""
+        """The name, the command and the other words of a command line, as click needs them."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, load_command(name) if name in COMMANDS else command, rest
 
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; every error becomes one sentence on standard error and an exit code."""
     open_closed_streams()
     tune_process()
-    if "_ASKEW_COMPLETE" in os.environ:  # a shell asks for the words that may come next
+    if "_ASKEW_COMPLETE" in os.environ:  # a shell requests the words that may come next
         completion_init()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

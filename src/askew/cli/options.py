@@ -120,6 +120,22 @@ StopAfter = Annotated[
 ]
 
 
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME[:PLACE]",
+        help="Record every round with tensorboard, mlflow, wandb or trackio; repeatable.",
+        show_default=False,
+    ),
+]
+
+
+def track_options(track: list[str] | None) -> list[str]:
+    """The words that give a command its trackers."""
+    return [word for each in track or () for word in ("--track", each)]
+
+
 def word_overrides(method: str | None, **words: float | str | None) -> list[str]:
     """What --method and the options for single settings change, as --set takes it; tables and keys have "__" between.
 
@@ -181,7 +197,7 @@ def put_table(tables: PasteTables, form: str | None, out: Path | None) -> None:
         form = next((name for name, ending in FORMATS.items() if out.suffix == ending), None)
         if form is None:
             raise ConfigError(
-                f"--out {out} does not tell the format by its ending ({', '.join(FORMATS.values())}); give --format."
+                f"--out {out} has no ending that gives the format ({', '.join(FORMATS.values())}); give --format."
             )
     text = tables.text(form or "markdown")
     if out is None:
@@ -216,7 +232,7 @@ def explain(e: Exception) -> tuple[str, int]:
         return str(e), 2
     if os.environ.get("ASKEW_DEBUG"):
         traceback.print_exception(e)
-    from ..experiment.config import plugin_fault  # with torch, which takes seconds to load
+    from ..experiment.plugins import plugin_fault  # with torch, which takes seconds to load
 
     if fault := plugin_fault(e):
         return fault, 2

@@ -44,7 +44,7 @@ from .options import (
     print_json,
     print_rich,
 )
-from .progress import ExperimentProgress, RegularLines, RoundCount
+from .progress import ExperimentProgress, ProgressDisplay, RegularLines, RoundCount
 from .queue import H200, QueueOptions, run_queue_file, show_queue_plan
 
 app = typer.Typer(add_completion=False)
@@ -193,16 +193,16 @@ def run_with_progress(
 
 
 def call_both(first: OnRound, second: OnRound, run: Run, record: Record | None) -> None:
-    """Tell two of a round."""
+    """Call two functions with a round's record."""
     first(run, record)
     second(run, record)
 
 
-def progress_display(console: Console, missing: Sequence[PlannedRun], title: str) -> terminal.ProgressDisplay:
+def progress_display(console: Console, missing: Sequence[PlannedRun], title: str) -> ProgressDisplay:
     """One bar for several runs; one run is shown in detail."""
     if len(missing) > 1:
         return ExperimentProgress(console, [p.config for p in missing], title)
-    return terminal.ProgressDisplay(console)
+    return ProgressDisplay(console)
 
 
 # showing --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import typer
 
 from ..errors import ConfigError, UnknownName, did_you_mean
 from ..experiment import listing
-from ..experiment.store import load_all, load_checked
+from ..experiment.store import load_all, load_checked, load_whole
 from ..report import terminal, write_figures, write_report
+from ..report.listing import catalogue, explain_entry
 from ..report.page import check_run
 from ..report.picture import PAPER_KINDS, PAPER_SIZES
 from ..report.runs import Runs
@@ -68,17 +69,17 @@ def list_(
         if as_json:
             print_json(entry)
         else:
-            print_rich(terminal.explain_entry(kind, entry))
+            print_rich(explain_entry(kind, entry))
     elif as_json:
         print_json(entries)
     else:
-        print_rich(terminal.catalogue(kind, entries))
+        print_rich(catalogue(kind, entries))
 
 
 def list_with_plugins(kind: str, plugins: Sequence[str]) -> list[dict[str, Any]]:
     """The entries of a kind, with what plugins register."""
     from ..experiment import catalogue
-    from ..experiment.config import load_plugin
+    from ..experiment.plugins import load_plugin
 
     for path in plugins:
         load_plugin(path)
@@ -177,7 +178,7 @@ def report(
             f"report: --size is that of --figures and one of {', '.join(PAPER_SIZES)}; "
             "give for example --figures pdf --size column."
         )
-    runs = load_all(folders, check_run)
-    print(write_report(runs, out, title))
+    runs, broken = load_whole(folders, check_run)
+    print(write_report(runs, out, title, broken))
     for path in write_figures(runs, out, kind, size or "column") if kind else ():
         print(path)

@@ -37,6 +37,7 @@ from .options import (
     Rounds,
     Seed,
     StopAfter,
+    Track,
     data_options,
     examples,
     exit_with_command,
@@ -45,8 +46,10 @@ from .options import (
     parse_time,
     print_json,
     print_rich,
+    track_options,
     word_overrides,
 )
+from .progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from ..experiment.launch import FailedRun
@@ -63,6 +66,7 @@ DEMO_ROUNDS, DEMO_SEEDS = 30, 3
         "askew run experiment.toml --set seed=1 --out runs",
         "askew run --plugin mine.py --set algorithm.name=mine",
         "askew run experiment.toml --workers 4 --stop-after 2h",
+        "askew run experiment.toml --track tensorboard",
     )
 )
 def run(
@@ -86,6 +90,7 @@ def run(
         ),
     ] = None,
     stop: StopAfter = None,
+    track: Track = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -98,16 +103,19 @@ def run(
     from ..experiment.config import load_config
     from ..experiment.launch import run_config
     from ..experiment.process_state import stop_after
+    from ..experiment.trackers import tracking
 
     local = {"local__lr": lr, "local__epochs": epochs, "local__batch": batch_size}
     words = word_overrides(method, rounds=rounds, seed=seed, engine__device=device, **local)
     last = [] if workers is None else [f"engine.workers={workers}"]
     config = load_config(file, [*words, *(overrides or ()), *last], plugins or ())
     console = PlainConsole(stderr=True, quiet=quiet)
-    again = terminal.resume_command(out / config.name(), options=data_options(folder))
+    again = terminal.resume_command(out / config.name(), options=[*data_options(folder), *track_options(track)])
+    trackers = tracking(track, [config.name()])
     try:
-        with stop_after(parse_time(stop)), terminal.ProgressDisplay(console) as ticker:
-            result = run_config(config, out, fresh=fresh, watch=ticker)
+        with trackers, stop_after(parse_time(stop)), ProgressDisplay(console) as ticker:
+            result = run_config(config, out, fresh=fresh, watch=trackers.beside(ticker))
+            trackers.end(result)
     except KeyboardInterrupt:
         exit_with_command(console, "stopped at once; rounds since the last checkpoint will be run again", again)
     if as_json:
@@ -140,6 +148,7 @@ def sweep(
     folder: Folder = None,
     processes: Processes = 1,
     stop: StopAfter = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Train every combination of some settings' values; on a GPU many runs at a time.
@@ -153,22 +162,24 @@ def sweep(
     from ..experiment.process_pool import run_each_in_pool
     from ..experiment.process_state import stop_after
     from ..experiment.sweep import load_sweep
+    from ..experiment.trackers import tracking
 
     configs, console = load_sweep(file, overrides or (), over or (), plugins or ()), PlainConsole(stderr=True)
     given = (("--over", over), ("--set", overrides), ("--plugin", plugins))
     flags = [(flag, value) for flag, values in given for value in values or ()]
     words = [*([file] if file else []), *chain.from_iterable(flags), "--out", out, *data_options(folder)]
-    words += ["--processes", str(processes)] * (processes > 1)
+    words += track_options(track) + ["--processes", str(processes)] * (processes > 1)
     failed: list[FailedRun] = []
-    with stop_after(parse_time(stop)), terminal.ProgressDisplay(console, configs, "sweep") as ticker:
-        if processes > 1:
-            running = run_each_in_pool(configs, out, processes, ticker, ticker.say)
-        else:
-            running = run_each(configs, out, watch=ticker)
-        runs = collect_runs(
-            keep_failures(running, failed, ticker), len(configs), ticker, terminal.command("sweep", *words)
-        )
     order = [config.name() for config in configs]
+    trackers = tracking(track, order)
+    with trackers, stop_after(parse_time(stop)), ProgressDisplay(console, configs, "sweep") as ticker:
+        watch = trackers.beside(ticker) or ticker
+        if processes > 1:
+            running = run_each_in_pool(configs, out, processes, watch, ticker.say)
+        else:
+            running = run_each(configs, out, watch=watch)
+        ended = keep_failures(trackers.follow(running), failed, ticker)
+        runs = collect_runs(ended, len(configs), ticker, terminal.command("sweep", *words))
     runs.sort(key=lambda run: order.index(run.name))  # processes end them in another one
     if as_json:
         print_json([run.summary() for run in runs])
@@ -179,7 +190,7 @@ def sweep(
 
 
 def keep_failures(
-    running: Iterable[Run | FailedRun], failed: list[FailedRun], ticker: terminal.ProgressDisplay
+    running: Iterable[Run | FailedRun], failed: list[FailedRun], ticker: ProgressDisplay
 ) -> Iterator[Run]:
     """The runs that did not fail; the others are added to a list."""
     from ..experiment.launch import FailedRun
@@ -198,7 +209,7 @@ def fail_run(run: FailedRun) -> int:
     return fail(f"{run.config.name()}: {sentence}", code)
 
 
-def collect_runs(running: Iterable[Run], count: int, ticker: terminal.ProgressDisplay, command: str) -> list[Run]:
+def collect_runs(running: Iterable[Run], count: int, ticker: ProgressDisplay, command: str) -> list[Run]:
     """The runs, once all have ended; if one was stopped, exit and say by which command to continue."""
     runs: list[Run] = []
     for run in running:
@@ -258,7 +269,7 @@ def demo(
 
     configs, console = demonstration.configs(rounds, seeds), PlainConsole(stderr=True)
     command = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))
-    with terminal.ProgressDisplay(console, configs, "demo") as ticker:
+    with ProgressDisplay(console, configs, "demo") as ticker:
         running = demonstration.run_demo(configs, out / "runs", ticker)
         runs = collect_runs(running, len(configs), ticker, command)
     if not ticker.trained_rounds:

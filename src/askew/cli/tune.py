@@ -33,6 +33,7 @@ from .options import (
     print_rich,
     word_overrides,
 )
+from .progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,7 +154,7 @@ def launch_with_progress(console: PlainConsole, processes: int) -> Launch:
         count = f"{len(configs)} run{'s' * (len(configs) != 1)}"
         console.print(Text(f"{title}: {count}", terminal.QUIET), soft_wrap=True)
         shown = PlainConsole(stderr=True, quiet=not console.is_terminal)  # elsewhere a line for each stage is enough
-        with terminal.ProgressDisplay(shown, configs, title) as ticker:
+        with ProgressDisplay(shown, configs, title) as ticker:
 
             def watch(run: Run, record: Record | None) -> None:
                 note(run, record)

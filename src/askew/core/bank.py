@@ -1,7 +1,7 @@
 """Bank: the state of all N clients, of which only those that were ever written cost memory.
 
-Rows live in blocks. Each new block goes where there is room: on the device, then in host memory, then in a file that
-is mapped into memory; so a federation grows from one place into the next without copying. Every other client reads
+Rows are kept in blocks. Each new block goes where there is space: on the device, then in host memory, then in a file
+that is mapped into memory; so a federation grows from one place into the next without copying. Every other client reads
 the declared start.
 """
 
@@ -52,7 +52,7 @@ def tensor_in_file(shape: Sequence[int], dtype: torch.dtype, folder: Path | None
     count = math.prod(shape)
     size = count * torch.empty((), dtype=dtype).element_size()
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:  # the mapping keeps it alive
+        with tempfile.TemporaryFile(dir=folder) as file:  # the mapping keeps it open
             allocate(file.fileno(), max(size, 1))
             array = np.memmap(file, dtype=np.uint8, mode="r+", shape=(max(size, 1),))
     except OSError as e:
@@ -78,7 +78,7 @@ def allocate(file: int, size: int) -> None:
 class Bank:
     """Rows by client. `device_bytes` and `host_bytes` bound what it may take there; None: half of what is free.
 
-    Where several processes share a federation, `owns` says whose rows live in this one: others are not kept.
+    Where several processes share a federation, `owns` says whose rows are kept in this one: others are not kept.
     """
 
     def __init__(

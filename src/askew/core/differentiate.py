@@ -49,7 +49,7 @@ def differentiate_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients [C, P], values [C] and buffers [C, Q] of many networks; `evaluate` gives one's value and buffers.
 
-    No row touches another, so the gradient of their sum is each row's own: vmap need not know of gradients.
+    No row touches another, so the gradient of their sum is each row's own: vmap need not handle gradients.
     """
     leaf = theta.detach().requires_grad_()
     values, buffers = vmap(evaluate)(leaf, *rows)

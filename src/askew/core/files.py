@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and hashes that tell whether what is read is what was written."""
+"""Files that are written whole or not at all, and hashes that show whether what is read is what was written."""
 
 from __future__ import annotations
 
@@ -138,6 +138,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 
 def system_error(text: str) -> OSError:
-    """The error of the system that safetensors tells of, as in "I/O error: No space left on device (os error 28)"."""
+    """The error of the system that safetensors reports, as in "I/O error: No space left on device (os error 28)"."""
     number = text.rpartition("(os error ")[2].rstrip(")")
     return OSError(int(number), os.strerror(int(number))) if number.isdigit() else OSError(None, text)

@@ -88,6 +88,7 @@ def module_names(cls: type) -> set[str]:
 
 
 def code_names(code: CodeType) -> Iterator[str]:
+    """All names that a piece of code, and what is defined in it, looks up."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

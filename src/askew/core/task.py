@@ -168,7 +168,7 @@ class Bound(Task):
 
 
 class Functional(Task):
-    """The module called with parameters split from theta and with buffers that live for one step."""
+    """The module called with parameters split from theta and with buffers that are kept for one step."""
 
     live: dict[str, Tensor] = {}  # replaced by every load, never changed
 

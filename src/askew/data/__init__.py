@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from ..core.settings import Registry
+from .assignment import Assignment
 from .dataset import Dataset, NaturalSource, Samples, Source
 from .digits import Digits
 from .images import Cifar10, Cifar100, Emnist, FashionMnist, Mnist, TinyImageNet
 from .own_files import Csv, ImageFolder, Npz, Parquet
-from .partition import (
-    Assignment,
-    Dirichlet,
-    DirichletPrior,
-    FromFile,
-    Iid,
-    LabelsPerClient,
-    Lognormal,
-    Natural,
-    Partition,
-    Shards,
-)
+from .partition import Dirichlet, DirichletPrior, Iid, LabelsPerClient, Lognormal, Natural, Partition, Shards
+from .partition_file import FromFile
 from .shakespeare import Shakespeare
 from .synthetic import Synthetic, SyntheticLeaf
 from .user import from_user

@@ -20,8 +20,10 @@ from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..core.types import Batch
 from ..errors import ConfigError, DataError
+from .assignment import Assignment
 from .dataset import Criterion, Dataset, NaturalSource, Samples, Source, concatenate
-from .partition import Assignment, FromFile, Natural, Partition
+from .partition import Natural, Partition
+from .partition_file import FromFile
 from .shift import FeatureShift, shift_inputs
 from .transform import InputTransform, sample_draws
 

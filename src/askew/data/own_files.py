@@ -20,7 +20,7 @@ from .arrays import label_classes, make_user_dataset, numbers_among, to_raw_samp
 from .dataset import Dataset, Samples, Source, hold_out_share
 from .encode import encode
 from .names import listed, number_names
-from .tables import Table, TableSettings, read_csv, read_parquet, require_file
+from .tables import Table, TableSettings, read_csv, read_parquet, require_file, seed_setting, share_setting
 from .transform import PixelTransform
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -177,13 +177,8 @@ class Npz(OwnFiles):
     x: str = setting("the array of the inputs", default="x")
     label: str = setting("the array of the targets", default="y")
     client: str = setting("the array that names the client of each sample; empty: none", default="")
-    test_share: float = setting(
-        "share of each client's samples held out for testing, where there is no test file",
-        default=0.2,
-        above=0,
-        below=1,
-    )
-    test_seed: int = setting("seed of which samples are held out", default=0, least=0)
+    test_share: float = share_setting("samples", "there is no test file")
+    test_seed: int = seed_setting("samples")
 
     @property
     def has_clients(self) -> bool:
@@ -278,7 +273,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_array(file: IO[bytes], entry: zipfile.ZipInfo, name: str) -> np.ndarray:
-    """One array of an archive, if its header tells of as many bytes as there are."""
+    """One array of an archive, if its header states as many bytes as there are."""
     where = f"the array {entry.filename.removesuffix('.npy')!r} in {name}"
     try:
         version = np.lib.format.read_magic(file)
@@ -294,7 +289,7 @@ def read_array(file: IO[bytes], entry: zipfile.ZipInfo, name: str) -> np.ndarray
     count = int(np.prod(shape, dtype=object)) if shape else 1
     content = file.read()
     if count * dtype.itemsize != len(content):
-        raise DataError(f"{where} is damaged: its header tells of {count:,} values; save it anew by numpy.savez.")
+        raise DataError(f"{where} is damaged: its header states {count:,} values; save it anew by numpy.savez.")
     return np.frombuffer(bytearray(content), dtype=dtype).reshape(shape, order="F" if fortran else "C")
 
 
@@ -322,13 +317,8 @@ class ImageFolder(OwnFiles):
     size: int = setting(
         "images are resized to so many pixels a side; 0: all have one size already", default=0, least=0, most=4096
     )
-    test_share: float = setting(
-        "share of each client's images held out for testing, where there are no test images",
-        default=0.2,
-        above=0,
-        below=1,
-    )
-    test_seed: int = setting("seed of which images are held out", default=0, least=0)
+    test_share: float = share_setting("images", "there are no test images")
+    test_seed: int = seed_setting("images")
 
     @property
     def default_network(self) -> str:

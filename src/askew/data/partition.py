@@ -5,127 +5,27 @@ Every sample belongs to exactly one client, except where a rule says otherwise.
 
 from __future__ import annotations
 
-import json
-from itertools import chain
-from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from ..core.files import is_readable_file, map_array
 from ..core.rng import generator
 from ..core.settings import Settings, setting
-from ..errors import ConfigError, DataError
+from ..errors import DataError
+from .assignment import (
+    Assignment,
+    class_sizes,
+    deal_samples,
+    deal_sizes,
+    even_sizes,
+    group_by_owner,
+    lognormal_sizes,
+    shuffle_within_classes,
+)
 
 MAX_DRAWS = 2000  # whole partitions drawn before giving up
 BLOCK = 1 << 22  # choices of a client that are drawn at once
 CELLS = 1 << 18  # cells of a table of draws and classes: small enough that draws thrown away cost little
-
-
-class Assignment(NamedTuple):
-    """Which client owns which samples: client i owns order[offsets[i]:offsets[i + 1]].
-
-    A client may own nothing; a sample may be nobody's or, where a rule overlaps, several clients'.
-    """
-
-    order: np.ndarray  # int64 sample indices, grouped by client
-    offsets: np.ndarray  # [N + 1] int64
-
-    @property
-    def clients(self) -> int:
-        """The number of clients, N."""
-        return len(self.offsets) - 1
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """The number of samples of every client, int64 [N]."""
-        return np.diff(self.offsets)
-
-    @property
-    def owners(self) -> np.ndarray:
-        """The client of every entry of `order`, int64."""
-        return np.repeat(np.arange(self.clients), self.sizes)
-
-    def client(self, i: int) -> np.ndarray:
-        """The sample indices of one client, ascending."""
-        return self.order[self.offsets[i] : self.offsets[i + 1]]
-
-    def without(self, removed: np.ndarray) -> Assignment:
-        """The same assignment without some samples, which become nobody's."""
-        remaining = ~np.isin(self.order, removed)
-        sizes = np.bincount(self.owners[remaining], minlength=self.clients)
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        return Assignment(self.order[remaining], offsets)
-
-    def histogram(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """The number of samples of every client and class, int64 [N, classes]."""
-        counts = np.bincount(self.owners * classes + labels[self.order], minlength=self.clients * classes)
-        return counts.reshape(self.clients, classes)
-
-
-def group_by_owner(owner: np.ndarray, clients: int) -> Assignment:
-    """The assignment that gives every sample to its owner; −1 is nobody."""
-    ends = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))
-    return Assignment(np.argsort(owner, kind="stable")[ends[0] :].astype(np.int64, copy=False), ends - ends[0])
-
-
-def class_sizes(labels: np.ndarray, rule: str) -> np.ndarray:
-    """The number of samples of every class there is, by ascending label; `rule` is the partition that needs them."""
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(
-            f"the {rule} partition needs class labels, whole numbers, and these targets are not; use the iid partition."
-        )
-    return np.unique(labels, return_counts=True)[1]
-
-
-def shuffle_within_classes(labels: np.ndarray, totals: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """All sample indices, class after class, at random within a class."""
-    classes = np.split(np.argsort(labels, kind="stable"), np.cumsum(totals)[:-1])
-    return np.concatenate([rng.permutation(members) for members in classes])
-
-
-def deal_samples(labels: np.ndarray, totals: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Assignment:
-    """A random assignment that gives every client `counts` [classes, N] samples of each class; others are nobody's."""
-    classes, clients = counts.shape
-    with_nobody = np.column_stack([counts, totals - counts.sum(1)])
-    takers = np.tile(np.append(np.arange(clients), -1), classes)
-    owner = np.empty(len(labels), dtype=np.int64)
-    owner[shuffle_within_classes(labels, totals, rng)] = np.repeat(takers, with_nobody.ravel())
-    return group_by_owner(owner, clients)
-
-
-def deal_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Assignment:
-    """A random assignment that gives every client so many samples, whatever their labels."""
-    owner = np.empty(int(sizes.sum()), dtype=np.int64)
-    owner[rng.permutation(len(owner))] = np.repeat(np.arange(len(sizes)), sizes)
-    return group_by_owner(owner, len(sizes))
-
-
-def even_sizes(n: int, parts: int) -> np.ndarray:
-    """The sizes of n things in parts that differ by at most one, the larger first."""
-    sizes = np.full(parts, n // parts)
-    sizes[: n % parts] += 1
-    return sizes
-
-
-def lognormal_sizes(n: int, clients: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """Sizes s_i ~ LogNormal(log(n/N), σ) of N clients, scaled to sum to n and floored.
-
-    What flooring left, never negative, goes to the first client. σ = 0 gives sizes that differ by at most one. A client
-    may get nothing.
-    """
-    if n < clients:
-        raise DataError(
-            f"{n:,} samples cannot be shared among {clients:,} clients, one each at least on average; "
-            "lower partition.clients."
-        )
-    if sigma == 0:
-        return even_sizes(n, clients)
-    z = sigma * rng.standard_normal(clients)  # the mean drops out in the scaling
-    s = np.exp(z - z.max())
-    sizes: np.ndarray = np.floor(s / s.sum() * n).astype(np.int64)
-    sizes[0] += n - sizes.sum()
-    return sizes
 
 
 class Partition(Settings):
@@ -503,111 +403,3 @@ class Natural(Partition):
                 f"set partition.clients = {int(owner.max()) + 1}."
             )
         return group_by_owner(owner, self.clients)
-
-
-class FromFile(Partition):
-    """A split of your own.
-
-    A .json file holds a list of clients, each a list of its sample indices, or an object of such lists by the clients'
-    names, in the file's order. A .npy file holds the client number of every sample, −1 for nobody's. Samples left out
-    are nobody's.
-    """
-
-    idea: ClassVar[str] = "a split of your own, from a file of sample indices"
-    path: str = setting(
-        "a .json file, lists of sample indices, or a .npy file, the owner of every sample", default="partition.json"
-    )
-
-    def check(self) -> None:
-        if Path(self.path).suffix.lower() not in (".json", ".npy"):
-            raise ConfigError(
-                f"{self.display_name()}: path must name a .json or .npy file, got {self.path!r}; "
-                "save the split as one of them."
-            )
-
-    def reads(self) -> tuple[Path, ...]:
-        return (Path(self.path).expanduser(),)
-
-    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
-        (path,) = self.reads()
-        try:
-            if path.exists() and not is_readable_file(path):
-                raise self.refusal("cannot be read: it is no regular file, or far too large", "check partition.path")
-            if path.suffix.lower() == ".json":
-                content = json.loads(path.read_bytes(), object_pairs_hook=self.unique_names)
-                holder, clients = self.owners_from_lists(content, len(labels))
-            else:
-                holder, clients = self.owners_from_array(map_array(path), len(labels))
-        except OSError as error:
-            raise self.refusal(f"cannot be read: {error.strerror or error}", "check partition.path") from None
-        except (ValueError, OverflowError, RecursionError, MemoryError) as error:
-            raise self.refusal(
-                f"is no valid {path.suffix} file ({' '.join(str(error).split())})", "save it anew"
-            ) from None
-        if not (holder >= 0).any():
-            raise self.refusal("gives nobody a sample", "one client at least must have one")
-        if clients != self.clients:
-            raise self.refusal(
-                f"divides the samples among {clients} clients, not {self.clients}", f"set partition.clients = {clients}"
-            )
-        return group_by_owner(holder, clients)
-
-    def refusal(self, what: str, advice: str) -> DataError:
-        """The error that the file is wrong in some way, and what to do."""
-        return DataError(f"the partition's file {self.path} {what}; {advice}.")
-
-    def unique_names(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
-        """An object of the file as a dictionary; JSON itself lets a name come twice."""
-        clients: dict[str, object] = {}
-        for name, value in pairs:
-            if name in clients:
-                raise self.refusal(f"names the client {name!r} twice", "give every client a name of its own")
-            clients[name] = value
-        return clients
-
-    def owners_from_lists(self, content: object, n: int) -> tuple[np.ndarray, int]:
-        """The owner of every sample, from the lists of the clients' samples, and the number of clients."""
-        clients = list(content.values()) if isinstance(content, dict) else content
-        if not isinstance(clients, list) or not all(isinstance(indices, list) for indices in clients):
-            raise self.refusal(
-                "must hold a list of lists, or an object of lists", "list the sample indices of every client"
-            )
-        listed = list(chain.from_iterable(clients))
-        for index in listed:
-            if type(index) is not int or not 0 <= index < n:
-                raise self.refusal(
-                    f"lists {json.dumps(index)[:40]}, which is no sample",
-                    f"samples are the whole numbers from 0 to {n - 1}",
-                )
-        samples = np.array(listed, dtype=np.int64)
-        owners = np.repeat(np.arange(len(clients)), [len(indices) for indices in clients])
-        self.check_once(samples, owners)
-        holder = np.full(n, -1, dtype=np.int64)
-        holder[samples] = owners
-        return holder, len(clients)
-
-    def check_once(self, samples: np.ndarray, owners: np.ndarray) -> None:
-        """Refuse a sample that is listed twice."""
-        order = np.argsort(samples, kind="stable")
-        repeated = order[1:][np.diff(samples[order]) == 0]
-        if len(repeated):
-            sample = samples[repeated[0]]
-            clients = " and ".join(f"client {i}" for i in dict.fromkeys(owners[samples == sample].tolist()))
-            raise self.refusal(
-                f"lists sample {sample} twice, for {clients}", "a sample may belong to one client, and once"
-            )
-
-    def owners_from_array(self, content: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-        """The owner of every sample, checked, and the number of clients."""
-        if not np.issubdtype(content.dtype, np.integer) or content.shape != (n,):
-            raise self.refusal(
-                f"must hold a whole number for each of the {n} samples, "
-                f"got {content.dtype} of shape {list(content.shape)}",
-                "save the owners as one row of integers",
-            )
-        if int(content.min(initial=0)) < -1 or int(content.max(initial=0)) > np.iinfo(np.int32).max:
-            raise self.refusal(
-                f"has owners from {content.min()} to {content.max()}",
-                "number the clients 0, 1, 2, …, and write −1 for nobody's samples",
-            )
-        return content.astype(np.int64), int(content.max(initial=-1)) + 1

@@ -26,6 +26,17 @@ STEP = 2**26  # characters between two looks at the memory
 EXACT = 2**53  # whole numbers below are exact in float64
 
 
+def share_setting(things: str, condition: str) -> float:
+    """The setting of the share that is held out for testing."""
+    text = f"share of each client's {things} held out for testing, where {condition}"
+    return setting(text, default=0.2, above=0, below=1)
+
+
+def seed_setting(things: str) -> int:
+    """The setting of the seed by which some are held out."""
+    return setting(f"seed of which {things} are held out", default=0, least=0)
+
+
 class TableSettings(Settings):
     """How a table is read: what each column is for, and what is done about missing values."""
 
@@ -56,13 +67,8 @@ class TableSettings(Settings):
     standardise: bool = setting(
         "numbers minus the training part's mean, by its standard deviation; false: as they are", default=True
     )
-    test_share: float = setting(
-        "share of each client's rows that is held out for testing, where there is no test file",
-        default=0.2,
-        above=0,
-        below=1,
-    )
-    test_seed: int = setting("seed of which rows are held out", default=0, least=0)
+    test_share: float = share_setting("rows", "there is no test file")
+    test_seed: int = seed_setting("rows")
 
 
 class FrameSettings(TableSettings):

@@ -31,7 +31,7 @@ NO_SECURE_SUM = "no secure sum in the round"
 MODEL_NOT_FINITE = "new model not finite"
 
 ARRIVED = (NOT_FINITE, NO_BATCH, TOO_FEW, MODEL_NOT_FINITE, REPEATED)  # an answer came that was not refused
-LEAST_COMPARED = 3  # answers, from which on their lengths are compared: of two, nobody knows which one is wrong
+LEAST_COMPARED = 3  # answers, from which on their lengths are compared: of two, it cannot be decided which one is wrong
 SCALE_LIMIT = 100.0  # times the median length, by default
 
 

@@ -151,7 +151,7 @@ class Engine(Protocol):
 
 
 def prepare_next(engine: Engine, requests: Sequence[PhaseRequest]) -> None:
-    """Tell an engine that can use it what it will be asked for next; models and states in it are not yet real."""
+    """Pass an engine that can use it the requests that come next; models and states in it are not yet real."""
     if requests and (prepare := getattr(engine, "prepare", None)):
         prepare(requests)
 

@@ -43,13 +43,17 @@ class Evaluator:
     """Accuracy and loss of models on one set of samples.
 
     The score [2] (float64, the accuracy nan without classes) stays on the device until it is read; on CUDA the whole
-    evaluation is one captured graph. With `halves` the score is [3]: last comes the accuracy on a fixed half of the
-    samples.
+    evaluation is one captured graph. With `halves` the accuracy on a fixed half of the samples follows. With
+    `per_class` there follow, class by class, the share of all samples that are of the class and right, and then the
+    share that are of the class: means of scores remain what they say, over models and over test sets.
     """
 
-    def __init__(self, task: Task, fed: Federation, samples: Samples, halves: bool = False) -> None:
+    def __init__(
+        self, task: Task, fed: Federation, samples: Samples, halves: bool = False, per_class: bool = False
+    ) -> None:
         self.task, self.fed, self.samples = task, fed, samples
         self.half = selection_half(len(samples.y)).to(samples.y.device) if halves else None
+        self.held = self.by_class(torch.ones_like(samples.y)) if per_class and fed.classes else None
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, w: Tensor, buffers: Tensor) -> Tensor:
@@ -70,7 +74,13 @@ class Evaluator:
     def score_of(self, right: Tensor, loss: Tensor) -> Tensor:
         """The score from what became of every sample."""
         score = [right.mean(), loss.mean()]
-        return torch.stack(score if self.half is None else [*score, right[self.half].mean()])
+        both = torch.stack(score if self.half is None else [*score, right[self.half].mean()])
+        return both if self.held is None else torch.cat([both, self.by_class(right), self.held])
+
+    def by_class(self, values: Tensor) -> Tensor:
+        """The sum of the samples' values in each class, divided by the number of all samples."""
+        none = torch.zeros(self.fed.classes, dtype=torch.float64, device=values.device)
+        return none.index_add(0, self.samples.y.long(), values.double()) / len(values)
 
     def _capture(self, w: Tensor, buffers: Tensor) -> None:
         self.w, self.buffers = w.clone(), buffers.clone()

@@ -352,7 +352,7 @@ def row_blocks(rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def least_for_krum(bad: int) -> int:
-    """The fewest uploads among which Krum can tell `bad` bad ones: 2f + 3."""
+    """The fewest uploads among which Krum can find `bad` bad ones: 2f + 3."""
     return 2 * bad + 3
 
 

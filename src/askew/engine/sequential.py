@@ -95,8 +95,8 @@ class Sequential:
         schedule: ClientSchedule,
         steps: ClientSteps | None,
     ) -> Progress:
-        """One move. Its samples are gone before the next ones are gathered: two batches alive at a time would make the
-        allocator ask the system for fresh pages at every step.
+        """One move. Its samples are gone before the next ones are gathered: with two batches at a time the allocator
+        would request fresh pages from the system at every step.
         """
         if not isinstance(move, Step):
             share = schedule.share(move.name, move.chunk, move.step)

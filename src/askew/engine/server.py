@@ -98,8 +98,8 @@ class Server:
         stages: Sequence[OutputStage] = (),
     ) -> None:
         """`least` 2: batches of one sample are skipped, which batch norm cannot take; `rounds` is T, which schedules
-        need; `evaluate` gives accuracy and loss of a model on the public set; `owns` says which clients' state lives in
-        this process, None: all; `stages` are what every phase's outputs go through, in this order.
+        need; `evaluate` gives accuracy and loss of a model on the public set; `owns` says which clients' state this
+        process keeps, None: all; `stages` are what every phase's outputs go through, in this order.
         """
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
         self.rounds, self.evaluate, self.least, self.metrics, self.stages = rounds, evaluate, least, metrics, stages

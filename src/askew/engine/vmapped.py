@@ -274,7 +274,7 @@ class Vmapped:
         theta, v = progress.theta, progress.carry["momentum"]
         if not own:
             theta, v = (t.clone(memory_format=torch.contiguous_format) for t in (theta, v))
-        ((first, index, weight),) = batches.groups  # one group, of the first rows: only batch norm wants more
+        ((first, index, weight),) = batches.groups  # one group, of the first rows: only batch norm needs more
         values = steps.take(theta[first], rows.schedule.plan.batch(index, weight), v[first])
         if values is None:
             return None

@@ -37,6 +37,7 @@ from .progress import ScriptProgress
 from .run import OnRound
 from .store import Record, Run
 from .sweep import grid, read_sweep
+from .trackers import tracking
 
 Table = str | Mapping[str, Any]
 
@@ -44,14 +45,14 @@ Table = str | Mapping[str, Any]
 class HeldObject(FromPython):
     """Settings that stand for an object handed in from Python, and hold it.
 
-    Copies of the settings find the object by its fingerprint while any of them lives; with the last one it is freed.
+    Copies of the settings find the object by its fingerprint while any of them exists; with the last one it is freed.
     """
 
     fingerprint: str
     objects: ClassVar[WeakValueDictionary[str, Any]] = WeakValueDictionary()  # by fingerprint
 
     def hold_object(self) -> None:
-        """Find the object, and keep it alive as long as these settings live."""
+        """Find the object, and keep it as long as these settings exist."""
         object.__setattr__(self, "_object", self.objects.get(self.fingerprint))
 
     def held_object(self, what: str) -> Any:
@@ -67,7 +68,7 @@ class HeldObject(FromPython):
 
 
 class OwnData(HeldObject, Source):
-    """Data handed in from Python; the fingerprint tells one dataset from another."""
+    """Data handed in from Python; the fingerprint differs between datasets."""
 
     fingerprint: str = setting("hash of the samples", default="")
 
@@ -246,6 +247,7 @@ def run(
     out: str | Path | None = None,
     fresh: bool = False,
     watch: OnRound | None = None,
+    track: Any = None,
     save_every: float = 5.0,
     progress: bool = True,
     **parameters: Any,
@@ -259,7 +261,8 @@ def run(
     nn.Module, or a class or function that makes one, whose weights the seed then decides. `clients`, `cohort`, `lr`,
     `epochs`, `batch_size` and `device` stand for partition.clients, participation.cohort, local.lr, local.epochs,
     local.batch and engine.device; further keywords are the algorithm's hyper-parameters, or tables that most runs do
-    not need, such as `faults`. With `out` the run lives in a folder there, as the command line's do. `progress` is
+    not need, such as `faults`. With `out` the run is kept in a folder there, as the command line's do. `track` is
+    "tensorboard", "mlflow", "wandb" or "trackio", which record every round, or an object of your own. `progress` is
     shown on a terminal and in a notebook; elsewhere a line every half minute.
     """
     tables: dict[str, Any] = {"model": model, "partition": partition, "participation": participation, "local": local}
@@ -270,8 +273,9 @@ def run(
     if out is not None and not isinstance(out, (str, Path)):
         raise ConfigError(f'out must be a folder, got {type(out).__name__}; write for example out="runs".')
     config = Config.build(tables_from_keywords(what, given))
-    with watched([config], watch, progress) as on_round:
-        result = run_config(config, out, fresh=fresh, watch=on_round, save_every=save_every)
+    with tracking(track, [config.name()]) as trackers, watched([config], watch, progress) as on_round:
+        result = run_config(config, out, fresh=fresh, watch=trackers.beside(on_round), save_every=save_every)
+        trackers.end(result)
     remark_divergence(result)
     return result
 

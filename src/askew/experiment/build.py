@@ -31,10 +31,11 @@ from ..engine.choose import (
     stochastic,
     worth_a_trial,
 )
-from ..engine.distributed import SINGLE, DistributedEngine, ProcessGroup, SharedEvaluator
+from ..engine.distributed import DistributedEngine, SharedEvaluator
 from ..engine.evaluate import Evaluator
 from ..engine.faults import FaultStage
 from ..engine.privacy import PrivacyStage, check_supported, zero_uploads
+from ..engine.process_group import SINGLE, ProcessGroup
 from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric
 from ..engine.sequential import Sequential
@@ -139,14 +140,14 @@ def build(
     if key not in shared.engines:
         shared.engines[key] = make(choice.name)
     engine, task, kernels = shared.engines[key]
-    halves = config.evaluation.halves
-    evaluator_key = (key, id(fed.test.x), halves)
+    measured = (config.evaluation.halves, config.evaluation.per_class)
+    evaluator_key = (key, id(fed.test.x), *measured)
     if evaluator_key not in shared.evaluators:
-        shared.evaluators[evaluator_key] = make_evaluator(task, fed, fed.test, group, halves)
+        shared.evaluators[evaluator_key] = make_evaluator(task, fed, fed.test, group, *measured)
     validator = None
     if config.evaluation.validation:
         if (held_key := (key, id(fed), "held out")) not in shared.evaluators:
-            shared.evaluators[held_key] = make_evaluator(task, fed, fed.held_out(), group, False)
+            shared.evaluators[held_key] = make_evaluator(task, fed, fed.held_out(), group)
         validator = shared.evaluators[held_key]
     server = make_server(config, space, fed, module, engine, task, group)
     if config.privacy.on:
@@ -326,11 +327,11 @@ def try_engines(
 # the server -----------------------------------------------------------------------------------------------------------
 
 
-def make_evaluator(task: Task, fed: Federation, samples: Samples, group: ProcessGroup, halves: bool) -> Evaluator:
-    """What measures a model on the test set, or on other samples; several ranks share the work."""
+def make_evaluator(task: Task, fed: Federation, samples: Samples, group: ProcessGroup, *measured: bool) -> Evaluator:
+    """What measures a model on these samples, with halves, by class; several ranks share the work."""
     if group.size > 1:
-        return SharedEvaluator(task, fed, samples, group, halves)
-    return Evaluator(task, fed, samples, halves)
+        return SharedEvaluator(task, fed, samples, group, *measured)
+    return Evaluator(task, fed, samples, *measured)
 
 
 def make_server(

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ..core.bank import Bank
 from ..core.files import read_tensors, write_tensors
-from ..engine.distributed import SINGLE, ProcessGroup
+from ..engine.process_group import SINGLE, ProcessGroup
 from ..engine.server import Server
 from ..errors import StoreError, StoreWarning
-from .store import explain_write_errors
+from .folder_lock import explain_write_errors
 
 FILE = "checkpoint.safetensors"
 PREVIOUS = "checkpoint-before.safetensors"  # the one before it, for the case that it is damaged

@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 
+from ..core.method_checks import code_names
+
 PLAIN = (str, int, float, bool, tuple, type(None))  # attributes of which the text shows the value
 
 
 def source_text(thing: object) -> str:
-    """The source text of a function, class or module, and of what beside it it uses; or what else tells it from others.
+    """The source text of a function, class or module, and of what beside it it uses; or what else identifies it.
 
     A text stands for itself.
     """
@@ -36,7 +38,7 @@ def used_texts(thing: type | FunctionType) -> list[str]:
     texts, seen, waiting = list[str](), {id(thing)}, [thing]
     while waiting:
         for function in functions_of(waiting.pop()):
-            for name in sorted(set(names_in(function.__code__)) & function.__globals__.keys()):
+            for name in sorted(set(code_names(function.__code__)) & function.__globals__.keys()):
                 value = function.__globals__[name]
                 if id(value) in seen or name.startswith("__"):
                     continue
@@ -68,14 +70,6 @@ def functions_of(thing: type | FunctionType) -> Iterator[FunctionType]:
             function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
             if isinstance(function, FunctionType):
                 yield function
-
-
-def names_in(code: CodeType) -> Iterator[str]:
-    """All names that a piece of code, and what is defined in it, looks up."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_in(constant)
 
 
 def plain_class_text(cls: type) -> str:

@@ -1,4 +1,4 @@
-"""Configurations: frozen settings, read from TOML and written back with every default filled in; and plugins.
+"""Configurations: frozen settings, read from TOML and written back with every default filled in.
 
 Unknown keys and wrong values are refused when a configuration is built.
 """
@@ -6,25 +6,16 @@ Unknown keys and wrong values are refused when a configuration is built.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import inspect
 import json
-import os
-import sys
 import tomllib
-import traceback
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, TypeVar, cast
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
-from ..core.files import is_file, is_readable_file
 from ..core.settings import Registry, Settings, setting
 from ..data import partitions, sources
 from ..data.dataset import Source
@@ -35,22 +26,17 @@ from ..engine.choose import EngineSettings
 from ..engine.faults import Faults
 from ..engine.privacy import Privacy
 from ..engine.robust import Robust
-from ..errors import ConfigError, StoreError, StoreWarning, did_you_mean
+from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
 from ..participation import Participation, participations
-from .code_text import class_text
-from .hook_fault import returned_fault
-from .store import find_plugins, read_json
+from .file_hash import file_hash
+from .plugins import PLUGINS, check_kept_plugins, load_plugin, source_text
+from .store import find_plugins
 from .toml import parse_value, read_stored_toml, read_toml, text_hash, to_toml
 
 S = TypeVar("S", bound=Settings)
-C = TypeVar("C", bound=type)
 
 SMALLEST_RATE = 2.0**-126  # the smallest number that float32 holds with all its digits
-PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
-TEXT, SOURCE = "__askew_text__", "__askew_source__"  # of a plugin's module: its file's content when it was loaded
-PLUGINS = "plugins"  # the folder in a run folder that keeps its plugins
-LOADED: dict[Path, str] = {}  # plugin files that this process has loaded, and the names of their modules
 
 
 class Evaluation(Settings):
@@ -66,6 +52,7 @@ class Evaluation(Settings):
         "also measure the accuracy on each client's own samples: mean, worst and best tenth, standard deviation",
         default=False,
     )
+    per_class: bool = setting("also record the test accuracy on the samples of each class", default=False)
     drift: bool = setting(
         "also record how similar the participants' updates are to each other and to the global update", default=False
     )
@@ -132,14 +119,6 @@ COMMON_WORDS = {
     "num_clients": "partition.clients",
     "num_rounds": "rounds",
     "random_state": "seed",
-}
-# by base class: where `register` adds a class
-REGISTRIES: dict[type[Settings], Registry[Any]] = {
-    Algorithm: algorithms,
-    Source: sources,
-    Partition: partitions,
-    Participation: participations,
-    Network: networks,
 }
 
 
@@ -355,7 +334,7 @@ def build_table(kind: type[S], name: str, table: Any, tables: Mapping[str, Any])
 
 
 def check_division_by_rate(config: Config) -> None:
-    """Refuse a learning rate by which the method must divide and cannot: no displacement would tell a gradient."""
+    """Refuse a learning rate by which the method must divide and cannot: no displacement would give a gradient."""
     local, which = config.local, config.algorithm.divides_by_rate()
     t = config.rounds if which == "current" else 1
     rate = local.rate(t, config.rounds)  # rates never grow from round to round
@@ -369,53 +348,6 @@ def check_division_by_rate(config: Config) -> None:
 def stored_tables(config: Config) -> dict[str, Any]:
     """The tables of a configuration as they are read back from a stored run.toml."""
     return tomllib.loads(config.toml())
-
-
-def file_hash(path: Path) -> str:
-    """A hash of a file's content, or of the names and contents of all files in a folder.
-
-    Empty where it cannot be read, which whoever needs the file will report.
-    """
-    try:
-        if path.is_dir():
-            below = sorted(Path(where) / name for where, _, names in os.walk(path) for name in names)
-            return folder_hash(path, tuple((file, *file_stamp(file)) for file in below))
-        if not is_readable_file(path):  # a device has no end
-            return ""
-        return content_hash(path, file_stamp(path))
-    except OSError:
-        return ""
-
-
-def file_stamp(path: Path) -> tuple[int, int, int]:
-    """A file's size and times, which change with its content."""
-    about = path.stat()
-    return about.st_size, about.st_mtime_ns, about.st_ctime_ns
-
-
-@lru_cache(64)
-def content_hash(path: Path, stamp: tuple[int, int, int]) -> str:
-    """A hash of a file's content, computed once while its stamp stays."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@lru_cache(8)
-def folder_hash(folder: Path, stamps: tuple[tuple[Any, ...], ...]) -> str:
-    """A hash of the names and contents of a folder's files, computed once while their stamps stay."""
-    contents = [(str(file.relative_to(folder)), content_hash(file, tuple(stamp))) for file, *stamp in stamps]
-    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
-
-
-def source_text(cls: type) -> str:
-    """The text of the module that a class is from; of a plugin as it was when it was loaded."""
-    module = sys.modules.get(cls.__module__)
-    if module is not None and SOURCE in module.__dict__:
-        return str(module.__dict__[SOURCE])
-    try:
-        return inspect.getsource(module) if module else class_text(cls)
-    except (OSError, TypeError):
-        return class_text(cls)  # of a notebook's, which has no file
 
 
 class FromPython:
@@ -459,7 +391,9 @@ def load_tables(
     if path is not None:
         # a stored run.toml is given to go on with that run, and must be its configuration
         stored = Path(path).name == "run.toml" and Path(path).with_name("rounds.jsonl").exists()
-        tables = read_stored_toml(Path(path)) if stored else read_toml(path, method_advice(path) or advice)
+        tables = (
+            without_defaults(read_stored_toml(Path(path))) if stored else read_toml(path, method_advice(path) or advice)
+        )
         tables |= find_plugins(tables, Path(path).parent)
         if stored:
             check_kept_plugins(Path(path).parent)
@@ -476,19 +410,20 @@ def load_tables(
     return tables
 
 
-def check_kept_plugins(folder: Path) -> None:
-    """Refuse a run folder whose copies of plugins were changed; warn where the files they were taken from were."""
-    for kept in read_json(folder / "run.json").get("plugins", ()):
-        copy, origin = folder / PLUGINS / kept["name"], Path(kept["file"])
-        if file_hash(copy) != kept["sha256"]:
-            raise StoreError(f"{copy} is missing or not as askew wrote it; restore it, or start over from {origin}.")
-        if file_hash(origin) not in ("", kept["sha256"]):
-            warnings.warn(
-                f"{origin} has changed since this run was begun; the run's own copy of it is used. "
-                f"To train with the new text, use --plugin {origin} without the run's run.toml.",
-                StoreWarning,
-                stacklevel=3,
-            )
+def without_defaults(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a stored run without settings at the defaults of what they choose, but for the number of clients.
+
+    A stored run.toml has every default filled in. If an override then chooses another method, its own defaults hold,
+    and not those of the old one.
+    """
+    kept = dict(tables)
+    for name, registry in CHOICES.items():
+        table = tables.get(name)
+        kind = registry.members.get(str(table.get("name"))) if isinstance(table, Mapping) else None
+        if isinstance(table, Mapping) and kind is not None:
+            defaults = tomllib.loads(to_toml({f.name: f.default for f in fields(kind)}))
+            kept[name] = {k: v for k, v in table.items() if k == "clients" or k not in defaults or v != defaults[k]}
+    return kept
 
 
 def method_advice(path: str | Path) -> str:
@@ -512,97 +447,3 @@ def set_key(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
     if not isinstance(inner, dict):
         raise ConfigError(f"{where}{key}: {first!r} is a single value, not a table; write {where}{first}=VALUE.")
     inner[second] = value
-
-
-def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
-    """A decorator that registers an algorithm, dataset, partition, participation model or network of your own."""
-
-    if not isinstance(name, str):  # @askew.register without its brackets
-        raise ConfigError(f'register takes a name first, got {name!r}; write @askew.register("mine") above the class.')
-
-    def add(cls: C) -> C:
-        for base, registry in REGISTRIES.items():
-            if isinstance(cls, type) and issubclass(cls, base):
-                registry.register(name, cls, replace=replace)
-                return cls
-        raise ConfigError(
-            f"register: {cls!r} is none of {', '.join(base.__name__ for base in REGISTRIES)}; "
-            "derive it from one of them."
-        )
-
-    return add
-
-
-def plugin_module(path: str) -> str:
-    """The name under which a plugin is imported; that of a loaded plugin with the same text, such as a run's copy."""
-    text = Path(path).read_bytes() if is_file(Path(path)) else None
-    for name, module in list(sys.modules.items()):
-        if text is not None and name.startswith(PLUGIN_PREFIX) and module.__dict__.get(TEXT) == text:
-            return name
-    return f"{PLUGIN_PREFIX}{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
-
-
-def plugin_fault(e: BaseException) -> str | None:
-    """The sentence for an exception that a plugin raised; None where no plugin had a part in it."""
-    plugins = {module.__file__ for name, module in list(sys.modules.items()) if name.startswith(PLUGIN_PREFIX)}
-    for frame in reversed(traceback.extract_tb(e.__traceback__)):
-        if frame.filename in plugins:
-            what = f"{type(e).__name__}: {e}"
-            return (
-                f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again."
-            )
-    return returned_fault(e)
-
-
-def load_plugin(path: str) -> None:
-    """Import a Python file that registers things; a file that is loaded again replaces what it registered."""
-    file = Path(path)
-    if not is_file(file):
-        raise ConfigError(f"there is no plugin file {path!r}; name a Python file that calls askew.register.")
-    name = plugin_module(path)
-    text = file.read_bytes()
-    if name in sys.modules and sys.modules[name].__dict__.get(TEXT) == text and registers(name):
-        LOADED[file.resolve()] = name
-        return
-    for other in {name, *(module for path, module in LOADED.items() if replaces(file.resolve(), path))}:
-        for registry in CHOICES.values():
-            for member in [key for key in registry if registry.members[key].__module__ == other]:
-                del registry.members[member]
-    LOADED[file.resolve()] = name
-    module = import_plugin(path, name)
-    module.__dict__[TEXT], module.__dict__[SOURCE] = text, inspect.getsource(module)
-    if not registers(name):
-        raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
-
-
-def replaces(new: Path, old: Path) -> bool:
-    """Does a plugin file replace one that was loaded before? If it is the same, or one is a run's copy of the other."""
-    return new == old or (new.name == old.name and PLUGINS in (new.parent.name, old.parent.name))
-
-
-def registers(module: str) -> bool:
-    """Is a class of this module registered?"""
-    return any(member.__module__ == module for registry in CHOICES.values() for member in registry.members.values())
-
-
-def import_plugin(path: str, name: str) -> ModuleType:
-    """Import a file under a module name; what the file raises becomes a sentence with its line."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"the plugin {path!r} is not a Python file; name one that ends in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except ConfigError:
-        del sys.modules[name]
-        raise
-    except (Exception, SystemExit) as e:
-        del sys.modules[name]
-        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == spec.origin]
-        lines += [e.lineno] if isinstance(e, SyntaxError) else []
-        where = f"in line {lines[-1]}: " if lines else ""
-        raise ConfigError(
-            f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; correct the file and try again."
-        ) from None
-    return module

@@ -35,7 +35,8 @@ from ..core.types import Batch
 from ..engine.evaluate import CHUNK
 from ..errors import ConfigError, DataError, ModelError, StoreError
 from .build import BuildCache, build
-from .config import Config, plugin_module
+from .config import Config
+from .plugins import plugin_module
 from .process_state import torch_state
 from .store import Run, jsonable, write_json
 

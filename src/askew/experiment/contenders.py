@@ -16,8 +16,9 @@ from ..algorithms import algorithms
 from ..core.settings import Settings
 from ..data.federation import DEFAULT_VALIDATION, LocalSettings
 from ..errors import AskewError, ConfigError, UnknownName, did_you_mean
-from .config import Config, load_plugin, plugin_module
+from .config import Config
 from .halving import Search
+from .plugins import load_plugin, plugin_module
 from .store import Record, Run
 from .sweep import MOST_RUNS, grid
 

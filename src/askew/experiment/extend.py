@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.files import read_tensors
-from ..engine.distributed import ProcessGroup
+from ..engine.process_group import ProcessGroup
 from ..engine.server import Server
 from ..errors import StoreError, StoreWarning
 from . import checkpoint

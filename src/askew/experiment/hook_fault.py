@@ -47,7 +47,9 @@ def hook_fault(e: BaseException) -> str | None:
         if not isinstance(method, Algorithm) or not is_foreign(method) or code.co_filename.startswith(OURS):
             continue
         names = {getattr(getattr(cls, n), "__code__", None): n for cls in type(method).__mro__ for n in vars(cls)}
-        where = f"{names.get(code, code.co_name)}() failed in line {line} of {code.co_filename!r}"
+        in_cell = Path(code.co_filename).parent.name.startswith("ipykernel_")  # of a notebook: there is no such file
+        file = "its cell" if in_cell else repr(code.co_filename)
+        where = f"{names.get(code, code.co_name)}() failed in line {line} of {file}"
         advice = next((text for part, text in ADVICE.items() if part in str(e)), "correct the hook")
         text = next(iter(str(e).splitlines()), "").rstrip(" .")
         what = f"{type(e).__name__}: {text}" if text else type(e).__name__

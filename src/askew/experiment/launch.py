@@ -16,10 +16,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..engine.distributed import process_group
+from ..engine.process_group import process_group
 from ..errors import ConfigError
 from .build import device_of
-from .config import CHOICES, Config, FromPython, plugin_module, stored_tables
+from .config import CHOICES, Config, FromPython, stored_tables
+from .plugins import plugin_module
 from .process_state import prepare_deterministic, stop_requests
 from .run import SAVE_SECONDS, ActiveRun, OnRound, run_together
 from .run_folder import is_finished, run_folder, stored_model
@@ -192,7 +193,7 @@ def can_rebuild(config: Config) -> bool:
 def check_rebuildable(config: Config, option: str = "") -> None:
     """Refuse a configuration that a new process could not build from its text alone.
 
-    `option` says what asks for processes, where it is not engine.workers.
+    `option` names the setting that gives the number of processes, where it is not engine.workers.
     """
     plugins = {plugin_module(path) for path in config.plugins}
     for name in CHOICES:
@@ -210,7 +211,7 @@ def check_rebuildable(config: Config, option: str = "") -> None:
 def run_on_workers(
     configs: Sequence[Config], out: str | Path | None, fresh: bool, watch: OnRound | None, save_every: float
 ) -> Generator[Run, None, None]:
-    """Run configurations one after the other, each shared by as many workers as the first one asks for."""
+    """Run configurations one after the other, each shared by as many workers as the first one sets."""
     for config in configs:
         check_rebuildable(config)
     check_cores(configs[0].engine.workers, "engine.workers")
@@ -285,7 +286,7 @@ class RemoteRuns:
         self.tables |= {config.name(): stored_tables(config) for config in configs}
 
     def receive(self, message: Message) -> Run | None:
-        """Take in one message and call `watch` for a start or a round; return the run whose end it tells, else None."""
+        """Take in one message and call `watch` for a start or a round; return the run that it ends, else None."""
         name = message["run"]
         if "end" in message:
             return self._end(name, message["end"], message["tensors"])

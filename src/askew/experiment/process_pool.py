@@ -1,9 +1,9 @@
 """Many runs divided among processes of one machine, which use a GPU, or several cores, better than one process does.
 
-The runs come in parts: lists of configurations that are run at a time. A process asks for a part when it has nothing
+The runs come in parts: lists of configurations that are run at a time. A process requests a part when it has nothing
 to do, and only then is the next part taken from those that are given, so that what comes next may depend on what was
-measured so far. The parent trains nothing. It hears of every round as if it had trained it, and gives the part of a
-process that was lost to a new process.
+measured so far. The parent trains nothing. It gets every round's record as if it had trained it, and gives the part of
+a process that was lost to a new process.
 """
 
 from __future__ import annotations

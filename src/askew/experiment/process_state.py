@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..engine.choose import EngineSettings
-from ..engine.distributed import SINGLE, ProcessGroup
+from ..engine.process_group import SINGLE, ProcessGroup
 from ..errors import EngineError
 from .config import Config
 

@@ -51,8 +51,8 @@ def call_round(record: Record) -> RoundCall:
 def call_run(rounds: Sequence[Record], federation: Mapping[str, Any], deployed: bool = False) -> RollCall:
     """The roll-call of a run: `federation` is what its folder says of the clients.
 
-    Clients without samples are not missed; in a deployment, those whose samples nobody knows are. Who was never asked
-    is known only where the sizes of all clients are stored.
+    Clients without samples are not missed; in a deployment, those of unknown size are. Who was never asked is known
+    only where the sizes of all clients are stored.
     """
     reasons, asked, used = dict[str, Counter[int]](), set[int](), set[int]()
     count = at = lost = 0

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..engine.base import PhaseOutputs, PhaseRequest, finished_time, prepare_next
-from ..engine.distributed import SINGLE, ProcessGroup, process_group
 from ..engine.evaluate import accuracy_by_owner, share_raised
+from ..engine.process_group import SINGLE, ProcessGroup, process_group
 from ..engine.server import measure_time
 from ..participation import Turnout
 from . import checkpoint
@@ -26,6 +26,7 @@ from .build import BuildCache, BuiltRun, build
 from .config import Config, stored_tables
 from .divergence import divergence_sentence
 from .extend import begin_at_end, keep_end
+from .folder_lock import lock_folder
 from .process_state import deterministic_algorithms, explain_out_of_memory, stop_requests, torch_state
 from .run_evaluation import evaluate_models, evaluation_record, model_tensors
 from .run_folder import (
@@ -39,7 +40,7 @@ from .run_folder import (
     read_finished,
     run_folder,
 )
-from .store import DIVERGED, Record, Run, append_lines, flush_records, load, lock_folder, write_json
+from .store import DIVERGED, Record, Run, append_lines, flush_records, load, write_json
 from .workers import is_worker
 
 OnRound = Callable[[Run, Record | None], None]  # called once before the first round, and after every round

@@ -22,7 +22,7 @@ HELD_OUT = "held out"  # the name of the main model's scores on the samples that
 
 
 def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
-    """Scores [2], or [3] with halves, of each model that the algorithm names, on the device; the main one first.
+    """Scores, as `Evaluator` gives them, of each model that the algorithm names, on the device; the main one first.
 
     Where it is asked for, the main one's on held-out samples are the last.
     """
@@ -51,14 +51,19 @@ def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
     """The entries of a round's record: the scores as plain numbers, and what else is measured of the main model."""
     server, fed, private = built.server, built.fed, built.server.private
     record, models = Record(), {name: score for name, score in scores.items() if name != HELD_OUT}
-    for name, (accuracy, loss, *half) in zip(models, torch.stack(list(models.values())).tolist(), strict=True):
+    for name, (accuracy, loss, *more) in zip(models, torch.stack(list(models.values())).tolist(), strict=True):
         suffix = f"_{name}" if record else ""
         record |= {f"accuracy{suffix}": accuracy if fed.classes else None, f"loss{suffix}": loss}
-        if half and fed.classes and not suffix:
+        if built.config.evaluation.halves and fed.classes and not suffix:
             count, chosen = len(fed.test.y), len(fed.test.y) // 2
             record |= {
-                "accuracy_choose": half[0],
-                "accuracy_report": (count * accuracy - chosen * half[0]) / (count - chosen),
+                "accuracy_choose": more[0],
+                "accuracy_report": (count * accuracy - chosen * more[0]) / (count - chosen),
+            }
+        if built.config.evaluation.per_class and fed.classes and not suffix:
+            right, held = more[-2 * fed.classes : -fed.classes], more[-fed.classes :]
+            record["class_accuracy"] = {
+                str(k): r / h if h else None for k, (r, h) in enumerate(zip(right, held, strict=True))
             }
     if HELD_OUT in scores:
         accuracy, loss = scores[HELD_OUT].tolist()

@@ -17,12 +17,13 @@ from torch import Tensor
 from ..core.files import read_tensors, tensors_sha256
 from ..data.federation import Federation
 from ..engine.choose import EngineChoice
-from ..engine.distributed import SINGLE, ProcessGroup
+from ..engine.process_group import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuildCache, BuiltRun, device_of
-from .config import CHOICES, LOADED, PLUGIN_PREFIX, PLUGINS, TABLES, TEXT, Config, stored_tables
-from .store import Run, intact_rounds, load, read_json, write_atomic, write_json, write_lines, write_text
+from .config import CHOICES, TABLES, Config, stored_tables
+from .plugins import LOADED, PLUGIN_PREFIX, PLUGINS, TEXT
+from .store import TRACKING, Run, intact_rounds, load, read_json, write_atomic, write_json, write_lines, write_text
 from .toml import read_stored_toml, seal
 
 COMPARED_CLIENTS = 1000  # clients whose samples are compared, where clients make their own
@@ -35,6 +36,7 @@ FILES = (
     "federation.json",
     "model.safetensors",
     "conformal.json",
+    TRACKING,
     *checkpoint.FILES,
 )
 
@@ -157,7 +159,7 @@ def origin_of_copy(path: Path) -> dict[str, str]:
 
 
 def reads_unseen_files(config: Config) -> bool:
-    """May the data come from files that the configuration's name does not know? Then the samples are compared."""
+    """May the data come from files that the configuration's name does not depend on? Then the samples are compared."""
     return type(config.data).__module__.startswith(PLUGIN_PREFIX) and not config.data.reads()
 
 

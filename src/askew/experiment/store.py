@@ -5,6 +5,7 @@
     federation.json     sizes and labels of the clients (for pictures)
     run.json            facts about the execution: state, engine and why, device, versions
     model.safetensors   the global model, by the network's own parameter names
+    tracking.json       which records of trackers are this run's, where `track` was set
     conformal.json      coverage and size of its prediction sets, where `askew conformal` measured them
     checkpoint.*        all that a resume needs, and the one before it (see checkpoint.py)
 
@@ -15,15 +16,11 @@ older versions have none and are taken as they are.
 
 from __future__ import annotations
 
-import errno
-import glob
 import json
 import math
-import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -32,24 +29,19 @@ from typing import TYPE_CHECKING, Any
 from ..core.files import flush_to_disk, is_file, is_readable_file, write_atomically
 from ..errors import AskewError, StoreError, StoreWarning
 from .curves import rounds_to
+from .folder_lock import explain_write_errors, is_locked
 from .roll_call import RollCall, call_run
 from .toml import read_stored_toml, text_hash
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: only folders cannot be locked there
-    fcntl = None  # type: ignore[assignment]
-
 Record = dict[str, Any]  # of one round
+TRACKING = "tracking.json"  # the file in which trackers note which of their records is this run's
 DIVERGED = "diverged"  # the state of a run that was stopped because it diverged
 CHECKSUM = re.compile(r',?\s*"checksum": "([0-9a-f]{16})"\s*\}\s*\Z')  # the end of a JSON object
 SEALED = ("run.toml", "run.json", "rounds.jsonl", "federation.json")  # files that always hold a checksum
 NUMBERS = ("seconds", "bytes_up", "bytes_down", "dropped")  # keys of every record
-# what a process that was killed left of a file that it was writing: ".", the file's name, "." and some letters
-TEMPORARY = re.compile(r"\.(run|rounds|federation|model|checkpoint)[\w.-]*\.(toml|jsonl?|safetensors)\.\w+")
 NAMED_TABLES = ("data", "partition", "participation", "model", "algorithm")  # tables that choose something by its name
 
 
@@ -217,7 +209,7 @@ def load(folder: str | Path) -> Run:
         isinstance(config.get(table), dict) and isinstance(config[table].get("name"), str) for table in NAMED_TABLES
     ):
         raise StoreError(
-            f"{folder / 'run.toml'} does not tell a whole run (truncated?); "
+            f"{folder / 'run.toml'} does not describe a whole run (truncated?); "
             "restore it, or remove the folder and run again."
         )
     facts, rounds = read_json(folder / "run.json"), read_rounds(folder / "rounds.jsonl")
@@ -277,8 +269,15 @@ def load_all(folders: Iterable[str | Path], check: Callable[[Run], object] = lam
 
     A damaged run among others is left out, with a warning; so is one with which `check` fails.
     """
+    return load_whole(folders, check)[0]
+
+
+def load_whole(
+    folders: Iterable[str | Path], check: Callable[[Run], object] = lambda run: None
+) -> tuple[list[Run], dict[Path, str]]:
+    """As `load_all`, and by folder why the damaged ones were left out."""
     runs: dict[Path, Run | None] = {}
-    problems: list[AskewError] = []
+    problems: dict[Path, AskewError] = {}
     for folder in map(Path, folders):
         inside = sorted(folder.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime_ns, file))
         is_run = (folder / "run.toml").is_file() or not inside
@@ -290,13 +289,13 @@ def load_all(folders: Iterable[str | Path], check: Callable[[Run], object] = lam
                     if not (run_folder / "run.toml").is_file():
                         raise  # somebody named a wrong folder
                     runs[run_folder.resolve()] = None
-                    problems.append(e)
+                    problems[run_folder] = e
     whole = [run for run in runs.values() if run is not None]
     if problems and not whole:
-        raise problems[0]
-    for problem in problems:
-        warnings.warn(f"a run is left out: {problem}", StoreWarning, stacklevel=2)
-    return whole
+        raise next(iter(problems.values()))
+    for problem in problems.values():
+        warnings.warn(f"a run is left out: {problem}", StoreWarning, stacklevel=3)
+    return whole, {folder: str(problem) for folder, problem in problems.items()}
 
 
 def load_checked(folder: Path, check: Callable[[Run], object]) -> Run:
@@ -408,21 +407,6 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
-@contextmanager
-def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError while a file is written into a StoreError that says what to do."""
-    try:
-        yield
-    except OSError as e:
-        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = (
-            "free some space and start the run again: it goes on from what is stored"
-            if full
-            else "name a folder you can write, with --out"
-        )
-        raise StoreError(f"cannot write {path}: {e.strerror or e}; {advice}.") from None
-
-
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part."""
     with explain_write_errors(path), write_atomically(path) as temporary:
@@ -461,74 +445,3 @@ def flush_records(path: Path) -> None:
     """Wait until the records that were appended are on the disk: a checkpoint without them could not be used."""
     with explain_write_errors(path):
         flush_to_disk(path)
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Make a run folder and lock it; refuse at once if another process has it. The lock ends with its process."""
-    if fcntl is None:
-        raise StoreError(
-            f"cannot lock {folder}: storing a run needs a POSIX system, as Linux or macOS; use one, or leave out= away."
-        )
-    with explain_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # never through a link: the folder may be somebody else's
-        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise StoreError(
-            f"another process is writing {folder}; wait for it to end, or run another configuration."
-        ) from None
-    try:
-        for path in folder.iterdir():
-            if TEMPORARY.fullmatch(path.name):  # of a process that was killed: nobody else writes here now
-                path.unlink(missing_ok=True)
-        yield
-    finally:
-        if [p.name for p in folder.iterdir()] == [".lock"]:  # the run was refused before it began
-            (folder / ".lock").unlink()
-            folder.rmdir()
-        os.close(file)
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove what processes that were killed left of a file that they were writing; call it where nobody writes it."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        left.unlink(missing_ok=True)
-
-
-@contextmanager
-def wait_for_folder(folder: Path) -> Iterator[None]:
-    """Make a folder and keep others who call this from it, after those who have it now have left it."""
-    with explain_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def is_locked(folder: Path) -> bool:
-    """Is a process writing this run folder?"""
-    if fcntl is None:
-        return False
-    try:
-        file = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    except OSError as e:
-        return e.errno != errno.ELOOP  # a link is no lock
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(file)
-    return False

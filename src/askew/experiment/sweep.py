@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, Remark
-from .config import CHOICES, Config, load_plugin, load_tables, set_key
+from .config import CHOICES, Config, load_tables, set_key
+from .plugins import load_plugin
 from .toml import parse_value
 
 MOST_RUNS = 100_000  # of one sweep

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError, StoreError
 
-SHORT_NUMBER = re.compile(r"[+-]?(?:\d+\.|\.\d+)(?:[eE][+-]?\d+)?")  # .05 and 5., which TOML does not know
+SHORT_NUMBER = re.compile(r"[+-]?(?:\d+\.|\.\d+)(?:[eE][+-]?\d+)?")  # .05 and 5., which TOML does not have
 SEAL = re.compile(r"# checksum ([0-9a-f]{16}) .*\n")
 
 

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import AskewError, ConfigError, StoreWarning
-from .config import Config, plugin_fault
+from .config import Config
 from .contenders import Contender, check_over, choose_methods, keep_best, make_contender, score_run, use_all_samples
 from .extend import stored_reason
 from .halving import FINALISTS, Cost, Plan, Rung, Search, least_budget, make_plan
 from .launch import FailedRun
+from .plugins import plugin_fault
 from .process_state import stop_after
 from .round_timer import RoundTimer
 from .run import OnRound

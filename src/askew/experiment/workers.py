@@ -2,7 +2,7 @@
 
 A `WorkerGroup` starts processes that do one job together. Each worker gets the job as JSON and calls one function
 with it; rank 0 may send messages back. The parent passes a request to stop on to all workers, and ends all of them
-when one is lost. A worker whose parent is gone ends itself. What the job is, this module does not know.
+when one is lost. A worker whose parent is gone ends itself. This module does not depend on what the job is.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Any, Self
 from .. import errors
 from ..core.ranks import STORE, rank_and_size
 from ..data import files
-from ..engine.distributed import PeerLost
+from ..engine.process_group import PeerLost
 from ..errors import AskewError, ConfigError, EngineError
-from .config import plugin_fault
 from .plain_warnings import show_plain_warnings
+from .plugins import plugin_fault
 from .process_tuning import ENVIRONMENT, tune_process
 
 Message = dict[str, Any]  # a JSON object
@@ -106,7 +106,7 @@ class WorkerGroup:
     def __init__(self, size: int, function: WorkerFunction, job: Message) -> None:
         self.size, self.code = size, WORKER_CODE.format(function.__module__, function.__name__)
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.connections: dict[Connection, int] = {}  # to the workers that are alive, with their ranks
+        self.connections: dict[Connection, int] = {}  # to the workers that still run, with their ranks
         self.finished: set[int] = set()  # ranks
         self.failures: dict[int, Message] = {}  # by rank: {"error": name of an exception, "sentence": its text}
         # where the ranks find each other: a file that nobody else may open, so that no port is open for it
@@ -141,7 +141,7 @@ class WorkerGroup:
         worker_end.close()
 
     def _environment(self, rank: int) -> dict[str, str]:
-        """The environment variables that tell a worker its rank, and where data, code and the other ranks are."""
+        """The environment variables that give a worker its rank, and say where data, code and the other ranks are."""
         loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
         if not loopback:
             raise EngineError("this machine has no loopback interface for worker processes; set engine.workers = 1.")
@@ -270,7 +270,7 @@ def run_worker(function: WorkerFunction) -> None:
     try:
         function(job, send if leads else lambda message: None)
         send({"done": True})
-        listener.join()  # until all are done, which the parent knows: the others might still need this one
+        listener.join()  # until all are done, which the parent decides: the others might still need this one
     except BaseException as e:
         if os.environ.get("ASKEW_DEBUG"):
             traceback.print_exc()
@@ -279,7 +279,7 @@ def run_worker(function: WorkerFunction) -> None:
 
 
 def failure_message(e: BaseException) -> Message:
-    """The message that tells the parent of an exception."""
+    """The message by which the parent gets an exception."""
     if isinstance(e, AskewError):
         return {"error": type(e).__name__, "sentence": str(e)}
     if fault := plugin_fault(e):
@@ -288,7 +288,7 @@ def failure_message(e: BaseException) -> Message:
 
 
 def failure_error(failure: Message) -> Exception:
-    """The exception that a worker's message tells of."""
+    """The exception in a worker's message."""
     usual = EngineError if failure["error"] == PeerLost.__name__ else RuntimeError
     error: Exception = getattr(errors, failure["error"], usual)(failure["sentence"])
     return error

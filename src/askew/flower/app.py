@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..experiment.store import explain_write_errors, write_text
+from ..experiment.folder_lock import explain_write_errors
+from ..experiment.store import write_text
 from ..experiment.toml import literal, read_toml, to_toml
 from ..version import __version__
 from .rules import DeploymentRules

@@ -67,7 +67,7 @@ def describe_client(setup: ClientSetup) -> Payload:
 class DeployedClient:
     """Answers training and evaluation messages, each once.
 
-    `secrets` is what secure aggregation remembers between them, `answers` the file that lists what was answered.
+    `secrets` is what secure aggregation keeps between them, `answers` the file that lists what was answered.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ this round left and the one that its latest round left, and continues from the r
 late, after a round that the server threw away, and after a server that was killed and runs a round again.
 
 A client answers each message of a round once. The same message gets the same bytes again, another one gets none: two
-answers with fresh noise, or two sums over different clients, would tell more about its samples than one.
+answers with fresh noise, or two sums over different clients, would reveal more about its samples than one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..core.files import read_tensors
 from ..core.types import State
 from ..errors import StoreError
 from ..experiment.checkpoint import save_tensors
-from ..experiment.store import explain_write_errors
+from ..experiment.folder_lock import explain_write_errors
 from .wire import InvalidMessage, Payload, RawPayload, add_prefix, strip_prefix
 
 try:

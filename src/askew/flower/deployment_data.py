@@ -194,7 +194,7 @@ class RemoteFederation(Federation):
         self._update_counts()
 
     def label_counts(self, ids: Sequence[int]) -> Tensor:
-        """Zeros: clients count their labels by themselves, and do not tell them unless the method sends them."""
+        """Zeros: clients count their labels by themselves, and send them only if the method does."""
         return torch.zeros(len(ids), self.classes, dtype=self.dtype)
 
     def set_size(self, client: int, count: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # of the system's connections, with the owner of each end
-ESTABLISHED = 1  # the state of an open connection; of a closed one the system forgets the owner
+ESTABLISHED = 1  # the state of an open connection; of a closed one the system no longer has the owner
 FLEET_PREFIX = "/v1/fleet/"  # of the requests that nodes send, which Flower itself checks by their keys
 REFUSAL = b"Requests are answered to processes of the user who started this server, on the same machine, alone.\n"
 MAX_REQUEST = 256 * 2**20  # bytes; Flower sends arrays in pieces of 5 MB, and a client's state of up to 64 MB at once

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigError
-from ..experiment.store import explain_write_errors
+from ..experiment.folder_lock import explain_write_errors
 from . import require_flower
 
 if TYPE_CHECKING:

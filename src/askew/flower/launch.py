@@ -30,12 +30,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+MARKER = "ASKEW_FEDERATION"  # environment variable by which all processes of one federation are found
 LIFELINE = "ASKEW_LIFELINE"  # environment variable: a pipe whose other end closes when the starter has ended
 KEYS_FOLDER = "ASKEW_KEYS"  # environment variable: a folder of keys that is removed when the starter has ended
 lifeline: dict[str, str] = {}  # the two variables above, which programs that this one starts do not get
 RESTARTS = "ASKEW_RESTARTS"  # environment variable: how often a node has started again without a connection
 MAX_RESTARTS = 20
-NEWS = "ASKEW_NEWS"  # environment variable: a pipe by which a SuperNode tells its SuperExec that there is a task
+NEWS = "ASKEW_NEWS"  # environment variable: a pipe by which a SuperNode notifies its SuperExec of a task
 POLL_SECONDS = 0.2  # between two looks of a SuperNode for a message
 ANSWER_SECONDS = 0.05  # between two looks of a SuperNode, within itself, for the answer
 FIRST_WAIT_SECONDS = 0.05  # before a part of a message is asked for again; later waits are longer
@@ -83,11 +84,35 @@ def end_with_starter() -> None:
             os.read(int(number), 1)  # returns when the other end is closed
         if keys:
             shutil.rmtree(keys, ignore_errors=True)
+        end_sessions()
         for number_of_signal in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(0, number_of_signal)
             time.sleep(STOP_SECONDS)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def end_sessions() -> None:
+    """End what a SuperLink started in sessions of their own: its server apps do not notice that it has ended."""
+    for number_of_signal in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + STOP_SECONDS
+        while (leaders := session_leaders()) and time.monotonic() < end:
+            for leader in leaders:
+                with suppress(ProcessLookupError):
+                    os.killpg(leader, number_of_signal)
+            time.sleep(1.0)
+
+
+def session_leaders() -> list[int]:
+    """The processes of this federation that have sessions of their own and no pipe to the starter."""
+    marker, found = f"{MARKER}={os.environ.get(MARKER)}".encode(), list[int]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            entries, process = path.read_bytes().split(b"\0"), int(path.parent.name)
+            watched = any(entry.startswith(f"{LIFELINE}=".encode()) for entry in entries)
+            if marker in entries and not watched and os.getsid(process) == process:
+                found.append(process)
+    return found
 
 
 # Flower's programs --------------------------------------------------------------------------------------------------
@@ -114,7 +139,7 @@ def ask_again_soon() -> None:
 
 
 def guard(module_name: str, open_fleet: bool = False) -> None:
-    """Have a module's server apps answer the same user alone, where the system can tell, and read no huge requests."""
+    """Have a module's server apps answer the same user alone, where users can be found, and read no huge requests."""
     spec = spec_from_file_location("askew_guard", Path(__file__).with_name("guard.py"))
     assert spec is not None and spec.loader is not None
     rules = module_from_spec(spec)

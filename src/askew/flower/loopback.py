@@ -25,12 +25,11 @@ from ..experiment.store import Run, load, read_json, read_rounds, write_json, wr
 from ..experiment.toml import literal
 from . import require_flower
 from .keys import KeyFiles
-from .launch import KEYS_FOLDER, LIFELINE, command_of
+from .launch import KEYS_FOLDER, LIFELINE, MARKER, command_of
 from .transport import WAITING, Warn
 
 HOST = "127.0.0.1"
 CONNECTION = "loopback"  # the SuperLink's name in Flower's configuration
-MARKER = "ASKEW_FEDERATION"  # environment variable by which all processes of one federation are found
 PROCESSES = "processes.json"  # file of a federation's folder: the marker of its processes, and whether it has keys
 PROGRAMS = ("flower-superlink", "flower-supernode", "flwr")  # that are started by launch.py
 START_SECONDS = 60.0  # until a process listens, or a key is registered

@@ -70,7 +70,7 @@ class ClientScores(NamedTuple):
     """What a client's evaluation gives the server."""
 
     samples: int
-    scores: list[list[float]]  # by model: accuracy, loss and, where the test set is halved, the accuracy on one half
+    scores: list[list[float]]  # by model, as `Evaluator` gives them
 
 
 class RemoteEngine:
@@ -193,7 +193,7 @@ class RemoteEngine:
         specs = {f"up.{name}": TensorSpec(tuple(t.shape), t.dtype) for name, t in self.zero_uploads[n].items()}
         specs |= {"buffers": TensorSpec(tuple(inputs.buffers.shape), inputs.buffers.dtype)}
         steps = dict(zip(ids, inputs.steps.tolist(), strict=True))
-        # Where lengths are limited by [privacy], to compare them would tell of the others.
+        # Where lengths are limited by [privacy], to compare them would reveal something of the others.
         limit = 0.0 if self.privacy.on else self.registry.config.faults.scale_limit
         answers = [
             Answer(client, inputs.round, n, one.up, one.buffers, torch.tensor(one.loss), {})
@@ -347,8 +347,9 @@ class RemoteEngine:
         read_tensors(reply, {}, sender)
         samples = read_value(reply, "samples", int, sender)
         scores = [read_value(reply, f"scores.{name}", list, sender) for name in models] if samples else []
-        count = 3 if self.registry.config.evaluation.halves else 2
-        may_be_nan = not self.run_numbers["classes"]  # without classes there is no accuracy
+        asked, classes = self.registry.config.evaluation, int(self.run_numbers["classes"])
+        count = 2 + asked.halves + 2 * classes * asked.per_class
+        may_be_nan = not classes  # without classes there is no accuracy
         is_score = lambda value: type(value) is float and (math.isfinite(value) or may_be_nan)
         if not all(len(row) == count and all(map(is_score, row)) for row in scores):
             raise InvalidMessage(

@@ -45,7 +45,7 @@ from ..engine.distributed import TensorSpec
 from .wire import SAME_SETUP, InvalidMessage, Numbers, Payload, RawPayload, read_tensors, read_value
 
 UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
-Secrets = MutableMapping[str, Any]  # what a client remembers between the stages: in memory, never in a file
+Secrets = MutableMapping[str, Any]  # what a client keeps between the stages: in memory, never in a file
 T = TypeVar("T")
 
 SCALE = 2.0**32  # a number is summed as the nearest whole multiple of 1 / SCALE
@@ -98,7 +98,7 @@ def unpack_mean(
 
 
 def pseudorandom_words(secret: bytes, count: int) -> UInt64Array:
-    """Words that nobody can tell from random ones without the secret: AES-256 in counter mode."""
+    """Words that cannot be distinguished from random ones without the secret: AES-256 in counter mode."""
     cipher = Cipher(algorithms.AES(sha256(secret).digest()), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(cipher.update(bytes(8 * count)), dtype=np.uint64)
 

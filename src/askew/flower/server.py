@@ -17,10 +17,11 @@ from ..engine.base import PhaseOutputs, PhaseRequest
 from ..engine.privacy import PrivacyStage
 from ..errors import ConfigError
 from ..experiment.build import BuildCache, BuiltRun, device_of
+from ..experiment.folder_lock import lock_folder
 from ..experiment.process_state import explain_out_of_memory, torch_state
 from ..experiment.run import ActiveRun, OnRound, TrainedRound, round_loop
 from ..experiment.run_folder import check_same_config, clear_run, is_finished, read_finished, run_folder
-from ..experiment.store import Record, Run, lock_folder, read_json, write_json
+from ..experiment.store import Record, Run, read_json, write_json
 from .deployment_data import (
     DataModule,
     DeploymentConfig,
@@ -123,7 +124,7 @@ def serve(
 
 
 def read_start(folder: Path) -> str:
-    """The name of this start of a run, the same after an interruption, by which clients know a run that starts over."""
+    """The name of this start of a run, the same after an interruption, by which clients see that a run starts over."""
     start = read_json(folder / START).get("name")
     if not isinstance(start, str):
         start = uuid4().hex

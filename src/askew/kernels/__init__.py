@@ -10,5 +10,5 @@ layers.py        a network's layers in a row, several of them at once
 cpu/             kernels in C and their compiler
 cuda/            kernels in Triton
 
-Nothing here decides what is computed, only how. The local loop (core/local.py) and the methods do not know this room.
+Nothing here decides what is computed, only how. The local loop (core/local.py) and the methods do not import it.
 """

@@ -74,7 +74,7 @@ def owns_step(alg: Algorithm) -> bool:
 
 @lru_cache(maxsize=1000)
 def class_owns_step(method: type) -> bool:
-    """Does the class that declares the step define it, as far as classes can tell?"""
+    """Does the class that declares the step define it, as far as classes show it?"""
     kinds, owner = method.__mro__, declaring_class(method)
     if owner is not Algorithm and "direction" not in vars(owner):
         return False

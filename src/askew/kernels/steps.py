@@ -34,7 +34,7 @@ Take = Callable[[Client, Progress, Batch, Sequence[int]], Progress | None]  # No
 class Comparison(NamedTuple):
     """What came of comparing a method's step with the plain one."""
 
-    alg: Algorithm  # kept alive: comparisons are found by its identity
+    alg: Algorithm  # kept in memory: comparisons are found by its identity
     agreed: bool
     again: float  # the round of the next comparison
 
@@ -230,7 +230,7 @@ def batch_slice(batch: Batch, a: int, b: int) -> Batch:
 
 
 def same_step(before: Tensor, plain: Progress, fast: Progress) -> bool:
-    """Do two ways lead to the same theta and momentum, up to rounding? Where a step is not finite, nobody can tell."""
+    """Do two ways lead to the same theta and momentum, up to rounding? Steps that are not finite are not compared."""
     v, fast_v = plain.carry["momentum"], fast.carry["momentum"]
     if not bool(torch.isfinite(plain.theta).all()) or not bool(torch.isfinite(v).all()):
         return True

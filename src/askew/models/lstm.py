@@ -40,7 +40,7 @@ class LastOutputLSTM(nn.LSTM):
         return output[:, -1]
 
     def forward_on_gpu(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """cuDNN wants the weights in an order of its own, which a flat w is not, and copies them at each call; no need
+        """cuDNN needs the weights in an order of its own, which a flat w is not, and copies them at each call; no need
         to warn.
         """
         with warnings.catch_warnings():

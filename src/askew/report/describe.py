@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,6 +14,9 @@ from .runs import as_html, as_text
 from .skew import draw_skew, skew_table
 from .terminal import QUIET, plain_table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PICTURES = (".png", ".svg", ".pdf")
 MOST_CLIENTS = 20  # that the table lists
 MOST_CLASSES = 8  # that have a column of their own
@@ -21,7 +24,7 @@ BAR = 10  # letters
 
 
 class Description:
-    """What some data are; printed it is a few tables, and `save` draws who holds what."""
+    """What some data are; printed it is a few tables, and `plot` draws who holds what."""
 
     def __init__(self, survey: Any) -> None:
         self.survey = survey
@@ -46,16 +49,19 @@ class Description:
         facts: dict[str, Any] = self.survey.summary()
         return facts
 
+    def plot(self) -> Figure:
+        """A figure of the samples by client and class."""
+        found = self.survey
+        title = f"{found.name}, {len(found.clients):,} clients"
+        return draw_skew(found.counts, found.sizes, title, client_names=found.clients, class_names=found.labels)
+
     def save(self, path: str | Path) -> Path:
         """Draw the samples by client and class into a file: png, svg or pdf."""
         path = Path(path)
         if path.suffix.lower() not in PICTURES:
             raise ConfigError(f"the picture's name must end in .png, .svg or .pdf, got {str(path)!r}; try skew.svg.")
-        found = self.survey
-        title = f"{found.name}, {len(found.clients):,} clients"
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure = draw_skew(found.counts, found.sizes, title, client_names=found.clients, class_names=found.labels)
-        figure.savefig(path, dpi=150)
+        self.plot().savefig(path, dpi=150)
         return path
 
     def __repr__(self) -> str:

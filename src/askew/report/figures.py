@@ -278,7 +278,7 @@ def drift_picture(groups: Sequence[RunGroup]) -> Picture | None:
         if alone:
             least, most = (groups[0].curve(f"{key}_{end}") for end in ("min", "max"))
             axes.fill_between(least.rounds, least.mean, most.mean, color=BLUE, alpha=0.13, linewidth=0)
-    for axes in figure.axes[:-1]:  # the band of a deviation knows no limits, a cosine does
+    for axes in figure.axes[:-1]:  # the band of a deviation has no limits, a cosine has
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -1.03), min(high, 1.03))
     use_log_axis(figure.axes[-1], diversities)

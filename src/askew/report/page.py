@@ -1,21 +1,26 @@
-"""The report: one HTML page with figures, tables and configurations, which loads nothing from elsewhere."""
+"""The report: the page of `askew watch` as one file, with what is written, drawn and tabled of all runs around it."""
 
 from __future__ import annotations
 
 import shlex
+import zlib
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from math import floor, log10
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..core.files import printable
 from ..errors import StoreError
 from ..experiment.roll_call import loss_sentence, never_sentences, percent, reason_text
-from ..experiment.store import Run, write_text
+from ..experiment.store import Run, to_json, write_text
 from ..experiment.toml import to_toml
+from . import views
 from .figures import draw_pictures
+from .paste_runs import paste_comparison
 from .picture import COLOURS, Picture, write_picture
+from .shell import single_page
 from .tables import (
     ComparisonRow,
     RunGroup,
@@ -29,6 +34,10 @@ from .tables import (
     table,
     value_text,
 )
+from .terminal import command
+
+if TYPE_CHECKING:
+    from .significance import PairedComparison
 
 
 class PageColumn(NamedTuple):
@@ -62,10 +71,16 @@ COLUMNS = (
 COUNTS = ("dropped", "lost_answers")  # columns that are shown where a value is not 0
 WHOLE_NUMBERS = ("seeds", "best_round", "rounds", "rounds_to_target")  # columns without decimals
 MAX_HEADLINES = 4  # tasks whose result stands at the top
+MANY = 50  # runs, above which the page holds less of each
+COARSE = views.Detail(points=200, rounds=100, clients=50, classes=50)
+Broken = Mapping[Path, str]  # by run folder that cannot be read: why
 
 
-def write_report(runs: Sequence[Run], folder: Path, title: str | None = None) -> Path:
-    """Write index.html, which needs no other file, and the pictures beside it as PNG; return the page's path."""
+def write_report(runs: Sequence[Run], folder: Path, title: str | None = None, broken: Broken | None = None) -> Path:
+    """Write index.html, which needs no other file, and the pictures beside it as PNG; return the page's path.
+
+    `broken` are run folders that cannot be read; the page shows them as such.
+    """
     groups = group_runs(runs)
     if not groups:
         raise StoreError(
@@ -75,7 +90,9 @@ def write_report(runs: Sequence[Run], folder: Path, title: str | None = None) ->
     for picture in pictures:
         write_picture(picture, Path(folder))
     path = Path(folder) / "index.html"
-    write_text(path, report_page(groups, table(runs), pictures, title))
+    shown = [shown_run(number, run) for number, run in enumerate(runs)]
+    data = page_data(shown, runs, groups, broken or {})
+    write_text(path, single_page(*page_parts(groups, table(runs), pictures, title, data), to_json(data)))
     return path
 
 
@@ -84,7 +101,7 @@ def check_run(run: Run) -> None:
     import numpy as np
 
     groups = group_runs([run])
-    report_page(groups, table([run]), [], None)
+    page_parts(groups, table([run]), [], None, page_data([shown_run(0, run)], [run], groups, {}))
     counts = {key: np.asarray(run.federation.get(key, []), dtype=float) for key in ("sizes", "labels")}
     if counts["sizes"].ndim != 1 or (counts["labels"].size and counts["labels"].shape[:1] != counts["sizes"].shape):
         raise ValueError("federation.json has not one size and one row of labels for each client")
@@ -92,53 +109,118 @@ def check_run(run: Run) -> None:
         np.asarray(record.get("participants", []), dtype=np.int64)
 
 
-def report_page(
-    groups: Sequence[RunGroup], rows: Sequence[ComparisonRow], pictures: Sequence[Picture], title: str | None
-) -> str:
-    """The page's HTML; `rows` are those of `table`, one for each group."""
-    rows = [
-        row
-        | {
-            "label": shorten_label(row["label"]),
-            "baseline": row["baseline"] and shorten_label(row["baseline"]),
-        }
-        for row in rows
+# data ---------------------------------------------------------------------------------------------------------------
+
+
+def shown_run(number: int, run: Run) -> views.ShownRun:
+    """A run as the page shows it."""
+    shown = views.ShownRun(number, printable(run.name))
+    shown.show(run, views.shown_columns(run))
+    return shown
+
+
+def page_data(
+    shown: Sequence[views.ShownRun], runs: Sequence[Run], groups: Sequence[RunGroup], broken: Broken
+) -> views.Answer:
+    """All that the page's script shows: the rows of all runs, and of each run what `askew watch` would send.
+
+    Above MANY runs, curves have fewer points and heat maps fewer cells. At first the page shows a run of each method
+    of the first federation.
+    """
+    detail = views.FULL if len(shown) <= MANY else COARSE
+    unread = [
+        views.ShownRun(len(shown) + n, printable(folder.name), views.BROKEN, printable(problem))
+        for n, (folder, problem) in enumerate(broken.items())
     ]
+    places = {id(run): number for number, run in enumerate(runs)}
+    first = [places[id(g.runs[0])] for g in (by_federation(groups) or [[]])[0]][: views.MOST_CHOSEN]
+    return views.table([*shown, *unread]) | {"first": first, "runs": [pack(run, detail) for run in shown]}
+
+
+def pack(run: views.ShownRun, detail: views.Detail) -> str:
+    """What the page shows of one run, compressed, as text."""
+    whole = {
+        "curves": views.curves(run, detail),
+        "clients": views.clients(run, detail),
+        "turns": views.turns(run, detail=detail),
+    }
+    return b64encode(zlib.compress(to_json(whole).encode(), 9)).decode()
+
+
+# the page -----------------------------------------------------------------------------------------------------------
+
+
+def page_parts(
+    groups: Sequence[RunGroup],
+    rows: Sequence[ComparisonRow],
+    pictures: Sequence[Picture],
+    title: str | None,
+    data: views.Answer,
+) -> tuple[str, str, str]:
+    """The HTML of the heading, and of what comes before and after the runs, their curves and their clients.
+
+    `rows` are those of `table`, one for each group.
+    """
+    runs, federations, tests = [run for g in groups for run in g.runs], by_federation(groups), seed_tests(groups)
+    short = [row | {key: row[key] and shorten_label(row[key]) for key in ("label", "baseline")} for row in rows]
+    before = [
+        f'<div class="text">{summary(groups, short)}{notice_lines(runs, pictures, data)}{page_links(pictures)}</div>',
+        written("comparison", "Comparison", comparison_tables(federations, short)),
+        tests_section(tests),
+    ]
+    settings = [configuration_section(n, g, len(federations) > 1) for its in federations for n, g in enumerate(its)]
+    facts = ["The pictures lie beside this page as PNG files."] if pictures else []
+    for word, key in (("askew", "version"), ("torch", "torch"), ("device", "device")):
+        facts += [f"{word} {value}" for value in dict.fromkeys(run.facts.get(key) for run in runs) if value]
+    after = [
+        *map(picture_section, pictures),
+        roll_call_section(groups),
+        paper_section(runs, rows, tests),
+        written("configurations", "Configurations, and how to run them again", "\n".join(settings)),
+        f'<footer class="text">{escape(" · ".join(facts))}</footer>',
+    ]
+    subject = f"{len(groups)} {'methods' if len({g.task for g in groups}) == 1 else 'configurations'}"
+    if len(groups) == 1:
+        subject = shorten_label(groups[0].label)
+    heading = escape(title or f"{subject} on {alternatives(groups, 'data')}")
+    return heading, "\n".join(before), "\n".join(after)
+
+
+def summary(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:
+    """What was run, the result of each task in a sentence, and of a single task the main figures."""
     tasks = [
         [row for g, row in zip(groups, rows, strict=True) if g.task == task]
         for task in dict.fromkeys(g.task for g in groups)
     ]
-    federations = by_federation(groups)
-    places = [f"{peers[0]['federation']}: " if len(federations) > 1 else "" for peers in tasks]
+    several = len({g.federation for g in groups}) > 1
+    places = [f"{peers[0]['federation']}: " if several else "" for peers in tasks]
     results = [
         f'<p class="result">{escape(place + headline(peers))}</p>'
         for place, peers in list(zip(places, tasks, strict=True))[:MAX_HEADLINES]
     ]
     if len(tasks) > MAX_HEADLINES:
         results.append(f'<p class="what">{len(tasks) - MAX_HEADLINES} more in the table.</p>')
-    subject = f"{len(groups)} {'methods' if len(tasks) == 1 else 'configurations'}"
-    if len(groups) == 1:
-        subject = shorten_label(groups[0].label)
-    runs = [run for g in groups for run in g.runs]
-    facts = ["The pictures lie beside this page as PNG files."] if pictures else []
-    for word, key in (("askew", "version"), ("torch", "torch"), ("device", "device")):
-        facts += [f"{word} {value}" for value in dict.fromkeys(run.facts.get(key) for run in runs) if value]
-    return TEMPLATE.format(
-        title=escape(title or f"{subject} on {alternatives(groups, 'data')}"),
-        sentence=escape(sentence(groups)),
-        results="".join(results),
-        tiles=f'<div class="tiles">{tiles(rows)}</div>' if len(tasks) == 1 else "",
-        notices="".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices(runs, pictures)),
-        comparison=comparison_tables(federations, rows),
-        roll_call=roll_call_section(groups),
-        figures="\n".join(map(picture_section, pictures)),
-        configurations="\n".join(
-            configuration_section(n, g, len(federations) > 1) for its in federations for n, g in enumerate(its)
-        ),
-        facts=escape(" · ".join(facts)),
-        style=CSS,
-        script=SCRIPT,
-    )
+    results += [f'<div class="tiles">{tiles(rows)}</div>'] if len(tasks) == 1 else []
+    return f'<p class="what">{escape(sentence(groups))}</p>{"".join(results)}'
+
+
+def notice_lines(runs: Sequence[Run], pictures: Sequence[Picture], data: views.Answer) -> str:
+    """What is missing, and why."""
+    return "".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices(runs, pictures, data))
+
+
+def page_links(pictures: Sequence[Picture]) -> str:
+    """Links to the parts of the page."""
+    parts = {"comparison": "Comparison", "all": "Runs", "chosen": "Curves", "one": "Clients and classes"}
+    parts |= {pictures[0].name: "Figures"} if pictures else {}
+    parts |= {"paper": "For a paper", "configurations": "Configurations"}
+    links = "".join(f'<a href="#{name}">{word}</a>' for name, word in parts.items())
+    return f"<nav>{links}</nav>"
+
+
+def written(name: str, heading: str, html: str) -> str:
+    """A section of the page beside those that its script fills."""
+    return f'<section class="text" id="{name}"><h2>{escape(heading)}</h2>{html}</section>'
 
 
 def alternatives(groups: Sequence[RunGroup], text: str | Callable[[RunGroup], str]) -> str:
@@ -178,9 +260,17 @@ def sentence(groups: Sequence[RunGroup]) -> str:
     return " · ".join(filter(None, parts))
 
 
-def notices(runs: Sequence[Run], pictures: Sequence[Picture]) -> list[str]:
+def notices(runs: Sequence[Run], pictures: Sequence[Picture], data: views.Answer) -> list[str]:
     """What is missing, and why."""
     names, found = {picture.name.partition("-")[0] for picture in pictures}, []
+    broken = sum(row["state"] == views.BROKEN for row in data["rows"])
+    if broken:
+        found.append(f"{count_text(broken, 'run folder')} cannot be read: the table of runs says why.")
+    if len(data["runs"]) > MANY:
+        found.append(
+            f"This page holds {len(data['runs'])} runs, and of each at most {COARSE.points} points of a curve and "
+            f"{COARSE.rounds} by {COARSE.clients} cells of a heat map; askew watch shows all."
+        )
     unfinished = sum(not run.finished for run in runs)
     if unfinished:
         count = f"{unfinished} of {count_text(len(runs), 'run')}"
@@ -340,7 +430,7 @@ def heading_cell(text: str, unit: str = "") -> str:
 
 def swatch(n: int) -> str:
     """A small square in the colour of the n-th method."""
-    return f'<i style="background:{COLOURS[n % len(COLOURS)]}"></i>'
+    return f'<i class="c{n % len(COLOURS)}"></i>'
 
 
 def method_cell(n: int, g: RunGroup, row: ComparisonRow) -> str:
@@ -363,8 +453,55 @@ def roll_call_section(groups: Sequence[RunGroup]) -> str:
                 items += "".join(f"<li><strong>{escape(warning)}</strong></li>" for warning in warnings)
                 name = f"{shorten_label(g.title)}, seed {value_text(run.config.get('seed'))}"
                 parts.append(f"<h3>{escape(name)}</h3><ul>{items}</ul>")
-    heading = "<h2>Roll-call: whose answers were lost, and why</h2>"
-    return f'<section id="roll-call">{heading}{"".join(parts)}</section>' if parts else ""
+    return written("roll-call", "Roll-call: whose answers were lost, and why", "".join(parts)) if parts else ""
+
+
+def seed_tests(groups: Sequence[RunGroup]) -> list[PairedComparison]:
+    """Which differences between methods are more than chance; none where there are too few seeds."""
+    if not any(len(its) > 1 and len(its[0].runs) > 1 for its in by_federation(groups)):
+        return []
+    from .significance import TOO_FEW, compare_methods  # with numpy, which the rest can do without
+
+    tests = compare_methods(groups)
+    return [] if all(test.verdict == TOO_FEW for test in tests) else tests
+
+
+def tests_section(tests: Sequence[PairedComparison]) -> str:
+    """The tests over seeds, a table for each federation."""
+    if not tests:
+        return ""
+    from .significance import METRICS
+    from .verdicts import federation_texts, heading, verdict_remarks
+
+    parts = []
+    for federation in dict.fromkeys(test.federation for test in tests):
+        its = [test for test in tests if test.federation == federation]
+        place = f": {federation}" if len({test.federation for test in tests}) > 1 else ""
+        names = ["n", "Difference", "95% interval by t", "95% interval by bootstrap", "p (Holm)", "d_z", "Verdict"]
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("Method", *names))
+        rows = [
+            f'<tr><th scope="row">{escape(name)}</th>'
+            + "".join(f'<td data-h="{escape(h)}">{escape(text)}</td>' for h, text in zip(names, texts, strict=True))
+            for name, *texts in federation_texts(its, METRICS[its[0].metric].percent)
+        ]
+        body = f'<table class="methods"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        note = f'<p class="note">{escape(" ".join(verdict_remarks(its)))}</p>'
+        parts.append(f'<h3>{escape(heading(its) + place)}</h3><div class="scroll">{body}</div>{note}')
+    return written("tests", "Which differences are more than chance", "".join(parts))
+
+
+def paper_section(runs: Sequence[Run], rows: Sequence[ComparisonRow], tests: Sequence[PairedComparison]) -> str:
+    """The comparison as tables to paste, and how to draw the figures for a paper."""
+    folders = [run.folder for run in runs if run.folder]
+    common = folders[0].parent if folders and {folder.parent for folder in folders} == {folders[0].parent} else None
+    drawn = command("report", *([common] if common else folders[:1]), "--figures", "pdf", "--size", "column")
+    compared = command("compare", *([common] if common else folders), *["--test"][: len(tests)])
+    paste = paste_comparison(runs, rows, None, tests, compared)
+    texts = {"LaTeX": paste.latex(), "Markdown": paste.markdown(), "CSV": paste.csv()}
+    parts = [f"<details><summary>{name}</summary><pre>{escape(text)}</pre></details>" for name, text in texts.items()]
+    how = "As PDF or SVG, in the size and font of a two-column paper (column or page):"
+    parts.append(f"<details><summary>Figures</summary><p>{how}</p><pre>{escape(drawn)}</pre></details>")
+    return written("paper", "For a paper: tables to paste, and figures", "".join(parts))
 
 
 def picture_section(picture: Picture) -> str:
@@ -372,7 +509,7 @@ def picture_section(picture: Picture) -> str:
     data = b64encode(picture.render("svg")).decode()
     image = f'<div class="scroll"><img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.alt)}"></div>'
     caption = f"<figcaption>{escape(picture.note)}</figcaption>" if picture.note else ""
-    return f'<section id="{picture.name}"><h2>{escape(picture.title)}</h2><figure>{image}{caption}</figure></section>'
+    return written(picture.name, picture.title, f"<figure>{image}{caption}</figure>")
 
 
 def configuration_section(n: int, g: RunGroup, several: bool) -> str:
@@ -395,113 +532,3 @@ def configuration_section(n: int, g: RunGroup, several: bool) -> str:
         f"<details><summary>{swatch(n)}{escape(name)}</summary><ul>{''.join(seeds)}</ul>"
         f"<p>Configuration{first}:</p><pre>{escape(to_toml(g.config))}</pre></details>"
     )
-
-
-CSS = """
-:root { color-scheme: light dark;
-  --ink: #1b2430; --soft: #5b6673; --line: #dfe4ea; --page: #f6f7f9; --card: #fff; --accent: #0072b2;
-  --warn: #fff4d6 }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8ecf1; --soft: #9aa6b4; --line: #313a46; --page: #12161c; --card: #1b212a; --accent: #6cb8ea;
-  --warn: #3a3115 }
-}
-* { box-sizing: border-box }
-body { margin: 0; background: var(--page); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif }
-main { max-width: 1120px; margin: 0 auto; padding: 2.5rem 1.25rem 3rem }
-h1 { font-size: clamp(1.6rem, 4vw, 2.3rem); line-height: 1.15; margin: 0 0 .4rem; letter-spacing: -.015em;
-  overflow-wrap: anywhere }
-h2 { font-size: 1.15rem; margin: 0 0 .8rem }
-.what { color: var(--soft); margin: 0 }
-.result { font-size: 1.15rem; margin: 1.1rem 0 0; max-width: 52rem; padding-left: .9rem;
-  border-left: 4px solid var(--accent); overflow-wrap: anywhere }
-.notice { background: var(--warn); border-radius: 8px; padding: .6rem .9rem; margin: 1rem 0 0 }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .9rem; margin-top: 1.6rem }
-.tiles div, section { background: var(--card); border: 1px solid var(--line); border-radius: 12px }
-.tiles div { padding: .9rem 1.1rem }
-.tiles strong { display: block; font-size: 1.7rem; line-height: 1.2; letter-spacing: -.02em;
-  font-variant-numeric: tabular-nums }
-.tiles span { color: var(--soft); font-size: .88rem; overflow-wrap: anywhere }
-section { margin-top: 1.4rem; padding: 1.2rem 1.3rem }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums }
-td, th { padding: .5rem .55rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line) }
-thead th { border-top: 0; vertical-align: bottom; white-space: normal }
-th:first-child { text-align: left; position: sticky; left: 0; background: var(--card); font-weight: 600;
-  padding-left: 0 }
-tbody th { white-space: normal; min-width: 10.5rem; max-width: 20rem; overflow-wrap: anywhere }
-tbody tr:hover > * { background: color-mix(in srgb, var(--accent) 9%, var(--card)) }
-th button { all: unset; cursor: pointer; color: var(--soft); font-size: .8rem; line-height: 1.25; font-weight: 600 }
-th button:hover, th button:focus-visible { color: var(--accent); text-decoration: underline }
-th[aria-sort=ascending] button::after { content: " ▲" } th[aria-sort=descending] button::after { content: " ▼" }
-td b { color: var(--accent) } .std, em { color: var(--soft); font-size: .85em } small { font-weight: 400 }
-i { display: inline-block; width: .7em; height: .7em; border-radius: 3px; margin-right: .55em }
-figure { margin: 0 } figure .scroll { background: #fff; border-radius: 8px; padding: .4rem }
-img { display: block; width: 100%; max-width: 760px; margin: 0 auto; height: auto }
-figcaption, .note { color: var(--soft); font-size: .88rem; margin: .7rem 0 0 }
-details { border-top: 1px solid var(--line); padding: .55rem 0 }
-summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere }
-ul { padding-left: 1.2rem; color: var(--soft); font-size: .9rem }
-details p { font-size: .9rem; color: var(--soft); margin-bottom: 0 }
-pre { background: var(--page); color: var(--ink); border-radius: 8px; padding: .7rem .9rem; margin: .4rem 0;
-  overflow-x: auto;
-  font: .85rem/1.45 ui-monospace, Menlo, Consolas, monospace }
-footer { color: var(--soft); font-size: .85rem; margin-top: 1.6rem }
-@media (max-width: 40rem) {
-  main { padding: 1.2rem .6rem 2rem } section { padding: .9rem .8rem } .tiles { grid-template-columns: 1fr 1fr }
-  .methods, .methods tbody, .methods tr { display: block } .methods thead { display: none }
-  .methods tr { border-top: 1px solid var(--line); padding: .4rem 0 }
-  .methods th { display: block; border: 0; padding: .2rem 0; max-width: none }
-  .methods td { display: flex; justify-content: flex-end; gap: .3rem; border: 0; padding: .1rem 0 }
-  .methods td::before { content: attr(data-h); color: var(--soft); margin-right: auto; text-align: left;
-    white-space: normal }
-}
-@media print {
-  :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --page: #fff; --card: #fff;
-  --accent: #0072b2; --warn: #fff }
-  main { padding: 0; max-width: none } section { break-inside: avoid; border: 0; padding: 0 }
-  table { font-size: .62rem } th button { font-size: .6rem } td, th { padding: .25rem } tbody th { min-width: 0 }
-}
-"""
-
-SCRIPT = """
-for (const button of document.querySelectorAll(".methods th button")) button.onclick = () => {
-  const head = button.parentNode, column = head.cellIndex, body = head.closest("table").tBodies[0];
-  const value = row => row.cells[column].dataset.v, number = column > 0;
-  const down = head.getAttribute("aria-sort") === (number ? "descending" : "ascending") ? !number : number;
-  const rows = [...body.rows].sort((a, b) => {
-    const x = value(a), y = value(b);
-    if (x === "" || y === "") return (x === "") - (y === "");
-    return (number ? x - y : x.localeCompare(y)) * (down ? -1 : 1);
-  });
-  for (const other of head.parentNode.cells) other.setAttribute("aria-sort", "none");
-  head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  body.append(...rows);
-};
-"""
-
-TEMPLATE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<header><h1>{title}</h1><p class="what">{sentence}</p>{results}{tiles}{notices}</header>
-<section id="comparison"><h2>Comparison</h2>{comparison}</section>
-{roll_call}
-{figures}
-<section id="configurations"><h2>Configurations, and how to run them again</h2>
-{configurations}
-</section>
-<footer>{facts}</footer>
-</main>
-<script>{script}</script>
-</body>
-</html>
-"""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 6.8  # inches of a picture in a report: its text can be read on a telephone
-# Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, which white paper swallows.
+# Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, hard to see on white paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
 MARKERS, DASHES = "osD^v>X<", ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 INK, GRID, GREY, BLUE, ORANGE = "#333333", "#E3E6EA", "#9AA7B4", COLOURS[0], COLOURS[1]

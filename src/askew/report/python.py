@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AlgorithmError, AskewError, Remark, StoreError
-from ..experiment.store import Record, Run, load_all
+from ..experiment.store import Record, Run, load_whole
 from .page import check_run
 from .runs import ComparisonTable, Runs
 
@@ -54,14 +54,16 @@ def report(*what: RunsOrFolders, out: str | Path = "report", title: str | None =
 
 def collect(what: Iterable[RunsOrFolders]) -> Runs:
     """The runs, and those in the folders, each once and in this order."""
-    runs: list[Run] = []
+    runs, broken = list[Run](), dict[Path, str]()
     for each in what:
         if isinstance(each, Run):
             runs.append(each)
         elif isinstance(each, (str, Path)):
-            runs += load_all([each], check_run)
+            whole, damaged = load_whole([each], check_run)
+            runs, broken = runs + whole, broken | damaged
         elif isinstance(each, Iterable):
-            runs += collect(each)
+            inner = collect(each)
+            runs, broken = runs + inner, broken | inner.broken
         else:
             raise StoreError(
                 f"a run, a run folder or a list of them is compared, got {type(each).__name__}; "
@@ -69,7 +71,7 @@ def collect(what: Iterable[RunsOrFolders]) -> Runs:
             )
     if not runs:
         raise StoreError("there is no run to compare; give runs, or folders that askew.run(…, out=…) made.")
-    return Runs({run.folder.resolve() if run.folder else id(run): run for run in runs}.values())
+    return Runs({run.folder.resolve() if run.folder else id(run): run for run in runs}.values(), broken=broken)
 
 
 def sweep(
@@ -79,6 +81,7 @@ def sweep(
     seeds: int | Iterable[int] | None = None,
     out: str | Path | None = None,
     watch: Callable[[Run, Record | None], None] | None = None,
+    track: Any = None,
     progress: bool = True,
     **settings: Any,
 ) -> Runs:
@@ -87,17 +90,20 @@ def sweep(
     `over` has lists of values by settings: dotted keys such as "local.lr", or the keywords of `askew.run`, such as
     "lr", "method" or "model"; a TOML file may hold them in its [sweep] table. `seeds` is a list of seeds, or how many
     from 0 on. Further keywords are those of `askew.run`. With `out` finished runs are read back and interrupted ones go
-    on. A run that fails does not end the others: it is named by a warning and is in the result's `failed`; if all fail,
+    on. `track` is as for `askew.run`, or a class or function that makes an object of your own for each run. A run that
+    fails does not end the others: it is named by a warning and is in the result's `failed`; if all fail,
     the first error is raised.
     """
     from ..experiment.api import remark_divergence, sweep_configs, watched  # with torch, which takes seconds to load
     from ..experiment.hook_fault import hook_fault
     from ..experiment.launch import FailedRun, run_each
+    from ..experiment.trackers import tracking
 
     runs = Runs()
     configs = sweep_configs(what, over or {}, seeds, settings)
-    with watched(configs, watch, progress) as on_round:
-        for run in run_each(configs, out, watch=on_round):
+    names = [config.name() for config in configs]
+    with tracking(track, names) as trackers, watched(configs, watch, progress) as on_round:
+        for run in trackers.follow(run_each(configs, out, watch=trackers.beside(on_round))):
             if isinstance(run, FailedRun):
                 sentence = None if isinstance(run.error, AskewError) else hook_fault(run.error)
                 runs.failed.append(run._replace(error=AlgorithmError(sentence)) if sentence else run)

@@ -116,11 +116,18 @@ class ComparisonTable(list[ComparisonRow]):
 
 
 class Runs(list[Run]):
-    """Several runs: a list that shows itself as a comparison. `failed` are the runs of a sweep that failed."""
+    """Several runs: a list that shows itself as a comparison. `failed` are the runs of a sweep that failed, `broken`
+    has the run folders that could not be read, and why.
+    """
 
-    def __init__(self, runs: Iterable[Run] = (), failed: Sequence[FailedRun] = ()) -> None:
+    def __init__(
+        self,
+        runs: Iterable[Run] = (),
+        failed: Sequence[FailedRun] = (),
+        broken: Mapping[Path, str] | None = None,
+    ) -> None:
         super().__init__(runs)
-        self.failed = list(failed)
+        self.failed, self.broken = list(failed), dict(broken or {})
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Run: ...
@@ -160,7 +167,7 @@ class Runs(list[Run]):
 
     def report(self, out: str | Path = "report", title: str | None = None) -> Path:
         """Write one HTML page with tables and pictures into a folder; return the page's path."""
-        return write_report(self, Path(out), title)
+        return write_report(self, Path(out), title, self.broken)
 
     def __repr__(self) -> str:
         groups = group_runs(self)

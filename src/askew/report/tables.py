@@ -174,7 +174,7 @@ def variants(runs: Sequence[Run]) -> list[Variant]:
         weights.setdefault(run.config.get("seed"), set()).add(str(run.config.get("model", {}).get("fingerprint")))
     by_weights = any(len(marks) > 1 for marks in weights.values())
     found: dict[tuple[str, ...], dict[Any, Run]] = {}
-    digests: dict[Any, list[str]] = {}  # of runs that do not tell their code, by seed
+    digests: dict[Any, list[str]] = {}  # of runs without a record of their code, by seed
     for run in runs:
         seed, origins = run.config.get("seed"), run.facts.get("origins", {})
         code = " ".join(f"{key} {value}" for key, value in origins.items() if key != CONTENT)
@@ -195,7 +195,7 @@ def variants(runs: Sequence[Run]) -> list[Variant]:
 
 
 def edit_marks(members: Sequence[Sequence[Run]], codes: Sequence[str]) -> list[str]:
-    """What tells runs of an edited plugin from those before: "(edited 10:42)", or a short hash of the text."""
+    """The mark of runs of an edited plugin: "(edited 10:42)", or a short hash of the text."""
     edited = [max((str(e.get("edited")) for e in its[0].facts.get("plugins", ())), default="") for its in members]
     same_day = len({time[:10] for time in edited}) == 1
     for form in (slice(11 if same_day else 5, 16), slice(11 if same_day else 5, 19)):

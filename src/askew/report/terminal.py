@@ -1,27 +1,23 @@
-"""Runs in a terminal: progress while they train, tables and a small chart afterwards; lists of what can be named."""
+"""Runs in a terminal: texts, tables and a small chart."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..core.records import RECORD
 from ..core.settings import toml_text
 from ..experiment.roll_call import call_round, loss_sentence, never_sentences, reason_text
-from ..experiment.store import Record, Run, read_json
+from ..experiment.store import Run, read_json
 from .tables import (
     ComparisonRow,
     client_count,
@@ -32,13 +28,6 @@ from .tables import (
     table,
 )
 
-if TYPE_CHECKING:
-    from ..experiment.config import Config
-
-MAX_LINES = 20  # of progress, for one run where there is no terminal
-WARM_ROUNDS = 3  # rounds after which their time is known
-LONG_SECONDS = 60.0  # from which on the remaining time is shown in lines of progress
-VERY_LONG_SECONDS = 30 * 86_400.0  # from which on a run gets a warning: thirty days
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, HEIGHT = 60, 6  # of the chart, in characters
 LAST_ROUNDS = 5  # rounds that are shown one by one
@@ -149,133 +138,6 @@ def resume_command(folder: Path, engine: str = "", options: Sequence[str | Path]
         secure = ["--secure"] * (read_json(work / "processes.json").get("keys") is True)
         return command("deploy", "up", work / "app", "--out", folder.parent, *secure)
     return command("run", folder / "run.toml", "--out", folder.parent, *options)
-
-
-def remaining_seconds(run: Run) -> float:
-    """How long the remaining rounds take if they are like the last ones; evaluation is not counted."""
-    last = [float(record["seconds"]) for record in run.rounds[-WARM_ROUNDS:]]
-    return min(last, default=0.0) * (int(run.config["rounds"]) - len(run.rounds))
-
-
-# while they train -----------------------------------------------------------------------------------------------
-
-
-class ProgressDisplay:
-    """Shows the progress of runs, which it is called with after every round.
-
-    On a terminal with live bars; elsewhere one run has a line now and then, and several have a line each.
-    """
-
-    def __init__(self, console: Console, configs: Sequence[Config] = (), title: str = "") -> None:
-        """Without configurations there is one run."""
-        self.console, self.runs = console, max(1, len(configs))
-        self.done = 0  # runs that ended
-        self.trained_rounds = 0  # rounds that were trained
-        self.said: set[tuple[str, str]] = set()  # names of runs, and the warnings that were given about them
-        planned = [Run(tomllib.loads(config.toml()), facts={"name": config.name()}) for config in configs]
-        # labels of the runs by name, as the table of all will have them
-        self.labels = {run.name: g.title for g in group_runs(planned) for run in g.runs}
-        self.parts: dict[str, float] = {}  # the done part of runs in progress, by name
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(None),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(compact=True),
-        )
-        self.bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, expand=True)
-        # the bar of all runs, if there are several, and that of one run
-        self.whole = self.bars.add_task(title, total=self.runs, text=self.count()) if self.runs > 1 else None
-        self.bar = self.bars.add_task("", total=None, visible=False, text="")
-
-    def __enter__(self) -> Self:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()
-
-    def __call__(self, run: Run, record: Record | None) -> None:
-        """Show a run before its first round (no record) and after each."""
-        if record is None:
-            self.begin(run)
-        else:
-            self.trained_rounds += 1
-            self.warn(run)
-        done, rounds = len(run.rounds), int(run.config["rounds"])
-        last, loss = run.last("accuracy"), run.last("train_loss")
-        text = f"round {done}/{rounds}" + (f" · accuracy {percent(last)}" if last is not None else "")
-        text += f" · loss {loss:.2f}" if loss is not None else ""
-        text += f" · ε {run.last('epsilon'):.3g}" if run.last("epsilon") is not None else ""
-        left = remaining_seconds(run)
-        is_long = record is not None and not self.console.is_terminal and done < rounds and left >= LONG_SECONDS
-        text += f" · {long_time(left)} left" if is_long else ""
-        self.bars.update(self.bar, completed=done, text=text)
-        self.parts[run.name] = done / rounds
-        if self.whole is not None:
-            self.bars.update(self.whole, completed=self.done + sum(self.parts.values()))
-            return
-        is_line_due = done % ceil(rounds / MAX_LINES) == 0 or done == rounds
-        if is_line_due and record is not None and not self.console.is_terminal:
-            self.console.print(text, highlight=False, soft_wrap=True)
-
-    def warn(self, run: Run) -> None:
-        """Say, once, that a run has diverged or will take very long."""
-        warnings = {"diverged": str(run.facts.get("diverged", ""))}
-        left = remaining_seconds(run)
-        if len(run.rounds) >= WARM_ROUNDS and left > VERY_LONG_SECONDS:
-            rounds = int(run.config["rounds"]) - len(run.rounds)
-            warnings["long"] = (
-                f"the remaining {rounds:,} rounds will take {long_time(left)} at {duration(run.rounds[-1]['seconds'])} "
-                "each; lower rounds, or stop with Ctrl-C, which stores what is done"
-            )
-        for kind, text in warnings.items():
-            if text and (run.name, kind) not in self.said:
-                self.said.add((run.name, kind))
-                self.say(f"{self.run_title(run)}: {text}" if self.runs > 1 else text, "yellow")
-
-    def begin(self, run: Run) -> None:
-        """Say what is about to be trained and set the bar up for it."""
-        if self.runs > 1 and not self.done and not self.parts:
-            self.say(f"{self.runs} runs on {federation_text(run)}, {run.config['rounds']} rounds each")
-        if self.runs == 1:
-            self.say(f"{run.algorithm} on {federation_text(run)}")
-            self.say(f"engine {engine_text(run)}")
-            if run.facts.get("remark"):
-                self.say(f"note: {run.facts['remark']}", "yellow")
-            if run.rounds:
-                self.say(f"going on after round {len(run.rounds)} of {run.config['rounds']}", "yellow")
-        name = self.run_title(run) if self.runs > 1 else run.algorithm
-        self.bars.reset(self.bar, total=run.config["rounds"], completed=len(run.rounds), visible=True, description=name)
-
-    def end(self, run: Run) -> None:
-        """Count a run that ended."""
-        self.done += 1
-        was_trained = self.parts.pop(run.name, None) is not None
-        if self.whole is not None:
-            self.bars.update(self.whole, completed=self.done, text=self.count())
-        if not self.console.is_terminal and was_trained:
-            early = f", stopped after round {len(run.rounds)} as it diverged" if not run.finished else ""
-            self.say(f"{self.count()}: {self.run_title(run)}: best accuracy {percent(run.best_accuracy)}{early}")
-
-    def give_up(self, name: str) -> None:
-        """Count a run that failed."""
-        self.done += 1
-        self.parts.pop(name, None)
-        if self.whole is not None:
-            self.bars.update(self.whole, completed=self.done, text=self.count())
-        self.say(f"{self.count()}: {shorten_label(self.labels.get(name, name))}: failed", "yellow")
-
-    def run_title(self, run: Run) -> str:
-        return f"{shorten_label(self.labels.get(run.name, run.algorithm))}, seed {run.config['seed']}"
-
-    def count(self) -> str:
-        return f"{self.done}/{self.runs} runs"
-
-    def say(self, text: str, style: str = QUIET) -> None:
-        """Print a line above the bars."""
-        self.console.print(Text(text, style), soft_wrap=not self.console.is_terminal)
 
 
 # afterwards -----------------------------------------------------------------------------------------------------
@@ -516,99 +378,3 @@ def comparison_remarks(rows: Sequence[ComparisonRow], given: float | None) -> st
     lost = sum(bool(row["lost_answers"]) for row in rows)
     sentences += [f"{lost} of {len(rows)} lost answers of clients: askew show RUN says whose and why."] if lost else []
     return " ".join(sentences)
-
-
-# catalogue ------------------------------------------------------------------------------------------------------
-
-
-def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
-    """Everything of one kind that a configuration can name, such as "models", with its settings."""
-    if kind == "algorithms":
-        return algorithm_catalogue(entries)
-    listing, one = plain_table(), kind.removesuffix("s")
-    listing.add_column(one, style="bold", no_wrap=True)
-    listing.add_column("what it is, and its settings with their defaults (–: left out)")
-    first, *others = [entry["parameters"] for entry in entries]
-    common = [p for p in first if others and all(p in other for other in others)]
-    for entry in entries:
-        special = [p for p in entry["parameters"] if p not in common]
-        about = Group(Text(entry["idea"]), *([explain_settings(special)] if special else []))
-        listing.add_row(entry["name"], about, end_section=True)
-    if not common:
-        return listing
-    return Group(listing, Text(f"\nevery {one} has these settings too\n", "cyan"), explain_settings(common))
-
-
-def algorithm_catalogue(entries: Sequence[dict[str, Any]]) -> RenderableType:
-    """All methods: what they send and keep, their ideas and papers, then their settings."""
-    listing, setting_table = plain_table(), plain_table()
-    for each in (listing, setting_table):
-        each.add_column("algorithm", style="bold", no_wrap=True)
-    for heading in ("sent\ndown", "sent\nup", "kept at\nserver", "kept at\nclient"):
-        listing.add_column(heading, justify="right", no_wrap=True)
-    listing.add_column("exact", justify="center", no_wrap=True)
-    listing.add_column("idea and paper")
-    setting_table.add_column("settings, with their defaults (–: left out)")
-    for entry in entries:
-        server = times(entry["server_state"]) + (f"+{times(entry['memory'])}N" if entry["memory"] else "")
-        costs = [times(entry["down"]), times(entry["up"]), server, times(entry["client_state"])]
-        about = Text.assemble(entry["idea"], "\n", (entry["paper"], QUIET))
-        listing.add_row(entry["name"], *costs, Text("yes", "green") if entry["exact"] else "–", about)
-        defaults = [f"{p['name']}={setting_text(p['default'])}" for p in entry["parameters"]]
-        setting_table.add_row(entry["name"], " ".join(defaults))
-    notes = (
-        "sent: by and to one client in a round, kept: from round to round, both in multiples of the model, measured "
-        "on a small network with batch norm. exact: claims the true optimum under skewed data and partial "
-        "participation."
-    ) + (" +1N: and once for each client." if any(entry["memory"] for entry in entries) else "")
-    more = Text("\none method, its equations and settings: askew list algorithms NAME", QUIET)
-    return Group(listing, Text(f"\n{notes}\n", QUIET), setting_table, more)
-
-
-# what to set, by the kind of list
-SETTING_OF_KIND = {
-    "algorithms": "algorithm.name",
-    "attacks": "attack.name",
-    "datasets": "data.name",
-    "models": "model.name",
-    "partitions": "partition.name",
-    "participations": "participation.name",
-    "rules": "robust.rule",
-}
-
-
-def explain_entry(kind: str, entry: dict[str, Any]) -> RenderableType:
-    """One entry of a list: what it is, of a method also its equations, paper and costs; settings, and a command."""
-    key, name = SETTING_OF_KIND[kind], entry["name"]
-    parts: list[RenderableType] = [Text.assemble((name, "bold"), f": {entry['idea']}"), Text()]
-    if entry.get("about"):
-        blocks = re.split(r"\n\s*\n", entry["about"])
-        for block in blocks:  # equations are indented and keep their lines; the rest is text
-            is_equation = all(line.startswith("    ") for line in block.splitlines())
-            parts += [Text(block if is_equation else " ".join(block.split()), "cyan" if is_equation else ""), Text()]
-    if kind == "algorithms":
-        server = times(entry["server_state"]) + (f", and {times(entry['memory'])} a client" if entry["memory"] else "")
-        facts = [
-            ("paper", entry["paper"]),
-            ("sends", f"{times(entry['down'])} models down, {times(entry['up'])} up, for a client and round"),
-            ("keeps", f"{server} at the server, {times(entry['client_state'])} at a client (models)"),
-            ("exact", "claims the true optimum under skewed data" if entry["exact"] else "no such claim"),
-        ]
-        parts += [pairs(facts), Text()]
-    settings = [p for p in entry["parameters"] if p["name"] != "name"]
-    parts += [Text(f"settings of [{key.partition('.')[0]}], with their defaults (–: left out)", "cyan")] * bool(
-        settings
-    )
-    parts += [explain_settings(settings), Text()] if settings else []
-    first = next((p for p in settings if isinstance(p["default"], (int, float)) and p["default"] is not True), None)
-    words = ["--method", name] if kind == "algorithms" else ["--set", f"{key}={name}"]
-    if first and first["default"] is not False:
-        words += ["--set", f"{key.partition('.')[0]}.{first['name']}={setting_text(first['default'])}"]
-    return Group(*parts, pairs([("example", command("run", *words))]))
-
-
-def explain_settings(parameters: Sequence[dict[str, Any]]) -> Table:
-    """Settings with their defaults, meanings and ranges."""
-    return pairs(
-        (f"{p['name']} = {setting_text(p['default'])}", Text(f"{p['doc']} ({p['allowed']})", QUIET)) for p in parameters
-    )

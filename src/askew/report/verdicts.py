@@ -41,8 +41,15 @@ def federation_tests(tests: Sequence[PairedComparison]) -> RenderableType:
         column.no_wrap = True
     rows.columns[0].justify = rows.columns[-1].justify = "left"
     rows.columns[0].overflow = "fold"
-    for test in tests:
-        rows.add_row(
+    for *texts, verdict in federation_texts(tests, percent):
+        rows.add_row(*texts, Text(verdict, COLOURS.get(verdict, QUIET)))
+    return rows
+
+
+def federation_texts(tests: Sequence[PairedComparison], percent: bool) -> list[list[str]]:
+    """Of each test its method, seeds, difference, intervals, p-value, effect size and verdict."""
+    return [
+        [
             shorten_label(test.method),
             str(len(test.seeds)),
             "–" if test.mean is None else signed(test.mean, percent),
@@ -50,9 +57,10 @@ def federation_tests(tests: Sequence[PairedComparison]) -> RenderableType:
             interval_text(test.bootstrap_interval, percent),
             p_text(test.p_holm),
             "–" if test.effect is None else f"{test.effect:.2f}",
-            Text(test.verdict, COLOURS.get(test.verdict, QUIET)),
-        )
-    return rows
+            test.verdict,
+        ]
+        for test in tests
+    ]
 
 
 def signed(value: float, percent: bool) -> str:

@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 
 from ..experiment.store import write_text
-from ..report.page import CSS
 from ..report.picture import Picture
+from ..report.shell import read_static
 from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, UNTESTABLE
 from .ledger import VERDICTS, ClaimResult, LedgerRow, LedgerTable, PaperSection, count_measured
 from .ledger_curves import figure_picture
@@ -57,7 +57,7 @@ def ledger_page(sections: Sequence[PaperSection]) -> str:
         note=OVERVIEW_NOTE,
         how=bullet_list(HOW.partition("\n\n")[2].splitlines()),
         papers="\n".join(map(paper_section, sections)),
-        style=CSS + STYLE,
+        style=read_static("text.css") + STYLE,
         script=SCRIPT,
     )
 
@@ -215,7 +215,8 @@ def number_row(row: LedgerRow) -> str:
 
 STYLE = """
 :root { --yes: #1a7f52; --no: #b3391f; --open: #9a6700; --none: #8a94a0; --never: #b9c0c8 }
-main { max-width: 1280px }
+main { max-width: 1280px; margin: 0 auto; padding: 2.5rem 1.25rem 3rem }
+@media (max-width: 40rem) { main { padding: 1.2rem .6rem 2rem } }
 figure { margin: 1.2rem 0 } figure img { width: auto; max-width: min(100%, 900px); margin: 0; background: #fff;
   border-radius: 8px }
 li { margin: .2rem 0; overflow-wrap: anywhere } p { overflow-wrap: anywhere }
@@ -228,8 +229,8 @@ a { color: inherit }
   border-radius: 12px; padding: .7rem 1rem }
 .filter strong { display: block; font-size: 1.7rem; line-height: 1.2; font-variant-numeric: tabular-nums }
 .filter span { color: var(--soft); font-size: .88rem }
-.filter button:focus-visible { outline: 2px solid var(--accent) }
-.filter button[aria-pressed=true] { background: color-mix(in srgb, var(--accent) 12%, var(--card)) }
+.filter button:focus-visible { outline: 2px solid var(--mark) }
+.filter button[aria-pressed=true] { background: color-mix(in srgb, var(--mark) 12%, var(--card)) }
 .filter [data-kind=yes] { border-left-color: var(--yes) } .filter [data-kind=no] { border-left-color: var(--no) }
 .filter [data-kind=open] { border-left-color: var(--open) }
 .filter [data-kind=never] { border-left-color: var(--never) }
@@ -288,7 +289,7 @@ TEMPLATE = """<!DOCTYPE html>
 <style>{style}</style>
 </head>
 <body>
-<main>
+<main class="text">
 <header><h1>Reproduction ledger</h1><p class="what">{sentence}</p><p class="result">{result}</p>
 <div class="filter">{buttons}</div></header>
 <section><h2>Findings</h2><ul>{findings}</ul>{pictures}</section>

@@ -30,7 +30,7 @@ UNTRAINED = ("histogram", "heatmap", "toy")  # of SHOWS: those for which nothing
 # Keys that a file may have, at its top level, in [[case]] and [[method]], and in [scale.NAME].
 EXPERIMENT_KEYS = (
     *("title", "where", "shows", "metric", "target", "also", "seeds", "choose", "choices", "notes", "axis"),
-    *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap"),
+    *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap", "curves_every"),
 )
 ENTRY_KEYS = {"case": ("name", "set", "methods"), "method": ("name", "set", "grid", "cases")}
 GAP_KEYS = ("cases", "methods", "cause")
@@ -100,6 +100,7 @@ class Experiment:
     choose: tuple[str, ...]  # metrics by which a grid point is chosen: the first decides, the next breaks ties
     scales: dict[str, Scale]
     gaps: tuple[Gap, ...] = ()
+    curves_every: int = 1  # rounds between the stored points of a curve
 
     @property
     def paper(self) -> str:
@@ -134,6 +135,7 @@ class PlannedRun(NamedTuple):
     hyper: Hyper  # the grid point
     seed: int
     config: Config
+    curves_every: int = 1
 
     @property
     def digest(self) -> str:
@@ -235,7 +237,15 @@ def experiment_from_tables(name: str, page: Mapping[str, Any]) -> Experiment:
         choose=tuple(page.get("choose", ("best_accuracy", "-mean_train_loss_100"))),
         scales={scale: scale_from_table(table) for scale, table in page.get("scale", {}).items()},
         gaps=tuple(Gap(tuple(g["cases"]), tuple(g["methods"]), g["cause"]) for g in page.get("gap", [])),
+        curves_every=positive_whole(page.get("curves_every", 1), "curves_every"),
     )
+
+
+def positive_whole(value: object, key: str) -> int:
+    """The value of a key that must be a whole number of at least 1."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} must be a whole number of at least 1, got {value!r}")
+    return value
 
 
 def scale_from_table(table: Mapping[str, Any]) -> Scale:
@@ -297,7 +307,10 @@ def configure_runs(
     specs = list(run_specs(experiment, scale, seeds))
     wanted = wanted_values(only, specs)
     return [
-        PlannedRun(s.experiment.id, scale, s.case.name, s.method.name, s.hyper, s.seed, build_config(s, scale))
+        PlannedRun(
+            *(s.experiment.id, scale, s.case.name, s.method.name, s.hyper, s.seed, build_config(s, scale)),
+            curves_every=s.experiment.curves_every,
+        )
         for s in specs
         if all(spec_value(s, kind) in values for kind, values in wanted.items())
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..experiment.store import wait_for_folder
+from ..experiment.folder_lock import wait_for_folder
 from .evidence import Evidence, choice_rules, choose_point
 from .papers import Experiment, experiments, find_experiment, hyper_text
 from .results import (

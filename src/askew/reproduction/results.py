@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from ..core.records import RECORD, TIMES
 from ..errors import StoreError, StoreWarning
 from ..experiment.config import Config
-from ..experiment.store import Run, read_text, remove_leftovers, wait_for_folder, write_text
+from ..experiment.folder_lock import remove_leftovers, wait_for_folder
+from ..experiment.store import Run, read_text, write_text
 from ..experiment.toml import text_hash
 from .papers import PlannedRun, changed_settings, hyper_text
 
@@ -86,6 +87,7 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
     precision = [engine.dtype] * (engine.dtype != "float32") + ["compiled"] * engine.compile
     device = ", ".join([str(run.facts.get("device", "unknown")), *precision])
     version, command = str(run.facts.get("version", "")), run_command(planned)
+    metrics = run_metrics(run, planned.curves_every) | {PROVENANCE: provenance_text(planned.config, run)}
     return [
         ResultRow(
             planned.digest,
@@ -101,7 +103,7 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
             version,
             command,
         )
-        for metric, value in (run_metrics(run) | {PROVENANCE: provenance_text(planned.config, run)}).items()
+        for metric, value in metrics.items()
     ]
 
 
@@ -132,7 +134,7 @@ def device_options(device: str) -> list[str]:
 
 
 def complete_command(row: ResultRow) -> str:
-    """The command of a stored run; older versions left some options out that its device tells."""
+    """The command of a stored run; older versions left out some options that follow from its device."""
     words, options = shlex.split(row.command), device_options(row.device)
     if "--scale" not in words or not options or all(word in words for word in options):
         return row.command
@@ -214,7 +216,7 @@ def source_commit() -> str:
 
 @cache
 def source_hash() -> str:
-    """A hash of all files of askew's source, which tells versions apart where there is no commit."""
+    """A hash of all files of askew's source, which distinguishes versions where there is no commit."""
     root = Path(__file__).resolve().parents[1]
     files = sorted(path for path in root.rglob("*.py"))
     return text_hash("\n".join(f"{path.relative_to(root).as_posix()}\n{path.read_text('utf-8')}" for path in files))
@@ -223,8 +225,11 @@ def source_hash() -> str:
 # metrics --------------------------------------------------------------------------------------------------------
 
 
-def run_metrics(run: Run) -> dict[str, str]:
-    """The metrics of a run by name, as text with six digits; what was not recorded is left out."""
+def run_metrics(run: Run, curves_every: int = 1) -> dict[str, str]:
+    """The metrics of a run by name, as text with six digits; what was not recorded is left out.
+
+    Curves have a point every so many rounds; the other metrics are of all rounds.
+    """
     numbers: dict[str, float | None] = {
         "best_accuracy": run.best_accuracy,
         "best_round": run.best_round,
@@ -238,7 +243,8 @@ def run_metrics(run: Run) -> dict[str, str]:
         numbers[f"mean_train_loss_{percent}"] = loss
     numbers |= half_metrics(run) | cost_metrics(run) | record_metrics(run) | prediction_set_metrics(run)
     texts = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
-    curves = {key: curve_text(run, key) for key in CURVES} | {SPARSE_CURVE: curve_text(run, SPARSE_CURVE, SPARSE_EVERY)}
+    curves = {key: curve_text(run, key, curves_every) for key in CURVES}
+    curves[SPARSE_CURVE] = curve_text(run, SPARSE_CURVE, SPARSE_EVERY)
     return texts | {key: text for key, text in curves.items() if text} | prediction_set_curves(run)
 
 

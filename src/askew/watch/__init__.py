@@ -1,1 +1,1 @@
-"""A local web page over run folders, live while runs train: what `askew watch` serves. It reads, and never writes."""
+"""A server of the page over run folders, live while runs train, for `askew watch`. It reads, and never writes."""

@@ -7,36 +7,32 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Condition, Event, Thread
-from typing import Any
 
 from ..core.files import printable
 from ..errors import AskewError, StoreError
-from ..experiment.store import SEALED, Record, Run, check_records, is_locked, load_checked, parse_sealed
-from .columns import Columns
+from ..experiment.folder_lock import is_locked
+from ..experiment.store import SEALED, Record, check_records, load_checked, parse_sealed
+from ..report.columns import Columns
+from ..report.views import BROKEN, READING, ShownRun, shown_columns
 
 DEPTH = 2  # folders between the folder that is watched and a run folder, at most, and that run folder
 PAUSE = 0.5  # seconds between two looks at runs that train
 YIELD = 0.001  # seconds after a run was read, in which requests are answered
 SLOW = 8  # looks, after which other runs are looked at too
 LARGEST_PART = 2**24  # bytes of new records that are read at once
-BROKEN, READING, GONE = "broken", "being read", "gone"  # states of a folder, beside those of a run
+GONE = "gone"  # the state of a folder that is no longer there
 
 Signature = tuple[tuple[int, int, int] | None, ...]  # of the files of a folder: when changed, how large, which file
 
 
-class WatchedRun:
-    """A run folder as it was last read. `problem` says why it cannot be read."""
+class WatchedRun(ShownRun):
+    """A run folder as it was last read."""
 
     def __init__(self, number: int, folder: Path, name: str) -> None:
-        self.number, self.folder, self.name = number, folder, name
+        super().__init__(number, name)
+        self.folder = folder
         self.version = 0  # of all that is watched, when this was last changed
         self.signature: Signature = ()
-        self.config: dict[str, Any] = {}
-        self.facts: dict[str, Any] = {}
-        self.federation: dict[str, Any] = {}
-        self.columns = Columns()
-        self.state, self.problem = READING, ""
-        self.begun = 0.0
         self.offset: int | None = None  # in rounds.jsonl, after the last record that was read; None: not known
 
     def refresh(self) -> bool:
@@ -67,14 +63,11 @@ class WatchedRun:
         self.offset = None
         try:
             built: list[Columns] = []
-            run = load_checked(self.folder, lambda run: built.append(check_shown(run)))
+            run = load_checked(self.folder, lambda run: built.append(shown_columns(run)))
         except AskewError as e:
             self.state, self.problem = BROKEN, printable(str(e))
             return
-        self.config, self.facts, self.federation = run.config, run.facts, run.federation
-        self.columns, self.problem = built[0], ""
-        self.state = str(run.facts.get("state") or ("finished" if run.finished else "interrupted"))
-        self.begun = (self.folder / "run.toml").stat().st_mtime
+        self.show(run, built[0])
 
     def _read_new_records(self) -> bool:
         """Add the records that were appended; says whether all of them are as they should be."""
@@ -104,18 +97,8 @@ def check_next(path: Path, records: list[Record], count: int) -> None:
     check_records(path, records)
 
 
-def check_shown(run: Run) -> Columns:
-    """The columns of a run; an error where what is shown of it cannot be shown."""
-    columns = Columns(run.rounds)
-    for table in ("data", "partition", "participation"):
-        dict(run.config[table])
-    sizes, labels = run.federation.get("sizes") or [], run.federation.get("labels") or []
-    sum(sizes), int(run.federation.get("clients") or 0), [sum(row) for row in labels]
-    return columns
-
-
 def file_signature(folder: Path) -> Signature:
-    """What tells whether the files of a run folder have changed; rounds.jsonl, which grows, is the last."""
+    """What changes when a file of a run folder does: times and sizes; rounds.jsonl, which grows, is the last."""
     names = (*(name for name in SEALED if name != "rounds.jsonl"), "rounds.jsonl")
     return tuple(map(file_state, (folder / name for name in names)))
 
@@ -145,7 +128,7 @@ def find_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 
 class RunFolders:
-    """All runs below a folder; a thread reads them, and those who wait are told of changes."""
+    """All runs below a folder; a thread reads them and notifies those who wait of changes."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -205,7 +188,7 @@ class RunFolders:
                 self.changed.notify_all()
 
     def _in_order(self) -> list[WatchedRun]:
-        """The runs, those whose records changed last first: they are what somebody wants to see."""
+        """The runs, those whose records changed last first, as these are looked at most."""
         unread = any(run.state == READING for run in self.runs)
         at = {run.number: file_state(run.folder / "rounds.jsonl") or (0, 0, 0) for run in self.runs} if unread else {}
         return sorted(self.runs, key=lambda run: at[run.number], reverse=True) if unread else self.runs

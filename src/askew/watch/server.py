@@ -17,20 +17,16 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..errors import ConfigError
 from ..experiment.store import to_json
-from . import views
+from ..report import views
+from ..report.shell import SCRIPTS, STATIC, STYLES
 from .folders import RunFolders, WatchedRun
 
 ADDRESS = "127.0.0.1"
-STATIC = Path(__file__).parent / "static"
-FILES = {  # what the browser asks for: the file, and its type
+FILES = {  # what the browser requests: the file, and its type
     "": ("index.html", "text/html; charset=utf-8"),
-    "style.css": ("style.css", "text/css; charset=utf-8"),
-    "uplot.min.css": ("uplot.min.css", "text/css; charset=utf-8"),
-    "uplot.min.js": ("uplot.min.js", "text/javascript; charset=utf-8"),
     "icon.svg": ("icon.svg", "image/svg+xml"),
-    "heat.js": ("heat.js", "text/javascript; charset=utf-8"),
-    "table.js": ("table.js", "text/javascript; charset=utf-8"),
-    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{name: (name, "text/css; charset=utf-8") for name in STYLES},
+    **{name: (name, "text/javascript; charset=utf-8") for name in SCRIPTS},
 }
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -41,9 +37,8 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-MOST_CHOSEN = 12  # runs in one picture
 MOST_PAGES = 24  # that may wait for changes at once
-HEARTBEAT = 10.0  # seconds after which a page that waits is sent a line, which tells whether it is still there
+HEARTBEAT = 10.0  # seconds after which a page that waits is sent a line, which fails if it is no longer there
 REST = 0.25  # seconds between two messages to a page
 
 
@@ -177,7 +172,7 @@ class WatchHandler(BaseHTTPRequestHandler):
             folders.stopped.wait(REST)
 
 
-# what the page asks for ---------------------------------------------------------------------------------------------
+# what the page requests ---------------------------------------------------------------------------------------------
 
 Query = dict[str, list[str]]
 
@@ -192,7 +187,7 @@ def number(query: Query, name: str) -> int:
 
 def chosen(folders: RunFolders, query: Query) -> list[WatchedRun]:
     """The runs whose numbers a request names."""
-    texts = query.get("ids", [""])[0].split(",")[:MOST_CHOSEN]
+    texts = query.get("ids", [""])[0].split(",")[: views.MOST_CHOSEN]
     return [folders.runs[number({"id": [text]}, "id")] for text in texts if text]
 
 
@@ -204,12 +199,7 @@ def one(folders: RunFolders, query: Query) -> WatchedRun:
 def table(folders: RunFolders, query: Query) -> dict[str, Any]:
     """All rows, and the version that they have."""
     version = folders.version  # before the rows: what changes meanwhile is sent again
-    return {
-        "version": version,
-        "folder": str(folders.root),
-        "most": MOST_CHOSEN,
-        "rows": [views.row(run) for run in list(folders.runs)],
-    }
+    return {"version": version, "folder": str(folders.root), **views.table(list(folders.runs))}
 
 
 def window(query: Query) -> list[int]:
@@ -219,10 +209,7 @@ def window(query: Query) -> list[int]:
 
 ANSWERS: dict[str, Callable[[RunFolders, Query], Any]] = {
     "runs": table,
-    "panels": lambda folders, query: views.panels(chosen(folders, query), query.get("over", ["round"])[0]),
-    "differences": lambda folders, query: views.differences(chosen(folders, query)),
+    "curves": lambda folders, query: [views.curves(run) for run in chosen(folders, query)],
     "turns": lambda folders, query: views.turns(one(folders, query), window(query)),
-    "shares": lambda folders, query: views.shares(one(folders, query)),
-    "classes": lambda folders, query: views.classes(one(folders, query)),
-    "details": lambda folders, query: views.details(one(folders, query)),
+    "clients": lambda folders, query: views.clients(one(folders, query)),
 }

@@ -26,7 +26,7 @@ import torch
 
 from ...core.files import write_atomically
 
-TUNING = ("-march=native", "-mcpu=native")  # as compilers call it; the first that they know
+TUNING = ("-march=native", "-mcpu=native")  # as compilers call it; the first that they accept
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-w")  # no -ffast-math: a loss that is not a number must be seen
 COMMON = Path(__file__).with_name("vectors.h")
 TIMEOUT = 60  # seconds for one compilation, also on a machine that has much else to do

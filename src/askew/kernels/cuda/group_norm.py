@@ -1,6 +1,6 @@
 """Group norm, the addition of a shortcut and a ReLU in one kernel each way, for images channels-last on CUDA.
 
-torch normalises in float32 whatever its input, in several kernels, and wants channels first: in bfloat16 most of a
+torch normalises in float32 whatever its input, in several kernels, and needs channels first: in bfloat16 most of a
 residual network's time went into copies. Here numbers are read and written as they are, and computed in float32.
 """
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class _RealSamples:
-    """How many samples are real in each network's batch, where an engine knows."""
+    """How many samples are real in each network's batch, where an engine gives it."""
 
     counts: Tensor | None = None  # [G] int32
     batch = 0  # samples of a batch, padding included

@@ -48,6 +48,15 @@ def forward(x, weight, bias, shortcut, y, statistics, area, eps, size: constexpr
         tl.store(y + spots, out, mask=keep)
 
 
+@triton.jit
+def slope_and_normal(g, x, y, spots, keep, mean, scale, RELU: constexpr):
+    """The gradients before the ReLU and the normalised numbers at some places of a group."""
+    slope = tl.load(g + spots, mask=keep, other=0.0).to(tl.float32)
+    if RELU:
+        slope = tl.where(tl.load(y + spots, mask=keep, other=0.0).to(tl.float32) <= 0, 0.0, slope)
+    return slope, (tl.load(x + spots, mask=keep, other=0.0).to(tl.float32) - mean) * scale
+
+
 @loose
 def backward(g, x, weight, y, statistics, dx, dshortcut, sums, area, images, size: constexpr, groups: constexpr,
              PIXELS: constexpr, SIZE: constexpr, RELU: constexpr, ADD: constexpr):  # fmt: skip
@@ -63,10 +72,7 @@ def backward(g, x, weight, y, statistics, dx, dshortcut, sums, area, images, siz
     for start in range(0, area, PIXELS):
         keep = (start + pixel < area)[:, None] & (channel < size)[None, :]
         spots = begin + (start + pixel)[:, None] * (groups * size) + place[None, :]
-        slope = tl.load(g + spots, mask=keep, other=0.0).to(tl.float32)
-        if RELU:
-            slope = tl.where(tl.load(y + spots, mask=keep, other=0.0).to(tl.float32) <= 0, 0.0, slope)
-        normal = (tl.load(x + spots, mask=keep, other=0.0).to(tl.float32) - mean) * scale
+        slope, normal = slope_and_normal(g, x, y, spots, keep, mean, scale, RELU)
         for_weight += tl.sum(slope * normal, 0)
         for_bias += tl.sum(slope, 0)
     row = image * (groups * size) + place
@@ -77,10 +83,7 @@ def backward(g, x, weight, y, statistics, dx, dshortcut, sums, area, images, siz
     for start in range(0, area, PIXELS):
         keep = (start + pixel < area)[:, None] & (channel < size)[None, :]
         spots = begin + (start + pixel)[:, None] * (groups * size) + place[None, :]
-        slope = tl.load(g + spots, mask=keep, other=0.0).to(tl.float32)
-        if RELU:
-            slope = tl.where(tl.load(y + spots, mask=keep, other=0.0).to(tl.float32) <= 0, 0.0, slope)
-        normal = (tl.load(x + spots, mask=keep, other=0.0).to(tl.float32) - mean) * scale
+        slope, normal = slope_and_normal(g, x, y, spots, keep, mean, scale, RELU)
         tl.store(dx + spots, (slope * factor[None, :] - level - normal * along) * scale, mask=keep)
         if ADD and RELU:
             tl.store(dshortcut + spots, slope, mask=keep)

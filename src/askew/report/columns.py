@@ -1,10 +1,10 @@
-"""The records of a run as columns: small in memory, added to round by round, and sent in parts."""
+"""The records of a run as columns: small in memory, added to round by round, and shown in parts."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import isfinite, nan
 from threading import Lock
@@ -74,17 +74,18 @@ class Columns:
         """The last number of a key."""
         return next((value for value in reversed(self.numbers.get(key, ())) if isfinite(value)), None)
 
-    def points(self, key: str, over: str) -> tuple[list[float], list[float]]:
-        """The numbers of a key where there are some, over rounds, bytes sent so far or seconds so far."""
+    def points(self, key: str) -> tuple[list[int], list[float]]:
+        """The rounds in which there is a number of a key, and these numbers."""
         with self.lock:
-            values, count = self.numbers.get(key, array("d"))[:], self.count
-            parts = {"bytes": ("bytes_up", "bytes_down"), "seconds": ("seconds",)}.get(over, ())
-            sums = [self.numbers[part][:] for part in parts if part in self.numbers]
-        at: Iterable[float] = range(1, count + 1)
-        if parts:
-            at = accumulate(sum(row) for row in zip(*sums, strict=False))
-        pairs = [(x, y) for x, y in zip(at, values, strict=False) if isfinite(y)]
-        return [x for x, _ in pairs], [y for _, y in pairs]
+            values = self.numbers.get(key, array("d"))[:]
+        pairs = [(round, value) for round, value in enumerate(values, 1) if isfinite(value)]
+        return [round for round, _ in pairs], [value for _, value in pairs]
+
+    def so_far(self, *keys: str) -> list[float]:
+        """The sum of the numbers of some keys up to the end of each round."""
+        with self.lock:
+            columns = [self.numbers[key][:] for key in keys if key in self.numbers]
+        return list(accumulate(sum(row) for row in zip(*columns, strict=False)))
 
     def asked(self, first: int, last: int) -> tuple[array[int], bytearray, array[int]]:
         """Clients and fates of the rounds from `first` to `last`, and where each of these rounds ends."""
@@ -117,14 +118,15 @@ def client_fates(record: Mapping[str, Any]) -> tuple[Iterable[int], bytes]:
     return array("I", fates), bytes(fates.values())
 
 
-def thin_out(x: list[float], y: list[float], most: int) -> tuple[list[float], list[float]]:
-    """At most about so many of the points: the lowest and the highest of each stretch, so that no peak is lost."""
-    if len(x) <= most:
-        return x, y
-    kept = [0]
-    stretches = most // 2
+def thin_out(values: Sequence[float], most: int) -> list[int]:
+    """The places of at most about so many values: the lowest and the highest of each stretch, so that no peak is
+    lost.
+    """
+    count, stretches = len(values), most // 2
+    if count <= most:
+        return list(range(count))
+    kept = {0, count - 1}
     for k in range(stretches):
-        inside = range(k * len(x) // stretches, (k + 1) * len(x) // stretches)
-        kept += sorted({min(inside, key=y.__getitem__), max(inside, key=y.__getitem__)})
-    kept = sorted({*kept, len(x) - 1})
-    return [x[i] for i in kept], [y[i] for i in kept]
+        inside = range(k * count // stretches, (k + 1) * count // stretches)
+        kept |= {min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)}
+    return sorted(kept)

@@ -1,9 +1,10 @@
-// The page: what is chosen, what is asked of the server, and when.
+// The page: what is chosen, what is asked of the source of its data, and when.
 "use strict";
 
-const COLOURS = ["#2f6fdb", "#e8730c", "#1f9d55", "#c8203a", "#8a4fd8", "#0d9aa8", "#d2559b", "#8a6d1c", "#5a6b85", "#6aa60f", "#b5541f", "#3f4fc4"];
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7f87", "#c8203a", "#8a4fd8", "#6aa60f", "#8a6d1c", "#5566d0"]; // the first as in figures
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3], [1, 5], [12, 5]];
 const PAUSE = 700; // milliseconds between two requests for pictures
+const MOST_SERIES = 60; // curves of one panel
 const $ = id => document.getElementById(id);
 const make = (tag, fields = {}, ...inner) => {
   const node = Object.assign(document.createElement(tag), fields);
@@ -11,19 +12,11 @@ const make = (tag, fields = {}, ...inner) => {
   return node;
 };
 const page = { chosen: new Map(), most: 12, charts: new Map(), zoom: [0, 0, 0, 0], shown: null, wanted: false, busy: false, picked: false };
-const ask = async (name, query = {}) => {
-  const answer = await fetch(`${name}?${new URLSearchParams(query)}`);
-  if (!answer.ok) throw new Error(await answer.text());
-  return answer.json();
-};
 const table = new RunTable(choose, id => page.chosen.has(id));
 const dot = (fill, square) => {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), shape = document.createElementNS(svg.namespaceURI, square ? "rect" : "circle");
-  svg.setAttribute("width", 10);
-  svg.setAttribute("height", 10);
-  for (const [key, value] of Object.entries(square ? { width: 10, height: 10, fill } : { cx: 5, cy: 5, r: 5, fill })) shape.setAttribute(key, value);
-  svg.append(shape);
-  return svg;
+  const mark = make("span", { className: square ? "dot square" : "dot" });
+  mark.style.background = fill;
+  return mark;
 };
 
 // choice -------------------------------------------------------------------------------------------------------------
@@ -38,12 +31,13 @@ function choose(id) {
   changeChoice();
 }
 
-// Until somebody chooses, the two runs that began last are shown.
+// Until somebody chooses, the two runs that began last are shown, or those that the data name.
 function chooseFirst() {
   if (page.picked) return;
-  const ready = [...table.rows.values()].filter(row => row.begun).sort((a, b) => b.begun - a.begun).slice(0, 2);
-  if (ready.every(row => page.chosen.has(row.id)) && page.chosen.size === ready.length) return;
-  page.chosen = new Map(ready.map((row, at) => [row.id, COLOURS[at]]));
+  const last = [...table.rows.values()].filter(row => row.begun).sort((a, b) => b.begun - a.begun).slice(0, 2).map(row => row.id);
+  const ids = page.first ?? last;
+  if (ids.every(id => page.chosen.has(id)) && page.chosen.size === ids.length) return;
+  page.chosen = new Map(ids.map((id, at) => [id, COLOURS[at]]));
   changeChoice();
 }
 
@@ -88,15 +82,24 @@ async function refresh() {
 }
 
 async function showCurves() {
-  const ids = [...page.chosen.keys()].join(), over = $("over").value;
-  const [panels, differences] = await Promise.all([ask("panels", { ids, over }), ask("differences", { ids })]);
-  if (ids !== [...page.chosen.keys()].join()) return;
-  const names = new Set(panels.map(panel => panel.name));
+  const ids = [...page.chosen.keys()], over = $("over").value, runs = await source.curves(ids);
+  if (ids.join() !== [...page.chosen.keys()].join()) return;
+  const panels = panelsOf(ids, runs, over), names = new Set(panels.map(panel => panel.name));
   for (const [name, chart] of page.charts) if (name !== "shares" && !names.has(name)) removeChart(name, chart);
   panels.forEach((panel, at) => addBox({ ...panel, at })); // all of them before the first is drawn: they share the width
   for (const panel of panels) showPanel(panel, over);
   if (!panels.length) say("The chosen runs have no records yet.");
-  showDifferences(differences);
+  showDifferences(ids, runs);
+  showByClass(ids, runs);
+}
+
+// The curves of runs, panel by panel; only panels with something in them.
+function panelsOf(ids, runs, over) {
+  return Object.entries(page.titles).map(([name, title]) => {
+    const series = runs.flatMap((run, at) => run.series.filter(each => each.panel === name).map(({ what, at: places, y }) => ({ run: ids[at], what, y, x: places ? places.map(place => run[over][place]) : run[over] })));
+    const left = Math.max(0, series.length - MOST_SERIES) + runs.reduce((sum, run) => sum + (run.left_out[name] ?? 0), 0);
+    return { name, title, series: series.slice(0, MOST_SERIES), left, whats: [...new Set(series.map(each => each.what))] };
+  }).filter(panel => panel.series.length);
 }
 
 function removeChart(name, chart) {
@@ -106,7 +109,7 @@ function removeChart(name, chart) {
   page.charts.delete(name);
 }
 
-// Boxes keep the order in which the server names the panels.
+// Boxes keep the order of the panels.
 function addBox(panel) {
   let chart = page.charts.get(panel.name);
   if (!chart) {
@@ -140,7 +143,7 @@ function showPanel(panel, over) {
   const options = { ...plotSize(chart.box), scales: { x: { time: false } }, series: [at, ...series], axes: axes(title, values), cursor: { sync: { key: `by ${over}` } } };
   chart.plot = new uPlot(options, data, chart.box);
   chart.shape = shape;
-  const note = panel.left_out ? `${panel.left_out} more curves are not shown; choose fewer runs.` : "";
+  const note = panel.left ? `${panel.left} more curves are not shown; choose fewer runs.` : "";
   chart.box.querySelector(".note")?.remove();
   if (note) chart.box.append(make("p", { className: "note", textContent: note }));
 }
@@ -159,13 +162,27 @@ const axes = (title, values) => {
   return [{ ...common, label: title, labelSize: 20, size: 30, space: 70, ...(values ? { values } : {}) }, { ...common, size: 52 }];
 };
 
-function showDifferences(rows) {
-  const ids = [...page.chosen.keys()];
+// A table with a column for each chosen run; rows are a name and the runs' values.
+function compared(caption, first, ids, rows) {
+  const head = make("tr", {}, make("th", { scope: "col", textContent: first }), ...ids.map(id => make("th", { scope: "col" }, dot(page.chosen.get(id)), ` ${shortName(id)}`)));
+  const lines = rows.map(([name, values]) => make("tr", {}, make("th", { scope: "row", textContent: name }), ...values.map(value => make("td", { textContent: value }))));
+  return make("table", {}, make("caption", { textContent: caption }), make("thead", {}, head), make("tbody", {}, ...lines));
+}
+
+const keysOf = tables => [...new Set(tables.flatMap(each => Object.keys(each)))];
+
+function showDifferences(ids, runs) {
   if (ids.length < 2) return $("differences").replaceChildren();
-  if (!rows.length) return $("differences").replaceChildren(make("p", { className: "note", textContent: "The chosen runs have equal settings." }));
-  const head = make("tr", {}, make("th", { scope: "col", textContent: "Setting" }), ...ids.map(id => make("th", { scope: "col" }, dot(page.chosen.get(id)), ` ${nameOf(id)}`)));
-  const lines = rows.map(row => make("tr", {}, make("th", { scope: "row", textContent: row.key }), ...row.values.map(value => make("td", { textContent: value }))));
-  $("differences").replaceChildren(make("table", {}, make("caption", { textContent: "Settings in which the chosen runs differ" }), make("thead", {}, head), make("tbody", {}, ...lines)));
+  const settings = runs.map(run => run.settings);
+  const rows = keysOf(settings).map(key => [key, settings.map(each => each[key] ?? "–")]).filter(([, values]) => new Set(values).size > 1);
+  const equal = make("p", { className: "note", textContent: "The chosen runs have equal settings." });
+  $("differences").replaceChildren(rows.length ? compared("Settings in which the chosen runs differ", "Setting", ids, rows) : equal);
+}
+
+function showByClass(ids, runs) {
+  const tables = runs.map(run => run.by_class), some = ids.filter((_, at) => Object.keys(tables[at]).length);
+  const rows = keysOf(tables).map(name => [name, some.map(id => percent(tables[ids.indexOf(id)][name]))]);
+  $("by-class").replaceChildren(...(rows.length ? [compared("Last test accuracy by class, %", "Class", some, rows)] : []));
 }
 
 // one run ------------------------------------------------------------------------------------------------------------
@@ -173,23 +190,26 @@ function showDifferences(rows) {
 async function showOne() {
   const id = page.shown;
   if (id == null) return;
-  const [first, last, low, high] = page.zoom;
-  const [turns, shares, classes, details] = await Promise.all([
-    ask("turns", { id, first, last, low, high }), ask("shares", { id }), ask("classes", { id }), ask("details", { id })]);
+  const [turns, clients] = await Promise.all([source.turns(id, page.zoom), source.clients(id)]);
   if (id !== page.shown) return;
-  Object.assign(page, { turns, classes });
+  Object.assign(page, { turns, clients });
+  drawHeats();
+  showShares(clients.shares);
+  showDetails(clients);
+}
+
+function drawHeats() {
+  if (!page.clients) return;
   showTurns();
-  showShares(shares);
-  showClasses();
-  showDetails(details);
+  showClasses(page.clients.classes);
+  showAccuracies(page.clients.by_class);
 }
 
 function showTurns() {
   const { turns } = page;
-  $("turns").parentElement.hidden = !turns?.cells;
-  if (!turns?.cells) return;
-  const cells = Uint8Array.from(atob(turns.cells), letter => letter.charCodeAt(0)), { width, height, window: [first, last, low, high] } = turns;
-  page.cells = cells;
+  $("turns").parentElement.hidden = !turns.cells.length;
+  if (!turns.cells.length) return;
+  const { cells, width, height, window: [first, last, low, high] } = turns;
   page.place = drawHeat($("turns"), {
     width, height, cell: turnsCell(cells, width * height), tall: 280,
     x: { from: first, to: last, title: "Round" }, y: { from: low, to: high, title: "Client" } });
@@ -205,27 +225,27 @@ function showTurns() {
 function cellAt(event) {
   const { place, turns } = page, box = $("turns").getBoundingClientRect();
   const part = (value, from, size, cells) => Math.max(0, Math.min(cells - 1, Math.floor((value - from) / size * cells)));
-  const [first, last, low, high] = turns.window, rounds = last - first + 1, clients = high - low + 1;
+  const { grid } = turns, [first, last, low, high] = grid.window;
   const column = part(event.clientX - box.left, place.left, place.width, turns.width), row = part(event.clientY - box.top, place.top, place.height, turns.height);
-  // the first and the last that fall into a cell, as the server divides them
-  const span = (at, cells, all, from) => [from + Math.ceil(at * all / cells), from + Math.ceil((at + 1) * all / cells) - 1];
-  return { column, row, rounds: span(column, turns.width, rounds, first), clients: span(row, turns.height, clients, low) };
+  // the first and the last that fall into a cell, as they were divided
+  const span = (at, cells, from, to) => [from + Math.ceil(at * (to - from + 1) / cells), from + Math.ceil((at + 1) * (to - from + 1) / cells) - 1];
+  return { column, row, rounds: span(grid.column + column, grid.columns, first, last), clients: span(grid.row + row, grid.rows, low, high) };
 }
 
 const spanText = (word, [from, to]) => from === to ? `${word} ${from}` : `${word}s ${from} to ${to}`;
 
 $("turns").addEventListener("pointermove", event => {
-  if (!page.turns?.cells) return;
+  if (!page.turns?.cells.length) return;
   const at = cellAt(event), size = page.turns.width * page.turns.height, cell = at.row * page.turns.width + at.column;
-  const shares = [["present", 0], ["late or no answer", 1], ["refused", 2]].map(([word, layer]) => [word, page.cells[layer * size + cell]]).filter(([, value]) => value);
+  const shares = [["present", 0], ["late or no answer", 1], ["refused", 2]].map(([word, layer]) => [word, page.turns.cells[layer * size + cell]]).filter(([, value]) => value);
   const single = at.rounds[0] === at.rounds[1] && at.clients[0] === at.clients[1];
   const text = shares.map(([word, value]) => single ? word : `${word} in ${Math.round(value / 2.55)}%`).join(", ") || "absent";
   $("turns-note").textContent = `${spanText("Round", at.rounds)}, ${spanText("client", at.clients)}: ${text}.`;
 });
 $("turns").addEventListener("pointerleave", () => page.turnsText && ($("turns-note").textContent = `${page.turnsText}. Drag over a part to enlarge it.`));
-$("turns").addEventListener("pointerdown", event => { if (page.turns?.cells) page.from = cellAt(event); });
+$("turns").addEventListener("pointerdown", event => { if (page.turns?.cells.length) page.from = cellAt(event); });
 $("turns").addEventListener("pointerup", event => {
-  const from = page.from, to = page.turns?.cells && cellAt(event);
+  const from = page.from, to = page.turns?.cells.length && cellAt(event);
   page.from = null;
   if (!from || !to || (from.column === to.column && from.row === to.row)) return;
   const ends = key => [Math.min(from[key][0], to[key][0]), Math.max(from[key][1], to[key][1])];
@@ -252,10 +272,9 @@ function showShares({ x, y, note }) {
   page.charts.set("shares", { box, plot: new uPlot(options, data, box) });
 }
 
-function showClasses() {
-  const { classes } = page;
-  $("classes").parentElement.hidden = !classes?.clients;
-  if (!classes?.clients) return;
+function showClasses(classes) {
+  $("classes").parentElement.hidden = !classes.clients;
+  if (!classes.clients) return;
   const most = classes.values.reduce((a, b) => Math.max(a, b), 1), none = rgb(colour("--absent")), full = rgb(colour("--used"));
   drawHeat($("classes"), {
     width: classes.width, height: classes.height, cell: at => mix(none, full, Math.sqrt(classes.values[at] / most)), tall: 260,
@@ -263,6 +282,20 @@ function showClasses() {
   const text = `${classes.clients} clients, ${classes.classes} classes; the darkest cell is ${Math.round(most)} samples`;
   $("classes-note").textContent = `${text.replace("darkest", "strongest")}.`;
   $("classes").setAttribute("aria-label", `Samples by class and client: ${text}`);
+}
+
+function showAccuracies({ classes, names, rounds, cells }) {
+  $("accuracies").parentElement.hidden = !classes;
+  if (!classes) return;
+  const values = bytesOf(cells), none = rgb(colour("--absent")), low = rgb(colour("--low")), high = rgb(colour("--used")), middle = rgb(colour("--middle"));
+  const shade = share => share < 0.5 ? mix(low, middle, 2 * share) : mix(middle, high, 2 * share - 1);
+  const everyRound = rounds.at(-1) - rounds[0] === rounds.length - 1;
+  drawHeat($("accuracies"), {
+    width: rounds.length, height: values.length / rounds.length, cell: at => values[at] ? shade((values[at] - 1) / 254) : none, tall: 260,
+    x: everyRound ? { from: rounds[0], to: rounds.at(-1), title: "Round" } : { from: 0, to: rounds.length - 1, title: "Round", names: rounds }, y: { from: 0, to: classes - 1, title: "Class", names } });
+  $("accuracies-key").replaceChildren(...[0, 0.5, 1].map(share => make("span", {}, dot(`rgb(${shade(share)})`, true), `${100 * share} %`)));
+  const last = [...Array(values.length / rounds.length).keys()].map(row => [values[(row + 1) * rounds.length - 1], names[row] ?? row]).filter(([value]) => value).sort((a, b) => a[0] - b[0])[0];
+  $("accuracies-note").textContent = `${classes} classes` + (last ? `; at the end the lowest accuracy is ${Math.round((last[0] - 1) / 2.54)} %, of class ${last[1]}.` : ".");
 }
 
 function showDetails({ facts, reasons, incidents }) {
@@ -285,17 +318,11 @@ function receive({ rows }) {
 }
 
 async function start() {
-  const all = await ask("runs");
-  page.most = all.most;
-  $("folder").textContent = all.folder;
+  const all = await source.runs();
+  Object.assign(page, { most: all.most, titles: all.panels, first: all.first });
+  $("folder").textContent = all.folder ?? "";
   receive(all);
-  const events = new EventSource(`events?since=${all.version}`);
-  events.onopen = () => say("live", "on");
-  events.onerror = () => say("connection lost; is askew watch still running?", "off");
-  events.onmessage = event => {
-    receive(JSON.parse(event.data));
-    say("live", "on");
-  };
+  source.follow(all.version, receive, say);
 }
 
 function redraw() {
@@ -315,8 +342,7 @@ let resizing;
 addEventListener("resize", () => {
   clearTimeout(resizing);
   resizing = setTimeout(() => {
-    showTurns();
-    showClasses();
+    drawHeats();
     table.paint();
   }, 120);
 });

@@ -9,34 +9,36 @@ const bytes = value => {
   return `${power ? (value / 1000 ** power).toFixed(1) : Math.round(value)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 };
 const duration = value => value == null ? "" : value < 100 ? `${value.toFixed(1)} s` : value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
-const COLUMNS = [ // key, title, text of a row, is it a number, is it left out on a small screen
-  ["name", "Run", row => row.name],
-  ["state", "State", row => row.state],
-  ["method", "Method", row => row.method ?? "", false, true],
-  ["data", "Data", row => row.data ?? "", false, true],
-  ["setting", "Setting", row => row.setting ?? "", false, true],
-  ["seed", "Seed", row => row.seed ?? "", true, true],
-  ["round", "Round", row => row.rounds == null ? "" : `${row.round}/${row.rounds}`, true],
-  ["accuracy", "Acc. %", row => percent(row.accuracy), true],
-  ["best", "Best %", row => percent(row.best), true],
-  ["loss", "Loss", row => row.loss == null ? "" : row.loss.toPrecision(3), true, true],
-  ["bytes", "Sent", row => bytes(row.bytes), true, true],
-  ["seconds", "Time", row => duration(row.seconds), true, true],
-  ["begun", "Begun", row => row.begun ? new Date(1000 * row.begun).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "", true, true],
+// key, title, text of a row, width (the setting takes what is left), is it a number, is it left out on a small screen
+const COLUMNS = [
+  ["name", "Run", row => row.name, "16%"],
+  ["state", "State", row => row.state, "80px"],
+  ["method", "Method", row => row.method ?? "", "86px", false, true],
+  ["data", "Data", row => row.data ?? "", "74px", false, true],
+  ["setting", "Setting", row => row.setting ?? "", "", false, true],
+  ["seed", "Seed", row => row.seed ?? "", "50px", true],
+  ["round", "Round", row => row.rounds == null ? "" : `${row.round}/${row.rounds}`, "86px", true],
+  ["accuracy", "Acc. %", row => percent(row.accuracy), "64px", true],
+  ["best", "Best %", row => percent(row.best), "64px", true, true],
+  ["loss", "Loss", row => row.loss == null ? "" : row.loss.toPrecision(3), "60px", true, true],
+  ["bytes", "Sent", row => bytes(row.bytes), "78px", true, true],
+  ["seconds", "Time", row => duration(row.seconds), "62px", true, true],
+  ["begun", "Begun", row => row.begun ? new Date(1000 * row.begun).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "", "152px", true, true],
 ];
 
 class RunTable {
   constructor(choose, isChosen) {
-    Object.assign(this, { choose, isChosen, rows: new Map(), shown: [], key: "begun", down: true, words: [] });
+    Object.assign(this, { choose, isChosen, rows: new Map(), shown: [], key: "begun", down: true, words: [], lines: new WeakMap(), above: space(), below: space() });
     this.scroll = document.getElementById("scroll");
     this.body = document.querySelector("#runs tbody");
     this.head = document.querySelector("#runs thead tr");
     this.head.append(Object.assign(document.createElement("th"), { scope: "col", ariaLabel: "Chosen" }));
-    for (const [key, title, , number, minor] of COLUMNS) {
+    for (const [key, title, , width, number, minor] of COLUMNS) {
       const th = document.createElement("th"), button = document.createElement("button");
       th.scope = "col";
       th.className = `${number ? "number" : ""} ${minor ? "minor" : ""}`;
       th.dataset.key = key;
+      th.style.width = width;
       button.type = "button";
       button.textContent = title;
       button.addEventListener("click", () => this.sortBy(key, number));
@@ -86,23 +88,31 @@ class RunTable {
   paint() {
     const first = Math.max(0, Math.floor(this.scroll.scrollTop / ROW) - SPARE);
     const last = Math.min(this.shown.length, first + Math.ceil((this.scroll.clientHeight || 330) / ROW) + 2 * SPARE);
-    const focused = document.activeElement?.closest?.("#runs tbody tr")?.dataset.id;
-    this.body.replaceChildren(space(first), ...this.shown.slice(first, last).map(row => this.line(row)), space(this.shown.length - last));
-    if (focused != null) this.body.querySelector(`tr[data-id="${focused}"] input`)?.focus({ preventScroll: true });
+    const wanted = [this.above, ...this.shown.slice(first, last).map(row => this.line(row)), this.below], stay = new Set(wanted);
+    this.above.firstChild.style.height = `${first * ROW}px`;
+    this.below.firstChild.style.height = `${(this.shown.length - last) * ROW}px`;
+    for (const tr of [...this.body.children]) if (!stay.has(tr)) tr.remove();
+    wanted.forEach((tr, at) => this.body.children[at] === tr || this.body.insertBefore(tr, this.body.children[at] ?? null)); // few are new
   }
 
   line(row) {
+    if (!this.lines.has(row)) this.lines.set(row, this.makeLine(row));
+    const tr = this.lines.get(row);
+    tr.querySelector("input").checked = this.isChosen(row.id);
+    return tr;
+  }
+
+  makeLine(row) {
     const tr = document.createElement("tr"), box = document.createElement("input"), first = document.createElement("td");
     tr.dataset.id = row.id;
     box.type = "checkbox";
-    box.checked = this.isChosen(row.id);
     box.disabled = row.state === "broken" || row.state === "being read";
     box.ariaLabel = `Choose ${row.name}`;
     first.append(box);
     tr.append(first);
     tr.addEventListener("click", () => box.disabled || this.choose(row.id));
     if (row.state === "broken") tr.title = row.problem;
-    for (const [key, , text, number, minor] of COLUMNS) {
+    for (const [key, , text, , number, minor] of COLUMNS) {
       const td = document.createElement("td");
       td.className = `${number ? "number" : ""} ${minor ? "minor" : ""} ${key === "state" ? `state-${row.state.replace(" ", "-")}` : ""}`;
       td.textContent = text(row);
@@ -113,12 +123,10 @@ class RunTable {
   }
 }
 
-function space(rows) {
+function space() {
   const tr = document.createElement("tr"), td = document.createElement("td");
   tr.className = "space";
   tr.ariaHidden = "true";
-  td.colSpan = COLUMNS.length + 1;
-  td.style.height = `${rows * ROW}px`;
   tr.append(td);
   return tr;
 }
@@ -129,3 +137,14 @@ function compare(a, b, down) {
   const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
   return down ? -order : order;
 }
+
+// The table of methods in a report: what is not known comes last, numbers are first sorted from the highest.
+for (const button of document.querySelectorAll(".methods th button")) button.addEventListener("click", () => {
+  const head = button.parentNode, column = head.cellIndex, body = head.closest("table").tBodies[0], number = column > 0;
+  const value = row => row.cells[column].dataset.v === "" ? null : number ? Number(row.cells[column].dataset.v) : row.cells[column].dataset.v;
+  const down = head.getAttribute("aria-sort") === (number ? "descending" : "ascending") ? !number : number;
+  const rows = [...body.rows].sort((a, b) => compare(value(a), value(b), down));
+  for (const other of head.parentNode.cells) other.setAttribute("aria-sort", "none");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  body.append(...rows);
+});

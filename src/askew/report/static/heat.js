@@ -34,7 +34,7 @@ function drawTicks(pen, place, x, y) {
   pen.textAlign = "center";
   pen.textBaseline = "top";
   for (const value of ticks(x.from, x.to, Math.max(2, place.width / 90))) {
-    pen.fillText(value, place.left + place.width * (value - x.from + 0.5) / (x.to - x.from + 1), place.top + place.height + 4);
+    pen.fillText(x.names?.[value] ?? value, place.left + place.width * (value - x.from + 0.5) / (x.to - x.from + 1), place.top + place.height + 4);
   }
   pen.fillText(x.title, place.left + place.width / 2, place.top + place.height + 19);
   pen.textAlign = "right";

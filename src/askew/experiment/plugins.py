@@ -1,0 +1,164 @@
+"""Plugins: Python files of a user that register methods, datasets, partitions, participation models or networks."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from ..algorithms import algorithms
+from ..core.algorithm import Algorithm
+from ..core.files import is_file
+from ..core.settings import Registry, Settings
+from ..data import partitions, sources
+from ..data.dataset import Source
+from ..data.partition import Partition
+from ..errors import ConfigError, StoreError, StoreWarning
+from ..models import Network, networks
+from ..participation import Participation, participations
+from .code_text import class_text
+from .file_hash import file_hash
+from .hook_fault import returned_fault
+from .store import read_json
+
+C = TypeVar("C", bound=type)
+
+PLUGIN_PREFIX = "askew_plugin_"  # of the names under which plugins are imported
+TEXT, SOURCE = "__askew_text__", "__askew_source__"  # of a plugin's module: its file's content when it was loaded
+PLUGINS = "plugins"  # the folder in a run folder that keeps its plugins
+LOADED: dict[Path, str] = {}  # plugin files that this process has loaded, and the names of their modules
+# by base class: where `register` adds a class
+REGISTRIES: dict[type[Settings], Registry[Any]] = {
+    Algorithm: algorithms,
+    Source: sources,
+    Partition: partitions,
+    Participation: participations,
+    Network: networks,
+}
+
+
+def register(name: str, *, replace: bool = False) -> Callable[[C], C]:
+    """A decorator that registers an algorithm, dataset, partition, participation model or network of your own."""
+
+    if not isinstance(name, str):  # @askew.register without its brackets
+        raise ConfigError(f'register takes a name first, got {name!r}; write @askew.register("mine") above the class.')
+
+    def add(cls: C) -> C:
+        for base, registry in REGISTRIES.items():
+            if isinstance(cls, type) and issubclass(cls, base):
+                registry.register(name, cls, replace=replace)
+                return cls
+        raise ConfigError(
+            f"register: {cls!r} is none of {', '.join(base.__name__ for base in REGISTRIES)}; "
+            "derive it from one of them."
+        )
+
+    return add
+
+
+def plugin_module(path: str) -> str:
+    """The name under which a plugin is imported; that of a loaded plugin with the same text, such as a run's copy."""
+    text = Path(path).read_bytes() if is_file(Path(path)) else None
+    for name, module in list(sys.modules.items()):
+        if text is not None and name.startswith(PLUGIN_PREFIX) and module.__dict__.get(TEXT) == text:
+            return name
+    return f"{PLUGIN_PREFIX}{hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]}"
+
+
+def plugin_fault(e: BaseException) -> str | None:
+    """The sentence for an exception that a plugin raised; None where no plugin had a part in it."""
+    plugins = {module.__file__ for name, module in list(sys.modules.items()) if name.startswith(PLUGIN_PREFIX)}
+    for frame in reversed(traceback.extract_tb(e.__traceback__)):
+        if frame.filename in plugins:
+            what = f"{type(e).__name__}: {e}"
+            return (
+                f"the plugin {frame.filename!r} failed in line {frame.lineno}: {what}; correct the file and try again."
+            )
+    return returned_fault(e)
+
+
+def load_plugin(path: str) -> None:
+    """Import a Python file that registers things; a file that is loaded again replaces what it registered."""
+    file = Path(path)
+    if not is_file(file):
+        raise ConfigError(f"there is no plugin file {path!r}; name a Python file that calls askew.register.")
+    name = plugin_module(path)
+    text = file.read_bytes()
+    if name in sys.modules and sys.modules[name].__dict__.get(TEXT) == text and registers(name):
+        LOADED[file.resolve()] = name
+        return
+    for other in {name, *(module for path, module in LOADED.items() if replaces(file.resolve(), path))}:
+        for registry in REGISTRIES.values():
+            for member in [key for key in registry if registry.members[key].__module__ == other]:
+                del registry.members[member]
+    LOADED[file.resolve()] = name
+    module = import_plugin(path, name)
+    module.__dict__[TEXT], module.__dict__[SOURCE] = text, inspect.getsource(module)
+    if not registers(name):
+        raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
+
+
+def replaces(new: Path, old: Path) -> bool:
+    """Does a plugin file replace one that was loaded before? If it is the same, or one is a run's copy of the other."""
+    return new == old or (new.name == old.name and PLUGINS in (new.parent.name, old.parent.name))
+
+
+def registers(module: str) -> bool:
+    """Is a class of this module registered?"""
+    return any(member.__module__ == module for registry in REGISTRIES.values() for member in registry.members.values())
+
+
+def import_plugin(path: str, name: str) -> ModuleType:
+    """Import a file under a module name; what the file raises becomes a sentence with its line."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"the plugin {path!r} is not a Python file; name one that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        del sys.modules[name]
+        raise
+    except (Exception, SystemExit) as e:
+        del sys.modules[name]
+        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == spec.origin]
+        lines += [e.lineno] if isinstance(e, SyntaxError) else []
+        where = f"in line {lines[-1]}: " if lines else ""
+        raise ConfigError(
+            f"the plugin {path!r} failed {where}{type(e).__name__}: {e}; correct the file and try again."
+        ) from None
+    return module
+
+
+def source_text(cls: type) -> str:
+    """The text of the module that a class is from; of a plugin as it was when it was loaded."""
+    module = sys.modules.get(cls.__module__)
+    if module is not None and SOURCE in module.__dict__:
+        return str(module.__dict__[SOURCE])
+    try:
+        return inspect.getsource(module) if module else class_text(cls)
+    except (OSError, TypeError):
+        return class_text(cls)  # of a notebook's, which has no file
+
+
+def check_kept_plugins(folder: Path) -> None:
+    """Refuse a run folder whose copies of plugins were changed; warn where the files they were taken from were."""
+    for kept in read_json(folder / "run.json").get("plugins", ()):
+        copy, origin = folder / PLUGINS / kept["name"], Path(kept["file"])
+        if file_hash(copy) != kept["sha256"]:
+            raise StoreError(f"{copy} is missing or not as askew wrote it; restore it, or start over from {origin}.")
+        if file_hash(origin) not in ("", kept["sha256"]):
+            warnings.warn(
+                f"{origin} has changed since this run was begun; the run's own copy of it is used. "
+                f"To train with the new text, use --plugin {origin} without the run's run.toml.",
+                StoreWarning,
+                stacklevel=3,
+            )
