@@ -25,7 +25,7 @@ from .config import Config
 from .contenders import Contender, check_over, choose_methods, keep_best, make_contender, score_run, use_all_samples
 from .extend import stored_reason
 from .halving import FINALISTS, Cost, Plan, Rung, Search, least_budget, make_plan
-from .launch import FailedRun
+from .launch import FailedRun, next_batch
 from .plugins import plugin_fault
 from .process_state import stop_after
 from .round_timer import RoundTimer
@@ -201,10 +201,16 @@ class Tuner:
         write_json(self.out / STATE, self.state)
 
     def probe(self) -> None:
-        """Train the first setting of every method for a round or a few: whether it can run here, and what it costs."""
-        rounds = PROBE_ROUNDS[self.unit]
-        limit = min((c.candidates[0].config.rounds for c in self.left), default=1)
-        wanted = [(c, [replace(c.candidates[0].config, rounds=min(rounds, limit))]) for c in self.left]
+        """Train the first setting of every method for a round or a few: whether it can run here, and what it costs.
+
+        Where runs are trained side by side and seconds count, as many settings as in the search are beside each other.
+        """
+        rounds, settings = PROBE_ROUNDS[self.unit], [o.config for c in self.left for o in c.candidates]
+        many = len(next_batch(settings)) // len(self.left) if settings and self.unit == "seconds" else 1
+        wanted = [
+            (c, [replace(o.config, rounds=min(rounds, o.config.rounds)) for o in c.candidates[: max(1, many)]])
+            for c in self.left
+        ]
         # a single round is the beginning of the search; where more were needed, rungs may be shorter than that
         self.train(wanted, "search" if rounds == 1 else "probe", "try every method")
         costs = {name: Cost(*cost) for name, cost in self.state.get("costs", {}).items()}
