@@ -151,7 +151,8 @@ def launch_with_progress(console: PlainConsole, processes: int) -> Launch:
         from ..experiment.launch import FailedRun, run_each
         from ..experiment.process_pool import run_each_in_pool
 
-        console.print(Text(f"{title}: {len(configs)} runs", terminal.QUIET), soft_wrap=True)
+        count = f"{len(configs)} run{'s' * (len(configs) != 1)}"
+        console.print(Text(f"{title}: {count}", terminal.QUIET), soft_wrap=True)
         shown = PlainConsole(stderr=True, quiet=not console.is_terminal)  # elsewhere a line for each stage is enough
         with ProgressDisplay(shown, configs, title) as ticker:
 

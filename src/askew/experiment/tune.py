@@ -13,18 +13,19 @@ import json
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import AskewError, ConfigError
+from ..errors import AskewError, ConfigError, StoreWarning
 from .config import Config
 from .contenders import Contender, check_over, choose_methods, keep_best, make_contender, score_run, use_all_samples
 from .extend import stored_reason
 from .halving import FINALISTS, Cost, Plan, Rung, Search, least_budget, make_plan
-from .launch import FailedRun
+from .launch import FailedRun, next_batch
 from .plugins import plugin_fault
 from .process_state import stop_after
 from .round_timer import RoundTimer
@@ -200,17 +201,28 @@ class Tuner:
         write_json(self.out / STATE, self.state)
 
     def probe(self) -> None:
-        """Train the first setting of every method for a round or a few: whether it can run here, and what it costs."""
-        rounds = PROBE_ROUNDS[self.unit]
-        limit = min((c.candidates[0].config.rounds for c in self.left), default=1)
-        wanted = [(c, [replace(c.candidates[0].config, rounds=min(rounds, limit))]) for c in self.left]
+        """Train the first setting of every method for a round or a few: whether it can run here, and what it costs.
+
+        Where runs are trained side by side and seconds count, as many settings as in the search are beside each other.
+        """
+        rounds, settings = PROBE_ROUNDS[self.unit], [o.config for c in self.left for o in c.candidates]
+        many = len(next_batch(settings)) // len(self.left) if settings and self.unit == "seconds" else 1
+        wanted = [
+            (c, [replace(o.config, rounds=min(rounds, o.config.rounds)) for o in c.candidates[: max(1, many)]])
+            for c in self.left
+        ]
         # a single round is the beginning of the search; where more were needed, rungs may be shorter than that
         self.train(wanted, "search" if rounds == 1 else "probe", "try every method")
         costs = {name: Cost(*cost) for name, cost in self.state.get("costs", {}).items()}
         costs = costs if all(c.name in costs for c in self.left) else self.measure_costs()
+        reasons: dict[str, list[str]] = {}  # why longer runs begin anew, and the methods
         for c in self.left:
-            restarts = any(run.folder and stored_reason(run.folder) for run in c.trained.values())
-            c.search = Search(len(c.candidates), costs[c.name], restarts)
+            folders = [run.folder for run in c.trained.values() if run.folder]
+            reason = next(filter(None, map(stored_reason, folders)), "")
+            c.search = Search(len(c.candidates), costs[c.name], bool(reason))
+            reasons.setdefault(reason, []).append(c.name)
+        for reason, names in reasons.items():
+            self.remarks += [f"Rungs of {', '.join(names)} begin at the first round: {reason}."] if reason else []
         self.state["costs"] = costs
 
     def measure_costs(self) -> dict[str, Cost]:
@@ -247,6 +259,12 @@ class Tuner:
 
         In the search a method is out if all its settings fail.
         """
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*holds the first", StoreWarning)  # a remark says it once
+            return self.train_all(wanted, folder, what)
+
+    def train_all(self, wanted: Sequence[tuple[Contender, list[Config]]], folder: str, what: str) -> bool:
+        """As `train`, with all warnings."""
         owners = {config.name(): c for c, configs in wanted for config in configs}
         configs, searching = [config for _, its in wanted for config in its], folder != "evaluation"
         for run in self.launch(configs, self.out / folder, what, self.timer) if configs else ():
