@@ -10,7 +10,9 @@ authors' code. There y_i starts a round at 0 and every step adds the change of t
 above; the step after a round's last gradient changes nothing that is sent. y is the sum of the g_i of all N clients and
 not their mean, so the server's rate for the mean is N η: the paper takes small η, and `server_scale` s = 1/N takes the
 mean. A client's weight decay is a part of its gradient. With one local step and everybody it is FedSGD with N times its
-rate. `exact` rests on: full batches, and an s η that is small enough for stale gradients; on no rate of participation.
+rate. Long local training slows it: θ moves to where g(θ) is g_i again, and of a change of the gradient at w only the
+part (1 − η H)^(K−1) is sent, for K steps and curvature H. `exact` rests on: full batches, and an s η that is small
+enough for stale gradients; on no chances of participation.
 """
 
 from __future__ import annotations
