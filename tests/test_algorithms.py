@@ -88,6 +88,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "mgda": [{"solver": "slsqp"}, {"single_gradient": True, "server_decay": 0.1}],
     "fedmgdaplus": [{"eps": 0.0}, {"eps": 1.0, "server_decay_rate": 0.9}],
     "fedspeed": [{"alpha": 0.3, "rho": 0.5, "mix": 0.5}],
+    "fedau": [{"cutoff": 2, "server_scale": 0.8, "weighting": "samples"}],
+    "fedawe": [{"evaluate_mean": True, "server_scale": 0.7, "weighting": "samples"}],
 }
 
 # One method for each thing that the interface offers.
@@ -130,14 +132,16 @@ NEUTRAL: dict[str, dict[str, Any]] = {
 }
 SILENT = {"solo", "centralised"}  # nothing goes up, w stays, private rows learn, momentum lives as long as the client
 # No setting makes these FedAvg: SCAFFOLD's variates have no strength (it is FedAvg in the first round), and FedDyn
-# (with FedSpeed) adds the mean drift to the mean model whatever α is. FedVARP and MIFA are FedAvg where all clients
-# take part, which they do not here. FedPDC and loss-biased FedAvg have weights of their own, MGDA and FedMGDA+ steps of
-# length 1 or less. SOLO and centralised training average nothing. FedAMD follows remembered gradients.
+# (with FedSpeed) adds the mean drift to the mean model whatever α is. FedVARP, MIFA, FedAU and FedAWE are FedAvg where
+# all clients take part, which they do not here. FedPDC and loss-biased FedAvg have weights of their own, MGDA and
+# FedMGDA+ steps of length 1 or less. SOLO and centralised training average nothing. FedAMD and FOCUS follow remembered
+# gradients.
 NEVER_FEDAVG = {"scaffold", "feddyn", "fedspeed", "fedvarp", "mifa", "fedpdc", "lossbias", "mgda", "fedmgdaplus"}
-NEVER_FEDAVG |= {"fedamd", *SILENT}
+NEVER_FEDAVG |= {"fedamd", "fedau", "fedawe", "focus", *SILENT}
 DRIFTING = {"feddyn", "fedspeed"}  # their server moves on by the drift; the participants' mean is beside it
 UNIT_LENGTH = {"mgda", "fedmgdaplus"}  # one client alone takes SGD's displacement shortened to length 1
-NEVER_SGD = {"fedamd"}  # one client alone: the first step of a round is along what it sent as an anchor
+# One client alone: the first step of a round is along what it sent as an anchor; the server takes one step a round.
+NEVER_SGD = {"fedamd", "focus"}
 NOT_MEASURED = {"fedalign", "fedpdc"}  # exactness: they need hidden layers or classes, which quadratics have not
 # What a client draws under its own number beside its batches: under another number it would draw otherwise.
 DRAWS = {"fedamd": "coin", "lossbias": "validation"}
@@ -161,11 +165,12 @@ TRAFFIC: dict[str, tuple[int, int, int, int]] = {
     "fedpdc": (1, 1, 2, 0),  # a_i and when it was measured
     "lossbias": (1, 1, 0, 1),  # the loss
     "fedamd": (2, 1, 0, 1),  # v; the role
+    "fedawe": (2, 1, 1, 0),  # where the client starts, and the round of its last participation
 }
 
 # Where the claim to be exact needs a setting, and how near w must come.
-EXACT: dict[str, dict[str, Any]] = {"feddyn": {"alpha": 0.6}, "fedpvr": {"head": 1}}
-NEAR = {"scaffold": 1e-13, "feddc": 1e-13, "feddyn": 1e-5}
+EXACT: dict[str, dict[str, Any]] = {"feddyn": {"alpha": 0.6}, "fedpvr": {"head": 1}, "focus": {"server_scale": 0.1}}
+NEAR = {"scaffold": 1e-13, "feddc": 1e-13, "feddyn": 1e-5, "focus": 1e-8}
 
 SIZES = [5, 8, 3, 6, 3, 9]  # two samples to train on for every client that keeps one for validation
 COHORTS = [[0, 2, 5], [1, 2, 3, 4], [5], [0, 1, 2, 3, 4, 5]]
@@ -796,11 +801,12 @@ def test_bytes_in_single_precision_are_counted(alg: Algorithm, norm: str) -> Non
 def test_exactness_is_as_claimed(alg: Algorithm) -> None:
     """Skewed quadratics, 4 of 10 clients a round, 3 full gradient steps at rate 0.2.
 
-    Measured distance to the optimum after 150 rounds: SCAFFOLD 1e-16, FedDC 2e-16, FedDyn (α = 0.6) 3e-7. Nearest that
-    the others came in rounds 20–60: FedAvg, FedProx, FedNova, MOON, FedBN, FedAvgM, FedGA, FedPMVR 0.3, FedCM 0.15,
-    FedDPC 0.7, FedSGD, FedAdam, FedYogi 0.17, FedSpeed 0.2, FedExP 0.4, FedAdagrad 0.46, FedAMD 0.7, loss-biased FedAvg
-    0.9, MGDA and FedMGDA+ 1.0, FedVARP and MIFA 0.1 (noise gone, drift not), FedPVR 0.08. The four weights lie in two
-    layers, so that FedPVR, corrected on the last one, is not the SCAFFOLD that it is on one.
+    Measured distance to the optimum after 150 rounds: SCAFFOLD 1e-16, FedDC 2e-16, FedDyn (α = 0.6) 3e-7, FOCUS
+    (s = 0.1) 5e-10. Nearest that the others came in rounds 20–60: FedAvg, FedProx, FedNova, MOON, FedBN, FedAvgM,
+    FedGA, FedPMVR 0.3, FedCM 0.15, FedDPC 0.7, FedSGD, FedAdam, FedYogi 0.17, FedSpeed 0.2, FedExP 0.4, FedAdagrad
+    0.46, FedAU 0.5, FedAMD 0.7, loss-biased FedAvg 0.9, MGDA and FedMGDA+ 1.0, FedAWE 1.3, FedVARP and MIFA 0.1 (noise
+    gone, drift not), FedPVR 0.08. The four weights lie in two layers, so that FedPVR, corrected on the last one, is not
+    the SCAFFOLD that it is on one.
     """
     key, on = key_of(alg), Problem(quadratics().fed, TwoLayerLinear())
     server = make_server(algorithms[key](**EXACT.get(key, {})), on, LocalSettings(batch=0, steps=3, lr=0.2))

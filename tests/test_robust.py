@@ -416,8 +416,10 @@ def test_fedavg_steps_to_the_centre(rule: str) -> None:
 REFUSED = {
     "clip": "solo centralised fednova lossbias fedamd mgda fedmgdaplus",
     "krum": "solo centralised fednova lossbias fedamd",
-    **dict.fromkeys(CENTRES, "solo centralised fednova lossbias fedamd mgda fedmgdaplus fedexp fedpdc fedvarp mifa"),
-    "none": "solo centralised fednova lossbias fedamd fedpdc fedvarp mifa",  # with buckets
+    **dict.fromkeys(
+        CENTRES, "solo centralised fednova lossbias fedamd mgda fedmgdaplus fedexp fedpdc fedvarp mifa fedau fedawe"
+    ),
+    "none": "solo centralised fednova lossbias fedamd fedpdc fedvarp mifa fedau fedawe",  # with buckets
 }
 
 

@@ -41,7 +41,7 @@ EVERYBODY = [0, 1, 2, 3, 4]
     "key",
     slow_except(
         ("scaffold", "fedga", "fedbn"),  # several uploads, phases, private parts
-        ("fedavg", "fedprox", "fedadam", "scaffold", "feddyn", "feddc", "fedga", "moon", "fedbn", "fedsgd"),
+        ("fedavg", "fedprox", "fedadam", "scaffold", "feddyn", "feddc", "fedga", "moon", "fedbn", "fedsgd", "focus"),
     ),
 )
 def test_the_sum_is_the_plain_one(key: str, tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ from askew.flower.deployment_data import DataModule, NodeConfig, read_config
 from askew.flower.wire import Payload
 
 STATEFUL = slow_except(("scaffold", "fedbn"), ("scaffold", "fedbn", "moon", "feddc"))
-RESTARTED = slow_except(("scaffold", "fedga"), ("scaffold", "fedbn", "moon", "feddc", "fedga", "fedvarp", "fedpdc"))
+RESTARTED = slow_except(
+    ("scaffold", "fedga"), ("scaffold", "fedbn", "moon", "feddc", "fedga", "fedvarp", "fedpdc", "fedawe")
+)
 ALL_REPLY = [[0, 1, 2], [1, 2, 3], [0, 1, 4], [1, 2, 3]]  # participants by round
 ONE_MISSING = [[0, 1, 2], [2, 3], [0, 1, 4], [1, 2, 3]]  # without client 1 in round 2
 ROUND_2_EMPTY = [[0, 1, 2], [], [0, 1, 4], [1, 2, 3]]

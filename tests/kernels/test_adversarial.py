@@ -434,7 +434,7 @@ def test_only_who_owns_a_declared_step_may_take_it(name: str, space: Space) -> N
 
 
 DECLARED = {"fedprox", "fedcm", "feddc", "feddyn", "scaffold"}  # declare a step of their own
-OTHER_STEPS = {"fednova", "fedpvr", "fedspeed", "fedamd", "mgda"}  # have a step that is not declared
+OTHER_STEPS = {"fednova", "fedpvr", "fedspeed", "fedamd", "mgda", "focus"}  # have a step that is not declared
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

@@ -9,8 +9,10 @@ from .fedadagrad import FedAdagrad
 from .fedadam import FedAdam
 from .fedalign import FedAlign
 from .fedamd import FedAMD
+from .fedau import FedAU
 from .fedavg import FedAvg
 from .fedavgm import FedAvgM
+from .fedawe import FedAWE
 from .fedbn import FedBN
 from .fedcm import FedCM
 from .feddc import FedDC
@@ -28,6 +30,7 @@ from .fedsgd import FedSGD
 from .fedspeed import FedSpeed
 from .fedvarp import FedVARP
 from .fedyogi import FedYogi
+from .focus import FOCUS
 from .lossbias import LossBias
 from .mgda import MGDA
 from .mifa import MIFA
@@ -68,15 +71,21 @@ algorithms: Registry[Algorithm] = Registry(
         "fedspeed": FedSpeed,
         "fedalign": FedAlign,
         "fedamd": FedAMD,
+        "fedau": FedAU,
+        "fedawe": FedAWE,
+        "focus": FOCUS,
     },
 )
 
 __all__ = [
+    "FOCUS",
     "MGDA",
     "MIFA",
     "MOON",
     "Centralised",
     "FedAMD",
+    "FedAU",
+    "FedAWE",
     "FedAdagrad",
     "FedAdam",
     "FedAlign",

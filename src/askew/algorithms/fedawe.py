@@ -1,0 +1,73 @@
+"""FedAWE: a client starts from the last average that it was part of, and its update counts for the rounds it missed.
+
+    θ_i starts at x_i,    x_i⁺ = x_i + η_g (t − t_i) (θ_i − x_i)         t_i: the round of its last participation
+    w ← mean_S x_i⁺,      x_i ← w and t_i ← t for the participants       at first x_i is the start and t_i = 0
+
+Xiang, Ioannidis, Yeh, Joe-Wong, Su, Efficient Federated Learning against Heterogeneous and Non-stationary Client
+Unavailability, NeurIPS 2024 (arXiv 2409.17446), Algorithm 1; the factor t − t_i, "adaptive innovation echoing", is in
+line 11, the average after the update, "implicit gossiping", in lines 15–18. Up to a round in which it takes part the
+factors of a client add up to t (Proposition 1), and averaging keeps the mean of all x_i: so all clients count alike,
+however uneven their chances are and however they change. With everybody in every round it is FedAvg.
+
+In the paper the server sends the new w to the participants at the end of a round, and each stores it as x_i. Here the
+server stores x_i and sends it with the next request: the same numbers, with one vector more to every participant,
+because w, which it does not use, is sent too. The authors' code also shortens the mean update to length 0.5, which is
+not in the paper and not copied, and measures the mean of all x_i instead of w: `evaluate_mean = true`. With
+`weighting = "samples"` the means are by sample counts. Batch-norm statistics are those received with w.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.algorithm import Algorithm
+from ..core.settings import setting
+from ..core.space import Space
+from ..core.types import Client, Cohort, State
+
+
+class FedAWE(Algorithm):
+    paper = "Xiang et al., NeurIPS 2024"
+    idea = "an update counts for the rounds that its client missed"
+    weighting = "uniform"
+    broadcast = ("x", "last")
+
+    server_scale: float = setting("factor η_g on the local update", default=1.0, above=0)
+    evaluate_mean: bool = setting("measure the mean of all clients' models instead of w", default=False)
+
+    def memory(self, space: Space) -> State:
+        return {"x": space.start, "last": space.scalar()}
+
+    def begin(self, client: Client) -> Tensor:
+        return client.server["x"]
+
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        x, echo = client.server["x"], client.round - client.server["last"]
+        return {"delta": (x - client.w) + self.server_scale * echo * (theta - x)}, client.state
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        w = w + self.weights(up, cohort) @ up["delta"]
+        rows = {"x": w.expand_as(server["x"]), "last": torch.full_like(server["last"], cohort.round)}
+        return w, server | rows
+
+    def variants(self) -> tuple[type[Algorithm], ...]:
+        return (MeanMeasured,) if self.evaluate_mean else ()
+
+
+# variants -----------------------------------------------------------------------------------------------------------
+
+
+class MeanMeasured(FedAWE):
+    """The mean of x_i over all N clients is kept and measured, each counted as in the objective."""
+
+    def server_state(self, space: Space) -> State:
+        return {"mean": space.start.double()}
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        w, new = super().aggregate(w, up, cohort, server)
+        share = (cohort.size if self.by_samples else torch.ones_like(cohort.size)).double() / cohort.clients
+        return w, new | {"mean": server["mean"] + share @ (new["x"].double() - server["x"])}
+
+    def models(self, w: Tensor, server: State) -> dict[str, Tensor]:
+        return {"global": server["mean"].to(w.dtype)}
