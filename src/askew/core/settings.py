@@ -32,13 +32,17 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] = (),
     hint: str = "",
+    infinite: bool = False,
 ) -> T:
-    """Declare one field: what it means, its default, its range (open: above, below) and what to try instead."""
+    """Declare one field: what it means, its default, its range (open: above, below), what to try instead, and whether
+    it may be infinite.
+    """
     limits = {"above": above, "least": least, "below": below, "most": most}
     metadata = {
         "doc": doc,
         "hint": hint,
         "choices": choices,
+        "infinite": infinite,
         "limits": {k: v for k, v in limits.items() if v is not None},
     }
     return dataclasses.field(default=default, metadata=metadata)

@@ -31,6 +31,7 @@ from ..engine.choose import (
     stochastic,
     worth_a_trial,
 )
+from ..engine.clock import VirtualClock
 from ..engine.distributed import SINGLE, DistributedEngine, ProcessGroup, SharedEvaluator
 from ..engine.evaluate import Evaluator
 from ..engine.faults import FaultStage
@@ -79,6 +80,7 @@ class BuiltRun(NamedTuple):
     server: Server
     kernels: Kernels
     facts: dict[str, Any]
+    clock: VirtualClock | None = None  # None: rounds have no duration
 
 
 class BuildCache:
@@ -147,7 +149,8 @@ def build(
         check_supported(config.privacy, server, zero_uploads(server))
     facts = run_facts(config, choice, space, kernels, group) | config.attack.facts(config.seed, fed)
     facts["remark"] = " ".join(filter(None, [facts["remark"], *data_remarks(config, fed)]))
-    return BuiltRun(config, fed, module, space, task, shared.evaluators[evaluator_key], server, kernels, facts)
+    clock = VirtualClock(config.time, config.participation, server, config.seed) if config.time.on else None
+    return BuiltRun(config, fed, module, space, task, shared.evaluators[evaluator_key], server, kernels, facts, clock)
 
 
 # the device -----------------------------------------------------------------------------------------------------------
