@@ -382,7 +382,9 @@ def read_rows(path: Path, needed: Sequence[str], clients: int) -> list[tuple[int
         columns = [column.strip() for column in reader.fieldnames or ()]
         reader.fieldnames = columns
         if missing := [column for column in ("client", *needed) if column not in columns]:
-            raise ValueError(f"its first line must name the columns {', '.join(('client', *needed))}; {missing[0]} is missing")
+            raise ValueError(
+                f"its first line must name the columns {', '.join(('client', *needed))}; {missing[0]} is missing"
+            )
         names = [column for column in (*needed, *LINK_COLUMNS) if column in columns]
         rows = [(reader.line_num, client_of(row["client"], clients, reader.line_num), row) for row in reader]
     if not rows:
@@ -394,7 +396,9 @@ def client_of(text: str | None, clients: int, line: int) -> int:
     """The client that a row is about."""
     word = (text or "").strip()
     if not word.isdecimal() or int(word) >= clients:
-        raise ValueError(f"line {line} names the client {word[:40]!r}, but clients are numbered from 0 to {clients - 1}")
+        raise ValueError(
+            f"line {line} names the client {word[:40]!r}, but clients are numbered from 0 to {clients - 1}"
+        )
     return int(word)
 
 

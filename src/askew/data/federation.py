@@ -394,7 +394,7 @@ class Federation:
         return batches
 
     def planned_work(
-        self, ids: Sequence[int], local: LocalSettings, least: int = 1, share: Sequence[float] = ()
+        self, ids: Sequence[int] | np.ndarray, local: LocalSettings, least: int = 1, share: Sequence[float] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
         """How many batches and how many samples each of these clients trains on in a round, without making the plan."""
         n = self.sizes[np.asarray(ids, dtype=np.int64)]
@@ -408,8 +408,8 @@ class Federation:
         epochs, last = np.divmod(batches, np.maximum(per_epoch, 1))
         return batches, epochs * (full * size + rest) + np.minimum(last, full) * size
 
-    def looked_at(self, name: str, ids: Sequence[int]) -> np.ndarray:
-        """How many samples of each of these clients a look reads: "gradient", or "validation" where some are held out."""
+    def looked_at(self, name: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """How many samples of each of these clients a look reads: "gradient", or "validation" if some are held out."""
         chosen = np.asarray(ids, dtype=np.int64)
         training = self.sizes[chosen]
         if name != "validation" or self.held_out is None:

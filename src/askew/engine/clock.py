@@ -110,7 +110,11 @@ class VirtualClock:
         self, round: int, pool: np.ndarray, drawn: np.ndarray, missing: int, is_there: Callable[[int], bool]
     ) -> list[int]:
         """So many others of the pool that are there, at random, or all if they are fewer."""
-        rng, tried, found = generator(self.rule.drawn_by(self.seed), "time others", round), {*drawn.tolist()}, list[int]()
+        rng, tried, found = (
+            generator(self.rule.drawn_by(self.seed), "time others", round),
+            {*drawn.tolist()},
+            list[int](),
+        )
         while len(found) < missing and len(tried) < len(pool):
             if 2 * len(tried) < len(pool):
                 candidates = pool[rng.integers(len(pool), size=2 * missing + 16)]
@@ -136,7 +140,7 @@ class VirtualClock:
         return arrival
 
     def turnout(self, round: int) -> Turnout:
-        """Who takes part in the next round, which begins now or when somebody is there; the clock goes on to its end."""
+        """Who takes part in the next round, which begins now or when somebody is there; the clock moves to its end."""
         began = self.now
         asked, wanted = self.ask(round, began)
         if not len(asked) and (arrival := self.next_arrival(round, began)) > began:
@@ -146,19 +150,24 @@ class VirtualClock:
         ids = turnout.ids.tolist()
         work = self.samples(ids, turnout.share).tolist()
         seconds = [self.answer_seconds(i, samples) for i, samples in zip(ids, work, strict=True)]
-        waited = wait_for(self.settings, wanted, seconds, [self.availability.until(i, began) - began for i in ids])
+        leaves = [self.availability.until(i, began) - began for i in ids]
+        waited = wait_for(self.settings, wanted, seconds, leaves)
         self.now = began + waited.seconds
         used = np.array([not reason for reason in waited.reasons], dtype=bool)
         reasons = {i: reason for i, reason in zip(ids, waited.reasons, strict=True) if reason}
         reasons |= dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
-        took = dict(zip(ids, seconds, strict=True))
+        lasted = [
+            min(pair) if reason == LEFT else pair[0]
+            for reason, *pair in zip(waited.reasons, seconds, leaves, strict=True)
+        ]
+        took = dict(zip(ids, lasted, strict=True))
         record: dict[str, Any] = {
             "clock": self.now,
             "began": began,
             "asked": len(asked),
             "late": sum(reason in (LATE, NOT_AWAITED) for reason in waited.reasons),
             "away": waited.reasons.count(LEFT),
-            "answer_seconds": [took.get(i, 0.0) for i in asked.tolist()],
+            "answer_seconds": [took.get(i, 0.0) for i in asked.tolist()],  # or until it left
         }
         absent = np.array(sorted(reasons), dtype=np.int64)
         return Turnout(turnout.ids[used], turnout.share[used], absent, dict(sorted(reasons.items())), record)

@@ -473,7 +473,7 @@ class Server:
     def message_bytes(
         self, phase: Algorithm, received: Iterable[TensorSize], sent: Iterable[TensorSize], first: bool
     ) -> tuple[int, int]:
-        """Bytes of a phase's messages to and from one client, that receives and sends these tensors beside the model."""
+        """Bytes of a phase's messages to and from one client that receives and sends these tensors beside a model."""
         hidden, one = self.private.indices.numel(), torch.empty((), dtype=self.space.dtype).element_size()
         buffers = self.space.Q - self.private.buffer_indices.numel()
 

@@ -221,8 +221,6 @@ class Config:
         """Refuse a virtual clock that does not fit the other settings."""
         if not self.time.on:
             return
-        if not self.simulated:
-            raise ConfigError("time: the virtual clock is for simulations, and this is a run on real clients; leave out [time].")
         if self.algorithm.pooled:
             raise ConfigError(
                 f"time: {self.algorithm.display_name()} trains on all data at one place, so that no client is waited "
@@ -230,8 +228,9 @@ class Config:
             )
         if self.time.wait == "first" and self.time.spare and not isinstance(self.participation, CohortParticipation):
             raise ConfigError(
-                f"time: spare clients are asked beyond a cohort of fixed size, which {self.participation.display_name()} "
-                'does not have; set participation.name = "uniform", or leave out time.spare.'
+                "time: spare clients are asked beyond a cohort of fixed size, which participation "
+                f"{self.participation.display_name()} does not have; "
+                'set participation.name = "uniform", or leave out time.spare.'
             )
         self.time.check_clients(self.partition.clients)
 

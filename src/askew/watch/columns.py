@@ -16,7 +16,7 @@ from ..experiment.roll_call import round_sentence
 USED, MISSING, REFUSED = 1, 2, 3  # what became of a client that was asked in a round
 KEPT_INCIDENTS = 100  # rounds whose incidents are kept as sentences
 MOST_COLUMNS = 2000  # numbers of one record that are kept
-NO_CURVES = ("participants", "incidents")  # tables and lists of a record that are no curves
+NO_CURVES = ("participants", "incidents", "answer_seconds")  # tables and lists of a record that are no curves
 
 
 class Columns:
@@ -75,15 +75,18 @@ class Columns:
         return next((value for value in reversed(self.numbers.get(key, ())) if isfinite(value)), None)
 
     def points(self, key: str, over: str) -> tuple[list[float], list[float]]:
-        """The numbers of a key where there are some, over rounds, bytes sent so far or seconds so far."""
+        """The numbers of a key where there are some, over rounds, bytes or seconds so far, or the virtual clock."""
         with self.lock:
             values, count = self.numbers.get(key, array("d"))[:], self.count
+            clock = self.numbers.get("clock", array("d"))[:]
             parts = {"bytes": ("bytes_up", "bytes_down"), "seconds": ("seconds",)}.get(over, ())
             sums = [self.numbers[part][:] for part in parts if part in self.numbers]
         at: Iterable[float] = range(1, count + 1)
         if parts:
             at = accumulate(sum(row) for row in zip(*sums, strict=False))
-        pairs = [(x, y) for x, y in zip(at, values, strict=False) if isfinite(y)]
+        if over == "clock":
+            at = clock
+        pairs = [(x, y) for x, y in zip(at, values, strict=False) if isfinite(x) and isfinite(y)]
         return [x for x, _ in pairs], [y for _, y in pairs]
 
     def asked(self, first: int, last: int) -> tuple[array[int], bytearray, array[int]]:

@@ -132,11 +132,11 @@ function showPanel(panel, over) {
   const chart = page.charts.get(panel.name);
   if (chart.shape === shape) return chart.plot.setData(data);
   chart.plot?.destroy();
-  const title = { round: "Round", bytes: "Sent so far", seconds: "Seconds so far" }[over];
+  const title = { round: "Round", bytes: "Sent so far", seconds: "Seconds so far", clock: "Virtual seconds" }[over];
   const dense = data[0].length < 3;
   for (const each of series) each.points.show = dense;
   const values = over === "bytes" ? (_, all) => all.map(value => value == null ? "" : bytes(value)) : null;
-  const at = { label: title, value: (_, value) => value == null ? "–" : over === "bytes" ? bytes(value) : over === "seconds" ? value.toFixed(2) : value };
+  const at = { label: title, value: (_, value) => value == null ? "–" : over === "bytes" ? bytes(value) : over === "seconds" || over === "clock" ? value.toFixed(2) : value };
   const options = { ...plotSize(chart.box), scales: { x: { time: false } }, series: [at, ...series], axes: axes(title, values), cursor: { sync: { key: `by ${over}` } } };
   chart.plot = new uPlot(options, data, chart.box);
   chart.shape = shape;
