@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import askew
 from askew.algorithms import algorithms
 from askew.core.records import CLOCK, LATE, LEFT, NOT_AWAITED
+from askew.core.rng import uniforms
 from askew.data import Natural, Synthetic
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation, LocalSettings
@@ -40,7 +41,6 @@ from askew.timeline import (
     availability_of,
     device_of,
     refreshes,
-    uniform,
     wait_for,
 )
 from askew.watch.columns import Columns
@@ -308,7 +308,7 @@ def test_a_million_clients_cost_nothing_until_they_are_asked_for(built: BuiltRun
     clock.fed = Million()
     records = [clock.turnout(t).record for t in range(1, 4)]
     assert [r["asked"] for r in records] == [50] * 3 and len(clock.devices) <= 150
-    assert refreshes.cache_info().currsize < 6000  # of about 11 clients one is there, so about 1,650 were looked at
+    assert refreshes.cache_info().currsize < 12000  # of about 11 clients one is there, so about 1,650 were looked at
 
 
 # work and bytes -------------------------------------------------------------------------------------------------------
@@ -385,11 +385,12 @@ def test_speeds_have_their_distributions() -> None:
     assert pareto.min() >= 2.0
     for x in (3.0, 8.0, 40.0):
         assert near(pareto > x, (2 / x) ** 1.5)
-    assert 0 < uniform(0, "any", 0) < 1 and len({uniform(0, "any", i) for i in range(100)}) == 100
+    drawn = list(islice(uniforms(0, "any"), 100))  # of several parts of eight
+    assert len({*drawn}) == 100 and 0 < min(drawn) < 0.1 and 0.9 < max(drawn) < 1
 
 
 def test_clients_come_and_go_as_a_markov_chain_in_seconds() -> None:
-    on, off, rule = 30.0, 10.0, OnOff(1, 30.0, 10.0)
+    on, off, rule = 30.0, 10.0, OnOff.of_means(1, 30.0, 10.0)
     t, later = 12345.6, 12345.6 + 7.0
     there = np.array([rule.is_there(i, t) for i in range(N)])
     assert near(there, on / (on + off))

@@ -15,16 +15,14 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from .core.files import is_readable_file
 from .core.records import LATE, LEFT, NOT_AWAITED
-from .core.rng import generator, torch_seed
+from .core.rng import uniforms
 from .core.settings import Settings, setting
 from .errors import ConfigError, DataError
 
 HOUR, DAY = 3600.0, 86400.0  # seconds
-REFRESHES = 16  # of a client's on/off state in one block of time, on average
+REFRESHES = 3  # of a client's on/off state in one block of time, on average
 FURTHEST = 1e4  # times that one mean stay may be longer than the other: more would take long to search
 LINK_COLUMNS = ("latency", "up", "down")
 NORMAL = NormalDist()
@@ -150,11 +148,6 @@ class Device(NamedTuple):
         return latency + received + samples * self.seconds + sent + latency
 
 
-def uniform(seed: int, purpose: str, client: int) -> float:
-    """One number of a client in (0, 1), neither end included: an address is as good as a draw."""
-    return ((torch_seed(seed, purpose, 0, client) >> 11) + 0.5) / 2**52
-
-
 def device_of(settings: TimeSettings, seed: int, client: int, relative_size: float, clients: int) -> Device:
     """The device of a client; `relative_size` is n_i / n̄."""
     link = {name: getattr(settings, name) for name in LINK_COLUMNS}
@@ -163,9 +156,9 @@ def device_of(settings: TimeSettings, seed: int, client: int, relative_size: flo
         return Device(**{"seconds": 0.0, **link, **table[client]})
     seconds = settings.seconds
     if settings.speed == "lognormal":
-        seconds *= math.exp(settings.sigma * NORMAL.inv_cdf(uniform(seed, "time speed", client)))
+        seconds *= math.exp(settings.sigma * NORMAL.inv_cdf(next(uniforms(seed, "time speed", client=client))))
     elif settings.speed == "pareto":
-        seconds *= uniform(seed, "time speed", client) ** (-1 / settings.tail)
+        seconds *= next(uniforms(seed, "time speed", client=client)) ** (-1 / settings.tail)
     elif settings.speed == "size":
         seconds *= relative_size
     return Device(seconds, **link)
@@ -205,13 +198,13 @@ class OnOff(NamedTuple):
     """
 
     seed: int
-    mean_on: float
-    mean_off: float
+    share: float  # of the time that a client is there
+    block: float  # seconds of a block of time
 
-    @property
-    def block(self) -> float:
-        """The length of a block in seconds."""
-        return REFRESHES / (1 / self.mean_on + 1 / self.mean_off)
+    @classmethod
+    def of_means(cls, seed: int, on: float, off: float) -> OnOff:
+        """The rule with these mean times."""
+        return cls(seed, on / (on + off), REFRESHES / (1 / on + 1 / off))
 
     def is_there(self, client: int, t: float) -> bool:
         """Is a client there at t?"""
@@ -242,10 +235,14 @@ class OnOff(NamedTuple):
 @lru_cache(maxsize=2**15)
 def refreshes(rule: OnOff, client: int, number: int) -> tuple[list[float], list[bool]]:
     """The moments of one block at which a client's state is drawn anew, and these states."""
-    rng = generator(rule.seed, "time availability", number, client)
-    count = rng.poisson(REFRESHES)
-    moments = (number + np.sort(rng.random(count))) * rule.block
-    return moments.tolist(), (rng.random(count) < rule.mean_on / (rule.mean_on + rule.mean_off)).tolist()
+    draw, share = uniforms(rule.seed, "time availability", number, client).__next__, rule.share
+    length, moments, states = rule.block / REFRESHES, list[float](), list[bool]()
+    at = -math.log(draw())
+    while at < REFRESHES:
+        moments.append((number * REFRESHES + at) * length)
+        states.append(draw() < share)
+        at -= math.log(draw())
+    return moments, states
 
 
 class DayNight(NamedTuple):
@@ -260,7 +257,7 @@ class DayNight(NamedTuple):
 
     def place(self, client: int, t: float) -> tuple[float, float]:
         """When the client's latest opening before t was, and how long it is there each day."""
-        zone = int(self.zones * uniform(self.seed, "time zone", client))
+        zone = int(self.zones * next(uniforms(self.seed, "time zone", client=client)))
         shift = self.opens * HOUR - zone * DAY / self.zones
         return shift + math.floor((t - shift) / DAY) * DAY, (self.closes - self.opens) % 24 * HOUR
 
@@ -321,7 +318,7 @@ def availability_of(settings: TimeSettings, seed: int, clients: int) -> Availabi
         intervals = read_table(settings.trace, "trace", clients)
         return TraceIntervals(intervals, max(own["to"][-1] for own in intervals.values()))
     if settings.availability == "markov":
-        return OnOff(seed, settings.mean_on, settings.mean_off)
+        return OnOff.of_means(seed, settings.mean_on, settings.mean_off)
     if settings.availability == "day":
         return DayNight(seed, settings.opens, settings.closes, settings.zones)
     return AlwaysThere()
