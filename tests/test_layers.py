@@ -19,7 +19,7 @@ LEVEL = {  # nobody knows the levels above
     **dict.fromkeys(("errors", "version"), 0),
     "core": 1,
     "kernels": 2,
-    **dict.fromkeys(("algorithms", "data", "models", "participation"), 3),
+    **dict.fromkeys(("algorithms", "data", "models", "participation", "timeline"), 3),
     "engine": 4,
     "experiment": 5,
     **dict.fromkeys(("report", "flower"), 6),

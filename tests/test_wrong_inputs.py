@@ -1144,6 +1144,67 @@ CASES = [
         "name a folder",
         "such as runs/NAME",
     ),
+    # the virtual clock
+    setting("time.seconds=1", "time: the clock is off", "without time.wait", 'set wait = "all", "deadline" or "first"'),
+    setting("time.wait=deadlin", "unknown wait 'deadlin'", "all, deadline, first", "did you mean 'deadline'?"),
+    setting("time.wait=deadline", 'wait = "deadline"', "needs time.deadline, in seconds", "for example to 60"),
+    setting("time.wait=all time.seconds=-1", "time: seconds", "must be ≥ 0, got -1", "the default is 0.01"),
+    setting("time.wait=all time.seconds=inf", "time: seconds", "must be finite, got inf", "the default is 0.01"),
+    setting(
+        "time.wait=deadline time.deadline=1e-9",
+        "no client can answer within time.deadline = 1e-09 seconds",
+        "the fastest needs",
+        "raise the deadline",
+    ),
+    setting(
+        "time.wait=first time.spare=2 participation.name=full",
+        "time: spare clients",
+        "a cohort of fixed size, which participation Full does not have",
+        'set participation.name = "uniform"',
+    ),
+    setting(
+        "time.wait=all time.availability=markov time.mean_on=1 time.mean_off=1e6",
+        "mean_on and mean_off",
+        "a factor of 10,000 at most, got 1 and 1e+06",
+        "nearer to each other",
+    ),
+    setting(
+        "time.wait=all time.availability=day time.opens=5 time.closes=5",
+        "opens and closes",
+        "must be different hours, got 5 and 5",
+        "set another hour",
+    ),
+    setting(
+        "time.wait=all algorithm.name=centralised",
+        "trains on all data at one place",
+        "no client is waited for",
+        "leave out [time]",
+    ),
+    setting("time.wait=all time.trace=t.csv", "time: cannot use t.csv", "No such file or directory", "in time.trace"),
+    setting(
+        "time.wait=all time.trace=t.csv time.availability=day", "t.csv", "says when clients are there", "leave out"
+    ),
+    setting("time.wait=all time.clients=c.csv time.speed=size", "c.csv", "says every client's seconds", "leave out"),
+    *(
+        reading(f"time.{key}", f"{key}.csv", text.encode(), f"cannot use {key}.csv", *says, more="time.wait=all")
+        for key, text, *says in (
+            ("trace", "client,from\n0,1\n", "client, from, to; to is missing", "mend the file"),
+            ("trace", "client,from,to\n0,5,9\n0,1,6\n", "line 2 overlaps another interval of client 0", "mend"),
+            ("trace", "client,from,to\n0,9,5\n", "line 2 ends before it begins: from 9 to 5", "mend the file"),
+            ("trace", "client,from,to\n30,1,5\n", "line 2 names the client '30'", "numbered from 0 to 29; mend"),
+            ("trace", "client,from,to\nann,1,5\n", "line 2 names the client 'ann'", "numbered from 0 to 29; mend"),
+            ("trace", "client,from,to\n1,-1,5\n", "from in line 2 must be a number ≥ 0, got '-1'", "mend the file"),
+            ("trace", "client,from,to\n1,1,inf\n", "to in line 2 must be a number ≥ 0, got 'inf'", "mend the file"),
+            ("trace", "client,from,to\n1,1\n", "to in line 2 must be a number ≥ 0, got ''", "mend the file"),
+            ("trace", "client,from,to\n", "it has no row below the names", "mend the file"),
+            ("trace", "\x00\x00", "client is missing", "mend the file"),
+            ("clients", "client,speed\n0,1\n", "client, seconds; seconds is missing", "mend the file"),
+            ("clients", "client,seconds\n0,1\n", "a row for each of the 30 clients", "none for client 1; mend"),
+            ("clients", "client,seconds\n0,1\n0,2\n", "line 3 names the client 0 a second time", "mend the file"),
+            ("clients", "client,seconds\n0,-2\n", "seconds in line 2 must be a number ≥ 0, got '-2'", "mend the file"),
+            ("clients", "client,seconds,up\n0,2,x\n", "up in line 2 must be a number ≥ 0, got 'x'", "mend the file"),
+        )
+    ),
 ]
 
 

@@ -1,7 +1,8 @@
-"""Draw the pictures of docs/data.md, in colours that can be seen on white and on black.
+"""Draw the pictures of docs/data.md, in colours that can be seen on white and on black, and that of docs/time.md.
 
 python docs/img/draw.py        partitions.png and participation.png; needs CIFAR-10 (askew data get cifar10)
 python docs/img/draw.py RUN    cifar10.png: the accuracy of the run in the folder RUN
+python docs/img/draw.py time   timeline.png
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from askew.experiment.config import Config
 from askew.participation import participations
 from askew.report.figures import accuracy_picture, group_runs
 from askew.report.picture import STYLE, canvas, style
+from askew.report.timeline_figure import timeline_picture
 
 HERE = Path(__file__).parent
 GREY, BLUE = "#868E96", "#3B8FD6"
@@ -45,6 +47,12 @@ PARTICIPATIONS: dict[str, dict[str, Any]] = {
     "skewed, gamma = 5, cohort = 10": {"name": "skewed", "gamma": 5, "cohort": 10},
     "cyclic, groups = 5, shuffle = false, cohort = 10": {"name": "cyclic", "groups": 5, "shuffle": False, "cohort": 10},
     "markov, join = 0.02, leave = 0.1, fraction = 1": {"name": "markov", "join": 0.02, "leave": 0.1, "fraction": 1.0},
+}
+
+TIME = {"wait": "deadline", "deadline": 0.8, "speed": "lognormal", "sigma": 0.7, "up": 1e5} | {
+    "availability": "markov",
+    "mean_on": 6.0,
+    "mean_off": 2.0,
 }
 
 
@@ -94,7 +102,12 @@ def participation_figure(clients: int = 100, rounds: int = 100) -> Figure:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["time"]:
+        with style():
+            picture = timeline_picture(group_runs([askew.run("fedavg", rounds=6, model="softmax", time=TIME)]))
+        assert picture is not None
+        (HERE / "timeline.png").write_bytes(picture.render("png"))
+    elif len(sys.argv) > 1:
         with style():
             picture = accuracy_picture(group_runs([askew.load(sys.argv[1])]))
         assert picture is not None

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -28,6 +30,8 @@ class Turnout(NamedTuple):
     ids: np.ndarray  # sorted int64, the clients that answer
     share: np.ndarray  # float64, the fraction of its local steps that each of them does; 1: all
     absent: np.ndarray  # sorted int64, the clients that were chosen and do not answer
+    reasons: Mapping[int, str] = MappingProxyType({})  # why an absent client does not, where that is known
+    record: Mapping[str, Any] = MappingProxyType({})  # what the round's record says of it beside
 
 
 class Participation(Settings):
@@ -66,8 +70,11 @@ class Participation(Settings):
 
         What happens to client i is the i-th draw of the round, whichever other clients were chosen.
         """
+        return self.answering(seed, round, self.sample(self.drawn_by(seed), round, eligible, clients), clients)
+
+    def answering(self, seed: int, round: int, ids: np.ndarray, clients: int) -> Turnout:
+        """Which of these clients, which were asked, answer, and with how much of the work."""
         seed = self.drawn_by(seed)
-        ids = self.sample(seed, round, eligible, clients)
         absent, share = ids[:0], np.ones(len(ids))
         if self.dropout:
             answers = generator(seed, "dropout", round).random(clients)[ids] >= self.dropout

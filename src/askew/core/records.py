@@ -6,6 +6,7 @@ RECORD = (  # keys of a round's record that are the server's own
     *("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"),
     *("absent", "incidents", "lost_share", "epsilon"),
 )
+CLOCK = ("clock", "began", "asked", "late", "away", "answer_seconds")  # where there is a virtual clock
 TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 REPEATED = "second answer"  # a reason why an answer is not used: the first one is, and nothing is lost
 # Reasons why nothing came of a client that was asked:
@@ -13,4 +14,5 @@ NO_ANSWER = "no answer"
 LATE = "late answer"  # counted in the round in which it was due; when it comes, it is an answer to another round
 CLIENT_ERROR = "error at the client"
 NOT_AWAITED = "enough others answered first"  # where spare clients are asked
-NOTHING_CAME = (NO_ANSWER, LATE, CLIENT_ERROR, NOT_AWAITED)
+LEFT = "left before its answer"  # where clients come and go on a virtual clock
+NOTHING_CAME = (NO_ANSWER, LATE, CLIENT_ERROR, NOT_AWAITED, LEFT)

@@ -7,6 +7,9 @@ paper see the same participants and the same batches, and a resumed run needs no
 from __future__ import annotations
 
 import hashlib
+import struct
+from collections.abc import Iterator
+from itertools import count
 from typing import Any, cast
 
 import numpy as np
@@ -47,6 +50,14 @@ def torch_seed(seed: int, purpose: str, round: int = 0, client: int = -1) -> int
 def coin(seed: int, round: int, client: int) -> float:
     """One uniform number in [0, 1) of a client and a round: an address is as good as a draw."""
     return torch_seed(seed, "coin", round, client) / 2**63
+
+
+def uniforms(seed: int, purpose: str, round: int = 0, client: int = -1) -> Iterator[float]:
+    """Uniform numbers in (0, 1), without the ends, at an address; for a few of them this is faster than a generator."""
+    for part in count():
+        text = f"{seed}/{purpose}/{round}/{client}/{part}"
+        for (word,) in struct.iter_unpack("<Q", hashlib.blake2b(text.encode()).digest()):
+            yield ((word >> 12) + 0.5) / 2**52
 
 
 def torch_generator(seed: int, purpose: str, round: int = 0, client: int = -1) -> torch.Generator:

@@ -33,8 +33,10 @@ def setting(
     choices: tuple[str, ...] = (),
     hint: str = "",
     tries: tuple[T, ...] = (),
+    infinite: bool = False,
 ) -> T:
-    """Declare one field: what it means, its default, its range (open: above, below) and what to try instead.
+    """Declare one field: what it means, its default, its range (open: above, below), what to try instead, and whether
+    it may be infinite.
 
     `tries` are the values among which `askew tune` chooses; none: it stays as it is configured.
     """
@@ -44,6 +46,7 @@ def setting(
         "hint": hint,
         "choices": choices,
         "tries": tries,
+        "infinite": infinite,
         "limits": {k: v for k, v in limits.items() if v is not None},
     }
     return dataclasses.field(default=default, metadata=metadata)

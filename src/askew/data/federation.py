@@ -184,6 +184,7 @@ class Federation:
     client_names: tuple[str, ...] | None = None  # of the natural clients
     class_names: tuple[str, ...] | None = None
     remarks: tuple[str, ...] = ()  # of the dataset
+    validation_counts: np.ndarray | None = None  # [N] samples of every client for validation, where some are held out
     flipped: frozenset[int] = frozenset()  # natural clients whose labels are flipped whenever they are drawn
 
     def __init__(
@@ -210,7 +211,8 @@ class Federation:
             dataset = source if isinstance(source, Dataset) else source.load(seed, partition.clients)
             self._divide_pooled_data(dataset.to(self.device, dtype), partition, partition_seed, needs)
         if self.validation:
-            self.sizes = self.sizes - validation_sizes(self.sizes, self.validation)
+            self.validation_counts = validation_sizes(self.sizes, self.validation)
+            self.sizes = self.sizes - self.validation_counts
         self.clients = len(self.sizes)
         self.eligible = np.flatnonzero(self.sizes > 0)
         if not len(self.eligible):
@@ -414,6 +416,30 @@ class Federation:
         if self.transform and self.transform.random:
             batches = batches._replace(draws=sample_draws(self.seed, len(batches.places), round, client))
         return batches
+
+    def planned_work(
+        self, ids: Sequence[int] | np.ndarray, local: LocalSettings, least: int = 1, share: Sequence[float] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """How many batches and how many samples each of these clients trains on in a round, without making the plan."""
+        n = self.sizes[np.asarray(ids, dtype=np.int64)]
+        size = np.maximum(local.batch or n, 1)
+        fewest = np.maximum(least, np.minimum(size, n)) if local.drop_last else least
+        full, rest = np.where(size >= fewest, n // size, 0), np.where(n % size >= fewest, n % size, 0)
+        per_epoch = full + (rest > 0)
+        batches = np.minimum(per_epoch, 1) * local.steps if local.steps else per_epoch * local.epochs
+        if any(fraction < 1 for fraction in share):
+            batches = np.ceil(np.asarray(share) * batches).astype(np.int64)
+        epochs, last = np.divmod(batches, np.maximum(per_epoch, 1))
+        return batches, epochs * (full * size + rest) + np.minimum(last, full) * size
+
+    def looked_at(self, name: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """How many samples of each of these clients a look reads: "gradient", or "validation" if some are held out."""
+        chosen = np.asarray(ids, dtype=np.int64)
+        training = self.sizes[chosen]
+        if name != "validation" or self.validation_counts is None:
+            return training
+        held = self.validation_counts[chosen]
+        return np.where(held > 0, held, training)
 
     def label_counts(self, ids: Sequence[int]) -> Tensor:
         """How many training samples of each class these clients hold, [C, K] in the type of the model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -39,6 +39,7 @@ from .round_metrics import EvaluateModel, RoundMetric, RoundUpdates
 from .sample_buffer import send
 
 Record = dict[str, Any]
+TensorSize = tuple[torch.Size, int]  # a tensor's shape and the bytes of one of its numbers
 
 
 class RoundState(NamedTuple):
@@ -167,7 +168,7 @@ class Server:
         round: int,
         ids: Sequence[int],
         share: Sequence[float] = (),
-        absent: Sequence[int] = (),
+        absent: Sequence[int] | Mapping[int, str] = (),
         meanwhile: Callable[[], None] | None = None,
     ) -> Record:
         """One round with this server's own engine; `meanwhile` is called before the first phase's results are read."""
@@ -187,12 +188,16 @@ class Server:
             return record
 
     def round_requests(
-        self, round: int, ids: Sequence[int], share: Sequence[float] = (), absent: Sequence[int] = ()
+        self,
+        round: int,
+        ids: Sequence[int],
+        share: Sequence[float] = (),
+        absent: Sequence[int] | Mapping[int, str] = (),
     ) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """One round, which requests each phase from an engine and is sent its outputs; it returns the round's record.
 
         The model, all state and all banks change together or, if nobody is left, not at all. `share` is how much of its
-        work each participant does; `absent` are those who were asked and do not answer.
+        work each participant does; `absent` are those who were asked and do not answer, with the reasons if known.
         """
         plan, log = with_work(self.prepare(round, ids, share)), RoundLog()
         working = {*plan.ids}
@@ -317,13 +322,14 @@ class Server:
         self,
         round: int,
         ids: Sequence[int],
-        absent: Sequence[int],
+        absent: Sequence[int] | Mapping[int, str],
         log: RoundLog,
         metrics: Record,
         healthy: bool,
     ) -> Record:
         finite = [v for v in log.losses if np.isfinite(v)]
-        incidents = [*(Incident(client, NO_ANSWER, False) for client in absent), *log.incidents]
+        why = absent if isinstance(absent, Mapping) else dict.fromkeys(absent, NO_ANSWER)
+        incidents = [*(Incident(client, reason, False) for client, reason in why.items()), *log.incidents]
         missing = {incident.client for incident in incidents if not incident.arrived}
         scalars = log.scalars if healthy else {n: float(v) for n, v in self.state.items() if v.dim() == 0}
         record: Record = {
@@ -464,26 +470,30 @@ class Server:
         sent = [self.w, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
         return sum(v.numel() for v in sent) * self.space.start.element_size()
 
+    def message_bytes(
+        self, phase: Algorithm, received: Iterable[TensorSize], sent: Iterable[TensorSize], first: bool
+    ) -> tuple[int, int]:
+        """Bytes of a phase's messages to and from one client that receives and sends these tensors beside a model."""
+        hidden, one = self.private.indices.numel(), torch.empty((), dtype=self.space.dtype).element_size()
+        buffers = self.space.Q - self.private.buffer_indices.numel()
+
+        def size(tensors: Iterable[TensorSize]) -> int:
+            return sum(
+                (shape.numel() - (hidden if shape.numel() == self.space.P else 0)) * item for shape, item in tensors
+            )
+
+        model = (self.space.P - hidden + buffers) * one if first else 0
+        return size(received) + model, size(sent) + (buffers * one if phase.trains else 0)
+
     def _count_bytes(
         self, log: RoundLog, phase: Algorithm, inputs: PhaseInputs, outputs: PhaseOutputs, absent: int | None
     ) -> None:
         """Count the bytes that travel to and from all asked clients; `absent` is None after the first phase."""
-        hidden, asked, answers = self.private.indices.numel(), len(inputs.steps), len(outputs.loss)
-        one = torch.empty((), dtype=self.space.dtype).element_size()
-        buffers = self.space.Q - self.private.buffer_indices.numel()
-
-        def size(shape: torch.Size, t: Tensor) -> int:
-            numbers = shape.numel()
-            return (numbers - (hidden if numbers == self.space.P else 0)) * t.element_size()
-
-        answers_sent = answers + sum(incident.arrived for incident in outputs.incidents)
-        rows = [*inputs.memory.values()]
-        down = sum(size(t.shape, t) for t in inputs.server.values()) + sum(size(t.shape[1:], t) for t in rows)
-        up = sum(size(t.shape[1:], t) for t in outputs.up.values())
-        if absent is not None:
-            down += (self.space.P - hidden + buffers) * one
-        if phase.trains:
-            up += buffers * one
+        asked, answers_sent = len(inputs.steps), len(outputs.loss) + sum(i.arrived for i in outputs.incidents)
+        received = [(t.shape, t.element_size()) for t in inputs.server.values()]
+        received += [(t.shape[1:], t.element_size()) for t in inputs.memory.values()]
+        sent = [(t.shape[1:], t.element_size()) for t in outputs.up.values()]
+        down, up = self.message_bytes(phase, received, sent, absent is not None)
         log.bytes_down += down * (asked + (absent or 0))
         log.bytes_up += up * answers_sent
 

@@ -31,6 +31,7 @@ from ..engine.choose import (
     stochastic,
     worth_a_trial,
 )
+from ..engine.clock import VirtualClock
 from ..engine.distributed import DistributedEngine, SharedEvaluator
 from ..engine.evaluate import Evaluator
 from ..engine.faults import FaultStage
@@ -81,6 +82,7 @@ class BuiltRun(NamedTuple):
     kernels: Kernels
     facts: dict[str, Any]
     validator: Evaluator | None = None  # what measures on the samples that clients hold out, where that is asked for
+    clock: VirtualClock | None = None  # None: rounds have no duration
 
 
 class BuildCache:
@@ -155,7 +157,8 @@ def build(
     facts = run_facts(config, choice, space, kernels, group) | config.attack.facts(config.seed, fed)
     facts["remark"] = " ".join(filter(None, [facts["remark"], *data_remarks(config, fed)]))
     evaluator = shared.evaluators[evaluator_key]
-    return BuiltRun(config, fed, module, space, task, evaluator, server, kernels, facts, validator)
+    clock = VirtualClock(config.time, config.participation, server, config.seed) if config.time.on else None
+    return BuiltRun(config, fed, module, space, task, evaluator, server, kernels, facts, validator, clock)
 
 
 # the device -----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from ..engine.privacy import Privacy
 from ..engine.robust import Robust
 from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
-from ..participation import Participation, participations
+from ..participation import CohortParticipation, Participation, participations
+from ..timeline import TimeSettings
 from .file_hash import file_hash
 from .plugins import PLUGINS, check_kept_plugins, load_plugin, source_text
 from .store import find_plugins
@@ -98,6 +99,7 @@ OPTIONAL_TABLES: dict[str, type[Settings]] = {
     "faults": Faults,
     "privacy": Privacy,
     "robust": Robust,
+    "time": TimeSettings,
 }
 NEED_UPLOADS = {"drift", "fit", "weights"}  # settings of [evaluation] that need every client's upload
 DEFAULT_NAMES = {
@@ -150,6 +152,7 @@ class Config:
     faults: Faults = field(default_factory=Faults)
     privacy: Privacy = field(default_factory=Privacy)
     robust: Robust = field(default_factory=Robust)
+    time: TimeSettings = field(default_factory=TimeSettings)
     plugins: tuple[str, ...] = ()
 
     @classmethod
@@ -174,6 +177,7 @@ class Config:
         config.robust.check_method(config.algorithm)
         config.check_privacy()
         config.check_validation()
+        config.check_time()
         check_division_by_rate(config)
         return config
 
@@ -203,6 +207,23 @@ class Config:
             why = "this method has no clients" if self.algorithm.pooled else "no client holds samples out"
             advice = "leave it out" if self.algorithm.pooled else "set partition.validation = 0.2"
             raise ConfigError(f"evaluation.validation measures on held-out samples, and {why}; {advice}.")
+
+    def check_time(self) -> None:
+        """Refuse a virtual clock that does not fit the other settings."""
+        if not self.time.on:
+            return
+        if self.algorithm.pooled:
+            raise ConfigError(
+                f"time: {self.algorithm.display_name()} trains on all data at one place, so that no client is waited "
+                "for; leave out [time], or use another method."
+            )
+        if self.time.wait == "first" and self.time.spare and not isinstance(self.participation, CohortParticipation):
+            raise ConfigError(
+                "time: spare clients are asked beyond a cohort of fixed size, which participation "
+                f"{self.participation.display_name()} does not have; "
+                'set participation.name = "uniform", or leave out time.spare.'
+            )
+        self.time.check_clients(self.partition.clients)
 
     def tables(self) -> dict[str, Any]:
         """The whole configuration as plain nested tables."""
@@ -237,7 +258,8 @@ class Config:
 
     def file_hashes(self) -> dict[str, list[str]]:
         """Hashes of the files that each choice reads."""
-        return {name: [file_hash(path) for path in getattr(self, name).reads()] for name in CHOICES}
+        names = [*CHOICES, *(["time"] if self.time.reads() else [])]
+        return {name: [file_hash(path) for path in getattr(self, name).reads()] for name in names}
 
     def source_texts(self) -> dict[str, str]:
         """The code of each choice that is not askew's own, as it was when it was loaded."""

@@ -132,8 +132,11 @@ class ActiveRun:
         self.watch, self.save_every, self.next_save = watch, save_every, time.monotonic() + save_every
         self.run = Run(stored_tables(built.config), facts=built.facts, federation=built.fed.labels(), folder=folder)
         self.t = begin_or_resume(self.run, built, group) if folder else 0  # the last round trained
+        if built.clock and self.run.rounds:
+            built.clock.now = float(self.run.rounds[-1]["clock"])
         self.before: Model = (self.server.w, self.server.buffers)  # before the round that is trained
         self.plain_record: Record = {}  # the last record, as it is where more rounds follow
+        self.clock_record: Record = {}  # what the round's record says of the virtual clock
         self.turnouts: dict[int, Turnout] = {}  # by round: who takes part, where that is known before it begins
         if watch:
             watch(self.run, None)
@@ -159,10 +162,13 @@ class ActiveRun:
         return self.t % self.config.evaluation.every == 0 or self.is_over
 
     def prepare_round(self, t: int) -> None:
-        """Draw who takes part in round t and plan the batches: neither depends on the rounds before."""
+        """Draw who takes part in round t and plan the batches: neither depends on what the rounds before trained."""
         if t <= self.config.rounds and t not in self.turnouts:
-            fed = self.built.fed
-            turnout = self.config.participation.turnout(self.config.seed, t, fed.eligible, fed.clients)
+            fed, clock = self.built.fed, self.built.clock
+            if clock is None:
+                turnout = self.config.participation.turnout(self.config.seed, t, fed.eligible, fed.clients)
+            else:
+                turnout = clock.turnout(t)
             self.turnouts[t] = turnout
             self.server.prepare(t, turnout.ids.tolist(), turnout.share.tolist())
 
@@ -170,13 +176,15 @@ class ActiveRun:
         """Begin the next round: a generator that asks for the clients' work of each phase and returns the record."""
         self.prepare_round(self.t + 1)
         turnout, self.before = self.turnouts.pop(self.t + 1), (self.server.w, self.server.buffers)
+        self.clock_record = dict(turnout.record)
         return self.server.round_requests(
-            self.t + 1, turnout.ids.tolist(), turnout.share.tolist(), turnout.absent.tolist()
+            self.t + 1, turnout.ids.tolist(), turnout.share.tolist(), turnout.reasons or turnout.absent.tolist()
         )
 
     def end_round(self, record: Record) -> TrainedRound:
         """Note that the round is trained."""
         self.t += 1
+        record |= self.clock_record
         return TrainedRound(self, record, self.before, (self.server.w, self.server.buffers))
 
     def evaluate(self) -> dict[str, Tensor]:

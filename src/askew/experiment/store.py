@@ -143,13 +143,25 @@ class Run:
         """The first evaluated round with at least this accuracy; None if it was never reached."""
         return rounds_to(*self.curve("accuracy"), target)
 
+    @property
+    def clock(self) -> float | None:
+        """The seconds of the virtual clock after the last round; None without one."""
+        return self.last("clock")
+
+    def seconds_to(self, target: float) -> float | None:
+        """The virtual clock after the first evaluated round with at least this accuracy; None if there is none."""
+        reached = self.rounds_to(target)
+        return None if reached is None else self.rounds[reached - 1].get("clock")
+
     def frame(self) -> Any:
         """One row for each round, as a frame of pandas."""
         return shown_by().data_frame(shown_by().round_rows(self))
 
-    def plot(self, key: str = "accuracy", size: str | None = None) -> Figure:
-        """A figure of one record key over the rounds; `size` is "column" or "page" of a two-column paper."""
-        figure: Figure = shown_by().draw_key([self], key, size)
+    def plot(self, key: str = "accuracy", size: str | None = None, over: str = "round") -> Figure:
+        """A figure of one record key over the rounds, or with over="clock" over the seconds of the virtual clock;
+        `size` is "column" or "page" of a two-column paper.
+        """
+        figure: Figure = shown_by().draw_key([self], key, size, over)
         return figure
 
     def __repr__(self) -> str:
@@ -179,6 +191,7 @@ class Run:
             "seconds_per_round": self.seconds_per_round,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            **({"clock": self.clock} if self.clock is not None else {}),
             "dropped": self.dropped,
             "lost_answers": call.lost,
             "largest_lost_share": call.largest_share,

@@ -11,7 +11,8 @@ from ..data.federation import Federation
 from ..data.own_files import TableFile
 from ..data.skew import heterogeneity
 from ..data.tables import Column, Table
-from .build import OWNERS_PASSED_OVER, client_label_counts, passes_over_owners
+from ..engine.choose import EngineSettings
+from .build import OWNERS_PASSED_OVER, build, client_label_counts, passes_over_owners
 from .config import Config
 
 
@@ -31,6 +32,7 @@ class Survey:
     tests_of: np.ndarray | None  # [N] test samples of every client, where these have owners
     columns: tuple[dict[str, Any], ...]  # of a table: what each is for, its values, and how many are missing
     remarks: tuple[str, ...]
+    round_length: str = ""  # on the virtual clock, in words; empty without one
 
     @property
     def skew(self) -> dict[str, float | int]:
@@ -48,6 +50,7 @@ class Survey:
             "columns": list(self.columns),
             "remarks": list(self.remarks),
             "skew": self.skew,
+            **({"round": self.round_length} if self.round_length else {}),
         }
         held = [
             {"client": name, "samples": int(size), **({"labels": row.tolist()} if self.classes else {})}
@@ -85,7 +88,15 @@ def survey(config: Config) -> Survey:
         tests_of=tests_of,
         columns=columns,
         remarks=(*remarks, *fed.remarks, *([OWNERS_PASSED_OVER] if passed_over else [])),
+        round_length=expected_round(config) if config.time.on else "",
     )
+
+
+def expected_round(config: Config) -> str:
+    """The expected length of a round on the virtual clock, in words; nothing is trained."""
+    built = build(replace(config, engine=EngineSettings(name="sequential", device="cpu")))
+    assert built.clock is not None
+    return built.clock.preview()
 
 
 def column_facts(tables: list[Table], source: TableFile) -> list[dict[str, Any]]:

@@ -120,6 +120,11 @@ def check_deployable(config: DeploymentConfig, has_data_module: bool) -> None:
         raise ConfigError(
             f"evaluation.{names[0]} needs the clients' samples at the server, where they are not; leave it out."
         )
+    if config.time.on:
+        raise ConfigError(
+            "time: the virtual clock is for simulations, and this is a run on real clients; leave [time] out, and set "
+            "the rules timeout and spare of the deployment."
+        )
     if config.attack.on:
         raise ConfigError("attack: attacks are for simulations, and this is a run on real clients; leave [attack] out.")
 

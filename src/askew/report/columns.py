@@ -16,7 +16,7 @@ from ..experiment.roll_call import round_sentence
 USED, MISSING, REFUSED = 1, 2, 3  # what became of a client that was asked in a round
 KEPT_INCIDENTS = 100  # rounds whose incidents are kept as sentences
 MOST_COLUMNS = 2000  # numbers of one record that are kept
-NO_CURVES = ("participants", "incidents")  # tables and lists of a record that are no curves
+NO_CURVES = ("participants", "incidents", "answer_seconds")  # tables and lists of a record that are no curves
 
 
 class Columns:

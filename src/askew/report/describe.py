@@ -101,6 +101,8 @@ def describe_survey(survey: Any, *more: tuple[str, str]) -> RenderableType:
     ]
     if survey.columns:
         parts += [Text(), column_table(survey.columns)]
+    if survey.round_length:
+        more = (("a round", survey.round_length), *more)
     parts += [Text(), client_table(survey), Text(), skew_table(survey.skew, *more)]
     parts += [Text(f"note: {remark}", "yellow") for remark in survey.remarks]
     return Group(*parts)

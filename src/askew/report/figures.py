@@ -35,12 +35,14 @@ from .picture import (
     write_picture,
 )
 from .tables import RunGroup, average, by_federation, group_runs, sample_std
+from .timeline_figure import timeline_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SMOOTHED_ROUNDS = 100  # curves of more rounds are drawn with their running mean
+OVER = {"round": "Round", "clock": "Virtual clock, seconds"}  # what curves are drawn over
 LOWEST_COVERAGE = 50  # percent of coverage from which prediction sets are drawn
 
 
@@ -72,6 +74,7 @@ def draw_federation(groups: Sequence[RunGroup]) -> list[Picture]:
     with style():
         pictures = (
             accuracy_picture(groups),
+            clock_picture(groups),
             method_picture(groups),
             loss_picture(groups),
             coverage_picture(groups),
@@ -79,6 +82,7 @@ def draw_federation(groups: Sequence[RunGroup]) -> list[Picture]:
             layer_picture(groups),
             partition_picture(groups),
             participation_picture(groups),
+            timeline_picture(groups),
         )
     return [picture for picture in pictures if picture]
 
@@ -93,6 +97,19 @@ def accuracy_picture(groups: Sequence[RunGroup]) -> Picture | None:
         return None
     alt = f"Line chart of test accuracy by round. {last_values}"
     return Picture("accuracy", "Accuracy", alt, seeds_note(groups), figure)
+
+
+def clock_picture(groups: Sequence[RunGroup]) -> Picture | None:
+    """Test accuracy over the seconds of the virtual clock."""
+    clocked = [g for g in groups if g.curve("clock").rounds]
+    if not clocked:
+        return None
+    figure, last_values = draw_curves(groups, {"accuracy": "Test accuracy, %"}, scale=100, over="clock")
+    if not last_values:
+        return None
+    without = " Runs without a clock are not shown." if len(clocked) < len(groups) else ""
+    alt = f"Line chart of test accuracy by seconds of the virtual clock. {last_values}"
+    return Picture("clock", "Accuracy by virtual time", alt, seeds_note(groups) + without, figure)
 
 
 def loss_picture(groups: Sequence[RunGroup]) -> Picture | None:
@@ -110,9 +127,9 @@ def seeds_note(groups: Sequence[RunGroup]) -> str:
 
 
 def draw_curves(
-    groups: Sequence[RunGroup], panels: dict[str, str], scale: float = 1, logs: bool = True
+    groups: Sequence[RunGroup], panels: dict[str, str], scale: float = 1, logs: bool = True, over: str = "round"
 ) -> tuple[Figure, str]:
-    """Draw one panel for each record key that has values; `panels` are the axes' labels by key.
+    """Draw one panel for each record key that has values, over rounds or the clock; `panels` are the axes' labels.
 
     Also returns the methods' last values in words; empty where there is no curve.
     """
@@ -122,23 +139,33 @@ def draw_curves(
     handles: dict[str, Any] = {}
     ends: dict[str, float] = {}
     for i, (key, label) in enumerate(recorded.items(), 1):
-        axes = figure.add_subplot(1, len(recorded), i, xlabel="Round", ylabel=label)
+        axes = figure.add_subplot(1, len(recorded), i, xlabel=OVER[over], ylabel=label)
         all_values: list[float] = []
         for n, g in enumerate(groups):
             curve = g.curve(key)
-            if curve.rounds:
+            if at := places(g, curve.rounds, over):
                 values = [scale * v for v in curve.mean]
-                handles[g.label] = draw_line(axes, n, curve.rounds, values, [scale * s for s in curve.std])
+                handles[g.label] = draw_line(axes, n, at, values, [scale * s for s in curve.std])
                 ends[g.label] = values[-1]
                 all_values += values
-        if logs:
+        if logs and all_values:
             use_log_axis(axes, all_values)
-        axes.locator_params(axis="x", integer=True)
+        if over == "round":
+            axes.locator_params(axis="x", integer=True)
     order = sorted(handles, key=lambda label: -ends[label])
     if len(groups) > 1 and order:  # in the order of the right ends of the lines
         draw_legend(figure, [handles[k] for k in order], [labels[k] for k in order])
     last = [f"{k} {ends[k]:.3g}{' %' if scale == 100 else ''}" for k in order]
     return figure, f"Last values: {', '.join(last)}." if last else ""
+
+
+def places(group: RunGroup, rounds: Sequence[int], over: str) -> Sequence[float]:
+    """Where these rounds stand on the axis: their numbers, or the clock after them, mean over the seeds."""
+    if over == "round":
+        return rounds
+    clock = group.curve("clock")
+    known = dict(zip(clock.rounds, clock.mean, strict=True))
+    return [known[r] for r in rounds] if all(r in known for r in rounds) else []
 
 
 def draw_line(axes: Axes, n: int, rounds: Sequence[float], values: list[float], std: list[float]) -> Any:

@@ -33,6 +33,7 @@ COLUMNS = (
     PasteColumn("Worst tenth (%)", "worst_clients_accuracy", 1, ".2f", 100),
     PasteColumn("Test loss", "test_loss", -1, ".3f"),
     PasteColumn("To target", "rounds_to_target", -1, ".0f"),
+    PasteColumn("Virtual s to target", "seconds_to_target", -1, ".4g"),
 )
 
 

@@ -12,11 +12,11 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ..core.files import printable
-from ..errors import ConfigError, StoreError
+from ..errors import ConfigError, StoreError, UnknownName, did_you_mean
 from ..experiment.roll_call import loss_sentence
 from ..experiment.store import Run
 from . import terminal
-from .figures import draw_curves
+from .figures import OVER, draw_curves
 from .page import count_text, write_report
 from .paste import PasteTables
 from .paste_runs import paste_comparison
@@ -158,12 +158,13 @@ class Runs(list[Run]):
             ]
         )
 
-    def plot(self, key: str = "accuracy", size: str | None = None) -> Figure:
+    def plot(self, key: str = "accuracy", size: str | None = None, over: str = "round") -> Figure:
         """A figure of one record key over the rounds; a line for each configuration, the mean over its seeds.
 
+        With `over="clock"` it is drawn over the seconds of the virtual clock.
         `size` is "column" or "page" of a two-column paper; figure.savefig("accuracy.pdf") then writes it.
         """
-        return draw_key(self, key, size)
+        return draw_key(self, key, size, over)
 
     def report(self, out: str | Path = "report", title: str | None = None) -> Path:
         """Write one HTML page with tables and pictures into a folder; return the page's path."""
@@ -221,13 +222,18 @@ def run_html(run: Run) -> str:
     return as_html(text)
 
 
-def draw_key(runs: Sequence[Run], key: str, size: str | None = None) -> Figure:
-    """A figure of one record key over the rounds; a line for each configuration; `size` is that of a paper."""
+def draw_key(runs: Sequence[Run], key: str, size: str | None = None, over: str = "round") -> Figure:
+    """A figure of one record key over the rounds or the clock; a line for each configuration; `size` is a paper's."""
+    if over not in OVER:
+        raise UnknownName(f"plot: unknown axis {over!r}; {did_you_mean(over, OVER)}")
+    if over == "clock" and all(run.clock is None for run in runs):
+        raise ConfigError("plot: these runs have no virtual clock; plot them over rounds, or run them with [time].")
     try:
         with drawn_for(size) if size else nullcontext(), style():
             percent = key == "accuracy" or key.startswith(("accuracy_", "client_accuracy"))
             label = PANELS.get(key, key.replace("_", " ") + (", %" if percent else ""))
-            figure, values = draw_curves(group_runs(runs), {key: label}, scale=100 if percent else 1, logs=not percent)
+            scale = 100 if percent else 1
+            figure, values = draw_curves(group_runs(runs), {key: label}, scale, not percent, over)
     except ModuleNotFoundError as e:
         if e.name != "matplotlib":
             raise

@@ -78,6 +78,11 @@ class RunGroup:
         curve = self.curve("accuracy")
         return None if target is None else rounds_to(curve.rounds, curve.mean, target)
 
+    def seconds_to(self, target: float | None) -> float | None:
+        """The virtual clock after that round, mean over the seeds; None where there is no clock."""
+        reached, clock = self.rounds_to(target), self.curve("clock")
+        return None if reached is None else dict(zip(clock.rounds, clock.mean, strict=True)).get(reached)
+
 
 def average(values: Sequence[float]) -> float | None:
     """The mean; None of no values."""
@@ -310,8 +315,10 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "baseline": base.label if base and goal is not None else None,
                 "target": goal,
                 "rounds_to_target": needed,
+                "seconds_to_target": g.seconds_to(goal),
                 "speedup": needed_by_base / needed if needed and needed_by_base else None,
                 "seconds_per_round": average(g.values(lambda run: run.seconds_per_round)),
+                "clock": average(g.last("clock")),
                 "bytes_up": average([run.bytes_up for run in g.runs]),
                 "bytes_down": average([run.bytes_down for run in g.runs]),
                 "dropped": average([run.dropped for run in g.runs]),

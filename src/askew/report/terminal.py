@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from rich import box
@@ -162,6 +163,7 @@ def run_figures(run: Run) -> list[tuple[str, RenderableType]]:
         ("rounds", f"{len(run.rounds)} of {run.config['rounds']}, {duration(run.seconds_per_round)} each"),
         ("sent", f"{size(run.bytes_up)} up, {size(run.bytes_down)} down"),
     ]
+    rows += [("virtual clock", clock_text(run))] if run.clock is not None else []
     rows += [("privacy", privacy_text(run))] if run.facts.get("privacy") else []
     rows += [("warning", Text(str(run.facts["diverged"]), WARNING))] if run.facts.get("diverged") else []
     return rows + roll_call_rows(run)
@@ -177,6 +179,15 @@ def roll_call_rows(run: Run) -> list[tuple[str, RenderableType]]:
         rows += [("", reason_text(reason, clients)) for reason, clients in call.reasons.items()]
     sentences = never_sentences(call, run.federation, run.deployed)
     return rows + [("warning", Text(sentence, WARNING)) for sentence in sentences]
+
+
+def clock_text(run: Run) -> str:
+    """How long a run took on the virtual clock, how long a round, and what was late or away."""
+    records = [r for r in run.rounds if r.get("clock") is not None]
+    lengths = [float(r["clock"]) - float(r["began"]) for r in records]
+    asked, late, away = (sum(int(r[key]) for r in records) for key in ("asked", "late", "away"))
+    text = f"{duration(run.clock)}, a round {duration(median(lengths))} (median), at most {duration(max(lengths))}"
+    return f"{text}; of {asked} asked clients {late} late, {away} left" if late or away else text
 
 
 def privacy_text(run: Run) -> str:
@@ -218,7 +229,7 @@ def run_details(run: Run) -> RenderableType:
     if run.rounds:
         parts += [Text(), last_rounds(run)]
     keys = dict.fromkeys(key for r in run.rounds for key in r)
-    further = [key for key in keys if key not in RECORD and run.curve(key)[1]]
+    further = [key for key in keys if key not in (*RECORD, "clock", "began") and run.curve(key)[1]]
     if further:
         parts += [Text(), further_records(run, further)]
     if not run.finished and run.folder:
@@ -316,6 +327,7 @@ class ComparisonColumn(NamedTuple):
 COLUMNS = (
     ComparisonColumn("last\nacc. %", "final_accuracy", 1, ".1f", 100),
     ComparisonColumn("rounds to\ntarget", "rounds_to_target", -1, ".0f"),
+    ComparisonColumn("virtual s\nto target", "seconds_to_target", -1, ".4g"),
     ComparisonColumn("speed-\nup", "speedup", 1, ".1f"),
     ComparisonColumn("MB\nup", "bytes_up", -1, ".3g", 1e-6),
     ComparisonColumn("MB\ndown", "bytes_down", -1, ".3g", 1e-6),

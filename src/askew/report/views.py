@@ -161,10 +161,12 @@ def curves(run: ShownRun, detail: Detail = FULL) -> Answer:
     for each in series:
         each["at"] = None if each["at"] == shown else [places[round] for round in each["at"]]
     sent, seconds = columns.so_far("bytes_up", "bytes_down"), columns.so_far("seconds")
+    clock = dict(zip(*columns.points("clock"), strict=True))  # none without virtual time
     return {
         "round": shown,
         "bytes": [sent[round - 1] for round in shown],
         "seconds": [short(seconds[round - 1]) for round in shown],
+        "clock": [clock.get(round) for round in shown] if clock else [],
         "series": series,
         "left_out": {name: count - MOST_SERIES for name, count in counts.items() if count > MOST_SERIES},
         "settings": {"seed": str(run.config.get("seed"))} | flatten_settings(run.config) if run.config else {},

@@ -88,7 +88,7 @@ async function showCurves() {
   for (const [name, chart] of page.charts) if (name !== "shares" && !names.has(name)) removeChart(name, chart);
   panels.forEach((panel, at) => addBox({ ...panel, at })); // all of them before the first is drawn: they share the width
   for (const panel of panels) showPanel(panel, over);
-  if (!panels.length) say("The chosen runs have no records yet.");
+  if (!panels.length) say(over === "clock" ? "None of the chosen runs has virtual time ([time] in its configuration)." : "The chosen runs have no records yet.");
   showDifferences(ids, runs);
   showByClass(ids, runs);
 }
@@ -96,7 +96,7 @@ async function showCurves() {
 // The curves of runs, panel by panel; only panels with something in them.
 function panelsOf(ids, runs, over) {
   return Object.entries(page.titles).map(([name, title]) => {
-    const series = runs.flatMap((run, at) => run.series.filter(each => each.panel === name).map(({ what, at: places, y }) => ({ run: ids[at], what, y, x: places ? places.map(place => run[over][place]) : run[over] })));
+    const series = runs.flatMap((run, at) => !run[over].length ? [] : run.series.filter(each => each.panel === name).map(({ what, at: places, y }) => ({ run: ids[at], what, y, x: places ? places.map(place => run[over][place]) : run[over] })));
     const left = Math.max(0, series.length - MOST_SERIES) + runs.reduce((sum, run) => sum + (run.left_out[name] ?? 0), 0);
     return { name, title, series: series.slice(0, MOST_SERIES), left, whats: [...new Set(series.map(each => each.what))] };
   }).filter(panel => panel.series.length);
@@ -135,11 +135,11 @@ function showPanel(panel, over) {
   const chart = page.charts.get(panel.name);
   if (chart.shape === shape) return chart.plot.setData(data);
   chart.plot?.destroy();
-  const title = { round: "Round", bytes: "Sent so far", seconds: "Seconds so far" }[over];
+  const title = { round: "Round", bytes: "Sent so far", seconds: "Seconds so far", clock: "Virtual seconds" }[over];
   const dense = data[0].length < 3;
   for (const each of series) each.points.show = dense;
   const values = over === "bytes" ? (_, all) => all.map(value => value == null ? "" : bytes(value)) : null;
-  const at = { label: title, value: (_, value) => value == null ? "–" : over === "bytes" ? bytes(value) : over === "seconds" ? value.toFixed(2) : value };
+  const at = { label: title, value: (_, value) => value == null ? "–" : over === "bytes" ? bytes(value) : over === "seconds" || over === "clock" ? value.toFixed(2) : value };
   const options = { ...plotSize(chart.box), scales: { x: { time: false } }, series: [at, ...series], axes: axes(title, values), cursor: { sync: { key: `by ${over}` } } };
   chart.plot = new uPlot(options, data, chart.box);
   chart.shape = shape;

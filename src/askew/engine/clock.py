@@ -1,0 +1,199 @@
+"""The rounds of one run on the virtual clock: who is asked, whose answers count, and how long each round lasts.
+
+Durations depend on the plan and on the sizes of messages alone. So all of it is known before anybody trains, and who
+is dropped is never trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..core.records import CLOCK, LATE, LEFT, NO_ANSWER, NOT_AWAITED
+from ..core.rng import generator
+from ..errors import AlgorithmError, ConfigError
+from ..participation import CohortParticipation, Participation, Turnout
+from ..timeline import Device, TimeSettings, availability_of, device_of, wait_for
+from .privacy import zero_uploads
+from .server import Server
+
+PREVIEWED = 20  # rounds from which the expected length of a round is taken
+
+
+class VirtualClock:
+    """Tells round after round who takes part; `now` is the end of the last round that was asked for, in seconds."""
+
+    def __init__(self, settings: TimeSettings, rule: Participation, server: Server, seed: int) -> None:
+        if clash := sorted({*server.state} & {*CLOCK}):
+            raise AlgorithmError(
+                f"{server.alg.display_name()}: {clash[0]!r} is a name of the round's record; rename that server state."
+            )
+        self.settings, self.rule, self.server, self.seed, self.fed = settings, rule, server, seed, server.fed
+        self.now = 0.0
+        self.availability = availability_of(settings, seed, self.fed.clients)
+        self.devices: dict[int, Device] = {}  # of the clients that were asked so far
+        self.bytes_down, self.bytes_up = answer_bytes(server)
+        if not any(math.isfinite(self.availability.since(i, 0.0)) for i in self.fed.eligible.tolist()):
+            raise ConfigError(
+                f"time: no client that has samples is ever there by {settings.trace}; name another file in time.trace."
+            )
+        self.check_deadline()
+
+    def check_deadline(self) -> None:
+        """Refuse a deadline that nobody can meet."""
+        if self.settings.wait != "deadline" or math.isinf(self.settings.deadline):
+            return
+        ids, least = self.fed.eligible, self.rule.least_work if self.rule.stragglers else 1.0
+        fastest = math.inf
+        for i, samples in zip(ids.tolist(), self.samples(ids, np.full(len(ids), least)).tolist(), strict=True):
+            fastest = min(fastest, self.answer_seconds(i, samples, keep=False))
+            if fastest <= self.settings.deadline:
+                return
+        raise ConfigError(
+            f"time: no client can answer within time.deadline = {self.settings.deadline:g} seconds, the fastest needs "
+            f"{fastest:.4g}; raise the deadline, or lower the work or time.seconds."
+        )
+
+    # durations ----------------------------------------------------------------------------------------------------
+
+    def samples(self, ids: Sequence[int] | np.ndarray, share: np.ndarray) -> np.ndarray:
+        """How many samples each of these clients computes with in a round, in all its phases."""
+        batches, trained = self.fed.planned_work(ids, self.server.local, self.server.least, share.tolist())
+        total = np.zeros(len(ids), dtype=np.int64)
+        for phase in self.server.phases:
+            once = [self.fed.looked_at(name, ids) for name in (*phase.before, *phase.after)]
+            total += sum(once, np.zeros_like(total))
+            if phase.trains:
+                each = [batches * self.fed.looked_at(name, ids) for name in phase.each]
+                total += sum(each, trained)
+        return total
+
+    def answer_seconds(self, client: int, samples: float, keep: bool = True) -> float:
+        """How long a client's answer takes."""
+        device = self.devices.get(client)
+        if device is None:
+            size = float(self.fed.sizes[client] / self.fed.mean_size)
+            device = device_of(self.settings, self.seed, client, size, self.fed.clients)
+            if keep:
+                self.devices[client] = device
+        return device.answer_seconds(samples, self.bytes_down, self.bytes_up, len(self.server.phases))
+
+    # who is asked -------------------------------------------------------------------------------------------------
+
+    def ask(self, round: int, moment: float) -> tuple[np.ndarray, int]:
+        """Who is asked in a round that begins at this moment, and how many answers are wanted.
+
+        The participation rule draws among those who are there. Where it takes any m of those present, others stand in
+        for who is away, and are looked at one by one: of a million clients only those who may be asked.
+        """
+        rule, seed, clients = self.rule, self.rule.drawn_by(self.seed), self.fed.clients
+        spare = self.settings.spare if self.settings.wait == "first" else 0
+        is_there: Callable[[int], bool] = lambda i: self.availability.until(i, moment) > moment
+        if isinstance(rule, CohortParticipation) and type(rule).sample is CohortParticipation.sample:
+            drawn = rule.sample(seed, round, self.fed.eligible, clients)
+            asked = [i for i in drawn.tolist() if is_there(i)]
+            pool = rule.present(seed, round, self.fed.eligible, clients)
+            asked += self.stand_ins(round, pool, drawn, len(drawn) + spare - len(asked), is_there)
+            return np.array(sorted(asked), dtype=np.int64), len(drawn)
+        there = self.fed.eligible[[is_there(i) for i in self.fed.eligible.tolist()]]
+        if spare and isinstance(rule, CohortParticipation):
+            wanted = min(rule.size(clients), len(there))
+            return replace(rule, cohort=rule.size(clients) + spare).sample(seed, round, there, clients), wanted
+        asked_by_rule = rule.sample(seed, round, there, clients)
+        return asked_by_rule, len(asked_by_rule)
+
+    def stand_ins(
+        self, round: int, pool: np.ndarray, drawn: np.ndarray, missing: int, is_there: Callable[[int], bool]
+    ) -> list[int]:
+        """So many others of the pool that are there, at random, or all if they are fewer."""
+        rng, tried, found = (
+            generator(self.rule.drawn_by(self.seed), "time others", round),
+            {*drawn.tolist()},
+            list[int](),
+        )
+        while len(found) < missing and len(tried) < len(pool):
+            if 2 * len(tried) < len(pool):
+                candidates = pool[rng.integers(len(pool), size=2 * missing + 16)]
+            else:
+                candidates = rng.permutation(np.setdiff1d(pool, [*tried]))
+            for i in dict.fromkeys(candidates.tolist()):
+                if i not in tried and len(found) < missing:
+                    tried.add(i)
+                    found += [i] if is_there(i) else []
+        return found
+
+    def next_arrival(self, round: int, moment: float) -> float:
+        """The first moment from this one on at which somebody is there that the round could ask."""
+        rule, pool = self.rule, self.fed.eligible
+        if isinstance(rule, CohortParticipation):
+            pool = rule.present(rule.drawn_by(self.seed), round, pool, self.fed.clients)
+        arrival = min((self.availability.since(i, moment) for i in pool.tolist()), default=moment)
+        if math.isinf(arrival):
+            raise ConfigError(
+                f"time: nobody that round {round} could ask is ever there by {self.settings.trace}; "
+                "name another file in time.trace, or another participation."
+            )
+        return arrival
+
+    def turnout(self, round: int) -> Turnout:
+        """Who takes part in the next round, which begins now or when somebody is there; the clock moves to its end."""
+        began = self.now
+        asked, wanted = self.ask(round, began)
+        if not len(asked) and (arrival := self.next_arrival(round, began)) > began:
+            began = arrival
+            asked, wanted = self.ask(round, began)
+        turnout = self.rule.answering(self.seed, round, asked, self.fed.clients)
+        ids = turnout.ids.tolist()
+        work = self.samples(ids, turnout.share).tolist()
+        seconds = [self.answer_seconds(i, samples) for i, samples in zip(ids, work, strict=True)]
+        leaves = [self.availability.until(i, began) - began for i in ids]
+        waited = wait_for(self.settings, wanted, seconds, leaves)
+        self.now = began + waited.seconds
+        used = np.array([not reason for reason in waited.reasons], dtype=bool)
+        reasons = {i: reason for i, reason in zip(ids, waited.reasons, strict=True) if reason}
+        reasons |= dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
+        lasted = [
+            min(pair) if reason == LEFT else pair[0]
+            for reason, *pair in zip(waited.reasons, seconds, leaves, strict=True)
+        ]
+        took = dict(zip(ids, lasted, strict=True))
+        record: dict[str, Any] = {
+            "clock": self.now,
+            "began": began,
+            "asked": len(asked),
+            "late": sum(reason in (LATE, NOT_AWAITED) for reason in waited.reasons),
+            "away": waited.reasons.count(LEFT),
+            "answer_seconds": [took.get(i, 0.0) for i in asked.tolist()],  # or until it left
+        }
+        absent = np.array(sorted(reasons), dtype=np.int64)
+        return Turnout(turnout.ids[used], turnout.share[used], absent, dict(sorted(reasons.items())), record)
+
+    def preview(self) -> str:
+        """The expected length of a round, in words, from the first rounds; the clock stays where it is."""
+        now = self.now
+        rounds = [self.turnout(t).record for t in range(1, PREVIEWED + 1)]
+        self.now = now
+        lengths = [record["clock"] - record["began"] for record in rounds]
+        late, away = (sum(record[key] for record in rounds) / PREVIEWED for key in ("late", "away"))
+        text = f"about {np.mean(lengths):.3g} seconds ({min(lengths):.3g} to {max(lengths):.3g} in {PREVIEWED} rounds)"
+        lost = [f"{count:.3g} {what}" for count, what in ((late, "late"), (away, "leaving")) if count]
+        return text + (f", {' and '.join(lost)} of {rounds[0]['asked']} asked clients" if lost else "")
+
+
+def answer_bytes(server: Server) -> tuple[int, int]:
+    """Bytes that travel to and from one client in a round, in all phases, as the server will count them."""
+    down = up = 0
+    one = server.space.start.element_size()
+    for n, (phase, upload) in enumerate(zip(server.phases, zero_uploads(server), strict=True)):
+        state = [t for name, t in server.state.items() if name in phase.broadcast]
+        received = [(t.shape, one if t.is_floating_point() else t.element_size()) for t in state]
+        memory = [t for name, t in server.memory.start.items() if name in phase.broadcast]
+        received += [(t.shape, t.element_size()) for t in memory]
+        sent = [(t.shape, t.element_size()) for t in upload.values()]
+        one_down, one_up = server.message_bytes(phase, received, sent, n == 0)
+        down, up = down + one_down, up + one_up
+    return down, up

@@ -1,0 +1,452 @@
+"""The virtual clock of a simulation: how long clients take, when they are there, and how the server waits.
+
+All of it is a function of the seed and the client. Nothing is drawn of a client before it is asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple, Protocol
+
+from .core.files import is_readable_file
+from .core.records import LATE, LEFT, NOT_AWAITED
+from .core.rng import uniforms
+from .core.settings import Settings, setting
+from .errors import ConfigError, DataError
+
+HOUR, DAY = 3600.0, 86400.0  # seconds
+REFRESHES = 3  # of a client's on/off state in one block of time, on average
+FURTHEST = 1e4  # times that one mean stay may be longer than the other: more would take long to search
+LINK_COLUMNS = ("latency", "up", "down")
+NORMAL = NormalDist()
+
+
+class TimeSettings(Settings):
+    """A virtual clock: how long clients take, when they are there, and how the server waits for their answers.
+
+    Simulations only. `wait` switches it on. An answer takes latency + bytes down / `down` + samples · seconds a sample
+    + bytes up / `up` + latency.
+    """
+
+    title = "time"
+    wait: str = setting(
+        "how the server waits: for all answers, until the deadline, or for the first answers of a larger cohort; "
+        "none: there is no clock",
+        default="none",
+        choices=("none", "all", "deadline", "first"),
+    )
+    deadline: float = setting(
+        "seconds after which a round ends and later answers are dropped, with wait = deadline; may be inf",
+        default=0.0,
+        least=0,
+        infinite=True,
+    )
+    spare: int = setting("clients that are asked beyond the cohort, with wait = first", default=0, least=0)
+    seconds: float = setting("seconds that a client computes for each sample", default=0.01, least=0)
+    speed: str = setting(
+        "how clients differ: all take `seconds`; lognormal with that median; Pareto with that least value; or "
+        "in proportion to their number of samples, the mean client taking `seconds`",
+        default="constant",
+        choices=("constant", "lognormal", "pareto", "size"),
+    )
+    sigma: float = setting("standard deviation of log seconds, with speed = lognormal", default=0.5, least=0, most=10)
+    tail: float = setting(
+        "tail index of the Pareto distribution, with speed = pareto; smaller: more very slow clients",
+        default=2.0,
+        least=0.1,
+    )
+    latency: float = setting("seconds that a message travels, each way, beside its bytes", default=0.0, least=0)
+    up: float = setting("bytes a second from a client to the server; 0: no limit", default=0.0, least=0)
+    down: float = setting("bytes a second from the server to a client; 0: no limit", default=0.0, least=0)
+    clients: str = setting(
+        "a CSV file with the columns client and seconds, a row for each client; also latency, up and down, if it has "
+        "them; its numbers replace the settings above",
+        default="",
+    )
+    availability: str = setting(
+        "when clients are there: always; markov: on and off for exponential times; day: between two hours of their "
+        "local day",
+        default="always",
+        choices=("always", "markov", "day"),
+    )
+    mean_on: float = setting("mean seconds that a client stays, with availability = markov", default=3600.0, above=0)
+    mean_off: float = setting("mean seconds that it stays away", default=3600.0, above=0)
+    opens: float = setting(
+        "local hour from which a client is there, with availability = day", default=22.0, least=0, most=24
+    )
+    closes: float = setting("local hour from which it is away", default=6.0, least=0, most=24)
+    zones: int = setting("time zones, evenly over the day, in which clients live", default=24, least=1, most=24)
+    trace: str = setting(
+        "a CSV file with the columns client, from and to (seconds): when clients are there, instead of availability; "
+        "it begins again after its last second",
+        default="",
+    )
+
+    def check(self) -> None:
+        if not self.on and any(getattr(self, field.name) != field.default for field in fields(self)):
+            raise ConfigError('time: the clock is off without time.wait; set wait = "all", "deadline" or "first".')
+        if self.wait == "deadline" and not self.deadline:
+            raise ConfigError('time: wait = "deadline" needs time.deadline, in seconds; set it, for example to 60.')
+        if self.clients and self.speed != "constant":
+            raise ConfigError(
+                f"time: the file {self.clients} says every client's seconds; leave out time.speed or time.clients."
+            )
+        if self.trace and self.availability != "always":
+            raise ConfigError(
+                f"time: the file {self.trace} says when clients are there; leave out time.availability or time.trace."
+            )
+        if self.availability == "markov" and not 1 / FURTHEST <= self.mean_on / self.mean_off <= FURTHEST:
+            raise ConfigError(
+                f"time: mean_on and mean_off may differ by a factor of {FURTHEST:,.0f} at most, got {self.mean_on:g} "
+                f"and {self.mean_off:g}; set them nearer to each other."
+            )
+        if self.availability == "day" and (self.closes - self.opens) % 24 == 0:
+            raise ConfigError(
+                f"time: opens and closes must be different hours, got {self.opens:g} and {self.closes:g}; "
+                'set another hour, or availability = "always".'
+            )
+
+    @property
+    def on(self) -> bool:
+        """Is there a clock?"""
+        return self.wait != "none"
+
+    def reads(self) -> tuple[Path, ...]:
+        return tuple(Path(name) for name in (self.clients, self.trace) if name)
+
+    def check_clients(self, clients: int) -> None:
+        """Refuse files that do not fit so many clients; called when the configuration loads."""
+        if self.clients:
+            read_table(self.clients, "clients", clients)
+        if self.trace:
+            read_table(self.trace, "trace", clients)
+
+
+# devices --------------------------------------------------------------------------------------------------------------
+
+
+class Device(NamedTuple):
+    """How fast one client computes and sends."""
+
+    seconds: float  # a sample
+    latency: float = 0.0  # seconds, each way
+    up: float = 0.0  # bytes a second; 0: no limit
+    down: float = 0.0
+
+    def answer_seconds(self, samples: float, bytes_down: float, bytes_up: float, messages: int = 1) -> float:
+        """How long an answer takes, from when the server asks; `messages` travel each way, one for each phase."""
+        latency = messages * self.latency
+        received = bytes_down / self.down if self.down else 0.0
+        sent = bytes_up / self.up if self.up else 0.0
+        return latency + received + samples * self.seconds + sent + latency
+
+
+def device_of(settings: TimeSettings, seed: int, client: int, relative_size: float, clients: int) -> Device:
+    """The device of a client; `relative_size` is n_i / n̄."""
+    link = {name: getattr(settings, name) for name in LINK_COLUMNS}
+    if settings.clients:
+        table = read_table(settings.clients, "clients", clients)
+        return Device(**{"seconds": 0.0, **link, **table[client]})
+    seconds = settings.seconds
+    if settings.speed == "lognormal":
+        seconds *= math.exp(settings.sigma * NORMAL.inv_cdf(next(uniforms(seed, "time speed", client=client))))
+    elif settings.speed == "pareto":
+        seconds *= next(uniforms(seed, "time speed", client=client)) ** (-1 / settings.tail)
+    elif settings.speed == "size":
+        seconds *= relative_size
+    return Device(seconds, **link)
+
+
+# availability ---------------------------------------------------------------------------------------------------------
+
+
+class Availability(Protocol):
+    """When clients are there."""
+
+    def until(self, client: int, t: float) -> float:
+        """The moment at which a client leaves that is there at t; t itself if it is away."""
+        ...
+
+    def since(self, client: int, t: float) -> float:
+        """The first moment from t on at which it is there, t itself if it is; infinity if it never comes."""
+        ...
+
+
+class AlwaysThere:
+    """Everybody, always."""
+
+    def until(self, client: int, t: float) -> float:
+        return math.inf
+
+    def since(self, client: int, t: float) -> float:
+        return t
+
+
+class OnOff(NamedTuple):
+    """Each client is there and away in turns, for exponential times of these means, from a stationary start.
+
+    Such a client is one whose state is drawn anew at the points of a Poisson process of rate 1/on + 1/off: there with
+    the chance on / (on + off), whatever it was before. So blocks of time can be drawn by their address, and any moment
+    is found without those before it.
+    """
+
+    seed: int
+    share: float  # of the time that a client is there
+    block: float  # seconds of a block of time
+
+    @classmethod
+    def of_means(cls, seed: int, on: float, off: float) -> OnOff:
+        """The rule with these mean times."""
+        return cls(seed, on / (on + off), REFRESHES / (1 / on + 1 / off))
+
+    def is_there(self, client: int, t: float) -> bool:
+        """Is a client there at t?"""
+        number = math.floor(t / self.block)
+        while True:
+            moments, states = refreshes(self, client, number)
+            if before := bisect_right(moments, t):
+                return states[before - 1]
+            number -= 1
+
+    def first(self, client: int, t: float, state: bool) -> float:
+        """The first moment after t at which a client's state is drawn anew and is this one."""
+        number = math.floor(t / self.block)
+        while True:
+            moments, states = refreshes(self, client, number)
+            for k in range(bisect_right(moments, t), len(moments)):
+                if states[k] == state:
+                    return moments[k]
+            number += 1
+
+    def until(self, client: int, t: float) -> float:
+        return self.first(client, t, False) if self.is_there(client, t) else t
+
+    def since(self, client: int, t: float) -> float:
+        return t if self.is_there(client, t) else self.first(client, t, True)
+
+
+@lru_cache(maxsize=2**15)
+def refreshes(rule: OnOff, client: int, number: int) -> tuple[list[float], list[bool]]:
+    """The moments of one block at which a client's state is drawn anew, and these states."""
+    draw, share = uniforms(rule.seed, "time availability", number, client).__next__, rule.share
+    length, moments, states = rule.block / REFRESHES, list[float](), list[bool]()
+    at = -math.log(draw())
+    while at < REFRESHES:
+        moments.append((number * REFRESHES + at) * length)
+        states.append(draw() < share)
+        at -= math.log(draw())
+    return moments, states
+
+
+class DayNight(NamedTuple):
+    """Each client is there between two hours of its local day; its time zone is drawn once. The clock begins at 0 h in
+    the first zone.
+    """
+
+    seed: int
+    opens: float
+    closes: float
+    zones: int
+
+    def place(self, client: int, t: float) -> tuple[float, float]:
+        """When the client's latest opening before t was, and how long it is there each day."""
+        zone = int(self.zones * next(uniforms(self.seed, "time zone", client=client)))
+        shift = self.opens * HOUR - zone * DAY / self.zones
+        return shift + math.floor((t - shift) / DAY) * DAY, (self.closes - self.opens) % 24 * HOUR
+
+    def until(self, client: int, t: float) -> float:
+        opened, length = self.place(client, t)
+        return max(t, opened + length)
+
+    def since(self, client: int, t: float) -> float:
+        opened, length = self.place(client, t)
+        return t if t < opened + length else after_rounding(self, client, opened + DAY)
+
+
+class TraceIntervals(NamedTuple):
+    """Each client is there in the intervals of a file, which begins again after its last second."""
+
+    intervals: Mapping[int, Mapping[str, list[float]]]  # by client, sorted; touching ones are one
+    period: float
+
+    def until(self, client: int, t: float) -> float:
+        own = self.intervals.get(client)
+        if own is None:
+            return t
+        begun, at = self.place(t)
+        k = bisect_right(own["from"], at) - 1
+        if k < 0 or own["to"][k] <= at:
+            return t
+        if own["to"][k] == self.period and own["from"][0] == 0:  # it goes on where the file begins again
+            return math.inf if len(own["from"]) == 1 else begun + self.period + own["to"][0]
+        return begun + own["to"][k]
+
+    def since(self, client: int, t: float) -> float:
+        own = self.intervals.get(client)
+        if own is None:
+            return math.inf
+        if self.until(client, t) > t:
+            return t
+        begun, at = self.place(t)
+        k = bisect_right(own["from"], at)
+        moment = begun + (own["from"][k] if k < len(own["from"]) else self.period + own["from"][0])
+        return after_rounding(self, client, moment)
+
+    def place(self, t: float) -> tuple[float, float]:
+        """When the file began the last time before t, and the seconds since then."""
+        begun = math.floor(t / self.period) * self.period
+        return begun, t - begun
+
+
+def after_rounding(rule: Availability, client: int, moment: float) -> float:
+    """A moment at which a client comes, moved by the last digit until it is there."""
+    while rule.until(client, moment) <= moment:
+        moment = math.nextafter(moment, math.inf)
+    return moment
+
+
+def availability_of(settings: TimeSettings, seed: int, clients: int) -> Availability:
+    """When clients are there, as configured."""
+    if settings.trace:
+        intervals = read_table(settings.trace, "trace", clients)
+        return TraceIntervals(intervals, max(own["to"][-1] for own in intervals.values()))
+    if settings.availability == "markov":
+        return OnOff.of_means(seed, settings.mean_on, settings.mean_off)
+    if settings.availability == "day":
+        return DayNight(seed, settings.opens, settings.closes, settings.zones)
+    return AlwaysThere()
+
+
+# waiting --------------------------------------------------------------------------------------------------------------
+
+
+class Waited(NamedTuple):
+    """How long a round lasted, and what became of each client that was asked."""
+
+    seconds: float
+    reasons: list[str]  # why an answer is not used; empty: it is
+
+
+def wait_for(settings: TimeSettings, wanted: int, answers: Sequence[float], leaves: Sequence[float]) -> Waited:
+    """How long a round lasts whose clients answer and leave so many seconds after its begin.
+
+    A client that leaves before its answer has come is lost, and the server knows it at that moment. Of answers that
+    come at the same moment those of the first clients count. `wanted` is the cohort's size.
+    """
+    known = [min(answer, leave) for answer, leave in zip(answers, leaves, strict=True)]
+    came = [k for k, answer in enumerate(answers) if answer <= leaves[k]]
+    end = max(known, default=0.0)
+    if settings.wait == "deadline":
+        end = min(end, settings.deadline)
+        came = [k for k in came if answers[k] <= end]
+    elif settings.wait == "first" and len(came) >= wanted:
+        came = sorted(came, key=lambda k: (answers[k], k))[:wanted]
+        end = max((answers[k] for k in came), default=0.0)
+    used, missed = {*came}, LATE if settings.wait == "deadline" else NOT_AWAITED
+    gone = [leaves[k] < answers[k] and leaves[k] <= end for k in range(len(answers))]
+    return Waited(end, ["" if k in used else LEFT if gone[k] else missed for k in range(len(answers))])
+
+
+# files ----------------------------------------------------------------------------------------------------------------
+
+
+def read_table(name: str, key: str, clients: int) -> Mapping[int, Mapping[str, Any]]:
+    """What a CSV file of the setting `key` says, by client; an error if it cannot be used."""
+    path = Path(name)
+    try:
+        if path.exists() and not is_readable_file(path):
+            raise ValueError("it is no regular file, or far too large")
+        stat = path.stat()
+        return READERS[key](path, stat.st_mtime_ns, stat.st_size, clients)
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+    except (ValueError, csv.Error) as problem:
+        reason = "it is not a text file in UTF-8" if isinstance(problem, UnicodeDecodeError) else str(problem)
+    raise DataError(f"time: cannot use {path}: {reason}; mend the file or name another one in time.{key}.")
+
+
+def read_rows(path: Path, needed: Sequence[str], clients: int) -> list[tuple[int, int, dict[str, float]]]:
+    """The line, the client and the numbers of every row of a CSV file, all of them ≥ 0 and finite."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, skipinitialspace=True)
+        columns = [column.strip() for column in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        if missing := [column for column in ("client", *needed) if column not in columns]:
+            raise ValueError(
+                f"its first line must name the columns {', '.join(('client', *needed))}; {missing[0]} is missing"
+            )
+        names = [column for column in (*needed, *LINK_COLUMNS) if column in columns]
+        rows = [(reader.line_num, client_of(row["client"], clients, reader.line_num), row) for row in reader]
+    if not rows:
+        raise ValueError("it has no row below the names of its columns")
+    return [(line, client, {name: number_of(row[name], name, line) for name in names}) for line, client, row in rows]
+
+
+def client_of(text: str | None, clients: int, line: int) -> int:
+    """The client that a row is about."""
+    word = (text or "").strip()
+    if not word.isdecimal() or int(word) >= clients:
+        raise ValueError(
+            f"line {line} names the client {word[:40]!r}, but clients are numbered from 0 to {clients - 1}"
+        )
+    return int(word)
+
+
+def number_of(text: str | None, name: str, line: int) -> float:
+    """A number of a row."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} in line {line} must be a number ≥ 0, got {(text or '').strip()[:40]!r}")
+    return value + 0.0
+
+
+@lru_cache(maxsize=8)
+def read_devices(path: Path, changed: int, size: int, clients: int) -> dict[int, dict[str, float]]:
+    """Every client's seconds a sample, and its link where the file has it."""
+    table: dict[int, dict[str, float]] = {}
+    for line, client, numbers in read_rows(path, ("seconds",), clients):
+        if client in table:
+            raise ValueError(f"line {line} names the client {client} a second time")
+        table[client] = numbers
+    if len(table) < clients:
+        first = next(i for i in range(clients) if i not in table)
+        raise ValueError(f"it needs a row for each of the {clients} clients and has none for client {first}")
+    return table
+
+
+@lru_cache(maxsize=8)
+def read_intervals(path: Path, changed: int, size: int, clients: int) -> dict[int, dict[str, list[float]]]:
+    """When each client is there: begins and ends of its intervals, sorted; touching ones are joined."""
+    found: dict[int, list[tuple[float, float, int]]] = {}
+    for line, client, numbers in read_rows(path, ("from", "to"), clients):
+        if numbers["from"] >= numbers["to"]:
+            raise ValueError(f"line {line} ends before it begins: from {numbers['from']:g} to {numbers['to']:g}")
+        found.setdefault(client, []).append((numbers["from"], numbers["to"], line))
+    table: dict[int, dict[str, list[float]]] = {}
+    for client, intervals in found.items():
+        own = table[client] = {"from": [], "to": []}
+        for start, end, line in sorted(intervals):
+            if own["to"] and start < own["to"][-1]:
+                raise ValueError(f"line {line} overlaps another interval of client {client}")
+            if own["to"] and start == own["to"][-1]:
+                own["to"][-1] = end
+            else:
+                own["from"].append(start)
+                own["to"].append(end)
+    return table
+
+
+READERS: dict[str, Callable[[Path, int, int, int], Mapping[int, Mapping[str, Any]]]] = {
+    "clients": read_devices,
+    "trace": read_intervals,
+}
