@@ -385,7 +385,7 @@ def test_the_command_answers_with_a_ranking_curves_and_a_run(
     fresh = askew.tune(
         "mine.toml",
         methods=["fedavg", "fedavgm"],
-        over={"local.lr": [1], "algorithm.beta": [0.5, 0.9]},
+        over={"lr": [1], "algorithm.beta": [0.5, 0.9]},
         budget="60rounds",
         seeds=1,
         progress=False,

@@ -1104,7 +1104,13 @@ CASES = [
         "askew list takes KIND NAME --plugin --json",
         "see askew list --help",
     ),
-    case("no such command", "rum", "no such command 'rum'", "commands are run, sweep, partition,", "see askew --help"),
+    case(
+        "no such command",
+        "rum",
+        "no such command 'rum'",
+        "commands are run, sweep, tune, partition,",
+        "see askew --help",
+    ),
     case(
         "no such option",
         "run --turns 3",

@@ -136,15 +136,16 @@ def tune(
 ) -> Tuning:
     """Find the method and the settings that suit a federation, and return their ranking.
 
-    `methods` are names, or "all"; without them a short list. `over` has lists of values by dotted keys, which replace
-    those that methods declare. `budget` is what all runs together may cost: "6000rounds", "10m" or "2GB"; without it,
-    what the search of `rounds` rounds needs. Methods are ranked at fresh seeds, the best three at `seeds` of them. The
-    other keywords are those of `askew.run`. With `out` all runs are kept there, and an interrupted search goes on.
+    `methods` are names, or "all"; without them a short list. `over` has lists of values by settings, as for
+    `askew.sweep`, which replace those that settings declare. `budget` is what all runs together may cost: "6000rounds",
+    "10m" or "2GB"; without it, what a search with runs of all rounds needs. Methods are ranked at fresh seeds, the best
+    three at `seeds` of them. The other keywords are those of `askew.run`. With `out` all runs are kept there, and an
+    interrupted search goes on.
 
     The result's `winner` is a configuration for `askew.run`, `ranking` has a row for each method, `refused` the reasons
     of those that cannot run here; it prints as a table, and `plot()` draws the curves.
     """
-    from ..experiment.api import sweep_tables, watched  # with torch, which takes seconds to load
+    from ..experiment.api import WORDS, sweep_tables, watched  # with torch, which takes seconds to load
     from ..experiment.launch import run_each
     from ..experiment.tune import Budget, Tuner, TuneStopped, write_winner
     from .tuning import Tuning
@@ -163,7 +164,8 @@ def tune(
             yield from run_each(configs, folder, watch=on_round)
 
     chosen = [methods] if isinstance(methods, str) else list(methods)
-    given = {key: list(values) if not isinstance(values, str) else values for key, values in (over or {}).items()}
+    given = {WORDS.get(key, key): values for key, values in (over or {}).items()}
+    given = {key: values if isinstance(values, str) else list(values) for key, values in given.items()}
     parsed = None if budget is None else Budget.parse(budget)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
         tuner = Tuner(tables, Path(folder), launch, methods=chosen, over=spans | given, budget=parsed, seeds=seeds)
