@@ -167,6 +167,7 @@ def test_what_makes_no_sense_is_refused(tables: dict[str, Any], sentence: str) -
 def test_a_deployment_refuses_attacks_and_rules_that_privacy_hides_uploads_from(tmp_path: Path) -> None:
     for text, sentence in (
         ('[attack]\nname = "scale"', "attacks are for simulations"),
+        ('[time]\nwait = "all"', "the virtual clock is for simulations"),
         ('[robust]\nrule = "median"\n[privacy]\nsecure = true', "one by one"),
     ):
         (tmp_path / "run.toml").write_text(text)

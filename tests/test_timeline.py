@@ -26,9 +26,11 @@ from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation, LocalSettings
 from askew.engine.choose import EngineSettings
 from askew.engine.clock import VirtualClock, answer_bytes
+from askew.engine.privacy import PrivacyStage
 from askew.errors import AskewError
 from askew.experiment.build import BuiltRun, build
 from askew.experiment.config import Config
+from askew.experiment.run import ActiveRun, round_loop
 from askew.models import MLP
 from askew.participation import Bernoulli, Cyclic, FullParticipation, Participation, Skewed, Uniform
 from askew.report.tables import RunGroup, table
@@ -197,6 +199,21 @@ def test_a_run_that_was_killed_goes_on_with_the_same_clock(tmp_path: Path) -> No
     longer = [askew.run(tables | {"rounds": rounds}, out=tmp_path / "longer") for rounds in (2, 6)][1]
     for run in (killed, longer):
         assert comparable(run) == comparable(whole) and same_model(run, whole)
+
+
+@pytest.mark.parametrize(("where", "rounds"), [("server", [3, 3, 3, 0, 0]), ("client", [3, 3, 3, 2, 3])])
+def test_privacy_counts_who_was_dropped_where_its_update_may_have_been_sent(
+    where: str, rounds: list[int], tmp_path: Path
+) -> None:
+    method = {"name": "fedavg", "weighting": "uniform"}
+    privacy = {"clip": 1.0, "noise": 1.0, "where": where}
+    how = link(tmp_path) | BY_HAND["deadline"][0]
+    active = ActiveRun(
+        build(Config.build(five_clients(algorithm=method, privacy=privacy, time=how))), None, None, save_every=1e9
+    )
+    round_loop([active], lambda: False)
+    (stage,) = active.server.recording
+    assert isinstance(stage, PrivacyStage) and stage.rounds_of.tolist() == rounds  # client 3 is not asked in round 3
 
 
 # any timeline ---------------------------------------------------------------------------------------------------------
