@@ -375,7 +375,7 @@ def test_runs_of_a_part_that_was_stopped_are_tried_in_a_smaller_one_once(monkeyp
 
 def test_runs_of_one_method_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Simulation(monkeypatch, fixed=0.05, each=0.03)  # 15 runs of 300 rounds end within PART_SECONDS
-    experiment = scheduled("fedpmvr/table1", "mnist-lenet-0.1", "mnist-lenet-0.3")  # planned seed by seed
+    experiment = scheduled("fedpmvr/table1", "cifar10-cnn-0.3", "mnist-lenet-0.3")  # planned seed by seed
     schedule = RunSchedule([experiment], "nowhere")
     schedule.speeds = known_speeds("some GPU", "lenet", 3e6)
     parts, begin = list[list[str]](), schedule.begin

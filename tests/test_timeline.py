@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from askew.watch.columns import Columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,8 +33,10 @@ from askew.experiment.config import Config
 from askew.experiment.run import ActiveRun, round_loop
 from askew.models import MLP
 from askew.participation import Bernoulli, Cyclic, FullParticipation, Participation, Skewed, Uniform
+from askew.report.columns import Columns
 from askew.report.tables import RunGroup, table
 from askew.report.timeline_figure import timeline_picture
+from askew.report.views import curves
 from askew.timeline import (
     DayNight,
     Device,
@@ -461,8 +463,8 @@ def test_tables_curves_and_the_picture_use_the_clock(tmp_path: Path) -> None:
     assert (rows[0]["seconds_to_target"], rows[0]["clock"]) == (run.seconds_to(target), 75.0)
     (axes,) = run.plot(over="clock").axes
     assert [*axes.lines[0].get_xdata()] == [25.0, 50.0, 75.0] and axes.get_xlabel() == "Virtual clock, seconds"
-    assert Columns(run.rounds).points("accuracy", "clock")[0] == [25.0, 50.0, 75.0]
-    assert Columns(plain.rounds).points("accuracy", "clock") == ([], [])
+    shown, without = (curves(SimpleNamespace(columns=Columns(r.rounds), config={})) for r in (run, plain))
+    assert (shown["clock"], without["clock"]) == ([25.0, 50.0, 75.0], [])
     picture = timeline_picture([RunGroup("fedavg", (run,))])
     assert picture is not None and "9 answer counts, 4 late or not awaited, 1 left or no answer" in picture.alt
     ends = [line.get_xdata()[0] for line in picture.figure.axes[0].lines if line.get_linestyle() == "--"]

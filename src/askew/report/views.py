@@ -142,7 +142,7 @@ def row(run: ShownRun) -> Answer:
 
 
 def curves(run: ShownRun, detail: Detail = FULL) -> Answer:
-    """The curves of a run: points have places in `round`, `bytes` and `seconds`, the latter two summed so far.
+    """The curves of a run: points have places in `round`, `bytes` and `seconds`, these two summed so far, and `clock`.
 
     With them its settings and its last accuracy by class, in which chosen runs are compared.
     """
