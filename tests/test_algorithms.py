@@ -89,7 +89,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedmgdaplus": [{"eps": 0.0}, {"eps": 1.0, "server_decay_rate": 0.9}],
     "fedspeed": [{"alpha": 0.3, "rho": 0.5, "mix": 0.5}],
     "fedau": [{"cutoff": 2, "server_scale": 0.8, "weighting": "samples"}],
-    "fedawe": [{"evaluate_mean": True, "server_scale": 0.7, "weighting": "samples"}],
+    "fedawe": [{"evaluate_mean": True, "longest": 0.1, "server_scale": 0.7, "weighting": "samples"}],
 }
 
 # One method for each thing that the interface offers.
