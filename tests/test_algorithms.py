@@ -407,7 +407,7 @@ def check_plain_sgd(alg: Algorithm, norm: str) -> None:
         model = server.state["mean"] if key in DRIFTING else server.w
         theta, statistics = with_private(model, server.buffers, server.private, private)
         assert close(theta, end) == (key not in NEVER_SGD)
-        assert close(statistics, buffers)
+        assert close(statistics, buffers) or key in NEVER_SGD
 
 
 @methods(variants=False)
