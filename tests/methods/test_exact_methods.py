@@ -1,4 +1,4 @@
-"""SCAFFOLD, FedDyn, FedDC and FOCUS, the methods that reach the optimum on skewed data and under partial participation."""
+"""SCAFFOLD, FedDyn, FedDC and FOCUS: they reach the optimum on skewed data and under partial participation."""
 
 from __future__ import annotations
 
