@@ -42,7 +42,7 @@ class FedAWE(Algorithm):
     evaluate_mean: bool = setting("measure the mean of all clients' models instead of w", default=False)
 
     def memory(self, space: Space) -> State:
-        return {"x": space.start, "last": space.scalar()}
+        return {"x": space.start.clone(), "last": space.scalar()}
 
     def begin(self, client: Client) -> Tensor:
         return client.server["x"]
