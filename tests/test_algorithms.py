@@ -89,7 +89,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedmgdaplus": [{"eps": 0.0}, {"eps": 1.0, "server_decay_rate": 0.9}],
     "fedspeed": [{"alpha": 0.3, "rho": 0.5, "mix": 0.5}],
     "fedau": [{"cutoff": 2, "server_scale": 0.8, "weighting": "samples"}],
-    "fedawe": [{"evaluate_mean": True, "server_scale": 0.7, "weighting": "samples"}],
+    "fedawe": [{"evaluate_mean": True, "longest": 0.1, "server_scale": 0.7, "weighting": "samples"}],
 }
 
 # One method for each thing that the interface offers.
@@ -407,7 +407,7 @@ def check_plain_sgd(alg: Algorithm, norm: str) -> None:
         model = server.state["mean"] if key in DRIFTING else server.w
         theta, statistics = with_private(model, server.buffers, server.private, private)
         assert close(theta, end) == (key not in NEVER_SGD)
-        assert close(statistics, buffers)
+        assert close(statistics, buffers) or key in NEVER_SGD
 
 
 @methods(variants=False)

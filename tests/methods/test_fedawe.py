@@ -35,6 +35,13 @@ def test_rounds_follow_the_formulas(noisy: Problem, weighting: str) -> None:
     assert list(FedAWE().models(server.w, {})) == ["global"] and FedAWE().models(server.w, {})["global"] is server.w
 
 
+def test_the_mean_update_is_shortened_and_the_mean_of_the_starts_is_not() -> None:
+    # The mean update of the first round, −0.545, becomes −0.5, and w −0.5 · 0.4. Then the starts −0.2 and 0 have the
+    # mean −0.1, and the mean update (0.19 · 1.2 + 2 · 1.08) / 2 becomes 0.5. No update is longer than 3.
+    assert two_rounds_on_the_line(FedAWE(longest=0.5, server_scale=0.4))[0] == exactly(-0.2, 0.1)
+    assert two_rounds_on_the_line(FedAWE(longest=3.0))[0] == exactly(*two_rounds_on_the_line(FedAWE())[0])
+
+
 def test_two_rounds_by_hand() -> None:
     # (0.19 − 1.28) / 2. Then client 0 starts there, and client 2 at 0 with what it missed: 0.19 · 1.545 and 2 · 1.08.
     path, server = two_rounds_on_the_line(FedAWE())
@@ -88,4 +95,4 @@ def test_uneven_rates_leave_the_mean_of_all_clients_where_it_belongs(changing: b
 
 
 def test_defaults() -> None:
-    assert_defaults(FedAWE(), {"weighting": "uniform", "server_scale": 1.0, "evaluate_mean": False})
+    assert_defaults(FedAWE(), {"weighting": "uniform", "server_scale": 1.0, "longest": None, "evaluate_mean": False})

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 import torch
 from textbook import ALL, COHORTS, EVERY_TERM, PLAIN, SIZES, assert_defaults, exactly, two_rounds_on_the_line, zeros
-from turnout import draw_cohorts
 
 from askew.algorithms import FOCUS, FedSGD
 from askew.data.federation import LocalSettings
@@ -18,8 +17,6 @@ from problems import (
     close,
     first_client_batches,
     make_server,
-    quadratics,
-    run_rounds,
     skewed_samples,
     train_locally,
     trained_server,
@@ -69,17 +66,6 @@ def test_with_one_step_and_everybody_it_is_gradient_descent_on_the_sum(noisy: Pr
         trained_server(alg, noisy, local, [ALL] * 4) for alg in (FOCUS(), FedSGD(weighting="uniform", server_scale=4.0))
     ]
     assert close(servers[0].w, servers[1].w)
-
-
-def test_uneven_rates_of_participation_leave_it_exact() -> None:
-    """Clients come with chances from 0.9 to 0.2; weight decay is the regulariser. Measured after 80 rounds: 2e-5."""
-    problem, local = quadratics(5), LocalSettings(batch=0, steps=3, lr=0.2, weight_decay=0.1)
-    server = make_server(FOCUS(server_scale=0.3), problem, local)
-    run_rounds(server, draw_cohorts(80, lambda t: (0.9, 0.7, 0.5, 0.3, 0.2)))
-    samples = [problem.samples(i) for i in problem.clients]
-    A = sum(s.x.T @ s.x / len(s.y) for s in samples) / 5 + 0.1 * torch.eye(4, dtype=torch.float64)
-    b = sum(s.x.T @ s.y[:, 0] / len(s.y) for s in samples) / 5
-    assert float((server.w - torch.linalg.solve(A, b)).norm()) < 1e-4
 
 
 def test_the_server_has_the_sum_of_the_clients_last_gradients() -> None:

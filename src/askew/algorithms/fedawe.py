@@ -11,9 +11,10 @@ however uneven their chances are and however they change. With everybody in ever
 
 In the paper the server sends the new w to the participants at the end of a round, and each stores it as x_i. Here the
 server stores x_i and sends it with the next request: the same numbers, with one vector more to every participant,
-because w, which it does not use, is sent too. The authors' code also shortens the mean update to length 0.5, which is
-not in the paper and not copied, and measures the mean of all x_i instead of w: `evaluate_mean = true`. With
-`weighting = "samples"` the means are by sample counts. Batch-norm statistics are those received with w.
+because w, which it does not use, is sent too. After a long absence an update is long, and w may jump. The authors' code
+shortens the mean update to length 0.5 (`longest = 0.5`), which Algorithm 1 does not, and measures the mean of all x_i
+instead of w (`evaluate_mean = true`). With `weighting = "samples"` the means are by sample counts. Batch-norm
+statistics are those received with w.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..core.algebra import norm
 from ..core.algorithm import Algorithm
 from ..core.settings import setting
 from ..core.space import Space
@@ -34,10 +36,13 @@ class FedAWE(Algorithm):
     broadcast = ("x", "last")
 
     server_scale: float = setting("factor η_g on the local update", default=1.0, above=0)
+    longest: float | None = setting(
+        "largest length of the mean update, before η_g; left out: any", default=None, above=0, hint="the code uses 0.5."
+    )
     evaluate_mean: bool = setting("measure the mean of all clients' models instead of w", default=False)
 
     def memory(self, space: Space) -> State:
-        return {"x": space.start, "last": space.scalar()}
+        return {"x": space.start.clone(), "last": space.scalar()}
 
     def begin(self, client: Client) -> Tensor:
         return client.server["x"]
@@ -47,15 +52,29 @@ class FedAWE(Algorithm):
         return {"delta": (x - client.w) + self.server_scale * echo * (theta - x)}, client.state
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        w = w + self.weights(up, cohort) @ up["delta"]
+        w = self.average(w, up, cohort, server)
         rows = {"x": w.expand_as(server["x"]), "last": torch.full_like(server["last"], cohort.round)}
         return w, server | rows
 
+    def average(self, w: Tensor, up: State, cohort: Cohort, server: State) -> Tensor:
+        """mean_S x_i⁺."""
+        return w + self.weights(up, cohort) @ up["delta"]
+
     def variants(self) -> tuple[type[Algorithm], ...]:
-        return (MeanMeasured,) if self.evaluate_mean else ()
+        return (*((MeanMeasured,) if self.evaluate_mean else ()), *(() if self.longest is None else (Shortened,)))
 
 
 # variants -----------------------------------------------------------------------------------------------------------
+
+
+class Shortened(FedAWE):
+    """mean_S x_i plus the mean update, of at most this length."""
+
+    def average(self, w: Tensor, up: State, cohort: Cohort, server: State) -> Tensor:
+        assert self.longest is not None
+        base = self.weights(up, cohort) @ server["x"]
+        step, limit = super().average(w, up, cohort, server) - base, self.server_scale * self.longest
+        return base + step * (limit / norm(step).clamp(min=limit)).to(step.dtype)
 
 
 class MeanMeasured(FedAWE):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, Gradient
-from ..core.settings import setting
+from ..core.settings import is_off, setting
 from ..core.space import Space
 from ..core.types import Client, Cohort, State
 
@@ -52,7 +52,7 @@ class FOCUS(Algorithm):
         return grad(theta) - client.state["g"]
 
     def note(self, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
-        return {"g": g + client.decay * theta}
+        return {"g": g if is_off(client.decay) else g + client.decay * theta}
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
         g = client.carry["g"]
