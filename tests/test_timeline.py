@@ -26,7 +26,7 @@ from askew.data.federation import Federation, LocalSettings
 from askew.engine.choose import EngineSettings
 from askew.engine.clock import VirtualClock, answer_bytes
 from askew.engine.privacy import PrivacyStage
-from askew.errors import AskewError
+from askew.errors import AskewError, ConfigError
 from askew.experiment.build import BuiltRun, build
 from askew.experiment.config import Config
 from askew.experiment.run import ActiveRun, round_loop
@@ -154,6 +154,16 @@ def test_if_nobody_is_there_the_clock_goes_on_to_who_comes_first(tmp_path: Path)
         (48.0, 56.0, [1]),
         (56.0, 64.0, [1]),
     ]
+
+
+def test_if_a_round_can_ask_nobody_ever_the_rounds_before_it_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("client,from,to\n0,0,9\n1,0,9\n")
+    turns = {"name": "cyclic", "groups": 2, "shuffle": False}  # clients 3 and 4, of round 2, never come
+    tables = five_clients("fedavg", participation=turns, time={"wait": "all", "trace": str(tmp_path / "trace.csv")})
+    with pytest.raises(ConfigError, match="nobody that round 2 could ask is ever there by"):
+        askew.run(tables, out=tmp_path / "runs")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [r["round"] for r in askew.load(folder).rounds] == [1]
 
 
 SOME = {"speed": "lognormal", "sigma": 1.0, "availability": "markov", "mean_on": 3.0, "mean_off": 1.0, "up": 1e5}
