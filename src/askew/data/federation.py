@@ -429,8 +429,8 @@ class Federation:
         batches = np.minimum(per_epoch, 1) * local.steps if local.steps else per_epoch * local.epochs
         if any(fraction < 1 for fraction in share):
             batches = np.ceil(np.asarray(share) * batches).astype(np.int64)
-        epochs, last = np.divmod(batches, np.maximum(per_epoch, 1))
-        return batches, epochs * (full * size + rest) + np.minimum(last, full) * size
+        epochs, last = np.divmod(batches, np.maximum(per_epoch, 1))  # of an epoch that is cut off, only full batches
+        return batches, epochs * (full * size + rest) + last * size
 
     def looked_at(self, name: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """How many samples of each of these clients a look reads: "gradient", or "validation" if some are held out."""

@@ -110,11 +110,8 @@ class VirtualClock:
         self, round: int, pool: np.ndarray, drawn: np.ndarray, missing: int, is_there: Callable[[int], bool]
     ) -> list[int]:
         """So many others of the pool that are there, at random, or all if they are fewer."""
-        rng, tried, found = (
-            generator(self.rule.drawn_by(self.seed), "time others", round),
-            {*drawn.tolist()},
-            list[int](),
-        )
+        rng = generator(self.rule.drawn_by(self.seed), "time others", round)
+        tried, found = {*drawn.tolist()}, list[int]()
         while len(found) < missing and len(tried) < len(pool):
             if 2 * len(tried) < len(pool):
                 candidates = pool[rng.integers(len(pool), size=2 * missing + 16)]
@@ -157,8 +154,8 @@ class VirtualClock:
         reasons = {i: reason for i, reason in zip(ids, waited.reasons, strict=True) if reason}
         reasons |= dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
         lasted = [
-            min(pair) if reason == LEFT else pair[0]
-            for reason, *pair in zip(waited.reasons, seconds, leaves, strict=True)
+            leave if reason == LEFT else answer
+            for answer, leave, reason in zip(seconds, leaves, waited.reasons, strict=True)
         ]
         took = dict(zip(ids, lasted, strict=True))
         record: dict[str, Any] = {

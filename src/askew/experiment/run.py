@@ -20,6 +20,7 @@ from ..engine.base import PhaseOutputs, PhaseRequest, finished_time, prepare_nex
 from ..engine.evaluate import accuracy_by_owner, share_raised
 from ..engine.process_group import SINGLE, ProcessGroup, process_group
 from ..engine.server import measure_time
+from ..errors import ConfigError
 from ..participation import Turnout
 from . import checkpoint
 from .build import BuildCache, BuiltRun, build
@@ -168,7 +169,12 @@ class ActiveRun:
             if clock is None:
                 turnout = self.config.participation.turnout(self.config.seed, t, fed.eligible, fed.clients)
             else:
-                turnout = clock.turnout(t)
+                try:
+                    turnout = clock.turnout(t)
+                except ConfigError:
+                    if t == self.t + 1:
+                        raise
+                    return  # it is said when that round begins, after the one that is trained now is written
             self.turnouts[t] = turnout
             self.server.prepare(t, turnout.ids.tolist(), turnout.share.tolist())
 

@@ -55,7 +55,7 @@ def timeline_picture(groups: Sequence[RunGroup]) -> Picture | None:
     rows = {client: row for row, client in enumerate(shown)}
     figure = canvas(WIDTH, 1.6 + 0.19 * max(6, len(shown)))
     axes = figure.add_subplot(xlabel="Virtual clock, seconds", ylabel="Client")
-    draw_rounds(axes, records, run)
+    draw_rounds(axes, records)
     colours = draw_bars(axes, [bar for bar in bars if bar.client in rows], rows)
     axes.set_yticks(range(len(shown)), [str(client) for client in shown], fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
@@ -78,7 +78,9 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], rows: dict[int, int]) -> dict[str
         places = [rows[bar.client] for bar in own]
         inside = [min(bar.seconds, bar.end - bar.start) for bar in own]
         starts = [bar.start for bar in own]
-        handles[colour] = axes.barh(places, inside, left=starts, height=0.62, color=colour, edgecolor="white", zorder=3)
+        handles[colour] = axes.barh(
+            places, inside, left=starts, height=0.62, color=colour, edgecolor=colour, linewidth=0.6, zorder=3
+        )
         over = [bar.seconds - length for bar, length in zip(own, inside, strict=True)]
         ends = [bar.start + length for bar, length in zip(own, inside, strict=True)]
         axes.barh(places, over, left=ends, height=0.2, color=colour, alpha=0.35, zorder=2)
@@ -87,14 +89,14 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], rows: dict[int, int]) -> dict[str
     return handles
 
 
-def draw_rounds(axes: Axes, records: Sequence[Record], run: Run) -> None:
+def draw_rounds(axes: Axes, records: Sequence[Record]) -> None:
     """Draw where rounds end, their numbers, and where the clock went on because nobody was there."""
     before = 0.0
     for record in records:
         began, end = float(record["began"]), float(record["clock"])
         if began > before:
             axes.axvspan(before, began, color=GREY, alpha=0.2, linewidth=0, zorder=0.5)
-        axes.axvline(end, color=INK, linewidth=1, linestyle="--", zorder=1)
+        axes.axvline(end, color=INK, linewidth=1, linestyle="--", zorder=4)
         place: Any = ((began + end) / 2, 1.01)
         text = f"round {record['round']}" if record["round"] == 1 else str(record["round"])
         axes.annotate(text, place, xycoords=("data", "axes fraction"), ha="center", fontsize=9)
@@ -107,7 +109,11 @@ def timeline_note(run: Run, groups: Sequence[RunGroup], records: Sequence[Record
     wait = str(run.config.get("time", {}).get("wait"))
     end = ends.get(wait, "its last answer")
     note = f"Rounds 1 to {len(records)} of {run.algorithm}; dashed: the end of a round, which is {end}."
-    note += " Pale: what was still missing from a late answer. Cross: the client left." if wait != "all" else ""
+    note += " Pale: what was still missing of a late answer." if wait != "all" else ""
+    note += " Cross: the client left." if any(record["away"] for record in records) else ""
+    before = [0.0, *(float(record["clock"]) for record in records)]
+    waited = any(float(record["began"]) > clock for record, clock in zip(records, before, strict=False))
+    note += " Grey background: nobody was there." if waited else ""
     note += f" {left_out} more clients were asked." if left_out else ""
     several = len(groups) > 1 or len(groups[0].runs) > 1
     return note + (" One run is shown." if several else "")
