@@ -115,7 +115,12 @@ def check_output(shown: str, printed: str, where: str) -> None:
     assert all(agrees(*pair) for pair in zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True)), report
 
 
-@pytest.mark.parametrize("page", pages_with("python", slow=["concepts.md", "metrics.md", "add-algorithm.md"]))
+@pytest.mark.parametrize(
+    "page",
+    pages_with(
+        "python", slow=["concepts.md", "metrics.md", "add-algorithm.md", "howto-images.md", "howto-networks.md"]
+    ),
+)
 def test_python_runs_and_prints_what_is_shown(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_named_files(page, folder)
     module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")

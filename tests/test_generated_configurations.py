@@ -202,7 +202,7 @@ def test_hostile_values_are_refused_in_one_sentence() -> None:
 
 @pytest.mark.slow
 def test_what_is_built_is_trained_or_refused_in_one_sentence() -> None:
-    ends = attempt_all(range(200, 260))
+    ends = attempt_all(range(200, 280))
     assert ends["trained"] > 10 and ends["refused"] > 10
 
 

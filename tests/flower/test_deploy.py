@@ -321,6 +321,7 @@ def test_the_console_says_who_is_connected_while_a_federation_starts(tmp_path: P
 
 
 @needs_flower
+@pytest.mark.slow
 def test_a_federation_of_real_processes_plays_the_simulators_run(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
