@@ -386,7 +386,7 @@ def test_no_rounds_and_no_federation(make: Make, tmp_path: Path) -> None:
     text = report(
         [make(accuracy=(), rounds=3, federation={}), make("fedcm", (), rounds=3, federation={})], tmp_path / "out"
     )[1].text
-    assert "No round has been evaluated yet." in text and "No run tells who holds what" in text
+    assert "No round has been evaluated yet." in text and "No run has stored who holds what" in text
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["index.html"]
 
 

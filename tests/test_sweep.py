@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import askew
+from askew.cli.main import main
 from askew.data.federation import LocalSettings
 from askew.errors import ConfigError, Remark
 from askew.experiment.config import Config
 from askew.experiment.launch import run_all, run_config
 from askew.experiment.run import run_together
+from askew.experiment.store import load_all
 from askew.experiment.sweep import grid, load_sweep
 
 TINY: dict[str, Any] = {
@@ -80,6 +82,18 @@ def test_wrong_spans_are_refused(over: str, says: str, tmp_path: Path) -> None:
     file.write_text("seed = 1\n")
     with pytest.raises(ConfigError, match=says):
         load_sweep(file, (), [over])
+
+
+def test_single_settings_have_options_as_in_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--method fedprox --rounds 1 --lr .05 --epochs 1 --batch-size 30 --set algorithm.mu=0.5 --over seed=0,1"
+    assert main(["sweep", *words.split(), "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    runs = load_all([tmp_path])
+    assert sorted(run.config["seed"] for run in runs) == [0, 1]
+    for run in runs:
+        local, method = run.config["local"], run.config["algorithm"]
+        assert (method["name"], method["mu"], len(run.rounds)) == ("fedprox", 0.5, 1)
+        assert (local["lr"], local["epochs"], local["batch"]) == (0.05, 1, 30)
 
 
 def test_a_span_must_be_a_list() -> None:

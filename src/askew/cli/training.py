@@ -142,6 +142,12 @@ def sweep(
     over: Annotated[
         list[str] | None, typer.Option("--over", metavar="KEY=A,B,…", help="Values to try; repeatable.")
     ] = None,
+    method: Method = None,
+    rounds: Rounds = None,
+    lr: Rate = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    device: Device = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
     out: Out = Path("runs"),
@@ -155,8 +161,7 @@ def sweep(
 
     The sweep table of a file and --over span the combinations. A setting that only some of the methods have is tried
     with those alone. On a CPU --processes trains several runs at once. Finished runs are read back, interrupted ones
-    go on.
-    A run that fails does not end the others; it is named at the end.
+    go on. A run that fails does not end the others; it is named at the end.
     """
     from ..experiment.launch import run_each
     from ..experiment.process_pool import run_each_in_pool
@@ -164,8 +169,10 @@ def sweep(
     from ..experiment.sweep import load_sweep
     from ..experiment.trackers import tracking
 
-    configs, console = load_sweep(file, overrides or (), over or (), plugins or ()), PlainConsole(stderr=True)
-    given = (("--over", over), ("--set", overrides), ("--plugin", plugins))
+    local = {"local__lr": lr, "local__epochs": epochs, "local__batch": batch_size}
+    settings = [*word_overrides(method, rounds=rounds, engine__device=device, **local), *(overrides or ())]
+    configs, console = load_sweep(file, settings, over or (), plugins or ()), PlainConsole(stderr=True)
+    given = (("--over", over), ("--set", settings), ("--plugin", plugins))
     flags = [(flag, value) for flag, values in given for value in values or ()]
     words = [*([file] if file else []), *chain.from_iterable(flags), "--out", out, *data_options(folder)]
     words += track_options(track) + ["--processes", str(processes)] * (processes > 1)

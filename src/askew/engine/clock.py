@@ -25,7 +25,7 @@ PREVIEWED = 20  # rounds from which the expected length of a round is taken
 
 
 class VirtualClock:
-    """Tells round after round who takes part; `now` is the end of the last round that was asked for, in seconds."""
+    """Says for one round after the other who takes part; `now` is the end of the last one asked for, in seconds."""
 
     def __init__(self, settings: TimeSettings, rule: Participation, server: Server, seed: int) -> None:
         if clash := sorted({*server.state} & {*CLOCK}):

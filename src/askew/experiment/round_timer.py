@@ -40,8 +40,8 @@ class RoundTimer:
     def costs(self, runs: Mapping[str, Sequence[Run]], processes: int = 1) -> dict[str, Cost]:
         """The seconds of a round and of a run's start, from runs of each method.
 
-        On a machine that is busy with other things the shortest round tells best which method takes longer, and the
-        mean of all how long to wait. Where one process trains on a CPU, its processor time tells it better still.
+        On a machine that is busy with other things the shortest round shows best which method takes longer, and the
+        mean of all how long to wait. Where one process trains on a CPU, its processor time shows it better still.
         """
         every = [run for its in runs.values() for run in its]
         alone = processes == 1 and all(

@@ -54,7 +54,7 @@ MakeTracker = Callable[[Run], Tracker | None]  # None where there is nothing to 
 
 
 class Tracking:
-    """Makes trackers for each run and tells them of its rounds; called before the first round and after every one."""
+    """Makes trackers for each run and gives them its rounds; called before the first round and after every one."""
 
     def __init__(self, makers: Mapping[str, MakeTracker]) -> None:
         """`makers` make the trackers of one run, by the names that remarks give them."""

@@ -292,7 +292,7 @@ def notices(runs: Sequence[Run], pictures: Sequence[Picture], data: views.Answer
     if "accuracy" not in names:
         found.append("No round has a test accuracy, so there are no accuracy curves.")
     if "partition" not in names:
-        found.append("No run tells who holds what, so there is no picture of the partition.")
+        found.append("No run has stored who holds what, so there is no picture of the partition.")
     return found
 
 
