@@ -634,6 +634,9 @@ def test_curves_survive_being_stored() -> None:
     )
     fewer = run_metrics(run_of(config, rounds_of([0.1, 0.98765, 0.3])), curves_every=2)
     assert fewer["accuracy"] == "2:0.9877 3:0.3" and fewer["mean_accuracy_100"] == f"{(0.1 + 0.98765 + 0.3) / 3:.6g}"
+    timed = [r | {"clock": 1.5 * n} for n, r in enumerate(rounds_of([0.1, 0.2, 0.3]), 1)]
+    on_clock = run_metrics(run_of(config, timed), curves_every=2)
+    assert (on_clock["clock"], on_clock["bytes"]) == ("2:3 3:4.5", "2:32 3:48") and "bytes" not in fewer
     assert rounds_to([50, 100], [0.2, 0.4], 0.3) == 100 and rounds_to([50, 100], [0.2, 0.4], 0.5) is None
 
 
@@ -651,6 +654,8 @@ def test_results_are_merged_by_run_and_metric(tmp_path: Path) -> None:
     assert metrics_by_run(read)[p.digest, 0][rows[0].metric] == "9"
     assert p.key in metrics_by_run(read) and p._replace(seed=1).key not in metrics_by_run(read)
     assert rows[0].command.startswith("askew reproduce feddpc/fig6 --scale smoke")
+    some = result_rows(p._replace(stored=("accuracy",)), run_of(p.config, rounds_of([0.1, 0.2])))
+    assert [row.metric for row in some] == ["accuracy", "provenance"]
     path.write_text(path.read_text() + "a,b\n")
     with pytest.raises(StoreError, match=r"line \d+ is not a result"):
         read_results(tmp_path)

@@ -27,10 +27,12 @@ from askew.participation import (
     Poisson,
     Skewed,
     Trace,
+    Uneven,
     Uniform,
     chances,
     latest_state,
     membership,
+    own_chances,
     participations,
 )
 
@@ -195,6 +197,7 @@ SETTINGS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "cyclic": SIZED | {"groups": st.integers(1, CLIENTS), "shuffle": st.booleans()},
     "markov": SIZED | {"join": CHANCE, "leave": st.floats(0, 1)},
     "trace": {"repeat": st.booleans()},
+    "uneven": {"fraction": st.floats(0.001, 0.999), "gamma": st.floats(0, 1000)},
 }
 TURNOUT = {"dropout": st.floats(0, 1), "stragglers": st.floats(0, 1), "least_work": st.floats(0.01, 0.99)}
 
@@ -228,7 +231,7 @@ def test_every_rule_chooses_eligible_clients_and_is_repeatable(
         assert (np.diff(ids) > 0).all() and ids.dtype == np.int64
     assert came.share.dtype == np.float64 and came.share.shape == came.ids.shape
     assert (came.share >= rule.least_work).all() and (came.share <= 1).all()
-    for cache in (chances, membership, latest_state):
+    for cache in (chances, membership, latest_state, own_chances):
         cache.cache_clear()
     assert all(np.array_equal(a, b) for a, b in zip(came, rule.turnout(seed, round, eligible, CLIENTS), strict=True))
 
@@ -249,6 +252,18 @@ def test_bernoulli_clients_are_independent_given_that_one_came(fraction: float) 
     sets = [s for k in (1, 2, 3) for s in combinations(eligible, k)]
     probabilities = {s: fraction ** len(s) * (1 - fraction) ** (3 - len(s)) / (1 - (1 - fraction) ** 3) for s in sets}
     assert agree(probabilities, draw_rounds(Bernoulli(fraction=fraction), 6000, eligible, 5))
+
+
+def test_uneven_chances_have_their_mean_and_spread_and_everybody_comes_by_their_own() -> None:
+    drawn = np.array([own_chances(seed, 1000, 0.1, 0.2) for seed in range(10)])
+    variance = 0.1 * 0.9 / (1 / 0.2 + 1)  # of Beta(0.5, 4.5)
+    assert np.allclose(drawn.mean(1), 0.1, rtol=1e-3) and abs(drawn.var() - variance) < 0.05 * variance
+    own, rounds = own_chances(0, 3, 0.3, 0.2), draw_rounds(Uneven(fraction=0.3), 6000, range(3), 3)
+    every = [tuple(i for i in range(3) if code >> i & 1) for code in range(8)]
+    assert agree({s: float(np.prod([own[i] if i in s else 1 - own[i] for i in range(3)])) for s in every}, rounds)
+    assert draw_rounds(Uneven(fraction=0.3, gamma=0), 50, (0, 2, 5), 9) == draw_rounds(
+        Poisson(fraction=0.3), 50, (0, 2, 5), 9
+    )
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 1e-300])

@@ -170,6 +170,38 @@ class Poisson(Participation):
         return np.sort(eligible[came]).astype(np.int64, copy=False)
 
 
+class Uneven(Participation):
+    """Each client takes part with a chance of its own, independently; there may be none.
+
+    The chances p_i ~ Beta(fraction/γ, (1 − fraction)/γ) are drawn once a run, multiplied so that their mean is
+    `fraction`, and cut off at 1. γ = 0 is `poisson`, draw for draw.
+    """
+
+    idea: ClassVar[str] = "every client comes with a chance of its own, independently: some often, some hardly ever"
+    fraction: float = setting("mean chance that a client takes part in a round", default=0.2, above=0, below=1)
+    gamma: float = setting(
+        "how uneven the chances are, 1 / the concentration of their Beta distribution; 0: all are the same",
+        default=0.2,
+        least=0,
+        most=1000,
+    )
+
+    def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
+        own = own_chances(seed, clients, self.fraction, self.gamma) if self.gamma else np.full(clients, self.fraction)
+        came = (generator(seed, "participation", round).random(clients) < own)[eligible]
+        return np.sort(eligible[came]).astype(np.int64, copy=False)
+
+
+@lru_cache(maxsize=8)
+def own_chances(seed: int, clients: int, fraction: float, gamma: float) -> np.ndarray:
+    """The chance of every client in one run, p_i ~ Beta(fraction/γ, (1 − fraction)/γ) with the mean `fraction` [N]."""
+    p = generator(seed, "chances").beta(fraction / gamma, (1 - fraction) / gamma, clients)
+    p = np.maximum(p, LEAST_CHANCE)
+    p = np.minimum(p * (fraction / p.mean()), 1.0)
+    p.flags.writeable = False
+    return p
+
+
 class Skewed(CohortParticipation):
     """m clients, one after the other without replacement, with chances p ~ Dir_N(1/γ) drawn once a run (MLDL24).
 
@@ -366,6 +398,7 @@ participations: Registry[Participation] = Registry(
         "poisson": Poisson,
         "skewed": Skewed,
         "trace": Trace,
+        "uneven": Uneven,
         "uniform": Uniform,
     },
 )

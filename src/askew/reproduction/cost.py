@@ -20,7 +20,7 @@ from ..errors import ConfigError, UnknownName
 from ..experiment import catalogue
 from ..experiment.config import Config
 from ..models import Network
-from ..participation import Bernoulli, CohortParticipation
+from ..participation import Bernoulli, CohortParticipation, Poisson, Uneven
 from .papers import Experiment, RunSpec, build_config, find_experiment, hyper_text, run_specs, settings_tables
 from .results import ResultRow, read_results
 
@@ -83,7 +83,7 @@ def mean_participants(config: Config) -> float:
     clients, rule = config.partition.clients, config.participation
     if isinstance(rule, CohortParticipation):
         return min(rule.size(clients), clients)
-    return rule.fraction * clients if isinstance(rule, Bernoulli) else clients
+    return rule.fraction * clients if isinstance(rule, Bernoulli | Poisson | Uneven) else clients
 
 
 @cache

@@ -30,7 +30,7 @@ UNTRAINED = ("histogram", "heatmap", "toy")  # of SHOWS: those for which nothing
 # Keys that a file may have, at its top level, in [[case]] and [[method]], and in [scale.NAME].
 EXPERIMENT_KEYS = (
     *("title", "where", "shows", "metric", "target", "also", "seeds", "choose", "choices", "notes", "axis"),
-    *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap", "curves_every"),
+    *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap", "curves_every", "stored"),
 )
 ENTRY_KEYS = {"case": ("name", "set", "methods"), "method": ("name", "set", "grid", "cases")}
 GAP_KEYS = ("cases", "methods", "cause")
@@ -101,6 +101,7 @@ class Experiment:
     scales: dict[str, Scale]
     gaps: tuple[Gap, ...] = ()
     curves_every: int = 1  # rounds between the stored points of a curve
+    stored: tuple[str, ...] = ()  # metrics that are stored; all if none is named
 
     @property
     def paper(self) -> str:
@@ -136,6 +137,7 @@ class PlannedRun(NamedTuple):
     seed: int
     config: Config
     curves_every: int = 1
+    stored: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -238,6 +240,7 @@ def experiment_from_tables(name: str, page: Mapping[str, Any]) -> Experiment:
         scales={scale: scale_from_table(table) for scale, table in page.get("scale", {}).items()},
         gaps=tuple(Gap(tuple(g["cases"]), tuple(g["methods"]), g["cause"]) for g in page.get("gap", [])),
         curves_every=positive_whole(page.get("curves_every", 1), "curves_every"),
+        stored=tuple(page.get("stored", ())),
     )
 
 
@@ -310,6 +313,7 @@ def configure_runs(
         PlannedRun(
             *(s.experiment.id, scale, s.case.name, s.method.name, s.hyper, s.seed, build_config(s, scale)),
             curves_every=s.experiment.curves_every,
+            stored=s.experiment.stored,
         )
         for s in specs
         if all(spec_value(s, kind) in values for kind, values in wanted.items())

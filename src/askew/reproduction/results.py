@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -87,7 +87,10 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
     precision = [engine.dtype] * (engine.dtype != "float32") + ["compiled"] * engine.compile
     device = ", ".join([str(run.facts.get("device", "unknown")), *precision])
     version, command = str(run.facts.get("version", "")), run_command(planned)
-    metrics = run_metrics(run, planned.curves_every) | {PROVENANCE: provenance_text(planned.config, run)}
+    metrics = run_metrics(run, planned.curves_every)
+    if planned.stored:
+        metrics = {name: value for name, value in metrics.items() if name in planned.stored}
+    metrics |= {PROVENANCE: provenance_text(planned.config, run)}
     return [
         ResultRow(
             planned.digest,
@@ -245,6 +248,7 @@ def run_metrics(run: Run, curves_every: int = 1) -> dict[str, str]:
     texts = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
     curves = {key: curve_text(run, key, curves_every) for key in CURVES}
     curves[SPARSE_CURVE] = curve_text(run, SPARSE_CURVE, SPARSE_EVERY)
+    curves |= clock_curves(run, curves_every)
     return texts | {key: text for key, text in curves.items() if text} | prediction_set_curves(run)
 
 
@@ -353,8 +357,19 @@ def curve_text(run: Run, key: str, every: int = 1) -> str:
 
     Written "round:value", unless there is a value in every round.
     """
-    at, values = run.curve(key)
-    whole = every == 1 and at == list(range(1, len(at) + 1))
+    return points_text(*run.curve(key), every)
+
+
+def clock_curves(run: Run, every: int) -> dict[str, str]:
+    """Virtual seconds and bytes sent since the start, by round, of a run that has a virtual clock."""
+    at, clock = run.curve("clock")
+    sent = list(accumulate(float(r["bytes_up"]) + float(r["bytes_down"]) for r in run.rounds))
+    return {"clock": points_text(at, clock, every), "bytes": points_text(at, sent, every)} if at else {}
+
+
+def points_text(at: Sequence[int], values: Sequence[float], every: int) -> str:
+    """Rounds and values as `curve_text` writes them."""
+    whole = every == 1 and list(at) == list(range(1, len(at) + 1))
     points = [(r, v) for r, v in zip(at, values, strict=True) if r % every == 0 or r == at[-1]]
     return " ".join(f"{v:.4g}" if whole else f"{r}:{v:.4g}" for r, v in points)
 
