@@ -2,7 +2,7 @@
 
     θ ← θ − η (g(θ) + ρ (θ − w_τ))              from the model w_τ that the client received
     w ← (1 − α_i) w + α_i θ_i,                  α_i = α · s(τ_i)
-    s(τ) = 1,   (1 + τ)^−a,   or 1 up to b and 1 / (a (τ − b) + 1) beyond
+    s(τ) = 1,   (1 + τ)^{−a},   or 1 up to b and 1 / (a (τ − b) + 1) beyond
 
 Xie, Koyejo, Gupta, Asynchronous Federated Optimization, OPT 2020 (arXiv 1903.03934), Algorithm 1. τ_i is the staleness:
 how many steps the server took between the model from which a client started and the step that uses its answer, 0 for
@@ -64,12 +64,13 @@ class FedAsync(Algorithm):
         return {"model": theta}, client.state
 
     def mixing(self, cohort: Cohort) -> Tensor:
-        """α_i of each answer [C]."""
+        """α_i of each answer, [C], or one number where all are fresh."""
+        tau = cohort.staleness.to(cohort.p.dtype)
         if self.staleness == "constant":
-            return self.alpha * torch.ones_like(cohort.p)
-        if self.staleness == "hinge":
-            return self.alpha * hinge(cohort.staleness, self.slope, self.free)
-        return self.alpha * polynomial(cohort.staleness, self.exponent)
+            return self.alpha * torch.ones_like(tau)
+        return self.alpha * (
+            hinge(tau, self.slope, self.free) if self.staleness == "hinge" else polynomial(tau, self.exponent)
+        )
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         p = self.weights(up, cohort) * self.mixing(cohort)

@@ -1,6 +1,6 @@
 """FedBuff: clients work without waiting for each other; the server steps when a buffer of answers is full.
 
-    w ← w + s · (1/K) Σ_buffer (1 + τ_i)^−a δ_i,   δ_i = θ_i − the model from which client i started
+    w ← w + s · (1/K) Σ_buffer (1 + τ_i)^{−a} δ_i,   δ_i = θ_i − the model from which client i started
 
 Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022 (arXiv 2106.06639), Algorithm 1.
 τ_i is the staleness: how many steps the server took between the model from which a client started and the step that
@@ -37,5 +37,5 @@ class FedBuff(FedAvg):
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         p = self.weights(up, cohort)
         if self.staleness == "polynomial":
-            p = p * polynomial(cohort.staleness, self.exponent)
+            p = p * polynomial(cohort.staleness.to(p.dtype), self.exponent)
         return w + self.scale(cohort) * (p @ up["delta"]), server
