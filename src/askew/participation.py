@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,14 @@ LEAST_CHANCE = 1e-12  # probability; a client whose part in a skewed draw underf
 MAX_CONCENTRATION = 1e12  # of a Dirichlet: clients' chances differ by a millionth, and nothing overflows
 
 
+class UsedAnswer(NamedTuple):
+    """An answer that a round uses, where answers may come later than in the round in which their clients began."""
+
+    client: int
+    round: int  # in which the client began
+    share: float  # the fraction of its local steps that it did
+
+
 class Turnout(NamedTuple):
     """Which of the clients chosen for a round answer, and with how much of the work."""
 
@@ -32,6 +40,7 @@ class Turnout(NamedTuple):
     absent: np.ndarray  # sorted int64, the clients that were chosen and do not answer
     reasons: Mapping[int, str] = MappingProxyType({})  # why an absent client does not, where that is known
     record: Mapping[str, Any] = MappingProxyType({})  # what the round's record says of it beside
+    used: Sequence[UsedAnswer] | None = None  # the answers that the round uses, by client; None: those of `ids`
 
 
 class Participation(Settings):

@@ -93,6 +93,7 @@ class Bank:
         self.start, self.folder, self.owns = start, folder, owns
         self.row_bytes = sum(v.numel() * v.element_size() for v in start.values())
         self.row_of: dict[int, int] = {}
+        self.free: list[int] = []  # rows of clients that were forgotten
         self.blocks: list[BankBlock] = []
         self.first: list[int] = []  # first row of each block
         device = next(iter(start.values())).device if start else torch.device("cpu")
@@ -160,9 +161,13 @@ class Bank:
             clients, rows = [clients[i] for i in own], select_rows(rows, own)
         for client in clients:
             if client not in self.row_of:
-                self.row_of[client] = len(self.row_of)
+                self.row_of[client] = self.free.pop() if self.free else len(self.row_of)
                 if not self.blocks or self.row_of[client] >= self.first[-1] + self.blocks[-1].rows:
                     self._grow()
         for block, at, inner in self._groups(clients):
             for name, entry in block.entries.items():
                 entry[inner] = rows[name][at].to(entry.device)
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Give the rows of these clients free; they read the declared start again."""
+        self.free += [self.row_of.pop(client) for client in clients if client in self.row_of]
