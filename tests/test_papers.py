@@ -655,7 +655,7 @@ def test_results_are_merged_by_run_and_metric(tmp_path: Path) -> None:
     assert p.key in metrics_by_run(read) and p._replace(seed=1).key not in metrics_by_run(read)
     assert rows[0].command.startswith("askew reproduce feddpc/fig6 --scale smoke")
     some = result_rows(p._replace(stored=("accuracy",)), run_of(p.config, rounds_of([0.1, 0.2])))
-    assert [row.metric for row in some] == ["accuracy", "provenance"]
+    assert [row.metric for row in some] == ["accuracy", "provenance"] and "config" not in some[1].value
     path.write_text(path.read_text() + "a,b\n")
     with pytest.raises(StoreError, match=r"line \d+ is not a result"):
         read_results(tmp_path)

@@ -90,7 +90,7 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
     metrics = run_metrics(run, planned.curves_every)
     if planned.stored:
         metrics = {name: value for name, value in metrics.items() if name in planned.stored}
-    metrics |= {PROVENANCE: provenance_text(planned.config, run)}
+    metrics |= {PROVENANCE: provenance_text(planned.config, run, whole=not planned.stored)}
     return [
         ResultRow(
             planned.digest,
@@ -162,8 +162,8 @@ class Provenance(NamedTuple):
     config: Mapping[str, Any] | None = None  # as `papers.changed_settings` writes it
 
 
-def provenance_text(config: Config, run: Run) -> str:
-    """How a finished run was computed, as one line of JSON."""
+def provenance_text(config: Config, run: Run, whole: bool = True) -> str:
+    """How a finished run was computed, as one line of JSON; if not whole, without the configuration."""
     engine = config.engine
     made = Provenance(
         commit=source_commit() or None,
@@ -173,7 +173,7 @@ def provenance_text(config: Config, run: Run) -> str:
         dtype=engine.dtype,
         compiled=engine.compile,
         date=datetime.now(UTC).date().isoformat(),
-        config=changed_settings(config),
+        config=changed_settings(config) if whole else None,
     )
     known = {name: value for name, value in made._asdict().items() if value is not None}
     return json.dumps(known, separators=(",", ":"), ensure_ascii=False)
