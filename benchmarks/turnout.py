@@ -23,13 +23,14 @@ from askew.reproduction.papers import Experiment, find_experiment
 from askew.reproduction.results import metrics_by_run, parse_curve, read_results_file, results_file
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE, PICTURE = ROOT / "results", ROOT / "docs/turnout.md", ROOT / "docs/img/turnout.png"
+RESULTS, PAGE, PICTURES = ROOT / "results", ROOT / "docs/turnout.md", ROOT / "docs/img"
 STUDY, SEARCH, FILE = "ours/turnout", "ours/turnout-rates", ROOT / "papers/ours/turnout.toml"
 BASE = "FedAvg"
 START = 0.1  # accuracy before the first round: ten classes
 HOUR = 3600.0  # seconds
+SPAN = 15.0  # points from FedAvg at which the colours of the picture end
 # With everybody in every round these are FedAvg: what each client sends is averaged with equal weights.
-FULL_IS_FEDAVG = ("FedVARP", "MIFA", "FedAU", "FedAWE")
+FULL_IS_FEDAVG = ("FedVARP", "MIFA", "FedAU")
 WAYS = {"rounds": "equal rounds", "bytes": "equal bytes", "seconds": "equal virtual time"}
 ASYNCHRONOUS, ASYNCHRONOUS_METHODS = "asynchronous", ("FedBuff", "FedAsync")
 METHODS = (
@@ -213,3 +214,108 @@ def round_down(value: float) -> float:
     """A number cut off after its second digit."""
     unit = 10.0 ** (np.floor(np.log10(value)) - 1)
     return float(np.floor(value / unit) * unit)
+
+
+# tables ---------------------------------------------------------------------------------------------------------------
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True) -> str:
+    """A Markdown table, its columns after the first flush right if they are numbers."""
+    lines = [heads, ["---", *["---:" if numbers else "---"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def accuracy_table(block: Block, way: str) -> str:
+    """Methods by turnouts: mean accuracies, the highest of a turnout in bold, with marks of the tests against FedAvg."""
+    tests = {turnout: block.against(way, turnout, BASE) for turnout in block.turnouts}
+    methods = [m for m in METHODS if any(m in block.methods(turnout) for turnout in block.turnouts)]
+    rows = [[m, *(accuracy_cell(block, way, turnout, m, tests) for turnout in block.turnouts)] for m in methods]
+    return markdown_table(["method", *block.turnouts], rows)
+
+
+def accuracy_cell(
+    block: Block, way: str, turnout: str, method: str, tests: Mapping[str, Mapping[str, PairedComparison]]
+) -> str:
+    """One accuracy in percent."""
+    if method not in block.methods(turnout):
+        return "= FedAvg" if turnout == "full" and method in FULL_IS_FEDAVG else "–"
+    test = tests[turnout].get(method)
+    mark = {BETTER: " ↑", WORSE: " ↓"}.get(test.verdict, "") if test else ""
+    text = f"{block.mean(way, turnout, method):.1f}"
+    return (f"**{text}**" if method == block.best(way, turnout) else text) + mark
+
+
+def choice_table(block: Block) -> str:
+    """By turnout and way: the method with the highest mean, and those that the seeds do not tell from it."""
+    rows = []
+    for turnout in block.turnouts:
+        cells = []
+        for way in WAYS:
+            best, *near = block.as_good(way, turnout)
+            cells.append(f"**{best}**" + (f" ({', '.join(near)})" if near else ""))
+        rows.append([turnout, *cells])
+    return markdown_table(["turnout", *WAYS.values()], rows, numbers=False)
+
+
+def rates_table() -> str:
+    """The chosen learning rates by method and block."""
+    chosen = chosen_rates()
+    blocks = list(dict.fromkeys(block for block, _ in chosen))
+    rows = [[m, *(f"{chosen[b, m]:g}" if (b, m) in chosen else "–" for b in blocks)] for m in METHODS]
+    return markdown_table(["method", *blocks], rows)
+
+
+# picture --------------------------------------------------------------------------------------------------------------
+
+
+def picture(blocks: Sequence[Block]) -> Picture:
+    """Heat maps of the differences from FedAvg in points, methods by turnouts: a row for each skew, a column each way."""
+    with style():
+        figure = canvas(13, 4.6 * len(blocks))
+        grid: Any = figure.subplots(len(blocks), len(WAYS), squeeze=False)
+        for axes_row, block in zip(grid, blocks, strict=True):
+            for axes, way in zip(axes_row, WAYS, strict=True):
+                draw_differences(axes, block, way)
+                axes.set_title(f"{block.title}: {WAYS[way]}")
+    alt = "Heat maps: accuracy of each method less that of FedAvg, by turnout, after equal rounds, bytes and time."
+    return Picture("turnout", "Which method for which turnout", alt, "", figure)
+
+
+def draw_differences(axes: Any, block: Block, way: str) -> None:
+    """One heat map; the first row has FedAvg's own accuracy."""
+    methods = [m for m in METHODS if any(m in block.methods(t) for t in block.turnouts)]
+    table = np.full((len(methods), len(block.turnouts)), np.nan)
+    for column, turnout in enumerate(block.turnouts):
+        base = block.mean(way, turnout, BASE)
+        for row, method in enumerate(methods):
+            mean = block.mean(way, turnout, method)
+            if mean is not None and base is not None:
+                table[row, column] = mean - base
+                text = f"{mean:.0f}" if method == BASE else f"{mean - base:+.0f}".replace("-", "−")
+                dark = method != BASE and abs(mean - base) > 0.6 * SPAN
+                axes.text(column, row, text, ha="center", va="center", fontsize=9, color="white" if dark else "#333333")
+    axes.imshow(table, cmap="RdBu", vmin=-SPAN, vmax=SPAN, aspect="auto")
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(block.turnouts)), block.turnouts, rotation=40, ha="right")
+    axes.set_yticks(range(len(methods)), methods)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rates", action="store_true", help="write papers/ours/turnout.toml with the chosen rates")
+    parser.add_argument("--write", action="store_true", help="write docs/turnout.md and the pictures")
+    options = parser.parse_args()
+    if options.rates:
+        FILE.write_text(write_rates(FILE.read_text(encoding="utf-8"), chosen_rates()), encoding="utf-8")
+    if options.write:
+        blocks = study_blocks(read_study())
+        PAGE.write_text(page(blocks), encoding="utf-8")
+        for data in TITLES:
+            if its := [block for block in blocks if block.name.startswith(data)]:
+                (PICTURES / f"turnout-{data}.png").write_bytes(picture(its).render("png"))
+
+
+if __name__ == "__main__":
+    main()
