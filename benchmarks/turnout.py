@@ -1,7 +1,7 @@
-"""The study of turnouts, ours/turnout: its learning rates, its page docs/turnout.md and its picture, from results alone.
+"""The study of turnouts, ours/turnout: its learning rates, the numbers of docs/turnout.md and its pictures.
 
     python benchmarks/turnout.py --rates     write the rates that ours/turnout-rates chose into papers/ours/turnout.toml
-    python benchmarks/turnout.py --write     write docs/turnout.md and docs/img/turnout.png
+    python benchmarks/turnout.py --write     write tables, sentences and pictures of docs/turnout.md from results alone
 
 tests/test_turnout.py compares the page and the rates with what this file makes of results.
 """
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from askew.report.picture import Picture, canvas, style
-from askew.report.significance import BETTER, UNDECIDED, WORSE, PairedComparison, judge_pairs
-from askew.reproduction.papers import Experiment, find_experiment
+from askew.report.significance import BETTER, WORSE, PairedComparison, judge_pairs
+from askew.reproduction.papers import find_experiment
 from askew.reproduction.results import metrics_by_run, parse_curve, read_results_file, results_file
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +37,7 @@ METHODS = (
     *("FedAvg", "SCAFFOLD", "FedDyn", "FedCM", "FedDPC", "FedVARP", "MIFA", "FedAU", "FedAWE", "FOCUS"),
     *ASYNCHRONOUS_METHODS,
 )
+PARTIAL = ("uniform", "uneven", "Markov", "cyclic", "day and night", "deadline")
 TITLES = {"digits": "Digits", "cifar10": "CIFAR-10"}
 # What a case says of a method beside its rate. FedAsync's server steps with every answer: it has as many answers.
 EXTRA = {
@@ -114,17 +115,17 @@ def with_rates(case: str, rates: Mapping[tuple[str, str], float]) -> str:
     assert name
     block, _, turnout = name[1].partition(" ")
     lines = [line for line in case.rstrip("\n").splitlines() if not line.startswith("methods = ")]
-    entries = [method_entry(block, turnout, m, rate) for (its, m), rate in rates.items() if its == block]
-    entries = [entry for entry in entries if entry]
+    entries = [entry for m in METHODS if (entry := method_entry(block, turnout, m, rates.get((block, m))))]
     return "\n".join([*lines, f"methods = {{ {', '.join(entries)} }}"] if entries else lines) + "\n\n"
 
 
-def method_entry(block: str, turnout: str, method: str, rate: float) -> str:
-    """What a case says of a method; nothing of one that it does not have."""
+def method_entry(block: str, turnout: str, method: str, rate: float | None) -> str:
+    """What a case says of a method; nothing of one that it does not have. A rate may not be known yet."""
     if (method in ASYNCHRONOUS_METHODS and turnout != ASYNCHRONOUS) or (method in FULL_IS_FEDAVG and turnout == "full"):
         return ""
-    tables = [f"local = {{ lr = {rate!r} }}", *EXTRA.get((block.partition("-")[0], method), ())]
-    return f"{method} = {{ {', '.join(tables)} }}"
+    own = [] if rate is None else [f"local = {{ lr = {rate!r} }}"]
+    tables = [*own, *EXTRA.get((block.partition("-")[0], method), ())]
+    return f"{method} = {{ {', '.join(tables)} }}" if tables else ""
 
 
 # statistics -----------------------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers:
 
 
 def accuracy_table(block: Block, way: str) -> str:
-    """Methods by turnouts: mean accuracies, the highest of a turnout in bold, with marks of the tests against FedAvg."""
+    """Methods by turnouts: mean accuracies, the highest of a turnout in bold; marks tell the tests against FedAvg."""
     tests = {turnout: block.against(way, turnout, BASE) for turnout in block.turnouts}
     methods = [m for m in METHODS if any(m in block.methods(turnout) for turnout in block.turnouts)]
     rows = [[m, *(accuracy_cell(block, way, turnout, m, tests) for turnout in block.turnouts)] for m in methods]
@@ -269,7 +270,7 @@ def rates_table() -> str:
 
 
 def picture(blocks: Sequence[Block]) -> Picture:
-    """Heat maps of the differences from FedAvg in points, methods by turnouts: a row for each skew, a column each way."""
+    """Heat maps of differences from FedAvg in points, methods by turnouts: a row for each skew, a column each way."""
     with style():
         figure = canvas(13, 4.6 * len(blocks))
         grid: Any = figure.subplots(len(blocks), len(WAYS), squeeze=False)
@@ -302,6 +303,193 @@ def draw_differences(axes: Any, block: Block, way: str) -> None:
     axes.tick_params(length=0)
 
 
+# findings -------------------------------------------------------------------------------------------------------------
+
+
+def findings(blocks: Sequence[Block]) -> list[str]:
+    """What the tables of one dataset say, each sentence from the numbers; those without runs are left out."""
+    found = [*leaders(blocks), *made_for_turnout(blocks), *memories(blocks), *messages(blocks)]
+    return [*found, *costs_of_turnout(blocks), *waiting(blocks)]
+
+
+def leaders(blocks: Sequence[Block]) -> list[str]:
+    """How often each method is the best, or not told from it."""
+    columns = [(block, way, turnout) for block in blocks for way in WAYS for turnout in block.turnouts]
+    counts = dict.fromkeys(METHODS, 0)
+    for block, way, turnout in columns:
+        for method in block.as_good(way, turnout):
+            counts[method] += 1
+    first = sorted((m for m in counts if m not in ASYNCHRONOUS_METHODS), key=lambda m: -counts[m])
+    listed = ", ".join(f"{m} in {counts[m]}" for m in first)
+    return [
+        f"**Which method.** Of the {len(columns)} columns (turnouts, skews, and equal rounds, bytes or time) these "
+        f"methods have the highest accuracy or are not told from the one that has: {listed}."
+    ]
+
+
+def tally(blocks: Sequence[Block], method: str, ways: Sequence[str], turnouts: Sequence[str]) -> tuple[int, int, int]:
+    """In how many columns a method is better and worse than FedAvg, and of how many."""
+    columns = [(b, way, t) for b in blocks for way in ways for t in turnouts if method in b.methods(t)]
+    verdicts = [block.against(way, turnout, BASE)[method].verdict for block, way, turnout in columns]
+    return verdicts.count(BETTER), verdicts.count(WORSE), len(verdicts)
+
+
+def tally_text(blocks: Sequence[Block], method: str, way: str = "rounds") -> str:
+    """A method against FedAvg in the partial turnouts without asynchrony, in words."""
+    better, worse, all_of = tally(blocks, method, [way], PARTIAL)
+    differences = [
+        (b.mean(way, t, method) or 0.0) - (b.mean(way, t, BASE) or 0.0)
+        for b in blocks
+        for t in PARTIAL
+        if method in b.methods(t)
+    ]
+    counts = f"better in {better} and worse in {worse} of {all_of}"
+    return f"{method} is {counts} (mean difference {points(fmean(differences))})"
+
+
+def made_for_turnout(blocks: Sequence[Block]) -> list[str]:
+    """FedAU, FedAWE and FOCUS against FedAvg."""
+    texts = [tally_text(blocks, m) for m in ("FedAU", "FedAWE", "FOCUS") if has(blocks, m)]
+    if not texts:
+        return []
+    return [
+        "**Methods made for unknown participation** against FedAvg after equal rounds, in the six partial turnouts: "
+        f"{'; '.join(texts)}. Their promise is about the limit of many rounds, and these are 100."
+    ]
+
+
+def memories(blocks: Sequence[Block]) -> list[str]:
+    """FedVARP and MIFA against FedAvg."""
+    texts = [tally_text(blocks, m) for m in ("FedVARP", "MIFA") if has(blocks, m)]
+    return [f"**A memory of absent clients** against FedAvg after equal rounds: {'; '.join(texts)}."] if texts else []
+
+
+def messages(blocks: Sequence[Block]) -> list[str]:
+    """SCAFFOLD after equal rounds and after equal bytes."""
+    if not has(blocks, "SCAFFOLD"):
+        return []
+    both = [tally_text(blocks, "SCAFFOLD", way) for way in ("rounds", "bytes")]
+    return [f"**Twice the bytes.** After equal rounds {both[0]}; after equal bytes {both[1]}."]
+
+
+def costs_of_turnout(blocks: Sequence[Block]) -> list[str]:
+    """How FedAvg fares in each turnout, compared with uniform turnout after equal rounds."""
+    texts = []
+    for block in blocks:
+        others = [t for t in PARTIAL if t != "uniform" and t in block.turnouts]
+        tests = judge_pairs([across(block, "rounds", turnout, "uniform") for turnout in others])
+        texts.append(
+            f"{skew(block)}: {', '.join(f'{t} {interval(test)}' for t, test in zip(others, tests, strict=True))}"
+        )
+    return [
+        "**What a turnout costs FedAvg** after equal rounds, compared with uniform turnout: " + "; ".join(texts) + "."
+    ]
+
+
+def waiting(blocks: Sequence[Block]) -> list[str]:
+    """FedAvg with everybody, with a deadline and asynchronously, compared with waiting for a uniform tenth."""
+    lines = []
+    for turnout, way, name in (
+        ("full", "bytes", "**Everybody in every round**, FedAvg after equal bytes"),
+        ("full", "seconds", "**Everybody in every round**, FedAvg after equal virtual time"),
+        ("deadline", "seconds", "**A deadline**, FedAvg after equal virtual time"),
+        (ASYNCHRONOUS, "seconds", "**Asynchronous steps**, FedAvg after equal virtual time"),
+        (ASYNCHRONOUS, "rounds", "**Asynchronous steps**, FedAvg after equal rounds"),
+    ):
+        its = [block for block in blocks if {turnout, "uniform"} <= {*block.turnouts}]
+        texts = [f"{skew(b)}: {interval(judge_pairs([across(b, way, turnout, 'uniform')])[0])}" for b in its]
+        if texts:
+            lines.append(f"{name}, compared with waiting for a uniform tenth: {'; '.join(texts)}.")
+    its = [block for block in blocks if "FedBuff" in block.methods(ASYNCHRONOUS)]
+    if its:
+        texts = []
+        for block in its:
+            tests = block.against("seconds", ASYNCHRONOUS, BASE)
+            texts.append(f"{skew(block)}: " + ", ".join(f"{m} {interval(tests[m])}" for m in ASYNCHRONOUS_METHODS))
+        lines.append(
+            f"**FedBuff and FedAsync** against FedAvg, all asynchronous, after equal virtual time: {'; '.join(texts)}."
+        )
+    return lines
+
+
+def across(block: Block, way: str, turnout: str, other: str, method: str = BASE) -> PairedComparison:
+    """A method under one turnout less the same method under another, seed by seed."""
+    one, two = (block.values[way][name][method] for name in (turnout, other))
+    seeds = sorted(one.keys() & two.keys())
+    return PairedComparison(method, method, turnout, way, seeds, [one[s] - two[s] for s in seeds], {}, [])
+
+
+def has(blocks: Sequence[Block], method: str) -> bool:
+    """Whether some partial turnout has runs of a method."""
+    return any(method in block.methods(turnout) for block in blocks for turnout in PARTIAL)
+
+
+def skew(block: Block) -> str:
+    """The skew of a block."""
+    return f"α = {float(block.name.partition('-')[2]):.1f}"
+
+
+def points(value: float) -> str:
+    """A difference of accuracies."""
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def interval(test: PairedComparison) -> str:
+    """A mean difference in points with its interval, and whether the test decides it."""
+    assert test.mean is not None
+    if test.t_interval is None:
+        return f"{points(test.mean)} (too few seeds)"
+    low, high = test.t_interval
+    undecided = "" if test.verdict in (BETTER, WORSE) else ", undecided"
+    return f"{points(test.mean)} ({points(low)} to {points(high)}{undecided})"
+
+
+# page -----------------------------------------------------------------------------------------------------------------
+
+
+def sections(blocks: Sequence[Block]) -> dict[str, str]:
+    """What the page has between its marks, by their names."""
+    by_data = {data: [b for b in blocks if b.name.startswith(data)] for data in TITLES}
+    known = {data: its for data, its in by_data.items() if its}
+    told = [[f"**{TITLES[data]}**\n", *(f"- {text}" for text in findings(its)), ""] for data, its in known.items()]
+    choices = [[f"**{block.title}**\n", choice_table(block), ""] for block in blocks]
+    pictures = [
+        f"![{TITLES[data]}: accuracy less that of FedAvg by method and turnout](img/turnout-{data}.png)\n"
+        for data in known
+    ]
+    return {
+        "findings": "\n".join(line for lines in told for line in lines),
+        "choice": "\n".join(line for lines in choices for line in lines),
+        "pictures": "\n".join(pictures),
+        "tables": "\n".join(line for block in blocks for line in block_section(block)),
+        "rates": rates_table() + "\n",
+    }
+
+
+def page(text: str, blocks: Sequence[Block]) -> str:
+    """The text of docs/turnout.md with its sections written anew."""
+    for name, section in sections(blocks).items():
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{section}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def block_section(block: Block) -> list[str]:
+    """The tables of one block."""
+    counts = {len(seeds) for methods in block.values["rounds"].values() for seeds in methods.values()}
+    seeds = f"{min(counts)} seeds" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
+    spent = {
+        "rounds": "100 rounds",
+        "bytes": f"{block.limits['bytes'] / 1e6:.3g} MB",
+        "seconds": f"{block.limits['seconds'] / HOUR:.3g} hours",
+    }
+    lines = [f"### {block.title}\n"]
+    for way in WAYS:
+        lines += [f"After {spent[way]} ({seeds}):\n", accuracy_table(block, way), ""]
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", action="store_true", help="write papers/ours/turnout.toml with the chosen rates")
@@ -311,7 +499,7 @@ def main() -> None:
         FILE.write_text(write_rates(FILE.read_text(encoding="utf-8"), chosen_rates()), encoding="utf-8")
     if options.write:
         blocks = study_blocks(read_study())
-        PAGE.write_text(page(blocks), encoding="utf-8")
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), blocks), encoding="utf-8")
         for data in TITLES:
             if its := [block for block in blocks if block.name.startswith(data)]:
                 (PICTURES / f"turnout-{data}.png").write_bytes(picture(its).render("png"))

@@ -1,0 +1,79 @@
+"""The study of turnouts: its page and its rates follow from the stored results, and its cases are comparable."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from askew.algorithms import algorithms
+from askew.experiment.build import build
+from askew.reproduction.papers import find_experiment, plan_runs, run_specs, settings_tables
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def study() -> dict[str, Any]:
+    """The names of benchmarks/turnout.py."""
+    return runpy.run_path(str(ROOT / "benchmarks/turnout.py"))
+
+
+def test_the_page_is_what_the_results_say(study: dict[str, Any]) -> None:
+    blocks = study["study_blocks"](study["read_study"]())
+    written = (ROOT / "docs/turnout.md").read_text(encoding="utf-8")
+    assert written == study["page"](written, blocks), "run python benchmarks/turnout.py --write"
+
+
+def test_the_rates_of_the_study_are_the_best_on_held_out_samples(study: dict[str, Any]) -> None:
+    text = (ROOT / "papers/ours/turnout.toml").read_text(encoding="utf-8")
+    assert text == study["write_rates"](text, study["chosen_rates"]()), "run python benchmarks/turnout.py --rates"
+    page = {case.name: case.methods for case in find_experiment("ours/turnout").cases}
+    for (block, method), rates in study["measured_rates"]().items():
+        [highest] = [rate for rate, value in rates.items() if value == max(rates.values())]
+        own = page[f"{block} {'asynchronous' if method in ('FedBuff', 'FedAsync') else 'uniform'}"][method]
+        assert own["local"]["lr"] == highest and len(rates) == 4
+
+
+def test_the_search_is_the_study_but_for_rates_seeds_and_held_out_samples() -> None:
+    study, search = (
+        {(s.case.name, s.method.name): settings_tables(s, "full") for s in run_specs(find_experiment(id), seeds=[0])}
+        for id in ("ours/turnout", "ours/turnout-rates")
+    )
+    for key, own in search.items():
+        changed = {
+            "partition": {"validation": 0.2},
+            "evaluation": {"validation": True},
+            "local": {"lr": own["local"]["lr"]},
+        }
+        assert own == study[key] | {name: study[key][name] | table for name, table in changed.items()}, key
+
+
+def test_methods_that_stale_answers_would_break_have_no_asynchronous_run() -> None:
+    e = find_experiment("ours/turnout")
+    names = {m.name: str(m.set["algorithm"]["name"]) for m in e.methods}
+    for method in e.methods:
+        stale = algorithms[names[method.name]].stale
+        assert bool(stale) != (not method.cases or "digits-0.1 asynchronous" in method.cases), method.name
+
+
+def test_accuracies_between_stored_rounds_lie_on_a_line(study: dict[str, Any]) -> None:
+    run = study["RunCurve"](0.7, ([10, 20], [0.5, 0.7]), ([5, 10, 15, 20], [50, 100, 180, 200]), ([10, 20], [8, 24]))
+    assert run.at("rounds", 0.0) == 0.7 and run.at("seconds", 12.0) == pytest.approx(0.55)
+    assert run.at("bytes", 100.0) == 0.5 and run.at("bytes", 150.0) == pytest.approx(0.6)
+    assert run.at("bytes", 50.0) == pytest.approx(0.3)  # half of the way from one in ten to the first stored round
+    assert (run.total("bytes"), run.total("seconds"), study["round_down"](129_600.0)) == (200, 24, 120_000)
+
+
+@pytest.mark.slow
+def test_a_tenth_of_the_clients_answers_in_every_partial_turnout() -> None:
+    for p in plan_runs(find_experiment("ours/turnout"), seeds=[0], only=["method=FedAvg"]):
+        block, _, turnout = p.case.partition(" ")
+        if block.startswith("digits") and turnout not in ("full", "asynchronous"):
+            clock = build(p.config).clock
+            assert clock is not None
+            answers = np.mean([len(clock.turnout(t).ids) for t in range(1, 101)])
+            assert 4.5 <= answers <= 5.5, (p.case, answers)
