@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,14 @@ MANY = 10_000  # clients, beyond which a rule does not look for all that are the
 MAX_CONCENTRATION = 1e12  # of a Dirichlet: clients' chances differ by a millionth, and nothing overflows
 
 
+class UsedAnswer(NamedTuple):
+    """An answer that a round uses, where answers may come later than in the round in which their clients began."""
+
+    client: int
+    round: int  # in which the client began
+    share: float  # the fraction of its local steps that it did
+
+
 class Turnout(NamedTuple):
     """Which of the clients chosen for a round answer, and with how much of the work."""
 
@@ -34,6 +42,7 @@ class Turnout(NamedTuple):
     absent: np.ndarray  # sorted int64, the clients that were chosen and do not answer
     reasons: Mapping[int, str] = MappingProxyType({})  # why an absent client does not, where that is known
     record: Mapping[str, Any] = MappingProxyType({})  # what the round's record says of it beside
+    used: Sequence[UsedAnswer] | None = None  # the answers that the round uses, by client; None: those of `ids`
 
 
 class Participation(Settings):

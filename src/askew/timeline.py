@@ -43,18 +43,30 @@ class TimeSettings(Settings):
 
     title = "time"
     wait: str = setting(
-        "how the server waits: for all answers, until the deadline, or for the first answers of a larger cohort; "
-        "none: there is no clock",
+        "how the server waits: for all answers, until the deadline, for the first answers of a larger cohort, or "
+        "asynchronously until `buffer` answers have come; none: there is no clock",
         default="none",
-        choices=("none", "all", "deadline", "first"),
+        choices=("none", "all", "deadline", "first", "buffer"),
     )
     deadline: float = setting(
-        "seconds after which a round ends and later answers are dropped, with wait = deadline; may be inf",
+        "seconds after which a round ends, with wait = deadline; may be inf",
         default=0.0,
         least=0,
         infinite=True,
     )
+    late: str = setting(
+        "what becomes of answers after the deadline: drop: they are lost; next: the client stays at work, and its "
+        "answer is used in the round in which it comes",
+        default="drop",
+        choices=("drop", "next"),
+    )
     spare: int = setting("clients that are asked beyond the cohort, with wait = first", default=0, least=0)
+    buffer: int = setting("answers that make a step of the server, with wait = buffer", default=0, least=0)
+    at_work: int = setting(
+        "clients that are at work at the same time, with wait = buffer; 0: the cohort of the participation rule",
+        default=0,
+        least=0,
+    )
     seconds: float = setting("seconds that a client computes for each sample", default=0.01, least=0)
     speed: str = setting(
         "how clients differ: all take `seconds`; lognormal with that median; Pareto with that least value; or "
@@ -97,9 +109,20 @@ class TimeSettings(Settings):
 
     def check(self) -> None:
         if not self.on and any(getattr(self, field.name) != field.default for field in fields(self)):
-            raise ConfigError('time: the clock is off without time.wait; set wait = "all", "deadline" or "first".')
+            raise ConfigError(
+                'time: the clock is off without time.wait; set wait = "all", "deadline", "first" or "buffer".'
+            )
         if self.wait == "deadline" and not self.deadline:
             raise ConfigError('time: wait = "deadline" needs time.deadline, in seconds; set it, for example to 60.')
+        if self.wait == "buffer" and not self.buffer:
+            raise ConfigError(
+                'time: wait = "buffer" needs time.buffer, a number of answers; set it, for example to 10.'
+            )
+        if self.wait == "buffer" and 0 < self.at_work < self.buffer:
+            raise ConfigError(
+                f"time: a buffer of {self.buffer} answers never fills with {self.at_work} clients at work; "
+                "lower time.buffer or raise time.at_work."
+            )
         if self.clients and self.speed != "constant":
             raise ConfigError(
                 f"time: the file {self.clients} says every client's seconds; leave out time.speed or time.clients."
@@ -123,6 +146,11 @@ class TimeSettings(Settings):
     def on(self) -> bool:
         """Is there a clock?"""
         return self.wait != "none"
+
+    @property
+    def overlapping(self) -> bool:
+        """May an answer be used in a later round than that in which its client began?"""
+        return self.wait == "buffer" or (self.wait == "deadline" and self.late == "next")
 
     def reads(self) -> tuple[Path, ...]:
         return tuple(Path(name) for name in (self.clients, self.trace) if name)

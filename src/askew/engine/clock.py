@@ -7,13 +7,13 @@ is dropped is never trained.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
-from ..core.records import CLOCK, LATE, LEFT, NO_ANSWER, NOT_AWAITED
+from ..core.records import CLOCK, LATE, LEFT, NO_ANSWER, NOT_AWAITED, OVERLAPPING
 from ..core.rng import generator
 from ..errors import AlgorithmError, ConfigError
 from ..participation import MANY, CohortParticipation, Participation, Skewed, Turnout, keep, looks_at_all
@@ -29,7 +29,7 @@ class VirtualClock:
     """Says for one round after the other who takes part; `now` is the end of the last one asked for, in seconds."""
 
     def __init__(self, settings: TimeSettings, rule: Participation, server: Server, seed: int) -> None:
-        if clash := sorted({*server.state} & {*CLOCK}):
+        if clash := sorted({*server.state} & {*CLOCK, *OVERLAPPING}):
             raise AlgorithmError(
                 f"{server.alg.display_name()}: {clash[0]!r} is a name of the round's record; rename that server state."
             )
@@ -46,7 +46,8 @@ class VirtualClock:
 
     def check_deadline(self) -> None:
         """Refuse a deadline that nobody can meet."""
-        if self.settings.wait != "deadline" or math.isinf(self.settings.deadline):
+        how = self.settings
+        if how.wait != "deadline" or how.overlapping or math.isinf(how.deadline):
             return
         ids, least = self.fed.eligible, self.rule.least_work if self.rule.stragglers else 1.0
         fastest = math.inf
@@ -182,6 +183,10 @@ class VirtualClock:
         }
         absent = np.array(sorted(reasons), dtype=np.int64)
         return Turnout(turnout.ids[used], turnout.share[used], absent, dict(sorted(reasons.items())), record)
+
+    def resume(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Go on where the records of a run that is continued leave off."""
+        self.now = float(records[-1]["clock"])
 
     def preview(self) -> str:
         """The expected length of a round, in words, from the first rounds; the clock stays where it is."""
