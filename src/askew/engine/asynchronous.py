@@ -22,11 +22,11 @@ from ..core.records import LEFT, NO_ANSWER
 from ..core.rng import uniforms
 from ..core.types import Cohort, State
 from ..data.federation import ClientBatches, RoundPlan
-from ..participation import CohortParticipation, Participation, Turnout, UsedAnswer
-from ..timeline import Availability, TimeSettings
+from ..participation import MANY, CohortParticipation, Participation, Turnout, UsedAnswer, keep, looks_at_all
+from ..timeline import Availability, TimeSettings, members
 from .answers import NO_BATCH
 from .base import Incident, PhaseOutputs, PhaseRequest
-from .clock import VirtualClock, answer_bytes
+from .clock import SPARSE, VirtualClock, answer_bytes, takes_any
 from .privacy import zero_uploads
 from .round_metrics import RoundUpdates
 from .sample_buffer import send
@@ -59,11 +59,22 @@ class FreeClients(NamedTuple):
     availability: Availability
     busy: Set[int]
 
+    def is_there(self, client: int, t: float) -> bool:
+        return client not in self.busy and self.availability.is_there(client, t)
+
     def until(self, client: int, t: float) -> float:
         return t if client in self.busy else self.availability.until(client, t)
 
     def since(self, client: int, t: float) -> float:
         return math.inf if client in self.busy else self.availability.since(client, t)
+
+    def earliest(self, clients: np.ndarray, t: float) -> float:
+        busy = members(np.array(sorted(self.busy), dtype=np.int64), clients)
+        return self.availability.earliest(np.delete(clients, np.searchsorted(clients, busy)), t)
+
+    def few(self, t: float, most: int) -> np.ndarray | None:
+        there = self.availability.few(t, most + len(self.busy))
+        return None if there is None else np.array([i for i in there.tolist() if i not in self.busy], dtype=np.int64)
 
 
 class OverlappingClock(VirtualClock):
@@ -217,43 +228,45 @@ class OverlappingClock(VirtualClock):
         """
         rule, seed, clients, eligible = self.rule, self.rule.drawn_by(self.seed), self.fed.clients, self.fed.eligible
         assert isinstance(rule, CohortParticipation)
-        takes_any = type(rule).sample is CohortParticipation.sample
-        pool = rule.present(seed, round, eligible, clients) if takes_any else eligible
+        any_m = takes_any(rule)
+        pool = rule.present(seed, round, eligible, clients) if any_m else eligible
         chance, first = uniforms(seed, "time starts", round), True
 
         def draw(places: int) -> np.ndarray:
             nonlocal first
             found: list[int] = []
-            if not takes_any:  # in the rule's order of this round: those who began are not free, the next ones follow
-                return replace(rule, cohort=places).sample(seed, round, keep_free(eligible), clients)
+            if not any_m:  # in the rule's order of this round: those who began are not free, the next ones follow
+                own = replace(rule, cohort=places)
+                if looks_at_all(rule):
+                    return own.sample(seed, round, keep(eligible, self.is_free), clients)
+                return own.sample_there(seed, round, eligible, clients, self.is_free)
+            there = self.availability.few(self.now, len(pool) // SPARSE) if len(pool) > MANY else None
             if first:
                 own = rule if places == rule.size(clients) else replace(rule, cohort=places)
-                found, first = keep_free(own.sample(seed, round, eligible, clients)).tolist(), False
-            tries = len(pool) // 2 + LEAST_TRIES  # then it is faster to look at all
+                found, first = keep(own.sample(seed, round, eligible, clients), self.is_free).tolist(), False
+            tries = len(pool) // 2 + LEAST_TRIES if there is None else 0  # then it is faster to look at all
             while len(found) < places and tries:
                 client, tries = int(pool[int(next(chance) * len(pool))]), tries - 1
                 if client not in found and self.is_free(client):
                     found.append(client)
             if len(found) < places:
-                others = np.setdiff1d(keep_free(pool), found)
+                free = keep(pool, self.is_free) if there is None else members(there, pool)
+                others = np.setdiff1d(free, found)
                 found += sorted(others.tolist(), key=lambda client: next(chance))[: places - len(found)]
             return np.array(sorted(found), dtype=np.int64)
-
-        def keep_free(ids: np.ndarray) -> np.ndarray:
-            return ids[[self.is_free(client) for client in ids.tolist()]]
 
         return draw
 
     def is_free(self, client: int) -> bool:
         """Can a client begin now?"""
-        return self.availability.until(client, self.now) > self.now
+        return self.availability.is_there(client, self.now)
 
     def arrival(self, round: int) -> float:
         """The first moment from now on at which somebody is there whom the round can still ask; perhaps never."""
         rule, pool = self.rule, self.fed.eligible
         assert isinstance(rule, CohortParticipation)
         pool = rule.present(rule.drawn_by(self.seed), round, pool, self.fed.clients)
-        return min((self.availability.since(i, self.now) for i in pool.tolist()), default=math.inf)
+        return self.availability.earliest(pool, self.now)
 
     def summary(
         self, began: float, asked: int, late: int, started: list[Job], came: list[Job], lost: dict[int, str]
