@@ -35,6 +35,7 @@ from askew.models import MLP
 from askew.participation import Bernoulli, Cyclic, FullParticipation, Participation, Skewed, Uniform
 from askew.report.columns import Columns
 from askew.report.tables import RunGroup, table
+from askew.report.terminal import clock_text
 from askew.report.timeline_figure import timeline_picture
 from askew.report.views import curves
 from askew.timeline import (
@@ -488,3 +489,8 @@ def test_tables_curves_and_the_picture_use_the_clock(tmp_path: Path) -> None:
     assert picture is not None and "9 answer counts, 4 late or not awaited, 1 left or no answer" in picture.alt
     ends = [line.get_xdata()[0] for line in picture.figure.axes[0].lines if line.get_linestyle() == "--"]
     assert ends == [25.0, 50.0, 75.0] and timeline_picture([RunGroup("fedavg", (plain,))]) is None
+    stale = askew.run(five_clients("fedavg", time=how | {"late": "next"}))  # client 4 answers in round 3
+    picture, text = timeline_picture([RunGroup("fedavg", (stale,))]), clock_text(stale)
+    assert picture is not None and "9 answer from the newest model, 1 from an older model" in picture.alt
+    numbers = [(note.xy, note.get_text()) for note in picture.figure.axes[0].texts if note.get_color() == "white"]
+    assert numbers == [((71.0, 4), "2")] and "staleness 0.2 on average, at most 2" in text

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Generator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import torch
 from ..core.algorithm import Algorithm
 from ..core.bank import Bank
 from ..core.records import LEFT, NO_ANSWER
+from ..core.rng import uniforms
 from ..core.types import Cohort, State
 from ..data.federation import ClientBatches, RoundPlan
 from ..participation import CohortParticipation, Participation, Turnout, UsedAnswer
@@ -32,6 +33,7 @@ from .sample_buffer import send
 from .server import Record, RoundLog, RoundState, Server, with_work
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
+LEAST_TRIES = 8  # random clients that are looked at before all are
 
 # when -----------------------------------------------------------------------------------------------------------------
 
@@ -73,6 +75,7 @@ class OverlappingClock(VirtualClock):
         super().__init__(settings, rule, server, seed)
         self.jobs: dict[int, Job] = {}  # of the clients at work
         self.ends: list[tuple[float, int]] = []  # their ends and clients, as a heap
+        self.lengths: dict[int, float] = {}  # seconds of an answer with all of its steps, of the clients asked so far
         # Who cannot be asked: who is at work, whose answer waits, and who left or dropped out in this round: it would
         # do the same work again. Until the round ends they only become more.
         self.busy: set[int] = set()
@@ -88,9 +91,14 @@ class OverlappingClock(VirtualClock):
 
     def work(self, turnout: Turnout, round: int, moment: float) -> list[Job]:
         """The work of clients that are asked in a round, at this moment."""
-        ids, shares, jobs = turnout.ids.tolist(), turnout.share.tolist(), list[Job]()
-        for client, samples, share in zip(ids, self.samples(ids, turnout.share).tolist(), shares, strict=True):
-            answer, leave = self.answer_seconds(client, samples), self.there.until(client, moment) - moment
+        asked, jobs = list(zip(turnout.ids.tolist(), turnout.share.tolist(), strict=True)), list[Job]()
+        if new := [(client, share) for client, share in asked if share < 1 or client not in self.lengths]:
+            samples = self.samples([client for client, _ in new], np.array([share for _, share in new])).tolist()
+            some = {pair: self.answer_seconds(pair[0], count) for pair, count in zip(new, samples, strict=True)}
+            self.lengths |= {client: seconds for (client, share), seconds in some.items() if share == 1}
+        for client, share in asked:
+            answer = self.lengths[client] if share == 1 else some[client, share]
+            leave = self.there.until(client, moment) - moment
             jobs.append(Job(client, round, moment, min(answer, leave), leave < answer, share))
         return jobs
 
@@ -166,7 +174,7 @@ class OverlappingClock(VirtualClock):
         """
         began, at_work = self.now, self.at_work
         started, came, lost = list[Job](), list[Job](), dict[int, str]()
-        draws, nobody_before = 0, -math.inf  # a moment before which nobody else comes
+        draw, nobody_before = self.draws(round), -math.inf  # a moment before which nobody else comes
         while True:
             while self.next_end() <= self.now and len(came) < self.settings.buffer:
                 job = self.end_next()
@@ -178,9 +186,9 @@ class OverlappingClock(VirtualClock):
                 break
             if len(self.jobs) < at_work and self.now >= nobody_before:
                 places = at_work - len(self.jobs)
-                ids = self.draw(round, places, draws)
+                ids = draw(places)
                 jobs, absent = self.begin(ids, round, self.now)
-                draws, started, lost = draws + 1, started + jobs, lost | absent
+                started, lost = started + jobs, lost | absent
                 if absent:
                     continue  # others may begin in their place
                 nobody_before = self.arrival(round) if len(ids) < places else -math.inf
@@ -202,26 +210,43 @@ class OverlappingClock(VirtualClock):
         assert isinstance(rule, CohortParticipation)
         return self.settings.at_work or rule.size(self.fed.clients)
 
-    def draw(self, round: int, places: int, number: int) -> np.ndarray:
-        """So many clients that are there and free, sorted, or all if they are fewer.
+    def draws(self, round: int) -> Callable[[int], np.ndarray]:
+        """A function that draws so many clients that are there and free now, sorted, or all if they are fewer.
 
-        The first draw of a round is the participation rule's own for that round.
+        The first draw is the participation rule's own for this round.
         """
         rule, seed, clients, eligible = self.rule, self.rule.drawn_by(self.seed), self.fed.clients, self.fed.eligible
         assert isinstance(rule, CohortParticipation)
-        rule, moment = replace(rule, cohort=places), self.now
+        takes_any = type(rule).sample is CohortParticipation.sample
+        pool = rule.present(seed, round, eligible, clients) if takes_any else eligible
+        chance, first = uniforms(seed, "time starts", round), True
 
-        def is_free(client: int) -> bool:
-            return self.availability.until(client, moment) > moment
+        def draw(places: int) -> np.ndarray:
+            nonlocal first
+            found: list[int] = []
+            if not takes_any:  # in the rule's order of this round: those who began are not free, the next ones follow
+                return replace(rule, cohort=places).sample(seed, round, keep_free(eligible), clients)
+            if first:
+                own = rule if places == rule.size(clients) else replace(rule, cohort=places)
+                found, first = keep_free(own.sample(seed, round, eligible, clients)).tolist(), False
+            tries = len(pool) // 2 + LEAST_TRIES  # then it is faster to look at all
+            while len(found) < places and tries:
+                client, tries = int(pool[int(next(chance) * len(pool))]), tries - 1
+                if client not in found and self.is_free(client):
+                    found.append(client)
+            if len(found) < places:
+                others = np.setdiff1d(keep_free(pool), found)
+                found += sorted(others.tolist(), key=lambda client: next(chance))[: places - len(found)]
+            return np.array(sorted(found), dtype=np.int64)
 
-        if type(rule).sample is not CohortParticipation.sample:
-            # in the rule's order of the round: those that began are no longer free, so the next ones follow
-            return rule.sample(seed, round, eligible[[is_free(i) for i in eligible.tolist()]], clients)
-        pool = rule.present(seed, round, eligible, clients)
-        drawn = pool[:0] if number else rule.sample(seed, round, eligible, clients)
-        found = [i for i in drawn.tolist() if is_free(i)]
-        found += self.stand_ins(round, pool, drawn, places - len(found), is_free, number or -1)
-        return np.array(sorted(found), dtype=np.int64)
+        def keep_free(ids: np.ndarray) -> np.ndarray:
+            return ids[[self.is_free(client) for client in ids.tolist()]]
+
+        return draw
+
+    def is_free(self, client: int) -> bool:
+        """Can a client begin now?"""
+        return self.availability.until(client, self.now) > self.now
 
     def arrival(self, round: int) -> float:
         """The first moment from now on at which somebody is there whom the round can still ask; perhaps never."""
@@ -262,7 +287,8 @@ class OverlappingServer(Server):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         (up,), one = zero_uploads(self), self.space.start.new_zeros(())
-        answer = {f"up.{n}": t for n, t in up.items()} | {"buffers": self.space.buffers, "loss": one}
+        answer = {f"up.{n}": t for n, t in up.items()} | {"loss": one}
+        answer |= {"buffers": self.space.buffers} if self.space.Q else {}
         answer |= {} if self.private.empty else {"theta": self.space.start}
         self.answers = Bank(answer)  # that wait until they are used, by client
         self.answer_states = Bank(self.clients.start, owns=self.clients.owns)
@@ -298,7 +324,8 @@ class OverlappingServer(Server):
         at = self.round_state(round, plan.ids)
         if plan.ids:
             outputs = self.take(plan.ids)
-            outputs = self._through_stages(self._request(0, round, plan, at, {}), outputs)
+            if self.stages:
+                outputs = self._through_stages(self._request(0, round, plan, at, {}), outputs)
             log.bytes_up = self.bytes_up * (len(outputs.loss) + sum(i.arrived for i in outputs.incidents))
             plan, at, _ = self._receive(phase, round, plan, outputs, at, log)
         record = self._end_round(round, ids, turnout.reasons, plan, at, log)
@@ -324,7 +351,7 @@ class OverlappingServer(Server):
         if outputs.state:  # of a client's state only its owner knows whether it is finite
             finite = [torch.isfinite(t).reshape(len(t), -1).all(1) for t in outputs.state.values()]
             loss = torch.where(torch.stack(finite).all(0), loss, torch.nan)
-        rows = {f"up.{n}": t for n, t in outputs.up.items()} | {"buffers": outputs.buffers, "loss": loss}
+        rows = {f"up.{n}": t for n, t in outputs.up.items()} | {"loss": loss, "buffers": outputs.buffers}
         self.answers.write(ids, rows | ({} if outputs.theta is None else {"theta": outputs.theta}))
         self.answer_states.write(ids, outputs.state)
 
@@ -334,7 +361,8 @@ class OverlappingServer(Server):
         for bank in (self.answers, self.answer_states):
             bank.forget(ids)
         up: State = {n.removeprefix("up."): t for n, t in rows.items() if n.startswith("up.")}
-        return PhaseOutputs(up, state, {}, rows["buffers"], rows["loss"], rows.get("theta"))
+        loss = rows["loss"]
+        return PhaseOutputs(up, state, {}, rows.get("buffers", loss.new_zeros(len(ids), 0)), loss, rows.get("theta"))
 
     def _cohort(self, round: int, plan: RoundPlan, outputs: PhaseOutputs, w: torch.Tensor, phase: Algorithm) -> Cohort:
         staleness = torch.tensor([self.staleness[client] for client in plan.ids], dtype=self.space.dtype)

@@ -108,18 +108,10 @@ class VirtualClock:
         return asked_by_rule, len(asked_by_rule)
 
     def stand_ins(
-        self,
-        round: int,
-        pool: np.ndarray,
-        drawn: np.ndarray,
-        missing: int,
-        is_there: Callable[[int], bool],
-        draw: int = -1,
+        self, round: int, pool: np.ndarray, drawn: np.ndarray, missing: int, is_there: Callable[[int], bool]
     ) -> list[int]:
-        """So many others of the pool that are there, at random, or all if they are fewer; `draw` numbers further draws
-        of the same round.
-        """
-        rng = generator(self.rule.drawn_by(self.seed), "time others", round, draw)
+        """So many others of the pool that are there, at random, or all if they are fewer."""
+        rng = generator(self.rule.drawn_by(self.seed), "time others", round)
         tried, found = {*drawn.tolist()}, list[int]()
         while len(found) < missing and len(tried) < len(pool):
             if 2 * len(tried) < len(pool):
