@@ -256,6 +256,11 @@ class Uneven(Participation):
         came = (generator(seed, "participation", round).random(clients) < own)[eligible]
         return np.sort(eligible[came]).astype(np.int64, copy=False)
 
+    def sample_there(
+        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
+    ) -> np.ndarray:
+        return keep(self.sample(seed, round, eligible, clients), is_there)
+
 
 @lru_cache(maxsize=8)
 def own_chances(seed: int, clients: int, fraction: float, gamma: float) -> np.ndarray:
