@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from askew.algorithms import algorithms
 from askew.report.picture import canvas, style
 from askew.report.significance import BETTER, WORSE, PairedComparison, judge_pairs
 from askew.reproduction.papers import find_experiment
@@ -27,6 +28,7 @@ RESULTS, PAGE, PICTURES = ROOT / "results", ROOT / "docs/turnout.md", ROOT / "do
 STUDY, SEARCH, FILE = "ours/turnout", "ours/turnout-rates", ROOT / "papers/ours/turnout.toml"
 BASE = "FedAvg"
 START = 0.1  # accuracy before the first round: ten classes
+PLACES = 5  # at which the accuracy is read in the last fifth of a limit
 HOUR = 3600.0  # seconds
 SPAN = 15.0  # points from FedAvg at which the colours of the picture end
 # With everybody in every round these are FedAvg: what each client sends is averaged with equal weights.
@@ -47,24 +49,30 @@ EXTRA = {
 
 
 class RunCurve(NamedTuple):
-    """One run: its last accuracy, and accuracy over bytes and seconds at the stored rounds."""
+    """One run: accuracy, bytes and virtual seconds at its stored rounds, each as rounds and values."""
 
-    last: float
     accuracy: tuple[list[int], list[float]]
     bytes: tuple[list[int], list[float]]
     clock: tuple[list[int], list[float]]
 
-    def at(self, way: str, limit: float) -> float:
-        """The accuracy where so many bytes or seconds are spent, between stored rounds on a straight line."""
+    def spent(self, way: str) -> np.ndarray:
+        """Rounds, bytes or seconds, as a share of the run's steps for rounds, where the accuracy is stored."""
+        rounds = self.accuracy[0]
         if way == "rounds":
-            return self.last
-        rounds, values = self.accuracy
-        spent = np.interp(rounds, *(self.bytes if way == "bytes" else self.clock))
-        return float(np.interp(limit, [0.0, *spent], [START, *values]))
+            return np.array(rounds) / rounds[-1]
+        return np.interp(rounds, *(self.bytes if way == "bytes" else self.clock))
+
+    def at(self, way: str, limit: float) -> float:
+        """The mean accuracy over the last fifth of a limit, between stored rounds on a straight line.
+
+        The accuracy of one round moves up and down with who took part in it.
+        """
+        places = np.linspace(0.8 * limit, limit, PLACES)
+        return float(np.interp(places, [0.0, *self.spent(way)], [START, *self.accuracy[1]]).mean())
 
     def total(self, way: str) -> float:
         """What the whole run spent."""
-        return (self.bytes if way == "bytes" else self.clock)[1][-1]
+        return float(self.spent(way)[-1])
 
 
 Runs = dict[str, dict[str, dict[int, RunCurve]]]  # by case, method and seed
@@ -77,8 +85,7 @@ def read_study(folder: Path = RESULTS) -> Runs:
     for row in rows:
         if row.metric == "last_accuracy":
             own = metrics[row.run]
-            curves = (parse_curve(own[name]) for name in ("accuracy", "bytes", "clock"))
-            run = RunCurve(float(row.value), *curves)
+            run = RunCurve(*(parse_curve(own[name]) for name in ("accuracy", "bytes", "clock")))
             runs.setdefault(row.case, {}).setdefault(row.method, {})[row.seed] = run
     return runs
 
@@ -135,7 +142,7 @@ class Block(NamedTuple):
     """One dataset with one skew: the accuracy of each turnout and method by seed, in percent, in each of the ways."""
 
     name: str  # "digits-0.1"
-    limits: dict[str, float]  # of bytes and seconds
+    limits: dict[str, float]  # of bytes and seconds, and 1: all rounds
     values: dict[str, dict[str, dict[str, dict[int, float]]]]  # by way, turnout, method and seed
 
     @property
@@ -197,7 +204,7 @@ def study_blocks(runs: Runs) -> list[Block]:
 def make_block(name: str, turnouts: Mapping[str, Mapping[str, Mapping[int, RunCurve]]]) -> Block:
     """A block of runs: its limits are what the run that spent least has spent, to two digits."""
     every = [run for methods in turnouts.values() for seeds in methods.values() for run in seeds.values()]
-    limits = {way: round_down(min(run.total(way) for run in every)) for way in ("bytes", "seconds")} | {"rounds": 0.0}
+    limits = {way: round_down(min(run.total(way) for run in every)) for way in WAYS}
     values = {
         way: {
             turnout: {
@@ -445,7 +452,8 @@ def waiting(blocks: Sequence[Block]) -> list[str]:
         texts = []
         for block in its:
             tests = block.against("seconds", ASYNCHRONOUS, BASE)
-            texts.append(f"{skew(block)}: " + ", ".join(f"{m} {interval(tests[m])}" for m in ASYNCHRONOUS_METHODS))
+            listed = ", ".join(f"{m} {interval(tests[m])}" for m in ASYNCHRONOUS_METHODS if m in tests)
+            texts.append(f"{skew(block)}: {listed}")
         lines.append(
             f"**FedBuff and FedAsync** against FedAvg, all asynchronous, after equal virtual time: {'; '.join(texts)}."
         )
@@ -502,7 +510,7 @@ def sections(blocks: Sequence[Block]) -> dict[str, str]:
         "overall": overall_table(blocks) + "\n",
         "choice": "\n".join(line for lines in choices for line in lines),
         "pictures": "\n".join(pictures),
-        "tables": "\n".join(line for block in blocks for line in block_section(block)),
+        "tables": "\n".join([*(line for block in blocks for line in block_section(block)), refusals()]),
         "rates": rates_table() + "\n",
     }
 
@@ -514,6 +522,13 @@ def page(text: str, blocks: Sequence[Block]) -> str:
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n{section}\n{end}{rest.partition(end)[2]}"
     return text
+
+
+def refusals() -> str:
+    """Which methods have no asynchronous runs, and why: in them answers start from older models."""
+    names = {m.name: str(m.set["algorithm"]["name"]) for m in find_experiment(STUDY).methods}
+    reasons = [f"{method} ({algorithms[name].stale})" for method, name in names.items() if algorithms[name].stale]
+    return f"Without asynchronous runs, as they refuse stale answers: {'; '.join(reasons)}.\n" if reasons else ""
 
 
 def block_section(block: Block) -> list[str]:

@@ -244,8 +244,8 @@ def test_a_plan_says_what_entries_bring_and_sorts_them(
     assert read_queue(best)[0].only == ("case=cifar10-0.6", "method=FedCM", "local.lr=1")
 
 
-def test_the_queue_of_the_papers_can_be_read() -> None:
-    for entry in read_queue(papers_folder() / "queue.toml"):
+def test_the_queues_of_the_papers_can_be_read() -> None:
+    for entry in (entry for path in papers_folder().glob("queue*.toml") for entry in read_queue(path)):
         experiment = find_experiment(entry.experiment)
         specs = list(run_specs(experiment, "full", entry.seeds))
         wanted = wanted_values(entry.only, specs)

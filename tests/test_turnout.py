@@ -60,11 +60,11 @@ def test_methods_that_stale_answers_would_break_have_no_asynchronous_run() -> No
         assert bool(stale) != (not method.cases or "digits-0.1 asynchronous" in method.cases), method.name
 
 
-def test_accuracies_between_stored_rounds_lie_on_a_line(study: dict[str, Any]) -> None:
-    run = study["RunCurve"](0.7, ([10, 20], [0.5, 0.7]), ([5, 10, 15, 20], [50, 100, 180, 200]), ([10, 20], [8, 24]))
-    assert run.at("rounds", 0.0) == 0.7 and run.at("seconds", 12.0) == pytest.approx(0.55)
-    assert run.at("bytes", 100.0) == 0.5 and run.at("bytes", 150.0) == pytest.approx(0.6)
-    assert run.at("bytes", 50.0) == pytest.approx(0.3)  # half of the way from one in ten to the first stored round
+def test_an_accuracy_is_the_mean_over_the_last_fifth_on_straight_lines(study: dict[str, Any]) -> None:
+    run = study["RunCurve"](([10, 20], [0.5, 0.7]), ([5, 10, 15, 20], [50, 100, 180, 200]), ([10, 20], [8, 24]))
+    assert run.at("rounds", 1.0) == pytest.approx((0.62 + 0.7) / 2)  # rounds 16 to 20
+    assert run.at("seconds", 20.0) == pytest.approx((0.6 + 0.65) / 2)  # seconds 16 to 20
+    assert run.at("bytes", 100.0) == pytest.approx((0.42 + 0.5) / 2)  # from one in ten to the first stored round
     assert (run.total("bytes"), run.total("seconds"), study["round_down"](129_600.0)) == (200, 24, 120_000)
 
 
