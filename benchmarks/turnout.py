@@ -63,11 +63,12 @@ class RunCurve(NamedTuple):
         return np.interp(rounds, *(self.bytes if way == "bytes" else self.clock))
 
     def at(self, way: str, limit: float) -> float:
-        """The mean accuracy over the last fifth of a limit, between stored rounds on a straight line.
+        """The mean accuracy over the last fifth of a limit, or of the run if it ends before.
 
-        The accuracy of one round moves up and down with who took part in it.
+        Between stored rounds it is on a straight line. That of one round moves up and down with who took part in it.
         """
-        places = np.linspace(0.8 * limit, limit, PLACES)
+        end = min(limit, self.total(way))
+        places = np.linspace(0.8 * end, end, PLACES)
         return float(np.interp(places, [0.0, *self.spent(way)], [START, *self.accuracy[1]]).mean())
 
     def total(self, way: str) -> float:
@@ -202,8 +203,12 @@ def study_blocks(runs: Runs) -> list[Block]:
 
 
 def make_block(name: str, turnouts: Mapping[str, Mapping[str, Mapping[int, RunCurve]]]) -> Block:
-    """A block of runs: its limits are what the run that spent least has spent, to two digits."""
-    every = [run for methods in turnouts.values() for seeds in methods.values() for run in seeds.values()]
+    """A block of runs: its limits are what the run that spent least has spent, to two digits.
+
+    Asynchronous runs are not asked: they end hours before the others, and their own last fifth counts.
+    """
+    asked = [methods for turnout, methods in turnouts.items() if turnout != ASYNCHRONOUS]
+    every = [run for methods in asked for seeds in methods.values() for run in seeds.values()]
     limits = {way: round_down(min(run.total(way) for run in every)) for way in WAYS}
     values = {
         way: {

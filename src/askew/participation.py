@@ -265,9 +265,8 @@ class Uneven(Participation):
 @lru_cache(maxsize=8)
 def own_chances(seed: int, clients: int, fraction: float, gamma: float) -> np.ndarray:
     """The chance of every client in one run, p_i ~ Beta(fraction/γ, (1 − fraction)/γ) with the mean `fraction` [N]."""
-    p = generator(seed, "chances").beta(fraction / gamma, (1 - fraction) / gamma, clients)
-    p = np.maximum(p, LEAST_CHANCE)
-    p = np.minimum(p * (fraction / p.mean()), 1.0)
+    drawn = np.maximum(generator(seed, "chances").beta(fraction / gamma, (1 - fraction) / gamma, clients), LEAST_CHANCE)
+    p: np.ndarray = np.minimum(drawn * (fraction / drawn.mean()), 1.0)
     p.flags.writeable = False
     return p
 
