@@ -20,6 +20,7 @@ from askew.algorithms.fedpmvr import READINGS
 from askew.cli.ledger import check_page
 from askew.cli.main import main
 from askew.errors import ConfigError
+from askew.participation import Skewed
 from askew.report.statistics import (
     find_power,
     holm_adjust,
@@ -67,6 +68,7 @@ from askew.reproduction.ledger_summary import (
     find_leads,
     summary_texts,
 )
+from askew.reproduction.participation_counts import participation_counts, skewed_counts
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.prune_curves import prune_curves
 from askew.reproduction.results import CURVES, ResultRow, read_results, write_results
@@ -530,6 +532,13 @@ def test_claim_checks(name: str) -> None:
     true, grounds = CLAIM_CHECKS[name]()
     assert true is (name not in refuted), grounds
     assert grounds
+
+
+def test_counts_at_several_gammas_are_those_of_the_rule() -> None:
+    found = skewed_counts(3, 20, 4, (0.0, 1.0, 10.0), 25)
+    for gamma, counts in found.items():
+        assert counts.tolist() == participation_counts(Skewed(gamma=gamma, cohort=4), 3, 20, 25).tolist()
+    assert list(found) == [0.0, 1.0, 10.0] and found[1.0].tolist() != found[10.0].tolist()
 
 
 # the page -------------------------------------------------------------------------------------------------------

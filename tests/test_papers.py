@@ -46,6 +46,7 @@ from askew.reproduction.papers import (
     plan_runs,
     result_digest,
     run_specs,
+    seed_digests,
 )
 from askew.reproduction.plan import Reproduction, chosen_points, prepare_reproduction
 from askew.reproduction.printed import PrintedNumber, read_printed
@@ -413,6 +414,7 @@ def test_the_digest_tells_what_is_computed_and_not_where() -> None:
         {**config.tables(), "evaluation": {"every": 1, "halves": True, "drift": True, "spread": False}}
     )
     assert result_digest(spelled) == result_digest(config)  # a default that is written down changes nothing
+    assert seed_digests(config, (4, 7)) == {seed: result_digest(replace(config, seed=seed)) for seed in (4, 7)}
 
 
 # running --------------------------------------------------------------------------------------------------------
