@@ -834,6 +834,18 @@ def test_a_bill_names_the_cell_that_decides_and_its_power(desk: Path) -> None:
     assert "hard at 3 seeds refutes it with power 1.00 if it stays -2.05 ± 0.071" in evidence
 
 
+def test_a_bill_of_a_trend_names_the_seeds_at_which_its_slope_would_pass(desk: Path) -> None:
+    path = desk / "papers" / "toy" / "claims.toml"
+    first = CLAIMS.partition('[[claim]]\nid = "toy-02"')[0].partition("[[claim.rule]]")[0]
+    path.write_text(first + '[[claim.rule]]\ntest = "trend"\nalong = "easy hard"\nd = "[{step} | FedAvg]"\n')
+    rise = {0: 0.01, 1: 0.02, 2: 0.06}  # mean 3, deviation 2.6 points: p = 0.09
+    measure(desk, lambda run: 0.4 + (run.case == "hard") * rise[run.seed])
+    evidence = cells(ledger_text(desk), "toy-01")[2]
+    seeds = seeds_needed(3 / 7**0.5, 0.05, 3)
+    assert seeds == 7 and "1 cell at 7 seeds" in evidence
+    assert "needs 8 runs" in evidence  # four more seeds of the two steps
+
+
 def test_missing_seeds_are_counted_at_the_chosen_grid_point(desk: Path) -> None:
     use_grid(desk, "[0.1, 0.2, 0.3, 0.4]")
     best = lambda run: plain(run) + 0.1 * (run.hyper["local.lr"] == 0.3)
