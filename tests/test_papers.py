@@ -798,6 +798,9 @@ def test_times_follow_from_measured_rounds_with_their_spread() -> None:
     assert guess.high / guess >= 0.999 * found.high / found
     alone = training_speeds([timed(four, "seconds_per_round", "0.5")])
     assert estimate_seconds([four.config], "a GPU", alone) == pytest.approx((2_000_000 + 4_000_000 / 3) / 10_000)
+    later = timed(three, "provenance", '{"date":"2026-01-02"}')
+    newest = estimate_seconds([four.config], "a GPU", training_speeds([*rows, later]))  # of the last day alone: 2.5e5
+    assert newest == pytest.approx((2_000_000 + 4_000_000 / 3) / 250_000)
     gone = timed(one, "seconds_shared", "0.01")._replace(experiment="feddpc/gone")
     assert estimate_seconds([one.config], "a GPU", training_speeds([gone])) is None
 
