@@ -66,6 +66,8 @@ class Algorithm(Settings):
     combines: ClassVar[str] = "mean"
     drift_state: ClassVar[str] = ""  # the client state that holds a learned drift, for the drift metrics; "": none
     own_weights: ClassVar[str] = ""  # why `weighting` has no effect; another value than its default is then refused
+    # why an answer that started from an older model would be wrong: such rounds are then refused; "": it is sound
+    stale: ClassVar[str] = ""
 
     weighting: str = setting(
         "weights of the clients in averages: by sample count, or all equal",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -37,14 +38,14 @@ class BankBlock:
     def __init__(self, start: State, rows: int, place: str, folder: Path | None) -> None:
         self.place, self.rows = place, rows
         self.entries: State = {}
+        self.device = next(iter(start.values())).device if place == "device" else torch.device("cpu")
         for name, value in start.items():
             shape = (rows, *value.shape)
             if place == "file":
                 self.entries[name] = tensor_in_file(shape, value.dtype, folder)
             else:
-                device = value.device if place == "device" else torch.device("cpu")
                 pinned = place == "host" and value.device.type == "cuda"
-                self.entries[name] = torch.empty(shape, dtype=value.dtype, device=device, pin_memory=pinned)
+                self.entries[name] = torch.empty(shape, dtype=value.dtype, device=self.device, pin_memory=pinned)
 
 
 def tensor_in_file(shape: Sequence[int], dtype: torch.dtype, folder: Path | None) -> Tensor:
@@ -93,12 +94,13 @@ class Bank:
         self.start, self.folder, self.owns = start, folder, owns
         self.row_bytes = sum(v.numel() * v.element_size() for v in start.values())
         self.row_of: dict[int, int] = {}
+        self.free: list[int] = []  # rows of clients that were forgotten
         self.blocks: list[BankBlock] = []
         self.first: list[int] = []  # first row of each block
-        device = next(iter(start.values())).device if start else torch.device("cpu")
-        self.on_cuda = device.type == "cuda"
+        self.device = next(iter(start.values())).device if start else torch.device("cpu")
+        self.on_cuda = self.device.type == "cuda"
         if self.on_cuda and device_bytes is None:
-            device_bytes = torch.cuda.mem_get_info(device)[0] // 4
+            device_bytes = torch.cuda.mem_get_info(self.device)[0] // 4
         self.device_bytes = device_bytes if self.on_cuda and device_bytes is not None else 0
         self.host_bytes = free_host_bytes() // 2 if host_bytes is None else host_bytes
 
@@ -120,9 +122,10 @@ class Bank:
             taken[block.place] += block.rows * self.row_bytes
         return taken
 
-    def _grow(self) -> None:
+    def _grow(self, missing: int) -> None:
+        """Make a block, for so many rows if that is not too much."""
         have = sum(b.rows for b in self.blocks)
-        rows = max(1, min(max(16, have), BLOCK // max(self.row_bytes, 1)))
+        rows = max(1, min(max(16, have, missing), BLOCK // max(self.row_bytes, 1)))
         size, taken = rows * self.row_bytes, self.bytes_by_place()
         if self.on_cuda and taken["device"] + size <= self.device_bytes:
             place = "device"
@@ -137,7 +140,7 @@ class Bank:
         for position, client in enumerate(clients):
             row = self.row_of.get(client)
             if row is not None:
-                block = int(np.searchsorted(self.first, row, side="right")) - 1
+                block = bisect_right(self.first, row) - 1
                 at, rows = groups.setdefault(block, ([], []))
                 at.append(position)
                 rows.append(row - self.first[block])
@@ -147,8 +150,10 @@ class Bank:
         """Rows [C, …] on the device, in the order asked."""
         out = {n: v.expand(len(clients), *v.shape).clone() for n, v in self.start.items()}
         for block, at, rows in self._groups(clients):
+            places, to = torch.tensor(rows, device=block.device), torch.tensor(at, device=self.device)
             for name, entry in block.entries.items():
-                out[name][at] = entry[rows].to(out[name].device, non_blocking=True)
+                found = entry.index_select(0, places).to(self.device, non_blocking=True)
+                out[name].index_copy_(0, to, found)
         return out
 
     def write(self, clients: Sequence[int], rows: State) -> None:
@@ -158,11 +163,17 @@ class Bank:
         if self.owns is not None:
             own = [i for i, client in enumerate(clients) if self.owns(client)]
             clients, rows = [clients[i] for i in own], select_rows(rows, own)
-        for client in clients:
-            if client not in self.row_of:
-                self.row_of[client] = len(self.row_of)
-                if not self.blocks or self.row_of[client] >= self.first[-1] + self.blocks[-1].rows:
-                    self._grow()
+        new = dict.fromkeys(client for client in clients if client not in self.row_of)
+        for n, client in enumerate(new):
+            self.row_of[client] = self.free.pop() if self.free else len(self.row_of)
+            if not self.blocks or self.row_of[client] >= self.first[-1] + self.blocks[-1].rows:
+                self._grow(len(new) - n)
         for block, at, inner in self._groups(clients):
+            places, chosen = torch.tensor(inner, device=block.device), torch.tensor(at, device=self.device)
             for name, entry in block.entries.items():
-                entry[inner] = rows[name][at].to(entry.device)
+                new_rows = rows[name] if len(at) == len(clients) else rows[name].index_select(0, chosen)
+                entry.index_copy_(0, places, new_rows.to(block.device))
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Give the rows of these clients free; they read the declared start again."""
+        self.free += [self.row_of.pop(client) for client in clients if client in self.row_of]

@@ -7,6 +7,7 @@ RECORD = (  # keys of a round's record that are the server's own
     *("absent", "incidents", "lost_share", "epsilon"),
 )
 CLOCK = ("clock", "began", "asked", "late", "away", "answer_seconds")  # where there is a virtual clock
+OVERLAPPING = ("started", "started_at", "staleness")  # where answers may be used in later rounds
 TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
 REPEATED = "second answer"  # a reason why an answer is not used: the first one is, and nothing is lost
 # Reasons why nothing came of a client that was asked:

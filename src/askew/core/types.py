@@ -13,6 +13,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 Number = float | Tensor
+ALL_NEW = torch.zeros(())  # the staleness where every client started from the newest model: one number for all rows
 
 
 def select_rows(state: State, rows: Tensor | list[int] | int) -> State:
@@ -89,6 +90,7 @@ class Cohort(NamedTuple):
     lr0: float  # the first round's
     round: int  # t, from 1
     clients: int  # N: clients that hold samples
+    staleness: Tensor = ALL_NEW  # [C]: server steps since the model that each started from; one 0 where all are 0
 
 
 def momentum_length(steps: Tensor, momentum: float) -> Tensor:

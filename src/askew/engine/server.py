@@ -22,6 +22,7 @@ from ..core.space import Space
 from ..core.types import Cohort, State, momentum_length, select_rows
 from ..data.federation import Federation, LocalSettings, RoundPlan
 from ..errors import AlgorithmError, ConfigError
+from ..participation import Turnout
 from . import drift as drift_metrics
 from .answers import MODEL_NOT_FINITE, NO_BATCH, NOT_FINITE
 from .base import (
@@ -142,6 +143,11 @@ class Server:
     def banks(self) -> dict[str, Bank]:
         return {"clients": self.clients, "memory": self.memory, "private": self.privates}
 
+    @property
+    def stored_banks(self) -> dict[str, Bank]:
+        """The banks that a checkpoint holds."""
+        return self.banks
+
     # one round --------------------------------------------------------------------------------------------------------
 
     def prepare(self, round: int, ids: Sequence[int], share: Sequence[float] = ()) -> RoundPlan:
@@ -187,6 +193,11 @@ class Server:
             record: Record = end.value
             return record
 
+    def turnout_requests(self, round: int, turnout: Turnout) -> Generator[PhaseRequest, PhaseOutputs, Record]:
+        """One round with who takes part in it, as `round_requests`."""
+        absent = turnout.reasons or turnout.absent.tolist()
+        return self.round_requests(round, turnout.ids.tolist(), turnout.share.tolist(), absent)
+
     def round_requests(
         self,
         round: int,
@@ -211,18 +222,44 @@ class Server:
         for n, phase in enumerate(self.phases):
             if not plan.ids:
                 break
-            inputs = self._inputs(phase, round, plan, at, carry)
-            wanted = [*(["theta"] if at.rows["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
-            request = PhaseRequest(phase, inputs, plan, wanted)
-            outputs = self._without_private((yield request))
-            for stage in self.stages:
-                outputs = self._without_private(stage(request, outputs))
-            self._count_bytes(log, phase, inputs, outputs, len(absent) if n == 0 else None)
-            if outputs.answered is not None:
-                log.incidents += explained_incidents(plan.ids, outputs)
-                plan, at = plan.only(outputs.answered), at.only(outputs.answered)
-            if plan.ids:
-                plan, at, carry = self._finish_phase(phase, round, plan, outputs, at, log)
+            request = self._request(n, round, plan, at, carry)
+            outputs = self._through_stages(request, (yield request))
+            self._count_bytes(log, phase, request.inputs, outputs, len(absent) if n == 0 else None)
+            plan, at, carry = self._receive(phase, round, plan, outputs, at, log)
+        return self._end_round(round, ids, absent, plan, at, log)
+
+    def _request(self, n: int, round: int, plan: RoundPlan, at: RoundState, carry: State) -> PhaseRequest:
+        """What the clients of the n-th phase are asked to do."""
+        wanted = [*(["theta"] if at.rows["private"] else []), *(["carry"] if n + 1 < len(self.phases) else [])]
+        phase = self.phases[n]
+        return PhaseRequest(phase, self._inputs(phase, round, plan, at, carry), plan, wanted)
+
+    def _through_stages(self, request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOutputs:
+        """A phase's outputs as they arrive at the server's step."""
+        outputs = self._without_private(outputs)
+        for stage in self.stages:
+            outputs = self._without_private(stage(request, outputs))
+        return outputs
+
+    def _receive(
+        self, phase: Algorithm, round: int, plan: RoundPlan, outputs: PhaseOutputs, at: RoundState, log: RoundLog
+    ) -> tuple[RoundPlan, RoundState, State]:
+        """The plan, state and carry after a phase, of those whose answers are used."""
+        if outputs.answered is not None:
+            log.incidents += explained_incidents(plan.ids, outputs)
+            plan, at = plan.only(outputs.answered), at.only(outputs.answered)
+        return self._finish_phase(phase, round, plan, outputs, at, log) if plan.ids else (plan, at, {})
+
+    def _end_round(
+        self,
+        round: int,
+        ids: Sequence[int],
+        absent: Sequence[int] | Mapping[int, str],
+        plan: RoundPlan,
+        at: RoundState,
+        log: RoundLog,
+    ) -> Record:
+        """Adopt the state after a round if it is sound; returns the round's record."""
         at = at if plan.ids else self._without_clients(round, at, log)
         healthy = log.whole
         if not healthy:

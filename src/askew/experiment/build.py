@@ -19,6 +19,7 @@ from ..core.task import Bound, Functional, Task
 from ..data.dataset import Dataset, NaturalSource, Samples, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
+from ..engine.asynchronous import OverlappingClock, OverlappingServer
 from ..engine.attacks import AttackStage
 from ..engine.base import Engine, OutputStage
 from ..engine.choose import (
@@ -157,7 +158,7 @@ def build(
     facts = run_facts(config, choice, space, kernels, group) | config.attack.facts(config.seed, fed)
     facts["remark"] = " ".join(filter(None, [facts["remark"], *data_remarks(config, fed)]))
     evaluator = shared.evaluators[evaluator_key]
-    clock = VirtualClock(config.time, config.participation, server, config.seed) if config.time.on else None
+    clock = make_clock(config, server)
     return BuiltRun(config, fed, module, space, task, evaluator, server, kernels, facts, validator, clock)
 
 
@@ -353,7 +354,8 @@ def make_server(
     metrics: list[RoundMetric] = [LocalFit(task, fed)] if evaluation.fit else []
     metrics += [ClientWeights(fed, evaluate)] if evaluation.weights else []
     several = group.size > 1
-    return Server(
+    kind = OverlappingServer if config.time.overlapping else Server
+    return kind(
         alg,
         space,
         fed,
@@ -371,6 +373,13 @@ def make_server(
     )
 
 
+def make_clock(config: Config, server: Server) -> VirtualClock | None:
+    """The virtual clock at 0; None where rounds have no duration."""
+    if isinstance(server, OverlappingServer):
+        return OverlappingClock(config.time, config.participation, server, config.seed)
+    return VirtualClock(config.time, config.participation, server, config.seed) if config.time.on else None
+
+
 def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
     """What clients' outputs go through before the server's step, in this order: what befalls them, then what guards."""
     stages: list[OutputStage] = []
@@ -382,7 +391,8 @@ def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
         stages.append(PrivacyStage.simulated(config.privacy, config.participation, fed.clients, config.seed))
     if config.robust.on:
         draw = config.participation.drawn_by(config.seed)
-        config.robust.check_cohort(len(config.participation.sample(draw, 1, fed.eligible, fed.clients)))
+        cohort = len(config.participation.sample(draw, 1, fed.eligible, fed.clients))
+        config.robust.check_cohort(config.time.buffer if config.time.wait == "buffer" else cohort)
         stages.append(RobustStage(config.robust, config.algorithm, config.seed))
     return stages
 

@@ -35,7 +35,7 @@ def layout_digest(digest: str, server: Server) -> str:
 
 def banks_of(server: Server) -> dict[str, Bank]:
     """The tables with a row for each client, by the names that they have in the file."""
-    return {"clients": server.clients, "memory": server.memory, "private": server.privates}
+    return server.stored_banks
 
 
 def tensors_of(server: Server) -> dict[str, Tensor]:

@@ -225,6 +225,56 @@ class Config:
                 'set participation.name = "uniform", or leave out time.spare.'
             )
         self.time.check_clients(self.partition.clients)
+        if self.time.overlapping:
+            self.check_overlapping()
+
+    def check_overlapping(self) -> None:
+        """Refuse answers that start from an older model where they cannot be right."""
+        alg, time = self.algorithm, self.time
+        how, advice = ('wait = "buffer"' if time.wait == "buffer" else 'late = "next"'), 'set time.wait = "all"'
+        if len(alg.phases()) > 1:
+            raise ConfigError(
+                f"time: {alg.display_name()} has {len(alg.phases())} exchanges in a round, and with {how} answers of "
+                f"several rounds would mix; {advice}, or use another method."
+            )
+        if alg.stale:
+            raise ConfigError(
+                f"time: with {how} answers may start from an older model, which is wrong for {alg.display_name()}: "
+                f"{alg.stale}; {advice}, or use another method."
+            )
+        if "public" in alg.needs or self.evaluation.fit or self.evaluation.weights:
+            what = alg.display_name() if "public" in alg.needs else "evaluation.fit and evaluation.weights"
+            verb = "evaluates" if "public" in alg.needs else "evaluate"
+            raise ConfigError(
+                f"time: {what} {verb} the clients' models at the server, which with {how} does not keep the models "
+                f"that they started from; {advice}, or leave that out."
+            )
+        if self.privacy.central or self.privacy.secret_sampling:
+            raise ConfigError(
+                f"time: with {how} the server's noise and secret_sampling have no account, as a round's answers are "
+                f'not one draw of clients; {advice}, or privacy.where = "client" without secret_sampling.'
+            )
+        if time.wait == "buffer":
+            self.check_at_work()
+
+    def check_at_work(self) -> None:
+        """Refuse a number of clients at work that the other settings do not allow."""
+        rule, time, clients = self.participation, self.time, self.partition.clients
+        if not isinstance(rule, CohortParticipation):
+            raise ConfigError(
+                f'time: wait = "buffer" keeps a fixed number of clients at work, and participation '
+                f'{rule.display_name()} has no cohort of fixed size; set participation.name = "uniform".'
+            )
+        at_work = time.at_work or rule.size(clients)
+        if at_work > clients:
+            raise ConfigError(
+                f"time: at_work must be at most the number of clients, {clients}, got {at_work}; lower time.at_work."
+            )
+        if time.buffer > at_work:
+            raise ConfigError(
+                f"time: a buffer of {time.buffer} answers never fills with {at_work} clients at work (the cohort of "
+                "participation); lower time.buffer, or set time.at_work."
+            )
 
     def tables(self) -> dict[str, Any]:
         """The whole configuration as plain nested tables."""

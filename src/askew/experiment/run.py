@@ -134,7 +134,7 @@ class ActiveRun:
         self.run = Run(stored_tables(built.config), facts=built.facts, federation=built.fed.labels(), folder=folder)
         self.t = begin_or_resume(self.run, built, group) if folder else 0  # the last round trained
         if built.clock and self.run.rounds:
-            built.clock.now = float(self.run.rounds[-1]["clock"])
+            built.clock.resume(self.run.rounds)
         self.before: Model = (self.server.w, self.server.buffers)  # before the round that is trained
         self.plain_record: Record = {}  # the last record, as it is where more rounds follow
         self.clock_record: Record = {}  # what the round's record says of the virtual clock
@@ -183,9 +183,7 @@ class ActiveRun:
         self.prepare_round(self.t + 1)
         turnout, self.before = self.turnouts.pop(self.t + 1), (self.server.w, self.server.buffers)
         self.clock_record = dict(turnout.record)
-        return self.server.round_requests(
-            self.t + 1, turnout.ids.tolist(), turnout.share.tolist(), turnout.reasons or turnout.absent.tolist()
-        )
+        return self.server.turnout_requests(self.t + 1, turnout)
 
     def end_round(self, record: Record) -> TrainedRound:
         """Note that the round is trained."""

@@ -21,7 +21,7 @@ from ..engine.process_group import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuildCache, BuiltRun, device_of
-from .config import CHOICES, TABLES, Config, stored_tables
+from .config import CHOICES, OPTIONAL_TABLES, TABLES, Config, stored_tables
 from .plugins import LOADED, PLUGIN_PREFIX, PLUGINS, TEXT
 from .store import TRACKING, Run, intact_rounds, load, read_json, write_atomic, write_json, write_lines, write_text
 from .toml import read_stored_toml, seal
@@ -83,8 +83,8 @@ def check_same_config(folder: Path, config: Config) -> None:
 def with_new_settings(stored: dict[str, Any], config: Config, tables: dict[str, Any]) -> dict[str, Any]:
     """Stored tables, with the defaults of settings that askew did not have when they were written."""
     filled = dict(stored)
-    for name in (*CHOICES, *TABLES):
-        if isinstance(stored.get(name), dict):
+    for name in (*CHOICES, *TABLES, *OPTIONAL_TABLES):
+        if isinstance(stored.get(name), dict) and name in tables:
             new = {f.name: f.default for f in fields(getattr(config, name)) if f.name in tables[name]}
             filled[name] = new | stored[name]
     return filled
