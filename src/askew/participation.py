@@ -302,9 +302,7 @@ class ByClass(Participation):
     idea: ClassVar[str] = "clients come with chances that follow from their classes, and that may rise and fall"
     high: float = setting("largest φ of the first half of the classes", default=1.0, above=0, most=1)
     low: float = setting("largest φ of the other classes", default=0.5, above=0, most=1)
-    swing: float = setting(
-        "how far chances rise and fall, as a share; 0: they stay", default=0.0, least=0, most=0.5
-    )
+    swing: float = setting("how far chances rise and fall, as a share; 0: they stay", default=0.0, least=0, most=0.5)
     period: int = setting("rounds after which they have risen and fallen once", default=20, least=1)
     shares: ClassVar[np.ndarray | None] = None  # of the classes [N, K], of an instance that knows the labels
 
