@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from askew import participation
 from askew.errors import ConfigError, DataError
-from askew.experiment.build import build
+from askew.experiment.build import with_informed_rule
 from askew.experiment.config import Config
 from askew.participation import (
     Bernoulli,
@@ -36,6 +36,7 @@ from askew.participation import (
     membership,
     participations,
 )
+from problems import classification, skewed_samples
 
 Probabilities = dict[tuple[int, ...], float]
 
@@ -260,12 +261,14 @@ def test_chances_follow_from_the_classes_and_rise_and_fall() -> None:
 
 
 def test_chances_by_class_use_the_labels_of_the_run() -> None:
-    parts = {"partition": {"name": "labels", "clients": 10, "labels": 1}, "participation": {"name": "by_class"}}
-    config = Config.build({"model": {"name": "softmax"}, **parts})
-    built = build(config)
-    rule = built.config.participation
-    assert isinstance(rule, ByClass) and len({*rule.chances(0, 1, 10).round(12)}) > 1
-    assert built.config.digest() == config.digest()
+    fed = classification(skewed_samples([4, 5, 6])).fed
+    config = Config.build({"partition": {"clients": 3}, "participation": {"name": "by_class"}})
+    informed = with_informed_rule(config, fed)
+    counts = fed.label_counts([0, 1, 2]).numpy()
+    expected = ByClass().with_labels(lambda: counts).chances(0, 1, 3)
+    assert isinstance(informed.participation, ByClass) and len({*expected}) == 3
+    assert informed.participation.chances(0, 1, 3) == pytest.approx(expected)
+    assert informed.digest() == config.digest() and with_informed_rule(Config(), fed).participation == Uniform()
     with pytest.raises(ConfigError, match=r"ByClass: chances follow from classes, which .*; set participation.name"):
         ByClass().with_labels(lambda: np.zeros((3, 0)))
 
