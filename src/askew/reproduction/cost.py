@@ -20,7 +20,7 @@ from ..errors import ConfigError, UnknownName
 from ..experiment import catalogue
 from ..experiment.config import Config
 from ..models import Network
-from ..participation import Bernoulli, CohortParticipation
+from ..participation import Bernoulli, ByClass, CohortParticipation
 from .papers import Experiment, RunSpec, build_config, find_experiment, hyper_text, run_specs, settings_tables
 from .results import PROVENANCE, ResultRow, parse_provenance, read_results
 
@@ -81,8 +81,12 @@ def sample_counts(config: Config) -> tuple[int, int]:
 def mean_participants(config: Config) -> float:
     """How many clients a round has, on average."""
     clients, rule = config.partition.clients, config.participation
+    if config.time.wait == "buffer":
+        return config.time.buffer
     if isinstance(rule, CohortParticipation):
         return min(rule.size(clients), clients)
+    if isinstance(rule, ByClass):
+        return (1 - rule.swing) * (rule.high + rule.low) / 4 * clients
     return rule.fraction * clients if isinstance(rule, Bernoulli) else clients
 
 
