@@ -46,6 +46,7 @@ from askew.reproduction.papers import (
     plan_runs,
     result_digest,
     run_specs,
+    seed_digests,
 )
 from askew.reproduction.plan import Reproduction, chosen_points, prepare_reproduction
 from askew.reproduction.printed import PrintedNumber, read_printed
@@ -128,7 +129,7 @@ def test_our_own_are_there_too() -> None:
 @pytest.mark.parametrize("scale", papers.SCALES)
 def test_every_scale_can_be_planned(id: str, scale: str) -> None:
     e = find_experiment(id)
-    planned = configure_runs(e, scale, e.seeds[:1] if scale == "full" else None)  # seeds are alike, and many
+    planned = configure_runs(e, scale)
     assert planned and all(p.config.rounds for p in planned)
     if scale == "smoke" and e.trains:
         assert all(p.config.rounds <= 8 and p.config.partition.clients <= 4 for p in planned) and len(planned) <= 30
@@ -414,6 +415,7 @@ def test_the_digest_tells_what_is_computed_and_not_where() -> None:
         {**config.tables(), "evaluation": {"every": 1, "halves": True, "drift": True, "spread": False}}
     )
     assert result_digest(spelled) == result_digest(config)  # a default that is written down changes nothing
+    assert seed_digests(config, (4, 7)) == {seed: result_digest(replace(config, seed=seed)) for seed in (4, 7)}
 
 
 # running --------------------------------------------------------------------------------------------------------
@@ -802,6 +804,9 @@ def test_times_follow_from_measured_rounds_with_their_spread() -> None:
     assert guess.high / guess >= 0.999 * found.high / found
     alone = training_speeds([timed(four, "seconds_per_round", "0.5")])
     assert estimate_seconds([four.config], "a GPU", alone) == pytest.approx((2_000_000 + 4_000_000 / 3) / 10_000)
+    later = timed(three, "provenance", '{"date":"2026-01-02"}')
+    newest = estimate_seconds([four.config], "a GPU", training_speeds([*rows, later]))  # of the last day alone: 2.5e5
+    assert newest == pytest.approx((2_000_000 + 4_000_000 / 3) / 250_000)
     gone = timed(one, "seconds_shared", "0.01")._replace(experiment="feddpc/gone")
     assert estimate_seconds([one.config], "a GPU", training_speeds([gone])) is None
 

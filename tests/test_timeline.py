@@ -519,6 +519,8 @@ def test_speeds_have_their_distributions() -> None:
     assert pareto.min() >= 2.0
     for x in (3.0, 8.0, 40.0):
         assert near(pareto > x, (2 / x) ** 1.5)
+    for z, chance in ((0.5, 0.382925), (1, 0.682689), (2, 0.954500)):
+        assert near(speeds(speed="halfnormal") <= 2 * z, chance)
     drawn = list(islice(uniforms(0, "any"), 100))  # of several parts of eight
     assert len({*drawn}) == 100 and 0 < min(drawn) < 0.1 and 0.9 < max(drawn) < 1
 
