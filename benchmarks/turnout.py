@@ -324,7 +324,13 @@ def draw_differences(axes: Any, block: Block, way: str) -> None:
 
 def findings(blocks: Sequence[Block]) -> list[str]:
     """What the tables of one dataset say, each sentence from the numbers; those without runs are left out."""
-    found = [*leads(blocks), *leaders(blocks), *made_for_turnout(blocks), *memories(blocks), *messages(blocks)]
+    found = [
+        *leads(blocks),
+        *by_turnout(blocks),
+        *made_for_turnout(blocks),
+        *memories(blocks),
+        *messages(blocks),
+    ]
     return [*found, *costs_of_turnout(blocks), *waiting(blocks)]
 
 
@@ -364,64 +370,58 @@ def leads(blocks: Sequence[Block]) -> list[str]:
     return [f"**The largest lead over FedAvg**, on average over the six partial turnouts, after {'; '.join(texts)}."]
 
 
-def leaders(blocks: Sequence[Block]) -> list[str]:
-    """How often each method is the best, or not told from it."""
-    columns = [(block, way, turnout) for block in blocks for way in WAYS for turnout in block.turnouts]
-    counts = dict.fromkeys(METHODS, 0)
-    for block, way, turnout in columns:
-        for method in block.as_good(way, turnout):
-            counts[method] += 1
-    first = sorted((m for m in counts if m not in ASYNCHRONOUS_METHODS), key=lambda m: -counts[m])
-    listed = ", ".join(f"{m} in {counts[m]}" for m in first)
+def by_turnout(blocks: Sequence[Block]) -> list[str]:
+    """The two methods that are nearest to the best of their column in each turnout, on average, and FedAvg."""
+    texts = []
+    for turnout in dict.fromkeys(t for block in blocks for t in block.turnouts):
+        its = [block for block in blocks if turnout in block.turnouts]
+        methods = [m for m in METHODS if all(m in block.methods(turnout) for block in its)]
+        behind = {m: fmean(behind_best(b, way, turnout, m) for b in its for way in WAYS) for m in methods}
+        near = sorted(methods, key=lambda m: behind[m])[:2]
+        shown = list(dict.fromkeys([*near, BASE]))
+        texts.append(f"{turnout}: {', '.join(f'{m} {behind[m]:.1f}' for m in shown)}")
     return [
-        f"**Which method.** Of the {len(columns)} columns (turnouts, skews, and equal rounds, bytes or time) these "
-        f"methods have the highest accuracy or are not told from the one that has: {listed}."
+        "**By turnout**, how many points a method is behind the best of its column, on average over skews and equal "
+        f"rounds, bytes and time; the two nearest, and FedAvg: {'; '.join(texts)}."
     ]
 
 
-def tally(blocks: Sequence[Block], method: str, ways: Sequence[str], turnouts: Sequence[str]) -> tuple[int, int, int]:
-    """In how many columns a method is better and worse than FedAvg, and of how many."""
-    columns = [(b, way, t) for b in blocks for way in ways for t in turnouts if method in b.methods(t)]
-    verdicts = [block.against(way, turnout, BASE)[method].verdict for block, way, turnout in columns]
-    return verdicts.count(BETTER), verdicts.count(WORSE), len(verdicts)
+def behind_best(block: Block, way: str, turnout: str, method: str) -> float:
+    """How many points a method is behind the one with the highest mean."""
+    best = block.mean(way, turnout, block.best(way, turnout))
+    return (best or 0.0) - (block.mean(way, turnout, method) or 0.0)
 
 
-def tally_text(blocks: Sequence[Block], method: str, way: str = "rounds") -> str:
-    """A method against FedAvg in the partial turnouts without asynchrony, in words."""
-    better, worse, all_of = tally(blocks, method, [way], PARTIAL)
-    differences = [
-        (b.mean(way, t, method) or 0.0) - (b.mean(way, t, BASE) or 0.0)
-        for b in blocks
-        for t in PARTIAL
-        if method in b.methods(t)
-    ]
-    counts = f"better in {better} and worse in {worse} of {all_of}"
-    return f"{method} is {counts} (mean difference {points(fmean(differences))})"
+def against_fedavg(blocks: Sequence[Block], methods: Sequence[str], way: str) -> str:
+    """Methods less FedAvg on average over the partial turnouts, in words."""
+    tests = [(block, overall(block, way)) for block in blocks]
+    return "; ".join(
+        f"{m} {', '.join(f'{interval(its[m])} with {skew(block)}' for block, its in tests if m in its)}"
+        for m in methods
+    )
 
 
 def made_for_turnout(blocks: Sequence[Block]) -> list[str]:
     """FedAU, FedAWE and FOCUS against FedAvg."""
-    texts = [tally_text(blocks, m) for m in ("FedAU", "FedAWE", "FOCUS") if has(blocks, m)]
-    if not texts:
-        return []
+    uneven = [block for block in blocks if "FedAU" in block.methods("uneven")]
+    tests = [f"{interval(block.against('rounds', 'uneven', BASE)['FedAU'])} with {skew(block)}" for block in uneven]
     return [
-        "**Methods made for unknown participation** against FedAvg after equal rounds, in the six partial turnouts: "
-        f"{'; '.join(texts)}. Their promise is about the limit of many rounds, and these are 100."
+        "**Methods made for unknown participation** against FedAvg, on average over the six partial turnouts, after "
+        f"equal rounds: {against_fedavg(blocks, ('FedAU', 'FedAWE', 'FOCUS'), 'rounds')}. Under uneven chances alone: "
+        f"FedAU {', '.join(tests)}. What they promise is the right point to end in; these are the first 100 rounds."
     ]
 
 
 def memories(blocks: Sequence[Block]) -> list[str]:
     """FedVARP and MIFA against FedAvg."""
-    texts = [tally_text(blocks, m) for m in ("FedVARP", "MIFA") if has(blocks, m)]
-    return [f"**A memory of absent clients** against FedAvg after equal rounds: {'; '.join(texts)}."] if texts else []
+    text = against_fedavg(blocks, ("FedVARP", "MIFA"), "rounds")
+    return [f"**A memory of absent clients** against FedAvg, on the same average, after equal rounds: {text}."]
 
 
 def messages(blocks: Sequence[Block]) -> list[str]:
     """SCAFFOLD after equal rounds and after equal bytes."""
-    if not has(blocks, "SCAFFOLD"):
-        return []
-    both = [tally_text(blocks, "SCAFFOLD", way) for way in ("rounds", "bytes")]
-    return [f"**Twice the bytes.** After equal rounds {both[0]}; after equal bytes {both[1]}."]
+    rounds, sent = (against_fedavg(blocks, ("SCAFFOLD",), way) for way in ("rounds", "bytes"))
+    return [f"**Twice the bytes**, on the same average: after equal rounds {rounds}; after equal bytes {sent}."]
 
 
 def costs_of_turnout(blocks: Sequence[Block]) -> list[str]:
@@ -470,11 +470,6 @@ def across(block: Block, way: str, turnout: str, other: str, method: str = BASE)
     one, two = (block.values[way][name][method] for name in (turnout, other))
     seeds = sorted(one.keys() & two.keys())
     return PairedComparison(method, method, turnout, way, seeds, [one[s] - two[s] for s in seeds], {}, [])
-
-
-def has(blocks: Sequence[Block], method: str) -> bool:
-    """Whether some partial turnout has runs of a method."""
-    return any(method in block.methods(turnout) for block in blocks for turnout in PARTIAL)
 
 
 def skew(block: Block) -> str:
