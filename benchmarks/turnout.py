@@ -20,6 +20,7 @@ import numpy as np
 from askew.algorithms import algorithms
 from askew.report.picture import canvas, style
 from askew.report.significance import BETTER, WORSE, PairedComparison, judge_pairs
+from askew.report.statistics import MIN_SEEDS
 from askew.reproduction.papers import find_experiment
 from askew.reproduction.results import metrics_by_run, parse_curve, read_results_file, results_file
 
@@ -193,12 +194,13 @@ class Block(NamedTuple):
 
 
 def study_blocks(runs: Runs) -> list[Block]:
-    """The blocks of the study, of the runs that are stored."""
+    """The blocks of the study, of what is stored of at least three seeds: fewer decide nothing."""
     blocks: dict[str, dict[str, dict[str, dict[int, RunCurve]]]] = {}
     for case in find_experiment(STUDY).cases:
         name, _, turnout = case.name.partition(" ")
-        if case.name in runs:
-            blocks.setdefault(name, {})[turnout] = {m: runs[case.name][m] for m in METHODS if m in runs[case.name]}
+        own = runs.get(case.name, {})
+        if its := {m: own[m] for m in METHODS if len(own.get(m, ())) >= MIN_SEEDS}:
+            blocks.setdefault(name, {})[turnout] = its
     return [make_block(name, turnouts) for name, turnouts in blocks.items()]
 
 

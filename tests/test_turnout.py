@@ -22,10 +22,31 @@ def study() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "benchmarks/turnout.py"))
 
 
-def test_the_page_is_what_the_results_say(study: dict[str, Any]) -> None:
-    blocks = study["study_blocks"](study["read_study"]())
+@pytest.fixture(scope="module")
+def blocks(study: dict[str, Any]) -> list[Any]:
+    """The study as stored, by dataset and skew."""
+    return list(study["study_blocks"](study["read_study"]()))
+
+
+def test_the_page_is_what_the_results_say(study: dict[str, Any], blocks: list[Any]) -> None:
     written = (ROOT / "docs/turnout.md").read_text(encoding="utf-8")
     assert written == study["page"](written, blocks), "run python benchmarks/turnout.py --write"
+
+
+def test_what_the_page_says_in_short_is_decided_by_the_tests(study: dict[str, Any], blocks: list[Any]) -> None:
+    strong, mild = (block for block in blocks if block.name.startswith("digits"))
+    overall = {(b.name, way): study["overall"](b, way) for b in (strong, mild) for way in study["WAYS"]}
+    verdicts = {key: {m: test.verdict for m, test in tests.items()} for key, tests in overall.items()}
+    assert verdicts[strong.name, "rounds"]["FedDyn"] == verdicts[strong.name, "seconds"]["FedDyn"] == "better"
+    assert "better" not in {*verdicts[mild.name, "rounds"].values(), *verdicts[mild.name, "bytes"].values()}
+    assert [m for m, verdict in verdicts[mild.name, "seconds"].items() if verdict == "better"] == ["FedDyn", "FedDPC"]
+    assert {verdicts[strong.name, way][m] for way in study["WAYS"] for m in ("FedAU", "FedAWE", "FOCUS")} == {"worse"}
+    assert {verdicts[b.name, "bytes"]["SCAFFOLD"] for b in (strong, mild)} == {"worse"}
+    for turnout in ("deadline", "asynchronous"):
+        [saved] = study["judge_pairs"]([study["across"](strong, "seconds", turnout, "uniform")])
+        assert saved.verdict == "better", turnout
+    [nearest] = study["by_turnout"]([strong, mild])
+    assert all("FedDyn" in turnout for turnout in nearest.split(": ", 1)[1].split("; "))
 
 
 def test_the_rates_of_the_study_are_the_best_on_held_out_samples(study: dict[str, Any]) -> None:
