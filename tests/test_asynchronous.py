@@ -145,6 +145,19 @@ def test_a_refused_answer_is_an_incident_of_the_round_that_would_use_it_and_make
     assert [r["staleness"] for r in records] == [[0, 0], [0, 1], [0, 0], [0, 1], [0, 0], [0, 3]]
 
 
+def test_answers_of_one_moment_come_by_number_before_anybody_begins(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("client,from,to\n" + "".join(f"{i},0,100\n" for i in range(4)) + "4,0,10\n")
+    server = overlapping_server(FedAvg(), scalars(*CURVES, copies=[16] * 5))
+    how = TimeSettings(wait="buffer", buffer=2, seconds=0, latency=5, trace=str(tmp_path / "trace.csv"))
+    records = run_clock(server, OverlappingClock(how, Uniform(cohort=5), server, 0), 4)
+    assert [(r["began"], r["clock"], r["participants"], r["staleness"], r["started"]) for r in records] == [
+        (0.0, 10.0, [0, 1], [0, 0], [0, 1, 2, 3, 4]),
+        (10.0, 10.0, [2, 3], [1, 1], []),
+        (10.0, 20.0, [0, 4], [0, 2], [0, 1, 2, 3]),  # 4 answered at 10, the moment at which it left
+        (20.0, 20.0, [1, 2], [1, 1], []),
+    ]
+
+
 def test_a_clients_state_is_stored_when_its_answer_is_used(tmp_path: Path) -> None:
     how, rule, _ = BY_HAND["buffer"]
     server = overlapping_server(Scaffold(), scalars(*CURVES, copies=[16] * 5))
@@ -299,14 +312,19 @@ def test_engines_and_ranks_agree(alg: Algorithm) -> None:
         assert largest_gap(everything(other), everything(server)) < 1e-12
         assert [r["staleness"] for r in same] == [r["staleness"] for r in records]
 
-    def share(group: ThreadGroup) -> tuple[OverlappingServer, list[Record]]:
-        return trained(alg, engine_of=lambda engine: DistributedEngine(engine, group), owns=group.owns)
+    broken = lambda engine: FaultyReports(engine, [3], "state") if server.clients.start else engine
 
-    ranks = [result for _, result in on_ranks(2, lambda group: group, share)]
-    for rank, (one, same) in enumerate(ranks):
+    def share(group: ThreadGroup) -> tuple[OverlappingServer, list[Record]]:
+        return trained(alg, engine_of=lambda engine: DistributedEngine(broken(engine), group), owns=group.owns)
+
+    server, records = trained(alg, engine_of=broken)
+    assert any(NOT_FINITE in r.get("incidents", {}) for r in records) == bool(server.clients.start)
+    for rank, (_, (one, same)) in enumerate(on_ranks(2, lambda group: group, share)):
         assert torch.equal(one.w, server.w) and same == records
         own = [i for i in range(7) if i % 2 == rank]
-        assert identical(one.answer_states.read(own), server.answer_states.read(own))
+        for bank, whole in ((one.clients, server.clients), (one.answer_states, server.answer_states)):
+            rows, same_rows = ({n: t.nan_to_num(9.0) for n, t in b.read(own).items()} for b in (bank, whole))
+            assert identical(rows, same_rows)
 
 
 @pytest.mark.parametrize("how", ASYNCHRONOUS, ids=["buffer", "late"])
