@@ -321,10 +321,9 @@ def test_engines_and_ranks_agree(alg: Algorithm) -> None:
     assert any(NOT_FINITE in r.get("incidents", {}) for r in records) == bool(server.clients.start)
     for rank, (_, (one, same)) in enumerate(on_ranks(2, lambda group: group, share)):
         assert torch.equal(one.w, server.w) and same == records
-        own = [i for i in range(7) if i % 2 == rank]
+        own = [i for i in range(7) if i % 2 == rank and i != 3]  # the state of 3 that waits is never used
         for bank, whole in ((one.clients, server.clients), (one.answer_states, server.answer_states)):
-            rows, same_rows = ({n: t.nan_to_num(9.0) for n, t in b.read(own).items()} for b in (bank, whole))
-            assert identical(rows, same_rows)
+            assert identical(bank.read(own), whole.read(own))
 
 
 @pytest.mark.parametrize("how", ASYNCHRONOUS, ids=["buffer", "late"])
