@@ -287,13 +287,14 @@ ASYNCHRONOUS = [
 ]
 
 
-def trained(alg: Algorithm, engine: str = "sequential", **given: Any) -> tuple[OverlappingServer, list[Record]]:
-    """A server after eight asynchronous rounds; one client has no batch with batch norm."""
+def seven_clients(
+    alg: Algorithm, engine: str = "sequential", **given: Any
+) -> tuple[OverlappingServer, OverlappingClock]:
+    """A server and its clock; one client has no batch with batch norm."""
     problem = classification(skewed_samples([5, 8, 3, 6, 3, 9, 1]), "batch" if isinstance(alg, FedBN) else "none")
     local = LocalSettings(epochs=2, batch=4, lr=0.2, momentum=0.5, decay=0.9)
     server = overlapping_server(alg, problem, local, engine, **given)
-    clock = OverlappingClock(TimeSettings(speed="lognormal", **ASYNCHRONOUS[0]), Uniform(cohort=4), server, 0)
-    return server, run_clock(server, clock, 8)
+    return server, OverlappingClock(TimeSettings(speed="lognormal", **ASYNCHRONOUS[0]), Uniform(cohort=4), server, 0)
 
 
 def everything(server: OverlappingServer) -> State:
@@ -305,31 +306,38 @@ def everything(server: OverlappingServer) -> State:
 @pytest.mark.slow
 @pytest.mark.parametrize("alg", [FedBN(), Scaffold()], ids=["fedbn", "scaffold"])
 def test_engines_and_ranks_agree(alg: Algorithm) -> None:
-    server, records = trained(alg)
+    server, clock = seven_clients(alg)
+    records = run_clock(server, clock, 8)
     assert max(s for r in records for s in r["staleness"]) > 1 and len(server.answers) > 0
     for engine in ("vmapped", "slots" if isinstance(alg, FedBN) else "stacked"):
-        other, same = trained(alg, engine)
+        other, clock = seven_clients(alg, engine)
+        assert [r["staleness"] for r in run_clock(other, clock, 8)] == [r["staleness"] for r in records]
         assert largest_gap(everything(other), everything(server)) < 1e-12
-        assert [r["staleness"] for r in same] == [r["staleness"] for r in records]
 
-    broken = lambda engine: FaultyReports(engine, [3], "state") if server.clients.start else engine
+    broken = lambda engine: FaultyReports(engine, [3], "state") if alg.client_state(server.space) else engine
 
-    def share(group: ThreadGroup) -> tuple[OverlappingServer, list[Record]]:
-        return trained(alg, engine_of=lambda engine: DistributedEngine(broken(engine), group), owns=group.owns)
+    def rank(group: ThreadGroup) -> tuple[OverlappingServer, OverlappingClock]:
+        return seven_clients(alg, engine_of=lambda engine: DistributedEngine(broken(engine), group), owns=group.owns)
 
-    server, records = trained(alg, engine_of=broken)
-    assert any(NOT_FINITE in r.get("incidents", {}) for r in records) == bool(server.clients.start)
-    for rank, (_, (one, same)) in enumerate(on_ranks(2, lambda group: group, share)):
-        assert torch.equal(one.w, server.w) and same == records
-        own = [i for i in range(7) if i % 2 == rank and i != 3]  # the state of 3 that waits is never used
-        for bank, whole in ((one.clients, server.clients), (one.answer_states, server.answer_states)):
-            assert identical(bank.read(own), whole.read(own))
+    whole, clock = seven_clients(alg, engine_of=broken)
+    records = run_clock(whole, clock, 8)
+    assert any(NOT_FINITE in r.get("incidents", {}) for r in records) == bool(whole.clients.start)
+    for n, ((one, _), same) in enumerate(on_ranks(2, rank, lambda parts: run_clock(*parts, 8))):
+        assert torch.equal(one.w, whole.w) and same == records
+        own = [i for i in range(7) if i % 2 == n and i != 3]  # the state of 3 that waits is never used
+        for bank, other_bank in ((one.clients, whole.clients), (one.answer_states, whole.answer_states)):
+            assert identical(bank.read(own), other_bank.read(own)) and all(i % 2 == n for i in bank.clients)
 
 
 @pytest.mark.parametrize("how", ASYNCHRONOUS, ids=["buffer", "late"])
 def test_a_run_that_was_killed_goes_on_with_the_answers_that_wait(how: dict[str, Any], tmp_path: Path) -> None:
     small = {"model": {"name": "softmax"}, "algorithm": {"name": "scaffold"}, "time": SOME | how}
-    tables = small | {"rounds": 6, "participation": {"dropout": 0.2, "stragglers": 0.3}, "faults": {"missing": 0.2}}
+    tables = small | {
+        "rounds": 8,
+        "partition": {"clients": 8},
+        "participation": {"cohort": 4, "dropout": 0.2, "stragglers": 0.3},
+        "faults": {"missing": 0.1},
+    }
 
     def kill(run: askew.Run, record: Record | None) -> None:
         if record and record["round"] == 3:
@@ -338,7 +346,7 @@ def test_a_run_that_was_killed_goes_on_with_the_answers_that_wait(how: dict[str,
     with pytest.raises(KeyboardInterrupt):
         askew.run(tables, out=tmp_path / "killed", watch=kill, save_every=0)
     killed, whole = askew.run(tables, out=tmp_path / "killed"), askew.run(tables, out=tmp_path / "whole")
-    longer = [askew.run(tables | {"rounds": rounds}, out=tmp_path / "longer") for rounds in (3, 6)][1]
+    longer = [askew.run(tables | {"rounds": rounds}, out=tmp_path / "longer") for rounds in (3, 8)][1]
     for run in (killed, longer):
         assert comparable(run) == comparable(whole) and same_model(run, whole)
     assert max(s for r in whole.rounds[3:] for s in r["staleness"]) > 0
