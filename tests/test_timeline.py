@@ -18,6 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import askew
+import askew.engine.clock as clock_module
+import askew.participation as participation_module
 from askew.algorithms import algorithms
 from askew.core.records import CLOCK, LATE, LEFT, NOT_AWAITED
 from askew.core.rng import uniforms
@@ -32,7 +34,16 @@ from askew.experiment.build import BuiltRun, build
 from askew.experiment.config import Config
 from askew.experiment.run import ActiveRun, round_loop
 from askew.models import MLP
-from askew.participation import Bernoulli, Cyclic, FullParticipation, Participation, Skewed, Uniform
+from askew.participation import (
+    Bernoulli,
+    CohortParticipation,
+    Cyclic,
+    FullParticipation,
+    Participation,
+    Poisson,
+    Skewed,
+    Uniform,
+)
 from askew.report.columns import Columns
 from askew.report.tables import RunGroup, table
 from askew.report.terminal import clock_text
@@ -49,6 +60,14 @@ from askew.timeline import (
     refreshes,
     wait_for,
 )
+
+
+class RoundByRound(Bernoulli):
+    """A rule of a user's own, which draws in another way than its base class."""
+
+    def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
+        return eligible[: round % 3]
+
 
 MESSAGE = 650 * 4  # bytes of the model: softmax regression on 64 pixels and 10 classes
 # 2 steps of 8 samples; 2 s down, 4 s up, 0.5 s latency each way: clients answer after 11, 15, 23, 39 and 71 seconds.
@@ -318,30 +337,112 @@ def test_the_preview_leaves_the_clock_where_it_is(built: BuiltRun) -> None:
 # who is asked ---------------------------------------------------------------------------------------------------------
 
 
-def test_stand_ins_for_who_is_away_are_drawn_with_equal_chances(built: BuiltRun, tmp_path: Path) -> None:
-    there = [1, 4, 5, 8, 10]
-    (tmp_path / "trace.csv").write_text("client,from,to\n" + "".join(f"{i},0,1\n" for i in there))
-    clock = VirtualClock(
-        TimeSettings(wait="all", trace=str(tmp_path / "trace.csv")), Uniform(cohort=3), built.server, 0
-    )
+THERE = [1, 4, 5, 8, 10]
+
+
+def clock_of_trace(built: BuiltRun, folder: Path, rule: Participation) -> VirtualClock:
+    """A clock on which the clients THERE, and nobody else, are always there."""
+    (folder / "trace.csv").write_text("client,from,to\n" + "".join(f"{i},0,1\n" for i in THERE))
+    return VirtualClock(TimeSettings(wait="all", trace=str(folder / "trace.csv")), rule, built.server, 0)
+
+
+@pytest.mark.parametrize("sparse", [64, 1])  # found by looking at some; all who are there are known
+def test_stand_ins_for_who_is_away_are_drawn_with_equal_chances(
+    built: BuiltRun, tmp_path: Path, sparse: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_module, "MANY", 0)
+    monkeypatch.setattr(clock_module, "SPARSE", sparse)
+    clock = clock_of_trace(built, tmp_path, Uniform(cohort=3))
     drawn = Counter(tuple(clock.ask(t, 0.0)[0].tolist()) for t in range(1, 1001))
-    assert {*drawn} == {*combinations(there, 3)}
+    assert {*drawn} == {*combinations(THERE, 3)}
     assert all(abs(count - 100) < 5 * math.sqrt(100 * 0.9) for count in drawn.values())
 
 
-def test_a_million_clients_cost_nothing_until_they_are_asked_for(built: BuiltRun) -> None:
+def test_bernoulli_draws_again_until_somebody_comes_who_is_there(
+    built: BuiltRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(participation_module, "MANY", 0)  # as with many clients
+    clock, rounds = clock_of_trace(built, tmp_path, Bernoulli(fraction=0.1)), 2000
+    drawn = Counter(tuple(clock.ask(t, 0.0)[0].tolist()) for t in range(1, rounds + 1))
+    groups = [group for size in range(6) for group in combinations(THERE, size)]
+    assert {*drawn} <= {*groups[1:]}
+    for group in groups[1:16]:  # of one or two clients
+        chance = 0.1 ** len(group) * 0.9 ** (5 - len(group)) / (1 - 0.9**5)
+        assert abs(drawn[group] - rounds * chance) < 5 * math.sqrt(rounds * chance)
+
+
+AVAILABILITIES = [OnOff.of_means(3, 2.0, 30.0), DayNight(3, 9.0, 10.0, 8), "trace"]
+
+
+@pytest.fixture(scope="module", params=AVAILABILITIES, ids=("markov", "day", "trace"))
+def availability(request: pytest.FixtureRequest) -> Any:
+    if request.param != "trace":
+        return request.param
+    rng = np.random.default_rng(5)
+    cuts = {i: np.sort(rng.uniform(0, 100, 4)).tolist() for i in range(11)} | {3: [0.0, 5.0, 90.0, 100.0]}
+    return TraceIntervals({i: {"from": own[::2], "to": own[1::2]} for i, own in cuts.items()}, 100.0)
+
+
+def test_what_is_known_of_many_clients_is_what_each_of_them_says(availability: Any) -> None:
+    rng, clients = np.random.default_rng(0), range(12)
+    for _ in range(2):  # forwards, with the begin of a file in between, and then from the start
+        for t in np.cumsum(rng.exponential(10.0 if isinstance(availability, TraceIntervals) else 4000.0, 60)).tolist():
+            there = [i for i in clients if availability.until(i, t) > t]
+            assert [i for i in clients if availability.is_there(i, t)] == there
+            assert (few := availability.few(t, 2)) is None or few.tolist() == there
+            if isinstance(availability, TraceIntervals):
+                assert (few is None) == (len(there) > 2)
+            pool = np.flatnonzero(rng.random(12) < 0.4)
+            first = min((availability.since(i, t) for i in pool.tolist()), default=math.inf)
+            assert availability.earliest(pool, t) == first
+
+
+ASKED = [Bernoulli(fraction=0.3), Poisson(fraction=0.3), Skewed(cohort=1), FullParticipation(), RoundByRound()]
+
+
+@pytest.mark.parametrize("rule", ASKED, ids=lambda rule: type(rule).__name__)
+def test_rules_draw_among_those_who_are_there_as_if_they_had_looked_at_everybody(
+    built: BuiltRun, availability: Any, rule: Participation
+) -> None:
+    clock = VirtualClock(TimeSettings(wait="first", spare=2), rule, built.server, 0)
+    clock.availability = availability
+    wider = Skewed(cohort=3) if isinstance(rule, Skewed) else rule
+    for t in range(1, 41):
+        moment = 1733.0 * t
+        there = np.array([i for i in range(12) if availability.until(i, moment) > moment], dtype=np.int64)
+        asked, wanted = clock.ask(t, moment)
+        assert asked.tolist() == wider.sample(0, t, there, 12).tolist()
+        assert wanted == (min(1, len(there)) if isinstance(rule, Skewed) else len(asked))
+
+
+def test_a_skewed_rule_without_skew_asks_as_the_uniform_one(built: BuiltRun) -> None:
+    how = TimeSettings(wait="all", availability="markov", mean_on=2.0, mean_off=3.0)
+    clocks = [VirtualClock(how, rule, built.server, 0) for rule in (Uniform(cohort=3), Skewed(cohort=3, gamma=0.0))]
+    for t in range(1, 11):
+        asked, other = (clock.ask(t, 7.0 * t)[0].tolist() for clock in clocks)
+        assert asked == other
+
+
+@pytest.mark.parametrize("rule", [Uniform(cohort=40), Skewed(cohort=40), Bernoulli(fraction=5.5e-4)])
+def test_a_million_clients_cost_nothing_until_they_are_asked_for(built: BuiltRun, rule: Participation) -> None:
     class Million(Federation):
         def __init__(self) -> None:
             self.clients, self.sizes, self.mean_size = 10**6, np.full(10**6, 20), 20.0
             self.eligible = np.arange(10**6)
 
+    class Counted:
+        looked = 0
+
+        def __getattr__(self, name: str) -> Any:
+            self.looked += name in ("is_there", "since")
+            return getattr(there, name)
+
     how = TimeSettings(wait="first", spare=10, speed="pareto", availability="markov", mean_on=60.0, mean_off=600.0)
-    refreshes.cache_clear()
-    clock = VirtualClock(how, Uniform(cohort=40), built.server, 0)
-    clock.fed = Million()
+    clock = VirtualClock(how, rule, built.server, 0)
+    clock.fed, there, clock.availability = Million(), clock.availability, Counted()  # type: ignore[assignment]
     records = [clock.turnout(t).record for t in range(1, 4)]
-    assert [r["asked"] for r in records] == [50] * 3 and len(clock.devices) <= 150
-    assert refreshes.cache_info().currsize < 12000  # of about 11 clients one is there, so about 1,650 were looked at
+    assert all(r["asked"] == 50 if isinstance(rule, CohortParticipation) else 20 < r["asked"] < 90 for r in records)
+    assert clock.availability.looked < 4000 and len(clock.devices) <= 300  # of about 11 clients one is there
 
 
 # work and bytes -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -22,6 +23,7 @@ from .core.settings import Registry, Settings, setting
 from .errors import ConfigError, DataError
 
 LEAST_CHANCE = 1e-12  # probability; a client whose part in a skewed draw underflowed still comes when no other is left
+MANY = 10_000  # clients, beyond which a rule does not look for all that are there
 MAX_CONCENTRATION = 1e12  # of a Dirichlet: clients' chances differ by a millionth, and nothing overflows
 
 
@@ -75,6 +77,15 @@ class Participation(Settings):
         """
         raise NotImplementedError
 
+    def sample_there(
+        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
+    ) -> np.ndarray:
+        """What `sample` would draw among those of the eligible clients that are there.
+
+        A rule whose `sample` need not know all of them says here how it looks at fewer.
+        """
+        return self.sample(seed, round, keep(eligible, is_there), clients)
+
     def with_labels(self, counts: Callable[[], np.ndarray]) -> Self:
         """The rule that knows how many samples of each class every client has [N, K]; itself if it does not ask."""
         return self
@@ -100,6 +111,21 @@ class Participation(Settings):
         return Turnout(ids, share, absent)
 
 
+def keep(ids: np.ndarray, is_there: Callable[[int], bool]) -> np.ndarray:
+    """Those of the ids that are there."""
+    there: np.ndarray = np.fromiter(map(is_there, ids.tolist()), dtype=bool, count=len(ids))
+    return np.compress(there, ids)
+
+
+def looks_at_all(rule: Participation) -> bool:
+    """Does a rule look at all clients to draw among those that are there?
+
+    It does too if a class overrides `sample` alone, for which what its base class says in `sample_there` need not hold.
+    """
+    where = [next(c for c in type(rule).__mro__ if name in vars(c)) for name in ("sample", "sample_there")]
+    return where[0] is not where[1]
+
+
 class CohortParticipation(Participation):
     """A rule that takes m of the clients present, at random without replacement, or all if they are fewer.
 
@@ -123,11 +149,14 @@ class CohortParticipation(Participation):
         return self.cohort or max(1, round(self.fraction * clients))
 
     def present(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
-        """The eligible clients that can take part in this round."""
+        """The eligible clients that can take part in this round, in ascending order."""
         return eligible
 
     def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
-        present = self.present(seed, round, eligible, clients)
+        return self.choose(seed, round, self.present(seed, round, eligible, clients), clients)
+
+    def choose(self, seed: int, round: int, present: np.ndarray, clients: int) -> np.ndarray:
+        """m of the clients that are present, or all, sorted."""
         m = min(self.size(clients), len(present))
         chosen = generator(seed, "participation", round).choice(len(present), m, replace=False, shuffle=False)
         return np.sort(present[chosen]).astype(np.int64, copy=False)
@@ -162,13 +191,30 @@ class Bernoulli(Participation):
         rng, n = generator(seed, "participation", round), len(eligible)
         came = rng.random(clients)[eligible] < self.fraction
         if n and not came.any():
-            # What drawing again and again ends with, in one draw, however small the chance is: the first client that
-            # comes is a geometric draw cut off at n, and those behind it come or not independently.
-            log_absent = math.log1p(-self.fraction)
-            first = min(int(math.log1p(rng.random() * math.expm1(n * log_absent)) / log_absent), n - 1)
+            # What drawing again and again ends with, in one draw, however small the chance is.
+            first = self.first_to_come(rng, n)
             came = rng.random(n) < self.fraction
             came[:first], came[first] = False, True
         return np.sort(eligible[came]).astype(np.int64, copy=False)
+
+    def first_to_come(self, rng: np.random.Generator, n: int) -> int:
+        """Which of n clients is the first that comes, given that one does: a geometric draw cut off at n."""
+        if self.fraction == 1:
+            return 0
+        log_absent = math.log1p(-self.fraction)
+        return min(int(math.log1p(rng.random() * math.expm1(n * log_absent)) / log_absent), n - 1)
+
+    def sample_there(
+        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
+    ) -> np.ndarray:
+        came = keep(self.sample(seed, round, eligible, clients), is_there)
+        looked, n, rng = 0, len(eligible), generator(seed, "time others", round)
+        while not len(came) and n > MANY and looked < n:  # draw again, how many come and then who, until somebody does
+            count = 1 + int(rng.binomial(n - 1 - self.first_to_come(rng, n), self.fraction))
+            came, looked = keep(eligible[rng.choice(n, count, replace=False)], is_there), looked + count
+        if not len(came):
+            return super().sample_there(seed, round, eligible, clients, is_there)
+        return np.sort(came).astype(np.int64, copy=False)
 
 
 class Poisson(Participation):
@@ -182,6 +228,11 @@ class Poisson(Participation):
     def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
         came = generator(seed, "participation", round).random(clients)[eligible] < self.fraction
         return np.sort(eligible[came]).astype(np.int64, copy=False)
+
+    def sample_there(
+        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
+    ) -> np.ndarray:
+        return keep(self.sample(seed, round, eligible, clients), is_there)
 
 
 class Skewed(CohortParticipation):
@@ -199,12 +250,31 @@ class Skewed(CohortParticipation):
         if self.gamma == 0:
             return super().sample(seed, round, eligible, clients)
         m = min(self.size(clients), len(eligible))
-        # Exponential times of rates p come in the order of successive draws from p, each renormalised over those left:
-        # so the m earliest are m draws without replacement.
-        times = generator(seed, "participation", round).standard_exponential(clients)
-        times = (times / chances(seed, clients, self.gamma))[eligible]
+        times = self.times(seed, round, clients)[eligible]
         earliest = eligible[np.argpartition(times, m)[:m]] if m < len(eligible) else eligible
         return np.sort(earliest).astype(np.int64, copy=False)
+
+    def times(self, seed: int, round: int, clients: int) -> np.ndarray:
+        """When each client would be drawn, float64 [N].
+
+        Exponential times of rates p come in the order of successive draws from p, each renormalised over those left:
+        so the m earliest are m draws without replacement.
+        """
+        times: np.ndarray = generator(seed, "participation", round).standard_exponential(clients)
+        times /= chances(seed, clients, self.gamma)
+        return times
+
+    def sample_there(
+        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
+    ) -> np.ndarray:
+        wanted, times = self.size(clients), self.times(seed, round, clients)[eligible]
+        found, looked, upto = list[int](), 0, 16 * wanted
+        while len(found) < wanted and looked < len(times):
+            first = np.argpartition(times, upto)[:upto] if upto < len(times) else np.arange(len(times))
+            order = eligible[first[np.argsort(times[first])][looked:]].tolist()
+            found += islice(filter(is_there, order), wanted - len(found))
+            looked, upto = len(first), 16 * upto
+        return np.array(sorted(found), dtype=np.int64)
 
 
 @lru_cache(maxsize=8)
@@ -351,6 +421,11 @@ class Trace(Participation):
         rows = self.rows(clients)
         ids = rows[(round - 1) % len(rows)] if self.repeat or round <= len(rows) else rows[0][:0]
         return ids[np.isin(ids, eligible)]
+
+    def sample_there(
+        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
+    ) -> np.ndarray:
+        return keep(self.sample(seed, round, eligible, clients), is_there)
 
     def rows(self, clients: int) -> tuple[np.ndarray, ...]:
         """The sorted ids of every round of the file; an error if the file cannot be used."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ..core.records import CLOCK, LATE, LEFT, NO_ANSWER, NOT_AWAITED, OVERLAPPING
 from ..core.rng import generator
 from ..errors import AlgorithmError, ConfigError
-from ..participation import CohortParticipation, Participation, Turnout
-from ..timeline import Device, TimeSettings, availability_of, device_of, wait_for
+from ..participation import MANY, CohortParticipation, Participation, Skewed, Turnout, keep, looks_at_all
+from ..timeline import AlwaysThere, Device, TimeSettings, availability_of, device_of, members, wait_for
 from .privacy import zero_uploads
 from .server import Server
 
+SPARSE = 64  # one client of so many is there, or fewer: too few to be found by looking at any
 PREVIEWED = 20  # rounds from which the expected length of a round is taken
 
 
@@ -88,24 +89,37 @@ class VirtualClock:
     def ask(self, round: int, moment: float) -> tuple[np.ndarray, int]:
         """Who is asked in a round that begins at this moment, and how many answers are wanted.
 
-        The participation rule draws among those who are there. Where it takes any m of those present, others stand in
-        for who is away, and are looked at one by one: of a million clients only those who may be asked.
+        The participation rule draws among those who are there. With most rules they are looked at one by one: of a
+        million clients only those who may be asked.
         """
-        rule, seed, clients = self.rule, self.rule.drawn_by(self.seed), self.fed.clients
-        spare = self.settings.spare if self.settings.wait == "first" else 0
-        is_there: Callable[[int], bool] = lambda i: self.availability.until(i, moment) > moment
-        if isinstance(rule, CohortParticipation) and type(rule).sample is CohortParticipation.sample:
-            drawn = rule.sample(seed, round, self.fed.eligible, clients)
-            asked = [i for i in drawn.tolist() if is_there(i)]
-            pool = rule.present(seed, round, self.fed.eligible, clients)
-            asked += self.stand_ins(round, pool, drawn, len(drawn) + spare - len(asked), is_there)
-            return np.array(sorted(asked), dtype=np.int64), len(drawn)
-        there = self.fed.eligible[[is_there(i) for i in self.fed.eligible.tolist()]]
-        if spare and isinstance(rule, CohortParticipation):
-            wanted = min(rule.size(clients), len(there))
-            return replace(rule, cohort=rule.size(clients) + spare).sample(seed, round, there, clients), wanted
-        asked_by_rule = rule.sample(seed, round, there, clients)
-        return asked_by_rule, len(asked_by_rule)
+        rule, seed, clients, eligible = self.rule, self.rule.drawn_by(self.seed), self.fed.clients, self.fed.eligible
+        is_there: Callable[[int], bool] = lambda i: self.availability.is_there(i, moment)
+        cohort = rule.size(clients) if isinstance(rule, CohortParticipation) else 0
+        spare = self.settings.spare if cohort and self.settings.wait == "first" else 0
+        few = max(cohort + spare, len(eligible) // SPARSE if len(eligible) > MANY else 0)
+        if isinstance(rule, CohortParticipation) and takes_any(rule):
+            pool = rule.present(seed, round, eligible, clients)
+            wanted, there = min(cohort, len(pool)), self.availability.few(moment, few)
+            if there is None:
+                drawn = rule.choose(seed, round, pool, clients)
+                asked = keep(drawn, is_there).tolist()
+                asked += self.stand_ins(round, pool, drawn, wanted + spare - len(asked), is_there)
+            else:
+                asked = members(there, pool).tolist()
+                if len(asked) > wanted + spare:
+                    asked = generator(seed, "time others", round).choice(asked, wanted + spare, replace=False).tolist()
+            return np.array(sorted(asked), dtype=np.int64), wanted
+        wider: Any = replace(cast(Any, rule), cohort=cohort + spare) if spare else rule
+        there = self.availability.few(moment, clients if looks_at_all(rule) else max(few, SPARSE))
+        if there is not None:
+            chosen = wider.sample(seed, round, members(there, eligible), clients)
+        elif isinstance(self.availability, AlwaysThere):
+            chosen = wider.sample(seed, round, eligible, clients)
+        elif looks_at_all(rule):
+            chosen = wider.sample(seed, round, keep(eligible, is_there), clients)
+        else:
+            chosen = wider.sample_there(seed, round, eligible, clients, is_there)
+        return chosen, min(cohort, len(chosen)) if spare else len(chosen)
 
     def stand_ins(
         self, round: int, pool: np.ndarray, drawn: np.ndarray, missing: int, is_there: Callable[[int], bool]
@@ -129,7 +143,7 @@ class VirtualClock:
         rule, pool = self.rule, self.fed.eligible
         if isinstance(rule, CohortParticipation):
             pool = rule.present(rule.drawn_by(self.seed), round, pool, self.fed.clients)
-        arrival = min((self.availability.since(i, moment) for i in pool.tolist()), default=moment)
+        arrival = self.availability.earliest(pool, moment) if len(pool) else moment
         if math.isinf(arrival):
             raise ConfigError(
                 f"time: nobody that round {round} could ask is ever there by {self.settings.trace}; "
@@ -184,6 +198,14 @@ class VirtualClock:
         text = f"about {np.mean(lengths):.3g} seconds ({min(lengths):.3g} to {max(lengths):.3g} in {PREVIEWED} rounds)"
         lost = [f"{count:.3g} {what}" for count, what in ((late, "late"), (away, "leaving")) if count]
         return text + (f", {' and '.join(lost)} of {rounds[0]['asked']} asked clients" if lost else "")
+
+
+def takes_any(rule: CohortParticipation) -> bool:
+    """Does a rule take any m of those present, all equally likely, by the code of its base class?"""
+    draws = type(rule).sample
+    return draws is CohortParticipation.sample or (
+        isinstance(rule, Skewed) and draws is Skewed.sample and rule.gamma == 0
+    )
 
 
 def answer_bytes(server: Server) -> tuple[int, int]:
