@@ -26,6 +26,7 @@ from ..experiment.store import Run, load
 from ..experiment.toml import parse_value, to_toml
 from ..flower import DataModule, require_flower
 from ..flower.app import PACKAGE, read_app, write_app_from_tables
+from ..flower.buffered_engine import check_buffer
 from ..flower.deployment_data import ClientDataset, DeploymentConfig, NodeConfig, read_config
 from ..flower.guard import can_identify_users
 from ..flower.keys import VALID_DAYS, KeyFiles, make_keys, temporary_keys
@@ -379,7 +380,9 @@ def build_config(request: DeployRequest, import_data: bool = True) -> Deployment
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run.toml"
         path.write_text(to_toml(request.tables), encoding="utf-8")
-        return read_config(path, module)
+        config = read_config(path, module)
+    check_buffer(config, request.rules)
+    return config
 
 
 def placeholder_client(node: NodeConfig) -> ClientDataset:

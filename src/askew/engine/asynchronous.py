@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..core.algorithm import Algorithm
 from ..core.bank import Bank
 from ..core.records import LEFT, NO_ANSWER
 from ..core.rng import uniforms
-from ..core.types import Cohort, State
+from ..core.types import State
 from ..data.federation import ClientBatches, RoundPlan
 from ..participation import MANY, CohortParticipation, Participation, Turnout, UsedAnswer, keep, looks_at_all
 from ..timeline import Availability, TimeSettings, members
@@ -28,9 +27,7 @@ from .answers import NO_BATCH
 from .base import Incident, PhaseOutputs, PhaseRequest
 from .clock import SPARSE, VirtualClock, answer_bytes, takes_any
 from .privacy import zero_uploads
-from .round_metrics import RoundUpdates
-from .sample_buffer import send
-from .server import Record, RoundLog, RoundState, Server, with_work
+from .server import Record, RoundLog, Server, with_work
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
 LEAST_TRIES = 8  # random clients that are looked at before all are
@@ -307,7 +304,6 @@ class OverlappingServer(Server):
         self.answer_states = Bank(self.clients.start, owns=self.clients.owns)
         self.bytes_down, self.bytes_up = answer_bytes(self)
         self.versions = [0]  # the number of steps that were made before each round, from the first
-        self.staleness: dict[int, int] = {}  # of the answers that the round uses, by client
 
     @property
     def stored_banks(self) -> dict[str, Bank]:
@@ -345,11 +341,6 @@ class OverlappingServer(Server):
         self.versions.append(self.versions[-1] + log.whole)
         return record | {"staleness": [self.staleness[client] for client in record["participants"]]}
 
-    def round_state(self, round: int, ids: Sequence[int]) -> RoundState:
-        """The state before a round's step, with the rows of these clients."""
-        rows, updates = {name: bank.read(ids) for name, bank in self.banks.items()}, RoundUpdates.none
-        return RoundState(self.w, self.buffers, self.state, rows, updates(round, self.w, self.buffers))
-
     def used_plan(self, plan: RoundPlan, used: Sequence[UsedAnswer]) -> RoundPlan:
         """The plan of those whose answers are used, as far as the server's step needs it: how many steps each took."""
         ids = [answer.client for answer in used]
@@ -376,8 +367,3 @@ class OverlappingServer(Server):
         up: State = {n.removeprefix("up."): t for n, t in rows.items() if n.startswith("up.")}
         loss = rows["loss"]
         return PhaseOutputs(up, state, {}, rows.get("buffers", loss.new_zeros(len(ids), 0)), loss, rows.get("theta"))
-
-    def _cohort(self, round: int, plan: RoundPlan, outputs: PhaseOutputs, w: torch.Tensor, phase: Algorithm) -> Cohort:
-        staleness = torch.tensor([self.staleness[client] for client in plan.ids], dtype=self.space.dtype)
-        cohort = super()._cohort(round, plan, outputs, w, phase)
-        return cohort._replace(staleness=send(staleness, self.space.device))

@@ -23,3 +23,9 @@ class DeploymentRules(Settings):
         least=0,
         most=10,
     )
+    buffer: int = setting(
+        "answers that make a step of the server; as many clients as the cohort has are at work all the time, and each "
+        "starts from the newest model; 0: rounds, whose clients start together",
+        default=0,
+        least=0,
+    )
