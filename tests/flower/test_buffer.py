@@ -152,6 +152,8 @@ def test_a_killed_server_asks_again_whose_answers_were_on_their_way(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         deploy(tables, tmp_path, {"buffer": 2}, change_reply=interrupt)
     before = load(next((tmp_path / "runs").iterdir()))
+    with pytest.raises(ConfigError, match="holds this run with buffer = 2, and buffer = 0 is another run"):
+        deploy(tables, tmp_path)
     run, transport, warnings = deploy(tables, tmp_path, {"buffer": 2})
     assert warnings == [] and len(run.rounds) == 5 and run.rounds[: len(before.rounds)] == before.rounds
     assert all(len(record["participants"]) == 2 for record in run.rounds)

@@ -32,7 +32,7 @@ from ..flower.guard import can_identify_users
 from ..flower.keys import VALID_DAYS, KeyFiles, make_keys, temporary_keys
 from ..flower.launch import run_program
 from ..flower.loopback import END_SIGNALS, Loopback
-from ..flower.rules import DeploymentRules
+from ..flower.rules import DeploymentRules, check_same_buffer
 from ..report import terminal
 from .options import (
     AsJson,
@@ -180,6 +180,8 @@ def up(
     config, console = build_config(request), PlainConsole(stderr=True, quiet=quiet)
     run_folder = out / config.name()
     with lock_folder(run_folder / "flower"), ProgressDisplay(console) as ticker:
+        if not fresh:
+            check_same_buffer(run_folder, request.rules)
         if is_finished(run_folder) and not fresh:
             ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
             run = load(run_folder)

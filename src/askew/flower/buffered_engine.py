@@ -30,7 +30,7 @@ from .transport import Reply
 from .wire import InvalidMessage, add_prefix
 
 
-class Job(NamedTuple):
+class RemoteJob(NamedTuple):
     """The work of one client, from when it is asked until its answer is used or given up."""
 
     client: int
@@ -46,12 +46,12 @@ class BufferedEngine(RemoteEngine):
 
     def __init__(self, server: Server, registry: ClientRegistry, classes: int, digest: str) -> None:
         super().__init__(server, registry, classes, digest)
-        self.jobs: dict[str, Job] = {}  # by message without a reply
-        self.replies: list[tuple[Job, Reply]] = []  # that came and belong to no round yet
+        self.jobs: dict[str, RemoteJob] = {}  # by message without a reply
+        self.replies: list[tuple[RemoteJob, Reply]] = []  # that came and belong to no round yet
         self.steps = 0  # of the server, since it was started
         self.bytes_down, _ = answer_bytes(server)
         # of the round under way: by client the work that ended, uploads, clients that drop out, messages sent
-        self.ended: dict[int, Job] = {}
+        self.ended: dict[int, RemoteJob] = {}
         self.uploads: dict[int, ClientUpload] = {}
         self.absent: list[int] = []
         self.sent = 0
@@ -132,7 +132,7 @@ class BufferedEngine(RemoteEngine):
         inputs = self.server.first_request(round, plan).inputs
         about = inputs._replace(w=inputs.w[:0], server={}, memory={}, state={}, carry={})
         end = time.monotonic() + self.rules.timeout
-        jobs = {client: Job(client, round, self.steps, share[client], end, about) for client in share}
+        jobs = {client: RemoteJob(client, round, self.steps, share[client], end, about) for client in share}
         self.ended |= {client: job for client, job in jobs.items() if client not in {*plan.ids}}  # nothing to do
         down = add_prefix("server.", self.shared.remove_private(inputs.server)) | self.model_to_send(inputs)
         nodes, payloads = {}, {}

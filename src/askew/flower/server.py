@@ -33,7 +33,7 @@ from .deployment_data import (
 )
 from .registry import ClientRegistry
 from .remote_engine import RemoteEngine
-from .rules import DeploymentRules
+from .rules import DeploymentRules, check_same_buffer
 from .transport import Transport, Warn
 
 FEDERATION = "federation.json"  # file of a run's folder: how many samples each client has
@@ -116,6 +116,7 @@ def serve(
             clear_run(folder)
             (folder / START).unlink(missing_ok=True)
         check_same_config(folder, config)
+        check_same_buffer(folder, rules)
         if is_finished(folder):
             warn(f"{folder} holds this run already, finished; set fresh = true to run it again.")
             return read_finished(folder)
@@ -168,7 +169,9 @@ def build_on_clients(
     server.stages = [s.on_real_clients() if isinstance(s, PrivacyStage) else s for s in server.stages]
     kind = BufferedEngine if registry.rules.buffer else RemoteEngine
     engine = server.engine = kind(server, registry, built.fed.classes, config.digest())
-    built.facts.update(engine=RemoteEngine.name, reason=f"{len(registry.node_of)} clients, each with its own data")
+    how = f", asynchronous with a buffer of {registry.rules.buffer}" if registry.rules.buffer else ""
+    reason = f"{len(registry.node_of)} clients, each with its own data{how}"
+    built.facts.update(engine=RemoteEngine.name, reason=reason, **registry.rules.facts())
     return built, engine
 
 
