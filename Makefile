@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Bytecode is kept, also where the shell forbids it: the tests start hundreds of processes, and each would compile
+# askew, and each of pytest's rewrite all tests, again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test test-all lint style bench docs ledger wheel-demo clean
 
@@ -10,7 +13,9 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs,flower]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
+	  --editable '.[dev,docs,flower]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores, as pip does on one; templates are no Python
 	@touch $(STAMP)
 
 demo: setup

@@ -89,6 +89,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedmgdaplus": [{"eps": 0.0}, {"eps": 1.0, "server_decay_rate": 0.9}],
     "fedspeed": [{"alpha": 0.3, "rho": 0.5, "mix": 0.5}],
     "fedau": [{"cutoff": 2, "server_scale": 0.8, "weighting": "samples"}],
+    "fedasync": [{"alpha": 0.9, "rho": 0.5, "staleness": "hinge"}],
     "fedawe": [{"evaluate_mean": True, "longest": 0.1, "server_scale": 0.7, "weighting": "samples"}],
 }
 
@@ -129,6 +130,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "fedpmvr": {"alpha": 0.0},
     "fedspeed": {"alpha": 0.0, "rho": 0.0},
     "fedalign": {"mu": 0.0},
+    "fedasync": {"alpha": 1.0, "rho": 0.0},
 }
 SILENT = {"solo", "centralised"}  # nothing goes up, w stays, private rows learn, momentum lives as long as the client
 # No setting makes these FedAvg: SCAFFOLD's variates have no strength (it is FedAvg in the first round), and FedDyn

@@ -23,9 +23,11 @@ from askew.data.federation import LocalSettings
 from askew.engine.answers import NOT_FINITE
 from askew.engine.asynchronous import FreeClients, OverlappingClock, OverlappingServer
 from askew.engine.distributed import DistributedEngine
+from askew.engine.privacy import PrivacyStage
 from askew.errors import ConfigError
+from askew.experiment.build import build
 from askew.experiment.config import Config
-from askew.experiment.run import ActiveRun, run_together
+from askew.experiment.run import ActiveRun, round_loop, run_together
 from askew.participation import Cyclic, FullParticipation, Participation, Skewed, Uniform
 from askew.timeline import TimeSettings, TraceIntervals
 from problems import (
@@ -141,6 +143,31 @@ def test_a_refused_answer_is_an_incident_of_the_round_that_would_use_it_and_make
     assert [r.get("incidents", {}) for r in records[1:3]] == [{NOT_FINITE: [0, 2]}, {LEFT: [3], NOT_FINITE: [0]}]
     # rounds 2 and 4 made no step, so that answers are as much less stale
     assert [r["staleness"] for r in records] == [[0, 0], [0, 1], [0, 0], [0, 1], [0, 0], [0, 3]]
+
+
+def test_a_clients_state_is_stored_when_its_answer_is_used(tmp_path: Path) -> None:
+    how, rule, _ = BY_HAND["buffer"]
+    server = overlapping_server(Scaffold(), scalars(*CURVES, copies=[16] * 5))
+    clock = OverlappingClock(TimeSettings(**link(tmp_path, 16), **how), rule, server, 0)  # it sends the model twice
+    for first, rounds, stored in ((1, 1, [0, 1]), (2, 4, [0, 1, 2]), (6, 1, [0, 1, 2, 4])):
+        run_clock(server, clock, rounds, first)
+        assert sorted(server.clients.clients) == stored
+    A, a = CURVES[4]  # its variate is the mean gradient along its two steps, from the model that it started from, 0
+    assert abs(float(server.clients.read([4])["c"]) - A * (0.0 - a) * (1 + (1 - 0.25 * A)) / 2) < 1e-14
+
+
+def test_privacy_counts_every_answer_once_and_who_left(tmp_path: Path) -> None:
+    tables = five_clients(
+        rounds=6,
+        algorithm={"name": "fedavg", "weighting": "uniform"},
+        participation={"cohort": 5},
+        privacy={"clip": 1.0, "noise": 1.0, "where": "client"},
+        time=link(tmp_path) | BY_HAND["buffer"][0],
+    )
+    active = ActiveRun(build(Config.build(tables)), None, None, save_every=1e9)
+    round_loop([active], lambda: False)
+    (stage,) = active.server.recording
+    assert isinstance(stage, PrivacyStage) and stage.rounds_of.tolist() == [6, 3, 2, 1, 1]
 
 
 # nothing new where nothing overlaps -----------------------------------------------------------------------------------

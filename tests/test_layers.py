@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,12 @@ LEVEL = {  # nobody knows the levels above
 LIGHT = {"core", "kernels", "algorithms", "engine"}  # load torch and numpy alone
 LONGEST = 59  # lines of a function
 SOURCES = [path for path in sorted(ROOT.rglob("*.py")) if "papers" not in path.relative_to(ROOT).parts[:1]]
-TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The syntax of every source; read when the first test asks, since every process collects all tests."""
+    return {path: ast.parse(path.read_text()) for path in SOURCES}
 
 
 def module_of(path: Path) -> str:
@@ -49,7 +55,7 @@ def room_of(module: str) -> str:
 def own_imports(path: Path) -> Iterator[str]:
     """The modules of askew that a file imports, inside functions too."""
     package = list(path.relative_to(ROOT).parts[:-1])
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(trees()[path]):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
             for alias in node.names:
@@ -86,7 +92,7 @@ def test_core_kernels_algorithms_and_engine_load_torch_and_numpy_alone() -> None
     for path in SOURCES:
         if room_of(module_of(path)) not in LIGHT or path.name.startswith("triton_"):  # loaded where a GPU needs them
             continue
-        for node in TREES[path].body:
+        for node in trees()[path].body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             foreign = {name.split(".")[0] for name in names} - allowed
@@ -112,7 +118,7 @@ def test_the_local_loop_and_the_methods_do_not_know_kernels() -> None:
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 length = (node.end_lineno or 0) - node.lineno + 1
@@ -121,7 +127,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
 
 def test_a_class_has_a_name_of_its_own() -> None:
     owners: dict[str, Path] = {}
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 assert node.name not in owners, f"{node.name} is in {path} and in {owners[node.name]}"

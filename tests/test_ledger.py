@@ -20,6 +20,7 @@ from askew.algorithms.fedpmvr import READINGS
 from askew.cli.ledger import check_page
 from askew.cli.main import main
 from askew.errors import ConfigError
+from askew.participation import Skewed
 from askew.report.statistics import (
     find_power,
     holm_adjust,
@@ -67,6 +68,7 @@ from askew.reproduction.ledger_summary import (
     find_leads,
     summary_texts,
 )
+from askew.reproduction.participation_counts import participation_counts, skewed_counts
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.prune_curves import prune_curves
 from askew.reproduction.results import CURVES, ResultRow, read_results, write_results
@@ -532,6 +534,13 @@ def test_claim_checks(name: str) -> None:
     assert grounds
 
 
+def test_counts_at_several_gammas_are_those_of_the_rule() -> None:
+    found = skewed_counts(3, 20, 4, (0.0, 1.0, 10.0), 25)
+    for gamma, counts in found.items():
+        assert counts.tolist() == participation_counts(Skewed(gamma=gamma, cohort=4), 3, 20, 25).tolist()
+    assert list(found) == [0.0, 1.0, 10.0] and found[1.0].tolist() != found[10.0].tolist()
+
+
 # the page -------------------------------------------------------------------------------------------------------
 
 TABLE = """
@@ -823,6 +832,18 @@ def test_a_bill_names_the_cell_that_decides_and_its_power(desk: Path) -> None:
     evidence = cells(ledger_text(desk), "toy-01")[2]
     assert "needs 2 runs, 2.87 k samples" in evidence  # one more seed of both methods in one case, of eight runs
     assert "hard at 3 seeds refutes it with power 1.00 if it stays -2.05 ± 0.071" in evidence
+
+
+def test_a_bill_of_a_trend_names_the_seeds_at_which_its_slope_would_pass(desk: Path) -> None:
+    path = desk / "papers" / "toy" / "claims.toml"
+    first = CLAIMS.partition('[[claim]]\nid = "toy-02"')[0].partition("[[claim.rule]]")[0]
+    path.write_text(first + '[[claim.rule]]\ntest = "trend"\nalong = "easy hard"\nd = "[{step} | FedAvg]"\n')
+    rise = {0: 0.01, 1: 0.02, 2: 0.06}  # mean 3, deviation 2.6 points: p = 0.09
+    measure(desk, lambda run: 0.4 + (run.case == "hard") * rise[run.seed])
+    evidence = cells(ledger_text(desk), "toy-01")[2]
+    seeds = seeds_needed(3 / 7**0.5, 0.05, 3)
+    assert seeds == 7 and "1 cell at 7 seeds" in evidence
+    assert "needs 8 runs" in evidence  # four more seeds of the two steps
 
 
 def test_missing_seeds_are_counted_at_the_chosen_grid_point(desk: Path) -> None:

@@ -23,6 +23,7 @@ from askew.models import (
     MLP,
     VGG19,
     CharLSTM,
+    ConvNet,
     LeNet,
     LeNetPMVR,
     Network,
@@ -115,6 +116,13 @@ CELL = 4 * 256  # rows of the four gates
             10,
             conv(1, 6, 5) + conv(6, 6, 5) + linear(6, 120) + linear(16 * 120, 84, 10),
         ),  # 164,116
+        (ConvNet(), (3, 32, 32), 10, conv(3, 32, 3) + conv(32, 32, 3) + linear(2048, 256, 64, 10)),  # 551,786
+        (
+            ConvNet(channels=(32,) * 4, hidden=(), padding=2, norm="instance"),
+            (3, 32, 32),
+            10,
+            conv(3, 32, 3) + 3 * conv(32, 32, 3) + 4 * 64 + linear(288, 10),
+        ),  # 31,786
         (CNN64(), (3, 32, 32), 10, conv(3, 64, 5) + conv(64, 64, 5) + linear(1600, 384, 192, 10)),  # 797,962
         (CNN64(), (3, 32, 32), 100, 815_332),
         (CNN64(), (3, 28, 28), 100, conv(3, 64, 5) + conv(64, 64, 5) + linear(1024, 384, 192, 100)),  # 594,148
@@ -377,6 +385,11 @@ def test_batch_norm_is_found_by_type_and_group_norm_has_its_groups() -> None:
         (VGG19(), 32, {"pool1": 16, "pool2": 8, "pool3": 4, "pool4": 2, "pool5": 1, "avgpool": 1}),
         (VGG19(), 64, {"pool1": 32, "pool5": 2, "avgpool": 1}),
         (LeNet(padding=2), 28, {"conv1": 28, "pool1": 14, "conv2": 10, "pool2": 5}),
+        (
+            ConvNet(channels=(32,) * 4, hidden=(), padding=2, norm="instance"),
+            32,
+            {"conv1": 34, "pool1": 17, "norm2": 19, "pool2": 9, "pool3": 5, "pool4": 3},
+        ),
         (LeNetPMVR(), 28, {"conv1": 24, "pool1": 12, "conv2": 8, "pool2": 4, "each": 4}),
     ],
 )
@@ -546,6 +559,7 @@ def test_convolutions_take_any_image_of_four_pixels_or_more(network: Network, si
         (VGG19(), (3, 28, 28), r"vgg19 needs images .* of 32×32 pixels or more, got .*; use cnn or lenet"),
         (LeNetPMVR(), (1, 15, 15), r"lenet_pmvr needs images .* of 16×16 pixels or more, got .*; use lenet"),
         (CNN64(), (1, 3, 3), r"cnn64 needs images .* of 4×4 pixels or more"),
+        (ConvNet(channels=(4,) * 4), (1, 8, 8), r"convnet: images .* too small for 4 convolutions .*; set fewer"),
     ],
 )
 def test_images_too_small_are_refused(network: Network, shape: tuple[int, ...], sentence: str) -> None:
@@ -554,6 +568,10 @@ def test_images_too_small_are_refused(network: Network, shape: tuple[int, ...], 
 
 
 def test_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ConvNet: channels must be .* got channels = \[\] and .*; try channels"):
+        ConvNet(channels=())
+    with pytest.raises(ConfigError, match=r'ConvNet: norm = "group" needs even channels, got \[3\]; try'):
+        ConvNet(channels=(3,), norm="group")
     with pytest.raises(ConfigError, match="ResNet18: groups must divide 64 channels, got 3; try 2 or 32"):
         ResNet18(groups=3)
     with pytest.raises(ConfigError, match="LeNet: padding must be ≥ 0 and ≤ 4, got 5"):

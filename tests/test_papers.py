@@ -46,6 +46,7 @@ from askew.reproduction.papers import (
     plan_runs,
     result_digest,
     run_specs,
+    seed_digests,
 )
 from askew.reproduction.plan import Reproduction, chosen_points, prepare_reproduction
 from askew.reproduction.printed import PrintedNumber, read_printed
@@ -413,6 +414,7 @@ def test_the_digest_tells_what_is_computed_and_not_where() -> None:
         {**config.tables(), "evaluation": {"every": 1, "halves": True, "drift": True, "spread": False}}
     )
     assert result_digest(spelled) == result_digest(config)  # a default that is written down changes nothing
+    assert seed_digests(config, (4, 7)) == {seed: result_digest(replace(config, seed=seed)) for seed in (4, 7)}
 
 
 # running --------------------------------------------------------------------------------------------------------
@@ -796,6 +798,9 @@ def test_times_follow_from_measured_rounds_with_their_spread() -> None:
     assert guess.high / guess >= 0.999 * found.high / found
     alone = training_speeds([timed(four, "seconds_per_round", "0.5")])
     assert estimate_seconds([four.config], "a GPU", alone) == pytest.approx((2_000_000 + 4_000_000 / 3) / 10_000)
+    later = timed(three, "provenance", '{"date":"2026-01-02"}')
+    newest = estimate_seconds([four.config], "a GPU", training_speeds([*rows, later]))  # of the last day alone: 2.5e5
+    assert newest == pytest.approx((2_000_000 + 4_000_000 / 3) / 250_000)
     gone = timed(one, "seconds_shared", "0.01")._replace(experiment="feddpc/gone")
     assert estimate_seconds([one.config], "a GPU", training_speeds([gone])) is None
 

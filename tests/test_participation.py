@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 
 from askew import participation
 from askew.errors import ConfigError, DataError
+from askew.experiment.build import with_informed_rule
+from askew.experiment.config import Config
 from askew.participation import (
     Bernoulli,
+    ByClass,
     Cyclic,
     FullParticipation,
     Markov,
@@ -33,6 +36,7 @@ from askew.participation import (
     membership,
     participations,
 )
+from problems import classification, skewed_samples
 
 Probabilities = dict[tuple[int, ...], float]
 
@@ -190,6 +194,7 @@ SETTINGS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "uniform": SIZED,
     "full": {},
     "bernoulli": {"fraction": FRACTION},
+    "by_class": {"high": CHANCE, "low": CHANCE, "swing": st.floats(0, 0.5), "period": st.integers(1, 9)},
     "poisson": {"fraction": FRACTION},
     "skewed": SIZED | {"gamma": st.floats(0, 1e6)},
     "cyclic": SIZED | {"groups": st.integers(1, CLIENTS), "shuffle": st.booleans()},
@@ -238,6 +243,34 @@ def test_every_draw_has_its_address(name: str) -> None:
     rule, everybody = participations[name](), np.arange(500)
     cohorts = {(seed, t): rule.sample(seed, t, everybody, 500).tolist() for seed in (0, 1) for t in (1, 2)}
     assert len({tuple(ids) for ids in cohorts.values()}) == 4
+
+
+# By class
+
+
+def test_chances_follow_from_the_classes_and_rise_and_fall() -> None:
+    """Clients of one class have its φ, below the largest one of its half; a mixed one has their mean."""
+    counts = np.array([[4, 0, 0, 0], [0, 3, 0, 0], [0, 0, 2, 0], [0, 0, 0, 1], [5, 0, 0, 5], [0, 0, 0, 0]])
+    rule = ByClass(high=0.9, low=0.3, swing=0.2, period=8).with_labels(lambda: counts)
+    still, top = rule.chances(7, 1, 6) / 0.8, rule.chances(7, 3, 6)  # at sin 0 and sin π/2
+    assert (still[:2] < 0.9).all() and (still[2:4] < 0.3).all() and len({*still}) == 6
+    assert still[4] == pytest.approx((still[0] + still[3]) / 2) and still[5] == 0 and top == pytest.approx(still)
+    came = [rule.sample(7, 3 + 8 * k, np.arange(6), 6) for k in range(2000)]
+    shares = np.bincount(np.concatenate(came), minlength=6) / len(came)
+    assert (np.abs(shares - top) <= 4 * np.sqrt(top * (1 - top) / len(came))).all()
+
+
+def test_chances_by_class_use_the_labels_of_the_run() -> None:
+    fed = classification(skewed_samples([4, 5, 6])).fed
+    config = Config.build({"partition": {"clients": 3}, "participation": {"name": "by_class"}})
+    informed = with_informed_rule(config, fed)
+    counts = fed.label_counts([0, 1, 2]).numpy()
+    expected = ByClass().with_labels(lambda: counts).chances(0, 1, 3)
+    assert isinstance(informed.participation, ByClass) and len({*expected}) == 3
+    assert informed.participation.chances(0, 1, 3) == pytest.approx(expected)
+    assert informed.digest() == config.digest() and with_informed_rule(Config(), fed).participation == Uniform()
+    with pytest.raises(ConfigError, match=r"ByClass: chances follow from classes, which .*; set participation.name"):
+        ByClass().with_labels(lambda: np.zeros((3, 0)))
 
 
 # Bernoulli

@@ -414,7 +414,7 @@ def test_fedavg_steps_to_the_centre(rule: str) -> None:
 
 
 REFUSED = {
-    "clip": "solo centralised fednova lossbias fedamd mgda fedmgdaplus",
+    "clip": "solo centralised fednova lossbias fedamd mgda fedmgdaplus fedasync",
     "krum": "solo centralised fednova lossbias fedamd",
     **dict.fromkeys(
         CENTRES, "solo centralised fednova lossbias fedamd mgda fedmgdaplus fedexp fedpdc fedvarp mifa fedau fedawe"

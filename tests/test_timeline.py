@@ -36,6 +36,7 @@ from askew.experiment.run import ActiveRun, round_loop
 from askew.models import MLP
 from askew.participation import (
     Bernoulli,
+    ByClass,
     CohortParticipation,
     Cyclic,
     FullParticipation,
@@ -46,6 +47,7 @@ from askew.participation import (
 )
 from askew.report.columns import Columns
 from askew.report.tables import RunGroup, table
+from askew.report.terminal import clock_text
 from askew.report.timeline_figure import timeline_picture
 from askew.report.views import curves
 from askew.timeline import (
@@ -396,7 +398,14 @@ def test_what_is_known_of_many_clients_is_what_each_of_them_says(availability: A
             assert availability.earliest(pool, t) == first
 
 
-ASKED = [Bernoulli(fraction=0.3), Poisson(fraction=0.3), Skewed(cohort=1), FullParticipation(), RoundByRound()]
+ASKED = [
+    Bernoulli(fraction=0.3),
+    Poisson(fraction=0.3),
+    ByClass(),
+    Skewed(cohort=1),
+    FullParticipation(),
+    RoundByRound(),
+]
 
 
 @pytest.mark.parametrize("rule", ASKED, ids=lambda rule: type(rule).__name__)
@@ -518,6 +527,8 @@ def test_speeds_have_their_distributions() -> None:
     assert pareto.min() >= 2.0
     for x in (3.0, 8.0, 40.0):
         assert near(pareto > x, (2 / x) ** 1.5)
+    for z, chance in ((0.5, 0.382925), (1, 0.682689), (2, 0.954500)):
+        assert near(speeds(speed="halfnormal") <= 2 * z, chance)
     drawn = list(islice(uniforms(0, "any"), 100))  # of several parts of eight
     assert len({*drawn}) == 100 and 0 < min(drawn) < 0.1 and 0.9 < max(drawn) < 1
 
@@ -589,3 +600,8 @@ def test_tables_curves_and_the_picture_use_the_clock(tmp_path: Path) -> None:
     assert picture is not None and "9 answer counts, 4 late or not awaited, 1 left or no answer" in picture.alt
     ends = [line.get_xdata()[0] for line in picture.figure.axes[0].lines if line.get_linestyle() == "--"]
     assert ends == [25.0, 50.0, 75.0] and timeline_picture([RunGroup("fedavg", (plain,))]) is None
+    stale = askew.run(five_clients("fedavg", time=how | {"late": "next"}))  # client 4 answers in round 3
+    picture, text = timeline_picture([RunGroup("fedavg", (stale,))]), clock_text(stale)
+    assert picture is not None and "9 answer from the newest model, 1 from an older model" in picture.alt
+    numbers = [(note.xy, note.get_text()) for note in picture.figure.axes[0].texts if note.get_color() == "white"]
+    assert numbers == [((71.0, 4), "2")] and "staleness 0.2 on average, at most 2" in text

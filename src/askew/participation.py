@@ -1,6 +1,6 @@
 """Participation: which clients take part in a round, and how much of its local work each does.
 
-Both are a function of the seed and the round alone.
+Both are a function of the seed and the round alone; one rule also asks for the clients' labels.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -84,6 +85,10 @@ class Participation(Settings):
         A rule whose `sample` need not know all of them says here how it looks at fewer.
         """
         return self.sample(seed, round, keep(eligible, is_there), clients)
+
+    def with_labels(self, counts: Callable[[], np.ndarray]) -> Self:
+        """The rule that knows how many samples of each class every client has [N, K]; itself if it does not ask."""
+        return self
 
     def turnout(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> Turnout:
         """Which of the clients chosen for a round answer, perhaps none, and with how much of the work.
@@ -356,6 +361,50 @@ def latest_state(seed: int, clients: int, join: float, leave: float) -> list[tup
     return [(0, np.zeros(0, dtype=bool))]
 
 
+class ByClass(Participation):
+    """Each client takes part with a chance that follows from its classes, independently; there may be none.
+
+    p_i(t) = f(t) Σ_c ν_ic φ_c: ν_ic is the share of class c among the client's samples. φ_c is uniform between 0 and
+    `high` for the first half of the classes and between 0 and `low` for the others, drawn once a run.
+    f(t) = 1 − swing + swing · sin(2π (t − 1) / period). As in FedAWE (Xiang et al., NeurIPS 2024, Appendix J.3).
+    """
+
+    idea: ClassVar[str] = "clients come with chances that follow from their classes, and that may rise and fall"
+    high: float = setting("largest φ of the first half of the classes", default=1.0, above=0, most=1)
+    low: float = setting("largest φ of the other classes", default=0.5, above=0, most=1)
+    swing: float = setting("how far chances rise and fall, as a share; 0: they stay", default=0.0, least=0, most=0.5)
+    period: int = setting("rounds after which they have risen and fallen once", default=20, least=1)
+    shares: ClassVar[np.ndarray | None] = None  # of the classes [N, K], of an instance that knows the labels
+
+    def with_labels(self, counts: Callable[[], np.ndarray]) -> Self:
+        rule, held = replace(self), counts()
+        if held.shape[1] < 2:
+            raise ConfigError(
+                f"{self.display_name()}: chances follow from classes, which these data do not have; "
+                'set participation.name = "bernoulli".'
+            )
+        object.__setattr__(rule, "shares", held / np.maximum(held.sum(1, keepdims=True), 1))
+        return rule
+
+    def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
+        came = generator(seed, "participation", round).random(clients) < self.chances(seed, round, clients)
+        return np.sort(eligible[came[eligible]]).astype(np.int64, copy=False)
+
+    def sample_there(
+        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
+    ) -> np.ndarray:
+        return keep(self.sample(seed, round, eligible, clients), is_there)
+
+    def chances(self, seed: int, round: int, clients: int) -> np.ndarray:
+        """p_i(t) of all clients [N]; their mean over all φ where labels are not known, for estimates of cost."""
+        factor = 1 - self.swing + self.swing * math.sin(2 * math.pi * (round - 1) / self.period)
+        if self.shares is None:
+            return np.full(clients, factor * (self.high + self.low) / 4)
+        classes = self.shares.shape[1]
+        phi = generator(seed, "chances").random(classes)
+        return factor * self.shares @ (phi * np.where(np.arange(classes) < classes // 2, self.high, self.low))
+
+
 class Trace(Participation):
     """The clients that a file names take part: as it was observed, or as another program drew it.
 
@@ -444,6 +493,7 @@ participations: Registry[Participation] = Registry(
     "participation",
     {
         "bernoulli": Bernoulli,
+        "by_class": ByClass,
         "cyclic": Cyclic,
         "full": FullParticipation,
         "markov": Markov,

@@ -69,10 +69,11 @@ class TimeSettings(Settings):
     )
     seconds: float = setting("seconds that a client computes for each sample", default=0.01, least=0)
     speed: str = setting(
-        "how clients differ: all take `seconds`; lognormal with that median; Pareto with that least value; or "
-        "in proportion to their number of samples, the mean client taking `seconds`",
+        "how clients differ: all take `seconds`; lognormal with that median; Pareto with that least value; "
+        "half-normal with that standard deviation; or in proportion to their number of samples, the mean client taking "
+        "`seconds`",
         default="constant",
-        choices=("constant", "lognormal", "pareto", "size"),
+        choices=("constant", "lognormal", "pareto", "halfnormal", "size"),
     )
     sigma: float = setting("standard deviation of log seconds, with speed = lognormal", default=0.5, least=0, most=10)
     tail: float = setting(
@@ -193,6 +194,8 @@ def device_of(settings: TimeSettings, seed: int, client: int, relative_size: flo
         seconds *= math.exp(settings.sigma * NORMAL.inv_cdf(next(uniforms(seed, "time speed", client=client))))
     elif settings.speed == "pareto":
         seconds *= next(uniforms(seed, "time speed", client=client)) ** (-1 / settings.tail)
+    elif settings.speed == "halfnormal":
+        seconds *= abs(NORMAL.inv_cdf(next(uniforms(seed, "time speed", client=client))))
     elif settings.speed == "size":
         seconds *= relative_size
     return Device(seconds, settings.latency, settings.up, settings.down)

@@ -95,7 +95,7 @@ def test_a_buffer_as_large_as_the_cohort_gives_the_rounds_of_a_simulation(key: s
         } | {"staleness": [0, 0, 0]}
 
 
-@pytest.mark.parametrize(("key", "buffer"), [pytest.param("fedavg", 1, marks=pytest.mark.slow), ("scaffold", 2)])
+@pytest.mark.parametrize(("key", "buffer"), [pytest.param("fedasync", 1, marks=pytest.mark.slow), ("scaffold", 2)])
 def test_answers_in_the_order_of_a_simulated_clock_give_its_model(key: str, buffer: int, tmp_path: Path) -> None:
     """All clients are at work, so that nothing is drawn: who answered is the one who starts again."""
     clock = {"wait": "buffer", "buffer": buffer, "speed": "lognormal", "sigma": 1.0}

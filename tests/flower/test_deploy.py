@@ -320,31 +320,12 @@ def test_the_console_says_who_is_connected_while_a_federation_starts(tmp_path: P
 # whole federations ----------------------------------------------------------------------------------------------
 
 
-@needs_flower
-@pytest.mark.slow
-def test_a_federation_of_real_processes_plays_the_simulators_run(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one such test that is not slow: two clients, each of whose messages is a process of its own."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert main(["deploy", "up", "run.toml", "--clients", "2", "--rule", "timeout=120", "--json"]) == 0
-    out, err = capsys.readouterr()
-    steps = [
-        "starting a SuperLink and 2 SuperNodes on this machine",
-        "SuperLink is ready",
-        "2 of 2 SuperNodes are conn",
-    ]
-    positions = [err.find(step) for step in [*steps, "waiting for clients: 0 of 2 are ready", "round 2/2"]]
-    assert -1 not in positions and positions == sorted(positions), err
-    assert_none_left(only_run() / "flower" / "flwr", seconds=0)
-    deployed, simulated = load(only_run()), simulate(full_run(clients=2))
-    assert json.loads(out) | {"run": None} == deployed.summary() | {"run": None}
-    assert deployed.finished and deployed.facts["engine"] == "flower"
-    assert [r["participants"] for r in deployed.rounds] == [[0, 1], [0, 1]]
-    assert largest_difference(load_file(only_run() / "model.safetensors"), simulated.model) <= TOLERANCE
-    for name in ("train_loss", "loss", "accuracy"):
-        assert deployed.rounds[-1][name] == pytest.approx(simulated.rounds[-1][name], rel=1e-5)
-    assert (deployed.bytes_up, deployed.bytes_down) == (simulated.bytes_up, simulated.bytes_down)
+STEPS = (  # of a start, in the order in which the console says them
+    "starting a SuperLink and 2 SuperNodes on this machine",
+    "SuperLink is ready",
+    "2 of 2 SuperNodes are conn",
+    "waiting for clients: 0 of 2 are ready",
+)
 
 
 def start_deployment(*arguments: str) -> subprocess.Popen[str]:
@@ -379,13 +360,16 @@ def only_run() -> Path:
 @needs_flower
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=on_request)])
-def test_an_interrupted_federation_leaves_no_process_and_goes_on(
+def test_an_interrupted_federation_leaves_no_process_goes_on_and_plays_the_simulators_run(
     number: int, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("run.toml", "--clients", "1", "--rule", "timeout=120")
+    """Two clients, each of whose messages is a process of its own."""
+    arguments = ("run.toml", "--clients", "2", "--rule", "timeout=120")
     first = start_deployment(*arguments)
     assert first.stderr is not None
     before = read_until(first.stderr, "round 1/2")
+    positions = [before.find(step) for step in (*STEPS, "round 1/2")]
+    assert -1 not in positions and positions == sorted(positions), before
     wait_until(lambda: any(Path("runs").glob(f"*/{checkpoint.FILE}")))
     home = only_run() / "flower" / "flwr"
     assert first.poll() is None and len(processes_of(home)) >= 3
@@ -402,9 +386,14 @@ def test_an_interrupted_federation_leaves_no_process_and_goes_on(
     out, err = second.communicate(timeout=RUN_SECONDS)
     assert second.returncode == 0 and "going on after round 1 of 2" in err and "round 2/2" in err, err
     assert_none_left(home, seconds=0)
-    deployed, simulated = load(only_run()), simulate(full_run(clients=1))
-    assert json.loads(out) | {"run": None} == deployed.summary() | {"run": None} and deployed.finished
+    deployed, simulated = load(only_run()), simulate(full_run(clients=2))
+    assert json.loads(out) | {"run": None} == deployed.summary() | {"run": None}
+    assert deployed.finished and deployed.facts["engine"] == "flower"
+    assert [r["participants"] for r in deployed.rounds] == [[0, 1], [0, 1]]
     assert largest_difference(load_file(only_run() / "model.safetensors"), simulated.model) <= TOLERANCE
+    for name in ("train_loss", "loss", "accuracy"):
+        assert deployed.rounds[-1][name] == pytest.approx(simulated.rounds[-1][name], rel=1e-5)
+    assert (deployed.bytes_up, deployed.bytes_down) == (simulated.bytes_up, simulated.bytes_down)
     third = start_deployment(*arguments, "--quiet")  # finished: nothing is started
     assert third.communicate(timeout=60) == ("", "") and third.returncode == 0
 

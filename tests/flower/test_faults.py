@@ -136,15 +136,15 @@ class FaultyFederation(NamedTuple):
 
 
 @contextmanager
-def start_federation(folder: Path) -> Iterator[FaultyFederation]:
-    """A federation with the nodes of clients 0 and 1; that of client 2 connects when a test starts it."""
+def start_federation(folder: Path, clients: int = 3, nodes: int = 2) -> Iterator[FaultyFederation]:
+    """A federation with the nodes of the first clients; those of the others connect when a test starts them."""
     (folder / "orders").mkdir(parents=True)
     path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")])
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, FOLDER_VARIABLE: str(folder / "orders")}
     with Loopback(folder / "flower", 0, env=env) as link:
-        link.clients = 3
-        federation = FaultyFederation(link, [CountingProxy(link.port) for _ in range(3)], folder / "orders")
-        for client in range(2):
+        link.clients = clients
+        federation = FaultyFederation(link, [CountingProxy(link.port) for _ in range(clients)], folder / "orders")
+        for client in range(nodes):
             federation.start_node(client)
         yield federation
         for proxy in federation.proxies:
@@ -162,6 +162,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyFeder
 def new_federation(tmp_path: Path) -> Iterator[FaultyFederation]:
     """A federation in which client 2 has never been."""
     with start_federation(tmp_path / "federation") as new:
+        yield new
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[FaultyFederation]:
+    """A federation of two clients whose nodes are not started yet."""
+    with start_federation(tmp_path / "federation", clients=2, nodes=0) as new:
         yield new
 
 
@@ -287,27 +294,26 @@ def test_garbage_is_refused_and_the_clients_evaluate_the_model(federation: Fault
 @pytest.mark.parametrize(
     "has_database", [pytest.param(False, id="memory", marks=on_request), pytest.param(True, id="database")]
 )
-def test_a_killed_server_goes_on_where_it_was(has_database: bool, federation: FaultyFederation, tmp_path: Path) -> None:
+def test_a_killed_server_goes_on_where_it_was(has_database: bool, pair: FaultyFederation, tmp_path: Path) -> None:
     """SIGKILL to the SuperLink and all it started, in the second round.
 
     A SuperLink without a database has forgotten its nodes, which are started again; with one they live on.
     """
-    tables, link = three_clients("feddc", rounds=2, evaluation={"every": 2}), federation.link
+    federation, link, two = pair, pair.link, {"name": "natural", "clients": 2}
+    tables = three_clients("feddc", rounds=2, evaluation={"every": 2}, partition=two)
     command = [str(word) for word in cast(list[str], link.running["superlink"].args)]
-    if "--database" in command:  # of the test before
-        command = command[: command.index("--database")]
     if has_database:
         command += ["--database", str(tmp_path / "link.db")]
-    federation.restart_superlink(command)
+        federation.restart_superlink(command)
     federation.start(tmp_path, tables, {"2-0": "hold"})
-    for client in range(3):
+    for client in range(2):
         federation.start_node(client)
     federation.wait_for_message("2-0")
     federation.restart_superlink(command)
     federation.go("2-0")
-    for client in () if has_database else range(3):
+    for client in () if has_database else range(2):
         federation.start_node(client)
     link.start_run(tmp_path / "app")
     run = federation.finish(tmp_path)
     assert len(run.rounds) == 2 and not any("absent" in r for r in run.rounds)
-    assert_simulated(run, tables, [[0, 1, 2]] * 2, tmp_path)
+    assert_simulated(run, tables, [[0, 1]] * 2, tmp_path)

@@ -46,6 +46,7 @@ def test_batches_follow_from_seed_round_and_client(noisy: Problem) -> None:
 def test_rates_fall_by_their_formulas() -> None:
     rates = lambda **how: [LocalSettings(lr=0.4, **how).rate(t, 4) for t in (1, 2, 3, 4)]
     assert rates(decay=0.5) == exactly(0.4, 0.2, 0.1, 0.05)
+    assert rates(schedule="inverse_sqrt") == exactly(*(0.4 / math.sqrt(1 + t / 10) for t in range(4)))
     assert rates(schedule="linear") == exactly(0.4, 0.3, 0.2, 0.1)
     half = math.sqrt(2) / 2
     assert rates(schedule="cosine") == exactly(0.4, 0.2 * (1 + half), 0.2, 0.2 * (1 - half))

@@ -79,6 +79,12 @@ def make_cohort(p: Sequence[float], lr: float = 0.1, lr0: float = 0.1, round: in
     return Cohort(row, ones, ones, ones, ones, None, lr, lr0, round, clients)
 
 
+def stale_cohort(*staleness: float) -> Cohort:
+    """Clients of equal weight that started from models of so many server steps ago."""
+    cohort = make_cohort([1 / len(staleness)] * len(staleness))
+    return cohort._replace(staleness=torch.tensor(staleness, dtype=torch.float64))
+
+
 def vectors(*rows: Sequence[float]) -> Tensor:
     """Rows of numbers as a float64 matrix."""
     return torch.tensor(rows, dtype=torch.float64)

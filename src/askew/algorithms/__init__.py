@@ -9,11 +9,13 @@ from .fedadagrad import FedAdagrad
 from .fedadam import FedAdam
 from .fedalign import FedAlign
 from .fedamd import FedAMD
+from .fedasync import FedAsync
 from .fedau import FedAU
 from .fedavg import FedAvg
 from .fedavgm import FedAvgM
 from .fedawe import FedAWE
 from .fedbn import FedBN
+from .fedbuff import FedBuff
 from .fedcm import FedCM
 from .feddc import FedDC
 from .feddpc import FedDPC
@@ -74,6 +76,8 @@ algorithms: Registry[Algorithm] = Registry(
         "fedau": FedAU,
         "fedawe": FedAWE,
         "focus": FOCUS,
+        "fedasync": FedAsync,
+        "fedbuff": FedBuff,
     },
 )
 
@@ -89,9 +93,11 @@ __all__ = [
     "FedAdagrad",
     "FedAdam",
     "FedAlign",
+    "FedAsync",
     "FedAvg",
     "FedAvgM",
     "FedBN",
+    "FedBuff",
     "FedCM",
     "FedDC",
     "FedDPC",

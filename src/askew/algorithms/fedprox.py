@@ -18,12 +18,12 @@ from ..errors import ConfigError
 from .fedavg import FedAvg
 
 
-def check_stability(owner: str, mu: float, lr: float) -> None:
+def check_stability(owner: str, mu: float, lr: float, name: str = "mu") -> None:
     """Explicit steps on a proximal term overshoot for ever longer from η μ = 2 on."""
     if mu * lr >= 2:
         raise ConfigError(
-            f"{owner}: mu × local.lr must be < 2, got {mu * lr:g}; steps on the penalty would diverge: lower mu or "
-            "local.lr."
+            f"{owner}: {name} × local.lr must be < 2, got {mu * lr:g}; steps on the penalty would diverge: "
+            f"lower {name} or local.lr."
         )
 
 

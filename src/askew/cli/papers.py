@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,10 +24,10 @@ from ..reproduction import paper_tables
 from ..reproduction.comparison import TableCell, table_cells
 from ..reproduction.cost import estimate_memory, estimate_seconds, experiment_cost, run_cost, training_speeds
 from ..reproduction.paper_figures import untrained_table, write_paper_figures
-from ..reproduction.papers import PlannedRun, experiments
+from ..reproduction.papers import PlannedRun, experiments, find_experiment
 from ..reproduction.plan import Reproduction, prepare_reproduction
 from ..reproduction.reproduce import run_missing
-from ..reproduction.results import read_results
+from ..reproduction.results import ResultRow, metrics_by_run, read_results
 from ..reproduction.worked_examples import WorkedExample, worked_example
 from .options import (
     AsJson,
@@ -133,12 +133,12 @@ def reproduce(
     if id is None:
         raise ConfigError("reproduce: nothing is named; give one of `askew list experiments`, or --queue FILE.")
     own_engine = engine if engine != EngineSettings() else None
-    reproduction = prepare_reproduction(id, scale, only or (), seeds, results, own_engine, alone)
+    find_experiment(id)  # refuse an unknown one before all results are read
+    rows = read_results(results)
+    runs = metrics_by_run(rows)
+    reproduction = prepare_reproduction(id, scale, only or (), seeds, results, own_engine, alone, runs)
     if plan:
-        cost = plan_cost(reproduction, results)
-        print_json(plan_json(reproduction, cost)) if as_json else print_rich(
-            paper_tables.plan_table(reproduction, cost)
-        )
+        show_plan(reproduction, rows, as_json)
         return
     chosen = [word for name in only or () for word in ("--only", name)] + (["--seeds", str(seeds)] if seeds else [])
     with stop_after(parse_time(stop)):
@@ -225,9 +225,15 @@ def show_results(
         print_rich(Text(f"figure: {path}"))
 
 
-def plan_cost(reproduction: Reproduction, results: Path) -> paper_tables.PlanCost:
-    """What the missing runs cost, on an H200 and on this machine's device."""
-    configs, speeds = [p.config for p in reproduction.missing], training_speeds(read_results(results))
+def show_plan(reproduction: Reproduction, rows: Iterable[ResultRow], as_json: bool) -> None:
+    """Print what would be run and what it costs; `rows` are the stored results."""
+    cost = plan_cost(reproduction, rows)
+    print_json(plan_json(reproduction, cost)) if as_json else print_rich(paper_tables.plan_table(reproduction, cost))
+
+
+def plan_cost(reproduction: Reproduction, rows: Iterable[ResultRow]) -> paper_tables.PlanCost:
+    """What the missing runs cost, on an H200 and on this machine's device; `rows` are the stored results."""
+    configs, speeds = [p.config for p in reproduction.missing], training_speeds(rows)
     device = device_of("auto")
     devices = dict.fromkeys([H200, torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"])
     kinds = {(c.model, type(c.algorithm), c.partition, c.participation): c for c in configs}

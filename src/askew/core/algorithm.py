@@ -62,7 +62,8 @@ class Algorithm(Settings):
     pooled: ClassVar[bool] = False  # one client holds all data
     exact: ClassVar[bool] = False  # claims the exact optimum under skewed data and partial participation; tests measure
     # what the server's step takes from the uploads: their "mean" (or other sums), the "rows" as they differ from each
-    # other, their "directions" alone, "reports" of clients about themselves, or "nothing"; robust rules ask
+    # other, their "directions" alone, whole "models", "reports" of clients about themselves, or "nothing"; robust rules
+    # ask
     combines: ClassVar[str] = "mean"
     drift_state: ClassVar[str] = ""  # the client state that holds a learned drift, for the drift metrics; "": none
     own_weights: ClassVar[str] = ""  # why `weighting` has no effect; another value than its default is then refused

@@ -9,17 +9,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import operator
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
 
 from ..errors import ConfigError, Remark, UnknownName, did_you_mean
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Settings")
 LARGEST = 10**12  # no count of anything here is larger
+COMPARE = {"above": operator.gt, "least": operator.ge, "below": operator.lt, "most": operator.le}  # by name of a limit
 
 
 def setting(
@@ -72,11 +75,18 @@ class Settings:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
-        hints = field_types(type(self))
-        for field in dataclasses.fields(typing.cast(Any, self)):
-            object.__setattr__(
-                self, field.name, check_value(getattr(self, field.name), hints[field.name], field, self.display_name())
-            )
+        cls = type(self)
+        defaults = checked_defaults.setdefault(cls, {})
+        for name, (field, kind) in checked_fields(cls).items():
+            value = getattr(self, name)
+            if value is field.default and name in defaults:  # most values; checked when the first of them came
+                checked = defaults[name]
+            else:
+                checked = check_value(value, kind, field, self.display_name())
+                if value is field.default:
+                    defaults[name] = checked
+            if checked is not value:
+                object.__setattr__(self, name, checked)
         self.check()
 
     def check(self) -> None:
@@ -98,7 +108,7 @@ class Settings:
     @classmethod
     def build(cls, table: Mapping[str, object], where: str = "") -> Self:
         """An instance from a table of plain values; `where` is the table's path in the configuration."""
-        known = [f.name for f in dataclasses.fields(typing.cast(Any, cls))]
+        known = checked_fields(cls)
         for key in table:
             if key not in known:
                 raise ConfigError(
@@ -109,10 +119,14 @@ class Settings:
 
     def table(self) -> dict[str, object]:
         """All fields as plain values, in order of declaration."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(typing.cast(Any, self))}
+        return {name: getattr(self, name) for name in checked_fields(type(self))}
 
 
-resolved: dict[type, Mapping[str, Any]] = {}  # by class: it takes longer than all else in building settings
+# What all instances of a class share is kept by class: the papers' experiments are thousands of configurations.
+resolved: dict[type, Mapping[str, Any]] = {}
+declared: dict[type, Mapping[str, tuple[dataclasses.Field[Any], Any]]] = {}
+checked_defaults: dict[type, dict[str, object]] = {}
+untouched: dict[type, Settings] = {}
 
 
 def field_types(cls: type) -> Mapping[str, Any]:
@@ -120,6 +134,21 @@ def field_types(cls: type) -> Mapping[str, Any]:
     if cls not in resolved:
         resolved[cls] = typing.get_type_hints(cls)
     return resolved[cls]
+
+
+def checked_fields(cls: type) -> Mapping[str, tuple[dataclasses.Field[Any], Any]]:
+    """The fields of a class with their types, by name."""
+    if cls not in declared:
+        kinds = field_types(cls)
+        declared[cls] = {f.name: (f, kinds[f.name]) for f in dataclasses.fields(typing.cast(Any, cls))}
+    return declared[cls]
+
+
+def with_defaults(cls: type[S]) -> S:
+    """The settings of a class with nothing set; one frozen instance serves all."""
+    if cls not in untouched:
+        untouched[cls] = cls()
+    return typing.cast(S, untouched[cls])
 
 
 def is_off(value: object) -> bool:
@@ -133,15 +162,15 @@ def is_number(value: object) -> bool:
 
 def matches_type(value: object, kind: Any) -> bool:
     """Does a plain value match an annotation? Tensors pass for floats: a sweep hands them in."""
+    if kind is float:
+        return (is_number(value) and not math.isnan(float(typing.cast(float, value)))) or hasattr(value, "dtype")
+    if kind is int:
+        return is_number(value) and float(typing.cast(float, value)).is_integer()
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return any(matches_type(value, arg) for arg in args)
     if origin is tuple:
         return isinstance(value, (list, tuple)) and all(matches_type(v, args[0]) for v in value)
-    if kind is float:
-        return (is_number(value) and not math.isnan(float(typing.cast(float, value)))) or hasattr(value, "dtype")
-    if kind is int:
-        return is_number(value) and float(typing.cast(float, value)).is_integer()
     return value is None if kind is type(None) else isinstance(value, kind)
 
 
@@ -195,17 +224,11 @@ def check_value(value: object, kind: Any, field: dataclasses.Field[Any], owner: 
         raise UnknownName(f"{owner}: unknown {field.name} {value!r}; {did_you_mean(value, meta['choices'])}")
     if is_number(value):
         got = float(typing.cast(float, value))
-        tests: dict[str, Callable[[float], bool]] = {
-            "above": lambda limit: got > limit,
-            "least": lambda limit: got >= limit,
-            "below": lambda limit: got < limit,
-            "most": lambda limit: got <= limit,
-        }
-        if not all(tests[name](limit) for name, limit in meta.get("limits", {}).items()):
+        if not all(COMPARE[name](got, limit) for name, limit in meta.get("limits", {}).items()):
             raise refuse(allowed_values(field, kind))
         if math.isinf(got) and not meta.get("infinite", False):
             raise refuse("finite")
-        whole = int in (kind, *typing.get_args(kind))
+        whole = kind is int or int in typing.get_args(kind)
         if whole and abs(got) > LARGEST:
             raise refuse(f"at most {LARGEST:,}")
         return int(got) if whole else got + 0.0  # −0 becomes 0

@@ -60,7 +60,9 @@ class LocalSettings(Settings):
     clip: float = setting("limit of the gradient's norm; 0: off", default=0.0, least=0)
     decay: float = setting("factor γ on the learning rate after every round", default=1.0, above=0, most=1)
     schedule: str = setting(
-        "how the rate falls over the rounds", default="exponential", choices=("exponential", "linear", "cosine")
+        "how the rate falls over the rounds",
+        default="exponential",
+        choices=("exponential", "linear", "cosine", "inverse_sqrt"),
     )
 
     def check(self) -> None:
@@ -73,10 +75,13 @@ class LocalSettings(Settings):
     def rate(self, round: int, rounds: int = 0) -> float:
         """The learning rate η_t of round t = 1 … T.
 
-        exponential: η_0 γ^(t−1);  linear: η_0 (1 − (t−1)/T);  cosine: η_0 (1 + cos(π (t−1)/T))/2
+        exponential: η_0 γ^(t−1);  linear: η_0 (1 − (t−1)/T);  cosine: η_0 (1 + cos(π (t−1)/T))/2;
+        inverse_sqrt: η_0 / √(1 + (t−1)/10)
         """
         if self.schedule == "exponential":
             return self.lr * self.decay ** (round - 1)
+        if self.schedule == "inverse_sqrt":
+            return self.lr / math.sqrt(1 + (round - 1) / 10)
         done = (round - 1) / rounds
         return self.lr * (1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
 

@@ -83,7 +83,8 @@ class OverlappingClock(VirtualClock):
         super().__init__(settings, rule, server, seed)
         self.jobs: dict[int, Job] = {}  # of the clients at work
         self.ends: list[tuple[float, int]] = []  # their ends and clients, as a heap
-        self.lengths: dict[int, float] = {}  # seconds of an answer with all of its steps, of the clients asked so far
+        self.of_size: dict[int, int] = {}  # samples that a client of this size computes with
+        self.all_answer = type(rule).answering is Participation.answering and not (rule.dropout or rule.stragglers)
         # Who cannot be asked: who is at work, whose answer waits, and who left or dropped out in this round: it would
         # do the same work again. Until the round ends they only become more.
         self.busy: set[int] = set()
@@ -97,26 +98,34 @@ class OverlappingClock(VirtualClock):
 
     # what clients do --------------------------------------------------------------------------------------------------
 
-    def work(self, turnout: Turnout, round: int, moment: float) -> list[Job]:
-        """The work of clients that are asked in a round, at this moment."""
-        asked, jobs = list(zip(turnout.ids.tolist(), turnout.share.tolist(), strict=True)), list[Job]()
-        if new := [(client, share) for client, share in asked if share < 1 or client not in self.lengths]:
-            samples = self.samples([client for client, _ in new], np.array([share for _, share in new])).tolist()
-            some = {pair: self.answer_seconds(pair[0], count) for pair, count in zip(new, samples, strict=True)}
-            self.lengths |= {client: seconds for (client, share), seconds in some.items() if share == 1}
-        for client, share in asked:
-            answer = self.lengths[client] if share == 1 else some[client, share]
-            leave = self.there.until(client, moment) - moment
-            jobs.append(Job(client, round, moment, min(answer, leave), leave < answer, share))
-        return jobs
-
-    def begin(self, ids: np.ndarray, round: int, moment: float) -> tuple[list[Job], dict[int, str]]:
+    def begin(self, ids: list[int], round: int, moment: float) -> tuple[list[Job], dict[int, str]]:
         """Let these clients begin; returns their work, and why others never answer."""
-        turnout = self.rule.answering(self.seed, round, ids, self.fed.clients)
-        jobs = self.work(turnout, round, moment)
+        self.busy.update(ids)
+        jobs, lost = self.work(ids, round, moment)
         self.add(jobs)
-        self.busy.update(ids.tolist())
-        return jobs, dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
+        return jobs, lost
+
+    def work(self, ids: list[int], round: int, moment: float) -> tuple[list[Job], dict[int, str]]:
+        """The work of clients that are asked in a round, at this moment, and why others never answer."""
+        shares, lost, jobs = [1.0] * len(ids), dict[int, str](), list[Job]()
+        if not self.all_answer:
+            turnout = self.rule.answering(self.seed, round, np.array(ids, dtype=np.int64), self.fed.clients)
+            ids, shares = turnout.ids.tolist(), turnout.share.tolist()
+            lost = dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
+        for client, share, samples in zip(ids, shares, self.samples_by_size(ids, shares), strict=True):
+            answer, leave = self.answer_seconds(client, samples), self.there.until(client, moment) - moment
+            jobs.append(Job(client, round, moment, min(answer, leave), leave < answer, share))
+        return jobs, lost
+
+    def samples_by_size(self, ids: list[int], shares: list[float]) -> list[int]:
+        """How many samples each of these clients computes with; those of one size compute with as many."""
+        if not self.all_answer or self.server.looks:
+            whole: list[int] = self.samples(ids, np.array(shares)).tolist()
+            return whole
+        sizes, known = [self.fed.sizes.item(client) for client in ids], self.of_size
+        if any(size not in known for size in sizes):
+            known |= dict(zip(sizes, self.samples(ids, np.array(shares)).tolist(), strict=True))
+        return [known[size] for size in sizes]
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Take up work."""
@@ -142,8 +151,7 @@ class OverlappingClock(VirtualClock):
             for client in {*record["participants"], *(client for clients in incidents for client in clients)}:
                 began.pop(client, None)
         for client, (round, moment) in began.items():
-            turnout = self.rule.answering(self.seed, round, np.array([client]), self.fed.clients)
-            self.add(self.work(turnout, round, moment))
+            self.add(self.work([client], round, moment)[0])
         self.server.resume(records)
 
     def preview(self) -> str:
@@ -162,7 +170,7 @@ class OverlappingClock(VirtualClock):
         if not len(asked) and not self.jobs and (arrival := self.next_arrival(round, began)) > began:
             began = arrival
             asked, _ = self.ask(round, began)
-        started, lost = self.begin(asked, round, began)
+        started, lost = self.begin(asked.tolist(), round, began)
         last = max((job.ends for job in self.jobs.values()), default=began)
         self.now = min(began + self.settings.deadline, last)
         came: list[Job] = []
@@ -218,7 +226,7 @@ class OverlappingClock(VirtualClock):
         assert isinstance(rule, CohortParticipation)
         return self.settings.at_work or rule.size(self.fed.clients)
 
-    def draws(self, round: int) -> Callable[[int], np.ndarray]:
+    def draws(self, round: int) -> Callable[[int], list[int]]:
         """A function that draws so many clients that are there and free now, sorted, or all if they are fewer.
 
         The first draw is the participation rule's own for this round.
@@ -229,18 +237,20 @@ class OverlappingClock(VirtualClock):
         pool = rule.present(seed, round, eligible, clients) if any_m else eligible
         chance, first = uniforms(seed, "time starts", round), True
 
-        def draw(places: int) -> np.ndarray:
+        def draw(places: int) -> list[int]:
             nonlocal first
             found: list[int] = []
             if not any_m:  # in the rule's order of this round: those who began are not free, the next ones follow
                 own = replace(rule, cohort=places)
                 if looks_at_all(rule):
-                    return own.sample(seed, round, keep(eligible, self.is_free), clients)
-                return own.sample_there(seed, round, eligible, clients, self.is_free)
+                    found = own.sample(seed, round, keep(eligible, self.is_free), clients).tolist()
+                else:
+                    found = own.sample_there(seed, round, eligible, clients, self.is_free).tolist()
+                return found
             there = self.availability.few(self.now, len(pool) // SPARSE) if len(pool) > MANY else None
             if first:
-                own = rule if places == rule.size(clients) else replace(rule, cohort=places)
-                found, first = keep(own.sample(seed, round, eligible, clients), self.is_free).tolist(), False
+                found, first = keep(rule.sample(seed, round, eligible, clients), self.is_free).tolist(), False
+                found = sorted(found, key=lambda client: next(chance))[:places] if len(found) > places else found
             tries = len(pool) // 2 + LEAST_TRIES if there is None else 0  # then it is faster to look at all
             while len(found) < places and tries:
                 client, tries = int(pool[int(next(chance) * len(pool))]), tries - 1
@@ -250,7 +260,7 @@ class OverlappingClock(VirtualClock):
                 free = keep(pool, self.is_free) if there is None else members(there, pool)
                 others = np.setdiff1d(free, found)
                 found += sorted(others.tolist(), key=lambda client: next(chance))[: places - len(found)]
-            return np.array(sorted(found), dtype=np.int64)
+            return sorted(found)
 
         return draw
 

@@ -115,6 +115,11 @@ class Robust(Settings):
             )
         if alg.combines == "directions" and self.rule == "clip":
             raise ConfigError(f'{name} gives all updates the same length, so clip has no effect; use rule = "krum".')
+        if alg.combines == "models" and self.rule == "clip":
+            raise ConfigError(
+                f"{name}: its clients send models and not updates, which clip would make shorter; "
+                'use rule = "median" or "krum".'
+            )
         if self.rule in CENTRES and alg.combines in ("rows", "directions"):
             raise ConfigError(
                 f'{name} compares the clients\' updates, and rule = "{self.rule}" makes them all equal; '

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -134,6 +135,7 @@ def build(
     shared = shared or BuildCache()
     device = run_device(config.engine, group)
     fed = shared.federation(config, device)
+    config = with_informed_rule(config, fed)
     module = build_module(config, fed)
     channels_last = prefers_channels_last(module, device, config.engine)
     space = Space(module, config.engine.storage, device, channels_last=channels_last)
@@ -160,6 +162,12 @@ def build(
     evaluator = shared.evaluators[evaluator_key]
     clock = make_clock(config, server)
     return BuiltRun(config, fed, module, space, task, evaluator, server, kernels, facts, validator, clock)
+
+
+def with_informed_rule(config: Config, fed: Federation) -> Config:
+    """The configuration, whose participation rule knows the clients' labels if it asks for them."""
+    rule = config.participation.with_labels(lambda: fed.label_counts(range(fed.clients)).cpu().numpy())
+    return config if rule is config.participation else replace(config, participation=rule)
 
 
 # the device -----------------------------------------------------------------------------------------------------------

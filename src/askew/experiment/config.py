@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
-from ..core.settings import Registry, Settings, setting
+from ..core.settings import Registry, Settings, checked_fields, setting, with_defaults
 from ..data import partitions, sources
 from ..data.dataset import Source
 from ..data.federation import LocalSettings
@@ -159,12 +159,13 @@ class Config:
     def build(cls, tables: Mapping[str, Any]) -> Config:
         """A configuration from nested tables, as a TOML file holds them; the plugins that it names are loaded."""
         check_keys(tables)
-        top = TopLevel.build({k: v for k, v in tables.items() if k in TopLevel().table()})
+        top = TopLevel.build({k: v for k, v in tables.items() if k in checked_fields(TopLevel)})
         for path in top.plugins:
             load_plugin(path)
         parts: dict[str, Any] = {}
         for name, kind in (TABLES | OPTIONAL_TABLES).items():
-            parts[name] = build_table(kind, name, tables.get(name, {}), tables)
+            table = tables.get(name, {})
+            parts[name] = build_table(kind, name, table, tables) if table else with_defaults(kind)
         for name, registry in CHOICES.items():
             default = default_name(name, parts.get("data"), tables)
             parts[name] = build_choice(registry, name, tables.get(name, {}), default, tables)
@@ -284,7 +285,7 @@ class Config:
             part = getattr(self, name)
             chosen = part.name if isinstance(part, FromPython) else registry.name_of(part)
             tables[name] = {"name": chosen, **part.table()}
-        optional = [name for name, kind in OPTIONAL_TABLES.items() if getattr(self, name) != kind()]
+        optional = [name for name, kind in OPTIONAL_TABLES.items() if getattr(self, name) != with_defaults(kind)]
         return tables | {name: getattr(self, name).table() for name in (*TABLES, *optional)}
 
     def toml(self) -> str:
@@ -358,7 +359,7 @@ def one_client_an_owner(partition: Natural, data: Source, table: Any) -> Natural
 def check_keys(tables: Mapping[str, Any]) -> None:
     """Refuse keys that no configuration has, and single values where a table of settings belongs."""
     fixed = TABLES | OPTIONAL_TABLES
-    known = [*TopLevel().table(), *CHOICES, *fixed]
+    known = [*checked_fields(TopLevel), *CHOICES, *fixed]
     for key, value in tables.items():
         if key not in known:
             place = "" if get_close_matches(key, known, n=1, cutoff=0.75) else place_of(key, tables)
@@ -392,7 +393,7 @@ def build_table(kind: type[S], name: str, table: Any, tables: Mapping[str, Any])
     """The settings of one table; where a key is unknown there and known in another table, the sentence says which."""
     if isinstance(table, Settings):
         return cast(S, table)
-    known = [each.name for each in fields(cast(Any, kind))]
+    known = checked_fields(kind)
     for key in table:
         if (
             key not in known

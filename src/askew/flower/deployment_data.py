@@ -32,6 +32,7 @@ from ..experiment.build import BuildCache, BuiltRun, build, device_of
 from ..experiment.code_text import source_text
 from ..experiment.config import Config, FromPython
 from ..experiment.toml import read_toml
+from ..participation import ByClass
 
 NodeConfig = Mapping[str, bool | int | float | str]  # a node's configuration, as --node-config gives it
 # What a data module's client(node) returns: training, validation and test data, or a ready Dataset.
@@ -124,6 +125,11 @@ def check_deployable(config: DeploymentConfig, has_data_module: bool) -> None:
         raise ConfigError(
             "time: the virtual clock is for simulations, and this is a run on real clients; leave [time] out, and set "
             "the rules timeout, spare and buffer of the deployment."
+        )
+    if isinstance(config.participation, ByClass):
+        raise ConfigError(
+            "participation: chances that follow from the clients' classes are for simulations, as the server of real "
+            'clients does not know them; set participation.name = "uniform".'
         )
     if config.attack.on:
         raise ConfigError("attack: attacks are for simulations, and this is a run on real clients; leave [attack] out.")

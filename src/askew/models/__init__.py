@@ -1,7 +1,7 @@
 """Networks: forward returns (logits, features), features [B, f] being the input of the last layer.
 
 network.py   the base of all: layers in a row, MOON's projection head, weights from a file
-small.py     softmax, mlp, cnn, lenet, lenet_pmvr, cnn64
+small.py     softmax, mlp, cnn, convnet, lenet, lenet_pmvr, cnn64
 resnet.py    resnet18, resnet50
 vgg.py       vgg19
 lstm.py      charlstm
@@ -14,7 +14,7 @@ from ..core.settings import Registry
 from .lstm import CharLSTM
 from .network import Network
 from .resnet import ResNet18, ResNet50
-from .small import CNN, CNN64, MLP, LeNet, LeNetPMVR, Softmax
+from .small import CNN, CNN64, MLP, ConvNet, LeNet, LeNetPMVR, Softmax
 from .vgg import VGG19
 from .weights import load_weights
 
@@ -24,6 +24,7 @@ networks: Registry[Network] = Registry(
         "charlstm": CharLSTM,
         "cnn": CNN,
         "cnn64": CNN64,
+        "convnet": ConvNet,
         "lenet": LeNet,
         "lenet_pmvr": LeNetPMVR,
         "mlp": MLP,
@@ -40,6 +41,7 @@ __all__ = [
     "MLP",
     "VGG19",
     "CharLSTM",
+    "ConvNet",
     "LeNet",
     "LeNetPMVR",
     "Network",

@@ -184,8 +184,10 @@ class Network(Settings):
 
 
 def norm_layer(norm: str, channels: int, groups: int = GROUPS) -> nn.Module:
-    """Normalisation over the channels of images: "batch" or "group"."""
-    return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(groups, channels)
+    """Normalisation over the channels of images: "batch", "group", or "instance", each channel by itself."""
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(channels if norm == "instance" else groups, channels)
 
 
 def require_image(

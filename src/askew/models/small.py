@@ -111,6 +111,43 @@ class CNN(Network):
         )
 
 
+class ConvNet(Network):
+    """3×3 convolutions, each with ReLU and 2×2 max-pooling, and linear layers with ReLU between them."""
+
+    idea: ClassVar[str] = "any number of 3×3 convolutions with max-pooling, then linear layers"
+    channels: tuple[int, ...] = setting("channels of the convolutions", default=(32, 32))
+    hidden: tuple[int, ...] = setting("widths of the hidden linear layers; may be none", default=(256, 64))
+    padding: int = setting("pixels of padding around each convolution", default=1, least=0, most=2)
+    norm: str = setting(
+        "normalisation after each convolution; group: two groups; instance: each channel by itself",
+        default="none",
+        choices=(*NORMS, "instance"),
+    )
+
+    def check(self) -> None:
+        super().check()
+        if not self.channels or min(*self.channels, *self.hidden, 1) < 1:
+            raise ConfigError(
+                f"ConvNet: channels must be one number ≥ 1 or several, and hidden widths ≥ 1, got channels = "
+                f"{list(self.channels)} and hidden = {list(self.hidden)}; try channels = [32, 32]."
+            )
+        if self.norm == "group" and any(count % GROUPS for count in self.channels):
+            raise ConfigError(f'ConvNet: norm = "group" needs even channels, got {list(self.channels)}; try [32, 32].')
+
+    def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        require_image("convnet", shape)
+        side, paddings = min(shape[1:]), (self.padding,) * len(self.channels)
+        for padding in paddings:
+            side = (side + 2 * padding - 2) // 2
+            if side < 1:
+                raise ModelError(
+                    f"convnet: images of shape {list(shape)} are too small for {len(self.channels)} convolutions with "
+                    "max-pooling; set fewer model.channels, or a larger model.padding."
+                )
+        layers = convolution_layers(shape, self.channels, 3, paddings, self.hidden, classes, self.norm)
+        return make_chain(layers, PooledConvolutions)
+
+
 class LeNet(Network):
     """LeNet5 with ReLU and max-pooling: 5×5 convolutions of 6 and 16 channels, linear layers of 120 and 84.
 

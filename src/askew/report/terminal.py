@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 from rich import box
@@ -187,7 +187,9 @@ def clock_text(run: Run) -> str:
     lengths = [float(r["clock"]) - float(r["began"]) for r in records]
     asked, late, away = (sum(int(r[key]) for r in records) for key in ("asked", "late", "away"))
     text = f"{duration(run.clock)}, a round {duration(median(lengths))} (median), at most {duration(max(lengths))}"
-    return f"{text}; of {asked} asked clients {late} late, {away} left" if late or away else text
+    text += f"; of {asked} asked clients {late} late, {away} left" if late or away else ""
+    stale = [int(steps) for r in records for steps in r.get("staleness", ())]
+    return text + (f"; staleness {mean(stale):.2g} on average, at most {max(stale)}" if stale else "")
 
 
 def privacy_text(run: Run) -> str:

@@ -183,11 +183,12 @@ class Biller:
     ) -> str:
         """Adds the seeds that every cell needs to pass to `needs`; returns what that plan can find."""
         used, hopeless = list[int](), list[str]()
-        cells = f.cells if len(f.cells) == len(rule.cells) else [None] * len(rule.cells)
+        measured = f.cells[: len(rule.cells)] if rule.test == "trend" else f.cells  # slopes, then pairs of neighbours
+        cells = measured if len(measured) == len(rule.cells) else [None] * len(rule.cells)
         for names, cell in zip(rule.cells, cells, strict=True):
             seeds = 1 if rule.test == "fact" else rule.seeds  # what is counted needs no repetition
             effect = cell_effect(cell, rule.bound) if cell else None
-            if rule.test == "above" and cell and effect is not None:
+            if rule.test in ("above", "trend") and cell and effect is not None:
                 found = seeds_needed(effect, SIGNIFICANCE, rule.seeds) if effect > 0 else None
                 seeds = found or rule.seeds
                 hopeless += [] if found else [cell.name]

@@ -31,8 +31,8 @@ from ..experiment.build import BuiltRun, build
 from ..experiment.catalogue import costs
 from ..experiment.config import Config
 from ..models import MLP
-from ..participation import Skewed, chances
-from .participation_counts import gini, participation_counts
+from ..participation import chances
+from .participation_counts import gini, skewed_counts
 
 CheckResult = tuple[bool, str]  # whether the claim holds, and the grounds
 DRAWS = 20  # seeds at which participation is counted
@@ -186,13 +186,14 @@ def participation_gini() -> CheckResult:
         p = chances(seed, clients, gamma) if gamma else np.full(clients, 0.01)
         return np.random.default_rng([seed, 1]).multinomial(cohort * ROUNDS, p / p.sum())
 
-    def measure(seed: int, gamma: float) -> list[float]:
-        """Gini coefficient, clients that are never drawn, and the coefficient with replacement."""
-        rule = Skewed(gamma=gamma, fraction=cohort / clients)
-        counts = participation_counts(rule, seed, clients, ROUNDS)
-        return [gini(counts), float(np.sum(counts == 0)), gini(counts_with_replacement(seed, gamma))]
+    def measure(seed: int) -> list[list[float]]:
+        """By γ: Gini coefficient, clients that are never drawn, and the coefficient with replacement."""
+        return [
+            [gini(counts), float(np.sum(counts == 0)), gini(counts_with_replacement(seed, gamma))]
+            for gamma, counts in skewed_counts(seed, clients, cohort, gammas, ROUNDS).items()
+        ]
 
-    tables = np.array([[measure(seed, gamma) for gamma in gammas] for seed in range(DRAWS)])
+    tables = np.array([measure(seed) for seed in range(DRAWS)])
     figures_text = "; ".join(
         f"γ {gamma:g}: {coefficient:.2f}, {never:.0f} never drawn, {replaced:.2f} with replacement"
         for gamma, coefficient, never, replaced in zip(gammas, *tables.mean(0).T, strict=True)

@@ -28,7 +28,7 @@ from ..report.statistics import (
 )
 from .claim_checks import CLAIM_CHECKS
 from .evidence import Evidence
-from .expressions import Formula, Term
+from .expressions import Term, read_formula
 from .papers import Experiment
 from .printed import PrintedNumbers
 
@@ -118,7 +118,7 @@ class RuleEvaluator:
 
     def cell(self, rule: ClaimRule, names: Mapping[str, str], d: str) -> ClaimCell:
         """The numbers of expression `d` in one cell, whose names are given."""
-        formula = Formula(fill_names(d, names), rule.metric)
+        formula = read_formula(fill_names(d, names), rule.metric)
         values = {name: self.evidence.term_values(self.owner(t), t, self.blind) for name, t in formula.terms.items()}
         seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values()))) if values else []
         numbers = [formula({name: by_seed[seed] for name, by_seed in values.items()}) for seed in seeds]
@@ -168,7 +168,7 @@ def cell_terms(rule: ClaimRule, names: Mapping[str, str]) -> list[Term]:
     steps = fill_names(rule.along, names).split() or [""]
     texts = [fill_names(rule.d, {**names, "step": step}) for step in steps]
     texts += [fill_names(rule.b, names)] if rule.b else []
-    return list(dict.fromkeys(t for text in texts for t in Formula(text, rule.metric).terms.values()))
+    return list(dict.fromkeys(t for text in texts for t in read_formula(text, rule.metric).terms.values()))
 
 
 def fill_names(text: str, names: Mapping[str, str]) -> str:
@@ -358,7 +358,7 @@ def check_printed(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
 
 def printed_value(evaluator: RuleEvaluator, rule: ClaimRule, names: Mapping[str, str]) -> tuple[float, float]:
     """The number that the paper prints for the first term of a cell, and its spread (0 if none is printed)."""
-    t = next(iter(Formula(fill_names(rule.d, names), rule.metric).terms.values()))
+    t = next(iter(read_formula(fill_names(rule.d, names), rule.metric).terms.values()))
     method = f"{t.method} @ {t.hyper}" if t.hyper else t.method
     number = evaluator.printed.get((evaluator.owner(t), t.case, method, t.metric))
     if number is None:

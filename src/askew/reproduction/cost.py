@@ -20,9 +20,9 @@ from ..errors import ConfigError, UnknownName
 from ..experiment import catalogue
 from ..experiment.config import Config
 from ..models import Network
-from ..participation import Bernoulli, CohortParticipation
+from ..participation import Bernoulli, ByClass, CohortParticipation
 from .papers import Experiment, RunSpec, build_config, find_experiment, hyper_text, run_specs, settings_tables
-from .results import ResultRow, read_results
+from .results import PROVENANCE, ResultRow, parse_provenance, read_results
 
 # Tables of a configuration on which the cost of a run depends, besides the length of local training.
 COST_TABLES = ("rounds", "data", "partition", "participation", "model", "evaluation")
@@ -81,8 +81,12 @@ def sample_counts(config: Config) -> tuple[int, int]:
 def mean_participants(config: Config) -> float:
     """How many clients a round has, on average."""
     clients, rule = config.partition.clients, config.participation
+    if config.time.wait == "buffer":
+        return config.time.buffer
     if isinstance(rule, CohortParticipation):
         return min(rule.size(clients), clients)
+    if isinstance(rule, ByClass):
+        return (1 - rule.swing) * (rule.high + rule.low) / 4 * clients
     return rule.fraction * clients if isinstance(rule, Bernoulli) else clients
 
 
@@ -166,6 +170,7 @@ class TimedBatch(NamedTuple):
     seconds: float
     rounds: int
     workloads: frozenset[Workload]
+    date: str = ""  # on which they were stored, if it is known
 
     @property
     def speed(self) -> float:
@@ -182,7 +187,7 @@ class Speeds:
         own = list[tuple[str, Workload, list[TimedBatch]]]()
         for device, its in batches.items():
             for workload in {w for batch in its for w in batch.workloads}:
-                own.append((device, workload, [batch for batch in its if workload in batch.workloads]))
+                own.append((device, workload, newest([batch for batch in its if workload in batch.workloads])))
         usual = typical_spread([[b.speed for b in its] for _, _, its in own])
         for device, workload, its in own:
             speed = sum(b.samples * b.rounds for b in its) / sum(b.seconds * b.rounds for b in its)
@@ -202,6 +207,12 @@ class Speeds:
         return own or self.networks.get((device, network_name(config)))
 
 
+def newest(batches: Sequence[TimedBatch]) -> list[TimedBatch]:
+    """The batches of the last day: askew was slower before."""
+    last = max(batch.date for batch in batches)
+    return [batch for batch in batches if batch.date == last]
+
+
 def log_spread(speeds: Sequence[float]) -> float | None:
     """The standard deviation of the logarithms; None of fewer than two."""
     return stdev(map(math.log, speeds)) if len(speeds) > 1 else None
@@ -216,7 +227,9 @@ def typical_spread(groups: Sequence[Sequence[float]]) -> float:
 def training_speeds(results: Iterable[ResultRow] | None = None) -> Speeds:
     """The speeds that stored results show; those of the folder `results` where none are given."""
     rows = read_results(RESULTS, leave_out=True) if results is None else results
+    rows = list(rows)
     timed = [row for row in rows if row.metric in (SHARED_TIME, OWN_TIME) and float(row.value) > 0]
+    dates = {row.run: parse_provenance(row.value).date or "" for row in rows if row.metric == PROVENANCE}
     find, batches = StoredConfigs(), dict[tuple[str, ...], list[tuple[ResultRow, Config]]]()
     for row in timed:
         if config := find(row):
@@ -228,7 +241,8 @@ def training_speeds(results: Iterable[ResultRow] | None = None) -> Speeds:
         costs = [run_cost(config) for _, config in runs]
         samples = sum(cost.trained / cost.rounds for cost in costs)
         workloads = frozenset(workload_of(config) for _, config in runs)
-        batch = TimedBatch(samples, len(runs) * float(value), costs[0].rounds, workloads)
+        date = max(dates.get(row.run, "") for row, _ in runs)
+        batch = TimedBatch(samples, len(runs) * float(value), costs[0].rounds, workloads, date)
         found.setdefault(device.partition(",")[0], {}).setdefault(metric, []).append(batch)
     return Speeds({device: preferred_batches(by_metric) for device, by_metric in found.items()})
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
 from .expressions import RecordedCurve, Term, Value
-from .papers import Experiment, Hyper, hyper_text, plan_runs, result_digest
+from .papers import Experiment, Hyper, hyper_text, plan_runs, seed_digests
 from .results import CURVES, HELD_OUT, Metrics, RunMetrics, parse_curve
 
 CellKey = tuple[str, str]  # case and method
@@ -32,6 +31,7 @@ class Evidence:
         self.known, self.scale, self.runs = known, scale, runs
         self.seeds = sorted({seed for _, seed in runs})
         self.found: dict[str, dict[CellKey, list[GridPoint]]] = {}  # by experiment, once looked up
+        self.values: dict[tuple[str, Term, bool], dict[int, Value]] = {}  # of terms, which several rules name
 
     def points(self, experiment: str) -> dict[CellKey, list[GridPoint]]:
         """The grid points of every case and method of an experiment, with what was measured."""
@@ -45,7 +45,7 @@ class Evidence:
             return {key: points for owner in e.runs for key, points in self.points(owner).items() if e.includes(*key)}
         found: dict[CellKey, list[GridPoint]] = {}
         for planned in plan_runs(e, self.scale, self.seeds[:1]):
-            digests = {seed: result_digest(replace(planned.config, seed=seed)) for seed in self.seeds}
+            digests = seed_digests(planned.config, self.seeds)
             digests = {seed: digest for seed, digest in digests.items() if (digest, seed) in self.runs}
             runs: dict[int, Metrics] = {seed: self.runs[digest, seed] for seed, digest in digests.items()}
             found.setdefault((planned.case, planned.method), []).append(GridPoint(planned.hyper, runs, digests))
@@ -79,6 +79,13 @@ class Evidence:
 
         Blind, a tuned point is chosen on other seeds than the one it is tested at; otherwise on all, as papers do.
         """
+        key = experiment, t, blind
+        if key not in self.values:
+            self.values[key] = self.compute_values(*key)
+        return self.values[key]
+
+    def compute_values(self, experiment: str, t: Term, blind: bool) -> dict[int, Value]:
+        """As `term_values`, computed."""
         points, found = self.points_of(experiment, t.case, t.method, t.hyper), dict[int, Value]()
         for seed in self.seeds:
             point = self.tuned_point(experiment, points, without=seed if blind else None)

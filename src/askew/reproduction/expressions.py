@@ -16,6 +16,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -209,6 +210,12 @@ def parse_term(text: str, metric: str) -> Term:
         name.removeprefix("-"),
         -1 if name.startswith("-") else 1,
     )
+
+
+@cache
+def read_formula(text: str, metric: str) -> Formula:
+    """The formula of a text; many rules and cells have the same."""
+    return Formula(text, metric)
 
 
 class Formula:

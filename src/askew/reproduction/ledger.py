@@ -300,6 +300,11 @@ class LedgerBuilder:
         self.biller = Biller(self.known, self.evidence["full"], training_speeds(self.results))
         self.devices = {row.run: row.device for row in self.results}
         self.provenance = run_provenance(self.results)
+        self.full_runs: dict[str, dict[tuple[str, str], set[RunKey]]] = {}  # by experiment, device and version
+        for row in self.results:
+            if row.scale == "full":
+                by_machine = self.full_runs.setdefault(row.experiment, {})
+                by_machine.setdefault((row.device, row.version), set()).add(row.run)
 
     def section(self, name: str) -> PaperSection:
         """Numbers and claims of the paper in this folder."""
@@ -336,10 +341,10 @@ class LedgerBuilder:
 
     def machines(self, e: Experiment) -> tuple[str, ...]:
         """Devices, versions and dates that an experiment's full results come from."""
-        rows = [r for r in self.results if r.scale == "full" and r.experiment in (e.id, *e.runs)]
         runs: dict[str, set[RunKey]] = {}
-        for r in rows:
-            runs.setdefault(f"{r.device}, askew {r.version}", set()).add(r.run)
+        for id in dict.fromkeys((e.id, *e.runs)):
+            for (device, version), its in self.full_runs.get(id, {}).items():
+                runs.setdefault(f"{device}, askew {version}", set()).update(its)
         return tuple(f"{what}{origin_text([self.provenance[k] for k in runs[what]])}" for what in sorted(runs))
 
     # numbers

@@ -117,7 +117,9 @@ def mean_curve(runs: Sequence[Metrics], key: str, last: float) -> MeanCurve:
     curves = [dict(zip(*parse_curve(metrics[key]), strict=True)) for metrics in runs if metrics.get(key)]
     rounds = [r for r in curves[0] if r <= last and all(r in curve for curve in curves)] if curves else []
     columns = [[(100 if key == "accuracy" else 1) * curve[r] for curve in curves] for r in rounds]
-    return MeanCurve(rounds, [fmean(c) for c in columns], [sample_std(c) or 0.0 for c in columns])
+    with np.errstate(invalid="ignore"):  # a diverged run has infinite losses
+        std = np.std(columns, axis=1, ddof=1).tolist() if rounds and len(curves) > 1 else [0.0] * len(rounds)
+    return MeanCurve(rounds, [fmean(c) for c in columns], std)
 
 
 def curve_panels(axis: Mapping[str, Any], lines: Lines) -> list[Panel]:

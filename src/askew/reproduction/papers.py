@@ -12,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.settings import with_defaults
 from ..errors import ConfigError, UnknownName, did_you_mean
 from ..experiment.config import CHOICES, DEFAULT_NAMES, Config, set_key
 from ..experiment.toml import literal, parse_value, read_toml
@@ -305,15 +306,16 @@ def configure_runs(
 ) -> list[PlannedRun]:
     """As `plan_runs`, but also for experiments that train nothing and show what follows from the settings."""
     specs = list(run_specs(experiment, scale, seeds))
-    wanted = wanted_values(only, specs)
-    return [
-        PlannedRun(
-            *(s.experiment.id, scale, s.case.name, s.method.name, s.hyper, s.seed, build_config(s, scale)),
-            curves_every=s.experiment.curves_every,
-        )
-        for s in specs
-        if all(spec_value(s, kind) in values for kind, values in wanted.items())
-    ]
+    wanted, built, planned = wanted_values(only, specs), dict[str, Config](), list[PlannedRun]()
+    for s in specs:
+        if all(spec_value(s, kind) in values for kind, values in wanted.items()):
+            point = repr((s.experiment.id, s.case.name, s.method.name, s.hyper))
+            if point not in built:  # checking all settings takes long, and its runs differ by their seeds alone
+                built[point] = build_config(s, scale)
+            run = (s.experiment.id, scale, s.case.name, s.method.name, s.hyper, s.seed)
+            config = replace(built[point], seed=s.seed)
+            planned.append(PlannedRun(*run, config, curves_every=s.experiment.curves_every))
+    return planned
 
 
 def run_specs(e: Experiment, scale: str = "full", seeds: int | Sequence[int] | None = None) -> Iterator[RunSpec]:
@@ -428,7 +430,18 @@ def result_digest(config: Config) -> str:
     Settings at their defaults are left out, so that a setting added later changes no digest. So is where and in which
     precision the run is computed, which stands beside each result.
     """
-    return hashlib.sha256(json.dumps(changed_settings(config), sort_keys=True).encode()).hexdigest()[:10]
+    return settings_digest(changed_settings(config))
+
+
+def seed_digests(config: Config, seeds: Iterable[int]) -> dict[int, str]:
+    """The digests of a configuration with these seeds in place of its own, by seed."""
+    page = changed_settings(config)
+    return {seed: settings_digest(page | {"seed": seed}) for seed in seeds}
+
+
+def settings_digest(page: Tables) -> str:
+    """The digest of what `changed_settings` returns."""
+    return hashlib.sha256(json.dumps(page, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changed_settings(config: Config) -> Tables:
@@ -437,6 +450,6 @@ def changed_settings(config: Config) -> Tables:
     for name, table in config.tables().items():
         if not isinstance(table, Mapping) or name == "engine":
             continue
-        usual = type(getattr(config, name))().table()
+        usual = with_defaults(type(getattr(config, name))).table()
         page[name] = {k: v for k, v in table.items() if k == "name" or v != usual[k]}
     return page

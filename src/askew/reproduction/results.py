@@ -15,7 +15,7 @@ import subprocess
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -135,9 +135,16 @@ def device_options(device: str) -> list[str]:
 
 def complete_command(row: ResultRow) -> str:
     """The command of a stored run; older versions left out some options that follow from its device."""
-    words, options = shlex.split(row.command), device_options(row.device)
-    if "--scale" not in words or not options or all(word in words for word in options):
-        return row.command
+    options = device_options(row.device)
+    return with_options(row.command, tuple(options)) if options else row.command
+
+
+@lru_cache(maxsize=1024)  # the rows of a run have one command
+def with_options(command: str, options: tuple[str, ...]) -> str:
+    """A command that has these options, put behind its scale where some were left out."""
+    words = shlex.split(command)
+    if "--scale" not in words or all(word in words for word in options):
+        return command
     kept = [word for word in words if word not in options]
     at = kept.index("--scale") + 2
     return shlex.join([*kept[:at], *options, *kept[at:]])
