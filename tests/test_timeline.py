@@ -370,6 +370,8 @@ def test_bernoulli_draws_again_until_somebody_comes_who_is_there(
     for group in groups[1:16]:  # of one or two clients
         chance = 0.1 ** len(group) * 0.9 ** (5 - len(group)) / (1 - 0.9**5)
         assert abs(drawn[group] - rounds * chance) < 5 * math.sqrt(rounds * chance)
+    alone, chance = sum(drawn[i,] for i in THERE), 5 * 0.1 * 0.9**4 / (1 - 0.9**5)
+    assert abs(alone - rounds * chance) < 5 * math.sqrt(rounds * chance * (1 - chance))
 
 
 AVAILABILITIES = [OnOff.of_means(3, 2.0, 30.0), DayNight(3, 9.0, 10.0, 8), "trace"]
