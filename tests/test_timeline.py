@@ -364,6 +364,7 @@ def test_bernoulli_draws_again_until_somebody_comes_who_is_there(
 ) -> None:
     monkeypatch.setattr(participation_module, "MANY", 0)  # as with many clients
     clock, rounds = clock_of_trace(built, tmp_path, Bernoulli(fraction=0.1)), 2000
+    monkeypatch.setattr(clock.availability, "few", lambda t, most: None)
     drawn = Counter(tuple(clock.ask(t, 0.0)[0].tolist()) for t in range(1, rounds + 1))
     groups = [group for size in range(6) for group in combinations(THERE, size)]
     assert {*drawn} <= {*groups[1:]}
