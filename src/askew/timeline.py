@@ -327,7 +327,9 @@ class OnOff(NamedTuple):
 @lru_cache(maxsize=2**15)
 def refreshes(rule: OnOff, client: int, number: int) -> tuple[list[float], list[bool]]:
     """The moments of one block at which a client's state is drawn anew, and these states."""
-    (seed, share, block), moments, states = rule, [], []
+    seed, share, block = rule
+    moments: list[float] = []
+    states: list[bool] = []
     at, begin, length = 0.0, number * REFRESHES, block / REFRESHES
     for part in count():
         words = uniform_words(seed, AVAILABILITY, number, client, part)
