@@ -136,7 +136,8 @@ def test_answers_that_came_together_wait_and_lost_ones_are_replaced(change: Chan
         lost = [(reason, *clients) for r in run.rounds for reason, clients in r.get("incidents", {}).items()]
         assert sorted(lost) == sorted([(CLIENT_ERROR, 1), (NO_ANSWER, 0)])
         assert any("client 1: it has no power" in text for text in warnings)
-        assert any("client 0 was late and is left out until" in text for text in warnings)
+        asked_who = [client for kind, client, _ in transport.sent if kind == "query"]
+        assert sorted(asked_who) == [0, 0, 1, 2, 3, 4]  # whoever was late says again which client it is
 
 
 def test_a_killed_server_asks_again_whose_answers_were_on_their_way(tmp_path: Path) -> None:
