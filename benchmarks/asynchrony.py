@@ -72,7 +72,7 @@ class Measured(NamedTuple):
 
     @property
     def is_worse(self) -> bool:
-        return self.stale > max(WORSE * self.fresh, NEAR) or not math.isfinite(self.stale)
+        return self.stale > max(WORSE * self.fresh, NEAR) or not math.isfinite(self.stale) or self.gap > NEAR
 
 
 def configure(name: str, problem: Any, rate: float, clock: dict[str, Any]) -> Config:
@@ -112,7 +112,7 @@ class Simulation:
         data = quadratics()[0].train
         self.x, self.y = data.x.double().view(N, SIZE, -1), data.y.double().view(N, SIZE)
         self.w, self.parts, self.seed = space.start.double(), self.alg.parts(space), config.seed
-        self.state = self.alg.server_state(space)
+        self.state, self.gap = self.alg.server_state(space), math.nan
         self.memory, self.clients = (
             {n: torch.stack([v] * N) for n, v in start.items()}
             for start in (self.alg.memory(space), self.alg.client_state(space))
@@ -166,18 +166,21 @@ class Simulation:
             assert turnout.used is not None
             ids = [answer.client for answer in turnout.used]
             if stale:
-                waiting |= {i: (steps, self.train(i, t)) for i in turnout.ids.tolist()}
+                waiting |= {i: (steps, self.w, self.train(i, t)) for i in turnout.ids.tolist()}
             else:
-                waiting = {i: (steps, self.train(i, t)) for i in ids}
+                waiting = {i: (steps, self.w, self.train(i, t)) for i in ids}
             if ids:
-                self.step(t, ids, [waiting[i][1] for i in ids], [steps - waiting[i][0] for i in ids])
+                self.step(t, ids, [waiting[i][2] for i in ids], [steps - waiting[i][0] for i in ids])
                 steps += 1
+                if "x" in self.memory:  # FedAWE: the new model is the mean of the participants' models
+                    mean = torch.stack([waiting[i][1] + waiting[i][2][0]["delta"] for i in ids]).mean(0)
+                    self.gap = float((self.w - mean).norm() / self.w.norm())
             path.append(float((self.w - best).norm() / best.norm()))
         return path
 
     def largest_gap(self) -> float:
         """How far the server's sums are from those of what the clients keep, relative to it; nan if it has none."""
-        gaps, banks = [], {"clients": self.clients, "memory": self.memory}
+        gaps, banks = [] if math.isnan(self.gap) else [self.gap], {"clients": self.clients, "memory": self.memory}
         for entry, bank, own, factor in SUMS.get(algorithms.name_of(self.alg), []):
             rows = banks[bank][own].double()
             gaps.append(float((self.state[entry] - rows.sum(0) * factor).norm() / rows.norm().clamp(min=1e-300)))
@@ -210,11 +213,11 @@ def median_of_last(distances: list[float]) -> float:
 
 
 def rows_of(name: str) -> list[Measured]:
-    """What was measured of a method: at the first rate, and at the second if it was worse there."""
+    """What was measured of a method: at the first rate, and at the second if it is worse, or does not work, there."""
     rows = []
     for rate in RATES:
         rows.append(measure(name, rate))
-        if not rows[-1].is_worse:
+        if not rows[-1].is_worse and rows[-1].fresh < 1:  # 1 is the distance at which it began
             break
     return rows
 

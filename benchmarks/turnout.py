@@ -128,9 +128,14 @@ def with_rates(case: str, rates: Mapping[tuple[str, str], float]) -> str:
     return "\n".join([*lines, f"methods = {{ {', '.join(entries)} }}"] if entries else lines) + "\n\n"
 
 
+def case_methods(case: str) -> list[str]:
+    """The methods that a case of the study has."""
+    return [m.name for m in find_experiment(STUDY).methods if not m.cases or case in m.cases]
+
+
 def method_entry(block: str, turnout: str, method: str, rate: float | None) -> str:
     """What a case says of a method; nothing of one that it does not have. A rate may not be known yet."""
-    if (method in ASYNCHRONOUS_METHODS and turnout != ASYNCHRONOUS) or (method in FULL_IS_FEDAVG and turnout == "full"):
+    if method not in case_methods(f"{block} {turnout}"):
         return ""
     own = [] if rate is None else [f"local = {{ lr = {rate!r} }}"]
     tables = [*own, *EXTRA.get((block.partition("-")[0], method), ())]

@@ -5,6 +5,7 @@ What a test registers under a name is forgotten after it.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -18,6 +19,12 @@ from askew.participation import participations
 
 torch.set_num_threads(1)
 os.environ["ASKEW_MANY_PROCESSES"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests, which stay to the end, out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from askew.bench import baselines, timing, workloads
+from askew.bench import baselines, start, timing, workloads
 from askew.cli import bench as cli_bench
 from askew.data.dataset import Dataset, Samples
 from askew.data.transform import PixelTransform
@@ -402,3 +403,35 @@ def test_the_table_fits_in_80_columns() -> None:
     with console.capture() as capture:
         console.print(cli_bench.timing_table([wide]))
     assert "…" not in capture.get() and "resnet18-10x10x50" in capture.get()
+
+
+# the start of a run ---------------------------------------------------------------------------------------------------
+
+
+def test_the_start_of_a_run_stage_by_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The stages follow each other without a gap, and the child's lines are those that the parent runs."""
+    config, began = Config.build({"model": {"name": "softmax"}}), time.time()
+    times = [began - 6.0, began - 5.0, began - 3.0, began]
+    start.print_stages(times, json.dumps(config.tables()), random_images=False)
+    stages = [start.Stage(*each) for each in json.loads(capsys.readouterr().out)]
+    assert [stage.seconds for stage in stages[:3]] == pytest.approx([1, 2, 3])
+    names = ["Python", "torch", "askew", "samples", "network, engine and server", "first round", "second round"]
+    assert [stage.name for stage in stages] == [*names, "a later round"]
+    assert sum(stage.seconds for stage in stages[3:]) <= time.time() - began
+
+    def child(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert json.loads(command[4]) == config.tables() and command[5] == "stored"
+        return subprocess.CompletedProcess(command, 0, "a remark\n" + json.dumps(stages), "")
+
+    monkeypatch.setattr(start.subprocess, "run", child)
+    assert start.time_start(config) == stages
+    monkeypatch.setattr(cli_bench, "time_start", lambda config, random_images: stages)
+    lines = invoke("--start").output.splitlines()
+    assert any(line.split() == ["torch", "2.000"] for line in lines)
+    total = sum(stage.seconds for stage in stages[:6])
+    assert f"the default configuration: {total:.2f} s from the shell" in lines[-1]
+
+
+def test_a_start_that_fails_says_why() -> None:
+    result = invoke("--start", "--work", "tiny")
+    assert isinstance(result.exception, ConfigError) and "feddc-cifar10" in str(result.exception)

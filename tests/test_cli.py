@@ -126,7 +126,7 @@ def test_a_finished_run_is_read_back_and_fresh_runs_it_again(invoke: Any) -> Non
 
 
 def test_ctrl_c_ends_the_round_and_the_same_command_goes_on_to_the_same_numbers(invoke: Any) -> None:
-    more = ["--set", "rounds=300", "--set", "evaluation.every=50", "--set", "algorithm.name=scaffold"]
+    more = ["--set", "rounds=150", "--set", "evaluation.every=50", "--set", "algorithm.name=scaffold"]
     process = subprocess.Popen(
         [sys.executable, "-m", "askew", "run", *SETS, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -140,13 +140,13 @@ def test_ctrl_c_ends_the_round_and_the_same_command_goes_on_to_the_same_numbers(
     stopped = askew.load(only_run())
     assert not stopped.finished and len(stopped.rounds) >= 3 and stopped.facts["state"] == "interrupted"
     assert (
-        f"stopped after round {len(stopped.rounds)} of 300" in err
+        f"stopped after round {len(stopped.rounds)} of 150" in err
         and f"askew run {only_run() / 'run.toml'} --out runs" in err
     )
     assert "interrupted" in invoke("show", only_run()).out
     resumed = invoke("run", only_run() / "run.toml", "--out", "runs")
-    assert resumed.code == 0 and f"going on after round {len(stopped.rounds)} of 300" in resumed.err
-    whole = askew.run("scaffold", **(TINY | {"rounds": 300}), evaluation={"every": 50})
+    assert resumed.code == 0 and f"going on after round {len(stopped.rounds)} of 150" in resumed.err
+    whole = askew.run("scaffold", **(TINY | {"rounds": 150}), evaluation={"every": 50})
     assert records(askew.load(only_run())) == records(whole)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 
 import numpy as np
@@ -20,6 +21,7 @@ from askew.data import (
     Source,
     Synthetic,
     SyntheticLeaf,
+    digits,
     from_user,
     partitions,
     sources,
@@ -63,6 +65,16 @@ def test_digits_are_the_real_ones_split_once() -> None:
     assert np.abs(share * np.bincount(labels) - 0.2 * np.bincount(labels)).max() < 1
     other = Digits().load(7, 3)
     assert torch.equal(data.test.x, other.test.x) and torch.equal(data.train.y, other.train.y)
+
+
+def test_digits_do_not_load_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their file is read, since scikit-learn takes seconds to load; a version without the file is asked for them."""
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "sklearn.datasets", None)  # an import of it fails
+        read = digits.read_digits()
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    for ours, theirs in zip(read, digits.read_digits(), strict=True):
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
 
 
 # --- synthetic

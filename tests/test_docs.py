@@ -118,7 +118,8 @@ def check_output(shown: str, printed: str, where: str) -> None:
 @pytest.mark.parametrize(
     "page",
     pages_with(
-        "python", slow=["concepts.md", "metrics.md", "add-algorithm.md", "howto-images.md", "howto-networks.md"]
+        "python",
+        slow=["concepts.md", "first-run.md", "metrics.md", "add-algorithm.md", "howto-images.md", "howto-networks.md"],
     ),
 )
 def test_python_runs_and_prints_what_is_shown(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1181,7 +1181,7 @@ def test_every_printed_number_and_claim_of_the_papers_is_on_a_page() -> None:
     text = pages_text()  # which another test compares
     for claim in REAL:
         assert f"| **{claim.id}** " in text
-    for folder in PAPERS.iterdir():
+    for folder in (path.parent for path in PAPERS.glob("*/claims.toml")):  # others are no part of the ledger
         for row in read_printed(folder):
             assert f"| {row.case} | {row.method} | {row.metric} | {row.value}" in text, row
     for e in papers.experiments().values():

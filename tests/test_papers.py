@@ -421,6 +421,18 @@ def test_the_digest_tells_what_is_computed_and_not_where() -> None:
 # running --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def three_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs at smoke scale have three rounds instead of eight: enough to see that everything is recorded and shown."""
+    whole = papers.Experiment.at
+
+    def shortened(e: papers.Experiment, scale: str) -> papers.Scale:
+        at = whole(e, scale)
+        return at._replace(set=at.set | {"rounds": 3}) if "rounds" in at.set else at
+
+    monkeypatch.setattr(papers.Experiment, "at", shortened)
+
+
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for all tests: runs that experiments share are trained once."""
@@ -435,7 +447,7 @@ def test_every_kind_of_experiment_is_among_the_fast_ones() -> None:
 
 
 @pytest.mark.parametrize("id", [pytest.param(id, marks=[pytest.mark.slow] * (id not in FAST)) for id in ALL])
-def test_every_experiment_runs_at_smoke_scale(id: str, desk: Path) -> None:
+def test_every_experiment_runs_at_smoke_scale(id: str, desk: Path, three_rounds: None) -> None:
     e = find_experiment(id)
     cells = reproduce(id, "smoke", out=desk / "runs", results=desk / "results")
     reproduction = prepare_reproduction(id, "smoke", results=desk / "results")
@@ -903,7 +915,9 @@ def test_plan_run_and_table_on_the_command_line(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("id", ["fedpdc/fig3", "mldl24/fig1", "feddc/fig1", "fedpmvr/fig5"])
-def test_what_is_not_a_table_of_runs(id: str, capsys: pytest.CaptureFixture[str], desk: Path) -> None:
+def test_what_is_not_a_table_of_runs(
+    id: str, capsys: pytest.CaptureFixture[str], desk: Path, three_rounds: None
+) -> None:
     code, out, _ = run_command_line(
         capsys, "reproduce", id, "--scale", "smoke", "--out", desk / "runs", "--results", desk / "results"
     )

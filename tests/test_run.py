@@ -662,3 +662,19 @@ def test_a_library_call_leaves_allocator_and_environment_alone(monkeypatch: pyte
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     askew.tune_process()  # a system without glibc
+
+
+def test_imports_are_not_searched_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where torch is still to be loaded, so that a program which has loaded it stays as it is."""
+    frozen = gc.get_freeze_count()
+    with process_tuning.quick_imports():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
+    monkeypatch.delitem(sys.modules, "torch")
+    try:
+        with pytest.raises(ImportError), process_tuning.quick_imports():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() and gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()

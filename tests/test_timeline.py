@@ -36,6 +36,7 @@ from askew.experiment.run import ActiveRun, round_loop
 from askew.models import MLP
 from askew.participation import (
     Bernoulli,
+    ByClass,
     CohortParticipation,
     Cyclic,
     FullParticipation,
@@ -362,13 +363,16 @@ def test_bernoulli_draws_again_until_somebody_comes_who_is_there(
     built: BuiltRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(participation_module, "MANY", 0)  # as with many clients
-    clock, rounds = clock_of_trace(built, tmp_path, Bernoulli(fraction=0.1)), 2000
+    clock, rounds = clock_of_trace(built, tmp_path, Bernoulli(fraction=0.1)), 1000
+    monkeypatch.setattr(clock.availability, "few", lambda t, most: None)
     drawn = Counter(tuple(clock.ask(t, 0.0)[0].tolist()) for t in range(1, rounds + 1))
     groups = [group for size in range(6) for group in combinations(THERE, size)]
     assert {*drawn} <= {*groups[1:]}
     for group in groups[1:16]:  # of one or two clients
         chance = 0.1 ** len(group) * 0.9 ** (5 - len(group)) / (1 - 0.9**5)
         assert abs(drawn[group] - rounds * chance) < 5 * math.sqrt(rounds * chance)
+    alone, chance = sum(drawn[i,] for i in THERE), 5 * 0.1 * 0.9**4 / (1 - 0.9**5)
+    assert abs(alone - rounds * chance) < 5 * math.sqrt(rounds * chance * (1 - chance))
 
 
 AVAILABILITIES = [OnOff.of_means(3, 2.0, 30.0), DayNight(3, 9.0, 10.0, 8), "trace"]
@@ -397,7 +401,14 @@ def test_what_is_known_of_many_clients_is_what_each_of_them_says(availability: A
             assert availability.earliest(pool, t) == first
 
 
-ASKED = [Bernoulli(fraction=0.3), Poisson(fraction=0.3), Skewed(cohort=1), FullParticipation(), RoundByRound()]
+ASKED = [
+    Bernoulli(fraction=0.3),
+    Poisson(fraction=0.3),
+    ByClass(),
+    Skewed(cohort=1),
+    FullParticipation(),
+    RoundByRound(),
+]
 
 
 @pytest.mark.parametrize("rule", ASKED, ids=lambda rule: type(rule).__name__)

@@ -158,6 +158,7 @@ def test_a_sweep_stopped_on_two_processes_goes_on_with_three_to_the_same_bits(pl
     assert [run.facts["workers"] for run in again] == [2, 2, 3, 3, 3, 3]
 
 
+@pytest.mark.slow
 def test_without_a_folder_the_model_comes_back_and_a_killed_rank_0_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     killed: list[float] = []
 

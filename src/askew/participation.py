@@ -426,6 +426,11 @@ class ByClass(Participation):
         came = generator(seed, "participation", round).random(clients) < self.chances(seed, round, clients)
         return np.sort(eligible[came[eligible]]).astype(np.int64, copy=False)
 
+    def sample_there(
+        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
+    ) -> np.ndarray:
+        return keep(self.sample(seed, round, eligible, clients), is_there)
+
     def chances(self, seed: int, round: int, clients: int) -> np.ndarray:
         """p_i(t) of all clients [N]; their mean over all φ where labels are not known, for estimates of cost."""
         factor = 1 - self.swing + self.swing * math.sin(2 * math.pi * (round - 1) / self.period)

@@ -327,14 +327,19 @@ class OnOff(NamedTuple):
 @lru_cache(maxsize=2**15)
 def refreshes(rule: OnOff, client: int, number: int) -> tuple[list[float], list[bool]]:
     """The moments of one block at which a client's state is drawn anew, and these states."""
-    (seed, share, block), moments, states = rule, [], []
-    draws, length = uniforms(seed, AVAILABILITY, number, client), block / REFRESHES
-    at = -log(next(draws))
-    while at < REFRESHES:
-        moments.append((number * REFRESHES + at) * length)
-        states.append(next(draws) < share)
-        at -= log(next(draws))
-    return moments, states
+    seed, share, block = rule
+    moments: list[float] = []
+    states: list[bool] = []
+    at, begin, length = 0.0, number * REFRESHES, block / REFRESHES
+    for part in count():
+        words = uniform_words(seed, AVAILABILITY, number, client, part)
+        for k in (0, 2, 4, 6):
+            at -= log(((words[k] >> 12) + 0.5) / 2**52)
+            if at >= REFRESHES:
+                return moments, states
+            moments.append((begin + at) * length)
+            states.append(((words[k + 1] >> 12) + 0.5) / 2**52 < share)
+    raise AssertionError("unreachable")
 
 
 class DayNight(NamedTuple):

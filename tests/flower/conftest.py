@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from askew.flower import registry, remote_engine
+from askew.flower import buffered_engine, registry, remote_engine
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(remote_engine, "POLL_SECONDS", 0.02)
+    for module in (registry, remote_engine, buffered_engine):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.02)
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,7 @@ class FedAWE(Algorithm):
     idea = "an update counts for the rounds that its client missed"
     weighting = "uniform"
     broadcast = ("x", "last")
+    stale = "an update is relative to the model that was sent with it, so that w would not be the mean of the models"
 
     server_scale: float = setting("factor η_g on the local update", default=1.0, above=0)
     longest: float | None = setting(

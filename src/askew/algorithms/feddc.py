@@ -32,6 +32,7 @@ class FedDC(Algorithm):
     broadcast = ("c",)
     exact = True
     drift_state = "h"
+    stale = "the server adds the drift in every step, clients at older models take it back too late, and w runs away"
 
     alpha: float = setting(
         "strength α of the drift penalty",
@@ -126,6 +127,8 @@ class PaperRule(FedDC):
 
 class NoDrift(FedDC):
     """The drift is not learned: it stays at zero."""
+
+    stale = ""
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
         up, state = super().finish(theta, client)

@@ -80,6 +80,8 @@ class FedDyn(Algorithm):
 class LogAll(FedDyn):
     """The server keeps every client's latest model, and their mean is measured too."""
 
+    stale = "log_all adds an update to the newest model, and not to the one from which it started"
+
     def server_state(self, space: Space) -> State:
         return super().server_state(space) | {"all": space.start.double()}
 

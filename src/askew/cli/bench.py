@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Annotated, Self
 
@@ -14,8 +15,11 @@ from rich.text import Text
 
 from ..bench import timing
 from ..bench.baselines import FRAMEWORKS
+from ..bench.start import Stage, time_start
 from ..bench.workloads import FRAMEWORK_WORKLOADS, WORKLOADS, Workload, find_workload
 from ..engine.choose import EngineSettings
+from ..errors import ConfigError
+from ..experiment.config import Config
 from ..report import terminal
 from ..reproduction.cost import short_count
 from ..reproduction.papers import build_config, find_experiment, run_specs
@@ -28,6 +32,7 @@ EPILOG = examples(
     "askew bench --work lenet-10x10x50 --rounds 20",
     "askew bench --work mlp-mnist-100 --workers 2",
     "askew bench --dtype tf32 --skewed --json",
+    "askew bench --start",
     "askew bench --list",
 )
 # works that are runs of experiments: the experiment, its case and its method
@@ -40,17 +45,23 @@ EXPERIMENTS = {
 MS, RATIO = "{:,.3g}", "{:.2f}"  # formats of milliseconds and of ratios
 
 
+Works = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--work",
+        metavar="NAME",
+        help="A workload, of the list or as lenet-20x5x64: 20 clients, 5 steps each, batches of 64; "
+        "feddc-cifar10 and the like are rounds of a paper's run; repeatable.",
+    ),
+]
+Start = Annotated[
+    bool, typer.Option("--start", help="Time the start of a run instead, from the shell to its first rounds.")
+]
+
+
 @app.command(epilog=EPILOG)
 def bench(
-    names: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--work",
-            metavar="NAME",
-            help="A workload, of the list or as lenet-20x5x64: 20 clients, 5 steps each, batches of 64; "
-            "feddc-cifar10 and the like are rounds of a paper's run; repeatable.",
-        ),
-    ] = None,
+    names: Works = None,
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds that are timed, after a first one.")] = timing.ROUNDS,
     dtype: Dtype = "float32",
     engine: Annotated[
@@ -64,6 +75,7 @@ def bench(
     skewed: Annotated[
         bool, typer.Option("--skewed", help="Clients of unequal size (Dirichlet 0.2), as many samples in all.")
     ] = False,
+    start: Start = False,
     listed: Annotated[bool, typer.Option("--list", help="List the workloads and time nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -83,6 +95,9 @@ def bench(
         print_json(facts) if as_json else print_rich(workload_table())
         return
     settings = EngineSettings(name=engine, dtype=dtype, device=device, workers=workers, compile=compiled)
+    if start:
+        show_start(names or [], settings, as_json)
+        return
     runs = [name for name in names or () if name in EXPERIMENTS]
     plain = [name for name in names or () if name not in EXPERIMENTS]
     selected = [] if runs and not plain else timing.selected_workloads(plain, device)
@@ -146,12 +161,44 @@ def time_one(name: str, settings: EngineSettings, rounds: int, skewed: bool, pro
 
 
 def time_run(name: str, settings: EngineSettings, rounds: int, progress: BenchProgress) -> timing.ExperimentTiming:
-    """Time rounds of a paper's run; of a grid, the first point."""
+    """Time rounds of a paper's run."""
+    progress.begin(name, rounds + timing.FIRST_ROUNDS)
+    return timing.time_experiment(name, experiment_config(name), settings, rounds, progress.advance)
+
+
+def experiment_config(name: str) -> Config:
+    """A paper's run as a configuration; of a grid, the first point."""
     experiment, case, method = EXPERIMENTS[name]
     specs = run_specs(find_experiment(experiment))
-    config = next(build_config(s, "full") for s in specs if (s.case.name, s.method.name) == (case, method))
-    progress.begin(name, rounds + timing.FIRST_ROUNDS)
-    return timing.time_experiment(name, config, settings, rounds, progress.advance)
+    return next(build_config(s, "full") for s in specs if (s.case.name, s.method.name) == (case, method))
+
+
+def show_start(names: Sequence[str], settings: EngineSettings, as_json: bool) -> None:
+    """Time the start of a paper's run, or of the default configuration's, and print its stages."""
+    if unknown := [name for name in names if name not in EXPERIMENTS]:
+        known = ", ".join(EXPERIMENTS)
+        raise ConfigError(
+            f"bench: --start times the default configuration or, with --work, {known}; got {unknown[0]!r}."
+        )
+    for name in names or [""]:
+        config = replace(experiment_config(name) if name else Config.build({}), engine=settings)
+        stages = time_start(config, random_images=bool(name))
+        if as_json:
+            print_json([stage._asdict() for stage in stages])
+        else:
+            print_rich(start_table(name or "the default configuration", stages))
+
+
+def start_table(name: str, stages: Sequence[Stage]) -> RenderableType:
+    """A table of the stages of a run's start."""
+    table = terminal.plain_table("stage", "seconds")
+    table.columns[0].justify = "left"
+    for stage in stages:
+        table.add_row(stage.name, f"{stage.seconds:.3f}")
+    names = [stage.name for stage in stages]
+    total = sum(stage.seconds for stage in stages[: names.index("first round") + 1])
+    note = f"{name}: {total:.2f} s from the shell to the end of the first round."
+    return Group(table, Text(note, terminal.QUIET))
 
 
 def time_frameworks(

@@ -26,12 +26,13 @@ from ..experiment.store import Run, load
 from ..experiment.toml import parse_value, to_toml
 from ..flower import DataModule, require_flower
 from ..flower.app import PACKAGE, read_app, write_app_from_tables
+from ..flower.buffered_engine import check_buffer
 from ..flower.deployment_data import ClientDataset, DeploymentConfig, NodeConfig, read_config
 from ..flower.guard import can_identify_users
 from ..flower.keys import VALID_DAYS, KeyFiles, make_keys, temporary_keys
 from ..flower.launch import run_program
 from ..flower.loopback import END_SIGNALS, Loopback
-from ..flower.rules import DeploymentRules
+from ..flower.rules import DeploymentRules, check_same_buffer
 from ..report import terminal
 from .options import (
     AsJson,
@@ -179,6 +180,8 @@ def up(
     config, console = build_config(request), PlainConsole(stderr=True, quiet=quiet)
     run_folder = out / config.name()
     with lock_folder(run_folder / "flower"), ProgressDisplay(console) as ticker:
+        if not fresh:
+            check_same_buffer(run_folder, request.rules)
         if is_finished(run_folder) and not fresh:
             ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
             run = load(run_folder)
@@ -379,7 +382,9 @@ def build_config(request: DeployRequest, import_data: bool = True) -> Deployment
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run.toml"
         path.write_text(to_toml(request.tables), encoding="utf-8")
-        return read_config(path, module)
+        config = read_config(path, module)
+    check_buffer(config, request.rules)
+    return config
 
 
 def placeholder_client(node: NodeConfig) -> ClientDataset:

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from ..core.ranks import rank_and_size
 from ..experiment.plain_warnings import show_plain_warnings
-from ..experiment.process_tuning import tune_process
+from ..experiment.process_tuning import quick_imports, tune_process
 from ..version import __version__
 from .options import PlainConsole, examples, explain, fail
 
@@ -72,7 +72,8 @@ class LazyGroup(TyperGroup):
 
 def load_command(name: str) -> Any:
     """The command of this name, whose module is imported now."""
-    command: Any = typer.main.get_command(import_module(f".{COMMANDS[name][0]}", __package__).app)
+    with quick_imports():
+        command: Any = typer.main.get_command(import_module(f".{COMMANDS[name][0]}", __package__).app)
     # a module has one command, a group of its own name, or several commands
     return command if command.name == name else command.commands[name]
 

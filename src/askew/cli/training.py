@@ -15,6 +15,7 @@ from rich.console import Group
 from rich.text import Text
 
 from ..errors import ConfigError
+from ..experiment.process_tuning import quick_imports
 from ..experiment.store import Run
 from ..report import skew, terminal, write_report
 from ..report.tables import partition_name
@@ -100,10 +101,11 @@ def run(
 
     Ctrl-C ends the round and stores everything; a second one stops at once.
     """
-    from ..experiment.config import load_config
-    from ..experiment.launch import run_config
-    from ..experiment.process_state import stop_after
-    from ..experiment.trackers import tracking
+    with quick_imports():
+        from ..experiment.config import load_config
+        from ..experiment.launch import run_config
+        from ..experiment.process_state import stop_after
+        from ..experiment.trackers import tracking
 
     local = {"local__lr": lr, "local__epochs": epochs, "local__batch": batch_size}
     words = word_overrides(method, rounds=rounds, seed=seed, engine__device=device, **local)
@@ -163,11 +165,12 @@ def sweep(
     with those alone. On a CPU --processes trains several runs at once. Finished runs are read back, interrupted ones
     go on. A run that fails does not end the others; it is named at the end.
     """
-    from ..experiment.launch import run_each
-    from ..experiment.process_pool import run_each_in_pool
-    from ..experiment.process_state import stop_after
-    from ..experiment.sweep import load_sweep
-    from ..experiment.trackers import tracking
+    with quick_imports():
+        from ..experiment.launch import run_each
+        from ..experiment.process_pool import run_each_in_pool
+        from ..experiment.process_state import stop_after
+        from ..experiment.sweep import load_sweep
+        from ..experiment.trackers import tracking
 
     local = {"local__lr": lr, "local__epochs": epochs, "local__batch": batch_size}
     settings = [*word_overrides(method, rounds=rounds, engine__device=device, **local), *(overrides or ())]
@@ -272,7 +275,8 @@ def demo(
     ] = DEMO_SEEDS,
 ) -> None:
     """Compare seven methods on thirty clients with skewed digits, and write a report."""
-    from ..experiment import demo as demonstration
+    with quick_imports():
+        from ..experiment import demo as demonstration
 
     configs, console = demonstration.configs(rounds, seeds), PlainConsole(stderr=True)
     command = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from ..errors import ConfigError
+from ..experiment.process_tuning import quick_imports
 from ..experiment.store import Record, Run
 from ..report import terminal
 from .options import (
@@ -102,8 +103,9 @@ def tune(
     nothing. The same command goes on after an interruption; with rounds or bytes it gives the same answer again.
     """
     began = time.monotonic()
-    from ..experiment.sweep import parse_span, read_sweep
-    from ..experiment.tune import Budget, Tuner, load_plan
+    with quick_imports():
+        from ..experiment.sweep import parse_span, read_sweep
+        from ..experiment.tune import Budget, Tuner, load_plan
 
     short = word_overrides(None, rounds=rounds, seed=seed, engine__device=device)
     tables, spans = read_sweep(file, [*short, *(overrides or ())], plugins or ())

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..core.algorithm import Algorithm
 from ..core.bank import Bank
 from ..core.records import LEFT, NO_ANSWER
 from ..core.rng import uniforms
-from ..core.types import Cohort, State
+from ..core.types import State
 from ..data.federation import ClientBatches, RoundPlan
 from ..participation import MANY, CohortParticipation, Participation, Turnout, UsedAnswer, keep, looks_at_all
 from ..timeline import Availability, TimeSettings, members
@@ -28,9 +27,7 @@ from .answers import NO_BATCH
 from .base import Incident, PhaseOutputs, PhaseRequest
 from .clock import SPARSE, VirtualClock, answer_bytes, takes_any
 from .privacy import zero_uploads
-from .round_metrics import RoundUpdates
-from .sample_buffer import send
-from .server import Record, RoundLog, RoundState, Server, with_work
+from .server import Record, RoundLog, Server, with_work
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
 LEAST_TRIES = 8  # random clients that are looked at before all are
@@ -246,8 +243,10 @@ class OverlappingClock(VirtualClock):
             if not any_m:  # in the rule's order of this round: those who began are not free, the next ones follow
                 own = replace(rule, cohort=places)
                 if looks_at_all(rule):
-                    return own.sample(seed, round, keep(eligible, self.is_free), clients).tolist()
-                return own.sample_there(seed, round, eligible, clients, self.is_free).tolist()
+                    found = own.sample(seed, round, keep(eligible, self.is_free), clients).tolist()
+                else:
+                    found = own.sample_there(seed, round, eligible, clients, self.is_free).tolist()
+                return found
             there = self.availability.few(self.now, len(pool) // SPARSE) if len(pool) > MANY else None
             if first:
                 found, first = keep(rule.sample(seed, round, eligible, clients), self.is_free).tolist(), False
@@ -315,7 +314,6 @@ class OverlappingServer(Server):
         self.answer_states = Bank(self.clients.start, owns=self.clients.owns)
         self.bytes_down, self.bytes_up = answer_bytes(self)
         self.versions = [0]  # the number of steps that were made before each round, from the first
-        self.staleness: dict[int, int] = {}  # of the answers that the round uses, by client
 
     @property
     def stored_banks(self) -> dict[str, Bank]:
@@ -353,11 +351,6 @@ class OverlappingServer(Server):
         self.versions.append(self.versions[-1] + log.whole)
         return record | {"staleness": [self.staleness[client] for client in record["participants"]]}
 
-    def round_state(self, round: int, ids: Sequence[int]) -> RoundState:
-        """The state before a round's step, with the rows of these clients."""
-        rows, updates = {name: bank.read(ids) for name, bank in self.banks.items()}, RoundUpdates.none
-        return RoundState(self.w, self.buffers, self.state, rows, updates(round, self.w, self.buffers))
-
     def used_plan(self, plan: RoundPlan, used: Sequence[UsedAnswer]) -> RoundPlan:
         """The plan of those whose answers are used, as far as the server's step needs it: how many steps each took."""
         ids = [answer.client for answer in used]
@@ -384,8 +377,3 @@ class OverlappingServer(Server):
         up: State = {n.removeprefix("up."): t for n, t in rows.items() if n.startswith("up.")}
         loss = rows["loss"]
         return PhaseOutputs(up, state, {}, rows.get("buffers", loss.new_zeros(len(ids), 0)), loss, rows.get("theta"))
-
-    def _cohort(self, round: int, plan: RoundPlan, outputs: PhaseOutputs, w: torch.Tensor, phase: Algorithm) -> Cohort:
-        staleness = torch.tensor([self.staleness[client] for client in plan.ids], dtype=self.space.dtype)
-        cohort = super()._cohort(round, plan, outputs, w, phase)
-        return cohort._replace(staleness=send(staleness, self.space.device))

@@ -19,7 +19,7 @@ from ..core.method_checks import check_declared, check_method
 from ..core.records import NO_ANSWER, RECORD, TIMES
 from ..core.rng import coin
 from ..core.space import Space
-from ..core.types import Cohort, State, momentum_length, select_rows
+from ..core.types import ALL_NEW, Cohort, State, momentum_length, select_rows
 from ..data.federation import Federation, LocalSettings, RoundPlan
 from ..errors import AlgorithmError, ConfigError
 from ..participation import Turnout
@@ -107,6 +107,8 @@ class Server:
         self.rounds, self.evaluate, self.least, self.metrics, self.stages = rounds, evaluate, least, metrics, stages
         check_method(alg)
         self.phases = alg.phases()
+        # by client of the round under way, the server's steps since the model that it started from; none: all are 0
+        self.staleness: dict[int, int] = {}
         self.prepared: tuple[Any, RoundPlan] | None = None  # the next round's plan, by its key
         self.numbers: list[tuple[Any, Tensor]] = []  # the clients' numbers of the last two plans
         self.w, self.buffers = space.start.clone(), space.buffers.clone()
@@ -213,9 +215,7 @@ class Server:
         plan, log = with_work(self.prepare(round, ids, share)), RoundLog()
         working = {*plan.ids}
         log.incidents += [Incident(client, NO_BATCH, True) for client in ids if client not in working]
-        rows = {name: bank.read(plan.ids) for name, bank in self.banks.items()}
-        updates = RoundUpdates.none(round, self.w, self.buffers)
-        at, carry = RoundState(self.w, self.buffers, self.state, rows, updates), self.first_carry(plan.ids)
+        at, carry = self.round_state(round, plan.ids), self.first_carry(plan.ids)
         self.times = dict.fromkeys(self.times, 0.0)
         if not plan.ids:
             log.bytes_down = len(absent) * self._bytes_to_begin()
@@ -227,6 +227,15 @@ class Server:
             self._count_bytes(log, phase, request.inputs, outputs, len(absent) if n == 0 else None)
             plan, at, carry = self._receive(phase, round, plan, outputs, at, log)
         return self._end_round(round, ids, absent, plan, at, log)
+
+    def round_state(self, round: int, ids: Sequence[int]) -> RoundState:
+        """The state before a round's step, with the rows of these clients."""
+        rows, updates = {name: bank.read(ids) for name, bank in self.banks.items()}, RoundUpdates.none
+        return RoundState(self.w, self.buffers, self.state, rows, updates(round, self.w, self.buffers))
+
+    def first_request(self, round: int, plan: RoundPlan) -> PhaseRequest:
+        """What clients that begin in a round are asked to do first, from the newest model."""
+        return self._request(0, round, plan, self.round_state(round, plan.ids), self.first_carry(plan.ids))
 
     def _request(self, n: int, round: int, plan: RoundPlan, at: RoundState, carry: State) -> PhaseRequest:
         """What the clients of the n-th phase are asked to do."""
@@ -438,7 +447,11 @@ class Server:
             accuracy, loss = torch.stack(scores, 1).to(self.space.dtype)
             public = {"accuracy": accuracy, "loss": loss}
         lr, lr0 = (self.local.rate(t, self.rounds) for t in (round, 1))
-        return Cohort(p, steps, tau, size, outputs.loss, public, lr, lr0, round, len(self.fed.eligible))
+        staleness = ALL_NEW
+        if self.staleness:
+            each = torch.tensor([self.staleness[client] for client in plan.ids], dtype=self.space.dtype)
+            staleness = send(each, self.space.device)
+        return Cohort(p, steps, tau, size, outputs.loss, public, lr, lr0, round, len(self.fed.eligible), staleness)
 
     def _weights(self, phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
         weights = phase.weights(up, cohort)

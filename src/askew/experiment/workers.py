@@ -44,10 +44,15 @@ GRACE_SECONDS = 3.0  # seconds in which a better reason for a failure may arrive
 MANY = "ASKEW_MANY_PROCESSES"  # the environment variable that allows more processes than cores
 CONNECTION = "ASKEW_CONNECTION"  # the environment variable with the number of the worker's end of its pipe
 # Signals are ignored until the worker listens to its parent: Ctrl-C reaches all processes of a terminal.
-WORKER_CODE = (
-    "import signal as s; [s.signal(n, s.SIG_IGN) for n in (s.SIGINT, s.SIGTERM)]; "
-    "from askew.experiment.workers import run_worker; from {} import {} as function; run_worker(function)"
-)
+WORKER_CODE = """
+import signal as s
+[s.signal(n, s.SIG_IGN) for n in (s.SIGINT, s.SIGTERM)]
+from askew.experiment.process_tuning import quick_imports
+with quick_imports():
+    from askew.experiment.workers import run_worker
+    from {} import {} as function
+run_worker(function)
+"""
 
 STOP = b"stop"  # what a parent sends so that its workers stop after their round
 

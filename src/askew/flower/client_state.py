@@ -171,6 +171,13 @@ class AnswerLog:
             self.start, self.hashes, self.replies = start, {}, {}
         known = self.hashes.get(name)
         if known is None:
+            answered = [int(key.partition("/")[0]) for key in self.hashes if key.endswith(f"/{kind}")]
+            latest = max(answered, default=0)
+            if self.start == start and kind != "evaluate" and latest > round:
+                raise InvalidMessage(
+                    f"client {self.client} has answered round {latest} and trains for no earlier one; "
+                    f"round {round} came too late, go on with another round."
+                )
             return None
         if known == request and (name in self.replies or not self.strict):
             return self.replies.get(name)  # without noise an older answer is computed again, and is the same

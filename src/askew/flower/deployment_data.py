@@ -124,7 +124,7 @@ def check_deployable(config: DeploymentConfig, has_data_module: bool) -> None:
     if config.time.on:
         raise ConfigError(
             "time: the virtual clock is for simulations, and this is a run on real clients; leave [time] out, and set "
-            "the rules timeout and spare of the deployment."
+            "the rules timeout, spare and buffer of the deployment."
         )
     if isinstance(config.participation, ByClass):
         raise ConfigError(

@@ -106,7 +106,7 @@ class RemoteEngine:
         n = next(n for n, known in enumerate(self.server.phases) if known is phase)
         down = add_prefix("server.", self.shared.remove_private(inputs.server))
         if n == 0 or self.sent_model is None or not all(map(torch.equal, self.sent_model, (inputs.w, inputs.buffers))):
-            down |= self.shared.remove_private({MODEL: inputs.w}) | self.shared.shared_buffers(inputs.buffers)
+            down |= self.model_to_send(inputs)
             self.sent_model = (inputs.w, inputs.buffers)
         payloads = {client: self._training_payload(n, inputs, i, down) for i, client in enumerate(plan.ids)}
         self.missing, self.repeated = {}, []
@@ -116,9 +116,19 @@ class RemoteEngine:
         else:
             read = lambda client, reply: self._read_upload(n, client, inputs, reply)
             uploads = self._exchange("train", payloads, inputs.round, enough, read, lambda upload: upload.finite)
-        uploads, incidents = self._judge(n, inputs, plan.ids, uploads)
-        by_row = {i: uploads[c] for i, c in enumerate(plan.ids) if c in uploads}
-        return self._phase_outputs(n, inputs, by_row, plan.ids, incidents)
+        return self._used_outputs(n, inputs, plan.ids, uploads)
+
+    def model_to_send(self, inputs: PhaseInputs) -> State:
+        """The model and its buffers as they travel."""
+        return self.shared.remove_private({MODEL: inputs.w}) | self.shared.shared_buffers(inputs.buffers)
+
+    def _used_outputs(
+        self, n: int, inputs: PhaseInputs, ids: Sequence[int], uploads: dict[int, ClientUpload]
+    ) -> PhaseOutputs:
+        """The rows of those clients whose uploads are used, and why the others' are not."""
+        uploads, incidents = self._judge(n, inputs, ids, uploads)
+        by_row = {i: uploads[c] for i, c in enumerate(ids) if c in uploads}
+        return self._phase_outputs(n, inputs, by_row, ids, incidents)
 
     def _training_payload(self, n: int, inputs: PhaseInputs, i: int, down: State) -> Payload:
         """The message for row i of the cohort; `down` are the tensors that all clients get."""
@@ -299,8 +309,12 @@ class RemoteEngine:
         loss = torch.tensor([uploads[i].loss for i in came], dtype=inputs.w.dtype, device=inputs.w.device)
         last_used = inputs.state["round"][came]
         if is_last:
-            last_used = torch.full_like(last_used, inputs.round)
+            last_used = last_used.new_tensor([self.asked_in(ids[i], inputs.round) for i in came])
         return PhaseOutputs(up, {"round": last_used}, {}, buffers, loss, None, came, tuple(incidents))
+
+    def asked_in(self, client: int, round: int) -> int:
+        """The round in which a client was asked whose answer a round uses: in this engine the same."""
+        return round
 
     # evaluation -------------------------------------------------------------------------------------------------
 
@@ -315,7 +329,7 @@ class RemoteEngine:
 
         Models with private parts count once for each client, a common model once for each sample.
         """
-        server, connected = self.server, sorted(self.registry.refresh())
+        server, connected = self.server, sorted(self.clients_to_evaluate())
         if server.private.indices.numel() == server.space.P:  # as in simulations, who never trained is left out
             trained = {i for i, used in zip(connected, self._last_used(connected), strict=True) if used}
             connected = [i for i in connected if i in trained] or connected
@@ -334,6 +348,10 @@ class RemoteEngine:
         p = torch.tensor([one.samples if server.private.empty else 1 for one in measured], dtype=torch.float64)
         scores = torch.tensor([one.scores for one in measured], dtype=torch.float64)  # [clients, models, scores]
         return dict(zip(models, torch.einsum("c,cmk->mk", p / p.sum(), scores), strict=True))
+
+    def clients_to_evaluate(self) -> set[int]:
+        """The clients that are connected and have nothing else to do."""
+        return self.registry.refresh()
 
     def _last_used(self, clients: Sequence[int]) -> list[int]:
         """Of each client the last round that the server used of it; 0: none."""

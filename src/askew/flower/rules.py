@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..core.settings import Settings, setting
+from ..errors import ConfigError
+from ..experiment.store import read_json
 
 
 class DeploymentRules(Settings):
@@ -23,3 +27,23 @@ class DeploymentRules(Settings):
         least=0,
         most=10,
     )
+    buffer: int = setting(
+        "answers that make a step of the server; as many clients as the cohort has are at work all the time, and each "
+        "starts from the newest model; 0: rounds, whose clients start together",
+        default=0,
+        least=0,
+    )
+
+    def facts(self) -> dict[str, int]:
+        """What of these rules changes the results of a run and belongs to its facts."""
+        return {"buffer": self.buffer} if self.buffer else {}
+
+
+def check_same_buffer(folder: Path, rules: DeploymentRules) -> None:
+    """Refuse a folder that holds a run with another buffer, which is another run."""
+    facts = read_json(folder / "run.json")
+    if facts and facts.get("buffer", 0) != rules.buffer:
+        raise ConfigError(
+            f"{folder} holds this run with buffer = {facts.get('buffer', 0)}, and buffer = {rules.buffer} is another "
+            "run; set that rule, another folder in out, or fresh = true."
+        )

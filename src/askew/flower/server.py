@@ -22,6 +22,7 @@ from ..experiment.process_state import explain_out_of_memory, torch_state
 from ..experiment.run import ActiveRun, OnRound, TrainedRound, round_loop
 from ..experiment.run_folder import check_same_config, clear_run, is_finished, read_finished, run_folder
 from ..experiment.store import Record, Run, read_json, write_json
+from .buffered_engine import BufferedEngine, check_buffer
 from .deployment_data import (
     DataModule,
     DeploymentConfig,
@@ -32,7 +33,7 @@ from .deployment_data import (
 )
 from .registry import ClientRegistry
 from .remote_engine import RemoteEngine
-from .rules import DeploymentRules
+from .rules import DeploymentRules, check_same_buffer
 from .transport import Transport, Warn
 
 FEDERATION = "federation.json"  # file of a run's folder: how many samples each client has
@@ -53,6 +54,10 @@ class DeployedRun(ActiveRun):
     def start_round(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """The next round, whose participants are drawn from the connected clients."""
         t, fed, engine, seed = self.t + 1, self.built.fed, self.engine, self.config.seed
+        self.before = (self.server.w, self.server.buffers)
+        engine.transport.bytes_sent = engine.transport.bytes_received = 0
+        if isinstance(engine, BufferedEngine):
+            return self.server.turnout_requests(t, engine.collect(t))
         if engine.privacy.secret_sampling:  # every round anew, and never stored: a round that is repeated draws again
             seed = secrets.randbits(128)
         connected = engine.registry.wait_for(engine.rules.answers)
@@ -64,9 +69,13 @@ class DeployedRun(ActiveRun):
         spare = generator(seed, "spare", t).permutation(others)[:spare_count].tolist()
         asked = sorted([*share, *spare])
         engine.wanted = len(share)
-        self.before = (self.server.w, self.server.buffers)
-        engine.transport.bytes_sent = engine.transport.bytes_received = 0
         return self.server.round_requests(t, asked, [share.get(i, 1.0) for i in asked], turnout.absent.tolist())
+
+    def end_round(self, record: Record) -> TrainedRound:
+        """Note that the round is trained."""
+        if isinstance(self.engine, BufferedEngine):
+            self.engine.complete(record)
+        return super().end_round(record)
 
     def evaluate(self) -> dict[str, Tensor]:
         """Scores of the round's model where they are due, measured by the server or by the clients."""
@@ -99,6 +108,7 @@ def serve(
 
     `warn` is given what went wrong, `say` how many clients are ready.
     """
+    check_buffer(config, rules)
     folder = run_folder(config, rules.out)
     assert folder is not None
     with lock_folder(folder):
@@ -106,6 +116,7 @@ def serve(
             clear_run(folder)
             (folder / START).unlink(missing_ok=True)
         check_same_config(folder, config)
+        check_same_buffer(folder, rules)
         if is_finished(folder):
             warn(f"{folder} holds this run already, finished; set fresh = true to run it again.")
             return read_finished(folder)
@@ -156,8 +167,11 @@ def build_on_clients(
             "privacy.secret_sampling counts on; set spare = 0."
         )
     server.stages = [s.on_real_clients() if isinstance(s, PrivacyStage) else s for s in server.stages]
-    engine = server.engine = RemoteEngine(server, registry, built.fed.classes, config.digest())
-    built.facts.update(engine=RemoteEngine.name, reason=f"{len(registry.node_of)} clients, each with its own data")
+    kind = BufferedEngine if registry.rules.buffer else RemoteEngine
+    engine = server.engine = kind(server, registry, built.fed.classes, config.digest())
+    how = f", asynchronous with a buffer of {registry.rules.buffer}" if registry.rules.buffer else ""
+    reason = f"{len(registry.node_of)} clients, each with its own data{how}"
+    built.facts.update(engine=RemoteEngine.name, reason=reason, **registry.rules.facts())
     return built, engine
 
 

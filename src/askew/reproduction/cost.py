@@ -21,7 +21,7 @@ from ..experiment import catalogue
 from ..experiment.config import Config
 from ..models import Network
 from ..participation import Bernoulli, ByClass, CohortParticipation, Poisson, Uneven
-from .papers import Experiment, RunSpec, build_config, find_experiment, hyper_text, run_specs, settings_tables
+from .papers import Experiment, RunSpec, Tables, build_config, find_experiment, hyper_text, run_specs, settings_tables
 from .results import PROVENANCE, ResultRow, parse_provenance, read_results
 
 # Tables of a configuration on which the cost of a run depends, besides the length of local training.
@@ -295,10 +295,12 @@ def experiment_cost(e: Experiment, scale: str, device: str, speeds: Speeds) -> E
     """What a whole experiment costs on a device; of runs that cost the same, one is computed."""
     known: dict[str, tuple[Config, RunCost]] = {}
     counts: dict[str, int] = {}
+    keys: dict[tuple[str, str, str, str], str] = {}  # of all seeds of a grid point
     for spec in run_specs(e, scale) if e.trains else ():
-        tables = settings_tables(spec, scale)
-        local = {k: tables.get("local", {}).get(k) for k in ("epochs", "steps", "batch")}
-        key = json.dumps([tables.get(k) for k in COST_TABLES] + [local, tables["algorithm"]["name"]], sort_keys=True)
+        point = spec.experiment.id, spec.case.name, spec.method.name, repr(spec.hyper)
+        if point not in keys:
+            keys[point] = cost_key(settings_tables(spec, scale))
+        key = keys[point]
         if key not in known:
             config = build_config(spec, scale)
             known[key] = config, run_cost(config)
@@ -308,6 +310,12 @@ def experiment_cost(e: Experiment, scale: str, device: str, speeds: Speeds) -> E
     )
     samples = sum(counts[key] * cost.trained for key, (_, cost) in known.items())
     return ExperimentCost(sum(counts.values()), samples, total)
+
+
+def cost_key(tables: Tables) -> str:
+    """The settings of a run on which its cost depends, as text."""
+    local = {k: tables.get("local", {}).get(k) for k in ("epochs", "steps", "batch")}
+    return json.dumps([tables.get(k) for k in COST_TABLES] + [local, tables["algorithm"]["name"]], sort_keys=True)
 
 
 def estimate_seconds(configs: Iterable[Config], device: str, speeds: Speeds) -> Estimate | None:
