@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from askew.algorithms import algorithms
 from askew.report.picture import canvas, style
@@ -565,7 +567,10 @@ def main() -> None:
         PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), blocks), encoding="utf-8")
         for data in TITLES:
             if its := [block for block in blocks if block.name.startswith(data)]:
-                picture(its).savefig(PICTURES / f"turnout-{data}.png", dpi=100)
+                drawn = BytesIO()
+                picture(its).savefig(drawn, dpi=100)
+                few = Image.open(drawn).convert("RGB").quantize(200)  # colours: half of the bytes
+                few.save(PICTURES / f"turnout-{data}.png", optimize=True)
 
 
 if __name__ == "__main__":
