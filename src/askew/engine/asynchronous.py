@@ -246,8 +246,8 @@ class OverlappingClock(VirtualClock):
             if not any_m:  # in the rule's order of this round: those who began are not free, the next ones follow
                 own = replace(rule, cohort=places)
                 if looks_at_all(rule):
-                    return own.sample(seed, round, keep(eligible, self.is_free), clients).tolist()
-                return own.sample_there(seed, round, eligible, clients, self.is_free).tolist()
+                    return [int(i) for i in own.sample(seed, round, keep(eligible, self.is_free), clients)]
+                return [int(i) for i in own.sample_there(seed, round, eligible, clients, self.is_free)]
             there = self.availability.few(self.now, len(pool) // SPARSE) if len(pool) > MANY else None
             if first:
                 found, first = keep(rule.sample(seed, round, eligible, clients), self.is_free).tolist(), False
