@@ -58,8 +58,8 @@ takes longer for softmax regression, because long local training slows it (see [
 others stop at a distance that depends on the skew and on partial participation: with a constant learning rate it does
 not shrink with more rounds. FedPVR corrects the only layer of both problems, and steps take no momentum, so it equals
 SCAFFOLD here. All clients take part equally often: what FedAU and FedAWE do about uneven chances does not show, and
-they add noise. All answers are fresh, and FedBuff is FedAvg. Left out are SOLO and centralised training (clients share nothing), FedAlign (needs a hidden layer) and
-FedPDC (needs public labels).
+they add noise. All answers are fresh, and FedBuff is FedAvg. Left out are SOLO and centralised training (clients share
+nothing), FedAlign (needs a hidden layer) and FedPDC (needs public labels).
 """
 
 
