@@ -145,6 +145,19 @@ def test_a_refused_answer_is_an_incident_of_the_round_that_would_use_it_and_make
     assert [r["staleness"] for r in records] == [[0, 0], [0, 1], [0, 0], [0, 1], [0, 0], [0, 3]]
 
 
+def test_answers_of_one_moment_come_by_number_before_anybody_begins(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("client,from,to\n" + "".join(f"{i},0,100\n" for i in range(4)) + "4,0,10\n")
+    server = overlapping_server(FedAvg(), scalars(*CURVES, copies=[16] * 5))
+    how = TimeSettings(wait="buffer", buffer=2, seconds=0, latency=5, trace=str(tmp_path / "trace.csv"))
+    records = run_clock(server, OverlappingClock(how, Uniform(cohort=5), server, 0), 4)
+    assert [(r["began"], r["clock"], r["participants"], r["staleness"], r["started"]) for r in records] == [
+        (0.0, 10.0, [0, 1], [0, 0], [0, 1, 2, 3, 4]),
+        (10.0, 10.0, [2, 3], [1, 1], []),
+        (10.0, 20.0, [0, 4], [0, 2], [0, 1, 2, 3]),  # 4 answered at 10, the moment at which it left
+        (20.0, 20.0, [1, 2], [1, 1], []),
+    ]
+
+
 def test_a_clients_state_is_stored_when_its_answer_is_used(tmp_path: Path) -> None:
     how, rule, _ = BY_HAND["buffer"]
     server = overlapping_server(Scaffold(), scalars(*CURVES, copies=[16] * 5))
@@ -274,13 +287,14 @@ ASYNCHRONOUS = [
 ]
 
 
-def trained(alg: Algorithm, engine: str = "sequential", **given: Any) -> tuple[OverlappingServer, list[Record]]:
-    """A server after eight asynchronous rounds; one client has no batch with batch norm."""
+def seven_clients(
+    alg: Algorithm, engine: str = "sequential", **given: Any
+) -> tuple[OverlappingServer, OverlappingClock]:
+    """A server and its clock; one client has no batch with batch norm."""
     problem = classification(skewed_samples([5, 8, 3, 6, 3, 9, 1]), "batch" if isinstance(alg, FedBN) else "none")
     local = LocalSettings(epochs=2, batch=4, lr=0.2, momentum=0.5, decay=0.9)
     server = overlapping_server(alg, problem, local, engine, **given)
-    clock = OverlappingClock(TimeSettings(speed="lognormal", **ASYNCHRONOUS[0]), Uniform(cohort=4), server, 0)
-    return server, run_clock(server, clock, 8)
+    return server, OverlappingClock(TimeSettings(speed="lognormal", **ASYNCHRONOUS[0]), Uniform(cohort=4), server, 0)
 
 
 def everything(server: OverlappingServer) -> State:
@@ -292,27 +306,38 @@ def everything(server: OverlappingServer) -> State:
 @pytest.mark.slow
 @pytest.mark.parametrize("alg", [FedBN(), Scaffold()], ids=["fedbn", "scaffold"])
 def test_engines_and_ranks_agree(alg: Algorithm) -> None:
-    server, records = trained(alg)
+    server, clock = seven_clients(alg)
+    records = run_clock(server, clock, 8)
     assert max(s for r in records for s in r["staleness"]) > 1 and len(server.answers) > 0
     for engine in ("vmapped", "slots" if isinstance(alg, FedBN) else "stacked"):
-        other, same = trained(alg, engine)
+        other, clock = seven_clients(alg, engine)
+        assert [r["staleness"] for r in run_clock(other, clock, 8)] == [r["staleness"] for r in records]
         assert largest_gap(everything(other), everything(server)) < 1e-12
-        assert [r["staleness"] for r in same] == [r["staleness"] for r in records]
 
-    def share(group: ThreadGroup) -> tuple[OverlappingServer, list[Record]]:
-        return trained(alg, engine_of=lambda engine: DistributedEngine(engine, group), owns=group.owns)
+    broken = lambda engine: FaultyReports(engine, [3], "state") if alg.client_state(server.space) else engine
 
-    ranks = [result for _, result in on_ranks(2, lambda group: group, share)]
-    for rank, (one, same) in enumerate(ranks):
-        assert torch.equal(one.w, server.w) and same == records
-        own = [i for i in range(7) if i % 2 == rank]
-        assert identical(one.answer_states.read(own), server.answer_states.read(own))
+    def rank(group: ThreadGroup) -> tuple[OverlappingServer, OverlappingClock]:
+        return seven_clients(alg, engine_of=lambda engine: DistributedEngine(broken(engine), group), owns=group.owns)
+
+    whole, clock = seven_clients(alg, engine_of=broken)
+    records = run_clock(whole, clock, 8)
+    assert any(NOT_FINITE in r.get("incidents", {}) for r in records) == bool(whole.clients.start)
+    for n, ((one, _), same) in enumerate(on_ranks(2, rank, lambda parts: run_clock(*parts, 8))):
+        assert torch.equal(one.w, whole.w) and same == records
+        own = [i for i in range(7) if i % 2 == n and i != 3]  # the state of 3 that waits is never used
+        for bank, other_bank in ((one.clients, whole.clients), (one.answer_states, whole.answer_states)):
+            assert identical(bank.read(own), other_bank.read(own)) and all(i % 2 == n for i in bank.clients)
 
 
 @pytest.mark.parametrize("how", ASYNCHRONOUS, ids=["buffer", "late"])
 def test_a_run_that_was_killed_goes_on_with_the_answers_that_wait(how: dict[str, Any], tmp_path: Path) -> None:
     small = {"model": {"name": "softmax"}, "algorithm": {"name": "scaffold"}, "time": SOME | how}
-    tables = small | {"rounds": 6, "participation": {"dropout": 0.2, "stragglers": 0.3}, "faults": {"missing": 0.2}}
+    tables = small | {
+        "rounds": 8,
+        "partition": {"clients": 8},
+        "participation": {"cohort": 4, "dropout": 0.2, "stragglers": 0.3},
+        "faults": {"missing": 0.1},
+    }
 
     def kill(run: askew.Run, record: Record | None) -> None:
         if record and record["round"] == 3:
@@ -321,7 +346,7 @@ def test_a_run_that_was_killed_goes_on_with_the_answers_that_wait(how: dict[str,
     with pytest.raises(KeyboardInterrupt):
         askew.run(tables, out=tmp_path / "killed", watch=kill, save_every=0)
     killed, whole = askew.run(tables, out=tmp_path / "killed"), askew.run(tables, out=tmp_path / "whole")
-    longer = [askew.run(tables | {"rounds": rounds}, out=tmp_path / "longer") for rounds in (3, 6)][1]
+    longer = [askew.run(tables | {"rounds": rounds}, out=tmp_path / "longer") for rounds in (3, 8)][1]
     for run in (killed, longer):
         assert comparable(run) == comparable(whole) and same_model(run, whole)
     assert max(s for r in whole.rounds[3:] for s in r["staleness"]) > 0
