@@ -157,7 +157,7 @@ def classification(
 def small_network(fed: Federation, norm: str = "none", hidden: int = 4) -> nn.Module:
     """A network with one hidden layer, drawn from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed also notes the call for every kind of device
         return MLP(hidden=(hidden,), norm=norm).module(fed.shape, fed.classes)
 
 

@@ -797,7 +797,7 @@ def test_bytes_in_single_precision_are_counted(alg: Algorithm, norm: str) -> Non
 
 @methods(
     [key for key in algorithms if key not in NOT_MEASURED],
-    fast={"fedavg", "scaffold"},
+    fast={"fedavg", *(key for key, cls in algorithms.members.items() if cls.exact)},
     variants=False,
 )
 def test_exactness_is_as_claimed(alg: Algorithm) -> None:

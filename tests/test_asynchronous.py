@@ -252,7 +252,7 @@ spans = st.lists(st.integers(1, 9), min_size=2, max_size=6)  # away and there in
     there=st.lists(st.none() | spans, min_size=5, max_size=5),
     rule=st.sampled_from([Uniform(cohort=3), Uniform(cohort=2, dropout=0.3), Cyclic(groups=2), Skewed(cohort=3)]),
 )
-@settings(max_examples=1000 if os.environ.get("ASKEW_LONG") == "all" else 12, deadline=None)
+@settings(max_examples=1000 if os.environ.get("ASKEW_LONG") == "all" else 8, deadline=None)
 def test_on_any_timeline_no_answer_is_lost_or_counted_twice(
     wait: tuple[str, int, int], seconds: list[float], there: list[list[int] | None], rule: Participation
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_deployment_refuses_attacks_and_rules_that_privacy_hides_uploads_from(
     for text, sentence in (
         ('[attack]\nname = "scale"', "attacks are for simulations"),
         ('[time]\nwait = "all"', "the virtual clock is for simulations"),
+        ('[participation]\nname = "by_class"', "chances that follow from the clients' classes are for simulations"),
         ('[robust]\nrule = "median"\n[privacy]\nsecure = true', "one by one"),
     ):
         (tmp_path / "run.toml").write_text(text)

@@ -335,6 +335,10 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     file.write_text(text)
     [p] = plan_runs(find_experiment(str(file)))
     assert (p.case, p.method, p.config.rounds, p.config.local.lr) == ("all", "A", 2, 0.5)
+    file.write_text(f'seeds = [0, 3.0]\n{text}[grid]\n"local.momentum" = [0.1, 0.2]\n')
+    runs = plan_runs(find_experiment(str(file)))
+    assert [(p.config.seed, p.config.local.momentum) for p in runs] == [(0, 0.1), (0, 0.2), (3, 0.1), (3, 0.2)]
+    assert all(type(p.config.seed) is int for p in runs)
     for wrong, says in (
         (text.replace("shows", "show"), "unknown key 'show'; did you mean 'shows'"),
         (text.replace('"table"', '"tabel"'), "shows must be one of"),
@@ -344,6 +348,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         (text + "[scale.tiny]\n", "unknown scale 'tiny'"),
         (text.replace("title", "notes"), "is not an experiment"),
         (text.replace("lr =", "rate ="), "unknown setting local.rate"),
+        (f"seeds = [0, -1]\n{text}", "seed must be ≥ 0, got -1"),
     ):
         file.write_text(wrong)
         with pytest.raises(ConfigError, match=says):

@@ -194,10 +194,10 @@ class VirtualClock:
         rounds = [self.turnout(t).record for t in range(1, PREVIEWED + 1)]
         self.now = now
         lengths = [record["clock"] - record["began"] for record in rounds]
-        late, away = (sum(record[key] for record in rounds) / PREVIEWED for key in ("late", "away"))
+        asked, late, away = (sum(record[key] for record in rounds) / PREVIEWED for key in ("asked", "late", "away"))
         text = f"about {np.mean(lengths):.3g} seconds ({min(lengths):.3g} to {max(lengths):.3g} in {PREVIEWED} rounds)"
         lost = [f"{count:.3g} {what}" for count, what in ((late, "late"), (away, "leaving")) if count]
-        return text + (f", {' and '.join(lost)} of {rounds[0]['asked']} asked clients" if lost else "")
+        return text + (f", {' and '.join(lost)} of {asked:.3g} asked clients" if lost else "")
 
 
 def takes_any(rule: CohortParticipation) -> bool:

@@ -309,16 +309,17 @@ def configure_runs(
 ) -> list[PlannedRun]:
     """As `plan_runs`, but also for experiments that train nothing and show what follows from the settings."""
     specs = list(run_specs(experiment, scale, seeds))
-    wanted, built, planned = wanted_values(only, specs), dict[str, Config](), list[PlannedRun]()
+    wanted, planned = wanted_values(only, specs), list[PlannedRun]()
+    built, seeds_built = dict[str, Config](), dict[str, int]()  # by grid point, and by the seed that a file says
     for s in specs:
         if all(spec_value(s, kind) in values for kind, values in wanted.items()):
-            point = repr((s.experiment.id, s.case.name, s.method.name, s.hyper))
-            if point not in built:  # checking all settings takes long, and its runs differ by their seeds alone
+            point, seed = repr((s.experiment.id, s.case.name, s.method.name, s.hyper)), repr(s.seed)
+            if point not in built or seed not in seeds_built:  # checking takes long; other runs differ in nothing else
                 built[point] = build_config(s, scale)
+                seeds_built[seed] = built[point].seed
             run = (s.experiment.id, scale, s.case.name, s.method.name, s.hyper, s.seed)
-            config = replace(built[point], seed=s.seed)
-            stored = s.experiment.curves_every, s.experiment.stored
-            planned.append(PlannedRun(*run, config, *stored))
+            config = replace(built[point], seed=seeds_built[seed])
+            planned.append(PlannedRun(*run, config, s.experiment.curves_every, s.experiment.stored))
     return planned
 
 
