@@ -1151,8 +1151,13 @@ CASES = [
         "such as runs/NAME",
     ),
     # the virtual clock
-    setting("time.seconds=1", "time: the clock is off", "without time.wait", 'set wait = "all", "deadline" or "first"'),
-    setting("time.wait=deadlin", "unknown wait 'deadlin'", "all, deadline, first", "did you mean 'deadline'?"),
+    setting(
+        "time.seconds=1",
+        "time: the clock is off",
+        "without time.wait",
+        'set wait = "all", "deadline", "first" or "buffer"',
+    ),
+    setting("time.wait=deadlin", "unknown wait 'deadlin'", "all, buffer, deadline, first", "did you mean 'deadline'?"),
     setting("time.wait=deadline", 'wait = "deadline"', "needs time.deadline, in seconds", "for example to 60"),
     setting("time.wait=all time.seconds=-1", "time: seconds", "must be ≥ 0, got -1", "the default is 0.01"),
     setting("time.wait=all time.seconds=inf", "time: seconds", "must be finite, got inf", "the default is 0.01"),

@@ -27,6 +27,7 @@ HARMLESS = frozenset(  # what a subclass may override without touching a local s
             "drift_state",
             "combines",
             "own_weights",
+            "stale",
             "check",
             "check_learning_rate",
             "divides_by_rate",
