@@ -98,6 +98,17 @@ def draw_tables(rng: random.Random) -> dict[str, Any]:
         tables["model"].pop("new_head", None)
         tables["local"].pop("decay", None)
         tables["algorithm"].pop("server_lr", None)
+        tables["evaluation"].pop("validation", None)
+        if tables["data"]["name"] != "digits":  # no images
+            tables["partition"].pop("rotation", None)
+            tables["model"] = {"name": rng.choice(("mlp", "softmax"))}
+        if "time" in tables:
+            wait = rng.choice(("all", "deadline", "first", "buffer"))
+            tables["time"] |= {"wait": wait, "deadline": 5.0, "buffer": 1}
+        if "privacy" in tables:
+            tables["privacy"] |= {"clip": 1.0, "secret_sampling": False}
+        faults = tables.get("faults", {})
+        faults |= {name: 0.1 for name, value in faults.items() if isinstance(value, float)}
     return tables | {"engine": tables["engine"] | {"device": "cpu", "workers": 1, "compile": rng.random() < 0.02}}
 
 
