@@ -394,6 +394,13 @@ def test_if_nobody_can_come_any_more_the_step_is_made_with_the_answers_that_ther
     ]
 
 
+def test_a_round_that_can_ask_nobody_takes_no_time() -> None:
+    rarely = {"name": "markov", "cohort": 2, "join": 0.01, "leave": 0.9}
+    run = askew.run(five_clients("fedavg", participation=rarely, time={"wait": "buffer", "buffer": 1}))
+    empty = [r for r in run.rounds if not r["started"] and not r["participants"]]
+    assert empty and all(r["began"] == r["clock"] for r in empty)
+
+
 def test_if_nobody_is_ever_there_it_is_refused_and_the_rounds_before_are_kept(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("client,from,to\n0,0,9\n1,0,9\n")
     turns = {"name": "cyclic", "groups": 2, "shuffle": False}

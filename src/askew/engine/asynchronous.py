@@ -251,7 +251,8 @@ class OverlappingClock(VirtualClock):
             if first:
                 found, first = keep(rule.sample(seed, round, eligible, clients), self.is_free).tolist(), False
                 found = sorted(found, key=lambda client: next(chance))[:places] if len(found) > places else found
-            tries = len(pool) // 2 + LEAST_TRIES if there is None else 0  # then it is faster to look at all
+            # then it is faster to look at all; of nobody there is nothing to try
+            tries = len(pool) // 2 + LEAST_TRIES if there is None and len(pool) else 0
             while len(found) < places and tries:
                 client, tries = int(pool[int(next(chance) * len(pool))]), tries - 1
                 if client not in found and self.is_free(client):

@@ -367,8 +367,9 @@ def check_keys(tables: Mapping[str, Any]) -> None:
             raise ConfigError(f"unknown setting {key!r}; {hint or did_you_mean(key, known)}")
         if (key in CHOICES or key in fixed) and not isinstance(value, (Mapping, Settings)):
             first = "name" if key in CHOICES else next(iter(fixed[key]().table()))
-            example = f"{key}.{first} = {value!r}" if key in CHOICES else f"{key}.{first} = …"
-            raise ConfigError(f"{key} is a table of settings, got {value!r}; write {example}, or [{key}] in a file.")
+            got = repr(value)[:100]
+            example = f"{key}.{first} = {got}" if key in CHOICES else f"{key}.{first} = …"
+            raise ConfigError(f"{key} is a table of settings, got {got}; write {example}, or [{key}] in a file.")
 
 
 def place_of(key: str, tables: Mapping[str, Any]) -> str:
