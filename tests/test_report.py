@@ -26,7 +26,7 @@ from askew.experiment.toml import to_toml
 from askew.report import figures, labels, page, table, terminal, views, write_figures, write_report
 from askew.report.figures import draw_pictures
 from askew.report.page import headline
-from askew.report.tables import group_runs
+from askew.report.tables import group_runs, participation_name
 
 Make = Callable[..., Run]
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -179,6 +179,14 @@ def test_one_run_by_hand(make: Make) -> None:
         1,
     )
     assert (row["target"], row["rounds_to_target"], row["speedup"]) == (0.5, 2, 1.0)
+
+
+def test_who_takes_part_in_words() -> None:
+    some = {"participation": {"name": "uniform", "cohort": 10}}
+    assert participation_name(some) == "10 take part each round"
+    buffered = {"wait": "buffer", "buffer": 3, "at_work": 0}
+    assert participation_name(some | {"time": buffered}) == "10 are at work, 3 make a step"
+    assert participation_name(some | {"time": buffered | {"at_work": 6}}) == "6 are at work, 3 make a step"
 
 
 def test_seeds_become_one_row(make: Make) -> None:

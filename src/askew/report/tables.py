@@ -353,9 +353,14 @@ def partition_name(config: Mapping[str, Any]) -> str:
 
 
 def participation_name(config: Mapping[str, Any]) -> str:
-    """Who takes part, in words: "20% take part each round"."""
-    settings = config.get("participation", {})
+    """Who takes part, in words: "20% take part each round", or asynchronously "10 are at work, 3 make a step"."""
+    settings, time = config.get("participation", {}), config.get("time", {})
     name, cohort, fraction = str(settings.get("name", "")), settings.get("cohort"), settings.get("fraction")
+    if time.get("wait") == "buffer":
+        at_work = time.get("at_work") or cohort
+        return (
+            f"{value_text(at_work) if at_work else f'{100 * fraction:.4g}%'} are at work, {time['buffer']} make a step"
+        )
     if name == "full":
         return "all take part each round"
     if not cohort and not fraction:
