@@ -22,7 +22,7 @@ from PIL import Image
 from askew.algorithms import algorithms
 from askew.report.picture import canvas, style
 from askew.report.significance import BETTER, WORSE, PairedComparison, judge_pairs
-from askew.report.statistics import MIN_SEEDS
+from askew.report.statistics import MIN_SEEDS, t_interval
 from askew.reproduction.papers import find_experiment
 from askew.reproduction.results import metrics_by_run, parse_curve, read_results_file, results_file
 
@@ -555,11 +555,29 @@ def block_section(block: Block) -> list[str]:
     return lines
 
 
+def last_round(runs: Runs) -> list[str]:
+    """Leads over FedAvg in the accuracy of the last round, on average over the partial turnouts, with 95% intervals."""
+    lines = []
+    for block in sorted({case.partition(" ")[0] for case in runs if case.endswith(PARTIAL[0])}):
+        cells = [runs[f"{block} {turnout}"] for turnout in PARTIAL]
+        for method in cells[0]:
+            seeds = sorted(set.intersection(*({*cell[method]} & {*cell[BASE]} for cell in cells)))
+            last = lambda cell, name, seed: 100 * cell[name][seed].accuracy[1][-1]
+            each = [fmean(last(cell, method, seed) - last(cell, BASE, seed) for cell in cells) for seed in seeds]
+            if method != BASE and len(each) >= MIN_SEEDS:
+                low, high = t_interval(each, 0.95)
+                lines.append(f"{block} {method} {fmean(each):+.1f} ({low:+.1f} to {high:+.1f}), {len(each)} seeds")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", action="store_true", help="write papers/ours/turnout.toml with the chosen rates")
     parser.add_argument("--write", action="store_true", help="write docs/turnout.md and the pictures")
+    parser.add_argument("--last-round", action="store_true", help="print leads by the accuracy of the last round")
     options = parser.parse_args()
+    if options.last_round:
+        print("\n".join(last_round(read_study())))
     if options.rates:
         FILE.write_text(write_rates(FILE.read_text(encoding="utf-8"), chosen_rates()), encoding="utf-8")
     if options.write:

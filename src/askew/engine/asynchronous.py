@@ -32,7 +32,7 @@ from .server import Record, RoundLog, Server, with_work
 NOTHING = torch.zeros(0, dtype=torch.int64)
 LEAST_TRIES = 8  # random clients that are looked at before all are
 
-# when -----------------------------------------------------------------------------------------------------------------
+# the clock ------------------------------------------------------------------------------------------------------------
 
 
 class Job(NamedTuple):
@@ -137,9 +137,17 @@ class OverlappingClock(VirtualClock):
         """When the next answer comes or the next client at work leaves; infinity if nobody is at work."""
         return self.ends[0][0] if self.ends else math.inf
 
-    def end_next(self) -> Job:
-        """Take the work that ends next from the list; of those that end at one moment, that of the first client."""
-        return self.jobs.pop(heapq.heappop(self.ends)[1])
+    def end_work(self, came: list[Job], lost: dict[int, str], most: float = math.inf) -> None:
+        """Add to `came` and `lost` the work that has ended by now, until so many answers have come.
+
+        Of work that ends at one moment, that of the first client comes first.
+        """
+        while self.next_end() <= self.now and len(came) < most:
+            job = self.jobs.pop(heapq.heappop(self.ends)[1])
+            if job.leaves:
+                lost[job.client] = LEFT
+            else:
+                came.append(job)
 
     def resume(self, records: Sequence[Mapping[str, Any]]) -> None:
         super().resume(records)
@@ -174,12 +182,7 @@ class OverlappingClock(VirtualClock):
         last = max((job.ends for job in self.jobs.values()), default=began)
         self.now = min(began + self.settings.deadline, last)
         came: list[Job] = []
-        while self.next_end() <= self.now:
-            job = self.end_next()
-            if job.leaves:
-                lost[job.client] = LEFT
-            else:
-                came.append(job)
+        self.end_work(came, lost)
         late = sum(job.client in self.jobs for job in started)
         return self.summary(began, len(asked), late, started, came, lost)
 
@@ -192,12 +195,7 @@ class OverlappingClock(VirtualClock):
         started, came, lost = list[Job](), list[Job](), dict[int, str]()
         draw, nobody_before = self.draws(round), -math.inf  # a moment before which nobody else comes
         while True:
-            while self.next_end() <= self.now and len(came) < self.settings.buffer:
-                job = self.end_next()
-                if job.leaves:
-                    lost[job.client] = LEFT
-                else:
-                    came.append(job)
+            self.end_work(came, lost, self.settings.buffer)
             if len(came) == self.settings.buffer:
                 break
             if len(self.jobs) < at_work and self.now >= nobody_before:
@@ -251,7 +249,7 @@ class OverlappingClock(VirtualClock):
             if first:
                 found, first = keep(rule.sample(seed, round, eligible, clients), self.is_free).tolist(), False
                 found = sorted(found, key=lambda client: next(chance))[:places] if len(found) > places else found
-            # then it is faster to look at all; of nobody there is nothing to try
+            # after so many it is faster to look at all; where nobody can be asked there is nothing to try
             tries = len(pool) // 2 + LEAST_TRIES if there is None and len(pool) else 0
             while len(found) < places and tries:
                 client, tries = int(pool[int(next(chance) * len(pool))]), tries - 1
@@ -296,7 +294,7 @@ class OverlappingClock(VirtualClock):
         return Turnout(ids, share, np.array(sorted(lost), dtype=np.int64), dict(sorted(lost.items())), record, used)
 
 
-# what -----------------------------------------------------------------------------------------------------------------
+# the server -----------------------------------------------------------------------------------------------------------
 
 
 class OverlappingServer(Server):
@@ -335,8 +333,7 @@ class OverlappingServer(Server):
         never_trained = turnout.record["asked"] - len(turnout.ids)  # as they leave, or never answer
         log.bytes_down = self.bytes_down * (len(plan.ids) + never_trained)
         if plan.ids:
-            at = self.round_state(round, plan.ids)
-            self.keep(plan.ids, (yield self._request(0, round, plan, at, self.first_carry(plan.ids))))
+            self.keep(plan.ids, (yield self.first_request(round, plan)))
         ids = [answer.client for answer in turnout.used]
         self.staleness = {a.client: self.versions[round - 1] - self.versions[a.round - 1] for a in turnout.used}
         plan = self.used_plan(plan, turnout.used)
