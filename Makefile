@@ -11,11 +11,12 @@ export PYTHONDONTWRITEBYTECODE :=
 
 setup: $(STAMP)
 
+# compileall works on all cores, where pip uses one; it fails on files that are templates and no Python
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
 	  --editable '.[dev,docs,flower]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores, as pip does on one; templates are no Python
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(STAMP)
 
 demo: setup
