@@ -59,9 +59,9 @@ def count_jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     counts: list[list[int]] = []
     run_side_by_side = stacked.run_side_by_side
 
-    def counted(alg: Any, lots: Any, differ: Any) -> Any:
-        counts.append([len(jobs) for _, jobs in lots])
-        return run_side_by_side(alg, lots, differ)
+    def counted(rows: Any) -> Any:
+        counts.append([len(moves.schedule.jobs) for moves in rows])
+        return run_side_by_side(rows)
 
     monkeypatch.setattr(stacked, "run_side_by_side", counted)
     return counts
@@ -95,6 +95,18 @@ def test_runs_of_a_sweep_share_the_rows(method: str, own: str | None, monkeypatc
     for config, run in zip(configs, run_together(configs), strict=True):
         assert model_gap(run, sequential_run(config)) < 1e-13
     assert max(map(sum, counts)) == 15
+
+
+def test_several_methods_train_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their first round each by itself, then all together; every run is what it is alone."""
+    counts = count_jobs(monkeypatch)
+    pairs = [(method, seed) for method in ("fedavg", "moon", "feddyn") for seed in (0, 1)]
+    equal = {"name": "iid", "clients": 12}
+    configs = [make_config({"name": method}, seed=seed, partition=equal) for method, seed in pairs]
+    runs = run_together(configs)
+    assert [len(lots) for lots in counts] == [1, 1, 1, 3, 3] and counts[-1] == [10, 10, 10]
+    for config, run in zip(configs, runs, strict=True):
+        assert model_gap(run, sequential_run(config)) < 1e-13
 
 
 class BranchesOnSetting(FedAvg):

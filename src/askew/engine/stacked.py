@@ -84,8 +84,9 @@ class RowBuffers:
         self.names = [list(state) for state in (inputs.server, inputs.memory, inputs.state, inputs.carry)]
         self.parts, self.fixed = inputs.parts, (inputs.momentum, inputs.decay, inputs.clip)  # the same for this kind
         self.device, self.dtype = inputs.w.device, inputs.w.dtype
-        urgent = ahead and self.device.type == "cuda"
-        self.stream = torch.cuda.Stream(self.device, priority=-1) if urgent else None  # type: ignore[no-untyped-call]
+        priority = -1 if ahead else 0  # negative: before others
+        cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device, priority) if cuda else None  # type: ignore[no-untyped-call]
         self.samples: dict[str, SampleBuffer] = {}
         self.rows = self.usual = 0  # rows there are, and jobs of the first round
         self.progress: Progress | None = None
@@ -223,6 +224,23 @@ class StackedBatch(NamedTuple):
     step: int | None
 
 
+class Extent(NamedTuple):
+    """The rows that have a batch."""
+
+    rows: int
+    last: int  # the first so many rows contain them all
+    longest: int  # samples of their longest batch
+    shortest: int
+
+
+def extents(table: LengthTable) -> list[Extent]:
+    """The rows that have a batch, for each column of a table of lengths; 0: none."""
+    has = table > 0
+    last = np.where(has.any(0), len(table) - has[::-1].argmax(0), 0)
+    longest, shortest = table.max(0), np.where(has, table, table.max()).min(0)
+    return [Extent(*numbers) for numbers in np.stack([has.sum(0), last, longest, shortest], 1).tolist()]
+
+
 class StackedSchedule:
     """The batches of jobs in rows, the longest first."""
 
@@ -230,6 +248,7 @@ class StackedSchedule:
         self.jobs = jobs
         self.lengths = {name: self._table(name) for name in jobs[0][0].batches[0]}  # rows × batches, 0: none
         self.count = {name: (table > 0).sum(1) for name, table in self.lengths.items()}
+        self.extents = {name: extents(table) for name, table in self.lengths.items()}
 
     def _table(self, name: str) -> LengthTable:
         works = [owner.batches[i][name] for owner, i in self.jobs]
@@ -252,6 +271,13 @@ class StackedSchedule:
     def active(self, batch: StackedBatch) -> Mask:
         """Which rows have this batch."""
         return np.asarray((self.count[batch.name] > batch.k) & self._takes(batch.step))
+
+    def extent(self, batch: StackedBatch) -> Extent:
+        """The rows that have this batch."""
+        if batch.step is None:
+            return self.extents[batch.name][batch.k]
+        column = self.lengths[batch.name][:, batch.k] * self._takes(batch.step)
+        return extents(column[:, None])[0]
 
     def shares(self, batch: StackedBatch, rows: int) -> list[float]:
         """What a look's chunk adds to each row's mean."""
@@ -306,17 +332,16 @@ class RowMoves:
     def apply(self, move: Move[StackedBatch]) -> None:
         """One step or look of the rows that have the batch."""
         buffers, batch = self.buffers, move.chunk if isinstance(move, Look) else move.batch
-        active = self.schedule.active(batch)
-        if not active.any():
+        extent = self.schedule.extent(batch)
+        if not extent.rows:
             return
-        samples, table = buffers.samples[batch.name], self.schedule.lengths[batch.name]
-        last = int(np.flatnonzero(active)[-1]) + 1
-        whole, part = samples.rows.shape[1], max(1, -(-samples.rows.shape[1] // PARTS))
-        longest, shortest = int(table[active, batch.k].max()), int(table[active, batch.k].min())
-        length = min(whole, -(-longest // part) * part)
+        last = extent.last
+        whole = buffers.samples[batch.name].rows.shape[1]
+        part = max(1, -(-whole // PARTS))
+        length = min(whole, -(-extent.longest // part) * part)
         usual = last == len(self.schedule.jobs) == buffers.usual
         m = last if usual else min(graph_rows(last), buffers.rows)
-        padded, every = shortest < length, int(active.sum()) == m
+        padded, every = extent.shortest < length, extent.rows == m
         if batch.k == 0:
             buffers.counter[batch.name].zero_()
         if isinstance(move, Look):
@@ -383,8 +408,25 @@ class RowMoves:
         return differentiate_rows(evaluate, rows[2].theta, *rows)
 
 
+class Kind(NamedTuple):
+    """Requests whose jobs share rows."""
+
+    key: tuple[Any, ...]  # of their buffers
+    owners: list[ClientJobs]
+    jobs: Jobs  # all of theirs, the longest first
+    differ: list[str]  # settings of the method that are not the same for all
+
+    @property
+    def phase(self) -> Algorithm:
+        """The method; settings that differ are those of the first request."""
+        return self.owners[0].phase
+
+
+Lot = tuple[tuple[Any, ...], Jobs]  # jobs, and the key of the buffers whose rows they take
+
+
 class Stacked:
-    """Jobs of one kind side by side as rows, those of several runs too."""
+    """Jobs of one kind side by side as rows, those of several runs too; several kinds side by side on streams."""
 
     name = "stacked"
 
@@ -412,32 +454,41 @@ class Stacked:
 
     def prepare(self, requests: Sequence[PhaseRequest]) -> None:
         """Put the samples of these requests in place, behind all that the device has to do, where there is room."""
-        for kind, owners, _ in self._kinds([ClientJobs(request) for request in requests]):
-            for key, jobs in self._lots(kind, longest_first(owners)):
+        for kind in self._kinds([ClientJobs(request) for request in requests]):
+            for key, jobs in self._lots(kind, kind.jobs):
                 with suppress(BufferFull, torch.OutOfMemoryError):
                     if key in self.buffers:
                         self.buffers[key].place_samples(jobs, self.most, grow=False)
 
     def _run(self, owners: Sequence[ClientJobs]) -> None:
-        for kind, alike, differ in self._kinds(owners):
+        """Kinds side by side; but one for which there is no room yet by itself, as its memory is found there and its
+        hooks are tried.
+        """
+        roomy = list[Kind]()
+        for kind in self._kinds(owners):
+            if self._has_room(kind):
+                roomy.append(kind)
+                continue
             try:
-                self._run_kind(kind, alike, differ)
+                self._run_alone(kind)
             except (TypeError, ValueError, RuntimeError) as e:
-                if not differ or isinstance(e, torch.OutOfMemoryError):
+                if not kind.differ or isinstance(e, torch.OutOfMemoryError):
                     raise
-                self.rigid.add(type(alike[0].phase))
-                self._run(alike)
+                self.rigid.add(type(kind.phase))
+                self._run(kind.owners)
+        if roomy:
+            self._run_lots([(kind, lot) for kind in roomy for lot in self._lots(kind, kind.jobs)])
 
-    def _kinds(self, owners: Sequence[ClientJobs]) -> Iterator[tuple[tuple[Any, ...], list[ClientJobs], list[str]]]:
-        """Requests that share rows, by their kind, and which settings of theirs differ."""
+    def _kinds(self, owners: Sequence[ClientJobs]) -> Iterator[Kind]:
+        """Requests that share rows."""
         kinds: dict[Hashable, list[ClientJobs]] = {}
         for owner in owners:
             kinds.setdefault(self._kind(owner), []).append(owner)
-        for kind, alike in kinds.items():
+        for key, alike in kinds.items():
             values = {name: {getattr(owner.phase, name) for owner in alike} for name in float_settings(alike[0].phase)}
             differ = [name for name, found in values.items() if len(found) > 1]
             same = tuple((name, *found) for name, found in values.items() if name not in differ)  # are in the graphs
-            yield (kind, tuple(differ), same), alike, differ
+            yield Kind((key, tuple(differ), same), alike, longest_first(alike), differ)
 
     def _kind(self, owner: ClientJobs) -> Hashable:
         """Requests of one kind share rows."""
@@ -447,37 +498,44 @@ class Stacked:
         floats = float_settings(phase)
         return type(phase), tuple((n, v) for n, v in phase.table().items() if n not in floats), *rest
 
-    def _run_kind(self, kind: tuple[Any, ...], owners: Sequence[ClientJobs], differ: Sequence[str]) -> None:
+    def _run_alone(self, kind: Kind) -> None:
         """The jobs of one kind, as many at a time as there is room for."""
-        jobs = longest_first(owners)
-        size = self._rows_at_once(kind, jobs)
-        for a in range(0, len(jobs), size):
-            lots = [(self._buffers(key, owners[0]), some) for key, some in self._lots(kind, jobs[a : a + size])]
-            for buffers, some in lots:
-                buffers.load(some, self.most, differ)
-                buffers.usual = buffers.usual or len(some)
-            results = run_side_by_side(owners[0].phase, lots, differ)
-            for (buffers, some), result in zip(lots, results, strict=True):
-                for owner, (rows, clients) in zip(distinct_owners(some), buffers.back, strict=True):
-                    owner.results.put_rows(clients, rows, result)
+        size = self._rows_at_once(kind)
+        for a in range(0, len(kind.jobs), size):
+            self._run_lots([(kind, lot) for lot in self._lots(kind, kind.jobs[a : a + size])])
+
+    def _run_lots(self, lots: Sequence[tuple[Kind, Lot]]) -> None:
+        """Jobs in the rows of several buffers."""
+        rows = list[RowMoves]()
+        for kind, (key, jobs) in lots:
+            buffers = self._buffers(key, kind.owners[0])
+            buffers.load(jobs, self.most, kind.differ)
+            buffers.usual = buffers.usual or len(jobs)
+            rows.append(RowMoves(kind.phase, buffers, StackedSchedule(jobs), kind.differ))
+        for moves, result in zip(rows, run_side_by_side(rows), strict=True):
+            for owner, (places, clients) in zip(distinct_owners(moves.schedule.jobs), moves.buffers.back, strict=True):
+                owner.results.put_rows(clients, places, result)
 
     def _buffers(self, key: tuple[Any, ...], owner: ClientJobs) -> RowBuffers:
         if key not in self.buffers:
             self.buffers[key] = RowBuffers(self.task, owner, ahead=key[-1] is AHEAD)
         return self.buffers[key]
 
-    def _lots(self, kind: tuple[Any, ...], jobs: Jobs) -> list[tuple[tuple[Any, ...], Jobs]]:
+    def _lots(self, kind: Kind, jobs: Jobs) -> list[Lot]:
         """Jobs, sorted by length, by the key of their buffers: the few that go ahead, and the others."""
         few = count_ahead([steps_of(*job) for job in jobs], self.spared)
-        return [((*kind, AHEAD), jobs[:few]), (kind, jobs[few:])] if few else [(kind, jobs)]
+        return [((*kind.key, AHEAD), jobs[:few]), (kind.key, jobs[few:])] if few else [(kind.key, jobs)]
 
-    def _rows_at_once(self, kind: tuple[Any, ...], jobs: Jobs) -> int:
-        """Rows at a time."""
-        if all(key in self.buffers and len(some) <= self.buffers[key].rows for key, some in self._lots(kind, jobs)):
-            return len(jobs)
-        owner, i = jobs[0]
+    def _has_room(self, kind: Kind) -> bool:
+        """Are there rows for all jobs of this kind?"""
+        lots = self._lots(kind, kind.jobs)
+        return all(key in self.buffers and len(jobs) <= self.buffers[key].rows for key, jobs in lots)
+
+    def _rows_at_once(self, kind: Kind) -> int:
+        """Rows at a time of a kind for which there is no room yet."""
+        owner, i = kind.jobs[0]
         x = example(owner.plan, next(iter(owner.batches[i].values()))).x
-        longest = max(max(work.lengths(), default=1) for owner, i in jobs for work in owner.batches[i].values())
+        longest = max(max(work.lengths(), default=1) for owner, i in kind.jobs for work in owner.batches[i].values())
         tensors = (owner.inputs.w, *owner.inputs.state.values())
         states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in tensors)
         one = (DEEP * longest * x.numel() + 12 * states) * owner.inputs.w.element_size()
@@ -485,20 +543,17 @@ class Stacked:
         return max(1, min(self.most, int(free_bytes(device) * SHARE / one) if device.type == "cuda" else self.most))
 
 
-def run_side_by_side(alg: Algorithm, lots: Sequence[tuple[RowBuffers, Jobs]], differ: Sequence[str]) -> list[Result]:
-    """The results of jobs in the rows of several buffers, which take turns; one with a stream of its own runs beside
-    the others.
-    """
-    device = lots[0][0].device
+def run_side_by_side(rows: Sequence[RowMoves]) -> list[Result]:
+    """The results of jobs in the rows of several buffers, which take turns; each has a stream of its own."""
+    device = rows[0].buffers.device
     main = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    streams = [buffers.stream for buffers, _ in lots if buffers.stream is not None]
+    streams = [moves.buffers.stream for moves in rows if moves.buffers.stream is not None]
     for stream in streams:
         stream.wait_stream(cast(torch.cuda.Stream, main))
-    rows = [RowMoves(alg, buffers, StackedSchedule(jobs), differ) for buffers, jobs in lots]
-    for lot in rows:
-        with torch.cuda.stream(lot.buffers.stream):  # nothing for None
-            lot.begin()
-    results, left = dict[int, Result](), {n: local.moves(alg, lot.schedule) for n, lot in enumerate(rows)}
+    for moves in rows:
+        with torch.cuda.stream(moves.buffers.stream):  # nothing for None
+            moves.begin()
+    results, left = dict[int, Result](), {n: local.moves(moves.alg, moves.schedule) for n, moves in enumerate(rows)}
     while left:
         for n in list(left):
             with torch.cuda.stream(rows[n].buffers.stream):
