@@ -373,6 +373,14 @@ def test_a_table_that_names_another_choice_keeps_what_it_knows() -> None:
     assert merge_tables(below, {"partition": {"alpha": 0.5}})["partition"] == below["partition"] | {"alpha": 0.5}  # type: ignore[operator]
 
 
+def test_a_grid_point_does_not_change_the_settings_of_other_runs() -> None:
+    """FedAsync tunes local.lr, the other methods of this experiment do not; planned twice, their rates are the same."""
+    experiment = find_experiment("fedbuff/cifar10")
+    for _ in range(2):
+        rates = {p.config.local.lr for p in configure_runs(experiment) if p.method != "FedAsync"}
+        assert rates == {0.01}
+
+
 def test_only_names_of_a_kind_widen_and_kinds_narrow() -> None:
     e = find_experiment("feddpc/table2")
     picked = plan_runs(e, only=["cifar10-0.2", "case=cifar10-0.6", "FedProx", "local.lr=0.1"])

@@ -9,6 +9,7 @@ import torch
 
 import askew
 from askew.algorithms import algorithms
+from askew.bench.workloads import with_random_images
 from askew.core.space import Space
 from askew.engine import stacked
 from askew.engine.slots import Slots
@@ -113,6 +114,28 @@ def test_several_methods_on_streams_of_their_own() -> None:
     for config, run in zip(configs, run_together(configs), strict=True):
         (alone,) = run_together([config])
         assert model_gap(run, alone) == 0
+
+
+@pytest.mark.parametrize("engine", ["slots", "stacked"])
+@pytest.mark.parametrize("dtype", ["float32", "tf32"])
+def test_many_large_batches_of_a_network_without_kernels(engine: str, dtype: str) -> None:
+    """Padded convolutions, 150 clients with batches of 128: activations of two gigabytes. Three rounds are those of the
+    sequential engine.
+    """
+    tables = {
+        "rounds": 3,
+        "data": {"name": "cifar10"},
+        "partition": {"name": "iid", "clients": 150},
+        "participation": {"name": "full"},
+        "model": {"name": "convnet", "channels": [32, 32], "hidden": [256, 64], "padding": 1},
+        "local": {"steps": 2, "batch": 128, "lr": 0.05},
+    }
+    runs = list[askew.Run]()
+    for name, precision in (("sequential", "float32"), (engine, dtype)):
+        settings = {"name": name, "device": "cuda", "dtype": precision}
+        runs += run_together([with_random_images(Config.build(tables | {"engine": settings}))])
+    assert model_gap(*runs) < 1e-3
+    assert abs(runs[0].rounds[-1]["train_loss"] - runs[1].rounds[-1]["train_loss"]) < 1e-3
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddc"])

@@ -16,7 +16,7 @@ from ..data.federation import ClientBatches, RoundPlan, SampleIndex
 from .jobs import Jobs
 
 CHUNK = 16384  # samples gathered at a time
-SMALL = 2**28  # bytes; a buffer below is made four times as large as needed, others twice
+SPARE = ((2**28, 4.0), (2**32, 2.0), (math.inf, 1.1))  # below so many bytes, a buffer is so many times what is needed
 
 Sources = list[tuple[RoundPlan, ClientBatches]]  # batches, and the plan whose pool they come from
 
@@ -103,9 +103,10 @@ def fill_buffers(
     for name, (sources, needs) in needed.items():
         if name not in buffers or not buffers[name].holds(needs):
             x, y, _ = example(*sources[0])
-            spare = 4 if needs.samples * x.numel() * x.element_size() < SMALL else 2
+            size_in_bytes = needs.samples * x.numel() * x.element_size()
+            spare = next(times for below, times in SPARE if size_in_bytes < below)
             length = max(needs.length, buffers[name].rows.shape[1] if name in buffers else 0)
-            size = Needs(spare * needs.samples, spare * needs.batches, length)
+            size = Needs(int(spare * needs.samples), int(spare * needs.batches), length)
             buffers[name] = SampleBuffer(x, y, size, jobs[0][0].inputs.w.dtype, channels_last)
             grown = True
         buffers[name].fill(sources)

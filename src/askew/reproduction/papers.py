@@ -372,9 +372,10 @@ def build_config(spec: RunSpec, scale: str) -> Config:
 def merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
     """Nested tables with those of `above` laid over those of `below`.
 
-    A table that names another choice keeps the settings of the old one that the new one has too, and no others.
+    A table that names another choice keeps the settings of the old one that the new one has too, and no others. No
+    table of either is part of the result, which may be changed.
     """
-    out = dict(below)
+    out = {key: merge_tables(value, {}) if isinstance(value, Mapping) else value for key, value in below.items()}
     for key, value in above.items():
         old = out.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
@@ -384,7 +385,7 @@ def merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
                 old = {k: v for k, v in old.items() if k in known}
             out[key] = merge_tables(old, value)
         else:
-            out[key] = value
+            out[key] = merge_tables(value, {}) if isinstance(value, Mapping) else value
     return out
 
 

@@ -27,8 +27,8 @@ def can_run(x: Tensor, norm: nn.Module) -> bool:
         and norm.affine
         and x.dim() == 4
         and x.dtype in (torch.bfloat16, torch.float32)
+        and not torch._C._functorch.is_batchedtensor(x)  # which cannot be asked for its memory format
         and x.is_contiguous(memory_format=torch.channels_last)
-        and not torch._C._functorch.is_batchedtensor(x)
         and not torch.compiler.is_compiling()
         and available()
     )
