@@ -422,8 +422,8 @@ def use_page(browser: Browser, served: WatchServer) -> None:
 
 
 def open_report(browser: Browser, root: Path, out: Path) -> None:
-    """Open a report of the same folders from its file, on a narrow screen: it shows the same, and asks for nothing."""
-    assert main(["report", str(root), "--out", str(out)]) == 0
+    """Open a report of three folders from its file, on a narrow screen: it shows the same, and asks for nothing."""
+    assert main(["report", *(str(root / name) for name in ("first", "second", "broken")), "--out", str(out)]) == 0
     runs = load_all([root / "first", root / "second"])
     browser.open((out / "index.html").as_uri())
     browser.wait(f"location.protocol === 'file:' && document.readyState === 'complete' && ({LEGEND}).length === 3")
