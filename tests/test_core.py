@@ -23,7 +23,7 @@ from askew.core.settings import Registry, Settings, setting
 from askew.core.space import BATCH_NORMS, Space
 from askew.core.task import Bound, Functional, WithFeatures, with_features
 from askew.core.types import Batch, momentum_length
-from askew.engine.server import half_means
+from askew.engine.finite import half_means
 from askew.errors import AlgorithmError, ConfigError, ModelError, UnknownName
 from askew.models import networks
 

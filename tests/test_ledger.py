@@ -68,10 +68,11 @@ from askew.reproduction.ledger_summary import (
     find_leads,
     summary_texts,
 )
+from askew.reproduction.papers import CURVES
 from askew.reproduction.participation_counts import participation_counts, skewed_counts
 from askew.reproduction.printed import PrintedNumber, read_printed
-from askew.reproduction.prune_curves import prune_curves
-from askew.reproduction.results import CURVES, ResultRow, read_results, write_results
+from askew.reproduction.prune_curves import curve_uses, is_pruned, prune_curves
+from askew.reproduction.results import ResultRow, metrics_by_run, read_results, write_results
 from browser import CHROMIUM, Browser
 
 PAPERS = Path(__file__).parent.parent / "papers"
@@ -1091,16 +1092,39 @@ def test_no_claim_and_no_number_reads_the_curve_of_a_point_that_a_rule_may_drop(
         )
 
 
-def test_no_claim_no_number_and_no_figure_reads_curves_that_are_stored_at_few_rounds() -> None:
-    known = papers.experiments(PAPERS)
-    few = {e.id for e in known.values() if e.curves_every > 1}
-    read = {id for e in known.values() if e.axis or e.target is not None for id in (e.id, *e.runs)}
+def curves_read() -> dict[str, set[str]]:
+    """The curves that claims, printed numbers and figures read, by the experiment that trains the runs."""
+    known, read = papers.experiments(PAPERS), set[tuple[str, str]]()
+    for e in known.values():
+        read |= {(e.id, y) for y in e.axis.get("y", ())} | ({(e.id, "accuracy")} if e.target is not None else set())
     for claim in REAL:
-        terms = [t for rule in (*claim.rules, *claim.beside) for t in rule_terms(rule) if t.metric in CURVES]
-        read |= {id for t in terms for id in ([t.experiment] if t.experiment else claim.experiments)}
+        for t in (t for rule in (*claim.rules, *claim.beside) for t in rule_terms(rule) if t.metric in CURVES):
+            ids = [t.experiment] if t.experiment else claim.experiments
+            read |= {(id, t.metric) for id in ids if has_cell(known, known[id], t.case, t.method)}
     for row in (row for folder in PAPERS.iterdir() for row in read_printed(folder)):
-        read |= {row.experiment} if row.metric.startswith(("rounds_to", "speedup", "accuracy at ")) else set()
-    assert few == {"feddc/table3-setting3", "ours/turnout"} and not few & read
+        if row.metric.startswith(("rounds_to", "speedup", "accuracy at ")):
+            read.add((row.experiment, "accuracy"))
+    owners = [(owner, curve) for id, curve in read for owner in known[id].runs or (id,)]
+    return {id: {curve for owner, curve in owners if owner == id} for id, _ in owners}
+
+
+def test_every_curve_that_a_claim_a_number_or_a_figure_reads_is_stored_and_at_every_round() -> None:
+    known, read = papers.experiments(PAPERS), curves_read()
+    assert read["fedpdc/table3"] == {"accuracy", "public_share", "public_ratio"}
+    for id, curves in read.items():
+        assert curves <= set(known[id].curves), f"{id}: name {curves - set(known[id].curves)} in curves"
+    few = {e.id for e in known.values() if e.curves_every > 1}
+    assert few == {"feddc/table3-setting3", "ours/turnout"} and not few & read.keys()
+
+
+@pytest.mark.slow
+def test_stored_results_have_the_curves_that_experiments_store_and_no_others() -> None:
+    known, rows = papers.experiments(PAPERS), read_results(PAPERS.parent / "results")
+    assert not {(r.experiment, r.metric) for r in rows if r.metric in CURVES.keys() - set(known[r.experiment].curves)}
+    evidence = Evidence(known, metrics_by_run(r for r in rows if r.scale == "full"), "full")
+    for id, e in known.items():  # of runs that several share, the one that stores them has the curves of all
+        lost = [key for key, used in curve_uses(evidence, id) if used and is_pruned(evidence.runs[key], e.curves)]
+        assert not lost, (id, lost)
 
 
 # the command ----------------------------------------------------------------------------------------------------

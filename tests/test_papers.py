@@ -347,6 +347,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         (text + '[[method]]\nname = "A"\n', "two cases or two methods"),
         (text + "[scale.tiny]\n", "unknown scale 'tiny'"),
         (text.replace("title", "notes"), "is not an experiment"),
+        (f'curves = ["los"]\n{text}', "there is no curve 'los'; did you mean 'loss'"),
         (text.replace("lr =", "rate ="), "unknown setting local.rate"),
         (f"seeds = [0, -1]\n{text}", "seed must be ≥ 0, got -1"),
     ):
@@ -541,6 +542,14 @@ def test_curves_that_nothing_uses_are_pruned_and_restored_once_they_are_used(
     assert "accuracy" in metrics_by_run(read_results(tmp_path / "results"))[p.key]
     assert not trained  # the curve was read from its run folder
     assert not prepare_reproduction(str(file), results=tmp_path / "results").missing
+    file.write_text(f'curves = ["loss"]\n{file.read_text()}')  # which no run has
+    assert hyper_text(worst) in {
+        hyper_text(p.hyper) for p in prepare_reproduction(str(file), results=where["results"]).missing
+    }
+    reproduce(str(file), **where)
+    stored = metrics_by_run(read_results(tmp_path / "results"))[p.key]
+    assert "loss" in stored and "train_loss" not in stored
+    assert not prepare_reproduction(str(file), results=where["results"]).missing
 
 
 def test_data_and_weights_that_are_not_there_are_missed_at_once(
@@ -623,7 +632,7 @@ def test_halves_of_the_test_set_are_fixed_disjoint_and_make_up_the_whole() -> No
 
 def test_metrics_of_a_run() -> None:
     config = Config.build({"rounds": 4, "evaluation": {"every": 2}})
-    metrics = run_metrics(run_of(config, rounds_of([None, 0.5, None, 0.4]), parameters=7))
+    metrics = run_metrics(run_of(config, rounds_of([None, 0.5, None, 0.4]), parameters=7), ["accuracy", "train_loss"])
     assert (
         metrics["best_accuracy"] == "0.5"
         and metrics["best_round"] == "2"
@@ -660,6 +669,9 @@ def test_curves_survive_being_stored() -> None:
         [50, 100],
         [0.2, 0.4],
     )
+    assert not {"loss", "train_loss"} & run_metrics(run_of(config, rounds_of([0.1]))).keys()  # which nobody asked for
+    drifting = [r | {"drift_relative": n} for n, r in enumerate(rounds_of([0.1] * 42), 1)]
+    assert run_metrics(run_of(config, drifting), ["drift_relative"])["drift_relative"] == "20:20 40:40 42:42"
     fewer = run_metrics(run_of(config, rounds_of([0.1, 0.98765, 0.3])), curves_every=2)
     assert fewer["accuracy"] == "2:0.9877 3:0.3" and fewer["mean_accuracy_100"] == f"{(0.1 + 0.98765 + 0.3) / 3:.6g}"
     timed = [r | {"clock": 1.5 * n} for n, r in enumerate(rounds_of([0.1, 0.2, 0.3]), 1)]

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from askew import participation
 from askew.errors import ConfigError, DataError
 from askew.experiment.build import with_informed_rule
 from askew.experiment.config import Config
@@ -32,12 +31,11 @@ from askew.participation import (
     Trace,
     Uneven,
     Uniform,
+    base,
     chances,
-    latest_state,
-    membership,
-    own_chances,
     participations,
 )
+from askew.participation.rules import LEAST_CHANCE, latest_state, membership, own_chances
 from problems import classification, skewed_samples
 
 Probabilities = dict[tuple[int, ...], float]
@@ -365,7 +363,7 @@ def test_more_skew_means_fewer_clients() -> None:
 def test_even_the_unlikeliest_come_when_the_others_are_used_up() -> None:
     rule = Skewed(gamma=1e6, cohort=8)
     p = chances(0, 8, 1e6)
-    assert (p > 0).all() and (p == participation.LEAST_CHANCE).any()
+    assert (p > 0).all() and (p == LEAST_CHANCE).any()
     assert draw_rounds(rule, 3, range(8), 8) == [tuple(range(8))] * 3
     assert agree(successive(p, range(8), 7), draw_rounds(Skewed(gamma=1e6, cohort=7), 2000, range(8), 8))
 
@@ -567,13 +565,13 @@ def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_dropout_and_stragglers_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    everybody, purposes, generator = np.arange(30), [], participation.generator
+    everybody, purposes, generator = np.arange(30), [], base.generator
 
     def note_purpose(seed: int, purpose: str, round: int) -> np.random.Generator:
         purposes.append(purpose)
         return generator(seed, purpose, round)
 
-    monkeypatch.setattr(participation, "generator", note_purpose)
+    monkeypatch.setattr(base, "generator", note_purpose)
     came = Uniform().turnout(0, 1, everybody, 30)
     assert purposes == ["participation"]
     assert np.array_equal(came.ids, Uniform().sample(0, 1, everybody, 30)) and came.absent.size == 0

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import askew
 import askew.engine.clock as clock_module
-import askew.participation as participation_module
+import askew.participation.rules as participation_rules
 from askew.algorithms import algorithms
 from askew.core.records import CLOCK, LATE, LEFT, NOT_AWAITED
 from askew.core.rng import uniforms
@@ -362,7 +362,7 @@ def test_stand_ins_for_who_is_away_are_drawn_with_equal_chances(
 def test_bernoulli_draws_again_until_somebody_comes_who_is_there(
     built: BuiltRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participation_module, "MANY", 0)  # as with many clients
+    monkeypatch.setattr(participation_rules, "MANY", 0)  # as with many clients
     clock, rounds = clock_of_trace(built, tmp_path, Bernoulli(fraction=0.1)), 1000
     monkeypatch.setattr(clock.availability, "few", lambda t, most: None)
     drawn = Counter(tuple(clock.ask(t, 0.0)[0].tolist()) for t in range(1, rounds + 1))

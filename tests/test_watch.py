@@ -17,10 +17,10 @@ import pytest
 
 import askew
 from askew.cli.main import main
-from askew.errors import ConfigError
+from askew.errors import ConfigError, StoreWarning
 from askew.experiment import toml
 from askew.experiment.folder_lock import lock_folder
-from askew.experiment.store import append_lines, load_all, write_json, write_lines
+from askew.experiment.store import append_lines, load_all, load_whole, write_json, write_lines
 from askew.report import page, views
 from askew.report.columns import Columns, thin_out
 from askew.report.figures import accuracy_picture
@@ -102,6 +102,32 @@ def ask(watch: WatchServer, path: str, method: str = "GET", host: str | None = N
 
 def ask_json(watch: WatchServer, name: str) -> Any:
     return json.loads(ask(watch, f"/{watch.token}/{name}").text)
+
+
+# which folders ----------------------------------------------------------------------------------------------------
+
+
+def test_a_report_and_the_page_look_for_runs_in_the_same_folders(root: Path) -> None:
+    make_run(root / "study" / "third", [record(1)])
+    make_run(root / "study" / "deeper" / "fourth", [record(1)])
+    make_run(root / ".hidden" / "fifth", [record(1)])
+    lost = make_run(root / "study" / "lost", [record(1)])
+    (lost / "run.toml").unlink()
+    watched = RunFolders(root)
+    watched.look()
+    states = {run.name: run.state for run in watched.runs}
+    assert states == {
+        "first": "finished",
+        "second": "finished",
+        "study/third": "finished",
+        "broken": "broken",
+        "study/lost": "broken",
+    }
+    with pytest.warns(StoreWarning, match="a run is left out"):
+        whole, broken = load_whole([root])  # as `askew report` reads them
+    assert {run.folder: "finished" for run in whole} | dict.fromkeys(broken, "broken") == {
+        root / name: state for name, state in states.items()
+    }
 
 
 # what is sent -----------------------------------------------------------------------------------------------------
@@ -396,8 +422,8 @@ def use_page(browser: Browser, served: WatchServer) -> None:
 
 
 def open_report(browser: Browser, root: Path, out: Path) -> None:
-    """Open a report of the same folders from its file, on a narrow screen: it shows the same, and asks for nothing."""
-    assert main(["report", str(root), "--out", str(out)]) == 0
+    """Open a report of three folders from its file, on a narrow screen: it shows the same, and asks for nothing."""
+    assert main(["report", *(str(root / name) for name in ("first", "second", "broken")), "--out", str(out)]) == 0
     runs = load_all([root / "first", root / "second"])
     browser.open((out / "index.html").as_uri())
     browser.wait(f"location.protocol === 'file:' && document.readyState === 'complete' && ({LEGEND}).length === 3")

@@ -23,8 +23,9 @@ from ..participation import Participation, Poisson
 from .accounting import HOW_TO_INSTALL, can_amplify, epsilon
 from .answers import NOT_FINITE
 from .base import Incident, PhaseOutputs, PhaseRequest, RecordingStage
+from .finite import half_means
 from .noise import NoiseSource, SeededNoise, SystemNoise, row_lengths, shorten_rows
-from .server import Server, half_means
+from .server import Server
 
 TRIAL_CLIENTS = 8  # clients in the trial that finds out whether a method needs single uploads
 LEAST_NOISE = 1e-4  # less hides nothing, and whole numbers of its steps would overflow

@@ -36,7 +36,7 @@ from ..core.settings import Settings, setting
 from ..errors import ConfigError
 from .answers import NOT_FINITE
 from .base import Incident, PhaseOutputs, PhaseRequest
-from .server import half_means
+from .finite import half_means
 
 
 class Rule(NamedTuple):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm
 from ..core.bank import Bank
-from ..core.hooks import STATE, correct_hook, in_words, is_foreign, is_pair, is_state, unchanged, wrong_return
 from ..core.method_checks import check_declared, check_method
 from ..core.records import NO_ANSWER, RECORD, TIMES
 from ..core.rng import coin
@@ -24,6 +22,7 @@ from ..data.federation import Federation, LocalSettings, RoundPlan
 from ..errors import AlgorithmError, ConfigError
 from ..participation import Turnout
 from . import drift as drift_metrics
+from . import server_hooks
 from .answers import MODEL_NOT_FINITE, NO_BATCH, NOT_FINITE
 from .base import (
     Engine,
@@ -36,6 +35,7 @@ from .base import (
     finished_time,
     prepare_next,
 )
+from .finite import check_phase
 from .round_metrics import EvaluateModel, RoundMetric, RoundUpdates
 from .sample_buffer import send
 
@@ -55,15 +55,6 @@ class RoundState(NamedTuple):
     def only(self, rows: list[int]) -> RoundState:
         """The state of a round with some of the participants."""
         return self._replace(rows={name: select_rows(state, rows) for name, state in self.rows.items()})
-
-
-class PhaseCheck(NamedTuple):
-    """What the host learns of a phase, from the device at once."""
-
-    losses: list[float]
-    finite: list[bool]  # whose reports are all finite: others are left out
-    whole: bool  # is the new state finite?
-    scalars: dict[str, float]  # 0-d server state, for the record
 
 
 @dataclass
@@ -114,10 +105,10 @@ class Server:
         self.w, self.buffers = space.start.clone(), space.buffers.clone()
         self.drift_history = drift_metrics.history(space) if drift else None  # None: drift is not recorded
         self.times = dict.fromkeys(TIMES if times else (), 0.0)  # of the round under way
-        self.state = declared_state(alg, "server_state", space)
+        self.state = server_hooks.declared_state(alg, "server_state", space)
         self.parts, self.private = alg.parts(space), alg.private(space)
-        self.clients = Bank(declared_state(alg, "client_state", space), owns=owns)
-        self.memory = Bank(declared_state(alg, "memory", space))
+        self.clients = Bank(server_hooks.declared_state(alg, "client_state", space), owns=owns)
+        self.memory = Bank(server_hooks.declared_state(alg, "memory", space))
         check_declared(alg, self.state | self.memory.start, self.parts, self.private)
         self.unchecked = {id(phase) for phase in self.phases}  # whose weights were not asked for yet
         own = {"w": space.start[self.private.indices], "b": space.buffers[self.private.buffer_indices]}
@@ -286,7 +277,7 @@ class Server:
         no_rows = at.buffers.new_zeros(1, 0)
         up = self._without_private(PhaseOutputs(up, {}, {}, no_rows, one, None)).up
         cohort = Cohort(one, one, one, one, one, None, lr, lr0, round, len(self.fed.eligible))
-        w, server, _ = self._aggregate(self.phases[-1], at.w, up, cohort, at.server, {})
+        w, server, _ = server_hooks.aggregate(self.phases[-1], at.w, up, cohort, at.server, {})
         log.whole = all(bool(torch.isfinite(v).all()) for v in (w, *server.values()))
         log.scalars = {n: float(v) for n, v in server.items() if v.dim() == 0}
         rows = {name: bank.read([]) for name, bank in self.banks.items()}
@@ -298,7 +289,7 @@ class Server:
         """The plan, state and carry after a phase; clients whose reports are not finite are left out."""
         with measure_time([self], "server"):
             new = self._try_phase(phase, round, plan, outputs, at)
-            check = self._check(outputs, new)
+            check = check_phase(outputs, new.w, new.buffers, new.server)
         if phase.trains or not log.losses:
             log.losses = check.losses
         if not all(check.finite):
@@ -308,7 +299,7 @@ class Server:
             if not plan.ids:
                 return plan, at, outputs.carry
             new = self._phase_state(phase, round, plan, outputs, at)
-            check = self._check(outputs, new)
+            check = check_phase(outputs, new.w, new.buffers, new.server)
         log.whole, log.scalars = check.whole, check.scalars
         return plan, new, outputs.carry
 
@@ -321,7 +312,7 @@ class Server:
         try:
             return self._phase_state(phase, round, plan, outputs, at)
         except (RuntimeError, ValueError, ArithmeticError):  # which a report that is not finite may cause
-            if all(self._check(outputs, at).finite):
+            if all(check_phase(outputs, at.w, at.buffers, at.server).finite):
                 raise
             return at
 
@@ -332,20 +323,21 @@ class Server:
         cohort, updates, buffers = self._cohort(round, plan, outputs, at.w, phase), at.updates, at.buffers
         if id(phase) in self.unchecked:  # aggregate() would fail on wrong weights, and not say why
             self.unchecked.discard(id(phase))
-            self._weights(phase, outputs.up, cohort)
-        w, server, memory = self._aggregate(phase, at.w, outputs.up, cohort, at.server, at.rows["memory"])
+            server_hooks.weights(phase, outputs.up, cohort)
+        w, server, memory = server_hooks.aggregate(phase, at.w, outputs.up, cohort, at.server, at.rows["memory"])
         if "delta" in outputs.up and (self.drift_history is not None or self.metrics):
-            weights = self._weights(phase, outputs.up, cohort)
+            weights = server_hooks.weights(phase, outputs.up, cohort)
             updates = updates._replace(ids=plan.ids, deltas=outputs.up["delta"], local_buffers=outputs.buffers)
             updates = updates._replace(weights=weights, public=cohort.public)
         if phase.trains and buffers.numel():
-            mean, private = self._weights(phase, outputs.up, cohort) @ outputs.buffers, self.private.buffer_indices
+            mean = server_hooks.weights(phase, outputs.up, cohort) @ outputs.buffers
+            private = self.private.buffer_indices
             buffers = mean if self.private.empty else mean.index_copy(0, private, buffers[private])
         private_rows = at.rows["private"]
         if outputs.theta is not None:
             own = outputs.theta[:, self.private.indices], outputs.buffers[:, self.private.buffer_indices]
             private_rows = dict(zip(("w", "b"), own, strict=True))
-        state = self._same_form(phase, "finish", "client state", at.rows["clients"], outputs.state)
+        state = server_hooks.same_form(phase, "finish", "client state", at.rows["clients"], outputs.state)
         rows = {"clients": state, "memory": memory, "private": private_rows}
         return RoundState(w, buffers, server, rows, updates)
 
@@ -453,58 +445,7 @@ class Server:
             staleness = send(each, self.space.device)
         return Cohort(p, steps, tau, size, outputs.loss, public, lr, lr0, round, len(self.fed.eligible), staleness)
 
-    def _weights(self, phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
-        weights = phase.weights(up, cohort)
-        fitting = isinstance(weights, Tensor) and weights.shape == cohort.p.shape
-        if not fitting or (is_foreign(phase) and weights.dtype != cohort.p.dtype):
-            raise wrong_return(phase, "weights", f"a weight for each client, {in_words(cohort.p)}", weights)
-        return weights.to(self.space.dtype)
-
-    def _unchanged(self, phase: Algorithm, w: Tensor, up: State, server: State) -> AbstractContextManager[None]:
-        """Refuse an aggregate(), called inside, that changes in place what it is given."""
-        named = {f"{name}[{n!r}]": t for name, state in (("up", up), ("server", server)) for n, t in state.items()}
-        return unchanged(phase, "aggregate", **({"w": w} | named))
-
-    def _aggregate(
-        self, phase: Algorithm, w: Tensor, up: State, cohort: Cohort, server: State, memory: State
-    ) -> tuple[Tensor, State, State]:
-        """The new model, server state and memory rows."""
-        with self._unchanged(phase, w, up, server) if is_foreign(phase) else nullcontext():
-            aggregated = phase.aggregate(w, up, cohort, server | memory)
-        if not (is_pair(aggregated) and isinstance(aggregated[0], Tensor) and is_state(aggregated[1])):
-            raise wrong_return(phase, "aggregate", f"the new model and {STATE}", aggregated)
-        new, entries = aggregated
-        self._same_form(phase, "aggregate", "model", {"w": w}, {"w": new})
-        entries = self._same_form(phase, "aggregate", "server state", server | memory, entries)
-        return new, {n: entries[n] for n in server}, {n: entries[n] for n in memory}
-
-    # guards and accounts ----------------------------------------------------------------------------------------------
-
-    def _same_form(self, phase: Algorithm, hook: str, what: str, old: State, new: State) -> State:
-        """Refuse a state without its names, shapes and dtypes: a bank, a message and a checkpoint must hold it."""
-        declared, returned = ({n: f"{tuple(v.shape)} {v.dtype}" for n, v in state.items()} for state in (old, new))
-        if declared != returned:
-            name = next(n for n in {**declared, **returned} if declared.get(n) != returned.get(n))
-            raise AlgorithmError(
-                f"{phase.display_name()}: {hook}() must return the {what} with its declared names, shapes and types; "
-                f"{name!r} was declared {declared.get(name, 'not at all')} and came back "
-                f"{returned.get(name, 'not at all')}. {correct_hook(phase)}"
-            )
-        return new
-
-    def _check(self, outputs: PhaseOutputs, new: RoundState) -> PhaseCheck:
-        """All that the host must know of a phase, from the device at once."""
-        models = [] if outputs.theta is None else [outputs.theta]  # private coordinates are in no upload
-        reports = [*outputs.up.values(), *outputs.state.values(), *models, outputs.buffers]
-        scalars = {n: v for n, v in new.server.items() if v.dim() == 0}
-        parts = [t for t in (new.w, new.buffers, *new.server.values()) if t.dim() and t.numel()]
-        each = torch.stack([outputs.loss.double(), *(half_means(t) for t in reports if t.numel())])
-        rest = [*(half_means(t[None]) for t in parts), *(v.double()[None] for v in scalars.values())]
-        values = torch.cat([each.flatten(), *rest]).cpu().numpy()
-        rows, whole = np.split(values, [each.numel()])
-        finite = np.isfinite(rows.reshape(each.shape)).all(0)
-        logged = dict(zip(scalars, whole[len(parts) :].tolist(), strict=True))
-        return PhaseCheck(rows[: len(finite)].tolist(), finite.tolist(), bool(np.isfinite(whole).all()), logged)
+    # what travels -----------------------------------------------------------------------------------------------------
 
     def _without_private(self, outputs: PhaseOutputs) -> PhaseOutputs:
         """Private coordinates never go up: every upload of length P arrives with zeros there."""
@@ -548,14 +489,6 @@ class Server:
         log.bytes_up += up * answers_sent
 
 
-def declared_state(alg: Algorithm, hook: str, space: Space) -> State:
-    """What one of the hooks that declare a state returns."""
-    state: State = getattr(alg, hook)(space)
-    if not is_state(state):
-        raise wrong_return(alg, hook, STATE, state)
-    return state
-
-
 def explained_incidents(ids: Sequence[int], outputs: PhaseOutputs) -> list[Incident]:
     """The incidents of a phase; a client without an answer and without a reason gave no answer."""
     answered = {ids[row] for row in outputs.answered or ()} | {incident.client for incident in outputs.incidents}
@@ -573,19 +506,6 @@ def measure_time(servers: Sequence[Server], part: str) -> Iterator[None]:
     yield
     for server in recording:
         server.times[f"seconds_{part}"] += (finished_time(server.space.device) - began) / len(servers)
-
-
-def half_means(t: Tensor) -> Tensor:
-    """Half the mean of each row [C]; finite just where all of the row is, however large its numbers. One pass."""
-    rows = t[..., None].flatten(1)
-    if not rows.is_floating_point():
-        return torch.zeros(len(rows), dtype=torch.float64, device=t.device)
-    return (rows @ _half_mean_weights(rows.shape[1], rows.dtype, rows.device)).double()
-
-
-@lru_cache(maxsize=4)
-def _half_mean_weights(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((n,), 0.5 / max(1, n), dtype=dtype, device=device)
 
 
 def with_work(plan: RoundPlan) -> RoundPlan:

@@ -191,6 +191,7 @@ def find_engine() -> Iterator[MachineFinding]:
 def find_folders(runs: Path) -> Iterator[MachineFinding]:
     """Where datasets and runs are."""
     from ..data import files
+    from .store import find_run_folders
 
     there = [name for name in files.table if files.find(name)]
     absent = [name for name in files.table if name not in there]
@@ -198,7 +199,7 @@ def find_folders(runs: Path) -> Iterator[MachineFinding]:
     if absent:
         advice = f"askew data get {absent[0]}, and so on; digits and synthetic data need no files"
         yield MachineFinding("folders", "datasets", f"not there: {', '.join(absent)}", MISSING, advice)
-    count = sum(1 for _ in runs.glob("*/run.toml"))
+    count = sum(1 for _ in find_run_folders(runs))
     yield find_folder("runs", runs.absolute(), f"{count:,} runs", "--out")
 
 

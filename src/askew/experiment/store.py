@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +43,7 @@ DIVERGED = "diverged"  # the state of a run that was stopped because it diverged
 CHECKSUM = re.compile(r',?\s*"checksum": "([0-9a-f]{16})"\s*\}\s*\Z')  # the end of a JSON object
 SEALED = ("run.toml", "run.json", "rounds.jsonl", "federation.json")  # files that always hold a checksum
 NUMBERS = ("seconds", "bytes_up", "bytes_down", "dropped")  # keys of every record
+DEPTH = 2  # levels below a folder on which its run folders are looked for
 NAMED_TABLES = ("data", "partition", "participation", "model", "algorithm")  # tables that choose something by its name
 
 
@@ -277,6 +279,27 @@ def check_records(path: Path, rounds: Sequence[Record]) -> None:
             )
 
 
+def find_run_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """The run folders below a folder, damaged ones too; it itself if it is one."""
+    try:
+        with os.scandir(root) as found:
+            entries = list(found)
+    except OSError:
+        return
+    if any(entry.name in ("run.toml", "run.json", "rounds.jsonl") for entry in entries):
+        yield root
+        return
+    for entry in entries if depth else ():
+        if not entry.name.startswith(".") and entry.is_dir():
+            yield from find_run_folders(Path(entry.path), depth - 1)
+
+
+def begun_at(folder: Path) -> int:
+    """When a run was begun, in nanoseconds; 0 if its configuration is lost."""
+    path = folder / "run.toml"
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
 def load_all(folders: Iterable[str | Path], check: Callable[[Run], object] = lambda run: None) -> list[Run]:
     """Read run folders, each once, and those inside of other folders in the order in which they were begun.
 
@@ -292,14 +315,13 @@ def load_whole(
     runs: dict[Path, Run | None] = {}
     problems: dict[Path, AskewError] = {}
     for folder in map(Path, folders):
-        inside = sorted(folder.glob("*/run.toml"), key=lambda file: (file.stat().st_mtime_ns, file))
-        is_run = (folder / "run.toml").is_file() or not inside
-        for run_folder in [folder] if is_run else [file.parent for file in inside]:
+        found = sorted(find_run_folders(folder), key=lambda run: (begun_at(run), run))
+        for run_folder in found or [folder]:
             if run_folder.resolve() not in runs:
                 try:
                     runs[run_folder.resolve()] = load_checked(run_folder, check)
                 except AskewError as e:
-                    if not (run_folder / "run.toml").is_file():
+                    if run_folder == folder and not (folder / "run.toml").is_file():
                         raise  # somebody named a wrong folder
                     runs[run_folder.resolve()] = None
                     problems[run_folder] = e

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .expressions import RecordedCurve, Term, Value
-from .papers import Experiment, Hyper, hyper_text, plan_runs, seed_digests
-from .results import CURVES, HELD_OUT, Metrics, RunMetrics, parse_curve
+from .papers import CURVES, Experiment, Hyper, hyper_text, plan_runs, seed_digests
+from .results import HELD_OUT, Metrics, RunMetrics, parse_curve
 
 CellKey = tuple[str, str]  # case and method
 

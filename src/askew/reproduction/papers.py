@@ -31,11 +31,13 @@ UNTRAINED = ("histogram", "heatmap", "toy")  # of SHOWS: those for which nothing
 # Keys that a file may have, at its top level, in [[case]] and [[method]], and in [scale.NAME].
 EXPERIMENT_KEYS = (
     *("title", "where", "shows", "metric", "target", "also", "seeds", "choose", "choices", "notes", "axis"),
-    *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap", "curves_every", "stored"),
+    *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap", "curves", "curves_every", "stored"),
 )
 ENTRY_KEYS = {"case": ("name", "set", "methods"), "method": ("name", "set", "grid", "cases")}
 GAP_KEYS = ("cases", "methods", "cause")
 SCALE_KEYS = ("set", "grid", "seeds", "cases", "methods")
+# Record keys that can be stored as curves, and the rounds between two points of each.
+CURVES = {"accuracy": 1, "train_loss": 1, "loss": 1, "public_share": 1, "public_ratio": 1, "drift_relative": 20}
 
 Hyper = dict[str, Any]  # the tuned settings of a grid point, by dotted key: {"local.lr": 0.1}
 Tables = dict[str, Any]  # nested tables of a configuration
@@ -101,6 +103,7 @@ class Experiment:
     choose: tuple[str, ...]  # metrics by which a grid point is chosen: the first decides, the next breaks ties
     scales: dict[str, Scale]
     gaps: tuple[Gap, ...] = ()
+    curves: tuple[str, ...] = ("accuracy",)  # that are stored
     curves_every: int = 1  # rounds between the stored points of a curve
     stored: tuple[str, ...] = ()  # metrics that are stored; all if none is named
 
@@ -137,6 +140,7 @@ class PlannedRun(NamedTuple):
     hyper: Hyper  # the grid point
     seed: int
     config: Config
+    curves: tuple[str, ...] = ("accuracy",)
     curves_every: int = 1
     stored: tuple[str, ...] = ()
 
@@ -240,9 +244,18 @@ def experiment_from_tables(name: str, page: Mapping[str, Any]) -> Experiment:
         choose=tuple(page.get("choose", ("best_accuracy", "-mean_train_loss_100"))),
         scales={scale: scale_from_table(table) for scale, table in page.get("scale", {}).items()},
         gaps=tuple(Gap(tuple(g["cases"]), tuple(g["methods"]), g["cause"]) for g in page.get("gap", [])),
+        curves=curve_names(["accuracy", *page.get("axis", {}).get("y", ()), *page.get("curves", ())]),
         curves_every=positive_whole(page.get("curves_every", 1), "curves_every"),
         stored=tuple(page.get("stored", ())),
     )
+
+
+def curve_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The names of curves, each once."""
+    for name in names:
+        if name not in CURVES:
+            raise ValueError(f"there is no curve {name!r}; {did_you_mean(name, CURVES)}")
+    return tuple(dict.fromkeys(names))
 
 
 def positive_whole(value: object, key: str) -> int:
@@ -319,7 +332,8 @@ def configure_runs(
                 seeds_built[seed] = built[point].seed
             run = (s.experiment.id, scale, s.case.name, s.method.name, s.hyper, s.seed)
             config = replace(built[point], seed=seeds_built[seed])
-            planned.append(PlannedRun(*run, config, s.experiment.curves_every, s.experiment.stored))
+            e = s.experiment
+            planned.append(PlannedRun(*run, config, e.curves, e.curves_every, e.stored))
     return planned
 
 

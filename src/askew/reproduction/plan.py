@@ -43,7 +43,7 @@ class Reproduction:
     def is_done(self, planned: PlannedRun) -> bool:
         """Whether a run is stored with everything that this experiment needs."""
         metrics = self.metrics_of(planned)
-        return metrics is not None and not (planned.key in self.need_curve and is_pruned(metrics))
+        return metrics is not None and not (planned.key in self.need_curve and is_pruned(metrics, planned.curves))
 
     @property
     def missing(self) -> list[PlannedRun]:
@@ -62,7 +62,7 @@ class Reproduction:
             points = chosen.get((p.experiment, p.case, p.method))
             if points is None or p.seed == whole[0].seed or p.hyper in points:
                 self.planned.append(p._replace(config=replace(p.config, engine=self.engine)) if self.engine else p)
-        pruned = {p.key for p in self.planned if is_pruned(self.metrics_of(p) or {})}
+        pruned = {p.key for p in self.planned if is_pruned(self.metrics_of(p) or {}, p.curves)}
         used = runs_with_used_curves(self.experiment, self.runs, self.scale) if pruned else set()
         self.need_curve = frozenset(pruned & used)
 

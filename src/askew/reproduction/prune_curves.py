@@ -5,14 +5,13 @@ No table, figure or claim reads the other points' curves, and they would be most
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ..experiment.folder_lock import wait_for_folder
 from .evidence import Evidence, choice_rules, choose_point
-from .papers import Experiment, experiments, find_experiment, hyper_text
+from .papers import CURVES, Experiment, experiments, find_experiment, hyper_text
 from .results import (
-    CURVES,
     Metrics,
     RunKey,
     RunMetrics,
@@ -23,13 +22,13 @@ from .results import (
     write_results_file,
 )
 
-# Metrics that are read off a curve: where one is there without its curve, the curve was pruned.
-CURVE_METRICS = {"best_accuracy": "accuracy", "last_loss": "loss", "best_train_loss": "train_loss"}
+# A metric that is read off a curve, by the curve: where it is there and the curve is not, the curve was pruned.
+CURVE_METRICS = {"accuracy": "best_accuracy", "loss": "last_loss", "train_loss": "best_train_loss"}
 
 
-def is_pruned(metrics: Metrics) -> bool:
-    """Whether some curve of a run was pruned."""
-    return any(metric in metrics and curve not in metrics for metric, curve in CURVE_METRICS.items())
+def is_pruned(metrics: Metrics, curves: Iterable[str]) -> bool:
+    """Whether some of these curves of a run was pruned."""
+    return any(curve not in metrics and CURVE_METRICS.get(curve, f"mean_{curve}") in metrics for curve in curves)
 
 
 def curve_uses(evidence: Evidence, id: str) -> Iterator[tuple[RunKey, bool | None]]:

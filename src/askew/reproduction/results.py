@@ -27,7 +27,7 @@ from ..experiment.config import Config
 from ..experiment.folder_lock import remove_leftovers, wait_for_folder
 from ..experiment.store import Run, read_text, write_text
 from ..experiment.toml import text_hash
-from .papers import PlannedRun, changed_settings, hyper_text
+from .papers import CURVES, PlannedRun, changed_settings, hyper_text
 
 WARM_UP = 10  # first rounds that are left out of a run's median time
 MEAN_PERCENTS = (10, 50, 100)  # percent of the rounds over which means of accuracy and training loss are taken
@@ -37,9 +37,6 @@ HELD_OUT = {
     "best_accuracy": ("chosen_accuracy", "reported_accuracy"),
     "last_accuracy": ("last_accuracy_choose", "last_accuracy_report"),
 }
-CURVES = ("accuracy", "train_loss", "loss", "public_share", "public_ratio")  # record keys stored as curves
-SPARSE_CURVE = "drift_relative"  # a record key stored as a curve of every so many rounds
-SPARSE_EVERY = 20  # rounds
 EARLY_ROUNDS = range(10, 101)  # rounds of the metrics "early_…", which claims about local models use
 LOCAL_MODEL_KEYS = ("drift_relative", "drift_apart", "fit_loss")  # record keys with such a metric, also by layer
 
@@ -87,7 +84,7 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
     precision = [engine.dtype] * (engine.dtype != "float32") + ["compiled"] * engine.compile
     device = ", ".join([str(run.facts.get("device", "unknown")), *precision])
     version, command = str(run.facts.get("version", "")), run_command(planned)
-    metrics = run_metrics(run, planned.curves_every)
+    metrics = run_metrics(run, planned.curves, planned.curves_every)
     if planned.stored:
         metrics = {name: value for name, value in metrics.items() if name in planned.stored}
     metrics |= {PROVENANCE: provenance_text(planned.config, run, whole=not planned.stored)}
@@ -235,10 +232,10 @@ def source_hash() -> str:
 # metrics --------------------------------------------------------------------------------------------------------
 
 
-def run_metrics(run: Run, curves_every: int = 1) -> dict[str, str]:
+def run_metrics(run: Run, curves: Iterable[str] = ("accuracy",), curves_every: int = 1) -> dict[str, str]:
     """The metrics of a run by name, as text with six digits; what was not recorded is left out.
 
-    Curves have a point every so many rounds; the other metrics are of all rounds.
+    The named curves have a point every so many rounds; the other metrics are of all rounds.
     """
     numbers: dict[str, float | None] = {
         "best_accuracy": run.best_accuracy,
@@ -253,10 +250,9 @@ def run_metrics(run: Run, curves_every: int = 1) -> dict[str, str]:
         numbers[f"mean_train_loss_{percent}"] = loss
     numbers |= half_metrics(run) | cost_metrics(run) | record_metrics(run) | prediction_set_metrics(run)
     texts = {name: f"{value:.6g}" for name, value in numbers.items() if value is not None}
-    curves = {key: curve_text(run, key, curves_every) for key in CURVES}
-    curves[SPARSE_CURVE] = curve_text(run, SPARSE_CURVE, SPARSE_EVERY)
-    curves |= clock_curves(run, curves_every)
-    return texts | {key: text for key, text in curves.items() if text} | prediction_set_curves(run)
+    points = {key: curve_text(run, key, max(CURVES[key], curves_every)) for key in curves}
+    points |= clock_curves(run, curves_every)
+    return texts | {key: text for key, text in points.items() if text} | prediction_set_curves(run)
 
 
 def mean_over_first(run: Run, key: str, percent: int) -> float | None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Condition, Event, Thread
 
 from ..core.files import printable
 from ..errors import AskewError, StoreError
 from ..experiment.folder_lock import is_locked
-from ..experiment.store import SEALED, Record, check_records, load_checked, parse_sealed
+from ..experiment.store import SEALED, Record, check_records, find_run_folders, load_checked, parse_sealed
 from ..report.columns import Columns
 from ..report.views import BROKEN, READING, ShownRun, shown_columns
 
-DEPTH = 2  # folders between the folder that is watched and a run folder, at most, and that run folder
 PAUSE = 0.5  # seconds between two looks at runs that train
 YIELD = 0.001  # seconds after a run was read, in which requests are answered
 SLOW = 8  # looks, after which other runs are looked at too
@@ -112,21 +109,6 @@ def file_state(path: Path) -> tuple[int, int, int] | None:
     return (found.st_mtime_ns, found.st_size if stat.S_ISREG(found.st_mode) else -1, found.st_ino)
 
 
-def find_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The run folders below a folder, and it itself if it is one."""
-    try:
-        with os.scandir(root) as found:
-            entries = list(found)
-    except OSError:
-        return
-    if any(entry.name in ("run.toml", "run.json", "rounds.jsonl") for entry in entries):
-        yield root
-        return
-    for entry in entries if depth else ():
-        if not entry.name.startswith(".") and entry.is_dir():
-            yield from find_folders(Path(entry.path), depth - 1)
-
-
 class RunFolders:
     """All runs below a folder; a thread reads them and notifies those who wait of changes."""
 
@@ -174,7 +156,7 @@ class RunFolders:
                 self.stopped.wait(YIELD)
 
     def _find_new(self) -> None:
-        new = [folder for folder in find_folders(self.root) if folder not in self._known]
+        new = [folder for folder in find_run_folders(self.root) if folder not in self._known]
         for folder in sorted(new):
             name = str(folder.relative_to(self.root)) if folder != self.root else folder.resolve().name
             run = WatchedRun(len(self.runs), folder, printable(name))

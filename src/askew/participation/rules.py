@@ -1,165 +1,26 @@
-"""Participation: which clients take part in a round, and how much of its local work each does.
+"""The rules that draw the clients of a round.
 
-Both are a function of the seed and the round alone; one rule also asks for the clients' labels.
+What they draw is a function of the seed and the round alone; one rule also asks for the clients' labels.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
-from .core.files import is_readable_file, map_array
-from .core.rng import generator
-from .core.settings import Registry, Settings, setting
-from .errors import ConfigError, DataError
+from ..core.rng import generator
+from ..core.settings import setting
+from ..errors import ConfigError
+from .base import MANY, CohortParticipation, Participation, keep
 
 LEAST_CHANCE = 1e-12  # probability; a client whose part in a skewed draw underflowed still comes when no other is left
-MANY = 10_000  # clients, beyond which a rule does not look for all that are there
 MAX_CONCENTRATION = 1e12  # of a Dirichlet: clients' chances differ by a millionth, and nothing overflows
-
-
-class UsedAnswer(NamedTuple):
-    """An answer that a round uses, where answers may come later than in the round in which their clients began."""
-
-    client: int
-    round: int  # in which the client began
-    share: float  # the fraction of its local steps that it did
-
-
-class Turnout(NamedTuple):
-    """Which of the clients chosen for a round answer, and with how much of the work."""
-
-    ids: np.ndarray  # sorted int64, the clients that answer
-    share: np.ndarray  # float64, the fraction of its local steps that each of them does; 1: all
-    absent: np.ndarray  # sorted int64, the clients that were chosen and do not answer
-    reasons: Mapping[int, str] = MappingProxyType({})  # why an absent client does not, where that is known
-    record: Mapping[str, Any] = MappingProxyType({})  # what the round's record says of it beside
-    used: Sequence[UsedAnswer] | None = None  # the answers that the round uses, by client; None: those of `ids`
-
-
-class Participation(Settings):
-    """A rule that chooses the clients of a round; the base class of all participation rules."""
-
-    idea: ClassVar[str] = ""  # one line for lists of rules
-    dropout: float = setting("chance that a chosen client does not answer", default=0.0, least=0, most=1)
-    stragglers: float = setting(
-        "chance that an answering client does only part of its local steps", default=0.0, least=0, most=1
-    )
-    least_work: float = setting(
-        "least fraction of its steps that a straggler does; the fraction is uniform between this and 1",
-        default=0.1,
-        above=0,
-        below=1,
-    )
-
-    seed: int | None = setting("seed of the participants' draws; left out: the run's", default=None, least=0)
-
-    def check_clients(self, clients: int) -> None:
-        """Refuse settings that are impossible with so many clients; called when the configuration loads."""
-
-    def drawn_by(self, seed: int) -> int:
-        """The seed that participation is drawn by in a run of this seed."""
-        return seed if self.seed is None else self.seed
-
-    def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
-        """Sorted int64 ids of the clients chosen for a round.
-
-        `eligible` are the ids of the clients that have samples, of N = `clients`.
-        """
-        raise NotImplementedError
-
-    def sample_there(
-        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
-    ) -> np.ndarray:
-        """What `sample` would draw among those of the eligible clients that are there.
-
-        A rule whose `sample` need not know all of them says here how it looks at fewer.
-        """
-        return self.sample(seed, round, keep(eligible, is_there), clients)
-
-    def with_labels(self, counts: Callable[[], np.ndarray]) -> Self:
-        """The rule that knows how many samples of each class every client has [N, K]; itself if it does not ask."""
-        return self
-
-    def turnout(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> Turnout:
-        """Which of the clients chosen for a round answer, perhaps none, and with how much of the work.
-
-        What happens to client i is the i-th draw of the round, whichever other clients were chosen.
-        """
-        return self.answering(seed, round, self.sample(self.drawn_by(seed), round, eligible, clients), clients)
-
-    def answering(self, seed: int, round: int, ids: np.ndarray, clients: int) -> Turnout:
-        """Which of these clients, which were asked, answer, and with how much of the work."""
-        seed = self.drawn_by(seed)
-        absent, share = ids[:0], np.ones(len(ids))
-        if self.dropout:
-            answers = generator(seed, "dropout", round).random(clients)[ids] >= self.dropout
-            ids, absent, share = ids[answers], ids[~answers], share[answers]
-        if self.stragglers:
-            late = generator(seed, "stragglers", round).random(clients)[ids] < self.stragglers
-            work = generator(seed, "work", round).random(clients)[ids[late]]
-            share[late] = self.least_work + (1 - self.least_work) * work
-        return Turnout(ids, share, absent)
-
-
-def keep(ids: np.ndarray, is_there: Callable[[int], bool]) -> np.ndarray:
-    """Those of the ids that are there."""
-    there: np.ndarray = np.fromiter(map(is_there, ids.tolist()), dtype=bool, count=len(ids))
-    return np.compress(there, ids)
-
-
-def looks_at_all(rule: Participation) -> bool:
-    """Does a rule look at all clients to draw among those that are there?
-
-    It does too if a class overrides `sample` alone, for which what its base class says in `sample_there` need not hold.
-    """
-    where = [next(c for c in type(rule).__mro__ if name in vars(c)) for name in ("sample", "sample_there")]
-    return where[0] is not where[1]
-
-
-class CohortParticipation(Participation):
-    """A rule that takes m of the clients present, at random without replacement, or all if they are fewer.
-
-    It is the base class of several rules.
-    """
-
-    fraction: float = setting("share of the clients that take part in a round", default=0.2, above=0, most=1)
-    cohort: int = setting(
-        "number of clients that take part in a round, instead of the share; 0: use the share", default=0, least=0
-    )
-
-    def check_clients(self, clients: int) -> None:
-        if self.cohort > clients:
-            raise ConfigError(
-                f"{self.display_name()}: cohort must be at most the number of clients, {clients}, got {self.cohort}; "
-                "lower participation.cohort or raise partition.clients."
-            )
-
-    def size(self, clients: int) -> int:
-        """The number m of clients to take, whichever are present."""
-        return self.cohort or max(1, round(self.fraction * clients))
-
-    def present(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
-        """The eligible clients that can take part in this round, in ascending order."""
-        return eligible
-
-    def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
-        return self.choose(seed, round, self.present(seed, round, eligible, clients), clients)
-
-    def choose(self, seed: int, round: int, present: np.ndarray, clients: int) -> np.ndarray:
-        """m of the clients that are present, or all, sorted."""
-        m = min(self.size(clients), len(present))
-        chosen = generator(seed, "participation", round).choice(len(present), m, replace=False, shuffle=False)
-        return np.sort(present[chosen]).astype(np.int64, copy=False)
 
 
 class Uniform(CohortParticipation):
@@ -439,104 +300,3 @@ class ByClass(Participation):
         classes = self.shares.shape[1]
         phi = generator(seed, "chances").random(classes)
         return factor * self.shares @ (phi * np.where(np.arange(classes) < classes // 2, self.high, self.low))
-
-
-class Trace(Participation):
-    """The clients that a file names take part: as it was observed, or as another program drew it.
-
-    A .json file is a list of rounds, each a list of client ids from 0 to N − 1. A .npy file is a bool array
-    [rounds, N].
-    """
-
-    idea: ClassVar[str] = "a file says who comes in each round"
-    path: str = setting("the .json or .npy file; a relative path starts from the working folder", default="")
-    repeat: bool = setting("begin again after the file's last round; false: later rounds have no clients", default=True)
-
-    def check_clients(self, clients: int) -> None:
-        self.rows(clients)
-
-    def reads(self) -> tuple[Path, ...]:
-        return (Path(self.path),)
-
-    def sample(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
-        rows = self.rows(clients)
-        ids = rows[(round - 1) % len(rows)] if self.repeat or round <= len(rows) else rows[0][:0]
-        return ids[np.isin(ids, eligible)]
-
-    def sample_there(
-        self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
-    ) -> np.ndarray:
-        return keep(self.sample(seed, round, eligible, clients), is_there)
-
-    def rows(self, clients: int) -> tuple[np.ndarray, ...]:
-        """The sorted ids of every round of the file; an error if the file cannot be used."""
-        path = Path(self.path)
-        if path.suffix not in READERS:
-            raise ConfigError(
-                f"{self.display_name()}: path must name a .json or .npy file that says who comes in each round, "
-                f"got {self.path!r}; set participation.path."
-            )
-        try:
-            if path.exists() and not is_readable_file(path):
-                raise ValueError("it is no regular file, or far too large")
-            stat = path.stat()
-            return read_trace(path, stat.st_mtime_ns, stat.st_size, clients)
-        except OSError as problem:
-            reason = problem.strerror or type(problem).__name__
-        except (ValueError, RecursionError) as problem:
-            reason = str(problem)
-        raise DataError(
-            f"{self.display_name()}: cannot use {path}: {reason}; "
-            "mend the file or name another one in participation.path."
-        )
-
-
-@lru_cache(maxsize=8)
-def read_trace(path: Path, changed: int, size: int, clients: int) -> tuple[np.ndarray, ...]:
-    """The rounds of a file; the time of its last change and its size are there so that a new version is read again."""
-    return READERS[path.suffix](path, clients)
-
-
-def read_json(path: Path, clients: int) -> tuple[np.ndarray, ...]:
-    """The rounds of a JSON file, a list of lists of ids."""
-    page = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(page, list) or not page or not all(isinstance(row, list) for row in page):
-        raise ValueError("it must be a list of rounds, one or more, each a list of client ids")
-    for t, row in enumerate(page, 1):
-        for i in row:
-            if type(i) is not int or not 0 <= i < clients:
-                raise ValueError(
-                    f"its round {t} names {json.dumps(i):.40}, but ids are whole numbers from 0 to {clients - 1}"
-                )
-        if len(set(row)) < len(row):
-            raise ValueError(f"its round {t} names a client twice")
-    return tuple(np.array(sorted(row), dtype=np.int64) for row in page)
-
-
-def read_npy(path: Path, clients: int) -> tuple[np.ndarray, ...]:
-    """The rounds of a numpy file, a bool array."""
-    page = map_array(path)
-    if page.dtype != bool or page.shape[1:] != (clients,) or not len(page):
-        raise ValueError(
-            f"it must be a bool array [rounds, {clients}] of one round or more, got {page.dtype} {list(page.shape)}"
-        )
-    return tuple(np.flatnonzero(row).astype(np.int64, copy=False) for row in page)
-
-
-READERS = {".json": read_json, ".npy": read_npy}
-
-participations: Registry[Participation] = Registry(
-    "participation",
-    {
-        "bernoulli": Bernoulli,
-        "by_class": ByClass,
-        "cyclic": Cyclic,
-        "full": FullParticipation,
-        "markov": Markov,
-        "poisson": Poisson,
-        "skewed": Skewed,
-        "trace": Trace,
-        "uneven": Uneven,
-        "uniform": Uniform,
-    },
-)

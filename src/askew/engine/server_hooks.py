@@ -1,0 +1,66 @@
+"""Hooks that the server calls, and what they must return; `core/hooks.py` has those of a client.
+
+What does not fit is refused by a sentence that names the method and the hook.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
+
+from ..core.algorithm import Algorithm
+from ..core.hooks import STATE, correct_hook, in_words, is_foreign, is_pair, is_state, unchanged, wrong_return
+from ..core.space import Space
+from ..core.types import Cohort, State
+from ..errors import AlgorithmError
+
+
+def declared_state(alg: Algorithm, hook: str, space: Space) -> State:
+    """What one of the hooks that declare a state returns."""
+    state: State = getattr(alg, hook)(space)
+    if not is_state(state):
+        raise wrong_return(alg, hook, STATE, state)
+    return state
+
+
+def weights(phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
+    """The participants' weights [C]."""
+    given = phase.weights(up, cohort)
+    fitting = isinstance(given, Tensor) and given.shape == cohort.p.shape
+    if not fitting or (is_foreign(phase) and given.dtype != cohort.p.dtype):
+        raise wrong_return(phase, "weights", f"a weight for each client, {in_words(cohort.p)}", given)
+    return given.to(cohort.p.dtype)
+
+
+def aggregate(
+    phase: Algorithm, w: Tensor, up: State, cohort: Cohort, server: State, memory: State
+) -> tuple[Tensor, State, State]:
+    """The new model, server state and memory rows."""
+    with unchanged_inputs(phase, w, up, server) if is_foreign(phase) else nullcontext():
+        aggregated = phase.aggregate(w, up, cohort, server | memory)
+    if not (is_pair(aggregated) and isinstance(aggregated[0], Tensor) and is_state(aggregated[1])):
+        raise wrong_return(phase, "aggregate", f"the new model and {STATE}", aggregated)
+    new, entries = aggregated
+    same_form(phase, "aggregate", "model", {"w": w}, {"w": new})
+    entries = same_form(phase, "aggregate", "server state", server | memory, entries)
+    return new, {n: entries[n] for n in server}, {n: entries[n] for n in memory}
+
+
+def unchanged_inputs(phase: Algorithm, w: Tensor, up: State, server: State) -> AbstractContextManager[None]:
+    """Refuse an aggregate(), called inside, that changes in place what it is given."""
+    named = {f"{name}[{n!r}]": t for name, state in (("up", up), ("server", server)) for n, t in state.items()}
+    return unchanged(phase, "aggregate", **({"w": w} | named))
+
+
+def same_form(phase: Algorithm, hook: str, what: str, old: State, new: State) -> State:
+    """The new state; refused without its names, shapes and dtypes: a bank, a message and a checkpoint must hold it."""
+    declared, returned = ({n: f"{tuple(v.shape)} {v.dtype}" for n, v in state.items()} for state in (old, new))
+    if declared != returned:
+        name = next(n for n in {**declared, **returned} if declared.get(n) != returned.get(n))
+        raise AlgorithmError(
+            f"{phase.display_name()}: {hook}() must return the {what} with its declared names, shapes and types; "
+            f"{name!r} was declared {declared.get(name, 'not at all')} and came back "
+            f"{returned.get(name, 'not at all')}. {correct_hook(phase)}"
+        )
+    return new
