@@ -242,9 +242,10 @@ def test_mps_runs_while_the_command_does(code: int, tmp_path: Path, monkeypatch:
     monkeypatch.delenv(process_pool.MPS_PIPES, raising=False)
     monkeypatch.setattr(process_pool, "MPS_DEFAULT_PIPES", str(tmp_path / "missing"))
     sentences: list[str] = []
-    with process_pool.mps_server(sentences.append):
+    with process_pool.mps_server(6, sentences.append):
         pipe, log = os.environ[process_pool.MPS_PIPES], os.environ[process_pool.MPS_LOGS]
         assert Path(pipe).is_dir() and Path(log).is_dir() and pipe != log
+        assert os.environ[process_pool.QUEUES] == "16"  # of six processes, which share 96
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls == ([f"-d  {pipe} {log}", f" quit {pipe} {log}"] if code == 0 else [f"-d  {pipe} {log}"])
     assert sentences == (
@@ -258,10 +259,10 @@ def test_mps_that_runs_already_is_left_alone(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "control").touch()
     monkeypatch.setenv(process_pool.MPS_PIPES, str(tmp_path))
-    with process_pool.mps_server(lambda sentence: None):
-        assert os.environ[process_pool.MPS_PIPES] == str(tmp_path)
+    with process_pool.mps_server(6, lambda sentence: None):
+        assert os.environ[process_pool.MPS_PIPES] == str(tmp_path) and os.environ[process_pool.QUEUES] == "16"
     assert not (tmp_path / "calls").exists() and os.environ[process_pool.MPS_PIPES] == str(tmp_path)
     monkeypatch.setenv("PATH", "")
     (tmp_path / "control").unlink()
-    with process_pool.mps_server(lambda sentence: None):  # nor is it missed where it is not installed
+    with process_pool.mps_server(6, lambda sentence: None):  # nor is it missed where it is not installed
         assert os.environ[process_pool.MPS_PIPES] == str(tmp_path)

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -25,6 +25,7 @@ from .build import device_of
 from .config import Config, stored_tables
 from .launch import FailedRun, RemoteRuns, check_rebuildable, end_message, run_all, send_rounds
 from .process_state import stop_requests
+from .process_tuning import ENVIRONMENT
 from .run import OnRound
 from .store import Record, Run
 from .workers import (
@@ -44,6 +45,8 @@ MPS = "nvidia-cuda-mps-control"  # NVIDIA's program that lets several processes 
 MPS_PIPES, MPS_LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"  # environment variables that it reads
 MPS_DEFAULT_PIPES = "/tmp/nvidia-mps"  # where its pipes are if the variable is not set
 MPS_SECONDS = 30.0  # seconds for it to start, and to end
+MPS_MOST_QUEUES = 96  # of all processes: on an H200 116 were served, and with 128 a process found no device
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 Notify = Callable[[str], None]  # gets a sentence for the user
 OnLoss = Callable[[Sequence[Config]], None]  # gets the configurations of runs that are given up
@@ -78,7 +81,7 @@ def run_in_pool(
     with ExitStack() as stack:
         stopping = stack.enter_context(stop_requests())
         if device_of(first[0].engine.device).type == "cuda":
-            stack.enter_context(mps_server(notify))
+            stack.enter_context(mps_server(processes, notify))
         runs = RemoteRuns((), Path(out), watch)
         pool = stack.enter_context(ProcessPool(chain([first], coming), Path(out), processes, stopping, notify))
         pool.on_begin, pool.on_loss, pool.is_hopeless = runs.expect, on_loss, is_hopeless
@@ -263,30 +266,45 @@ class PoolWorker:
 
 
 @contextmanager
-def mps_server(notify: Notify) -> Iterator[None]:
+def mps_server(processes: int, notify: Notify) -> Iterator[None]:
     """Start NVIDIA's MPS, so that processes compute on a GPU at the same time, unless it runs or is not installed.
 
-    Without it the processes take turns.
+    Without it the processes take turns. With it they share the GPU's queues, of which each gets as many.
     """
-    if not shutil.which(MPS) or (Path(os.environ.get(MPS_PIPES, MPS_DEFAULT_PIPES)) / "control").exists():
+    if not shutil.which(MPS):
         yield
         return
-    before = {name: os.environ.get(name) for name in (MPS_PIPES, MPS_LOGS)}
-    with tempfile.TemporaryDirectory(prefix="askew-mps-") as folder:
-        for name in before:
-            os.environ[name] = str(Path(folder) / name.split("_")[2].lower())
-            Path(os.environ[name]).mkdir()
-        started = call_mps("-d")
-        if not started:
-            notify(f"{MPS} did not start; the processes take turns on the GPU")
-        try:
+    queues = min(int(ENVIRONMENT[QUEUES]), max(1, MPS_MOST_QUEUES // processes))
+    if (Path(os.environ.get(MPS_PIPES, MPS_DEFAULT_PIPES)) / "control").exists():
+        with changed_environment({QUEUES: str(queues)}):
             yield
-        finally:
-            if started and not call_mps(standard_input="quit\n"):
-                notify(f"{MPS} did not end; end it by its process id")
-            for name, value in before.items():
-                os.environ.pop(name)
-                os.environ |= {} if value is None else {name: value}
+        return
+    with tempfile.TemporaryDirectory(prefix="askew-mps-") as folder:
+        folders = {name: str(Path(folder) / name.split("_")[2].lower()) for name in (MPS_PIPES, MPS_LOGS)}
+        for path in folders.values():
+            Path(path).mkdir()
+        with changed_environment(folders | {QUEUES: str(queues)}):
+            started = call_mps("-d")
+            if not started:
+                notify(f"{MPS} did not start; the processes take turns on the GPU")
+            try:
+                yield
+            finally:
+                if started and not call_mps(standard_input="quit\n"):
+                    notify(f"{MPS} did not end; end it by its process id")
+
+
+@contextmanager
+def changed_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Inside, environment variables have these values."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ |= values
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ |= {} if value is None else {name: value}
 
 
 def call_mps(*arguments: str, standard_input: str = "") -> bool:

@@ -364,10 +364,13 @@ def curve_text(run: Run, key: str, every: int = 1) -> str:
 
 
 def clock_curves(run: Run, every: int) -> dict[str, str]:
-    """Virtual seconds and bytes sent since the start, by round, of a run that has a virtual clock."""
-    at, clock = run.curve("clock")
-    sent = list(accumulate(float(r["bytes_up"]) + float(r["bytes_down"]) for r in run.rounds))
-    return {"clock": points_text(at, clock, every), "bytes": points_text(at, sent, every)} if at else {}
+    """Virtual seconds and bytes sent since the start, at evaluated rounds, of a run that has a virtual clock."""
+    rounds, clock = run.curve("clock")
+    sent = accumulate(float(r["bytes_up"]) + float(r["bytes_down"]) for r in run.rounds)
+    evaluated = {*run.curve("accuracy")[0]}
+    found = [point for point in zip(rounds, clock, sent, strict=True) if point[0] in evaluated] if rounds else []
+    at, *values = map(list, zip(*found, strict=True)) if found else ([], [], [])
+    return {name: points_text(at, each, every) for name, each in zip(("clock", "bytes"), values, strict=True) if each}
 
 
 def points_text(at: Sequence[int], values: Sequence[float], every: int) -> str:
