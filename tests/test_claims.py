@@ -26,6 +26,7 @@ from askew.reproduction.claim_rules import (
 from askew.reproduction.claims import Claim, read_claims
 from askew.reproduction.expressions import TERM, Formula, RecordedCurve, Term, parse_term
 from askew.reproduction.papers import CURVES
+from askew.reproduction.results import TO_TARGET
 
 PAPERS = Path(__file__).parent.parent / "papers"
 CLAIMS = {claim.id: claim for folder in sorted(PAPERS.iterdir()) for claim in read_claims(folder)}
@@ -303,7 +304,7 @@ def example(t: Term, text: str, size: float) -> Any:
         return RecordedCurve(np.arange(80), values)
     if t.metric == "loss":
         return RecordedCurve(ROUNDS, 1 + (ROUNDS / 1000 - 1) ** 2 + size * ROUNDS / 1000)
-    if t.metric in CURVES:
+    if t.metric in (*CURVES, TO_TARGET):
         lift = (-1.0) ** np.arange(len(ROUNDS)) if "jitter(" in text else np.minimum(ROUNDS / 20, 5)
         return RecordedCurve(ROUNDS, 99.5 * (1 - np.exp(-ROUNDS / 300)) + size * lift)
     return t.sign * (50 + 5 * size)

@@ -33,8 +33,8 @@ from askew.experiment import launch, process_state, workers
 from askew.experiment.config import Config
 from askew.experiment.divergence import divergence_sentence
 from askew.experiment.launch import run_all, run_config
-from askew.experiment.run_folder import check_same_config, run_folder
-from askew.experiment.store import Record
+from askew.experiment.run_folder import check_same_config, run_folder, stored_model
+from askew.experiment.store import Record, write_json
 from askew.report.terminal import long_time
 
 BASE: dict[str, Any] = {"rounds": 12, "partition": {"clients": 6}, "model": {"name": "softmax"}}
@@ -130,6 +130,39 @@ def test_a_run_that_diverges_says_so_and_goes_on_or_stops(tmp_path: Path, capsys
     assert [r["train_loss"] for r in whole.rounds] == [
         r["train_loss"] for r in run_config(configured(**TOO_FAST)).rounds
     ]
+
+
+def test_a_run_stops_at_an_accuracy_and_goes_on_where_more_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "a.toml", tmp_path / "runs"
+    file.write_text(configured().toml())
+    whole = run_config(configured())
+    accuracy = [r["accuracy"] for r in whole.rounds]
+    target, more = accuracy[1], max(accuracy[2:])
+    first, later = (next(n for n, a in enumerate(accuracy, 1) if a >= goal) for goal in (target, more))
+    assert first < later
+
+    def run(goal: float) -> askew.Run:
+        assert main(["run", str(file), "--out", str(out), "--set", f"evaluation.stop_at={goal!r}"]) == 0
+        [folder] = out.iterdir()
+        return askew.load(folder)
+
+    stopped = run(target)
+    assert (len(stopped.rounds), stopped.facts["state"], stopped.over, stopped.finished) == (first, "reached", True, 0)
+    capsys.readouterr()
+    assert len(run(target).rounds) == first and "already finished" in capsys.readouterr().err
+    assert main(["show", str(stopped.folder)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "stopped as its accuracy was high enough" in shown and "--set evaluation.stop_at=0" in shown
+    facts = json.loads((Path(str(stopped.folder)) / "run.json").read_text())
+    write_json(Path(str(stopped.folder)) / "run.json", facts | {"state": "interrupted"})  # just after that round
+    assert (again := run(target)).facts["state"] == "reached" and len(again.rounds) == first
+    assert len(run(more).rounds) == later
+    assert [r["accuracy"] for r in run(0.0).rounds] == accuracy
+    assert run(0.0).facts["state"] == "finished"
+    [folder] = out.iterdir()
+    assert {n: t.numpy().tobytes() for n, t in stored_model(folder).items()} == bits(whole)
 
 
 def test_the_other_runs_of_a_sweep_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

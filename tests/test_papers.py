@@ -34,7 +34,8 @@ from askew.reproduction.cost import (
     run_cost,
     training_speeds,
 )
-from askew.reproduction.evidence import GridPoint, choose_point
+from askew.reproduction.evidence import GridPoint, choose_point, metric_value
+from askew.reproduction.expressions import RecordedCurve, is_missed, rounds_or_last, rounds_or_one_more
 from askew.reproduction.paper_figures import untrained_table, write_paper_figures
 from askew.reproduction.papers import (
     PlannedRun,
@@ -52,6 +53,7 @@ from askew.reproduction.plan import Reproduction, chosen_points, prepare_reprodu
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.reproduce import reproduce, run_missing
 from askew.reproduction.results import (
+    TO_TARGET,
     Provenance,
     ResultRow,
     metrics_by_run,
@@ -570,12 +572,12 @@ def test_data_and_weights_that_are_not_there_are_missed_at_once(
 
 def test_ties_are_broken_by_the_next_metric_and_what_diverged_loses_them() -> None:
     points = [
-        GridPoint({"a": n}, {0: {"best_accuracy": accuracy, "mean_train_loss_100": loss}}, {})
+        GridPoint({"a": n}, {0: {"best_accuracy": accuracy, "mean_train_loss_100": loss}}, {}, {})
         for n, (accuracy, loss) in enumerate((("0.5", "inf"), ("0.5", "2"), ("0.5", "1"), ("0.4", "0")))
     ]
     rule = ("best_accuracy", "-mean_train_loss_100")
     assert choose_point(points, rule, [0]) == points[2] and choose_point(points[:2], rule, [0]) == points[1]
-    unmeasured = GridPoint({"a": 9}, {0: {"best_accuracy": "0.5"}}, {})
+    unmeasured = GridPoint({"a": 9}, {0: {"best_accuracy": "0.5"}}, {}, {})
     assert choose_point([unmeasured, *points], rule, [0]) == points[2]  # no measured loss is the worst one
     assert choose_point(points, ("chosen_accuracy",), [0]) is None
     assert choose_point([], rule, [0]) is None and choose_point(points, rule, []) is None
@@ -768,6 +770,54 @@ def test_rounds_to_a_target_and_speed_ups() -> None:
         "FedProx": [2.0],
         "FedBN": [4.0],
     }
+
+
+def test_runs_that_stop_at_the_target_count_for_its_rounds_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = 'title = "t"\nwhere = "here"\nshows = "table"\nmetric = "{}"\n{}[base]\nrounds = 8\n'
+    text += '[[method]]\nname = "FedAvg"\n[[method]]\nname = "slow"\nset = {{ local = {{ lr = 1e-6 }} }}\n'
+    count, best = tmp_path / "count.toml", tmp_path / "best.toml"
+    count.write_text(text.format("rounds_to", "target = 0.3\n"))
+    best.write_text(text.format("best_accuracy", ""))
+    folders = {name: str(tmp_path / name) for name in ("stopped", "whole")}
+    words = ["--out", str(tmp_path / "runs"), "--results", folders["stopped"]]
+    assert main(["reproduce", str(count), "--stop-at-target", *words]) == 0
+    assert main(["reproduce", str(best), "--stop-at-target", *words]) == 2  # it counts no rounds
+    assert "--stop-at-target is for experiments that count" in capsys.readouterr().err
+
+    def cells(file: Path, results: str) -> dict[str, list[float]]:
+        return {c.method: c.values for c in table_cells(prepare_reproduction(str(file), results=results))}
+
+    reproduce(str(count), out=tmp_path / "others", results=folders["whole"])
+    counted = cells(count, folders["whole"])
+    assert counted["slow"] == [math.inf] and 1 < counted["FedAvg"][0] < 8
+    assert cells(count, folders["stopped"]) == counted
+    stored = {r.method: {q.metric for q in read_results(folders["stopped"]) if q.run == r.run} for r in
+              read_results(folders["stopped"])}  # fmt: skip
+    assert "best_accuracy" in stored["slow"] and TO_TARGET not in stored["slow"]
+    assert TO_TARGET in stored["FedAvg"] and not {"accuracy", "best_accuracy", "last_accuracy"} & stored["FedAvg"]
+    [row] = [r for r in read_results(folders["stopped"]) if r.metric == TO_TARGET]
+    assert "--stop-at-target" in row.command and len(row.value.split()) == counted["FedAvg"][0]
+    assert not prepare_reproduction(str(count), results=folders["stopped"]).missing
+    higher = tmp_path / "higher.toml"
+    higher.write_text(text.format("rounds_to", "target = 0.99\n"))
+    for file in (best, higher):  # these need more of that run
+        assert [p.method for p in prepare_reproduction(str(file), results=folders["stopped"]).missing] == ["FedAvg"]
+    assert set(cells(best, folders["stopped"])) == {"slow"}
+    reproduce(str(best), out=tmp_path / "runs", results=folders["stopped"])  # goes on where the run was stopped
+    assert cells(best, folders["stopped"]) == cells(best, folders["whole"])
+    assert cells(count, folders["stopped"]) == counted
+
+
+def test_a_curve_that_ends_at_a_target_says_nothing_of_a_higher_one() -> None:
+    metrics = {TO_TARGET: "0.1 0.3 0.5"}
+    curve = metric_value(metrics, TO_TARGET)
+    assert isinstance(curve, RecordedCurve) and metric_value(metrics, "accuracy") is None
+    assert (rounds_or_one_more(curve, 30), rounds_or_last(curve, 50), is_missed(curve, 50)) == (2, 3, 0)
+    assert all(math.isnan(f(curve, 51)) for f in (rounds_or_one_more, rounds_or_last, is_missed))
+    whole = metric_value({"accuracy": "0.1 0.3 0.5", "best_accuracy": "0.5"}, TO_TARGET)
+    assert isinstance(whole, RecordedCurve) and (rounds_or_one_more(whole, 51), is_missed(whole, 51)) == (4, 1)
 
 
 def test_a_cell_beside_the_papers_number() -> None:

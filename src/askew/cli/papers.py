@@ -87,6 +87,10 @@ RunsFolder = Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds
 ResultsFolder = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the results' CSV files.")]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Say what would be run and what it costs, and run nothing.")]
 Alone = Annotated[bool, typer.Option("--alone", help="One run at a time, as needed to time rounds on a GPU.")]
+StopAtTarget = Annotated[
+    bool,
+    typer.Option("--stop-at-target", help="End each run at the accuracy up to which the experiment counts rounds."),
+]
 Workers = Annotated[
     int, typer.Option(metavar="N", help="Processes that share the work of each run; 0: as many as pay.")
 ]
@@ -109,6 +113,7 @@ def reproduce(
     workers: Workers = 0,
     processes: Processes = 1,
     stop: StopAfter = None,
+    stop_at_target: StopAtTarget = False,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -122,10 +127,12 @@ def reproduce(
         )
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
     words = ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
+    words += ["--stop-at-target"] * stop_at_target
     words += ["--workers", str(workers)] * (workers > 0) + ["--processes", str(processes)] * (processes > 1)
     words += ["--out", str(out), "--results", str(results), *map(str, data_options(folder))]
     if queue is not None:
-        refuse_beside_queue({"an ID": id, "--only": only, "--seeds": seeds, "--alone": alone, "--workers": workers})
+        beside = {"an ID": id, "--only": only, "--seeds": seeds, "--alone": alone, "--workers": workers}
+        refuse_beside_queue(beside | {"--stop-at-target": stop_at_target})
         again = terminal.command("reproduce", "--queue", queue, "--scale", scale, *words)
         options = QueueOptions(scale, engine, out, results, processes, parse_time(stop), as_json, again)
         show_queue_plan(queue, options, sorted_file) if plan else run_queue_file(queue, options)
@@ -136,7 +143,8 @@ def reproduce(
     find_experiment(id)  # refuse an unknown one before all results are read
     rows = read_results(results)
     runs = metrics_by_run(rows)
-    reproduction = prepare_reproduction(id, scale, only or (), seeds, results, own_engine, alone, runs)
+    known = (own_engine, alone, runs, stop_at_target)
+    reproduction = prepare_reproduction(id, scale, only or (), seeds, results, *known)
     if plan:
         show_plan(reproduction, rows, as_json)
         return

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..experiment.store import Record, Run
+from ..experiment.store import DIVERGED, Record, Run
 from ..report import terminal
 from ..report.tables import group_runs, shorten_label
 
@@ -132,7 +132,8 @@ class ProgressDisplay:
         if self.whole is not None:
             self.bars.update(self.whole, completed=self.done, text=self.count())
         if not self.console.is_terminal and was_trained:
-            early = f", stopped after round {len(run.rounds)} as it diverged" if not run.finished else ""
+            why = "it diverged" if run.facts.get("state") == DIVERGED else "its accuracy was high enough"
+            early = f", stopped after round {len(run.rounds)} as {why}" if not run.finished else ""
             best = terminal.percent(run.best_accuracy)
             self.say(f"{self.count()}: {self.run_title(run)}: best accuracy {best}{early}")
 

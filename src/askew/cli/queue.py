@@ -58,7 +58,7 @@ def run_queue_file(path: Path, options: QueueOptions) -> None:
     stopped, done = False, 0
     with RegularLines(console, lambda: queue_text(schedule, began)):
         for run in run_queue(experiments, schedule, out, watch, say):
-            if not run.finished:
+            if not run.over:
                 stopped = True
                 break
             planned, done = schedule.begun[run.name].planned, done + 1

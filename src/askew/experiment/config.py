@@ -81,6 +81,12 @@ class Evaluation(Settings):
     stop_diverged: bool = setting(
         "stop a run once it has diverged, which is always said; false: it goes on", default=False
     )
+    stop_at: float = setting(
+        "stop a run once its test accuracy is at least this, between 0 and 1; 0: it goes on",
+        default=0.0,
+        least=0.0,
+        most=1.0,
+    )
 
 
 # tables in which `name` chooses a member of a registry
@@ -101,6 +107,7 @@ OPTIONAL_TABLES: dict[str, type[Settings]] = {
     "robust": Robust,
     "time": TimeSettings,
 }
+STOPS = ("stop_diverged", "stop_at")  # settings of [evaluation] that change no round, only how many there are
 NEED_UPLOADS = {"drift", "fit", "weights"}  # settings of [evaluation] that need every client's upload
 DEFAULT_NAMES = {
     "data": "digits",
@@ -302,7 +309,8 @@ class Config:
             tables[name] = {k: v for k, v in tables[name].items() if k not in defaults or v != defaults[k]}
         tables["engine"].pop("workers", None)  # a run may go on with another number of processes
         tables["model"].pop("structure", None)  # of a user's network, whose fingerprint holds it too
-        tables["evaluation"].pop("stop_diverged", None)  # and after it was stopped
+        for name in STOPS:  # and after it was stopped
+            tables["evaluation"].pop(name, None)
         tables |= {f"content of {name}": hashes for name, hashes in self.file_hashes().items()}
         tables |= {f"source of {name}": text for name, text in self.source_texts().items()}
         return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]

@@ -135,7 +135,7 @@ def run_batch(
     configs: Sequence[Config], out: str | Path | None, fresh: bool, watch: OnRound | None, save_every: float
 ) -> Generator[Run, None, None]:
     """Run configurations that can be run at a time, in this process or in workers."""
-    is_stored = lambda config: is_finished(run_folder(config, out), config.evaluation.stop_diverged)
+    is_stored = lambda config: is_finished(run_folder(config, out), config.evaluation)
     if uses_workers(configs[0]) and (fresh or not all(map(is_stored, configs))):
         yield from run_on_workers(configs, out, fresh, watch, save_every)
         return

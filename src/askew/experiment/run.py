@@ -41,7 +41,7 @@ from .run_folder import (
     read_finished,
     run_folder,
 )
-from .store import DIVERGED, Record, Run, append_lines, flush_records, load, write_json
+from .store import DIVERGED, REACHED, Record, Run, append_lines, flush_records, load, write_json
 from .workers import is_worker
 
 OnRound = Callable[[Run, Record | None], None]  # called once before the first round, and after every round
@@ -80,7 +80,7 @@ def run_together(
                 if not fresh:
                     begin_at_end(folder, config)
         stored = enumerate(zip(configs, folders, strict=True)) if group.is_leader else ()
-        finished = group.broadcast([n for n, (c, folder) in stored if is_finished(folder, c.evaluation.stop_diverged)])
+        finished = group.broadcast([n for n, (c, folder) in stored if is_finished(folder, c.evaluation)])
         for n in finished if group.is_leader else ():
             check_finished_data(Path(folders[n] or ""), configs[n])
         read_back = read_finished if group.is_leader else load
@@ -135,6 +135,7 @@ class ActiveRun:
         self.t = begin_or_resume(self.run, built, group) if folder else 0  # the last round trained
         if built.clock and self.run.rounds:
             built.clock.resume(self.run.rounds)
+        self.best_accuracy = self.run.best_accuracy or 0.0
         self.before: Model = (self.server.w, self.server.buffers)  # before the round that is trained
         self.plain_record: Record = {}  # the last record, as it is where more rounds follow
         self.clock_record: Record = {}  # what the round's record says of the virtual clock
@@ -144,13 +145,16 @@ class ActiveRun:
 
     @property
     def is_over(self) -> bool:
-        """Are all rounds trained, or has it diverged and is to stop then?"""
-        return self.t >= self.config.rounds or self.stops_early
+        """Are all rounds trained, or is it to stop early?"""
+        return self.t >= self.config.rounds or bool(self.early_state)
 
     @property
-    def stops_early(self) -> bool:
-        """Has it diverged, and is to stop then?"""
-        return self.config.evaluation.stop_diverged and "diverged" in self.run.facts
+    def early_state(self) -> str:
+        """The state in which the run is to stop early; empty if it goes on."""
+        settings = self.config.evaluation
+        if settings.stop_diverged and "diverged" in self.run.facts:
+            return DIVERGED
+        return REACHED if settings.stop_at and self.best_accuracy >= settings.stop_at else ""
 
     @property
     def can_overlap(self) -> bool:
@@ -220,6 +224,7 @@ class ActiveRun:
                 rounds_of = np.bincount(clients, minlength=built.fed.clients).tolist()  # of each client
                 record |= accuracy_by_owner(built.task, self.server.w, self.server.buffers, built.fed, rounds_of)
         self.run.rounds.append(record)
+        self.best_accuracy = max(self.best_accuracy, record["accuracy"] or 0.0)
         if self.run.folder and self.group.is_leader:
             append_lines(self.run.folder / "rounds.jsonl", [record])
         self.note_divergence()
@@ -255,7 +260,7 @@ class ActiveRun:
     def finish(self) -> None:
         """Store the model and the state of a run that has all its rounds, or was stopped."""
         run = self.run
-        run.facts["state"] = "finished" if run.finished else DIVERGED if self.stops_early else "interrupted"
+        run.facts["state"] = "finished" if run.finished else self.early_state or "interrupted"
         run.facts["kernels"] = self.built.kernels.summary()  # known only now: which of them the run used
         run.model = {name: tensor.cpu() for name, tensor in model_tensors(self.built).items()}
         if run.folder and not run.finished:
@@ -287,6 +292,9 @@ def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: P
     Short rounds on a GPU overlap: a round is evaluated as soon as it is trained, and written while the device trains
     the next one.
     """
+    for run in runs:
+        if run.is_over:  # it was interrupted after the round in which it is to stop
+            run.finish()
     active = [run for run in runs if not run.is_over]
     unwritten: list[TrainedRound] = []
     overlap = False

@@ -21,9 +21,20 @@ from ..engine.process_group import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuildCache, BuiltRun, device_of
-from .config import CHOICES, OPTIONAL_TABLES, TABLES, Config, stored_tables
+from .config import CHOICES, OPTIONAL_TABLES, STOPS, TABLES, Config, Evaluation, stored_tables
 from .plugins import LOADED, PLUGIN_PREFIX, PLUGINS, TEXT
-from .store import TRACKING, Run, intact_rounds, load, read_json, write_atomic, write_json, write_lines, write_text
+from .store import (
+    DIVERGED,
+    TRACKING,
+    Run,
+    intact_rounds,
+    load,
+    read_json,
+    write_atomic,
+    write_json,
+    write_lines,
+    write_text,
+)
 from .toml import read_stored_toml, seal
 
 COMPARED_CLIENTS = 1000  # clients whose samples are compared, where clients make their own
@@ -46,12 +57,16 @@ def run_folder(config: Config, out: str | Path | None) -> Path | None:
     return None if out is None else Path(out) / config.name()
 
 
-def is_finished(folder: Path | None, stop_diverged: bool = True) -> bool:
-    """Does this folder hold a finished run, or one that was stopped as it diverged and is not to go on?"""
+def is_finished(folder: Path | None, settings: Evaluation | None = None) -> bool:
+    """Does this folder hold a finished run, or one that was stopped early and is not to go on by these settings?"""
     if folder is None or not ((folder / "run.toml").exists() and (folder / "model.safetensors").exists()):
         return False
     run = load(folder)
-    return run.finished or (stop_diverged and run.over)
+    if run.finished or not run.over or settings is None:
+        return run.over
+    if run.facts["state"] == DIVERGED:
+        return settings.stop_diverged
+    return bool(settings.stop_at) and (run.best_accuracy or 0.0) >= settings.stop_at
 
 
 def stored_model(folder: Path) -> dict[str, Tensor]:
@@ -94,7 +109,7 @@ def without_surroundings(tables: dict[str, Any]) -> dict[str, Any]:
     """A configuration without what changes no number of a round: where a plugin's file is, how many processes there
     are, when a run is stopped, and a hash that another one holds too.
     """
-    without = {"engine": {"workers": None}, "evaluation": {"stop_diverged": None}, "model": {"structure": None}}
+    without = {"engine": {"workers": None}, "evaluation": dict.fromkeys(STOPS), "model": {"structure": None}}
     parts = {name: tables[name] | none for name, none in without.items() if isinstance(tables.get(name), dict)}
     return tables | {"plugins": None} | parts
 

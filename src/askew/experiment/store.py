@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]  # of one round
 TRACKING = "tracking.json"  # the file in which trackers note which of their records is this run's
 DIVERGED = "diverged"  # the state of a run that was stopped because it diverged
+REACHED = "reached"  # and of one that was stopped because its accuracy was high enough
 CHECKSUM = re.compile(r',?\s*"checksum": "([0-9a-f]{16})"\s*\}\s*\Z')  # the end of a JSON object
 SEALED = ("run.toml", "run.json", "rounds.jsonl", "federation.json")  # files that always hold a checksum
 NUMBERS = ("seconds", "bytes_up", "bytes_down", "dropped")  # keys of every record
@@ -73,8 +74,8 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Is nothing left to train? All rounds are there, or it diverged and was to stop then."""
-        return self.finished or self.facts.get("state") == DIVERGED
+        """Is nothing left to train? All rounds are there, or it was to stop early and did."""
+        return self.finished or self.facts.get("state") in (DIVERGED, REACHED)
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
         """Rounds and values of one record key, where a number was recorded; "table.name" is an entry of a table."""

@@ -117,7 +117,7 @@ def serve(
             (folder / START).unlink(missing_ok=True)
         check_same_config(folder, config)
         check_same_buffer(folder, rules)
-        if is_finished(folder):
+        if is_finished(folder, config.evaluation):
             warn(f"{folder} holds this run already, finished; set fresh = true to run it again.")
             return read_finished(folder)
         with torch_state(config), explain_out_of_memory():

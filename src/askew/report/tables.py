@@ -13,6 +13,7 @@ from itertools import groupby
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from ..experiment.config import STOPS
 from ..experiment.curves import rounds_to
 from ..experiment.listing import stored_catalogue
 from ..experiment.store import Run
@@ -21,6 +22,7 @@ FlatSettings = dict[str, str]  # values as text by dotted key: {"local.lr": "0.1
 ComparisonRow = dict[str, Any]  # the figures of one group, by the names that `table` gives them
 FEDERATION = ("data", "partition")  # tables that say who holds what
 CONTENT = "content of data"  # the hash of a dataset's files, in `origins` of run.json
+STOPPING = tuple(f"evaluation.{name}" for name in STOPS)  # no number of a round depends on these
 DIGEST = re.compile(r"-([0-9a-f]{8})$")  # at the end of a run folder's name
 
 
@@ -114,7 +116,7 @@ def flatten_settings(config: Mapping[str, Any], above: str = "") -> FlatSettings
             flat |= flatten_settings(value, f"{above}{key}.")
         elif value is False and above in ("engine.", "evaluation."):
             continue  # as in runs that are older than the setting
-        elif above + key not in ("seed", "plugins", "engine.workers", "evaluation.stop_diverged", FINGERPRINT):
+        elif above + key not in ("seed", "plugins", "engine.workers", *STOPPING, FINGERPRINT):
             flat[above + key] = value_text(value)
     return flat
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from ..core.records import RECORD
 from ..core.settings import toml_text
 from ..experiment.roll_call import call_round, loss_sentence, never_sentences, reason_text
-from ..experiment.store import Run, read_json
+from ..experiment.store import DIVERGED, REACHED, Run, read_json
 from .tables import (
     ComparisonRow,
     client_count,
@@ -31,6 +31,8 @@ from .tables import (
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 WIDTH, HEIGHT = 60, 6  # of the chart, in characters
+# by the state of a run that was stopped early: what lets it go on
+GO_ON = {DIVERGED: " --set evaluation.stop_diverged=false", REACHED: " --set evaluation.stop_at=0"}
 LAST_ROUNDS = 5  # rounds that are shown one by one
 BEST, QUIET, WARNING = "bold green", "dim", "bold yellow"  # styles of text
 
@@ -127,6 +129,8 @@ def state(run: Run) -> str:
     rounds = run.config["rounds"]
     if run.finished:
         return f"finished, {rounds} rounds"
+    if run.facts.get("state") == REACHED:
+        return f"stopped as its accuracy was high enough, {len(run.rounds)} of {rounds} rounds"
     return f"{run.facts.get('state', 'begun')}, {len(run.rounds)} of {rounds} rounds"
 
 
@@ -236,7 +240,7 @@ def run_details(run: Run) -> RenderableType:
         parts += [Text(), further_records(run, further)]
     if not run.finished and run.folder:
         again = resume_command(run.folder, str(run.facts.get("engine")))
-        again += " --set evaluation.stop_diverged=false" if run.over else ""
+        again += GO_ON.get(str(run.facts.get("state")), "")
         parts += [Text(), pairs([("go on", Text(again))])]
     return Group(*parts)
 

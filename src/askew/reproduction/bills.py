@@ -22,6 +22,7 @@ from .evidence import Evidence
 from .expressions import Term
 from .paper_tables import long_duration
 from .papers import Experiment, build_config, hyper_text, run_specs
+from .results import TO_TARGET
 
 DEVICES = ("NVIDIA H200", "cpu")  # whose times are given: the first of them that was measured
 LARGE_EFFECT = 2.0  # standard deviations; the power of a test is given for it where nothing was measured
@@ -98,7 +99,7 @@ class Biller:
         costs = self.point_costs(owner).get((t.case, t.method), [])
         costs = [point for point in costs if set(t.hyper.split()) <= set(point.hyper.split())]
         points = self.evidence.points_of(owner, t.case, t.method, t.hyper)
-        stored = {hyper_text(p.hyper): set(p.runs) for p in points}
+        stored = {hyper_text(p.hyper): {*p.runs, *(p.stopped if t.metric == TO_TARGET else ())} for p in points}
         if len(costs) < 2 or not self.known[owner].choose:
             return [(point, max(0, seeds - len(stored.get(point.hyper, ())))) for point in costs]
         chosen = self.evidence.tuned_point(owner, points)
@@ -232,6 +233,8 @@ def rule_limits(rule: ClaimRule, seeds: int) -> str:
     return limits_text(len(rule.cells), seeds) if rule.test == "above" and seeds >= MIN_SEEDS else ""
 
 
-def printed_needs(experiment: str, case: str, methods: Iterable[str], hyper: str, seeds: int) -> Needs:
+def printed_needs(
+    experiment: str, case: str, methods: Iterable[str], hyper: str, seeds: int, metric: str = ""
+) -> Needs:
     """What a printed number needs: so many seeds of its method, and of those that it is relative to."""
-    return {(experiment, Term("", case, method, hyper, "", 1)): seeds for method in methods}
+    return {(experiment, Term("", case, method, hyper, metric, 1)): seeds for method in methods}

@@ -27,7 +27,7 @@ from ..report.statistics import (
     welch_test,
 )
 from .claim_checks import CLAIM_CHECKS
-from .evidence import Evidence
+from .evidence import Evidence, metric_value
 from .expressions import Term, read_formula
 from .papers import Experiment
 from .printed import PrintedNumbers
@@ -146,7 +146,7 @@ class RuleEvaluator:
         """Whether there are runs of a term, and none of them recorded its metric."""
         points = self.evidence.points_of(self.owner(t), t.case, t.method, t.hyper)
         runs = [metrics for point in points for metrics in point.runs.values()]
-        return bool(runs) and not any(t.metric in metrics for metrics in runs)
+        return bool(runs) and all(metric_value(metrics, t.metric) is None for metrics in runs)
 
 
 def has_cell(known: Mapping[str, Experiment], e: Experiment, case: str, method: str) -> bool:

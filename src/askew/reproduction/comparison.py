@@ -15,7 +15,7 @@ from .evidence import metric_value
 from .papers import PlannedRun, hyper_text, papers_folder
 from .plan import TIME_METRIC, MethodKey, Reproduction, chosen_points, runs_by_method
 from .printed import PrintedNumber, printed_by_key, read_printed
-from .results import HELD_OUT, parse_curve
+from .results import HELD_OUT, curve_to, parse_curve
 
 COST_METRICS = (TIME_METRIC, "bytes_up", "bytes_down", *TIMES)  # shown by an experiment about cost
 
@@ -110,9 +110,10 @@ def run_value(reproduction: Reproduction, groups: Groups, planned: PlannedRun, m
         return None
     if metric == "rounds_to":
         target = target_accuracy(reproduction, groups, planned)
-        if target is None or "accuracy" not in metrics:
+        curve = None if target is None else curve_to(metrics, target)
+        if target is None or curve is None:
             return None
-        reached = rounds_to(*parse_curve(metrics["accuracy"]), target)
+        reached = rounds_to(*parse_curve(curve), target)
         return math.inf if reached is None else float(reached)
     if metric == "speedup":
         baseline = groups.get((planned.experiment, planned.case, "FedAvg"), ())

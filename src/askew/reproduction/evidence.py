@@ -11,7 +11,7 @@ import numpy as np
 
 from .expressions import RecordedCurve, Term, Value
 from .papers import CURVES, Experiment, Hyper, hyper_text, plan_runs, seed_digests
-from .results import HELD_OUT, Metrics, RunMetrics, parse_curve
+from .results import HELD_OUT, TO_TARGET, Metrics, RunMetrics, parse_curve, was_stopped
 
 CellKey = tuple[str, str]  # case and method
 
@@ -22,13 +22,16 @@ class GridPoint(NamedTuple):
     hyper: Hyper
     runs: dict[int, Metrics]
     digests: dict[int, str]
+    stopped: dict[int, str]  # digests of runs that were stopped at an accuracy, which are not among the others
 
 
 class Evidence:
     """Results at one scale. They are found by their configurations: experiments that plan the same run share it."""
 
     def __init__(self, known: Mapping[str, Experiment], runs: RunMetrics, scale: str) -> None:
-        self.known, self.scale, self.runs = known, scale, runs
+        self.known, self.scale = known, scale
+        self.runs = {key: metrics for key, metrics in runs.items() if not was_stopped(metrics)}
+        self.stopped = {key: metrics for key, metrics in runs.items() if key not in self.runs}
         self.seeds = sorted({seed for _, seed in runs})
         self.found: dict[str, dict[CellKey, list[GridPoint]]] = {}  # by experiment, once looked up
         self.values: dict[tuple[str, Term, bool], dict[int, Value]] = {}  # of terms, which several rules name
@@ -46,9 +49,11 @@ class Evidence:
         found: dict[CellKey, list[GridPoint]] = {}
         for planned in plan_runs(e, self.scale, self.seeds[:1]):
             digests = seed_digests(planned.config, self.seeds)
+            stopped = {seed: digest for seed, digest in digests.items() if (digest, seed) in self.stopped}
             digests = {seed: digest for seed, digest in digests.items() if (digest, seed) in self.runs}
             runs: dict[int, Metrics] = {seed: self.runs[digest, seed] for seed, digest in digests.items()}
-            found.setdefault((planned.case, planned.method), []).append(GridPoint(planned.hyper, runs, digests))
+            point = GridPoint(planned.hyper, runs, digests, stopped)
+            found.setdefault((planned.case, planned.method), []).append(point)
         return found
 
     def points_of(self, experiment: str, case: str, method: str, hyper: str = "") -> list[GridPoint]:
@@ -89,9 +94,12 @@ class Evidence:
         points, found = self.points_of(experiment, t.case, t.method, t.hyper), dict[int, Value]()
         for seed in self.seeds:
             point = self.tuned_point(experiment, points, without=seed if blind else None)
-            value = metric_value(point.runs.get(seed, {}), t.metric) if point else None
+            metrics = point.runs.get(seed, {}) if point else {}
+            if point and t.metric == TO_TARGET and seed in point.stopped:
+                metrics = self.stopped[point.stopped[seed], seed]
+            value = metric_value(metrics, t.metric)
             if isinstance(value, RecordedCurve):
-                found[seed] = RecordedCurve(value.rounds, t.sign * value.values)
+                found[seed] = value._replace(values=t.sign * value.values)
             elif value is not None:
                 found[seed] = t.sign * value
         return found
@@ -99,12 +107,14 @@ class Evidence:
 
 def metric_value(metrics: Metrics, metric: str) -> Value | None:
     """A metric of a run: accuracies in percent, a curve where several values are stored; None if it is not there."""
+    stopped = metric == TO_TARGET and was_stopped(metrics)
+    metric = "accuracy" if metric == TO_TARGET and not stopped else metric
     if metric not in metrics:
         return None
     text, unit = metrics[metric], 100.0 if "accuracy" in metric else 1.0
-    if metric in CURVES or " " in text or ":" in text:
+    if metric in CURVES or stopped or " " in text or ":" in text:
         at, values = parse_curve(text)
-        return RecordedCurve(np.array(at), unit * np.array(values)) if at else None
+        return RecordedCurve(np.array(at), unit * np.array(values), stopped) if at else None
     return unit * float(text)
 
 

@@ -36,6 +36,7 @@ class RecordedCurve(NamedTuple):
 
     rounds: np.ndarray
     values: np.ndarray
+    stopped: bool = False  # of a run that was stopped at an accuracy: what follows is not known
 
     def cut(self, first: float, last: float) -> RecordedCurve:
         """The part from round `first` to round `last`."""
@@ -69,8 +70,13 @@ def moving_mean(c: RecordedCurve, width: int = 5) -> RecordedCurve:
 
 
 def rounds_or_one_more(c: RecordedCurve, target: float) -> float:
-    """The first evaluated round at or above the target; one more than the last round if there is none."""
+    """The first evaluated round at or above the target; one more than the last round if there is none.
+
+    nan of a run that was stopped before.
+    """
     reached = rounds_to(c.rounds, c.values, target)
+    if reached is None and c.stopped:
+        return math.nan
     return float(c.rounds[-1] + 1 if reached is None else reached)
 
 
@@ -80,8 +86,9 @@ def rounds_or_last(c: RecordedCurve, target: float) -> float:
 
 
 def is_missed(c: RecordedCurve, target: float) -> float:
-    """1 if no value reaches the target, else 0."""
-    return float(c.values.max() < target)
+    """1 if no value reaches the target, else 0; nan of a run that was stopped before."""
+    missed = float(c.values.max() < target)
+    return math.nan if missed and c.stopped else missed
 
 
 def best_value(c: RecordedCurve) -> float:

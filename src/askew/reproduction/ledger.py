@@ -37,6 +37,7 @@ from .printed import PrintedNumber, PrintedNumbers, printed_by_key, read_printed
 from .results import (
     HELD_OUT,
     NOT_RECORDED,
+    TO_TARGET,
     Provenance,
     RunKey,
     device_options,
@@ -333,7 +334,8 @@ class LedgerBuilder:
     def needs(self, e: Experiment, number: PrintedNumber) -> Needs:
         """The runs that a printed number takes."""
         method, _, hyper = number.method.partition(" @ ")
-        return printed_needs(e.id, number.case, (method, *rival_methods(e, number)), hyper, len(e.seeds))
+        methods = (method, *rival_methods(e, number))
+        return printed_needs(e.id, number.case, methods, hyper, len(e.seeds), curve_name(e, number))
 
     def choices(self, e: Experiment) -> dict[str, str]:
         """What a paper leaves open of an experiment, or of the experiments whose runs it shows."""
@@ -361,11 +363,12 @@ class LedgerBuilder:
             missing = self.biller.missing_runs(self.needs(e, number), tested=False)
         methods = (*rival_methods(e, number), method)
         only = [f"case={number.case}", *(f"method={m}" for m in methods), *hyper.split()]
-        seeds = sorted(chosen.runs) if chosen else []
+        stopped = chosen.stopped if chosen and curve_name(e, number) == TO_TARGET else {}
+        digests = sorted((chosen.digests | stopped).items()) if chosen else []
+        seeds = [seed for seed, _ in digests]
         more = ["--seeds", str(seeds[-1] + 1)] if seeds and seeds[-1] >= len(e.seeds) else []
-        digests = sorted(chosen.digests.items()) if chosen else []
         precision = next((device_options(self.devices[digest, seed]) for seed, digest in digests), [])
-        command = ["askew", "reproduce", e.id, "--scale", "full", *precision]
+        command = ["askew", "reproduce", e.id, "--scale", "full", *["--stop-at-target"] * bool(stopped), *precision]
         command += [*(word for item in only for word in ("--only", item)), *more]
         return LedgerRow(
             printed=number,
@@ -390,7 +393,7 @@ class LedgerBuilder:
             return [], 0
         evaluator, missed = RuleEvaluator(self.evidence["full"], [e.id], {}, blind=False), 0.0
         if number.metric == "rounds_to":
-            missed_text = f"missed({curve_term(number)}, {target_expression(e, number)})"
+            missed_text = f"missed({curve_term(e, number)}, {target_expression(e, number)})"
             missed = sum(evaluator.cell(VALUE_RULE, {}, missed_text).values)
         return evaluator.cell(VALUE_RULE, {}, text).values, int(missed)
 
@@ -455,20 +458,26 @@ def is_measurable(e: Experiment, number: PrintedNumber) -> bool:
 def number_expression(e: Experiment, number: PrintedNumber) -> str:
     """How a printed metric follows from recorded ones; empty where it does not."""
     if number.metric == "rounds_to":
-        return f"rounds({curve_term(number)}, {target_expression(e, number)})"
+        return f"rounds({curve_term(e, number)}, {target_expression(e, number)})"
     if number.metric == "speedup":
         target = target_expression(e, number)
-        base = curve_term(number, baseline_method(e, number))
-        return f"capped({base}, {target}) / capped({curve_term(number)}, {target})"
+        base = curve_term(e, number, baseline_method(e, number))
+        return f"capped({base}, {target}) / capped({curve_term(e, number)}, {target})"
     if number.metric.startswith("accuracy at "):
-        return f"at({curve_term(number)}, {number.metric.removeprefix('accuracy at ')})"
+        return f"at({curve_term(e, number)}, {number.metric.removeprefix('accuracy at ')})"
     recorded = RECORDED_METRIC.fullmatch(number.metric) and e.trains
     return f"[{number.case} | {number.method} | {number.metric}]" if recorded else ""
 
 
-def curve_term(number: PrintedNumber, method: str = "") -> str:
+def curve_term(e: Experiment, number: PrintedNumber, method: str = "") -> str:
     """The term of the accuracy curve in a number's case, of its own method or another."""
-    return f"[{number.case} | {method or number.method} | accuracy]"
+    return f"[{number.case} | {method or number.method} | {curve_name(e, number)}]"
+
+
+def curve_name(e: Experiment, number: PrintedNumber) -> str:
+    """The curve that a number is read off: it may end at a given accuracy where the rounds to that are counted."""
+    counts_rounds = number.metric in ("rounds_to", "speedup") and isinstance(e.target, float)
+    return TO_TARGET if counts_rounds else "accuracy"
 
 
 def baseline_method(e: Experiment, number: PrintedNumber) -> str:
@@ -492,5 +501,5 @@ def target_expression(e: Experiment, number: PrintedNumber) -> str:
     """The target of rounds, as an expression: a number, or another method's best or last accuracy."""
     if isinstance(e.target, str):
         which = "last" if e.target.endswith(" last") else "best"
-        return f"{which}({curve_term(number, target_method(e) or 'FedAvg')})"
+        return f"{which}({curve_term(e, number, target_method(e) or 'FedAvg')})"
     return f"{100 * e.target:g}" if e.target is not None else "0"

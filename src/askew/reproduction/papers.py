@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ..core.settings import with_defaults
 from ..errors import ConfigError, UnknownName, did_you_mean
-from ..experiment.config import CHOICES, DEFAULT_NAMES, Config, set_key
+from ..experiment.config import CHOICES, DEFAULT_NAMES, STOPS, Config, set_key
 from ..experiment.toml import literal, parse_value, read_toml
 
 SCALES = ("full", "reduced", "smoke")
@@ -111,6 +111,11 @@ class Experiment:
     def paper(self) -> str:
         """The folder of its paper."""
         return self.id.partition("/")[0]
+
+    @property
+    def accuracy_to_reach(self) -> float | None:
+        """The given accuracy up to which rounds are counted; None where something else is measured."""
+        return self.target if self.metric == "rounds_to" and isinstance(self.target, float) else None
 
     @property
     def trains(self) -> bool:
@@ -376,8 +381,9 @@ def build_config(spec: RunSpec, scale: str) -> Config:
     """The whole configuration of one run."""
     try:
         config = Config.build(settings_tables(spec, scale))
-        if config.evaluation.stop_diverged:
-            raise ConfigError("evaluation.stop_diverged leaves a run without its last result; leave it out.")
+        for name in STOPS:
+            if getattr(config.evaluation, name):
+                raise ConfigError(f"evaluation.{name} leaves a run without its last result; leave it out.")
     except ConfigError as e:
         raise type(e)(f"{spec.experiment.id}, {spec.case.name}, {spec.method.name}: {e}") from None
     return config
@@ -472,4 +478,5 @@ def changed_settings(config: Config) -> Tables:
             continue
         usual = with_defaults(type(getattr(config, name))).table()
         page[name] = {k: v for k, v in table.items() if k == "name" or v != usual[k]}
+    page["evaluation"] = {k: v for k, v in page["evaluation"].items() if k not in STOPS}
     return page

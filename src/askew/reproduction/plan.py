@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..engine.choose import EngineSettings
+from ..errors import ConfigError
+from ..experiment.config import Config
 from ..experiment.store import Run
 from .evidence import GridPoint, choice_rules, choose_point
 from .papers import Experiment, Hyper, PlannedRun, find_experiment, hyper_text, plan_runs
 from .prune_curves import is_pruned, runs_with_used_curves
-from .results import Metrics, RunKey, metrics_by_run, read_results
+from .results import Metrics, RunKey, curve_to, metrics_by_run, read_results, was_stopped
 
 TIME_METRIC = "seconds_per_round"  # of runs that had the device for themselves
 
@@ -30,13 +32,16 @@ class Reproduction:
     runs: dict[RunKey, dict[str, str]]  # stored metrics
     planned: list[PlannedRun] = field(default_factory=list)
     alone: bool = False  # one run at a time, so that rounds can be timed
+    stop_at_target: bool = False  # runs end where they reach the accuracy up to which rounds are counted
     unfinished: Run | None = None  # the run that was stopped
     lost: Sequence[PlannedRun] = ()  # runs that were given up with the processes that trained them
     need_curve: frozenset[RunKey] = frozenset()  # runs whose curve was pruned and is used after all
 
     def metrics_of(self, planned: PlannedRun) -> Metrics | None:
         """The stored metrics of a run; None if it was not run, or without a metric that this experiment needs."""
-        metrics = self.runs.get(planned.key)
+        metrics, target = self.runs.get(planned.key), self.experiment.accuracy_to_reach
+        if metrics and was_stopped(metrics) and (target is None or curve_to(metrics, target) is None):
+            return None
         needed = [self.experiment.metric] * (self.experiment.shows == "coverage") + [TIME_METRIC] * self.alone
         return metrics if metrics and all(metric in metrics for metric in needed) else None
 
@@ -61,10 +66,16 @@ class Reproduction:
         for p in whole:
             points = chosen.get((p.experiment, p.case, p.method))
             if points is None or p.seed == whole[0].seed or p.hyper in points:
-                self.planned.append(p._replace(config=replace(p.config, engine=self.engine)) if self.engine else p)
+                self.planned.append(p._replace(config=self.adapt(p.config)))
         pruned = {p.key for p in self.planned if is_pruned(self.metrics_of(p) or {}, p.curves)}
         used = runs_with_used_curves(self.experiment, self.runs, self.scale) if pruned else set()
         self.need_curve = frozenset(pruned & used)
+
+    def adapt(self, config: Config) -> Config:
+        """The configuration with the chosen engine, and stopped at the target if asked for."""
+        config = replace(config, engine=self.engine) if self.engine else config
+        target = self.experiment.accuracy_to_reach if self.stop_at_target else None
+        return replace(config, evaluation=replace(config.evaluation, stop_at=target)) if target else config
 
 
 def prepare_reproduction(
@@ -76,6 +87,7 @@ def prepare_reproduction(
     engine: EngineSettings | None = None,
     alone: bool = False,
     runs: dict[RunKey, dict[str, str]] | None = None,
+    stop_at_target: bool = False,
 ) -> Reproduction:
     """Plan an experiment and look up which of its runs are stored in the folder of results.
 
@@ -84,7 +96,12 @@ def prepare_reproduction(
     experiment = find_experiment(id)
     runs = metrics_by_run(read_results(results)) if runs is None else runs
     alone = alone or experiment.shows == "cost"
-    reproduction = Reproduction(experiment, scale, tuple(only), seeds, engine, runs, alone=alone)
+    if stop_at_target and experiment.accuracy_to_reach is None:
+        raise ConfigError(
+            f"reproduce: --stop-at-target is for experiments that count the rounds to a given accuracy, and {id} does "
+            "not; leave it out."
+        )
+    reproduction = Reproduction(experiment, scale, tuple(only), seeds, engine, runs, [], alone, stop_at_target)
     reproduction.update_plan()
     return reproduction
 
@@ -110,7 +127,9 @@ def chosen_points(reproduction: Reproduction, planned: Sequence[PlannedRun]) -> 
             continue
         first = planned[0].seed
         grid = [p for p in runs if p.seed == first]
-        points = [GridPoint(p.hyper, {first: m}, {first: p.digest}) for p in grid if (m := reproduction.metrics_of(p))]
+        points = [
+            GridPoint(p.hyper, {first: m}, {first: p.digest}, {}) for p in grid if (m := reproduction.metrics_of(p))
+        ]
         rules = choice_rules(choose) if len(points) == len(grid) else []
         tuned[key] = [point.hyper for rule in rules if (point := choose_point(points, rule, [first]))]
     return tuned

@@ -96,7 +96,7 @@ def run_missing(
     folder = Path(out) / "alone" if reproduction.alone else out  # which has no run that shared the device
     writer = ResultWriter(reproduction.runs, results)
     for run in run_schedule(schedule, folder, writer, watch, log):
-        if not run.finished:
+        if not run.over:
             reproduction.unfinished = run
             return
         yield run
@@ -133,7 +133,7 @@ def run_schedule(
     try:
         with closing(training) as runs:
             for run in runs:
-                if run.finished:
+                if run.over:
                     planned, part, _ = schedule.begun[run.name]
                     if part.experiment.reproduction.experiment.shows == "coverage":
                         with suppress(ModelError):  # a method without one global model has no prediction sets
@@ -145,7 +145,7 @@ def run_schedule(
                         remove_end(run.folder)  # an experiment's number of rounds is given: nothing goes on from it
                     schedule.on_end(run)
                 yield run
-                if not run.finished:
+                if not run.over:
                     return
     finally:
         writer.write()

@@ -40,6 +40,8 @@ HELD_OUT = {
 EARLY_ROUNDS = range(10, 101)  # rounds of the metrics "early_…", which claims about local models use
 LOCAL_MODEL_KEYS = ("drift_relative", "drift_apart", "fit_loss")  # record keys with such a metric, also by layer
 
+TO_TARGET = "accuracy_to_target"  # the curve of accuracies, of which rounds to a target are read; a run that was
+# stopped there has it alone
 CHECKSUM = "checksum"  # the metric of a further row of each run
 PROVENANCE = "provenance"  # the metric of a row that says, as JSON, how a run was computed
 NOT_RECORDED = "not recorded"  # of what results of older versions do not say
@@ -84,7 +86,7 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
     precision = [engine.dtype] * (engine.dtype != "float32") + ["compiled"] * engine.compile
     device = ", ".join([str(run.facts.get("device", "unknown")), *precision])
     version, command = str(run.facts.get("version", "")), run_command(planned)
-    metrics = run_metrics(run, planned.curves, planned.curves_every)
+    metrics = run_metrics(run, planned.curves, planned.curves_every) if run.finished else stopped_metrics(run)
     if planned.stored:
         metrics = {name: value for name, value in metrics.items() if name in planned.stored}
     metrics |= {PROVENANCE: provenance_text(planned.config, run, whole=not planned.stored)}
@@ -117,6 +119,7 @@ def run_command(planned: PlannedRun) -> str:
     ]
     engine = planned.config.engine
     command = ["askew", "reproduce", planned.experiment, "--scale", planned.scale]
+    command += ["--stop-at-target"] * bool(planned.config.evaluation.stop_at)
     command += [*precision_options(engine.dtype, engine.compile), "--seeds", str(planned.seed + 1)]
     return shlex.join([*command, *(word for item in only for word in ("--only", item))])
 
@@ -253,6 +256,24 @@ def run_metrics(run: Run, curves: Iterable[str] = ("accuracy",), curves_every: i
     points = {key: curve_text(run, key, max(CURVES[key], curves_every)) for key in curves}
     points |= clock_curves(run, curves_every)
     return texts | {key: text for key, text in points.items() if text} | prediction_set_curves(run)
+
+
+def stopped_metrics(run: Run) -> dict[str, str]:
+    """What is stored of a run that was stopped at an accuracy: how it got there, and its cost."""
+    costs = {name: f"{value:.6g}" for name, value in cost_metrics(run).items() if value is not None}
+    return costs | {TO_TARGET: curve_text(run, "accuracy")}
+
+
+def was_stopped(metrics: Metrics) -> bool:
+    """Whether these are all metrics of a run that was stopped at an accuracy."""
+    return TO_TARGET in metrics and "accuracy" not in metrics and "best_accuracy" not in metrics
+
+
+def curve_to(metrics: Metrics, target: float) -> str | None:
+    """The stored curve of accuracies up to a target at least; None if there is none, or it was stopped before."""
+    if "accuracy" in metrics or TO_TARGET not in metrics:
+        return metrics.get("accuracy")
+    return metrics[TO_TARGET] if max(parse_curve(metrics[TO_TARGET])[1]) >= target else None
 
 
 def mean_over_first(run: Run, key: str, percent: int) -> float | None:
@@ -447,7 +468,9 @@ def write_results(folder: str | Path, rows: Iterable[ResultRow]) -> list[Path]:
     if files:
         with wait_for_folder(Path(folder)):  # another process may be storing results here
             for path, new in files.items():
-                merged = ({r.key: r for r in read_results_file(path)} if path.exists() else {}) | new
+                old = read_results_file(path) if path.exists() else []
+                whole = {row.run for row in new.values() if row.metric == "last_accuracy"}
+                merged = {r.key: r for r in old if r.metric != TO_TARGET or r.run not in whole} | new
                 write_results_file(path, merged.values())
     return list(files)
 
