@@ -19,6 +19,7 @@ from ..core.space import BATCH_NORMS, Space
 from ..errors import EngineError
 from ..kernels import batched_lstm
 from .base import Engine, PhaseRequest
+from .check import WrongResult
 
 MUCH = 10**11  # parameters times samples of all rounds; below, a trial costs more than it can win
 TRIAL_SECONDS = 0.06  # that one trial may take on a CPU, one client after another
@@ -192,17 +193,23 @@ def fastest(
         if count < 2:
             return rule
         request = first_steps(request, count, int(TRIAL_SECONDS / count / alone))
+    wrong = list[str]()
     for name in (rule.name, *rule.others):
         try:
             seconds(engines[name], request)
         except RuntimeError:  # not with this network, or not in this memory
             del engines[name]
+        except WrongResult:
+            if len(engines) == 1:
+                raise
+            del engines[name]
+            wrong.append(name)
     for _ in range(TRIALS):
         for name, engine in engines.items():
             if times.get(name, 0.0) <= HOPELESS * times.get(rule.name, math.inf):
                 times[name] = min(times.get(name, math.inf), seconds(engine, request))
     best = min(times, key=lambda name: times[name] if name == rule.name else times[name] / CLEARLY)
-    measured = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in times.items())
+    measured = ", ".join([*(f"{name} {1e3 * s:.3g} ms" for name, s in times.items()), *(f"{n} wrong" for n in wrong)])
     return EngineChoice(best, f"measured on some steps of the first round: {measured}")
 
 

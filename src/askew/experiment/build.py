@@ -23,6 +23,7 @@ from ..data.partition import Iid, Natural, Partition
 from ..engine.asynchronous import OverlappingClock, OverlappingServer
 from ..engine.attacks import AttackStage
 from ..engine.base import Engine, OutputStage
+from ..engine.check import CheckedEngine
 from ..engine.choose import (
     AS_CONFIGURED,
     EngineChoice,
@@ -60,6 +61,7 @@ OWNERS_PASSED_OVER = (
     "the data say to which client every sample belongs, and the partition divides them anew; leave the partition out, "
     'or set partition.name = "natural", to keep them where they are.'
 )
+CHECKED_DEVICES = ("cuda",)  # on which an engine's first results are compared: no two GPUs choose the same kernels
 HELD_MODELS = 4  # copies of a model that a run holds at least, beside those of the participants
 
 
@@ -244,6 +246,16 @@ def prefers_channels_last(module: nn.Module, device: torch.device, engine: Engin
 
 
 def make_engine(name: str, module: nn.Module, space: Space, fed: Federation, config: Config) -> BuiltEngine:
+    """An engine by its name; on a GPU one that compares its first results with the sequential engine's."""
+    built = make_plain_engine(name, module, space, fed, config)
+    if name == "sequential" or space.device.type not in CHECKED_DEVICES:
+        return built
+    plain = replace(config, engine=replace(config.engine, compile=False))
+    reference = lambda: make_plain_engine("sequential", module, space, fed, plain).engine
+    return built._replace(engine=CheckedEngine(built.engine, reference, config.engine.dtype))
+
+
+def make_plain_engine(name: str, module: nn.Module, space: Space, fed: Federation, config: Config) -> BuiltEngine:
     """An engine by its name."""
     bf16, kernels, even = config.engine.dtype == "bf16", Kernels(space.device, space.dtype), has_batch_norm(module)
     reference = name == "sequential" and space.device.type == "cuda"  # plain torch, which the others are held to
