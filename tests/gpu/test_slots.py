@@ -12,6 +12,7 @@ from askew.algorithms import algorithms
 from askew.bench.workloads import with_random_images
 from askew.core.space import Space
 from askew.engine import stacked
+from askew.engine.jobs import ClientJobs
 from askew.engine.slots import Slots
 from askew.experiment.config import Config
 from askew.experiment.run import run_together
@@ -136,6 +137,31 @@ def test_many_large_batches_of_a_network_without_kernels(engine: str, dtype: str
         runs += run_together([with_random_images(Config.build(tables | {"engine": settings}))])
     assert model_gap(*runs) < 1e-3
     assert abs(runs[0].rounds[-1]["train_loss"] - runs[1].rounds[-1]["train_loss"]) < 1e-3
+
+
+def test_no_slot_reads_the_numbers_of_clients_before_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take long here. Rates and steps of the second run, computed on one slot's stream, were read by others."""
+    compute = ClientJobs.compute_numbers
+
+    def compute_late(self: ClientJobs) -> None:
+        torch.cuda._sleep(200_000_000)  # a tenth of a second
+        compute(self)
+
+    def configs(engine: str) -> list[Config]:
+        tables = {
+            "rounds": 2,
+            "partition": {"clients": 12},
+            "participation": {"name": "bernoulli", "fraction": 0.6},
+            "model": {"name": "lenet"},
+            "local": LOCAL,
+            "engine": {"name": engine, "device": "cuda", "dtype": "float64"},
+        }
+        return [Config.build(tables | {"seed": seed}) for seed in range(3)]
+
+    alone = [run_together([config])[0] for config in configs("sequential")]
+    monkeypatch.setattr(ClientJobs, "compute_numbers", compute_late)
+    for one, other in zip(alone, run_together(configs("slots")), strict=True):
+        assert model_gap(one, other) < 1e-11
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddc"])

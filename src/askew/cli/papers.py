@@ -152,14 +152,7 @@ def reproduce(
     with stop_after(parse_time(stop)):
         again = terminal.command("reproduce", id, "--scale", scale, *chosen, *words)
         run_with_progress(reproduction, id, out, results, processes, again)
-    example = None
-    if reproduction.experiment.shows == "toy":
-        example = worked_example(reproduction.experiment.id, scale)
-    cells, pictures = table_cells(reproduction), write_paper_figures(reproduction, out / "figures", example)
-    if as_json:
-        print_json(comparison_json(reproduction, cells, pictures))
-    else:
-        show_results(reproduction, cells, pictures, example)
+    show_outcome(reproduction, out / "figures", as_json)
 
 
 def refuse_beside_queue(options: Mapping[str, object]) -> None:
@@ -214,6 +207,18 @@ def progress_display(console: Console, missing: Sequence[PlannedRun], title: str
 
 
 # showing --------------------------------------------------------------------------------------------------------
+
+
+def show_outcome(reproduction: Reproduction, figures: Path, as_json: bool) -> None:
+    """Draw the figures and print the tables."""
+    example = None
+    if reproduction.experiment.shows == "toy":
+        example = worked_example(reproduction.experiment.id, reproduction.scale)
+    cells, pictures = table_cells(reproduction), write_paper_figures(reproduction, figures, example)
+    if as_json:
+        print_json(comparison_json(reproduction, cells, pictures))
+    else:
+        show_results(reproduction, cells, pictures, example)
 
 
 def show_results(

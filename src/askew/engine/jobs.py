@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ from .results import ResultRows
 class ClientJobs:
     """The jobs of one request: for each client its batches by name, its numbers, and a row for its result."""
 
+    numbers: Tensor  # [C, 7], once computed: lr, lr0, round, steps, tau, size, coin
+
     def __init__(self, request: PhaseRequest) -> None:
         self.phase, self.inputs, self.plan, wanted = request
         phase, plan = self.phase, self.plan
@@ -24,12 +25,11 @@ class ClientJobs:
         self.batches = [{name: every[name][i] for name in names} for i in range(len(plan.ids))]
         self.results = ResultRows(len(plan.ids), wanted)
 
-    @cached_property
-    def numbers(self) -> Tensor:
-        """What differs between clients and rounds, [C, 7]: lr, lr0, round, steps, tau, size, coin."""
+    def compute_numbers(self) -> None:
+        """Put together what differs between clients and rounds, on the current stream."""
         inputs = self.inputs
         same = [torch.full_like(inputs.steps, value) for value in (inputs.lr, inputs.lr0, inputs.round)]
-        return torch.stack([*same, inputs.steps, inputs.tau, inputs.size, inputs.coin], 1)
+        self.numbers = torch.stack([*same, inputs.steps, inputs.tau, inputs.size, inputs.coin], 1)
 
     def key(self) -> Any:
         """Jobs with one key can be done in one another's slots."""

@@ -278,6 +278,8 @@ class Slots:
 
     def _run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         owners = [ClientJobs(request) for request in requests]
+        for owner in owners:
+            owner.compute_numbers()  # on the main stream: of one slot's stream, others would read them too early
         jobs = [(owner, i) for owner in owners for i in range(len(owner.batches))]
         queue = deque(sorted(jobs, key=lambda job: -job[0].plan.train[job[1]].batches))
         while queue:

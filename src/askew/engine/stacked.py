@@ -440,6 +440,8 @@ class Stacked:
         while True:
             try:
                 owners = [ClientJobs(request) for request in requests]
+                for owner in owners:
+                    owner.compute_numbers()
                 self._run(owners)
                 return [owner.results.outputs() for owner in owners]
             except torch.OutOfMemoryError:
