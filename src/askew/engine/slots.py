@@ -314,7 +314,8 @@ class Slots:
                 while wave and len(running) < self.most:
                     pool, before = wave[0].pool, free_bytes(device)
                     first = not pool.slots
-                    slot = pool.slot(wave[0].owner.phase, device, self._count() % MOST)
+                    with torch.cuda.stream(main):  # which the slot follows: what is new in it is filled there
+                        slot = pool.slot(wave[0].owner.phase, device, self._count() % MOST)
                     if slot is None:
                         break
                     if slot not in used:
