@@ -14,11 +14,12 @@ from askew.core.algorithm import Gradient
 from askew.core.settings import setting
 from askew.core.task import Bound
 from askew.core.types import Client
-from askew.engine import stacked
+from askew.engine import row_buffers, stacked
 from askew.engine.jobs import ClientJobs, Jobs
+from askew.engine.row_buffers import RowBuffers, graph_rows
 from askew.engine.sample_buffer import SampleBuffer, fill_buffers
 from askew.engine.sequential import Sequential
-from askew.engine.stacked import RowBuffers, Stacked, count_ahead, graph_rows
+from askew.engine.stacked import Stacked, count_ahead
 from askew.errors import EngineError
 from askew.experiment.build import BuildCache, build
 from askew.experiment.config import Config
@@ -256,7 +257,7 @@ def test_samples_are_put_in_place_once_and_ahead(monkeypatch: pytest.MonkeyPatch
     prepared, plain = build(config).server, build(config).server
     engine, cohorts = cast(Stacked, prepared.engine), [[0, 3, 5], [0, 3, 5], [1, 2]]
     calls, filled_during_run = list[int](), list[bool]()
-    fill, run = stacked.fill_buffers, engine.run
+    fill, run = row_buffers.fill_buffers, engine.run
 
     def counted_fill(buffers: Any, jobs: Jobs, **more: Any) -> Any:
         calls.append(len(jobs))
@@ -268,7 +269,7 @@ def test_samples_are_put_in_place_once_and_ahead(monkeypatch: pytest.MonkeyPatch
         filled_during_run.append(len(calls) > before)
         return outputs
 
-    monkeypatch.setattr(stacked, "fill_buffers", counted_fill)
+    monkeypatch.setattr(row_buffers, "fill_buffers", counted_fill)
     monkeypatch.setattr(engine, "run", watched_run)
     for t, ids in enumerate(cohorts, 1):  # [0, 3, 5] are always expected next
         prepared.run_round(t, ids, meanwhile=lambda t=t: prepared.prepare(t + 1, [0, 3, 5]))  # type: ignore[misc]

@@ -1,0 +1,185 @@
+"""The buffers of the stacked engine: clients are their rows, and the graphs of the moves are captured over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.local import Progress, Result
+from ..core.task import Functional
+from ..core.types import Client
+from ..data.federation import ClientBatches
+from ..kernels.cuda.gather import Cursor
+from .graphs import GraphCache, progress_tensors
+from .jobs import ClientJobs, Jobs
+from .sample_buffer import BufferFull, SampleBuffer, fill_buffers, send
+
+NUMBERS = 7  # columns of ClientJobs.numbers
+
+
+def graph_rows(n: int) -> int:
+    """The next number of rows that graphs are captured for: 1, 2, 3, 4, 6, 8, 10, … 32, 36, … 64, 72, …"""
+    step = 1 << max(0, (n - 1).bit_length() - (2 if n <= 8 else 3 if n <= 16 else 4))
+    return -(-n // step) * step
+
+
+class LoadedJob(NamedTuple):
+    """The job in a row: of which request, which client, and its batches."""
+
+    owner: int
+    client: int
+    batches: list[ClientBatches]
+
+    def same(self, other: LoadedJob) -> bool:
+        """The same client with the very same batches?"""
+        pairs = zip(self.batches, other.batches, strict=True)
+        return self[:2] == other[:2] and len(self.batches) == len(other.batches) and all(a is b for a, b in pairs)
+
+
+class RowBuffers:
+    """Stacked buffers for one kind of job, and the graphs of the moves on their first rows."""
+
+    def __init__(self, task: Functional, owner: ClientJobs, ahead: bool = False) -> None:
+        self.task, inputs = task, owner.inputs
+        self.names = [list(state) for state in (inputs.server, inputs.memory, inputs.state, inputs.carry)]
+        self.parts, self.fixed = inputs.parts, (inputs.momentum, inputs.decay, inputs.clip)  # the same for this kind
+        self.device, self.dtype = inputs.w.device, inputs.w.dtype
+        priority = -1 if ahead else 0  # negative: before others
+        cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device, priority) if cuda else None  # type: ignore[no-untyped-call]
+        self.samples: dict[str, SampleBuffer] = {}
+        self.rows = self.usual = 0  # rows there are, and jobs of the first round
+        self.progress: Progress | None = None
+        self.result: dict[int, Result] = {}
+        self.loaded: list[LoadedJob] = []
+
+    def allocate(self, rows: int) -> None:
+        """Make buffers for so many rows; what was captured over smaller ones is forgotten."""
+        self.rows, self.progress, self.result = rows, None, {}
+        self.graphs = GraphCache(self.device, self.stream)
+        self.given: list[Tensor] = []
+        self.numbers = torch.zeros((rows, NUMBERS), dtype=self.dtype, device=self.device)
+        self.first, self.last, self.count = (
+            {name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.samples} for _ in range(3)
+        )
+        self.share = self.numbers.new_zeros(rows)
+        self.counter = {name: torch.zeros((), dtype=torch.long, device=self.device) for name in self.samples}
+
+    # loading ----------------------------------------------------------------------------------------------------------
+
+    def place_samples(self, jobs: Jobs, most: int, grow: bool = True) -> None:
+        """Put the jobs' samples in place, one job to a row, unless they are there already; needs no model."""
+        owners = distinct_owners(jobs)
+        number = {id(owner): n for n, owner in enumerate(owners)}
+        loaded = [LoadedJob(number[id(owner)], i, list(owner.batches[i].values())) for owner, i in jobs]
+        if len(loaded) == len(self.loaded) and all(a.same(b) for a, b in zip(loaded, self.loaded, strict=True)):
+            return
+        self.loaded = []
+        if not grow and len(jobs) > self.rows:
+            raise BufferFull
+        grown, first = fill_buffers(self.samples, jobs, grow=grow)
+        if grown or len(jobs) > self.rows:
+            self.allocate(min(most, max(graph_rows(len(jobs)), self.rows)))
+        self._place_cursors(jobs, owners, loaded, first)
+        self.loaded = loaded
+
+    def _place_cursors(
+        self, jobs: Jobs, owners: list[ClientJobs], loaded: list[LoadedJob], first: dict[str, list[int]]
+    ) -> None:
+        """Where each row's batches are, and which rows and clients belong together, sent to the device at once."""
+        begins = np.cumsum([0, *(len(owner.batches) for owner in owners)]).tolist()
+        owner_of = [job.owner for job in loaded]
+        job_of = [begins[job.owner] + job.client for job in loaded]
+        order = sorted(range(len(jobs)), key=lambda row: loaded[row][:2])  # by request and client
+        counts = [[owner.batches[i][name].batches for owner, i in jobs] for name in first]
+        lasts = [
+            [a + max(b - 1, 0) for a, b in zip(begin, count, strict=True)]
+            for begin, count in zip(first.values(), counts, strict=True)
+        ]
+        lists = [owner_of, job_of, order, [jobs[row][1] for row in order], *first.values(), *lasts, *counts]
+        self.owner_of, self.job_of, rows, clients, *rest = send(torch.tensor(lists), self.device).unbind()
+        sizes = [owner_of.count(n) for n in range(len(owners))]
+        self.back = list(zip(torch.split(rows, sizes), torch.split(clients, sizes), strict=True))
+        for n, name in enumerate(first):
+            for part, row in zip((self.first, self.last, self.count), rest[n :: len(first)], strict=True):
+                part[name][: len(jobs)].copy_(row)
+            self.count[name][len(jobs) :].zero_()
+
+    def load(self, jobs: Jobs, most: int, floats: Sequence[str]) -> None:
+        """Put all that the jobs begin with in place: samples, models, states, numbers and the settings that differ."""
+        self.place_samples(jobs, most)
+        owners, n = distinct_owners(jobs), len(jobs)
+        sources, picks = self._sources(owners)
+        self.given = self.given or [t.new_zeros((self.rows, *t.shape[1:])) for t in sources]
+        for buffer, source, pick in zip(self.given, sources, picks, strict=True):
+            torch.index_select(source, 0, pick, out=buffer[:n])
+        numbers = torch.cat([owner.numbers for owner in owners])
+        if self.numbers.shape[1] != NUMBERS + len(floats):
+            self.numbers = numbers.new_zeros((self.rows, NUMBERS + len(floats)))
+        self.numbers[:n, :NUMBERS] = numbers[self.job_of]
+        if floats:
+            values = [[float(getattr(owner.phase, name)) for name in floats] for owner in owners]
+            sent = send(torch.tensor(values, dtype=numbers.dtype), self.device)
+            self.numbers[:n, NUMBERS:] = sent[self.owner_of]
+
+    def _sources(self, owners: Sequence[ClientJobs]) -> tuple[list[Tensor], list[Tensor]]:
+        """What rows are picked from, and by which index: w, buffers, server, memory, state, carry."""
+        inputs = [owner.inputs for owner in owners]
+        sources, picks = list[Tensor](), list[Tensor]()
+        for name in ("w", "buffers"):
+            each = [getattr(one, name) for one in inputs]
+            shared = each[0].dim() == 1
+            sources.append(torch.stack(each) if shared else torch.cat(each))
+            picks.append(self.owner_of if shared else self.job_of)
+        for n in inputs[0].server:
+            sources.append(torch.stack([one.server[n] for one in inputs]))
+            picks.append(self.owner_of)
+        for state in ("memory", "state", "carry"):
+            for n in getattr(inputs[0], state):
+                each = [getattr(one, state)[n] for one in inputs]
+                sources.append(each[0] if len(each) == 1 else torch.cat(each))
+                picks.append(self.job_of)
+        return sources, picks
+
+    # rows -------------------------------------------------------------------------------------------------------------
+
+    def client(self, given: Sequence[Tensor], numbers: Tensor) -> Client:
+        """One row's view, under vmap."""
+        rest = iter(given[2:])
+        server, memory, state, carry = ({n: next(rest) for n in names} for names in self.names)
+        lr, lr0, round, steps, tau, size, coin = numbers[:NUMBERS].unbind()
+        rates = (lr, lr0, *self.fixed, steps, tau, size, round, coin)
+        return Client(given[0], given[1], server | memory, state, carry, self.parts, *rates)
+
+    def first_rows(self, m: int) -> tuple[list[Tensor], Tensor]:
+        """What the first m rows were given, and their numbers."""
+        return [t[:m] for t in self.given], self.numbers[:m]
+
+    def first_progress(self, m: int) -> Progress:
+        """The progress of the first m rows."""
+        assert self.progress is not None
+        theta, carry, loss_sum = self.progress
+        return Progress(theta[:m], {n: v[:m] for n, v in carry.items()}, loss_sum[:m])
+
+    def room_for(self, some: Progress) -> Progress:
+        """Empty rows like these, as many as there are."""
+        theta, carry, loss_sum = some
+        empty: Callable[[Tensor], Tensor] = lambda t: t.new_zeros((self.rows, *t.shape[1:]))
+        return Progress(empty(theta), {n: empty(v) for n, v in carry.items()}, empty(loss_sum))
+
+    def cursor(self, name: str, m: int) -> Cursor:
+        """Which batch the first m rows see next."""
+        return Cursor(self.first[name][:m], self.last[name][:m], self.count[name][:m], self.counter[name])
+
+    def changed(self) -> list[Tensor]:
+        """The tensors that moves change."""
+        return [*(progress_tensors(self.progress) if self.progress else ()), *self.counter.values()]
+
+
+def distinct_owners(jobs: Jobs) -> list[ClientJobs]:
+    """The requests of some jobs, in the order of their first ones."""
+    return list({id(owner): owner for owner, _ in jobs}.values())

@@ -1,0 +1,221 @@
+"""The moves of the local loop on the rows of the stacked engine: who has a batch, and their step or look."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ..core import hooks, local
+from ..core.algorithm import Algorithm
+from ..core.differentiate import GradientResult, differentiate_rows, value_and_buffers
+from ..core.local import Look, Move, Progress, Result
+from ..core.types import Batch, State
+from ..kernels.cuda.gather import gather
+from ..kernels.cuda.rows import real_samples
+from .graphs import overwrite
+from .jobs import Jobs
+from .row_buffers import NUMBERS, RowBuffers, graph_rows
+from .sample_buffer import send
+
+PARTS = 2  # lengths, to one of which a batch is padded
+
+LengthTable = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class StackedBatch(NamedTuple):
+    """The k-th batch of all rows under a name; of a look after a step, of the rows that took that step."""
+
+    name: str
+    k: int
+    step: int | None
+
+
+class Extent(NamedTuple):
+    """The rows that have a batch."""
+
+    rows: int
+    last: int  # the first so many rows contain them all
+    longest: int  # samples of their longest batch
+    shortest: int
+
+
+def extents(table: LengthTable) -> list[Extent]:
+    """The rows that have a batch, for each column of a table of lengths; 0: none."""
+    has = table > 0
+    last = np.where(has.any(0), len(table) - has[::-1].argmax(0), 0)
+    longest, shortest = table.max(0), np.where(has, table, table.max()).min(0)
+    return [Extent(*numbers) for numbers in np.stack([has.sum(0), last, longest, shortest], 1).tolist()]
+
+
+class StackedSchedule:
+    """The batches of jobs in rows, the longest first."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.lengths = {name: self._table(name) for name in jobs[0][0].batches[0]}  # rows × batches, 0: none
+        self.count = {name: (table > 0).sum(1) for name, table in self.lengths.items()}
+        self.extents = {name: extents(table) for name, table in self.lengths.items()}
+
+    def _table(self, name: str) -> LengthTable:
+        works = [owner.batches[i][name] for owner, i in self.jobs]
+        lengths = {id(work): work.lengths() for work in works}  # runs may share them
+        table = np.zeros((len(works), max(map(len, lengths.values()))), dtype=np.int64)
+        for row, work in enumerate(works):
+            table[row, : len(lengths[id(work)])] = lengths[id(work)]
+        return table
+
+    def batches(self) -> Iterator[StackedBatch]:
+        return (StackedBatch("train", k, None) for k in range(self.lengths["train"].shape[1]))
+
+    def chunks(self, name: str, step: int | None) -> Iterator[StackedBatch]:
+        return (StackedBatch(name, k, step) for k in range(self.count[name][self._takes(step)].max()))
+
+    def _takes(self, step: int | None) -> Mask:
+        """Which rows take this step."""
+        return np.ones(len(self.jobs), dtype=bool) if step is None else self.count["train"] > step
+
+    def active(self, batch: StackedBatch) -> Mask:
+        """Which rows have this batch."""
+        return np.asarray((self.count[batch.name] > batch.k) & self._takes(batch.step))
+
+    def extent(self, batch: StackedBatch) -> Extent:
+        """The rows that have this batch."""
+        if batch.step is None:
+            return self.extents[batch.name][batch.k]
+        column = self.lengths[batch.name][:, batch.k] * self._takes(batch.step)
+        return extents(column[:, None])[0]
+
+    def shares(self, batch: StackedBatch, rows: int) -> list[float]:
+        """What a look's chunk adds to each row's mean."""
+        table = self.lengths[batch.name][:rows]
+        steps = 1 if batch.step is None else self.count["train"][:rows]
+        shares = self.active(batch)[:rows] * table[:, batch.k] / table.sum(1) / steps
+        return cast(list[float], shares.tolist())
+
+
+class RowMoves:
+    """The moves of one method's jobs in the rows of a buffer."""
+
+    def __init__(self, alg: Algorithm, buffers: RowBuffers, schedule: StackedSchedule, floats: Sequence[str]) -> None:
+        self.alg, self.buffers, self.schedule, self.floats = alg, buffers, schedule, floats
+        self.task = buffers.task
+        self.rows = min(graph_rows(len(schedule.jobs)), buffers.rows)
+
+    def method(self, numbers: Tensor) -> Algorithm:
+        """The method with the settings of this row."""
+        if not self.floats:
+            return self.alg
+        other = copy.copy(self.alg)
+        for name, value in zip(self.floats, numbers[NUMBERS:].unbind(), strict=True):
+            object.__setattr__(other, name, value)
+        return other
+
+    def begin(self) -> None:
+        buffers, m = self.buffers, self.rows
+
+        def begin() -> Progress:
+            one = lambda given, numbers: local.begin(self.method(numbers), buffers.client(given, numbers))
+            return vmap(one)(*buffers.first_rows(m))
+
+        if buffers.progress is None:
+            buffers.progress = buffers.room_for(begin())
+        for counter in buffers.counter.values():
+            counter.zero_()
+        buffers.graphs.replay(("begin", m), lambda: overwrite(buffers.first_progress(m), begin()), buffers.changed)
+
+    def finish(self) -> Result:
+        buffers, m = self.buffers, self.rows
+
+        def one(given: list[Tensor], numbers: Tensor, progress: Progress) -> Result:
+            return local.finish(self.method(numbers), buffers.client(given, numbers), progress)
+
+        def body() -> None:
+            buffers.result[m] = vmap(one)(*buffers.first_rows(m), buffers.first_progress(m))
+
+        buffers.graphs.replay(("finish", m), body, buffers.changed)
+        return buffers.result[m]
+
+    def apply(self, move: Move[StackedBatch]) -> None:
+        """One step or look of the rows that have the batch."""
+        buffers, batch = self.buffers, move.chunk if isinstance(move, Look) else move.batch
+        extent = self.schedule.extent(batch)
+        if not extent.rows:
+            return
+        last = extent.last
+        whole = buffers.samples[batch.name].rows.shape[1]
+        part = max(1, -(-whole // PARTS))
+        length = min(whole, -(-extent.longest // part) * part)
+        usual = last == len(self.schedule.jobs) == buffers.usual
+        m = last if usual else min(graph_rows(last), buffers.rows)
+        padded, every = extent.shortest < length, extent.rows == m
+        if batch.k == 0:
+            buffers.counter[batch.name].zero_()
+        if isinstance(move, Look):
+            shares = torch.tensor(self.schedule.shares(batch, last), dtype=buffers.share.dtype)
+            buffers.share[:last].copy_(send(shares, buffers.device))
+        key = (batch.name, batch.step is None, m, length, padded, every)
+        buffers.graphs.replay(key, lambda: self._move(move, batch, m, length, padded, every), buffers.changed)
+
+    def _move(
+        self, move: Move[StackedBatch], batch: StackedBatch, m: int, length: int, padded: bool, every: bool
+    ) -> None:
+        """A move of the first m rows on batches of `length` samples; rows without a batch stay as they are."""
+        buffers, name = self.buffers, batch.name
+        limit = buffers.cursor(name if batch.step is None else "train", m)
+        data = gather(buffers.samples[name], buffers.cursor(name, m), limit, length)
+        given, numbers = buffers.first_rows(m)
+        old = buffers.first_progress(m)
+        extra = {"weight": data.weight} if padded else {}
+        if isinstance(move, Look):
+            extra["share"] = buffers.share[:m]
+        rows = (given, numbers, old, data.x, data.y, extra)
+        with real_samples(data.real if padded or not every else None, length):
+            new = self._vmapped(move, rows)
+        overwrite(old, new, None if every else data.active)
+        buffers.counter[name].add_(1)
+
+    def _vmapped(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> Progress:
+        """The new progress of all rows: first their gradients, then the move."""
+        known = self._gradients(move, rows)
+
+        def one(
+            known: tuple[Tensor, ...],
+            given: list[Tensor],
+            numbers: Tensor,
+            at: Progress,
+            x: Tensor,
+            y: Tensor,
+            extra: State,
+        ) -> Progress:
+            gradient, batch = GradientResult(*known) if known else None, Batch(x, y, extra.get("weight"))
+            if isinstance(move, Look):
+                return local.look(move.name, self.task, at, batch, extra["share"], gradient)
+            client = self.buffers.client(given, numbers)
+            return local.step(self.method(numbers), self.task, client, at, batch, gradient)
+
+        return vmap(one)(known, *rows)
+
+    def _gradients(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Gradients, values and buffers of all rows, where the move follows from them."""
+        if isinstance(move, Look) and move.name != "gradient":
+            return ()
+
+        def evaluate(
+            theta: Tensor, given: list[Tensor], numbers: Tensor, at: Progress, x: Tensor, y: Tensor, extra: State
+        ) -> tuple[Tensor, Tensor]:
+            batch = Batch(x, y, extra.get("weight"))
+            client = self.buffers.client(given, numbers)._replace(carry=at.carry)
+            if isinstance(move, Look):
+                objective = lambda u: self.task.loss(u, batch)
+            else:
+                objective = lambda u: hooks.loss(self.method(numbers), self.task, u, batch, client)
+            return value_and_buffers(self.task, objective, at.carry["buffers"], theta)
+
+        return differentiate_rows(evaluate, rows[2].theta, *rows)
