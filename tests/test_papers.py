@@ -710,11 +710,12 @@ def test_results_say_how_they_were_computed(tmp_path: Path) -> None:
     p = plan_runs(find_experiment("feddpc/fig6"), "smoke")[0]
     quick = p._replace(config=replace(p.config, engine=EngineSettings(dtype="tf32", compile=True)))
     run = run_of(quick.config, rounds_of([0.1, 0.2]))
-    run.facts |= {"torch": "9.9", "device": "a GPU"}
+    run.facts |= {"torch": "9.9", "device": "a GPU", "engine": "slots", "together": 3}
     write_results(tmp_path, result_rows(quick, run))
     rows = read_results(tmp_path)
     made = run_provenance(rows)[p.key]
     assert (made.torch, made.device, made.dtype, made.compiled) == ("9.9", "a GPU", "tf32", True)
+    assert (made.engine, made.together) == ("slots", 3)
     assert made.date and made.source == source_hash() and made.commit == (source_commit() or None)
     assert result_digest(Config.build(made.config or {})) == p.digest  # the whole configuration, without defaults
     assert all("--dtype tf32 --compile" in row.command for row in rows)

@@ -165,6 +165,8 @@ class Provenance(NamedTuple):
     device: str | None = None
     dtype: str | None = None
     compiled: bool | None = None
+    engine: str | None = None
+    together: int | None = None  # runs that were trained side by side
     date: str | None = None  # on which the results were stored
     config: Mapping[str, Any] | None = None  # as `papers.changed_settings` writes it
 
@@ -179,6 +181,8 @@ def provenance_text(config: Config, run: Run, whole: bool = True) -> str:
         device=str(run.facts.get("device", "unknown")),
         dtype=engine.dtype,
         compiled=engine.compile,
+        engine=str(run.facts["engine"]) if "engine" in run.facts else None,
+        together=int(run.facts["together"]) if "together" in run.facts else None,
         date=datetime.now(UTC).date().isoformat(),
         config=changed_settings(config) if whole else None,
     )
