@@ -1,9 +1,18 @@
-"""What the virtual clock costs: who takes part in a round of a thousand and of a million clients, beside the round.
+"""What the virtual clock costs beside a round, with a thousand and a million clients, synchronously and asynchronously.
 
-The round is the smallest real one: softmax regression on samples of 64 numbers, about 60 for each of ten clients. Each
-round is drawn by the participation rule alone, drawn on the clock, and trained, in turn in one process, so that a busy
-machine disturbs all three alike. Printed are medians over the rounds, in milliseconds of the processor; the share of
-the clock, which is what it takes beyond the rule alone, in the round without it; and the longest draw.
+The round is the smallest real one: softmax regression on samples of 64 numbers, about 60 for each of ten clients. What
+is compared is measured in turn in one process, so that a busy machine disturbs all of it alike. Printed are medians
+over the rounds, in milliseconds of the processor, and shares of the round without a clock, which is drawn by the
+participation rule alone.
+
+Synchronously (`wait = "all"`) each round is drawn by the rule alone, drawn on the clock, and trained. The share of the
+clock is what it takes beyond the rule alone. The longest draw is printed too.
+
+Asynchronously (`wait = "buffer"`, ten answers a step) each step is drawn on the clock and made; then a round is drawn
+by the rule alone, and the clients that began in the step are trained in it. So both train the same clients, and neither
+evaluates. Clients that begin in one step start from the same model: as in the round, they are one call of the engine.
+The share of the clock is what it takes beyond the rule alone, that of the server what the step takes beyond the round:
+answers are stored until they are used. Both are medians of the differences between a step and its round.
 """
 
 from __future__ import annotations
@@ -21,13 +30,26 @@ import numpy as np
 import torch
 
 from askew.engine.clock import VirtualClock
-from askew.experiment.build import BuiltRun, build
+from askew.engine.server import Server
+from askew.experiment.build import BuildCache, BuiltRun, build
 from askew.experiment.config import Config
 from askew.experiment.process_tuning import tune_process
-from askew.participation import Bernoulli, Cyclic, Markov, Participation, Poisson, Skewed, Uniform
+from askew.participation import (
+    Bernoulli,
+    CohortParticipation,
+    Cyclic,
+    Markov,
+    Participation,
+    Poisson,
+    Skewed,
+    Turnout,
+    Uniform,
+)
 from askew.timeline import TimeSettings
 
 COHORT = 10
+AT_WORK = (10, 30)  # clients at the same time, asynchronously
+SKIPPED = 5  # first steps, which are not measured: the clients that are at work begin in them
 THERE: dict[str, dict[str, Any]] = {
     "always": {"availability": "always"},
     "markov": {"availability": "markov", "mean_on": 60.0, "mean_off": 300.0},
@@ -44,17 +66,18 @@ def rules(clients: int, there: str) -> list[Participation]:
     return [Uniform(cohort=COHORT), Cyclic(cohort=COHORT), Markov(cohort=COHORT), Skewed(cohort=COHORT), *draws]
 
 
-def federation(clients: int) -> BuiltRun:
+def federation(clients: int, rule: Participation, how: TimeSettings, shared: BuildCache) -> BuiltRun:
     """A federation of so many clients whose samples are drawn when they take part."""
     tables = {
         "data": {"name": "synthetic", "dim": 64, "samples": 60},
         "partition": {"clients": clients},
-        "participation": {"cohort": COHORT},
+        "participation": rule,
         "model": {"name": "softmax"},
         "local": {"batch": 32},
         "engine": {"name": "sequential", "device": "cpu"},
+        "time": how,
     }
-    return build(Config.build(tables))
+    return build(Config.build(tables), shared)
 
 
 def write_trace(path: Path, clients: int) -> None:
@@ -85,7 +108,6 @@ def measure(built: BuiltRun, rule: Participation, how: dict[str, Any], rounds: i
     usual_ms, clock_ms, round_ms = (statistics.median(times[2:]) for times in (alone, drawn, trained))
     share = (clock_ms - usual_ms) / (usual_ms + round_ms)
     return {
-        "clients": fed.clients,
         "start_ms": start,
         "rule_ms": usual_ms,
         "clock_ms": clock_ms,
@@ -95,38 +117,112 @@ def measure(built: BuiltRun, rule: Participation, how: dict[str, Any], rounds: i
     }
 
 
+def train(server: Server, round: int, turnout: Turnout) -> None:
+    """One round or step, with the server's own engine."""
+    server.fed.plans.clear()  # so that neither the step nor the round finds the plan of the other
+    requests = server.turnout_requests(round, turnout)
+    try:
+        request = next(requests)
+        while True:
+            (outputs,) = server.engine.run([request])
+            request = requests.send(outputs)
+    except StopIteration:
+        return
+
+
+def measure_steps(
+    clients: int, rule: Participation, how: TimeSettings, shared: BuildCache, rounds: int, begin: float
+) -> dict[str, Any]:
+    """Milliseconds of an asynchronous step, on the clock and at the server, and of the round without a clock."""
+    server = federation(clients, rule, TimeSettings(), shared).server
+    start, built = timed(lambda: federation(clients, rule, how, shared))
+    fed, clock = built.fed, built.clock
+    assert clock is not None
+    clock.now = begin
+    drawn, stepped, alone, trained, counts = list[float](), list[float](), list[float](), list[float](), list[int]()
+    for t in range(1, rounds + SKIPPED + 1):
+        ms, turnout = timed(lambda t=t: clock.turnout(t))
+        drawn.append(ms)
+        stepped.append(timed(lambda t=t, who=turnout: train(built.server, t, who))[0])
+        # with another seed than the clock, so that the rule does not find what it has drawn there
+        alone.append(timed(lambda t=t: rule.turnout(1, t, fed.eligible, fed.clients))[0])
+        same = Turnout(turnout.ids, turnout.share, turnout.absent[:0])
+        trained.append(timed(lambda t=t, who=same: train(server, t, who))[0])
+        counts.append(len(turnout.ids))
+    clock_ms, step_ms, rule_ms, round_ms = (
+        statistics.median(times[SKIPPED:]) for times in (drawn, stepped, alone, trained)
+    )
+    clock_share, server_share = (
+        statistics.median(np.subtract(more, less)[SKIPPED:].tolist()) / (rule_ms + round_ms)
+        for more, less in ((drawn, alone), (stepped, trained))
+    )
+    return {
+        "start_ms": start,
+        "rule_ms": rule_ms,
+        "clock_ms": clock_ms,
+        "step_ms": step_ms,
+        "round_ms": round_ms,
+        "clock_share": clock_share,
+        "server_share": server_share,
+        "share": clock_share + server_share,
+        "longest_ms": max(drawn[SKIPPED:]),
+        "trained": statistics.mean(counts[SKIPPED:]),  # clients in a step
+    }
+
+
+SYNCHRONOUS = (
+    "{clients:>9,} clients  {rule:10} {there:7} rule {rule_ms:6.2f}  clock {clock_ms:6.2f}  round {round_ms:6.2f} ms"
+    "  share {share:6.1%}  longest {longest_ms:8.2f} ms"
+)
+ASYNCHRONOUS = (
+    "{clients:>9,} clients  {rule:10} {there:7} at work {at_work:2}  rule {rule_ms:6.2f}  clock {clock_ms:6.2f}  "
+    "step {step_ms:6.2f}  round {round_ms:6.2f} ms of {trained:4.1f} clients"
+    "  share {share:6.1%} = clock {clock_share:6.1%} + server {server_share:6.1%}  longest {longest_ms:8.2f} ms"
+)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--there", nargs="+", choices=[*THERE], default=[*THERE])
+    parser.add_argument("--wait", nargs="+", choices=["all", "buffer"], default=["all", "buffer"])
+    parser.add_argument("--rules", nargs="+", help="names of classes, as they are printed; left out: all")
     parser.add_argument("--begin", type=float, default=20_000.0, help="second of the first round; at 0 few are there")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     tune_process()
     rows = []
+
+    def add(line: str, row: dict[str, Any]) -> None:
+        rows.append(row)
+        if not options.json:
+            print(line.format(**row), flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
         for clients in options.clients:
-            built = federation(clients)
+            shared = BuildCache()
+            built = federation(clients, Uniform(cohort=COHORT), TimeSettings(), shared)
             for there in options.there:
                 how = dict(THERE[there])
                 if there == "trace":
                     how["trace"] = f"{folder}/{clients}.csv"
                     write_trace(Path(how["trace"]), clients)
                 for rule in rules(clients, there):
-                    row = {
-                        "rule": type(rule).__name__,
-                        "there": there,
-                        **measure(built, rule, how, options.rounds, options.begin),
-                    }
-                    rows.append(row)
-                    if not options.json:
-                        print("{clients:>9,} clients  {rule:10} {there:7}".format(**row), end=" ")
-                        print(
-                            "rule {rule_ms:6.2f}  clock {clock_ms:6.2f}  round {round_ms:6.2f} ms".format(**row), end=""
-                        )
-                        print("  share {share:6.1%}  longest {longest_ms:8.2f} ms".format(**row), flush=True)
+                    name = type(rule).__name__
+                    if options.rules and name not in options.rules:
+                        continue
+                    row = {"clients": clients, "rule": name, "there": there}
+                    if "all" in options.wait:
+                        add(SYNCHRONOUS, row | measure(built, rule, how, options.rounds, options.begin))
+                    if "buffer" in options.wait and isinstance(rule, CohortParticipation):
+                        for at_work in AT_WORK:
+                            settings = TimeSettings(
+                                wait="buffer", buffer=COHORT, at_work=at_work, speed="lognormal", **how
+                            )
+                            measured = measure_steps(clients, rule, settings, shared, options.rounds, options.begin)
+                            add(ASYNCHRONOUS, row | {"at_work": at_work} | measured)
     if options.json:
         print(json.dumps(rows, indent=1))
 

@@ -47,6 +47,11 @@ class BankBlock:
                 pinned = place == "host" and value.device.type == "cuda"
                 self.entries[name] = torch.empty(shape, dtype=value.dtype, device=self.device, pin_memory=pinned)
 
+    def read(self, rows: list[int], device: torch.device) -> State:
+        """Some rows, on a device."""
+        places = index_of(rows, self.device)
+        return {n: t.index_select(0, places).to(device, non_blocking=True) for n, t in self.entries.items()}
+
 
 def tensor_in_file(shape: Sequence[int], dtype: torch.dtype, folder: Path | None) -> Tensor:
     """A tensor in an unnamed file: the system takes it back when the process ends, however it ends."""
@@ -74,6 +79,11 @@ def allocate(file: int, size: int) -> None:
         os.posix_fallocate(file, 0, size)
     else:
         os.ftruncate(file, size)
+
+
+def index_of(rows: list[int], device: torch.device) -> Tensor:
+    """An index of these rows; by way of numpy, which takes a third of the time of `torch.tensor`."""
+    return torch.from_numpy(np.array(rows, dtype=np.int64)).to(device)
 
 
 class Bank:
@@ -148,11 +158,13 @@ class Bank:
 
     def read(self, clients: Sequence[int]) -> State:
         """Rows [C, …] on the device, in the order asked."""
+        groups = self._groups(clients)
+        if len(groups) == 1 and len(groups[0][1]) == len(clients):  # all of them, in their order
+            return groups[0][0].read(groups[0][2], self.device)
         out = {n: v.expand(len(clients), *v.shape).clone() for n, v in self.start.items()}
-        for block, at, rows in self._groups(clients):
-            places, to = torch.tensor(rows, device=block.device), torch.tensor(at, device=self.device)
-            for name, entry in block.entries.items():
-                found = entry.index_select(0, places).to(self.device, non_blocking=True)
+        for block, at, rows in groups:
+            to = index_of(at, self.device)
+            for name, found in block.read(rows, self.device).items():
                 out[name].index_copy_(0, to, found)
         return out
 
@@ -169,9 +181,10 @@ class Bank:
             if not self.blocks or self.row_of[client] >= self.first[-1] + self.blocks[-1].rows:
                 self._grow(len(new) - n)
         for block, at, inner in self._groups(clients):
-            places, chosen = torch.tensor(inner, device=block.device), torch.tensor(at, device=self.device)
+            places = index_of(inner, block.device)
+            chosen = None if len(at) == len(clients) else index_of(at, self.device)
             for name, entry in block.entries.items():
-                new_rows = rows[name] if len(at) == len(clients) else rows[name].index_select(0, chosen)
+                new_rows = rows[name] if chosen is None else rows[name].index_select(0, chosen)
                 entry.index_copy_(0, places, new_rows.to(block.device))
 
     def forget(self, clients: Iterable[int]) -> None:

@@ -61,6 +61,11 @@ def uniforms(seed: int, purpose: str, round: int = 0, client: int = -1) -> Itera
             yield ((word >> 12) + 0.5) / 2**52
 
 
+def uniform(seed: int, purpose: str, round: int = 0, client: int = -1) -> float:
+    """The first of `uniforms` at an address."""
+    return ((uniform_words(seed, purpose, round, client, 0)[0] >> 12) + 0.5) / 2**52
+
+
 def uniform_words(seed: int, purpose: str, round: int, client: int, part: int) -> tuple[int, ...]:
     """Eight numbers of 64 bits at an address, of which `uniforms` makes its numbers."""
     return eight_words(blake2b(f"{seed}/{purpose}/{round}/{client}/{part}".encode()).digest())

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..core.records import LEFT, NO_ANSWER
 from ..core.rng import uniforms
 from ..core.types import State
 from ..data.federation import ClientBatches, RoundPlan
-from ..participation import MANY, CohortParticipation, Participation, Turnout, UsedAnswer, keep, looks_at_all
+from ..participation import MANY, CohortParticipation, Participation, Skewed, Turnout, UsedAnswer, keep, looks_at_all
 from ..timeline import Availability, TimeSettings, members
 from .answers import NO_BATCH
 from .base import Incident, PhaseOutputs, PhaseRequest
@@ -44,6 +45,7 @@ class Job(NamedTuple):
     seconds: float
     leaves: bool  # before its answer has come
     share: float  # the fraction of its local steps that it does
+    batches: int  # that it trains on
 
     @property
     def ends(self) -> float:
@@ -74,6 +76,19 @@ class FreeClients(NamedTuple):
         return None if there is None else np.array([i for i in there.tolist() if i not in self.busy], dtype=np.int64)
 
 
+class Replayed:
+    """The items of an iterator, as often as one likes; each is asked for once."""
+
+    def __init__(self, items: Iterator[int]) -> None:
+        self.items, self.known = items, list[int]()
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.known
+        for item in self.items:
+            self.known.append(item)
+            yield item
+
+
 class OverlappingClock(VirtualClock):
     """Says for one round after the other who begins in it and whose answers it uses."""
 
@@ -83,7 +98,7 @@ class OverlappingClock(VirtualClock):
         super().__init__(settings, rule, server, seed)
         self.jobs: dict[int, Job] = {}  # of the clients at work
         self.ends: list[tuple[float, int]] = []  # their ends and clients, as a heap
-        self.of_size: dict[int, int] = {}  # samples that a client of this size computes with
+        self.of_size: dict[int, tuple[int, int]] = {}  # the work of a client of this size
         self.all_answer = type(rule).answering is Participation.answering and not (rule.dropout or rule.stragglers)
         # Who cannot be asked: who is at work, whose answer waits, and who left or dropped out in this round: it would
         # do the same work again. Until the round ends they only become more.
@@ -112,20 +127,21 @@ class OverlappingClock(VirtualClock):
             turnout = self.rule.answering(self.seed, round, np.array(ids, dtype=np.int64), self.fed.clients)
             ids, shares = turnout.ids.tolist(), turnout.share.tolist()
             lost = dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
-        for client, share, samples in zip(ids, shares, self.samples_by_size(ids, shares), strict=True):
+        for client, share, (batches, samples) in zip(ids, shares, self.work_by_size(ids, shares), strict=True):
             answer, leave = self.answer_seconds(client, samples), self.there.until(client, moment) - moment
-            jobs.append(Job(client, round, moment, min(answer, leave), leave < answer, share))
+            jobs.append(Job(client, round, moment, min(answer, leave), leave < answer, share, batches))
         return jobs, lost
 
-    def samples_by_size(self, ids: list[int], shares: list[float]) -> list[int]:
-        """How many samples each of these clients computes with; those of one size compute with as many."""
-        if not self.all_answer or self.server.looks:
-            whole: list[int] = self.samples(ids, np.array(shares)).tolist()
-            return whole
+    def work_by_size(self, ids: list[int], shares: list[float]) -> list[tuple[int, int]]:
+        """The batches and samples of `planned_work` for each of these clients; those of one size have as many."""
         sizes, known = [self.fed.sizes.item(client) for client in ids], self.of_size
-        if any(size not in known for size in sizes):
-            known |= dict(zip(sizes, self.samples(ids, np.array(shares)).tolist(), strict=True))
-        return [known[size] for size in sizes]
+        by_size = self.all_answer and not self.server.looks
+        if by_size and all(size in known for size in sizes):
+            return [known[size] for size in sizes]
+        batches, samples = self.planned_work(ids, np.array(shares))
+        work = list(zip(batches.tolist(), samples.tolist(), strict=True))
+        known |= zip(sizes, work, strict=True) if by_size else ()
+        return work
 
     def add(self, jobs: Sequence[Job]) -> None:
         """Take up work."""
@@ -202,7 +218,8 @@ class OverlappingClock(VirtualClock):
                 places = at_work - len(self.jobs)
                 ids = draw(places)
                 jobs, absent = self.begin(ids, round, self.now)
-                started, lost = started + jobs, lost | absent
+                started += jobs
+                lost |= absent
                 if absent:
                     continue  # others may begin in their place
                 nobody_before = self.arrival(round) if len(ids) < places else -math.inf
@@ -231,29 +248,34 @@ class OverlappingClock(VirtualClock):
         """
         rule, seed, clients, eligible = self.rule, self.rule.drawn_by(self.seed), self.fed.clients, self.fed.eligible
         assert isinstance(rule, CohortParticipation)
-        any_m = takes_any(rule)
+        any_m, order = takes_any(rule), None
+        if type(rule) is Skewed and not any_m:
+            order = Replayed(rule.order(seed, round, eligible, clients))
         pool = rule.present(seed, round, eligible, clients) if any_m else eligible
-        chance, first = uniforms(seed, "time starts", round), True
+        count, busy, chance, first = len(pool), self.busy, uniforms(seed, "time starts", round), True
 
         def draw(places: int) -> list[int]:
             nonlocal first
             found: list[int] = []
             if not any_m:  # in the rule's order of this round: those who began are not free, the next ones follow
+                if order is not None:
+                    return sorted(islice(filter(self.is_free, order), places))
                 own = replace(rule, cohort=places)
                 if looks_at_all(rule):
                     found = own.sample(seed, round, keep(eligible, self.is_free), clients).tolist()
                 else:
                     found = own.sample_there(seed, round, eligible, clients, self.is_free).tolist()
                 return found
-            there = self.availability.few(self.now, len(pool) // SPARSE) if len(pool) > MANY else None
+            there = self.availability.few(self.now, count // SPARSE) if count > MANY else None
             if first:
-                found, first = keep(rule.sample(seed, round, eligible, clients), self.is_free).tolist(), False
+                found, first = [*filter(self.is_free, rule.choose(seed, round, pool, clients).tolist())], False
                 found = sorted(found, key=lambda client: next(chance))[:places] if len(found) > places else found
             # after so many it is faster to look at all; where nobody can be asked there is nothing to try
-            tries = len(pool) // 2 + LEAST_TRIES if there is None and len(pool) else 0
+            tries = count // 2 + LEAST_TRIES if there is None and count else 0
+            is_there, now = self.there.is_there, self.now
             while len(found) < places and tries:
-                client, tries = int(pool[int(next(chance) * len(pool))]), tries - 1
-                if client not in found and self.is_free(client):
+                client, tries = pool.item(int(next(chance) * count)), tries - 1
+                if client not in busy and client not in found and is_there(client, now):
                     found.append(client)
             if len(found) < places:
                 free = keep(pool, self.is_free) if there is None else members(there, pool)
@@ -290,7 +312,7 @@ class OverlappingClock(VirtualClock):
         }
         trained = sorted((job.client, job.share) for job in started if not job.leaves)
         ids, share = (np.array([pair[k] for pair in trained], dtype=kind) for k, kind in ((0, np.int64), (1, float)))
-        used = [UsedAnswer(job.client, job.round, job.share) for job in sorted(came)]
+        used = [UsedAnswer(job.client, job.round, job.batches) for job in sorted(came)]
         return Turnout(ids, share, np.array(sorted(lost), dtype=np.int64), dict(sorted(lost.items())), record, used)
 
 
@@ -337,7 +359,8 @@ class OverlappingServer(Server):
         ids = [answer.client for answer in turnout.used]
         self.staleness = {a.client: self.versions[round - 1] - self.versions[a.round - 1] for a in turnout.used}
         plan = self.used_plan(plan, turnout.used)
-        log.incidents += [Incident(client, NO_BATCH, True) for client in ids if client not in {*plan.ids}]
+        working = {*plan.ids}
+        log.incidents += [Incident(client, NO_BATCH, True) for client in ids if client not in working]
         at = self.round_state(round, plan.ids)
         if plan.ids:
             outputs = self.take(plan.ids)
@@ -351,10 +374,8 @@ class OverlappingServer(Server):
 
     def used_plan(self, plan: RoundPlan, used: Sequence[UsedAnswer]) -> RoundPlan:
         """The plan of those whose answers are used, as far as the server's step needs it: how many steps each took."""
-        ids = [answer.client for answer in used]
-        counts, _ = self.fed.planned_work(ids, self.local, self.least, [answer.share for answer in used])
-        train = [ClientBatches(NOTHING, [0] * (count + 1)) for count in counts.tolist()]
-        return with_work(plan._replace(ids=ids, train=train, looks={}))
+        train = [ClientBatches(NOTHING, [0] * (answer.batches + 1)) for answer in used]
+        return with_work(plan._replace(ids=[answer.client for answer in used], train=train, looks={}))
 
     def keep(self, ids: Sequence[int], outputs: PhaseOutputs) -> None:
         """Keep answers until they are used."""

@@ -51,7 +51,7 @@ class VirtualClock:
             return
         ids, least = self.fed.eligible, self.rule.least_work if self.rule.stragglers else 1.0
         fastest = math.inf
-        for i, samples in zip(ids.tolist(), self.samples(ids, np.full(len(ids), least)).tolist(), strict=True):
+        for i, samples in zip(ids.tolist(), self.planned_work(ids, np.full(len(ids), least))[1].tolist(), strict=True):
             fastest = min(fastest, self.answer_seconds(i, samples, keep=False))
             if fastest <= self.settings.deadline:
                 return
@@ -62,8 +62,8 @@ class VirtualClock:
 
     # durations ----------------------------------------------------------------------------------------------------
 
-    def samples(self, ids: Sequence[int] | np.ndarray, share: np.ndarray) -> np.ndarray:
-        """How many samples each of these clients computes with in a round, in all its phases."""
+    def planned_work(self, ids: Sequence[int] | np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How many batches each of these clients trains on, and with how many samples it computes in all phases."""
         batches, trained = self.fed.planned_work(ids, self.server.local, self.server.least, share.tolist())
         total = np.zeros(len(ids), dtype=np.int64)
         for phase in self.server.phases:
@@ -72,7 +72,7 @@ class VirtualClock:
             if phase.trains:
                 each = [batches * self.fed.looked_at(name, ids) for name in phase.each]
                 total += sum(each, trained)
-        return total
+        return batches, total
 
     def answer_seconds(self, client: int, samples: float, keep: bool = True) -> float:
         """How long a client's answer takes."""
@@ -160,7 +160,7 @@ class VirtualClock:
             asked, wanted = self.ask(round, began)
         turnout = self.rule.answering(self.seed, round, asked, self.fed.clients)
         ids = turnout.ids.tolist()
-        work = self.samples(ids, turnout.share).tolist()
+        work = self.planned_work(ids, turnout.share)[1].tolist()
         seconds = [self.answer_seconds(i, samples) for i, samples in zip(ids, work, strict=True)]
         leaves = [self.availability.until(i, began) - began for i in ids]
         waited = wait_for(self.settings, wanted, seconds, leaves)

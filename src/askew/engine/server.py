@@ -103,6 +103,7 @@ class Server:
         self.prepared: tuple[Any, RoundPlan] | None = None  # the next round's plan, by its key
         self.numbers: list[tuple[Any, Tensor]] = []  # the clients' numbers of the last two plans
         self.w, self.buffers = space.start.clone(), space.buffers.clone()
+        self.no_updates = RoundUpdates.none(0, self.w, self.buffers)
         self.drift_history = drift_metrics.history(space) if drift else None  # None: drift is not recorded
         self.times = dict.fromkeys(TIMES if times else (), 0.0)  # of the round under way
         self.state = server_hooks.declared_state(alg, "server_state", space)
@@ -221,8 +222,9 @@ class Server:
 
     def round_state(self, round: int, ids: Sequence[int]) -> RoundState:
         """The state before a round's step, with the rows of these clients."""
-        rows, updates = {name: bank.read(ids) for name, bank in self.banks.items()}, RoundUpdates.none
-        return RoundState(self.w, self.buffers, self.state, rows, updates(round, self.w, self.buffers))
+        rows = {name: bank.read(ids) for name, bank in self.banks.items()}
+        updates = self.no_updates._replace(round=round, old=self.w, new=self.w, buffers=self.buffers)
+        return RoundState(self.w, self.buffers, self.state, rows, updates)
 
     def first_request(self, round: int, plan: RoundPlan) -> PhaseRequest:
         """What clients that begin in a round are asked to do first, from the newest model."""
@@ -416,21 +418,26 @@ class Server:
         numbers = self._client_numbers(plan, round)
         return PhaseInputs(w, buffers, down, memory, at.rows["clients"], carry, self.parts, *rates, round, *numbers)
 
-    def _client_numbers(self, plan: RoundPlan, round: int) -> Tensor:
-        """Of the participants their steps, the length of these under momentum, relative sizes, and coins [4, C]."""
+    def _client_numbers(self, plan: RoundPlan, round: int, with_coins: bool = True) -> Tensor:
+        """Of the participants their steps, the length of these under momentum, relative sizes, and coins [4, C].
+
+        For the server's step, which needs no coins, they need not be drawn.
+        """
         for works, numbers in self.numbers:
             if len(works) == len(plan.train) and all(a is b for a, b in zip(works, plan.train, strict=True)):
                 return numbers
-        steps = torch.tensor([work.batches for work in plan.train], dtype=self.space.dtype)
-        size = torch.from_numpy(self.fed.sizes[plan.ids] / self.fed.mean_size).to(self.space.dtype)
-        coins = torch.tensor([coin(self.seed, round, i) for i in plan.ids], dtype=self.space.dtype)
-        columns = torch.stack([steps, momentum_length(steps, self.local.momentum), size, coins])
+        steps, size = [work.batches for work in plan.train], self.fed.sizes[plan.ids] / self.fed.mean_size
+        coins = [coin(self.seed, round, i) for i in plan.ids] if with_coins else [0.0] * len(steps)
+        columns = torch.from_numpy(np.array([steps, steps, size, coins], dtype=np.float64)).to(self.space.dtype)
+        if self.local.momentum:
+            columns[1] = momentum_length(columns[0], self.local.momentum)
         numbers = send(columns, self.space.device)
-        self.numbers = [*self.numbers[-1:], (plan.train, numbers)]
+        if with_coins:
+            self.numbers = [*self.numbers[-1:], (plan.train, numbers)]
         return numbers
 
     def _cohort(self, round: int, plan: RoundPlan, outputs: PhaseOutputs, w: Tensor, phase: Algorithm) -> Cohort:
-        steps, tau, size, _ = self._client_numbers(plan, round)
+        steps, tau, size, _ = self._client_numbers(plan, round, with_coins=False)
         p = size / size.sum() if self.alg.by_samples else torch.full_like(size, 1 / len(size))
         public: State | None = None
         if self.evaluate is not None and phase.trains and "delta" in outputs.up:
@@ -441,8 +448,8 @@ class Server:
         lr, lr0 = (self.local.rate(t, self.rounds) for t in (round, 1))
         staleness = ALL_NEW
         if self.staleness:
-            each = torch.tensor([self.staleness[client] for client in plan.ids], dtype=self.space.dtype)
-            staleness = send(each, self.space.device)
+            each = torch.from_numpy(np.array([self.staleness[client] for client in plan.ids]))
+            staleness = send(each.to(self.space.dtype), self.space.device)
         return Cohort(p, steps, tau, size, outputs.loss, public, lr, lr0, round, len(self.fed.eligible), staleness)
 
     # what travels -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class UsedAnswer(NamedTuple):
 
     client: int
     round: int  # in which the client began
-    share: float  # the fraction of its local steps that it did
+    batches: int  # that it trained on
 
 
 class Turnout(NamedTuple):

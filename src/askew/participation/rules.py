@@ -6,7 +6,7 @@ What they draw is a function of the seed and the round alone; one rule also asks
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -164,14 +164,16 @@ class Skewed(CohortParticipation):
     def sample_there(
         self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
     ) -> np.ndarray:
-        wanted, times = self.size(clients), self.times(seed, round, clients)[eligible]
-        found, looked, upto = list[int](), 0, 16 * wanted
-        while len(found) < wanted and looked < len(times):
-            first = np.argpartition(times, upto)[:upto] if upto < len(times) else np.arange(len(times))
-            order = eligible[first[np.argsort(times[first])][looked:]].tolist()
-            found += islice(filter(is_there, order), wanted - len(found))
-            looked, upto = len(first), 16 * upto
+        found = islice(filter(is_there, self.order(seed, round, eligible, clients)), self.size(clients))
         return np.array(sorted(found), dtype=np.int64)
+
+    def order(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> Iterator[int]:
+        """The eligible clients in the order in which they would be drawn; they are sorted as far as is asked for."""
+        times, looked, upto = self.times(seed, round, clients)[eligible], 0, 16 * self.size(clients)
+        while looked < len(times):
+            first = np.argpartition(times, upto)[:upto] if upto < len(times) else np.arange(len(times))
+            yield from eligible[first[np.argsort(times[first])][looked:]].tolist()
+            looked, upto = len(first), 16 * upto
 
 
 @lru_cache(maxsize=8)

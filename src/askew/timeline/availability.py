@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..core.rng import uniform_words, uniforms
+from ..core.rng import uniform, uniform_words
 from .files import read_table
 from .settings import TimeSettings
 
@@ -172,7 +172,7 @@ class DayNight(NamedTuple):
 
     def zone(self, client: int) -> int:
         """The time zone in which a client lives."""
-        return int(self.zones * next(uniforms(self.seed, "time zone", client=client)))
+        return int(self.zones * uniform(self.seed, "time zone", client=client))
 
     def zone_until(self, zone: int, t: float) -> float:
         """The moment at which clients of a zone leave that are there at t; t itself if they are away."""
@@ -271,7 +271,7 @@ class TraceIntervals:
 
     def few(self, t: float, most: int) -> np.ndarray | None:
         (began, at), (begins, ends, client, sorted_ends) = self.place(t), self.sorted
-        begun, ended = (int(np.searchsorted(moments, at, side="right")) for moments in (begins, sorted_ends))
+        begun, ended = (int(moments.searchsorted(at, "right")) for moments in (begins, sorted_ends))
         if begun - ended > most:
             return None
         if at < self.last:  # the file begins again

@@ -8,7 +8,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from ..core.records import LATE, LEFT, NOT_AWAITED
-from ..core.rng import uniforms
+from ..core.rng import uniform
 from .files import LINK_COLUMNS, read_table
 from .settings import TimeSettings
 
@@ -39,11 +39,11 @@ def device_of(settings: TimeSettings, seed: int, client: int, relative_size: flo
         return Device(**{"seconds": 0.0, **link, **table[client]})
     seconds = settings.seconds
     if settings.speed == "lognormal":
-        seconds *= math.exp(settings.sigma * NORMAL.inv_cdf(next(uniforms(seed, "time speed", client=client))))
+        seconds *= math.exp(settings.sigma * NORMAL.inv_cdf(uniform(seed, "time speed", client=client)))
     elif settings.speed == "pareto":
-        seconds *= next(uniforms(seed, "time speed", client=client)) ** (-1 / settings.tail)
+        seconds *= uniform(seed, "time speed", client=client) ** (-1 / settings.tail)
     elif settings.speed == "halfnormal":
-        seconds *= abs(NORMAL.inv_cdf(next(uniforms(seed, "time speed", client=client))))
+        seconds *= abs(NORMAL.inv_cdf(uniform(seed, "time speed", client=client)))
     elif settings.speed == "size":
         seconds *= relative_size
     return Device(seconds, settings.latency, settings.up, settings.down)
