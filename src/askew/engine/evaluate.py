@@ -15,6 +15,7 @@ from ..core.task import Task
 from ..core.types import Batch, Part
 from ..data.dataset import Samples
 from ..data.federation import SHOWN, Federation
+from .graphs import capture_stream
 
 CHUNK = 2048
 RAISED = 1e-4  # by more than this a loss must grow to count
@@ -84,13 +85,14 @@ class Evaluator:
 
     def _capture(self, w: Tensor, buffers: Tensor) -> None:
         self.w, self.buffers = w.clone(), buffers.clone()
-        aside = torch.cuda.Stream(w.device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(w.device))
+        here = torch.cuda.current_stream(w.device)
+        aside = capture_stream(w.device, here.cuda_stream)
+        aside.wait_stream(here)
         with torch.cuda.stream(aside):
             self._score(self.w, self.buffers)  # libraries choose and allocate
-        torch.cuda.current_stream(w.device).wait_stream(aside)
+        here.wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, stream=aside, capture_error_mode="thread_local"):
             self.score = self._score(self.w, self.buffers)
 
 

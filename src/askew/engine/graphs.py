@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -50,6 +51,16 @@ class GraphCache:
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a hook may have nothing to do
             body()
         return graph
+
+
+@cache
+def capture_stream(device: torch.device, replayed_on: int) -> torch.cuda.Stream:
+    """The stream on which graphs are captured that are replayed on one stream, by its number.
+
+    Libraries keep working memory for every stream that they are captured on. Graphs that were captured on one stream
+    share it, so they must not be replayed at the same time.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def contiguous_copy(t: Tensor) -> Tensor:
