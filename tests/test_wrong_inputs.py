@@ -955,17 +955,19 @@ CASES = [
     ),
     case(
         "compare: no run",
-        "compare .",
-        "'.' is not a run folder",
+        "compare other",
+        "'other' is not a run folder",
         "it has no run.toml",
         "name a folder that `askew run` made",
+        file("other/notes.txt", "none here"),
     ),
     case(
         "report: no run",
-        "report .",
-        "'.' is not a run folder",
+        "report other",
+        "'other' is not a run folder",
         "it has no run.toml",
         "name a folder that `askew run` made",
+        file("other/notes.txt", "none here"),
     ),
     case(
         "rounds cut",

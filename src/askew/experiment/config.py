@@ -32,7 +32,7 @@ from ..participation import CohortParticipation, Participation, participations
 from ..timeline import TimeSettings
 from .file_hash import file_hash
 from .plugins import PLUGINS, check_kept_plugins, load_plugin, source_text
-from .store import find_plugins
+from .store import STOPS, find_plugins
 from .toml import parse_value, read_stored_toml, read_toml, text_hash, to_toml
 
 S = TypeVar("S", bound=Settings)
@@ -107,7 +107,6 @@ OPTIONAL_TABLES: dict[str, type[Settings]] = {
     "robust": Robust,
     "time": TimeSettings,
 }
-STOPS = ("stop_diverged", "stop_at")  # settings of [evaluation] that change no round, only how many there are
 NEED_UPLOADS = {"drift", "fit", "weights"}  # settings of [evaluation] that need every client's upload
 DEFAULT_NAMES = {
     "data": "digits",

@@ -21,10 +21,11 @@ from ..engine.process_group import SINGLE, ProcessGroup
 from ..errors import StoreError
 from . import checkpoint
 from .build import BuildCache, BuiltRun, device_of
-from .config import CHOICES, OPTIONAL_TABLES, STOPS, TABLES, Config, Evaluation, stored_tables
+from .config import CHOICES, OPTIONAL_TABLES, TABLES, Config, Evaluation, stored_tables
 from .plugins import LOADED, PLUGIN_PREFIX, PLUGINS, TEXT
 from .store import (
     DIVERGED,
+    STOPS,
     TRACKING,
     Run,
     intact_rounds,

@@ -41,6 +41,7 @@ Record = dict[str, Any]  # of one round
 TRACKING = "tracking.json"  # the file in which trackers note which of their records is this run's
 DIVERGED = "diverged"  # the state of a run that was stopped because it diverged
 REACHED = "reached"  # and of one that was stopped because its accuracy was high enough
+STOPS = ("stop_diverged", "stop_at")  # settings of [evaluation] that change no round, only how many there are
 CHECKSUM = re.compile(r',?\s*"checksum": "([0-9a-f]{16})"\s*\}\s*\Z')  # the end of a JSON object
 SEALED = ("run.toml", "run.json", "rounds.jsonl", "federation.json")  # files that always hold a checksum
 NUMBERS = ("seconds", "bytes_up", "bytes_down", "dropped")  # keys of every record

@@ -13,10 +13,9 @@ from itertools import groupby
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from ..experiment.config import STOPS
 from ..experiment.curves import rounds_to
 from ..experiment.listing import stored_catalogue
-from ..experiment.store import Run
+from ..experiment.store import STOPS, Run
 
 FlatSettings = dict[str, str]  # values as text by dotted key: {"local.lr": "0.1"}
 ComparisonRow = dict[str, Any]  # the figures of one group, by the names that `table` gives them

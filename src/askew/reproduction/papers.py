@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from ..core.settings import with_defaults
 from ..errors import ConfigError, UnknownName, did_you_mean
-from ..experiment.config import CHOICES, DEFAULT_NAMES, STOPS, Config, set_key
+from ..experiment.config import CHOICES, DEFAULT_NAMES, Config, set_key
+from ..experiment.store import STOPS
 from ..experiment.toml import literal, parse_value, read_toml
 
 SCALES = ("full", "reduced", "smoke")

@@ -25,7 +25,7 @@ from ..core.records import RECORD, TIMES
 from ..errors import StoreError, StoreWarning
 from ..experiment.config import Config
 from ..experiment.folder_lock import remove_leftovers, wait_for_folder
-from ..experiment.store import Run, read_text, write_text
+from ..experiment.store import REACHED, Run, read_text, write_text
 from ..experiment.toml import text_hash
 from .papers import CURVES, PlannedRun, changed_settings, hyper_text
 
@@ -86,7 +86,8 @@ def result_rows(planned: PlannedRun, run: Run) -> list[ResultRow]:
     precision = [engine.dtype] * (engine.dtype != "float32") + ["compiled"] * engine.compile
     device = ", ".join([str(run.facts.get("device", "unknown")), *precision])
     version, command = str(run.facts.get("version", "")), run_command(planned)
-    metrics = run_metrics(run, planned.curves, planned.curves_every) if run.finished else stopped_metrics(run)
+    stopped = run.facts.get("state") == REACHED
+    metrics = stopped_metrics(run) if stopped else run_metrics(run, planned.curves, planned.curves_every)
     if planned.stored:
         metrics = {name: value for name, value in metrics.items() if name in planned.stored}
     metrics |= {PROVENANCE: provenance_text(planned.config, run, whole=not planned.stored)}
