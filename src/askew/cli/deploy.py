@@ -182,7 +182,7 @@ def up(
     with lock_folder(run_folder / "flower"), ProgressDisplay(console) as ticker:
         if not fresh:
             check_same_buffer(run_folder, request.rules)
-        if is_finished(run_folder) and not fresh:
+        if is_finished(run_folder, config.evaluation) and not fresh:
             ticker.say("already finished, nothing to do; --fresh runs it again", "yellow")
             run = load(run_folder)
         else:

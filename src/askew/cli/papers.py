@@ -143,8 +143,8 @@ def reproduce(
     find_experiment(id)  # refuse an unknown one before all results are read
     rows = read_results(results)
     runs = metrics_by_run(rows)
-    known = (own_engine, alone, runs, stop_at_target)
-    reproduction = prepare_reproduction(id, scale, only or (), seeds, results, *known)
+    chosen_runs = (id, scale, only or (), seeds)
+    reproduction = prepare_reproduction(*chosen_runs, results, own_engine, alone, runs, stop_at_target)
     if plan:
         show_plan(reproduction, rows, as_json)
         return

@@ -113,6 +113,15 @@ class PhaseRequest(NamedTuple):
     plan: RoundPlan
     wanted: Collection[str]  # "theta", "carry": what is needed beside the uploads
 
+    def only(self, rows: list[int]) -> PhaseRequest:
+        """The same of some of the clients, by their rows."""
+        return self._replace(inputs=self.inputs.rows(rows), plan=self.plan.only(rows))
+
+    def first_steps(self, steps: int) -> PhaseRequest:
+        """The same with the first steps of each client alone, and the first chunk of each look."""
+        looks = {name: [work.first(1) for work in clients] for name, clients in self.plan.looks.items()}
+        return self._replace(plan=self.plan._replace(train=[w.first(steps) for w in self.plan.train], looks=looks))
+
 
 class OutputStage(Protocol):
     """Changes a phase's outputs on their way from the clients to the server's step: an attack, a fault, a check, noise.

@@ -42,7 +42,7 @@ class CheckedEngine:
         kind, clients = frozenset(type(r.phase) for r in requests), sum(len(r.plan.ids) for r in requests)
         if clients > GROWTH * self.checked.get(kind, 0):
             self.checked[kind] = clients
-            self.check([shorten(request) for request in requests])
+            self.check([request.first_steps(STEPS)._replace(wanted=()) for request in requests])
         return outputs
 
     def prepare(self, requests: Sequence[PhaseRequest]) -> None:
@@ -57,7 +57,7 @@ class CheckedEngine:
         picked = torch.linspace(0, len(jobs) - 1, min(CLIENTS, len(jobs))).round().long().tolist()
         for n, i in (jobs[k] for k in picked):
             request = requests[n]
-            alone = request._replace(inputs=request.inputs.rows([i]), plan=request.plan.only([i]))
+            alone = request.only([i])
             [right] = self.reference.run([alone])
             distance = upload_distance(outputs[n].rows([i]), right, rounding(alone.inputs))
             if distance > self.far:
@@ -66,14 +66,6 @@ class CheckedEngine:
                     f"{distance:.2g} times its length away from the sequential engine's, with {len(jobs)} clients at a "
                     f'time; set engine.name = "sequential", and please report this.'
                 )
-
-
-def shorten(request: PhaseRequest) -> PhaseRequest:
-    """The same request with the first steps of each client alone, and of its results the uploads."""
-    plan = request.plan
-    looks = {name: [work.first(1) for work in clients] for name, clients in plan.looks.items()}
-    plan = plan._replace(train=[work.first(STEPS) for work in plan.train], looks=looks)
-    return request._replace(plan=plan, wanted=())
 
 
 def rounding(inputs: PhaseInputs) -> float:
@@ -85,12 +77,12 @@ def rounding(inputs: PhaseInputs) -> float:
 def upload_distance(ours: PhaseOutputs, right: PhaseOutputs, rounding: float) -> float:
     """The distance of two results beyond rounding, in lengths of the second: that of the worst part of the upload.
 
-    0 where the second is not finite, as a run may diverge by itself.
+    Where the second is not finite nothing is compared, as a run may diverge by itself.
     """
     worst = 0.0
     for a, b in zip((ours.loss, *ours.up.values()), (right.loss, *right.up.values()), strict=True):
         if not b.isfinite().all():
-            return 0.0
+            continue
         beyond = float((a.double() - b.double()).norm()) - rounding
         if beyond != beyond:  # not a number
             return math.inf

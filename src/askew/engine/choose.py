@@ -217,7 +217,4 @@ def first_steps(request: PhaseRequest, clients: int, steps: int) -> PhaseRequest
     """The first steps of the clients that have most of them."""
     works = request.plan.train
     rows = sorted(range(len(works)), key=lambda i: -works[i].batches)[:clients]
-    plan = request.plan.only(rows)
-    looks = {name: [work.first(1) for work in each] for name, each in plan.looks.items()}
-    plan = plan._replace(train=[work.first(steps) for work in plan.train], looks=looks)
-    return request._replace(inputs=request.inputs.rows(rows), plan=plan)
+    return request.only(rows).first_steps(steps)

@@ -78,12 +78,12 @@ class DistributedEngine:
         return [self._run(request)]
 
     def _run(self, request: PhaseRequest) -> PhaseOutputs:
-        phase, inputs, plan, wanted = request
+        phase, inputs, plan, _ = request
         ranks = self._rows_of_ranks(inputs, plan)
         own = ranks[self.group.rank]
         outputs: PhaseOutputs | None = None
         if own:
-            (outputs,) = self.inner.run([PhaseRequest(phase, inputs.rows(own), plan.only(own), wanted)])
+            (outputs,) = self.inner.run([request.only(own)])
         rows = self._exchange(phase, ranks, entries_of(outputs) if outputs else {}, inputs, plan)
         up = {n.removeprefix("up."): t for n, t in rows.items() if n.startswith("up.")}
         count, local_carry = len(plan.ids), outputs.carry if outputs else {}

@@ -27,7 +27,7 @@ class Columns:
         self.count = 0
         self.numbers: dict[str, array[float]] = {}  # nan, or too short, where nothing was recorded
         self.clients = array("I")  # that were asked, round after round
-        self.fates = bytearray()  # of each of them
+        self.outcomes = bytearray()  # of each of them
         self.ends = array("Q", [0])  # round r has the clients from ends[r - 1] to ends[r]
         self.reasons: dict[str, Counter[int]] = {}  # by reason, how often each client
         self.incidents: deque[tuple[int, str]] = deque(maxlen=KEPT_INCIDENTS)
@@ -38,12 +38,12 @@ class Columns:
     def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add records of the rounds that follow."""
         for record in records:
-            clients, fates = client_fates(record)
+            clients, outcomes = client_outcomes(record)
             with self.lock:
                 for key, value in numbers_of(record):
                     self._put(key, value)
                 self.clients.extend(clients)
-                self.fates.extend(fates)
+                self.outcomes.extend(outcomes)
                 self.ends.append(len(self.clients))
                 self.count += 1
                 self._add_incidents(record)
@@ -88,10 +88,10 @@ class Columns:
         return list(accumulate(sum(row) for row in zip(*columns, strict=False)))
 
     def asked(self, first: int, last: int) -> tuple[array[int], bytearray, array[int]]:
-        """Clients and fates of the rounds from `first` to `last`, and where each of these rounds ends."""
+        """Clients and outcomes of the rounds from `first` to `last`, and where each of these rounds ends."""
         with self.lock:
             start, end = self.ends[first - 1], self.ends[last]
-            return self.clients[start:end], self.fates[start:end], self.ends[first - 1 : last + 1]
+            return self.clients[start:end], self.outcomes[start:end], self.ends[first - 1 : last + 1]
 
 
 def numbers_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -106,16 +106,16 @@ def numbers_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                     yield f"{key}.{name}", entry
 
 
-def client_fates(record: Mapping[str, Any]) -> tuple[Iterable[int], bytes]:
+def client_outcomes(record: Mapping[str, Any]) -> tuple[Iterable[int], bytes]:
     """The clients that were asked in a round, and what became of each."""
     participants, incidents = record.get("participants") or [], record.get("incidents")
     if not incidents or not isinstance(incidents, dict):
         return array("I", participants), bytes([USED]) * len(participants)
-    fates = dict.fromkeys(participants, USED)
+    outcomes = dict.fromkeys(participants, USED)
     for reason, clients in incidents.items():
         if reason != REPEATED:
-            fates |= dict.fromkeys(clients, MISSING if reason in NOTHING_CAME else REFUSED)
-    return array("I", fates), bytes(fates.values())
+            outcomes |= dict.fromkeys(clients, MISSING if reason in NOTHING_CAME else REFUSED)
+    return array("I", outcomes), bytes(outcomes.values())
 
 
 def thin_out(values: Sequence[float], most: int) -> list[int]:

@@ -215,18 +215,18 @@ def turns(run: ShownRun, window: Sequence[int] = (0, 0, 0, 0), detail: Detail = 
         return {"rounds": count, "clients": clients, "cells": ""}
     first, last = clip_span(window[:2], 1, count)
     low, high = clip_span(window[2:], 0, clients - 1)
-    asked, fates, ends = run.columns.asked(first, last)
+    asked, outcomes, ends = run.columns.asked(first, last)
     bounds = np.frombuffer(ends, np.uint64).astype(np.int64)
     width, height = min(detail.rounds, last - first + 1), min(detail.clients, high - low + 1)
     columns, rows = cells_of(last - first + 1, width), cells_of(high - low + 1, height)
-    # each turn is a number: its row, its column and its fate, looked up in small tables, as there may be millions
+    # each turn is a number: its row, its column and its outcome, looked up in small tables, as there may be millions
     outside = width * height * 4
     who = np.frombuffer(asked, np.uint32)
     starts = np.full(max(clients, int(who.max(initial=0)) + 1), outside, np.int32)
     starts[low : high + 1] = rows * width * 4
     turn = starts[who]
     turn += np.repeat(columns * 4, bounds[1:] - bounds[:-1])
-    turn += np.frombuffer(fates, np.uint8)
+    turn += np.frombuffer(outcomes, np.uint8)
     counts = np.bincount(turn, minlength=outside)[:outside].reshape(height * width, 4).T
     room = np.outer(np.bincount(rows), np.bincount(columns)).ravel()
     shares = counts[[USED, MISSING, REFUSED]] / room
@@ -266,8 +266,8 @@ def shares(run: ShownRun) -> Answer:
     sizes = np.asarray(run.federation.get("sizes") or [], dtype=float)
     if not run.columns.count or not sizes.sum():
         return {"x": [], "y": [], "note": ""}
-    asked, fates, _ = run.columns.asked(1, run.columns.count)
-    used = np.frombuffer(asked, np.uint32)[np.frombuffer(fates, np.uint8) == USED]
+    asked, outcomes, _ = run.columns.asked(1, run.columns.count)
+    used = np.frombuffer(asked, np.uint32)[np.frombuffer(outcomes, np.uint8) == USED]
     counts = np.bincount(used, minlength=len(sizes))[: len(sizes)]
     data, taken = 100 * sizes / sizes.sum(), 100 * counts / max(1, counts.sum())
     order = np.argsort(data, kind="stable")

@@ -40,8 +40,7 @@ HELD_OUT = {
 EARLY_ROUNDS = range(10, 101)  # rounds of the metrics "early_…", which claims about local models use
 LOCAL_MODEL_KEYS = ("drift_relative", "drift_apart", "fit_loss")  # record keys with such a metric, also by layer
 
-TO_TARGET = "accuracy_to_target"  # the curve of accuracies, of which rounds to a target are read; a run that was
-# stopped there has it alone
+TO_TARGET = "accuracy_to_target"  # of a run that was stopped at a target, in place of all that needs more rounds
 CHECKSUM = "checksum"  # the metric of a further row of each run
 PROVENANCE = "provenance"  # the metric of a row that says, as JSON, how a run was computed
 NOT_RECORDED = "not recorded"  # of what results of older versions do not say

@@ -8,8 +8,7 @@ ends. The rule for the size of a part on a GPU:
 - but at least so many that FEWEST_RUNS are trained at a time by all processes, as fewer leave a GPU idle;
 - no more than memory and TOGETHER allow;
 - runs of one method stay together, as the clients of all of them are trained as one batch. Methods have streams of
-  their own, so a part may have several; STACKED_RUNS of whole methods are enough. On an H200 twelve runs of two
-  methods with FedPDC's network took 0.15 s a run and round.
+  their own, so a part may have several; STACKED_RUNS of whole methods are enough.
 
 On a CPU a part is one run. Where there is a deadline, a part must be expected to end before it; otherwise a smaller
 part, another method or the next experiment is looked at.
