@@ -42,7 +42,7 @@ def run_some(x: Tensor, layers: Sequence[nn.Module], used: set[str]) -> tuple[Te
             used.add("C (convolutions)")
             return cpu_conv.conv_relu_pool(x, conv), 3
         if cuda_conv.can_run(x, conv, relu, pool):
-            used.add("Triton (convolutions)")
+            used.add("CUDA (convolutions)")
             return cuda_conv.conv_relu_pool(x, conv), 3
     if batched_linear.is_batched(first, x):
         relu_follows = type(second) is nn.ReLU

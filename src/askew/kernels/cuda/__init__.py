@@ -1,4 +1,4 @@
-"""Kernels in Triton for CUDA devices."""
+"""Kernels for CUDA devices: in Triton, and in CUDA C where they keep weights in registers."""
 
 from __future__ import annotations
 

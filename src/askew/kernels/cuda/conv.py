@@ -8,25 +8,17 @@ bit. Where it is known how many samples of a batch are real, padding costs next 
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..cpu.conv import is_conv_relu_pool
-from . import available, wide_conv
-from .rows import contiguous_rows, cudnn_precision, real_counts, rows_first
+from . import available, nvrtc, small_conv, wide_conv
+from .rows import cudnn_precision, real_counts, rows_first
 
 WIDTH = 16  # channels at most: with more, four columns for each do not fit
-TILE = 64  # pixels of patches, of all channels, at a time; forward no more than columns of weights
-FORWARD = (128, 4, 1)  # pixels of one program, its warps, and the stages of its loop
-WEIGHTS = (8192, 4, 1)  # pixels times tile
-INPUTS = (64, 4, 1)
 MANY = 512  # images that fill the device without other networks
-PROGRAMS = 512  # of the weights' gradient, which is summed in parts: enough to fill the device
-MOST_PARTS = 32
 
 
 def can_run(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
@@ -34,7 +26,22 @@ def can_run(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> boo
     if not x.is_cuda or x.dtype == torch.float64 or not available():
         return False
     evaluated = x.dim() == 4 and len(x) >= MANY and not torch.is_grad_enabled()
-    return supports(conv, relu, pool, many=evaluated or torch._C._functorch.is_batchedtensor(x))
+    if not supports(conv, relu, pool, many=evaluated or torch._C._functorch.is_batchedtensor(x)):
+        return False
+    return max(channels(conv)) > WIDTH or fits(x, conv)
+
+
+def channels(conv: nn.Module) -> tuple[int, int]:
+    assert isinstance(conv, nn.Conv2d)
+    return conv.in_channels, conv.out_channels
+
+
+def fits(x: Tensor, conv: nn.Module) -> bool:
+    """Do images of this size fit the kernels?"""
+    assert isinstance(conv, nn.Conv2d)
+    ci, h, w = x.shape[-3:]
+    shape = small_conv.ConvSizes(ci, h, w, conv.out_channels, conv.kernel_size[0], int(conv.padding[0]))
+    return nvrtc.compiler() is not None and shape.fits()
 
 
 def supports(conv: nn.Module, relu: nn.Module, pool: nn.Module, *, many: bool) -> bool:
@@ -52,30 +59,18 @@ def conv_relu_pool(x: Tensor, conv: nn.Module) -> Tensor:
     return y
 
 
-def padded(channels: int) -> int:
-    """The next power of two, and four at least: what a product of matrices can take."""
-    return max(4, 1 << (channels - 1).bit_length())
-
-
 def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Pooled output and which of its four pixels each is; x [G, B, …], weights [G, …]: G networks at once."""
     half = x.is_cuda and torch.is_autocast_enabled("cuda")
     if max(w.shape[1:3]) > WIDTH:
         return wide_conv.outputs(x, w, bias, real, cudnn_precision(), half)
-    x, w, bias = x.contiguous(), contiguous_rows(w), contiguous_rows(bias)
-    groups, b, ci, h, wd = x.shape
-    co, k = w.shape[1], w.shape[3]
-    ho, wo = (h + 2 * pad - k + 1) // 2, (wd + 2 * pad - k + 1) // 2
-    y = torch.empty((groups, b, co, ho, wo), dtype=torch.bfloat16 if half else x.dtype, device=x.device)
-    which = torch.empty((groups, b, co, ho, wo), dtype=torch.uint8, device=x.device)
-    total, (block, warps, stages) = b * ho * wo, FORWARD
-    tile = min(TILE, 4 * padded(co))
-    strides, options = (w.stride(0), bias.stride(0)), (cudnn_precision(), real is not None)
-    sizes = (total, *strides, ci, h, wd, co, k, ho, wo, pad, block, padded(co), tile, *options)
-    kernels().forward[(-(-total // block), groups)](
-        x, w, bias, y, which, x if real is None else real, *sizes, num_warps=warps, num_stages=stages
-    )
-    return y, which
+    return small_conv.outputs(aligned(x), w, bias, pad, real, cudnn_precision() != "tf32", half)
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Contiguous, and where four numbers can be read at once."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def backward(
@@ -84,42 +79,10 @@ def backward(
     """Gradients of weights, bias and, if `inner`, of the input."""
     if max(w.shape[1:3]) > WIDTH:
         return wide_conv.slopes(g, x, w, which, inner, real, cudnn_precision(), g.dtype is torch.bfloat16)
-    g, x, w, which = g.contiguous(), x.contiguous(), contiguous_rows(w), which.contiguous()
-    co, sums = w.shape[1], weight_gradients(g, x, w, which, pad, real)
-    dx = input_gradients(g, x, w, which, pad, real) if inner else x.new_empty((len(x), 0))
+    g, x, which, split = g.contiguous(), aligned(x), which.contiguous(), cudnn_precision() != "tf32"
+    co, sums = w.shape[1], small_conv.weight_gradients(g, x, which, w.shape[3], pad, real, split)
+    dx = small_conv.input_gradients(g, x, w, which, pad, real, split) if inner else x.new_empty((len(x), 0))
     return sums[:, :-co].view(w.shape), sums[:, -co:], dx
-
-
-def weight_gradients(g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, real: Tensor | None) -> Tensor:
-    """Gradients of weights and bias in one row [G, …]; summed in parts, in a fixed order."""
-    groups, b, ci, h, wd = x.shape
-    co, k, (ho, wo), (area, warps, stages) = w.shape[1], w.shape[3], g.shape[3:], WEIGHTS
-    patch = ci * (k + 1) ** 2 + 1  # and the one that the bias sees
-    tile = 2 * TILE if TILE < patch <= 2 * TILE else TILE  # one tile reads what flows back once, two read it twice
-    block = area // tile
-    blocks, tiles = -(-b * ho * wo // block), -(-patch // tile)
-    each = -(-blocks // max(8, min(MOST_PARTS, PROGRAMS // (groups * tiles))))
-    parts = -(-blocks // each)
-    partial = torch.empty((groups, 4 * parts, co * ci * k * k + co), dtype=torch.float32, device=x.device)
-    sizes = (b * ho * wo, each, parts, ci, h, wd, co, k, ho, wo, pad, block, padded(co), tile)
-    options = (cudnn_precision(), real is not None)
-    kernels().weights[(parts * groups, tiles)](
-        x, g, which, partial, x if real is None else real, *sizes, *options, num_warps=warps, num_stages=stages
-    )
-    return partial.sum(1)
-
-
-def input_gradients(g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, real: Tensor | None) -> Tensor:
-    """Gradients of the input, like x."""
-    groups, b, ci, h, wd = x.shape
-    co, k, (ho, wo), (block, warps, stages) = w.shape[1], w.shape[3], g.shape[3:], INPUTS
-    rows, columns, dx = (h + pad) // 2 + 1, (wd + pad) // 2 + 1, torch.empty_like(x)
-    sizes = (b, w.stride(0), rows, columns, ci, h, wd, co, k, ho, wo, pad, block, padded(co), padded(ci))
-    options = (cudnn_precision(), real is not None)
-    kernels().inputs[(-(-b * rows * columns // block), groups)](
-        g, which, w, dx, x if real is None else real, *sizes, *options, num_warps=warps, num_stages=stages
-    )
-    return dx
 
 
 class _Grouped(torch.autograd.Function):
@@ -192,11 +155,3 @@ class _Backward(torch.autograd.Function):
     ) -> Any:
         g, x, weight, which = rows_first(info, dims[:4], (g, x, weight, which))
         return backward(g, x, weight, which, pad, inner), (0, 0, 0)
-
-
-@cache
-def kernels() -> ModuleType:
-    """The kernels; triton is loaded where they are first needed."""
-    from . import triton_conv
-
-    return triton_conv

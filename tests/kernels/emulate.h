@@ -1,0 +1,109 @@
+// Runs CUDA kernels on a CPU, slowly: the threads of a block take turns, and the products of a warp are done by hand.
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <vector>
+
+#define EMULATED
+#define __device__
+#define __global__
+#define __shared__
+#define __launch_bounds__(...)
+
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+struct Index { unsigned x, y, z; };
+
+static Index threadIdx, blockIdx, gridDim;
+static float4 memory[16384];  // shared by the threads of a block
+static size_t allowed;        // bytes of it
+static bool overrun;          // whether a kernel wrote behind them
+
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+static inline float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
+static inline unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
+
+struct Thread {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool ended;
+};
+static std::vector<Thread> threads;
+static ucontext_t home;
+static std::function<void()> body;
+static int now, block_waits, block_round, warp_waits[32], warp_round[32];
+static float left[32][32][4], right[32][32][2];  // what the lanes of a warp bring to a product
+
+static void wait() {  // another thread's turn
+  int me = now;
+  swapcontext(&threads[me].context, &home);
+  now = me;
+  threadIdx = {(unsigned)me, 0, 0};
+}
+
+static void meet(int& waits, int& round, int of) {
+  const int mine = round;
+  if (++waits == of) waits = 0, round++;
+  while (round == mine) wait();
+}
+
+static void __syncthreads() { meet(block_waits, block_round, (int)threads.size()); }
+
+static inline float rounded(float x) { return isfinite(x) ? __uint_as_float((__float_as_uint(x) + 0x1000) & 0xffffe000) : x; }
+static inline float cut(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000); }
+template <int bytes> static void copy(void* to, const void* from) { memcpy(to, from, bytes); }
+static void arrival() { __syncthreads(); }
+
+static void mma(float* c, const float* a, float b0, float b1) {
+  const int warp = now / 32, lane = now % 32, row = lane / 4, at = lane % 4;
+  for (int i = 0; i < 4; i++) left[warp][lane][i] = cut(a[i]);
+  right[warp][lane][0] = cut(b0), right[warp][lane][1] = cut(b1);
+  meet(warp_waits[warp], warp_round[warp], 32);
+  for (int i = 0; i < 4; i++)
+    for (int k = 0; k < 8; k++)
+      c[i] += left[warp][row * 4 + k % 4][i / 2 + k / 4 * 2] * right[warp][(2 * at + i % 2) * 4 + k % 4][k / 4];
+  meet(warp_waits[warp], warp_round[warp], 32);
+}
+
+static void enter() {
+  body();
+  threads[now].ended = true;
+}
+
+static void launch(int gx, int gy, int gz, int size, int bytes, std::function<void()> kernel) {
+  body = kernel;
+  allowed = bytes;
+  gridDim = {(unsigned)gx, (unsigned)gy, (unsigned)gz};
+  threads.resize(size);
+  for (int block = 0; block < gx * gy * gz; block++) {
+    blockIdx = {(unsigned)(block % gx), (unsigned)(block / gx % gy), (unsigned)(block / gx / gy)};
+    memset(memory, 0xff, sizeof memory);  // not a number, where a kernel reads what it did not write
+    block_waits = 0;
+    memset(warp_waits, 0, sizeof warp_waits);
+    for (auto& thread : threads) {
+      thread.stack.resize(1 << 16);
+      thread.ended = false;
+      getcontext(&thread.context);
+      thread.context.uc_stack.ss_sp = thread.stack.data();
+      thread.context.uc_stack.ss_size = thread.stack.size();
+      thread.context.uc_link = &home;
+      makecontext(&thread.context, enter, 0);
+    }
+    for (bool left = true; left;) {
+      left = false;
+      for (now = 0; now < size; now++)
+        if (!threads[now].ended) {
+          threadIdx = {(unsigned)now, 0, 0};
+          const int me = now;
+          swapcontext(&home, &threads[me].context);
+          now = me;
+          left = left || !threads[me].ended;
+        }
+    }
+    for (size_t i = allowed; i < sizeof memory; i++) overrun = overrun || ((unsigned char*)memory)[i] != 0xff;
+  }
+}
