@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from askew.engine import check
 from askew.engine.base import PhaseOutputs, PhaseRequest
 from askew.engine.check import CheckedEngine, WrongResult, upload_distance
 from askew.engine.choose import EngineChoice, fastest
+from askew.engine.sequential import Sequential
 from askew.engine.stacked import Stacked
 from askew.experiment import build as build_module
 from askew.experiment.build import build
@@ -80,6 +82,43 @@ def test_a_wrong_result_is_never_used(factor: float, on_cpu: list[int], monkeypa
     with pytest.raises(WrongResult, match=r"the stacked engine's result of client \d+ is .* with 10 clients"):
         run_together([make_config("stacked", seed=seed) for seed in (0, 1)])
     assert on_cpu == [10]
+
+
+@pytest.mark.parametrize(("own", "passes"), [(0.9, True), (0.99, False)])
+def test_rounding_that_the_sequential_engine_has_too_is_no_error(
+    own: float, passes: bool, on_cpu: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result that is 20% off, where the sequential engine's is 10% off with tf32, or 1%."""
+    exact, right = [False], Sequential.run
+
+    @contextmanager
+    def without_tf32() -> Iterator[None]:
+        exact[0] = True
+        yield
+        exact[0] = False
+
+    def run(self: Sequential, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
+        outputs = right(self, requests)
+        for entry in () if exact[0] else outputs[-1].up.values():
+            entry *= own
+        return outputs
+
+    monkeypatch.setattr(check, "without_tf32", without_tf32)
+    monkeypatch.setattr(Sequential, "run", run)
+    spoil(monkeypatch, 4, 1.2)
+    configs = [make_config("stacked", seed=seed) for seed in (0, 1)]
+    if passes:
+        assert all(done.finished for done in run_together(configs))
+    else:
+        with pytest.raises(WrongResult):
+            run_together(configs)
+
+
+def test_tf32_is_off_inside_alone() -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    with check.without_tf32():
+        assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+    assert before == (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
 
 
 def test_it_is_one_sentence_on_the_command_line(
