@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from askew.data.transform import PixelTransform, sample_draws
 from askew.engine.sample_buffer import Needs, SampleBuffer
 from askew.kernels import batched_linear, batched_lstm
 from askew.kernels.cuda import conv as cuda_conv
@@ -412,3 +414,20 @@ def test_lstm_layers_under_a_gradient() -> None:
         wanted = torch.autograd.grad(exact(x.double()).square().sum(), list(exact.parameters()))
         for name, gradient in zip(stacked, wanted, strict=True):
             assert relative_error(found[name][n], gradient) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pad": 4, "flip": True, "turn": 15.0},
+        {"pad": 4, "flip": True, "fill": "mean", "chance": 0.5},
+        {"pad": 4, "flip": True, "fill": "reflect"},
+        {"crop": 28, "flip": True},
+    ],
+)
+def test_images_are_changed_as_on_a_cpu(changes: dict[str, Any]) -> None:
+    mean, std = torch.full((3, 1, 1), 0.45), torch.tensor([0.2, 0.25, 0.3]).view(3, 1, 1)
+    transform = PixelTransform(mean, std, **changes)
+    images, draws = torch.randint(256, (5000, 3, 32, 32), dtype=torch.uint8), sample_draws(seed=1, count=5000)
+    on_gpu = transform.to(torch.device("cuda"))(images.cuda(), torch.float32, draws.cuda())
+    assert torch.equal(on_gpu.cpu(), transform(images, torch.float32, draws))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from emulator import address, compiled
 from torch import Tensor
 
 from askew.kernels.cuda.small_conv import SOURCE, WARPS, ConvSizes
@@ -42,20 +42,11 @@ extern "C" int number(int which) {
 """
 
 
-def compiled(shape: ConvSizes, split: bool, folder: Path) -> ctypes.CDLL:
+def kernels_of(shape: ConvSizes, split: bool, folder: Path) -> ctypes.CDLL:
     """The kernels for the CPU."""
     constants = dict(zip(("CI", "H", "W", "CO", "K", "PAD"), shape, strict=True))
     constants |= {"PART": shape.part, "HALF_IN": 0, "HALF_OUT": 0, "SPLIT": int(split)}
-    emulator = Path(__file__).with_name("emulate.h")
-    code = "".join(f"#define {name} {value}\n" for name, value in constants.items())
-    (folder / "conv.cpp").write_text(f'{code}#include "{emulator}"\n{SOURCE.read_text()}{LAUNCHERS}')
-    command = ["g++", "-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-o", "conv.so", "conv.cpp"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "conv.so"))
-
-
-def address(t: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if t is None else t.data_ptr())
+    return compiled(SOURCE, constants, LAUNCHERS, folder)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -84,7 +75,7 @@ def test_outputs_and_gradients(
     shape: ConvSizes, batch: int, images: int, each: int, counted: bool, split: bool, tmp_path: Path
 ) -> None:
     """Two networks, whose weights are rows of a longer vector; `counted`: only some samples are real."""
-    kernels, groups, (ci, h, w, co, k, pad) = compiled(shape, split, tmp_path), 2, shape
+    kernels, groups, (ci, h, w, co, k, pad) = kernels_of(shape, split, tmp_path), 2, shape
     (ho, wo), blocks = shape.pooled, -(-batch // each)
     columns, shares, abreast = shape.shares
     numbers = [shape.image, shape.back, shape.patches(shape.part), shape.channel_tiles * 32 * columns * 8]

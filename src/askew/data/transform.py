@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.rng import torch_seed
+from ..kernels.cuda.views import ViewRules, changed_images
 
 DRAW_BITS = 24  # bits of a draw that decide one random choice
 WEYL_STEP = -0x61C8864680B583EB  # 2^64/φ as a signed number: the step of a Weyl sequence
@@ -97,6 +98,8 @@ class PixelTransform:
         if draws is None or not self.random:
             top, left = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
             inputs = self.normalise(images[:, :, top : top + height, left : left + width], dtype)
+        elif (changed := self._changed_by_kernel(images, dtype, draws.flatten())) is not None:
+            inputs = changed
         else:
             index, inside = self.source_pixels(images.shape[2], images.shape[3], draws.flatten())
             pixels = look_up(images, index, None if self.fill == "mean" else inside)
@@ -104,6 +107,14 @@ class PixelTransform:
             if inside is not None and self.fill == "mean":
                 inputs = inputs * inside.view(-1, 1, height, width)
         return inputs.view(*leading, *inputs.shape[1:])
+
+    def _changed_by_kernel(self, images: Tensor, dtype: torch.dtype, draws: Tensor) -> Tensor | None:
+        """The same in one pass, where a kernel does that."""
+        if dtype is not torch.float32:
+            return None
+        _, height, width = self.shape(tuple(images.shape[1:]))
+        rules = ViewRules(height, width, self.pad, self.fill, self.flip, self.turn, self.chance)
+        return changed_images(images, draws, rules, *self.scale_and_offset)
 
     def augment(self, x: Tensor, draws: Tensor) -> Tensor:
         """Bytes [n, c, h, w] changed at random, still bytes."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..core.task import Task
 from .cpu import compiler
 from .cpu.dense import SOURCE
-from .cuda import available, group_norm
+from .cuda import available, group_norm, nvrtc
 from .cuda import cross_entropy as cuda_cross_entropy
 from .layers import run_layers
 from .steps import StepKernels
@@ -54,7 +54,8 @@ class Kernels:
     def identity(self) -> str:
         """What computes, whatever a run uses of it: two that are equal give the same bits."""
         if self.device.type == "cuda":
-            return "Triton kernels" if available() else "torch's kernels"
+            own = "CUDA C and Triton kernels" if nvrtc.can_compile() else "Triton kernels"
+            return own if available() else "torch's kernels"
         library = compiler.library(SOURCE, self.dtype)
         # the end of a compiled file's name is a hash of its content
         return f"C kernels {Path(library._name).stem[-8:]}" if library else "torch's kernels"

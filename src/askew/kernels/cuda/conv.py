@@ -41,7 +41,7 @@ def fits(x: Tensor, conv: nn.Module) -> bool:
     assert isinstance(conv, nn.Conv2d)
     ci, h, w = x.shape[-3:]
     shape = small_conv.ConvSizes(ci, h, w, conv.out_channels, conv.kernel_size[0], int(conv.padding[0]))
-    return nvrtc.compiler() is not None and shape.fits()
+    return nvrtc.can_compile() and shape.fits()
 
 
 def supports(conv: nn.Module, relu: nn.Module, pool: nn.Module, *, many: bool) -> bool:

@@ -24,19 +24,24 @@ class Kernel:
         self.function, self.allowed = function, USUAL
 
     def launch(
-        self, grid: tuple[int, int, int], threads: int, memory: int, arguments: Sequence[Tensor | int | None]
+        self, grid: tuple[int, int, int], threads: int, memory: int, arguments: Sequence[Tensor | int | float | None]
     ) -> None:
-        """Start it on the current stream. Arguments are tensors' numbers, integers and None, a pointer to nothing."""
+        """Start it on the current stream. Arguments are tensors' numbers, integers, doubles, and None for no tensor."""
         if memory > self.allowed:
             check(driver().cuFuncSetAttribute(self.function, SHARED_MEMORY, memory), "shared memory")
             self.allowed = memory
-        values = [
-            ctypes.c_int(a) if isinstance(a, int) else ctypes.c_void_p(None if a is None else a.data_ptr())
-            for a in arguments
-        ]
+        values = [as_c(a) for a in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         check(driver().cuLaunchKernel(self.function, *grid, threads, 1, 1, memory, stream, pointers, None), "launch")
+
+
+def as_c(argument: Tensor | int | float | None) -> ctypes.c_int | ctypes.c_double | ctypes.c_void_p:
+    if isinstance(argument, int):
+        return ctypes.c_int(argument)
+    if isinstance(argument, float):
+        return ctypes.c_double(argument)
+    return ctypes.c_void_p(None if argument is None else argument.data_ptr())
 
 
 def check(result: int, what: str) -> None:
@@ -64,6 +69,19 @@ def compiler() -> ctypes.CDLL | None:
         except OSError:
             continue
     return None
+
+
+@cache
+def can_compile() -> bool:
+    """Is there all that kernels in CUDA C need?"""
+    if compiler() is None:
+        return False
+    try:
+        driver()
+        compiled('extern "C" __global__ void nothing() {}', (), torch.cuda.get_device_capability())
+    except (OSError, RuntimeError):
+        return False
+    return True
 
 
 @cache
