@@ -72,7 +72,7 @@ from askew.reproduction.papers import CURVES
 from askew.reproduction.participation_counts import participation_counts, skewed_counts
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.prune_curves import curve_uses, is_pruned, prune_curves
-from askew.reproduction.results import ResultRow, metrics_by_run, read_results, write_results
+from askew.reproduction.results import TO_TARGET, ResultRow, metrics_by_run, read_results, write_results
 from browser import CHROMIUM, Browser
 
 PAPERS = Path(__file__).parent.parent / "papers"
@@ -974,6 +974,26 @@ def test_a_figure_is_the_mean_of_stored_curves_and_names_what_is_missing(desk: P
     assert ledger_page([section]).count("data:image/svg+xml;base64,") == 3  # and this figure
     picture = figure_picture(found)
     assert svg_with_text(picture) == svg_with_text(picture) and len(svg_with_text(picture)) < 40_000
+
+
+def test_a_run_that_was_stopped_at_its_target_is_drawn_up_to_there(desk: Path) -> None:
+    figure = 'title = "Accuracy by round"\nwhere = "Figure 1"\nshows = "curves"\nmetric = "best_accuracy"\n'
+    (desk / "papers" / "toy" / "fig1.toml").write_text(f'{figure}runs = "toy/table"\naxis = {{ y = ["accuracy"] }}\n')
+    papers.experiments.cache_clear()
+    measure(desk, plain, only=lambda run: run.case == "easy")
+    (file,) = (desk / "results").glob("*.csv")
+    whole, early = read_results(desk / "results"), list[ResultRow]()
+    for row in whole:
+        if row.method != "FedProx":
+            early.append(row)
+        elif row.metric == "accuracy":
+            early.append(row._replace(metric=TO_TARGET, value=" ".join(row.value.split()[:2])))
+    file.unlink()
+    write_results(desk / "results", early)
+    (found,) = collect_ledger(desk / "papers", desk / "results")[0].figures
+    (panel,) = found.panels
+    assert panel.lines["FedProx"].rounds == [1, 2] and len(panel.lines["FedAvg"].rounds) > 2
+    assert "a line that ends early: the run was stopped at its target" in found.note
 
 
 def test_long_curves_are_drawn_as_means_of_neighbouring_rounds() -> None:

@@ -13,7 +13,7 @@ from ..report.tables import MeanCurve
 from .evidence import Evidence, GridPoint, choose_point
 from .paper_figures import LineKey, Lines, Panel, draw_panels, measured_panels, panel_columns
 from .papers import Experiment, build_config, hyper_text, run_specs
-from .results import Metrics
+from .results import TO_TARGET, Metrics
 
 FIGURE = re.compile(r"\bFigures? \d")  # in the place in the paper of what has a published figure
 POINTS = 60  # of a line at most: a page with all figures stays small
@@ -28,6 +28,7 @@ class PaperFigure(NamedTuple):
     published: int  # seeds that the paper has
     missing: str  # lines without a run, in words
     planned: int  # lines that the whole figure has
+    stopped: bool = False  # whether there are lines of runs that were stopped at an accuracy
 
     @property
     def is_shown(self) -> bool:
@@ -41,6 +42,7 @@ class PaperFigure(NamedTuple):
         seeds = f"{few} to {most} seeds" if few < most else f"{most} seed{'s' * (most > 1)}"
         paper = f" (the paper: {self.published})" if few < self.published else ""
         band = "; bands: ± one standard deviation over seeds" if any(any(line.std) for line in self.lines) else ""
+        band += "; a line that ends early: the run was stopped at its target" if self.stopped else ""
         missing = f"Not run: {self.missing}." if self.missing else "No line of it is missing."
         return f"Means over {seeds}{paper}{band}. {missing}"
 
@@ -81,13 +83,15 @@ def collect_figure(e: Experiment, evidence: Evidence) -> PaperFigure | None:
     """A figure of a paper from what is stored; None where an experiment has none, or nothing of it was run."""
     if not FIGURE.search(e.where) or not (e.axis or e.shows == "coverage"):
         return None
-    lines = dict[LineKey, list[Metrics]]()
+    lines, stopped = dict[LineKey, list[Metrics]](), False
     for (case, method), points in evidence.points(e.id).items():
         if method in e.axis.get("methods", (method,)):
             shown = line_points(e, evidence, points)
             for point in shown:
                 hyper = hyper_text(point.hyper) if len(shown) > 1 else ""
-                lines[case, method, hyper] = [metrics for _, metrics in sorted(point.runs.items())]
+                runs = [metrics for _, metrics in sorted(point.runs.items())]
+                lines[case, method, hyper] = runs or stopped_curves(e, evidence, point)
+                stopped = stopped or bool(lines[case, method, hyper] and not runs)
             if not shown:
                 lines[case, method, ""] = []
     seeds = sorted(len(runs) for runs in lines.values() if runs)
@@ -98,8 +102,15 @@ def collect_figure(e: Experiment, evidence: Evidence) -> PaperFigure | None:
     panels = [thin_panel(panel) for panel in measured_panels(e, lines, clients)]
     panels = [panel for panel in panels if any(len(line.rounds) > 1 for line in panel.lines.values())]
     owner = evidence.known[e.runs[0]] if e.runs else e
-    figure = PaperFigure(e, tuple(panels), tuple(seeds), len(owner.seeds), missing_text(lines), len(lines))
+    figure = PaperFigure(e, tuple(panels), tuple(seeds), len(owner.seeds), missing_text(lines), len(lines), stopped)
     return figure if panels else None
+
+
+def stopped_curves(e: Experiment, evidence: Evidence, point: GridPoint) -> list[Metrics]:
+    """The accuracies of runs that were stopped at one, where a figure shows nothing else."""
+    if e.shows in ("bars", "coverage"):
+        return []
+    return [{"accuracy": evidence.stopped[digest, seed][TO_TARGET]} for seed, digest in sorted(point.stopped.items())]
 
 
 def line_points(e: Experiment, evidence: Evidence, points: Sequence[GridPoint]) -> list[GridPoint]:

@@ -27,6 +27,8 @@ class Kernel:
         self, grid: tuple[int, int, int], threads: int, memory: int, arguments: Sequence[Tensor | int | float | None]
     ) -> None:
         """Start it on the current stream. Arguments are tensors' numbers, integers, doubles, and None for no tensor."""
+        if 0 in grid:
+            return
         if memory > self.allowed:
             check(driver().cuFuncSetAttribute(self.function, SHARED_MEMORY, memory), "shared memory")
             self.allowed = memory

@@ -95,7 +95,7 @@ def at_a_time(size: int) -> int:
 def for_each(images: int, groups: int, batch: int, beside: int) -> int:
     """How many images a block has, one group in shared memory after the other."""
     fair = -(-groups * batch * beside // BLOCKS)
-    return min(-(-fair // images) * images, batch)
+    return max(1, min(-(-fair // images) * images, batch))
 
 
 def kernel(name: str, shape: ConvSizes, half_in: bool, half_out: bool, split: bool) -> nvrtc.Kernel:

@@ -49,8 +49,7 @@ def changed_images(images: Tensor, draws: Tensor, rules: ViewRules, scale: Tenso
     constants = tuple(rules.constants((channels, rows, columns)).items())
     [kernel] = nvrtc.kernels(SOURCE, constants, ("view",), torch.cuda.current_device())
     out = torch.empty((len(images), channels, rules.height, rules.width), device=images.device)
-    if len(images):
-        scale, offset = (t.to(torch.float32).contiguous() for t in (scale, offset))
-        given = (images.contiguous(), draws.contiguous(), scale, offset, out, *rules.numbers())
-        kernel.launch((len(images), 1, 1), THREADS, 0, given)
+    scale, offset = (t.to(torch.float32).contiguous() for t in (scale, offset))
+    given = (images.contiguous(), draws.contiguous(), scale, offset, out, *rules.numbers())
+    kernel.launch((len(images), 1, 1), THREADS, 0, given)
     return out
