@@ -25,8 +25,8 @@ typedef unsigned char u8;
 #define HO ((H + 2 * PAD - K + 1) / 2)
 #define WO ((W + 2 * PAD - K + 1) / 2)
 #define PIXELS (HO * WO)
-#define HALF ((K + 2) / 2)          // squares of a patch, along a side
-#define SQUARES (CI * HALF * HALF)  // of a patch
+#define ACROSS ((K + 2) / 2)          // squares of a patch, along a side
+#define SQUARES (CI * ACROSS * ACROSS)  // of a patch
 #define PATCH (4 * SQUARES)
 #define WARPS 4
 #define THREADS (32 * WARPS)
@@ -102,12 +102,12 @@ __device__ inline void multiply(float* c, const float* a, float b0, float b1) {
 
 // a pixel of the patch: where it lies from the patch's corner in shared memory
 __device__ constexpr int spot(int q) {
-  return q / (4 * HALF * HALF) * PLANE + (q / (4 * HALF) % HALF * 2 + q % 4 / 2) * ROW + q / 4 % HALF * 2 + q % 2;
+  return q / (4 * ACROSS * ACROSS) * PLANE + (q / (4 * ACROSS) % ACROSS * 2 + q % 4 / 2) * ROW + q / 4 % ACROSS * 2 + q % 2;
 }
 
 // the weight of a channel that stands there
 __device__ inline float tap(const float* w, int channel, int c, int q, int place) {
-  const int ky = q / (4 * HALF) % HALF * 2 + q % 4 / 2 - place / 2, kx = q / 4 % HALF * 2 + q % 2 - place % 2;
+  const int ky = q / (4 * ACROSS) % ACROSS * 2 + q % 4 / 2 - place / 2, kx = q / 4 % ACROSS * 2 + q % 2 - place % 2;
   if (channel >= CO || c >= CI || ky < 0 || ky >= K || kx < 0 || kx >= K) return 0.0f;
   const float x = w[(channel * CI + c) * (K * K) + ky * K + kx];
   return SPLIT ? x : rounded(x);
@@ -183,7 +183,7 @@ forward(const In* x, const float* w, const float* bias, Out* y, u8* which, const
   for (int i = 0; i < STEPS * 4 * PAIRS; i++) {
     const int q = i / (4 * PAIRS) * 8 + i % 2 * 4 + at, tile = i / 2 % (2 * PAIRS);
     const int channel = (group * PAIRS + tile / 2) * 4 + row / 2, place = tile % 2 * 2 + row % 2;
-    taps[i / (4 * PAIRS)][tile][i % 2] = q < PATCH ? tap(w, channel, q / (4 * HALF * HALF), q, place) : 0.0f;
+    taps[i / (4 * PAIRS)][tile][i % 2] = q < PATCH ? tap(w, channel, q / (4 * ACROSS * ACROSS), q, place) : 0.0f;
   }
   clear(shown, images * IMAGE);
   for (int begin = first; begin < live; begin += images) {
@@ -316,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fold(const float* parts, f
 #pragma unroll
     for (int place = 0; place < 4; place++) {
       const int y = ky + place / 2, x = kx + place % 2;
-      const int q = ((c * HALF + y / 2) * HALF + x / 2) * 4 + y % 2 * 2 + x % 2;
+      const int q = ((c * ACROSS + y / 2) * ACROSS + x / 2) * 4 + y % 2 * 2 + x % 2;
       sum += from[(size_t)part * SUMS + place * 8 * (COLUMNS * 8) + (i < all ? q : PATCH)];
     }
   out[(size_t)blockIdx.y * (all + CO) + i] = sum;
@@ -325,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fold(const float* parts, f
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradients of the input. Warps share the columns of a patch; the patches meet in shared memory.
 
-#define INNER (4 * HALF * HALF)  // of a patch, for one channel
+#define INNER (4 * ACROSS * ACROSS)  // of a patch, for one channel
 #define PATCH_TILES ((PART * INNER + 7) / 8)
 #define OWN ((PATCH_TILES + WARPS - 1) / WARPS)  // of a warp
 #define PATCH_ROW ((PATCH_TILES * 8 + 23) / 32 * 32 + 8)
@@ -389,8 +389,8 @@ inputs(const Out* g, const u8* which, const float* w, In* dx, const int* real, i
       const float* from = patches + image * PIXELS * PATCH_ROW + c * INNER + y % 2 * 2 + x % 2;
       float sum = 0.0f;
 #pragma unroll
-      for (int near = 0; near < HALF * HALF; near++) {
-        const int py = y / 2 - near / HALF, px = x / 2 - near % HALF;
+      for (int near = 0; near < ACROSS * ACROSS; near++) {
+        const int py = y / 2 - near / ACROSS, px = x / 2 - near % ACROSS;
         if (py >= 0 && py < HO && px >= 0 && px < WO) sum += from[(py * WO + px) * PATCH_ROW + near * 4];
       }
       put(dx + ((size_t)(begin + image) * CI + c0 + c) * (H * W) + pixel, sum);
