@@ -20,8 +20,7 @@ struct Index { unsigned x, y, z; };
 
 static Index threadIdx, blockIdx, gridDim;
 static float4 memory[16384];  // shared by the threads of a block
-static size_t allowed;        // bytes of it
-static bool overrun;          // whether a kernel wrote behind them
+static bool overrun;  // whether a kernel wrote behind its own
 
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
@@ -82,7 +81,6 @@ static void enter() {
 
 static void launch(int gx, int gy, int gz, int size, int bytes, std::function<void()> kernel) {
   body = kernel;
-  allowed = bytes;
   gridDim = {(unsigned)gx, (unsigned)gy, (unsigned)gz};
   threads.resize(size);
   for (int block = 0; block < gx * gy * gz; block++) {
@@ -99,17 +97,17 @@ static void launch(int gx, int gy, int gz, int size, int bytes, std::function<vo
       thread.context.uc_link = &home;
       makecontext(&thread.context, enter, 0);
     }
-    for (bool left = true; left;) {
-      left = false;
+    for (bool busy = true; busy;) {
+      busy = false;
       for (now = 0; now < size; now++)
         if (!threads[now].ended) {
           threadIdx = {(unsigned)now, 0, 0};
           const int me = now;
           swapcontext(&home, &threads[me].context);
           now = me;
-          left = left || !threads[me].ended;
+          busy = busy || !threads[me].ended;
         }
     }
-    for (size_t i = allowed; i < sizeof memory; i++) overrun = overrun || ((unsigned char*)memory)[i] != 0xff;
+    for (size_t i = bytes; i < sizeof memory; i++) overrun = overrun || ((unsigned char*)memory)[i] != 0xff;
   }
 }

@@ -65,10 +65,10 @@ def relative_error(tensor: Tensor, exact: Tensor) -> float:
         (ConvSizes(3, 32, 32, 6, 5, 0), 3, 1, 2, False),
         (ConvSizes(6, 14, 14, 16, 5, 0), 6, 3, 4, True),
         (ConvSizes(1, 28, 28, 6, 5, 2), 3, 2, 2, True),
-        (ConvSizes(2, 13, 11, 12, 3, 0), 3, 2, 3, False),
-        (ConvSizes(16, 9, 10, 3, 5, 1), 2, 1, 2, False),
-        (ConvSizes(3, 12, 12, 4, 4, 0), 3, 2, 3, True),
-        (ConvSizes(2, 20, 22, 7, 7, 2), 2, 1, 1, False),
+        pytest.param(ConvSizes(2, 13, 11, 12, 3, 0), 3, 2, 3, False, marks=pytest.mark.slow),
+        pytest.param(ConvSizes(16, 9, 10, 3, 5, 1), 2, 1, 2, False, marks=pytest.mark.slow),
+        pytest.param(ConvSizes(3, 12, 12, 4, 4, 0), 3, 2, 3, True, marks=pytest.mark.slow),
+        pytest.param(ConvSizes(2, 20, 22, 7, 7, 2), 2, 1, 1, False, marks=pytest.mark.slow),
     ],
 )
 def test_outputs_and_gradients(

@@ -1,4 +1,4 @@
-"""Kernels for CUDA devices: in Triton, and in CUDA C where they keep weights in registers."""
+"""Kernels for CUDA devices: in Triton and in CUDA C."""
 
 from __future__ import annotations
 

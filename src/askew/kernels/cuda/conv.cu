@@ -280,7 +280,7 @@ weights(const In* x, const Out* g, const u8* which, float* parts, const int* rea
     for (int step = works ? turn : count * steps; step < count * steps; step += TURNS) {
       const int image = step / steps, pixel = step % steps * 8 + at, from = (image * 8 + row) * BACK + pixel;
       const float grad[2] = {pixel < PIXELS ? back[from] : 0.0f, pixel + 4 < PIXELS ? back[from + 4] : 0.0f};
-      const int arg[2] = {places[from], places[from + (pixel + 4 < PIXELS ? 4 : 0)]};
+      const int arg[2] = {pixel < PIXELS ? places[from] : 4, pixel + 4 < PIXELS ? places[from + 4] : 4};
       const float* patch[2] = {shown + corner(image * PIXELS + min(pixel, PIXELS - 1)),
                                shown + corner(image * PIXELS + min(pixel + 4, PIXELS - 1))};
       float a[2][4];

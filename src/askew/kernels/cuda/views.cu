@@ -2,12 +2,12 @@
 // Launched by views.py. Every step is that of data/transform.py, in the same order and with the same rounding.
 //
 // Constants: CHANNELS, ROWS and COLUMNS of a stored image; HEIGHT and WIDTH of an input; PAD; FLIP; TURN: rotated;
-// FILL: what is shown where there is no image: 0 black, 1 the mean, 2 the image reflected.
+// FILL: what is shown where there is no image: 0 black, 1 the mean, 2 the image reflected; BITS of a draw that decide
+// one random choice.
 
 typedef unsigned char u8;
 typedef unsigned long long u64;
 
-#define BITS 24  // of a draw, that decide one random choice
 #define FREE_ROWS (ROWS + 2 * PAD - HEIGHT)
 #define FREE_COLUMNS (COLUMNS + 2 * PAD - WIDTH)
 #define THREADS 128

@@ -30,8 +30,8 @@ class ViewRules(NamedTuple):
 
     def constants(self, stored: tuple[int, int, int]) -> dict[str, int]:
         """Those of the kernel, for stored images of this shape."""
-        names = ("CHANNELS", "ROWS", "COLUMNS", "HEIGHT", "WIDTH", "PAD", "FLIP", "TURN", "FILL")
-        own = (self.height, self.width, self.pad, int(self.flip), int(self.turn > 0), FILLS.index(self.fill))
+        names = ("CHANNELS", "ROWS", "COLUMNS", "HEIGHT", "WIDTH", "PAD", "FLIP", "TURN", "FILL", "BITS")
+        own = (self.height, self.width, self.pad, int(self.flip), int(self.turn > 0), FILLS.index(self.fill), BITS)
         return dict(zip(names, (*stored, *own), strict=True))
 
     def numbers(self) -> tuple[float, int]:
