@@ -835,6 +835,15 @@ def test_a_bill_names_the_cell_that_decides_and_its_power(desk: Path) -> None:
     assert "hard at 3 seeds refutes it with power 1.00 if it stays -2.05 ± 0.071" in evidence
 
 
+def test_a_bill_names_the_cell_that_points_furthest_the_other_way_at_one_seed(desk: Path) -> None:
+    lag = {"easy": 0.01, "hard": 0.04}
+    measure(desk, lambda run: plain(run) - (run.method == "FedProx") * (0.02 + lag[run.case]), seeds=[0])
+    evidence = cells(ledger_text(desk), "toy-01")[2]
+    seeds = seeds_needed(3.0, 0.05 / 2, 3)  # as many as find three standard deviations in one of two cells
+    assert seeds and f"needs {2 * (seeds - 1)} runs" in evidence  # both methods at the seeds that are missing
+    assert f"hard at {seeds} seeds refutes it" in evidence and "a third of the -" in evidence
+
+
 def test_a_bill_of_a_trend_names_the_seeds_at_which_its_slope_would_pass(desk: Path) -> None:
     path = desk / "papers" / "toy" / "claims.toml"
     first = CLAIMS.partition('[[claim]]\nid = "toy-02"')[0].partition("[[claim.rule]]")[0]

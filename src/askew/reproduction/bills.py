@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import stdev
+from statistics import median, stdev
 from typing import NamedTuple
 
 from ..report.statistics import MAX_SEEDS, MIN_SEEDS, SIGNIFICANCE, find_power, seeds_needed, t_quantile
@@ -26,6 +26,7 @@ from .results import TO_TARGET
 
 DEVICES = ("NVIDIA H200", "cpu")  # whose times are given: the first of them that was measured
 LARGE_EFFECT = 2.0  # standard deviations; the power of a test is given for it where nothing was measured
+CLEAR_EFFECT = 3.0  # standard deviations that a difference is taken to have which was measured at one seed alone
 
 Needs = Mapping[tuple[str, Term], int]  # seeds by experiment and term
 CellId = tuple[str, str, str, str]  # experiment, case, method and grid point
@@ -161,23 +162,48 @@ class Biller:
         return ClaimBill(self.missing_runs(needs, tested=True), "; ".join(dict.fromkeys(plans)))
 
     def refutations(self, evaluator: RuleEvaluator, rule: ClaimRule, f: Finding) -> list[ClaimBill]:
-        """Bills for every cell that points the other way and could refute the rule with more seeds."""
+        """Bills for every cell that points the other way and could refute the rule with more seeds.
+
+        Where no cell has two seeds that say so, for the cell that points furthest the other way at its one seed.
+        """
         if rule.test != "above" or not rule.refutes or len(f.cells) != len(rule.cells):
             return []
-        bound, bills = rule.bound if rule.below is None else rule.below, list[ClaimBill]()
-        level = SIGNIFICANCE / len(f.cells)
-        for names, cell in zip(rule.cells, f.cells, strict=True):
-            effect = cell_effect(cell, bound)
-            if effect is None or effect >= 0:
-                continue
-            seeds = seeds_needed(-effect, level, rule.seeds)
-            if seeds is None:
-                continue
-            needs = {(evaluator.owner(t), t): seeds for t in cell_terms(rule, names)}
-            power = find_power(-effect, seeds, level)
-            plan = f"{cell.name} at {seeds} seeds refutes it with power {power:.2f} if it stays {mean_of(cell)}"
-            bills.append(ClaimBill(self.missing_runs(needs, tested=True), plan))
+        bound = rule.bound if rule.below is None else rule.below
+        cells = [(names, cell) for names, cell in zip(rule.cells, f.cells, strict=True) if cell.mean < bound]
+        bills = list[ClaimBill]()
+        for names, cell in cells:
+            if effect := cell_effect(cell, bound):
+                bills += self.refutation(evaluator, rule, names, cell, -effect, f"it stays {mean_of(cell)}")
+        single = [(cell.mean, names, cell) for names, cell in cells if cell.n == 1]
+        if single and not bills:
+            mean, names, cell = min(single, key=lambda entry: entry[0])
+            shown, spreads = f"the {mean - bound:+.3g} that its one seed shows", known_spreads(f.cells)
+            if spreads:
+                effect = (bound - mean) / median(spreads)
+                vary = f"{shown} stays and its seeds vary by {median(spreads):.2g}, as those of other cells do"
+            else:
+                effect, vary = CLEAR_EFFECT, f"its seeds vary by a third of {shown}"
+            bills = self.refutation(evaluator, rule, names, cell, effect, vary)
         return bills
+
+    def refutation(
+        self,
+        evaluator: RuleEvaluator,
+        rule: ClaimRule,
+        names: Mapping[str, str],
+        cell: ClaimCell,
+        effect: float,
+        condition: str,
+    ) -> list[ClaimBill]:
+        """The bill for one cell whose difference is so many standard deviations; empty where no seeds are enough."""
+        level = SIGNIFICANCE / len(rule.cells)
+        seeds = seeds_needed(effect, level, rule.seeds)
+        if seeds is None:
+            return []
+        needs = {(evaluator.owner(t), t): seeds for t in cell_terms(rule, names)}
+        power = find_power(effect, seeds, level)
+        plan = f"{cell.name} at {seeds} seeds refutes it with power {power:.2f} if {condition}"
+        return [ClaimBill(self.missing_runs(needs, tested=True), plan)]
 
     def plan_cells(
         self, evaluator: RuleEvaluator, rule: ClaimRule, f: Finding, needs: dict[tuple[str, Term], int]
@@ -210,6 +236,11 @@ def cell_effect(cell: ClaimCell, bound: float) -> float | None:
     """The mean less the bound in standard deviations; None of fewer than two seeds and without variance."""
     std = stdev(cell.values) if cell.n > 1 else 0.0
     return (cell.mean - bound) / std if std else None
+
+
+def known_spreads(cells: Iterable[ClaimCell]) -> list[float]:
+    """The standard deviations of the cells that have one."""
+    return [std for cell in cells if cell.n > 1 and (std := stdev(cell.values))]
 
 
 def mean_of(cell: ClaimCell) -> str:
