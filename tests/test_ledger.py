@@ -965,6 +965,18 @@ def test_the_effect_of_a_claim_is_its_weakest_cell_with_a_t_interval(
     assert b"FedProx wins." in svg_with_text(picture)
 
 
+def test_the_effect_of_a_claim_with_two_readings_is_that_of_the_default_one(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, _, rest = CLAIMS.partition("[[claim.rule]]")
+    rule = '[[claim.rule]]\ntest = "above"\nreading = "{}"\nd = "{}[easy | FedProx] - [easy | FedAvg]"\n'
+    text = head + rule.format("default", "") + rule.format("other", "-50 + ") + "[[claim.beside]]"
+    (desk / "papers" / "toy" / "claims.toml").write_text(text + rest.partition("[[claim.beside]]")[2])
+    measure(desk, plain)
+    (effect,) = claim_effects([toy_section(desk, monkeypatch)])
+    assert effect.mean > 0 and not effect.others  # that of the other reading is 50 points lower
+
+
 def test_a_figure_is_the_mean_of_stored_curves_and_names_what_is_missing(desk: Path) -> None:
     figure = 'title = "Accuracy by round"\nwhere = "Figure 1"\nshows = "curves"\nmetric = "best_accuracy"\n'
     (desk / "papers" / "toy" / "fig1.toml").write_text(f'{figure}runs = "toy/table"\naxis = {{ y = ["accuracy"] }}\n')

@@ -115,9 +115,12 @@ def claim_effects(sections: Sequence[PaperSection]) -> list[Effect]:
     """The effects of all claims with a test of a mean, paper by paper."""
     found = list[Effect]()
     for result in (result for section in sections for result in section.claims if result.claim.rules):
-        rules = zip(result.claim.rules, result.findings["full"], strict=True)
+        rules, reading = result.claim.rules, result.claim.rules[0].reading  # the colour is the verdict in the first
         effects = [
-            e for rule, f in rules if rule.test == "above" and rule.refutes for e in rule_effect(result, rule, f)
+            e
+            for rule, f in zip(rules, result.findings["full"], strict=True)
+            if rule.test == "above" and rule.refutes and rule.reading == reading
+            for e in rule_effect(result, rule, f)
         ]
         found += [min(effects, key=lambda e: e.mean)] if effects else []
     return found
