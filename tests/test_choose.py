@@ -20,7 +20,11 @@ from askew.experiment import build as run_parts
 from askew.experiment.build import BuildCache, build
 from askew.experiment.config import Config
 from askew.experiment.launch import run_config
+from askew.kernels.cpu import compiler
+from askew.kernels.cpu.dense import SOURCE
 from askew.models import CNN, CNN64, MLP, LeNet, Softmax
+
+in_c = pytest.mark.skipif(compiler.library(SOURCE, torch.float32) is None, reason="kernels cannot be compiled here")
 
 TABLES: dict[str, Any] = {
     "rounds": 4,
@@ -102,6 +106,28 @@ def test_the_rule_for_a_cpu(
     choice = choose("auto", module, Space(module), width)
     assert (choice.name, choice.others) == (name, others) and choice.reason
     assert choose("slots", module, Space(module), width) == EngineChoice("slots", "as configured")
+
+
+@in_c
+@pytest.mark.parametrize(
+    ("method", "epochs", "name"),
+    [("fedavg", 1, "vmapped"), ("fedavg", 10, "sequential"), ("scaffold", 5, "sequential"), ("moon", 10, "vmapped")],
+)
+def test_where_a_client_takes_many_steps_in_c_clients_are_trained_one_after_another(
+    method: str, epochs: int, name: str
+) -> None:
+    """Ten clients, two batches in an epoch: FedAvg must take more than 13 steps, others that C can take more than 4."""
+    tables = {
+        "data": {"name": "synthetic", "dim": 8, "samples": 40},
+        "partition": {"clients": 10},
+        "participation": {"cohort": 10},
+        "model": {"name": "softmax"},
+        "local": {"epochs": epochs, "batch": 20},
+        "engine": {"device": "cpu", "workers": 1},
+        "algorithm": {"name": method},
+    }
+    facts = build(Config.build(tables)).facts
+    assert facts["engine"] == name and ("one call of a kernel" in facts["reason"]) == (name == "sequential")
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,13 @@ class EngineChoice(NamedTuple):
     others: tuple[str, ...] = ()
 
 
-def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool = False) -> EngineChoice:
-    """The engine by the rule; `width` is a cohort's work divided by its longest client's."""
+def choose(
+    name: str, module: nn.Module, space: Space, width: float, plain: bool = False, client_steps: bool = False
+) -> EngineChoice:
+    """The engine by the rule; `width` is a cohort's work divided by its longest client's.
+
+    `client_steps`: a kernel takes the steps of a small network faster one client after another.
+    """
     if name in (*ROW_ENGINES, "slots") and stochastic(module):
         raise EngineError(
             f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".'
@@ -138,6 +143,8 @@ def choose(name: str, module: nn.Module, space: Space, width: float, plain: bool
         return EngineChoice("sequential", busy, ("vmapped",))
     if width < WIDE:
         return EngineChoice("sequential", side_by_side, ("vmapped",))
+    if client_steps:
+        return EngineChoice("sequential", "one call of a kernel takes all steps of a client", ("vmapped",))
     few = f"a small dense network ({space.P:,} parameters), about {width:.0f} clients at work side by side"
     return EngineChoice("vmapped", few, ("sequential",))
 

@@ -14,11 +14,12 @@ from torch.func import vmap
 from ..core import hooks, local
 from ..core.algorithm import Algorithm
 from ..core.differentiate import GradientResult, differentiate_rows, value_and_buffers
-from ..core.local import Look, Move, Progress, Result
+from ..core.local import Look, Move, Progress, Result, Step
 from ..core.types import Batch, State
+from ..kernels.affine_rows import AffineRows
 from ..kernels.cuda.gather import gather
 from ..kernels.cuda.rows import real_samples
-from .graphs import overwrite
+from .graphs import copy_tensors, overwrite
 from .jobs import Jobs
 from .row_buffers import NUMBERS, RowBuffers, graph_rows
 from .sample_buffer import send
@@ -107,6 +108,7 @@ class RowMoves:
         self.alg, self.buffers, self.schedule, self.floats = alg, buffers, schedule, floats
         self.task = buffers.task
         self.rows = min(graph_rows(len(schedule.jobs)), buffers.rows)
+        self.affine = buffers.affine_rows(alg, *schedule.jobs[0])
 
     def method(self, numbers: Tensor) -> Algorithm:
         """The method with the settings of this row."""
@@ -157,6 +159,8 @@ class RowMoves:
         padded, every = extent.shortest < length, extent.rows == m
         if batch.k == 0:
             buffers.counter[batch.name].zero_()
+            if isinstance(move, Step) and self.affine is not None:
+                self._prepare_rule()
         if isinstance(move, Look):
             shares = torch.tensor(self.schedule.shares(batch, last), dtype=buffers.share.dtype)
             buffers.share[:last].copy_(send(shares, buffers.device))
@@ -177,9 +181,42 @@ class RowMoves:
             extra["share"] = buffers.share[:m]
         rows = (given, numbers, old, data.x, data.y, extra)
         with real_samples(data.real if padded or not every else None, length):
-            new = self._vmapped(move, rows)
-        overwrite(old, new, None if every else data.active)
+            if every and isinstance(move, Step) and self.affine is not None:
+                self._affine_step(self.affine, move, rows)
+            else:
+                overwrite(old, self._vmapped(move, rows), None if every else data.active)
         buffers.counter[name].add_(1)
+
+    def _prepare_rule(self) -> None:
+        """Compute what stays of the rows' affine steps until the round ends."""
+        buffers, m = self.buffers, self.rows
+
+        def one(given: list[Tensor], numbers: Tensor, carry: State) -> State:
+            client = buffers.client(given, numbers)._replace(carry=carry)
+            return AffineRows.rule(self.method(numbers), client)
+
+        def rule() -> State:
+            return vmap(one)(*buffers.first_rows(m), buffers.first_progress(m).carry)
+
+        if buffers.rule is None:
+            try:
+                buffers.rule = {n: t.new_zeros((buffers.rows, *t.shape[1:])) for n, t in rule().items()}
+            except (TypeError, ValueError, RuntimeError):  # a plug-in's rule that is not made of tensors
+                buffers.refuse_affine_rows()
+                self.affine = None
+                return
+        if own := buffers.rule:
+            to = [t[:m] for t in own.values()]
+            buffers.graphs.replay(("rule", m), lambda: copy_tensors(to, [*rule().values()]), buffers.changed)
+
+    def _affine_step(self, affine: AffineRows, move: Move[StackedBatch], rows: tuple[Any, ...]) -> None:
+        """A step of all these rows in place."""
+        _, numbers, (theta, carry, loss_sum), *_ = rows
+        gradients, values, after = self._gradients(move, rows)
+        rule = {n: t[: len(theta)] for n, t in (self.buffers.rule or {}).items()}
+        affine.take(theta, carry["momentum"], gradients, rule, numbers[:, 0])
+        loss_sum.add_(values)
+        carry["buffers"].copy_(after)
 
     def _vmapped(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> Progress:
         """The new progress of all rows: first their gradients, then the move."""

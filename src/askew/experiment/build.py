@@ -50,6 +50,7 @@ from ..engine.vmapped import Vmapped
 from ..errors import EngineError
 from ..kernels.cuda import available
 from ..kernels.interface import Kernels
+from ..kernels.steps import prefers_client_steps
 from ..models.network import Chain, use_kernels
 from ..participation import Uniform
 from ..version import __version__
@@ -296,10 +297,14 @@ def choose_engine(
 ) -> EngineChoice:
     """The engine and why: the stored one, else one found before for such runs, else by trial. Rank 0 decides."""
     draw = config.participation.drawn_by(config.seed)
-    first = fed.sizes[config.participation.sample(draw, 1, fed.eligible, fed.clients)]
+    ids = config.participation.sample(draw, 1, fed.eligible, fed.clients)
+    first = fed.sizes[ids]
     width = float(first.sum() / first.max()) if len(first) else 1.0
     plain = config.engine.dtype == "bf16" or config.engine.compile
-    choice = choose(config.engine.name, module, space, width, plain)
+    steps = float(fed.planned_work(ids, config.local)[0].mean()) if len(ids) else 0.0
+    classes = fed.criterion == "cross_entropy"
+    client_steps = classes and prefers_client_steps(config.algorithm, module, space, width, steps)
+    choice = choose(config.engine.name, module, space, width, plain, client_steps)
     if config.engine.deterministic:
         choice = deterministic_choice(choice, space)
     elif choice.others and kept and kept.name in (choice.name, *choice.others):
