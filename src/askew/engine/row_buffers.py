@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..core import local
-from ..core.algorithm import Algorithm
 from ..core.local import Progress, Result
 from ..core.task import Functional
 from ..core.types import Client, State
@@ -60,7 +59,8 @@ class RowBuffers:
         self.result: dict[int, Result] = {}
         self.loaded: list[LoadedJob] = []
         self.rule: State | None = None  # what stays of affine steps until a round ends
-        self.known_affine: list[AffineRows | None] = []  # one, once it was asked for
+        client = owner.inputs.client(0)
+        self.affine = AffineRows.of(owner.phase, client._replace(carry=local.begin(owner.phase, client).carry))
 
     def allocate(self, rows: int) -> None:
         """Make buffers for so many rows; what was captured over smaller ones is forgotten."""
@@ -149,17 +149,6 @@ class RowBuffers:
                 sources.append(each[0] if len(each) == 1 else torch.cat(each))
                 picks.append(self.job_of)
         return sources, picks
-
-    def affine_rows(self, alg: Algorithm, owner: ClientJobs, i: int) -> AffineRows | None:
-        """What takes the method's steps of all rows in place; None: the plain code does."""
-        if not self.known_affine:
-            client = owner.inputs.client(i)
-            self.known_affine = [AffineRows.of(alg, client._replace(carry=local.begin(alg, client).carry))]
-        return self.known_affine[0]
-
-    def refuse_affine_rows(self) -> None:
-        """Leave the method's steps to the plain code."""
-        self.known_affine = [None]
 
     # rows -------------------------------------------------------------------------------------------------------------
 

@@ -108,7 +108,6 @@ class RowMoves:
         self.alg, self.buffers, self.schedule, self.floats = alg, buffers, schedule, floats
         self.task = buffers.task
         self.rows = min(graph_rows(len(schedule.jobs)), buffers.rows)
-        self.affine = buffers.affine_rows(alg, *schedule.jobs[0])
 
     def method(self, numbers: Tensor) -> Algorithm:
         """The method with the settings of this row."""
@@ -159,7 +158,7 @@ class RowMoves:
         padded, every = extent.shortest < length, extent.rows == m
         if batch.k == 0:
             buffers.counter[batch.name].zero_()
-            if isinstance(move, Step) and self.affine is not None:
+            if isinstance(move, Step) and buffers.affine is not None:
                 self._prepare_rule()
         if isinstance(move, Look):
             shares = torch.tensor(self.schedule.shares(batch, last), dtype=buffers.share.dtype)
@@ -181,8 +180,8 @@ class RowMoves:
             extra["share"] = buffers.share[:m]
         rows = (given, numbers, old, data.x, data.y, extra)
         with real_samples(data.real if padded or not every else None, length):
-            if every and isinstance(move, Step) and self.affine is not None:
-                self._affine_step(self.affine, move, rows)
+            if every and isinstance(move, Step) and buffers.affine is not None:
+                self._affine_step(buffers.affine, move, rows)
             else:
                 overwrite(old, self._vmapped(move, rows), None if every else data.active)
         buffers.counter[name].add_(1)
@@ -202,8 +201,7 @@ class RowMoves:
             try:
                 buffers.rule = {n: t.new_zeros((buffers.rows, *t.shape[1:])) for n, t in rule().items()}
             except (TypeError, ValueError, RuntimeError):  # a plug-in's rule that is not made of tensors
-                buffers.refuse_affine_rows()
-                self.affine = None
+                buffers.affine = None
                 return
         if own := buffers.rule:
             to = [t[:m] for t in own.values()]

@@ -123,7 +123,7 @@ def keeps_declaration(alg: Algorithm, client: Client) -> bool:
 
     def random_like(t: Tensor) -> Tensor:
         if not t.is_floating_point():
-            return t
+            return t.cpu()
         return torch.randn(t.shape, generator=generator, dtype=torch.float64)
 
     def random_state(state: State) -> State:

@@ -1,8 +1,7 @@
 """One local step of many clients in a few passes over their parameters, for methods whose step is affine.
 
 The plain step (core/local.py) makes a new tensor for every term of a method, and the engine then copies the result.
-Here what stays for the round is added up once, and the gradients become the step in place: FedDC's step so reads and
-writes the parameters twelve times instead of over thirty times.
+Here what stays for the round is added up once, and the gradients become the step in place.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ def network_name(config: Config) -> str:
     return str(config.tables()["model"]["name"])
 
 
-Workload = tuple[str, str, int, int | None, int]  # network, data, participants, batch, and local steps or epochs
+# network, engine, data, participants, batch, and local steps or epochs
+Workload = tuple[str, str, str, int, int | None, int]
 
 
 @cache
@@ -137,6 +138,7 @@ def workload_of(config: Config) -> Workload:
     batch = int(local.batch) if local.batch else None
     return (
         network_name(config),
+        config.engine.name,  # clients one after another, where an experiment wants it, are many times slower
         str(config.tables()["data"]["name"]),
         1 if config.algorithm.pooled else round(mean_participants(config)),
         batch,
@@ -183,7 +185,7 @@ class Speeds:
     def __init__(self, batches: Mapping[str, Sequence[TimedBatch]]) -> None:
         """`batches` are by device."""
         self.workloads: dict[tuple[str, Workload], MeasuredSpeed] = {}
-        self.networks: dict[tuple[str, str], MeasuredSpeed] = {}
+        self.networks: dict[tuple[str, str, str], MeasuredSpeed] = {}  # by device, network and engine
         own = list[tuple[str, Workload, list[TimedBatch]]]()
         for device, its in batches.items():
             for workload in {w for batch in its for w in batch.workloads}:
@@ -194,17 +196,17 @@ class Speeds:
             self.workloads[device, workload] = MeasuredSpeed(
                 speed, max(LEAST_SPREAD, log_spread([b.speed for b in its]) or usual)
             )
-        by_network: dict[tuple[str, str], list[float]] = {}
+        by_network: dict[tuple[str, str, str], list[float]] = {}
         for (device, workload), measured in self.workloads.items():
-            by_network.setdefault((device, workload[0]), []).append(measured.speed)
+            by_network.setdefault((device, *workload[:2]), []).append(measured.speed)
         usual = max(usual, typical_spread(list(by_network.values())))
         for key, speeds in by_network.items():
             self.networks[key] = MeasuredSpeed(median(speeds), max(usual, log_spread(speeds) or 0.0))
 
     def find(self, device: str, config: Config) -> MeasuredSpeed | None:
         """The speed of a run: of its own workload, else of other workloads with its network; None if unknown."""
-        own = self.workloads.get((device, workload_of(config)))
-        return own or self.networks.get((device, network_name(config)))
+        workload = workload_of(config)
+        return self.workloads.get((device, workload)) or self.networks.get((device, *workload[:2]))
 
 
 def newest(batches: Sequence[TimedBatch]) -> list[TimedBatch]:
