@@ -248,8 +248,8 @@ def test_above_needs_every_cell() -> None:
     found = evaluate(two(UP, MIXED), **rule)
     assert found.verdict == UNDECIDED and found.evidence.startswith("2 of 2 cells by sign; weakest b: +0.5")
     assert evaluate(two(UP, DOWN), **rule).verdict == FAILS
-    assert evaluate(two(UP, [0, 0, 0]), **rule).verdict == FAILS  # a tie refutes a strict claim …
-    assert evaluate(two(UP, [0, 0, 0]), strict=False, **rule).verdict == HOLDS  # … and not "at least as"
+    assert evaluate(two(UP, [0, 0, 0]), **rule).verdict == UNDECIDED  # a tie is no reversal …
+    assert evaluate(two(UP, [0, 0, 0]), strict=False, **rule).verdict == HOLDS  # … and supports "at least as"
     assert evaluate(two(UP[:2], UP[:2]), **rule).verdict == UNDECIDED
     assert evaluate(two(DOWN[:2], DOWN[:2]), **rule).verdict == UNDECIDED
 
@@ -371,7 +371,7 @@ def test_trend() -> None:
     assert evaluate(dent, sign=-1, **rule).verdict == UNDECIDED
     noisy = steps([9.0, 3.0, 5.0], [8.0, 6.0, 2.0], [7.0, 8.0, 4.0])
     assert evaluate(noisy, sign=-1, **rule).verdict == UNDECIDED
-    assert evaluate(steps([1.0] * 3, [1.0] * 3, [1.0] * 3), **rule).verdict == FAILS  # nothing happens at all
+    assert evaluate(steps([1.0] * 3, [1.0] * 3, [1.0] * 3), **rule).verdict == UNDECIDED  # nothing happens at all
     assert evaluate(steps([1.0], [2.0], [3.0]), **rule).verdict == UNDECIDED
 
 

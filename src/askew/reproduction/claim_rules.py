@@ -77,7 +77,7 @@ class ClaimRule(NamedTuple):
     refutes: bool = True  # whether it can refute a claim; otherwise it can only keep one from holding
     bound: float = 0.0  # above: what the mean must exceed
     below: float | None = None  # above: what a refuting mean lies below, if not the bound
-    strict: bool = True  # above: all differences 0 refute it
+    strict: bool = True  # above: differences of 0 do not support it
     tie: float = 0.0  # above: a cell whose mean |d| is smaller passes
     low: float = -math.inf  # similar, between: the range
     high: float = math.inf
@@ -286,8 +286,7 @@ def check_above(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
         enough = c.n >= rule.seeds
         tied = rule.tie > 0 and enough and fmean(map(abs, c.values)) < rule.tie
         passes.append(tied or (enough and (test.is_above or (test.is_zero and not rule.strict))))
-        reverse = (reversal.is_below and p < SIGNIFICANCE) or (reversal.is_zero and rule.strict)
-        fails.append(enough and not tied and reverse)
+        fails.append(enough and not tied and reversal.is_below and p < SIGNIFICANCE)
     parts = [count_above(cells, rule.bound), *extreme_cells(cells, tests, adjusted, rule.bound)]
     return Finding(cells_verdict(passes, fails), paired_test_name(cells), "; ".join(parts), tuple(cells))
 
@@ -332,7 +331,6 @@ def check_trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     passes = [test.is_above for test in slope_tests]
     passes += [not test.is_below and test.n >= MIN_SEEDS for test in pair_tests]
     fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
-    fails += [test.is_zero for test in slope_tests]
     parts = [f"slopes as stated: {count_above(slopes)}", *extreme_cells(slopes, slope_tests, adjusted[: len(slopes)])]
     parts += [f"{sum(test.is_below for test in pair_tests)} of {len(pairs)} neighbours reversed"]
     name = "t on slopes and neighbours, one-sided, Holm"

@@ -37,8 +37,10 @@ class Launch(NamedTuple):
 
 
 UNITS = 64  # a layer's units are padded to a multiple
-FORWARD = Shape(units=16, depth=64, warps=4, stages=4)
-BACKWARD = Shape(units=16, depth=32, warps=4, stages=4)
+FORWARD = Shape(units=16, depth=64, warps=4, stages=3)
+BACKWARD_FEW = Shape(units=16, depth=32, warps=4, stages=3)  # of few networks, whose weights stay in the cache
+BACKWARD_MANY = Shape(units=64, depth=16, warps=4, stages=4)
+MANY = 16  # networks; measured: 10 and 30
 FEWEST, MOST = 16, 32  # samples of one program
 
 
@@ -57,7 +59,8 @@ def run_backward(dy: Tensor, weights: Tensor, cells: Tensor, gates: Tensor) -> T
     """What flows back to the gates, before their sigmoids and tanh, from that to the last layer's last output."""
     slopes, carried = torch.empty_like(gates), cells.new_zeros(cells[:, :, 0].shape)
     launches = list(steps(gates.shape[2], gates.shape[1]))[::-1]
-    launch(kernels().backward, BACKWARD, launches, gates, (dy, weights, cells, gates, slopes, carried))
+    shape = BACKWARD_MANY if len(gates) > MANY else BACKWARD_FEW
+    launch(kernels().backward, shape, launches, gates, (dy, weights, cells, gates, slopes, carried))
     return slopes
 
 
