@@ -78,7 +78,7 @@ def draw_gaps(axes: Axes, gaps: Sequence[float], height: int, look: dict[str, An
         outside = [gap for gap in gaps if sign * gap >= GAP_RANGE]
         if outside:
             text = arrow.format(f"{len(outside)} at {median(outside):.0f}")
-            where = (sign * 0.97 * GAP_RANGE, height)
+            where = (sign * 0.97 * GAP_RANGE, height - 0.25)  # above the points near the edge
             axes.annotate(text, where, ha=side, va="center", color=look["color"], fontsize=9.5)
 
 
