@@ -375,6 +375,18 @@ def test_trend() -> None:
     assert evaluate(steps([1.0], [2.0], [3.0]), **rule).verdict == UNDECIDED
 
 
+def test_a_share_below_a_half_is_not_passed_and_refuted_at_once() -> None:
+    rule = {"test": "share", "d": "[a | M]", "more": 0.3}
+    assert evaluate({("a", "M", ACC): [1, 1, 0, 0, 0]}, **rule).verdict == HOLDS
+    assert evaluate({("a", "M", ACC): [1, 0, 0, 0, 0]}, **rule).verdict == FAILS
+
+
+def test_more_seeds_are_asked_for_or_refused() -> None:
+    assert evaluate({("a", "M", ACC): [1, 1, 1]}, test="share", d="[a | M]", seeds=4).verdict == UNDECIDED
+    with pytest.raises(ConfigError, match="has its own least number of seeds"):
+        rule_from_table({"test": "trend", "seeds": 10}, {}, "toy-01")
+
+
 def test_printed() -> None:
     book = {("toy/table", "a", "M", ACC): PrintedNumber("toy/table", "a", "M", ACC, "50.0", "", "")}
     assert evaluate(two([50.4, 49.6, 50.3]), book, test="printed", d="[a | M]").verdict == HOLDS

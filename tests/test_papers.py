@@ -1016,3 +1016,13 @@ def test_misuse_is_one_sentence(
 ) -> None:
     code, out, err = run_command_line(capsys, "reproduce", *words, "--results", tmp_path)
     assert code == 2 and not out and says in err and err.count("\n") == 1
+
+
+def test_clients_that_an_experiment_trains_one_after_another_do_not_price_other_runs() -> None:
+    [beside] = plan_runs(find_experiment("mldl24/table1-shakespeare"), only=["gamma-0"])
+    [in_turn] = plan_runs(
+        find_experiment("mldl24/cost"), seeds=1, only=["case=shakespeare-C0.1, in turn", "method=FedAvg"]
+    )
+    slow = training_speeds([timed(in_turn, "seconds_per_round", "0.4")])
+    assert estimate_seconds([in_turn.config], "a GPU", slow) is not None
+    assert estimate_seconds([beside.config], "a GPU", slow) is None

@@ -302,7 +302,7 @@ class Simulation:
 
 def known_speeds(device: str, network: str, speed: float) -> Speeds:
     speeds = Speeds({})
-    speeds.networks[device, network] = MeasuredSpeed(speed, 0.1)
+    speeds.networks[device, network, "auto"] = MeasuredSpeed(speed, 0.1)
     return speeds
 
 
@@ -352,6 +352,16 @@ def test_a_part_that_is_slower_than_expected_is_given_up_for_others(monkeypatch:
     schedule.on_loss([config])
     [experiment] = schedule.experiments
     assert [p.method for p in experiment.too_long] == ["FedAvg"] and not experiment.lost and not experiment.parts
+
+
+def test_a_resumed_run_is_not_given_up_for_rounds_that_it_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Simulation(monkeypatch, fixed=0.0, each=0.0)
+    schedule = RunSchedule([scheduled("feddc/table1-mnist", "D1-15", "FedAvg")], "nowhere", deadline=gpu.now + 150)
+    [config] = next(iter(schedule.parts()))
+    for t in range(550, 591):  # of 600 rounds, two seconds each
+        gpu.now += 2.0
+        schedule.on_round(SimpleNamespace(name=config.name(), rounds=[0] * t), {"round": t})  # type: ignore[arg-type]
+    assert not schedule.is_hopeless([config])
 
 
 def test_runs_of_a_part_that_was_stopped_are_tried_in_a_smaller_one_once(monkeypatch: pytest.MonkeyPatch) -> None:

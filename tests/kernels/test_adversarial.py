@@ -39,6 +39,16 @@ def mask(client: Client) -> Tensor:
 # plug-ins -------------------------------------------------------------------------------------------------------------
 
 
+class NesterovShift(FedAvg):
+    """The declared shift is the momentum, which is zero in the first step and changes with every one."""
+
+    def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
+        return grad(theta) + 0.5 * client.carry["momentum"]
+
+    def affine_step(self, client: Client) -> Affine:
+        return Affine(shift=0.5 * client.carry["momentum"])
+
+
 class MaskedStrength(FedDyn):
     """A helper of the direction gives a number for every coordinate."""
 
@@ -293,12 +303,13 @@ def on_the_instance() -> Algorithm:
     return made
 
 
-WARNS = {"WrongDeclaration", "WrongOnOneCoordinate", "Patched"}  # declared, owned, and not kept
+WARNS = {"WrongDeclaration", "WrongOnOneCoordinate", "Patched", "NesterovShift"}  # declared, owned, and not kept
 KEEPS = {"OwnBegin", "OwnDeclaration", "OwnLoss", "PlainForOneClient", "ReadsTheCarry", "ReadsWhatChanges"}  # own it
 PLUGINS: dict[str, Algorithm] = {
     type(made).__name__ if name is None else name: made
     for name, made in [
         (None, MaskedStrength(alpha=0.1)),
+        (None, NesterovShift()),
         (None, MaskedVariate(alpha=0.1)),
         (None, VectorSetting()),
         (None, OwnDirection()),
@@ -413,10 +424,9 @@ def client_of(alg: Algorithm, space: Space, momentum: float = 0.5) -> Client:
     random = lambda t: torch.randn(t.shape, generator=generator, dtype=torch.float64)
     state = {n: random(v) for n, v in alg.client_state(space).items()}
     server = {n: random(v) for n, v in (alg.server_state(space) | alg.memory(space)).items()}
+    carry = {"gradient": random(space.start), "momentum": random(space.start), "buffers": space.buffers}
     numbers = (0.1, 0.1, momentum, 0.01, float("inf"), 7.0, 5.0, 1.3, 3, 0.4)
-    return Client(
-        random(space.start), space.buffers, server, state, {"gradient": random(space.start)}, alg.parts(space), *numbers
-    )
+    return Client(random(space.start), space.buffers, server, state, carry, alg.parts(space), *numbers)
 
 
 @pytest.fixture
@@ -500,7 +510,7 @@ def test_a_wrong_kernel_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return spoil
 
     monkeypatch.setattr(step_kernels.StepKernels, "_in_c", wrong)
-    with pytest.warns(UserWarning, match="FedProx"):
+    with pytest.warns(UserWarning, match="steps of this network differ from torch's"):
         model = trained(FedProx(mu=0.5), "sequential", "plain")
     torch.testing.assert_close(model, right, rtol=0, atol=1e-12)
 

@@ -166,7 +166,7 @@ class Algorithm(Settings):
         """The class's own direction and descend in one formula, for kernels that take many steps at once; None: no.
 
         Optional. It counts only for the class that also defines these hooks, and is lost by any subclass that touches a
-        part of them (see kernels/affine.py); the first step of a run is computed both ways and compared.
+        part of them (see kernels/affine.py). It is compared with them, at random points and in the first steps.
         """
         return Affine()
 

@@ -1,6 +1,7 @@
 """Hooks of a client, called and checked: what does not fit is refused by a sentence that names the method and the hook.
 
-Each function here calls the hook of its name. Engines run hooks by these functions alone. Functions of askew itself,
+Each function here calls the hook of its name. Engines run hooks by these functions, but for trials of what a method
+declares. Functions of askew itself,
 also inherited ones, are tested, and are not checked at every step.
 """
 
@@ -16,7 +17,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor
 from ..errors import AlgorithmError
 from .algorithm import Algorithm, Gradient
 from .task import Task
-from .types import Batch, Client, State
+from .types import Affine, Batch, Client, State
 
 STATE = "a dictionary of tensors by name"
 WATCHED_CALLS = 200  # calls of a hook in which it is watched for changes in place
@@ -74,6 +75,19 @@ def descend(alg: Algorithm, theta: Tensor, d: Tensor, client: Client) -> tuple[T
     if not (is_pair(new) and fits(new[0], theta) and fits(new[1], v)):
         raise wrong_return(alg, "descend", f"theta and momentum, {in_words((theta, v))}", new)
     return new
+
+
+def affine_step(alg: Algorithm, client: Client) -> Affine | None:
+    """The declared step; None: none is."""
+    rule = alg.affine_step(client)
+    if is_ours(alg, "affine_step") or rule is None:
+        return rule
+    if not isinstance(rule, Affine):
+        raise wrong_return(alg, "affine_step", "an Affine or None", rule)
+    shift = rule.shift
+    if shift is not None and not (isinstance(shift, Tensor) and shift.shape in (client.w.shape, ())):
+        raise wrong_return(alg, "affine_step", f"a shift of shape {list(client.w.shape)}", shift)
+    return rule if shift is None else rule._replace(shift=shift.expand_as(client.w))
 
 
 def note(alg: Algorithm, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:

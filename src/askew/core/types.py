@@ -66,7 +66,8 @@ class Client(NamedTuple):
 
 
 class Affine(NamedTuple):
-    """A local step that is affine in the gradient g and in theta, with numbers and a vector that stay for the round:
+    """A local step that is affine in the gradient g and in theta, with numbers and a vector that stay for the round
+    (and so must not read momentum or buffers):
 
     d = clip(gain·g + pull·theta + shift),   v ← momentum·v + d + (weight decay + decay)·theta,   theta ← theta − η v
     """

@@ -205,6 +205,8 @@ def fastest(
         try:
             seconds(engines[name], request)
         except RuntimeError:  # not with this network, or not in this memory
+            if len(engines) == 1:
+                raise
             del engines[name]
         except WrongResult:
             if len(engines) == 1:

@@ -104,6 +104,6 @@ class Sequential:
         batch = schedule.plan.batch(move.batch.places)
         if steps:
             return steps.take(client, progress, batch, move.batch.cuts)
-        gradient = self.kernels.gradient(alg, batch.y.dtype) if self.kernels else None
-        known = gradient(progress.theta, batch, progress.carry["buffers"]) if gradient else None
+        theta, buffers = progress.theta, progress.carry["buffers"]
+        known = self.kernels.gradient(alg, theta, batch, buffers) if self.kernels else None
         return local.step(alg, self.task, client, progress, batch, known)

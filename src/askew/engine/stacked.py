@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -27,6 +28,7 @@ from ..core import local
 from ..core.algorithm import Algorithm
 from ..core.local import Result
 from ..core.task import Functional
+from ..kernels.affine import setting_names
 from .base import PhaseOutputs, PhaseRequest
 from .jobs import ClientJobs, Jobs
 from .row_buffers import RowBuffers, distinct_owners
@@ -130,7 +132,7 @@ class Stacked:
     def _kind(self, owner: ClientJobs) -> Hashable:
         """Requests of one kind share rows."""
         phase, *rest = owner.key()
-        if type(phase) in self.rigid:
+        if type(phase) in self.rigid or not reads_settings_alone(phase):
             return phase, *rest
         floats = float_settings(phase)
         return type(phase), tuple((n, v) for n, v in phase.table().items() if n not in floats), *rest
@@ -221,6 +223,17 @@ def longest_first(owners: Sequence[ClientJobs]) -> Jobs:
 
 def steps_of(owner: ClientJobs, i: int) -> int:
     return owner.plan.train[i].batches
+
+
+def reads_settings_alone(phase: Algorithm) -> bool:
+    """Does all that differs between two runs of a method stand in its settings, as far as its class shows it?
+
+    A number that a plug-in computes from a setting once, or parts that depend on one, would be the first run's.
+    """
+    method: type = type(phase)
+    kinds = [kind for kind in method.__mro__ if not kind.__module__.startswith("askew.")]
+    once = any(isinstance(value, cached_property) for kind in kinds for value in vars(kind).values())
+    return not once and vars(phase).keys() <= setting_names(method) and not any("parts" in vars(k) for k in kinds)
 
 
 def float_settings(phase: Algorithm) -> list[str]:

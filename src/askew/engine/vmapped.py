@@ -154,7 +154,6 @@ class ClientRows:
 
     def step(self, progress: Progress, batches: RowBatches, kernels: StepKernels | None) -> Progress:
         """One step of the rows that have a batch."""
-        gradients = kernels.row_gradients(self.alg) if kernels else None
 
         def step(client: Client, at: Progress, batch: Batch, known: Flat, share: Tensor | None) -> Progress:
             result = GradientResult(known[0], known[1], at.carry["buffers"]) if known else None
@@ -162,8 +161,8 @@ class ClientRows:
 
         for group in batches.groups:
             data = self.schedule.plan.batch(group.samples, group.weight)
-            known = gradients(progress.theta[group.rows], data) if gradients else ()
-            progress = self._apply(step, progress, group.rows, data, known)
+            known = kernels.row_gradients(self.alg, progress.theta[group.rows], data) if kernels else None
+            progress = self._apply(step, progress, group.rows, data, known or ())
         return progress
 
     def look(self, progress: Progress, move: Look[RowBatches]) -> Progress:

@@ -272,7 +272,8 @@ def make_plain_engine(name: str, module: nn.Module, space: Space, fed: Federatio
     task = bind()
     if name == "slots":
         return BuiltEngine(Slots(bind, even, channels_last=space.channels_last), task, kernels)
-    return BuiltEngine(Sequential(task, config.seed, stochastic(module), kernels.steps(task)), task, kernels)
+    steps = None if reference else kernels.steps(task)
+    return BuiltEngine(Sequential(task, config.seed, stochastic(module), steps), task, kernels)
 
 
 def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) -> Hashable:

@@ -3,8 +3,8 @@
 The declaration is a method's `affine_step`. It counts only if the class that declares it also defines `direction`
 (the base class declares its own), if nothing is noted after a step, and if no other class of the method overrides
 anything of the declaring class but what is listed in HARMLESS and plain defaults of settings. The declaration is also
-checked against the hooks, in float64 at a random point and in every coordinate: a method that does not do what it
-declares loses the fast path, with a warning.
+checked against the hooks, in float64 at a random point and in every coordinate, and must stay the same while momentum
+and buffers change: a method that does not do what it declares loses the fast path, with a warning.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..core import hooks
 from ..core.algorithm import Algorithm
 from ..core.settings import is_off
 from ..core.types import Affine, Client, State
@@ -43,15 +44,17 @@ HARMLESS = frozenset(  # what a subclass may override without touching a local s
         "models",
     )
 )
+CHANGING = ("momentum", "buffers")  # what the local loop changes with every step
 CLOSE = 1e-10  # of the largest number involved: how near the two ways must be, in float64
 
 
 def declared_step(alg: Algorithm, client: Client) -> Affine | None:
     """The method's next local step as an affine rule; None where it is not declared, not owned or not made of numbers.
 
-    `client` is the client in the middle of its phase: a rule may read what the phase carries.
+    `client` is the client in the middle of its phase: a rule may read what the phase carries, but for momentum and
+    buffers, which change with every step.
     """
-    rule = alg.affine_step(client) if owns_step(alg) and has_numbers(client) else None
+    rule = hooks.affine_step(alg, client) if owns_step(alg) and has_numbers(client) else None
     if rule is None or not all(isinstance(number, (int, float)) for number in (rule.gain, rule.pull, rule.decay)):
         return None
     return rule
@@ -134,7 +137,9 @@ def keeps_declaration(alg: Algorithm, client: Client) -> bool:
         w=w, server=random_state(client.server), state=random_state(client.state), carry=random_state(client.carry)
     )
     rule = declared_step(alg, probe)
-    if rule is None:
+    changed = {name: random_like(entry) for name, entry in probe.carry.items() if name in CHANGING}
+    later = declared_step(alg, probe._replace(carry=probe.carry | changed))
+    if rule is None or later is None or not same_rule(rule, later):
         return False
     grad = torch.sin  # a "gradient" that differs at every point, so that one taken elsewhere is noticed
     d = alg.direction(theta, grad, probe)
@@ -146,6 +151,13 @@ def keeps_declaration(alg: Algorithm, client: Client) -> bool:
     expected_new = theta - float(probe.lr) * step
     pairs = ((d, expected), (momentum, expected_momentum), (new, expected_new))
     return all(one.shape == other.shape and largest(one - other) <= CLOSE * largest(other) for one, other in pairs)
+
+
+def same_rule(one: Affine, other: Affine) -> bool:
+    """Are two rules the same, to the last digit?"""
+    shifts = [shift for shift in (one.shift, other.shift) if shift is not None]
+    same = len(shifts) != 1 and (not shifts or torch.equal(*shifts))
+    return same and one._replace(shift=None) == other._replace(shift=None)
 
 
 def largest(t: Tensor) -> float:

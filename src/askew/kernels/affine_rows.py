@@ -10,6 +10,7 @@ import math
 
 from torch import Tensor
 
+from ..core import hooks
 from ..core.algebra import norm
 from ..core.algorithm import Algorithm
 from ..core.settings import is_off
@@ -38,7 +39,7 @@ class AffineRows:
     @staticmethod
     def rule(alg: Algorithm, client: Client) -> State:
         """What a client's rule has beside the gradient, as tensors; the client may be one of many, under vmap."""
-        rule = alg.affine_step(client)
+        rule = hooks.affine_step(alg, client)
         if rule is None:
             raise TypeError(f"{alg.display_name()}: affine_step() of a row gave None")
         numbers = {"gain": rule.gain, "pull": rule.pull, "decay": rule.decay}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from ..core.settings import is_off
 from ..core.task import Task, WithFeatures
@@ -41,9 +42,17 @@ def dense_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
     prefix = "module." if wrapped else ""
     layers = [(f"{prefix}{name}", layer) for name, layer in row._modules.items() if layer is not None]
     shared = len(dict(row.named_parameters())) < len(dict(row.named_parameters(remove_duplicate=False)))
-    if shared or not layers or not (wrapped or isinstance(row, LayerRow)) or not flattens(layers[0][1]):
+    if shared or has_hooks(module) or not layers or not (wrapped or isinstance(row, LayerRow)):
+        return []
+    if not flattens(layers[0][1]):
         return []
     return layers if all(is_elementwise(layer) or is_linear(layer) for _, layer in layers[1:]) else []
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Does a layer do more than its class says? Kernels would not know of it."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any("forward" in vars(m) or any(getattr(m, name) for name in names) for m in module.modules())
 
 
 def flattens(layer: nn.Module) -> bool:
@@ -162,7 +171,7 @@ class DenseNetwork:
         """The mean losses [C] of outputs [C, B, …], and their gradients there."""
         if not self.task.is_cross_entropy or batch.y.is_floating_point():
             leaf = output.requires_grad_()
-            each = self.task.criterion(leaf.flatten(0, 1), batch.y.flatten(0, 1)).view(output.shape[:2])
+            each = vmap(self.task.criterion)(leaf, batch.y)  # one that looks at its whole batch sees one client's
             weight = batch.weight
             values = each.mean(1) if weight is None else (each * weight).sum(1) / weight.sum(1)
             return values.detach(), torch.autograd.grad(values.sum(), leaf)[0]

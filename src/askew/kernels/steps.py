@@ -1,8 +1,9 @@
 """Local steps by kernels, for the engines on a CPU: asked for by method and client, checked, then taken.
 
 The first step of every method is computed both ways, by the kernel and by the plain step (core/local.py), and compared
-in every coordinate; a difference refuses the kernel, with a warning that names the method. Since a step may depend on
-the round and the client, this is done again in the rounds 2, 4, 8, … after it, with whoever is first.
+in every coordinate; a difference refuses the kernel, with a warning that names the method or the network. Since a step
+may depend on the round and the client, this is done again in the rounds 2, 4, 8, … after it, with whoever is first. The
+first gradient of a network is compared too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from ..core import local
 from ..core.algorithm import Algorithm
-from ..core.differentiate import GradientResult
+from ..core.differentiate import GradientResult, differentiate
 from ..core.local import Progress
 from ..core.space import Space
 from ..core.task import Bound, Task
@@ -51,6 +52,7 @@ class StepKernels:
 
     def __init__(self, task: Task, used: set[str]) -> None:
         self.task, self.used, self.dense = task, used, DenseNetwork.of(task)
+        self.compared_gradients = False
         self.comparisons: dict[int, Comparison] = {}  # by the method's identity
 
     def client_steps(self, alg: Algorithm, client: Client, labels: torch.dtype) -> ClientSteps | None:
@@ -66,18 +68,14 @@ class StepKernels:
             return ClientSteps(self, alg, self._by_products(self.dense, self.task), 0, "torch (dense steps)")
         return ClientSteps(self, alg, self._in_place(alg, self.task), 0, "torch (steps in place)")
 
-    def gradient(self, alg: Algorithm, labels: torch.dtype) -> Callable[[Tensor, Batch, Tensor], GradientResult] | None:
-        """What gives one network's gradient of the plain loss from (theta, batch, buffers); None: autograd does."""
-        dense = self.dense
-        if dense is None or not has_plain_loss(alg) or not dense.in_c(labels):
+    def gradient(self, alg: Algorithm, theta: Tensor, batch: Batch, buffers: Tensor) -> GradientResult | None:
+        """One network's gradient of the plain loss, in C; None: autograd does it."""
+        if self.dense is None or not self.dense.in_c(batch.y.dtype):
             return None
-
-        def gradient(theta: Tensor, batch: Batch, buffers: Tensor) -> GradientResult:
-            (g,), (value,) = dense.gradients(theta[None], one_row(batch))
-            self.used.add("C (dense gradients)")
-            return GradientResult(g, value, buffers)
-
-        return gradient
+        if (found := self.row_gradients(alg, theta[None], one_row(batch))) is None:
+            return None
+        (g,), (value,) = found
+        return GradientResult(g, value, buffers)
 
     def row_steps(self, alg: Algorithm, client: Client, labels: torch.dtype) -> RowSteps | None:
         """What takes one step of many clients in place; `client` is one of them. None: the plain code does."""
@@ -88,17 +86,15 @@ class StepKernels:
             return None
         return RowSteps(self, alg, self.dense, client, "C (dense steps)" if in_c else "torch (dense steps)")
 
-    def row_gradients(self, alg: Algorithm) -> Callable[[Tensor, Batch], tuple[Tensor, Tensor]] | None:
-        """What gives many networks' gradients [C, P] and losses [C] of the plain loss; None: autograd."""
-        dense = self.dense
-        if dense is None or not has_plain_loss(alg):
+    def row_gradients(self, alg: Algorithm, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor] | None:
+        """Many networks' gradients [C, P] and losses [C] of the plain loss; None: autograd does it."""
+        if self.dense is None or not has_plain_loss(alg):
             return None
-
-        def gradients(theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-            self.used.add("C (dense gradients)" if dense.in_c(batch.y.dtype) else "torch (dense gradients)")
-            return dense.gradients(theta, batch)
-
-        return gradients
+        if not self.compared_gradients:
+            self._compare_gradients(self.dense, theta[0], row_of(batch, 0))
+            return self.row_gradients(alg, theta, batch)
+        self.used.add("C (dense gradients)" if self.dense.in_c(batch.y.dtype) else "torch (dense gradients)")
+        return self.dense.gradients(theta, batch)
 
     # the ways to take a client's steps ------------------------------------------------------------------------------
 
@@ -147,14 +143,31 @@ class StepKernels:
         self, alg: Algorithm, client: Client, carry: State, before: Tensor, plain: Progress, fast: Progress
     ) -> None:
         """Note whether a kernel's step agrees with the plain one; say so where it does not."""
-        agreed = keeps_declaration(alg, client._replace(carry=carry)) and same_step(before, plain, fast)
+        kept = keeps_declaration(alg, client._replace(carry=carry))
+        agreed = kept and same_step(before, plain, fast)
         self.comparisons[id(alg)] = Comparison(alg, agreed, 2 * float(client.round))
-        if not agreed:
+        if not kept:
             warnings.warn(
                 f"{alg.display_name()}: its affine_step() is not what direction() and descend() do, "
                 "so its steps are taken one by one; correct affine_step(), or remove it.",
                 stacklevel=2,
             )
+        elif not agreed:
+            self._refuse_network("steps")
+
+    def _compare_gradients(self, dense: DenseNetwork, theta: Tensor, batch: Batch) -> None:
+        """Compare the kernel's gradient of one network with torch's, once."""
+        self.compared_gradients = True
+        (fast,), _ = dense.gradients(theta[None], one_row(batch))
+        plain = differentiate(self.task, lambda leaf: self.task.loss(leaf, batch), theta, self.task.space.buffers)
+        finite = bool(torch.isfinite(plain.gradient).all())
+        if finite and largest(plain.gradient - fast) > TOLERANCE[theta.dtype] * largest(plain.gradient):
+            self._refuse_network("gradients")
+
+    def _refuse_network(self, what: str) -> None:
+        """Leave this network to torch from now on."""
+        self.dense = None
+        warnings.warn(f"The kernels' {what} of this network differ from torch's, so torch computes them.", stacklevel=3)
 
 
 class ClientSteps:

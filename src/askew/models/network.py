@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..core.settings import Settings, setting
 from ..core.space import BATCH_NORMS
 from ..errors import ConfigError, ModelError
-from ..kernels.dense import LayerRow
+from ..kernels.dense import LayerRow, has_hooks
 from ..kernels.interface import Kernels
 from .weights import HEAD, load_weights
 
@@ -81,7 +81,7 @@ def use_kernels(module: nn.Module, kernels: Kernels) -> nn.Module:
     """A copy of the network that may run its layers by kernels."""
     module = copy.deepcopy(module)
     for layer in module.modules():
-        if isinstance(layer, UsesKernels):
+        if isinstance(layer, UsesKernels) and not has_hooks(layer):
             layer.kernels = kernels
     return module
 

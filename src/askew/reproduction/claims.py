@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..errors import ConfigError, did_you_mean
 from ..experiment.toml import read_toml
 from .claim_checks import CLAIM_CHECKS
-from .claim_rules import RULE_TESTS, ClaimRule
+from .claim_rules import FIXED_SEEDS, RULE_TESTS, ClaimRule
 from .papers import refuse_unknown_keys
 
 KINDS = ("ordering", "trend", "value", "ablation", "cost", "robustness", "theory-not-testable")
@@ -85,6 +85,8 @@ def rule_from_table(table: Mapping[str, Any], lists: Mapping[str, Any], owner: s
         raise ConfigError(f"{owner}: unknown test {test!r}; {did_you_mean(str(test), RULE_TESTS)}")
     if test == "custom" and function not in CLAIM_CHECKS:
         raise ConfigError(f"{owner}: unknown function {function!r}; {did_you_mean(str(function), CLAIM_CHECKS)}")
+    if "seeds" in table and test in FIXED_SEEDS:
+        raise ConfigError(f"{owner}: the test {test!r} has its own least number of seeds; leave `seeds` out.")
     spans, let = table.get("each", {}), table.get("let", {})
     cells = [
         dict(zip(span, values, strict=True)) | let

@@ -107,7 +107,9 @@ def run_cost(config: Config) -> RunCost:
     samples = train / clients  # of one client
     used = local.steps * min(local.batch or samples, samples) if local.steps else local.epochs * samples
     evaluations = -(-config.rounds // config.evaluation.every)
-    each_client = alg.evaluates() == "clients" and config.tables()["algorithm"]["name"] == "solo"
+    tables = config.tables()
+    own_models = tables["algorithm"]["name"] == "solo" or tables["model"].get("norm") == "batch"  # FedBN's own layers
+    each_client = alg.evaluates() == "clients" and own_models
     evaluated = evaluations * test * (clients if each_client else 1)
     return RunCost(round(config.rounds * participants * used), evaluated, config.rounds)
 

@@ -283,8 +283,7 @@ class RunSchedule:
         """Whether the part of these runs will not end before the deadline, by its own pace: others may use its time."""
         part = self.begun[configs[0].name()].part
         if math.isfinite(self.deadline) and part.is_measured and part.last - part.first > JUDGED_SECONDS:
-            left = sum(map(self.weight, part.runs)) - part.weight
-            part.hopeless = part.last + 0.95 * left * part.pace > self.deadline
+            part.hopeless = part.last + 0.95 * self.weight_left(part) * part.pace > self.deadline
         return part.hopeless
 
     # what is expected
@@ -306,6 +305,11 @@ class RunSchedule:
         others = sum(self.device_seconds_left(part) for e in self.experiments for part in e.parts)
         return ExpectedTimes(START_SECONDS + own * self.processes, START_SECONDS + own + others)
 
+    def weight_left(self, part: TrainedPart) -> float:
+        """What the rounds that a part still has to do cost, in trained samples; a resumed run begins with some done."""
+        shares = [(p, part.rounds.get(p.config.name(), 0) / p.config.rounds) for p in part.runs]
+        return sum(self.weight(p) * max(0.0, 1 - done) for p, done in shares)
+
     def stored_seconds(self, runs: Sequence[PlannedRun]) -> float | None:
         """How long a full device takes for runs, by the speeds of stored results; None if there are none."""
         for p in runs:
@@ -317,8 +321,7 @@ class RunSchedule:
     def device_seconds_left(self, part: TrainedPart) -> float:
         """How much of the device's time a part still needs."""
         if part.is_measured:
-            left = sum(map(self.weight, part.runs)) - part.weight
-            return max(0.0, left) * part.pace / sum(len(e.parts) for e in self.experiments)
+            return self.weight_left(part) * part.pace / sum(len(e.parts) for e in self.experiments)
         return self.stored_seconds(part.runs) or PART_SECONDS
 
     @cached_property

@@ -24,8 +24,8 @@ def can_run(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> boo
         x.device.type == "cpu"
         and is_conv_relu_pool(conv, relu, pool)
         and x.dtype == conv.weight.dtype
-        and conv.in_channels <= MOST
         and x.dim() == 4
+        and x.shape[1] == conv.in_channels <= MOST
         and torch._C._functorch.peek_interpreter_stack() is None
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
@@ -92,7 +92,21 @@ class _CpuConvReluPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        g, (x, w, which) = grads[0].contiguous(), ctx.saved_tensors
-        dw, db, dx = torch.empty_like(w), w.new_empty(len(w)), torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        call(ctx.kernels.backward, len(x), g, x, w, which, dw, db, dx)
-        return dx, dw, db, None
+        given = (*grads, *ctx.saved_tensors, ctx.needs_input_grad[0], ctx.kernels)
+        return *_CpuConvBackward.apply(*given), None  # type: ignore[no-untyped-call]
+
+
+class _CpuConvBackward(torch.autograd.Function):
+    """The backward pass as a function of its own, so that its derivative is refused and not forgotten."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, w: Tensor, which: Tensor, deep: bool, functions: CDLL
+    ) -> tuple[Tensor | None, ...]:
+        dw, db, dx = torch.empty_like(w), w.new_empty(len(w)), torch.empty_like(x) if deep else None
+        call(functions.backward, len(x), g.contiguous(), x, w, which, dw, db, dx)
+        return dx, dw, db
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError("convolutions in C have no second derivative")
