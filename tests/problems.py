@@ -201,7 +201,7 @@ def make_engine(name: str, task: Task, even: bool) -> Engine:
     sequential    the reference: no kernels
     kernels       the same with kernels
     slots         two slots without graphs
-    stacked       three rows without graphs;  lots: two lots of rows
+    stacked       three rows without graphs;  groups: long jobs in rows of their own
     vmapped       as in use, with kernels;  plain_rows: without;  pairs, single: in chunks of two and of one
     """
     if name in ("sequential", "kernels"):
@@ -209,8 +209,8 @@ def make_engine(name: str, task: Task, even: bool) -> Engine:
     if name == "slots":
         return Slots(lambda: Bound(task.module, task.space, task.criterion), even, most=2)
     assert isinstance(task, Functional)
-    if name in ("stacked", "lots"):
-        return Stacked(task, most=3) if name == "stacked" else Stacked(task, spared=1)
+    if name in ("stacked", "groups"):
+        return Stacked(task, most=3) if name == "stacked" else Stacked(task, steps_less=1)
     kernels = None if name == "plain_rows" else StepKernels(task, set())
     if name == "pairs":
         return PairsOfClients(task, even, kernels)

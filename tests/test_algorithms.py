@@ -314,7 +314,7 @@ def test_full_gradients_of_a_batch_norm_network_are_refused(alg: Algorithm) -> N
 @methods(fast=SELECTED)
 def test_long_clients_go_ahead_and_the_next_round_is_prepared(alg: Algorithm) -> None:
     expected, expected_records = ragged_rounds(alg, problem(), "sequential")
-    server = make_server(alg, problem(), RAGGED, "lots")
+    server = make_server(alg, problem(), RAGGED, "groups")
     records = run_prepared_rounds(server, COHORTS)
     assert largest_gap(full_state(server), expected) < tolerance(alg)
     assert [r["participants"] for r in records] == [r["participants"] for r in expected_records]

@@ -19,7 +19,7 @@ from askew.engine.jobs import ClientJobs, Jobs
 from askew.engine.row_buffers import RowBuffers, graph_rows
 from askew.engine.sample_buffer import SampleBuffer, fill_buffers
 from askew.engine.sequential import Sequential
-from askew.engine.stacked import Stacked, count_ahead
+from askew.engine.stacked import Stacked, count_long
 from askew.errors import EngineError
 from askew.experiment.build import BuildCache, build
 from askew.experiment.config import Config
@@ -56,7 +56,7 @@ def sequential_run(config: Config) -> Run:
 
 
 def count_jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """How many jobs are run side by side from now on, call by call: those that go ahead, if any do, and the others."""
+    """How many jobs are run side by side from now on, call by call: the few long ones, if any, and the others."""
     counts: list[list[int]] = []
     run_side_by_side = stacked.run_side_by_side
 
@@ -105,7 +105,7 @@ def test_several_methods_train_side_by_side(monkeypatch: pytest.MonkeyPatch) -> 
     equal = {"name": "iid", "clients": 12}
     configs = [make_config({"name": method}, seed=seed, partition=equal) for method, seed in pairs]
     runs = run_together(configs)
-    assert [len(lots) for lots in counts] == [1, 1, 1, 3, 3] and counts[-1] == [10, 10, 10]
+    assert [len(groups) for groups in counts] == [1, 1, 1, 3, 3] and counts[-1] == [10, 10, 10]
     for config, run in zip(configs, runs, strict=True):
         assert model_gap(run, sequential_run(config)) < 1e-13
 
@@ -230,7 +230,7 @@ def test_graphs_are_for_few_numbers_of_rows() -> None:
 @pytest.mark.parametrize(
     "method", ["scaffold", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "feddc", "moon"))]
 )
-def test_a_few_long_clients_go_ahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_long_clients_have_rows_of_their_own(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In rows of their own, and with the same results, whatever round they are in."""
     counts = count_jobs(monkeypatch)
     skewed = {"name": "dirichlet", "alpha": 0.2, "clients": 24}
@@ -238,17 +238,15 @@ def test_a_few_long_clients_go_ahead(method: str, monkeypatch: pytest.MonkeyPatc
     config = make_config({"name": method}, partition=skewed, participation={"cohort": 12}, local=local)
     (run,) = run_together([config])
     assert model_gap(run, sequential_run(config)) < 1e-13
-    assert any(len(lots) == 2 and lots[0] < lots[1] for lots in counts)
+    assert any(len(groups) == 2 and groups[0] < groups[1] for groups in counts)
 
 
-def test_how_many_clients_go_ahead() -> None:
-    assert count_ahead([10] * 5) == 0 and count_ahead([7]) == 0  # all are equal
-    assert count_ahead([18, 8, 8, 6, 2]) == 1 and count_ahead([24, 15, 12, 12, 12, 12]) == 2
-    assert (
-        count_ahead([24, 20, 16, 14, 4, 4]) == 0 and count_ahead([24, 16, 16, 14, 4, 4]) == 1
-    )  # at most half the work
-    assert count_ahead([9, 4, 4, 3, 1]) == 0  # too few steps to be worth it
-    assert count_ahead([0, 0]) == 0
+def test_how_many_clients_have_rows_of_their_own() -> None:
+    assert count_long([10] * 5) == 0 and count_long([7]) == 0  # all are equal
+    assert count_long([18, 8, 8, 6, 2]) == 1 and count_long([24, 15, 12, 12, 12, 12]) == 2
+    assert count_long([24, 20, 16, 14, 4, 4]) == 0 and count_long([24, 16, 16, 14, 4, 4]) == 1  # at most half the work
+    assert count_long([9, 4, 4, 3, 1]) == 0  # too few steps to be worth it
+    assert count_long([0, 0]) == 0
 
 
 def test_samples_are_put_in_place_once_and_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,11 +169,11 @@ def test_long_clients_go_ahead_on_a_stream_of_their_own(method: str, monkeypatch
     lot_counts: list[int] = []
     run_side_by_side = stacked.run_side_by_side
 
-    def count_lots(rows: Any) -> Any:
+    def count_groups(rows: Any) -> Any:
         lot_counts.append(len(rows))
         return run_side_by_side(rows)
 
-    monkeypatch.setattr(stacked, "run_side_by_side", count_lots)
+    monkeypatch.setattr(stacked, "run_side_by_side", count_groups)
     settings = {
         "dtype": "float64",
         "local": LOCAL | {"batch": 4},

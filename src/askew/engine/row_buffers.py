@@ -45,16 +45,16 @@ class LoadedJob(NamedTuple):
 class RowBuffers:
     """Stacked buffers for one kind of job, and the graphs of the moves on their first rows."""
 
-    def __init__(self, task: Functional, owner: ClientJobs, ahead: bool = False) -> None:
+    def __init__(self, task: Functional, owner: ClientJobs, long: bool = False) -> None:
         self.task, inputs = task, owner.inputs
         self.names = [list(state) for state in (inputs.server, inputs.memory, inputs.state, inputs.carry)]
         self.parts, self.fixed = inputs.parts, (inputs.momentum, inputs.decay, inputs.clip)  # the same for this kind
         self.device, self.dtype = inputs.w.device, inputs.w.dtype
-        priority = -1 if ahead else 0  # negative: before others
+        priority = -1 if long else 0  # negative: before others
         cuda = self.device.type == "cuda"
         self.stream = torch.cuda.Stream(self.device, priority) if cuda else None  # type: ignore[no-untyped-call]
         self.samples: dict[str, SampleBuffer] = {}
-        self.rows = self.usual = 0  # rows there are, and jobs of the first round
+        self.rows = self.first_jobs = 0  # rows there are, and jobs of the first round
         self.progress: Progress | None = None
         self.result: dict[int, Result] = {}
         self.loaded: list[LoadedJob] = []

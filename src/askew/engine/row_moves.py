@@ -153,7 +153,7 @@ class RowMoves:
         whole = buffers.samples[batch.name].rows.shape[1]
         part = max(1, -(-whole // PARTS))
         length = min(whole, -(-extent.longest // part) * part)
-        usual = last == len(self.schedule.jobs) == buffers.usual
+        usual = last == len(self.schedule.jobs) == buffers.first_jobs
         m = last if usual else min(graph_rows(last), buffers.rows)
         padded, every = extent.shortest < length, extent.rows == m
         if batch.k == 0:

@@ -4,8 +4,8 @@ graph.
 
 Jobs are sorted by length, so those still at work are the first rows; the graph is that of the next larger number of
 rows, and rows without work in it are left as they are. Which batch a row sees follows from a counter on the device. A
-few jobs that are much longer than the others have rows of their own, which go ahead on a stream of their own: steps of
-few rows leave a GPU idle.
+few jobs that are much longer than the others have rows and a stream of their own, before the others: steps of few rows
+leave a GPU idle.
 
 What does not depend on a model, above all the samples, is put in place while the round before is at work.
 
@@ -35,14 +35,14 @@ from .row_buffers import RowBuffers, distinct_owners
 from .row_moves import RowMoves, StackedSchedule
 from .sample_buffer import BufferFull, example, free_bytes
 
-MOST = 512  # rows
-DEEP = 16  # times an input's size is what a row's step takes, roughly
-SHARE = 0.3  # of the free memory
-LONG = 0.5  # of the longest job's steps: above, a job may be one of the few that go ahead
-FEW = 0.5  # of all steps: more must not be those of jobs that go ahead
-SPARED = 8  # steps that the others must have less than the longest: fewer are done before two lots are on their way
+MAX_ROWS = 512  # rows
+ACTIVATION_FACTOR = 16  # times an input's size is what a row's step takes, roughly
+MEMORY_SHARE = 0.3  # of the free memory
+LONG_SHARE = 0.5  # of the longest job's steps: above, a job may be one of the few that have rows of their own
+STEPS_SHARE = 0.5  # of all steps: more must not be those of long jobs
+FEWEST_STEPS_LESS = 8  # steps that the others must have less than the longest: for fewer, rows of their own do not pay
 
-AHEAD = "ahead"  # marks the buffers of jobs that go ahead
+LONG_JOBS = "long"  # marks the buffers of the few long jobs
 
 
 class Kind(NamedTuple):
@@ -59,7 +59,7 @@ class Kind(NamedTuple):
         return self.owners[0].phase
 
 
-Lot = tuple[tuple[Any, ...], Jobs]  # jobs, and the key of the buffers whose rows they take
+JobGroup = tuple[tuple[Any, ...], Jobs]  # jobs, and the key of the buffers whose rows they take
 
 
 class Stacked:
@@ -67,10 +67,10 @@ class Stacked:
 
     name = "stacked"
 
-    def __init__(self, task: Functional, most: int = MOST, spared: int = SPARED) -> None:
-        self.task, self.most, self.spared = task, most, spared
+    def __init__(self, task: Functional, most: int = MAX_ROWS, steps_less: int = FEWEST_STEPS_LESS) -> None:
+        self.task, self.most, self.steps_less = task, most, steps_less
         self.buffers: dict[Hashable, RowBuffers] = {}
-        self.rigid: set[type] = set()  # methods whose hooks cannot work with a setting that is a tensor
+        self.needs_numbers: set[type] = set()  # methods whose hooks cannot work with a setting that is a tensor
 
     def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         """The requests' results; where memory runs out, once more with half the rows."""
@@ -94,7 +94,7 @@ class Stacked:
     def prepare(self, requests: Sequence[PhaseRequest]) -> None:
         """Put the samples of these requests in place, behind all that the device has to do, where there is room."""
         for kind in self._kinds([ClientJobs(request) for request in requests]):
-            for key, jobs in self._lots(kind, kind.jobs):
+            for key, jobs in self._groups(kind, kind.jobs):
                 with suppress(BufferFull, torch.OutOfMemoryError):
                     if key in self.buffers:
                         self.buffers[key].place_samples(jobs, self.most, grow=False)
@@ -103,20 +103,20 @@ class Stacked:
         """Kinds side by side; but one for which there is no room yet by itself, as its memory is found there and its
         hooks are tried.
         """
-        roomy = list[Kind]()
+        allocated = list[Kind]()
         for kind in self._kinds(owners):
             if self._has_room(kind):
-                roomy.append(kind)
+                allocated.append(kind)
                 continue
             try:
                 self._run_alone(kind)
             except (TypeError, ValueError, RuntimeError) as e:
                 if not kind.differ or isinstance(e, torch.OutOfMemoryError):
                     raise
-                self.rigid.add(type(kind.phase))
+                self.needs_numbers.add(type(kind.phase))
                 self._run(kind.owners)
-        if roomy:
-            self._run_lots([(kind, lot) for kind in roomy for lot in self._lots(kind, kind.jobs)])
+        if allocated:
+            self._run_groups([(kind, group) for kind in allocated for group in self._groups(kind, kind.jobs)])
 
     def _kinds(self, owners: Sequence[ClientJobs]) -> Iterator[Kind]:
         """Requests that share rows."""
@@ -132,7 +132,7 @@ class Stacked:
     def _kind(self, owner: ClientJobs) -> Hashable:
         """Requests of one kind share rows."""
         phase, *rest = owner.key()
-        if type(phase) in self.rigid or not reads_settings_alone(phase):
+        if type(phase) in self.needs_numbers or not reads_settings_alone(phase):
             return phase, *rest
         floats = float_settings(phase)
         return type(phase), tuple((n, v) for n, v in phase.table().items() if n not in floats), *rest
@@ -141,15 +141,15 @@ class Stacked:
         """The jobs of one kind, as many at a time as there is room for."""
         size = self._rows_at_once(kind)
         for a in range(0, len(kind.jobs), size):
-            self._run_lots([(kind, lot) for lot in self._lots(kind, kind.jobs[a : a + size])])
+            self._run_groups([(kind, group) for group in self._groups(kind, kind.jobs[a : a + size])])
 
-    def _run_lots(self, lots: Sequence[tuple[Kind, Lot]]) -> None:
+    def _run_groups(self, groups: Sequence[tuple[Kind, JobGroup]]) -> None:
         """Jobs in the rows of several buffers."""
         rows = list[RowMoves]()
-        for kind, (key, jobs) in lots:
+        for kind, (key, jobs) in groups:
             buffers = self._buffers(key, kind.owners[0])
             buffers.load(jobs, self.most, kind.differ)
-            buffers.usual = buffers.usual or len(jobs)
+            buffers.first_jobs = buffers.first_jobs or len(jobs)
             rows.append(RowMoves(kind.phase, buffers, StackedSchedule(jobs), kind.differ))
         for moves, result in zip(rows, run_side_by_side(rows), strict=True):
             for owner, (places, clients) in zip(distinct_owners(moves.schedule.jobs), moves.buffers.back, strict=True):
@@ -157,18 +157,18 @@ class Stacked:
 
     def _buffers(self, key: tuple[Any, ...], owner: ClientJobs) -> RowBuffers:
         if key not in self.buffers:
-            self.buffers[key] = RowBuffers(self.task, owner, ahead=key[-1] is AHEAD)
+            self.buffers[key] = RowBuffers(self.task, owner, long=key[-1] is LONG_JOBS)
         return self.buffers[key]
 
-    def _lots(self, kind: Kind, jobs: Jobs) -> list[Lot]:
-        """Jobs, sorted by length, by the key of their buffers: the few that go ahead, and the others."""
-        few = count_ahead([steps_of(*job) for job in jobs], self.spared)
-        return [((*kind.key, AHEAD), jobs[:few]), (kind.key, jobs[few:])] if few else [(kind.key, jobs)]
+    def _groups(self, kind: Kind, jobs: Jobs) -> list[JobGroup]:
+        """Jobs, sorted by length, by the key of their buffers: the few long ones, and the others."""
+        few = count_long([steps_of(*job) for job in jobs], self.steps_less)
+        return [((*kind.key, LONG_JOBS), jobs[:few]), (kind.key, jobs[few:])] if few else [(kind.key, jobs)]
 
     def _has_room(self, kind: Kind) -> bool:
         """Are there rows for all jobs of this kind?"""
-        lots = self._lots(kind, kind.jobs)
-        return all(key in self.buffers and len(jobs) <= self.buffers[key].rows for key, jobs in lots)
+        groups = self._groups(kind, kind.jobs)
+        return all(key in self.buffers and len(jobs) <= self.buffers[key].rows for key, jobs in groups)
 
     def _rows_at_once(self, kind: Kind) -> int:
         """Rows at a time of a kind for which there is no room yet."""
@@ -177,9 +177,10 @@ class Stacked:
         longest = max(max(work.lengths(), default=1) for owner, i in kind.jobs for work in owner.batches[i].values())
         tensors = (owner.inputs.w, *owner.inputs.state.values())
         states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in tensors)
-        one = (DEEP * longest * x.numel() + 12 * states) * owner.inputs.w.element_size()
+        one = (ACTIVATION_FACTOR * longest * x.numel() + 12 * states) * owner.inputs.w.element_size()
         device = owner.inputs.w.device
-        return max(1, min(self.most, int(free_bytes(device) * SHARE / one) if device.type == "cuda" else self.most))
+        room = int(free_bytes(device) * MEMORY_SHARE / one) if device.type == "cuda" else self.most
+        return max(1, min(self.most, room))
 
 
 def run_side_by_side(rows: Sequence[RowMoves]) -> list[Result]:
@@ -207,12 +208,12 @@ def run_side_by_side(rows: Sequence[RowMoves]) -> list[Result]:
     return [results[n] for n in range(len(rows))]
 
 
-def count_ahead(steps: Sequence[int], spared: int = SPARED) -> int:
-    """How many of these jobs, the longest first, are so much longer that they go ahead of the others."""
-    few = sum(n > LONG * steps[0] for n in steps)
-    while sum(steps[:few]) > FEW * sum(steps):
+def count_long(steps: Sequence[int], steps_less: int = FEWEST_STEPS_LESS) -> int:
+    """How many of these jobs, the longest first, are so much longer that they have rows of their own."""
+    few = sum(n > LONG_SHARE * steps[0] for n in steps)
+    while sum(steps[:few]) > STEPS_SHARE * sum(steps):
         few -= 1
-    return few if few < len(steps) and steps[few] + spared <= steps[0] else 0
+    return few if few < len(steps) and steps[few] + steps_less <= steps[0] else 0
 
 
 def longest_first(owners: Sequence[ClientJobs]) -> Jobs:

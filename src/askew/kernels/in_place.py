@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..core import hooks
 from ..core.algorithm import Algorithm
 from ..core.local import Progress
 from ..core.task import Bound
@@ -14,7 +15,7 @@ def in_place_step(alg: Algorithm, task: Bound, client: Client, progress: Progres
     """theta − lr·gradient, written into the module's own parameters."""
     client = client._replace(carry=progress.carry)
     leaf = task.load(progress.theta, client.carry["buffers"])
-    value = alg.loss(task, leaf, batch, client)
+    value = hooks.loss(alg, task, leaf, batch, client)
     own, *grads = torch.autograd.grad(value, (leaf, *task.parameters), allow_unused=True)
     pairs = [(view, g) for view, g in zip(task.views, grads, strict=True) if g is not None]
     rate = float(client.lr)
