@@ -20,6 +20,7 @@ from ..bench.workloads import FRAMEWORK_WORKLOADS, WORKLOADS, Workload, find_wor
 from ..engine.choose import EngineSettings
 from ..errors import ConfigError
 from ..experiment.config import Config
+from ..experiment.workers import check_cores
 from ..report import terminal
 from ..reproduction.cost import short_count
 from ..reproduction.papers import build_config, find_experiment, run_specs
@@ -94,6 +95,7 @@ def bench(
         facts += [{"work": name, "experiment": " ".join(of)} for name, of in EXPERIMENTS.items()]
         print_json(facts) if as_json else print_rich(workload_table())
         return
+    check_cores(workers, "--workers")
     settings = EngineSettings(name=engine, dtype=dtype, device=device, workers=workers, compile=compiled)
     if start:
         show_start(names or [], settings, as_json)

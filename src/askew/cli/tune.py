@@ -104,7 +104,7 @@ def tune(
     """
     began = time.monotonic()
     with quick_imports():
-        from ..experiment.sweep import parse_span, read_sweep
+        from ..experiment.sweep import parse_spans, read_sweep
         from ..experiment.tune import Budget, Tuner, load_plan
 
     short = word_overrides(None, rounds=rounds, seed=seed, engine__device=device)
@@ -115,7 +115,7 @@ def tune(
         out,
         launch_with_progress(console, processes),
         methods=method_list(methods),
-        over=spans | dict(parse_span(text) for text in over or ()),
+        over=spans | parse_spans(over or ()),
         budget=None if budget is None else Budget.parse(budget),
         seeds=seeds,
         plan=None if plan is None else load_plan(plan),

@@ -82,7 +82,10 @@ class VirtualClock:
             device = device_of(self.settings, self.seed, client, size, self.fed.clients)
             if keep:
                 self.devices[client] = device
-        return device.answer_seconds(samples, self.bytes_down, self.bytes_up, len(self.server.phases))
+        seconds = device.answer_seconds(samples, self.bytes_down, self.bytes_up, len(self.server.phases))
+        if seconds == math.inf:
+            raise ConfigError(f"time: an answer of client {client} takes for ever; raise time.up and time.down.")
+        return seconds
 
     # who is asked -------------------------------------------------------------------------------------------------
 

@@ -381,6 +381,8 @@ def data_settings(data: Any, test: Any, client: str, label: str) -> Any:
     """The settings of the data: a name or a table as they are, and settings that stand for anything else."""
     if isinstance(data, (str, Path)) and (kind := file_kind(data)):
         data, test = {"name": kind, "file": str(data), **({} if test is None else {"test": str(test)})}, None
+    if isinstance(data, Mapping) and not data:
+        raise ConfigError("data is an empty dictionary; pass the pair (x, y) of every client, or a dataset's name.")
     by_settings = isinstance(data, (str, Mapping, Source)) and not library_type(data) and not is_divided(data)
     if by_settings and isinstance(data, Mapping) and any(hasattr(value, "__len__") for value in data.values()):
         refuse_arrays(data)

@@ -100,9 +100,9 @@ def load_plugin(path: str) -> None:
                 del registry.members[member]
     LOADED[file.resolve()] = name
     module = import_plugin(path, name)
-    module.__dict__[TEXT], module.__dict__[SOURCE] = text, inspect.getsource(module)
     if not registers(name):
         raise ConfigError(f'the plugin {path!r} registers nothing; put @askew.register("name") above a class in it.')
+    module.__dict__[TEXT], module.__dict__[SOURCE] = text, inspect.getsource(module)
 
 
 def replaces(new: Path, old: Path) -> bool:

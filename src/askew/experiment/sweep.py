@@ -24,7 +24,7 @@ def load_sweep(
 ) -> list[Config]:
     """The configurations that a file's [sweep] table and `--over key=a,b,c` span, each once."""
     tables, spans = read_sweep(path, overrides, plugins)
-    return grid(tables, spans | dict(parse_span(text) for text in over))
+    return grid(tables, spans | parse_spans(over))
 
 
 def read_sweep(
@@ -47,6 +47,16 @@ def flatten_spans(spans: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in spans.items():
         keys |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {key: value}
     return keys
+
+
+def parse_spans(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """The values of several `--over`, by their keys."""
+    spans: dict[str, list[Any]] = {}
+    for key, values in map(parse_span, texts):
+        if key in spans:
+            raise ConfigError(f"--over has {key} twice; give all its values at once, as in --over {key}=A,B.")
+        spans[key] = values
+    return spans
 
 
 def parse_span(text: str) -> tuple[str, list[Any]]:

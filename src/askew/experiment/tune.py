@@ -108,6 +108,11 @@ class TuneResult:
 # the whole of it ------------------------------------------------------------------------------------------------------
 
 
+def kept_state(request: str) -> str:
+    """The file in which the finished plan of a request is kept when another request follows it."""
+    return f"tune-{request}.json"
+
+
 class Tuner:
     """Carries a plan out, stage by stage; what is stored of an earlier attempt is read back."""
 
@@ -141,8 +146,10 @@ class Tuner:
         settings = {c.name: [candidate.config.name() for candidate in c.candidates] for c in self.contenders}
         request = json.dumps([settings, budget, seeds], sort_keys=True)
         self.state: dict[str, Any] = read_json(out / STATE)
+        self.earlier: dict[str, Any] = {}  # a finished plan of another request, which is not to be lost
         if self.state.get("request") != (digest := hashlib.sha256(request.encode()).hexdigest()[:16]):
-            self.state = {"request": digest, "seconds": 0.0}
+            self.earlier = self.state if "done" in self.state else {}
+            self.state = read_json(out / kept_state(digest)) or {"request": digest, "seconds": 0.0}
         self.before = float(self.state["seconds"])  # that earlier attempts took
         if "done" in self.state:
             self.given = self.given or read_plan(self.state["done"])
@@ -198,6 +205,9 @@ class Tuner:
     def save(self) -> None:
         """Store what a later attempt has to know."""
         self.state["seconds"] = self.before if self.given else self.elapsed()
+        if self.earlier:
+            write_json(self.out / kept_state(self.earlier["request"]), self.earlier)
+            self.earlier = {}
         write_json(self.out / STATE, self.state)
 
     def probe(self) -> None:

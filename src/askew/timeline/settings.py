@@ -45,7 +45,7 @@ class TimeSettings(Settings):
         default=0,
         least=0,
     )
-    seconds: float = setting("seconds that a client computes for each sample", default=0.01, least=0)
+    seconds: float = setting("seconds that a client computes for each sample", default=0.01, least=0, most=1e9)
     speed: str = setting(
         "how clients differ: all take `seconds`; lognormal with that median; Pareto with that least value; "
         "half-normal with that standard deviation; or in proportion to their number of samples, the mean client taking "
@@ -59,7 +59,9 @@ class TimeSettings(Settings):
         default=2.0,
         least=0.1,
     )
-    latency: float = setting("seconds that a message travels, each way, beside its bytes", default=0.0, least=0)
+    latency: float = setting(
+        "seconds that a message travels, each way, beside its bytes", default=0.0, least=0, most=1e9
+    )
     up: float = setting("bytes a second from a client to the server; 0: no limit", default=0.0, least=0)
     down: float = setting("bytes a second from the server to a client; 0: no limit", default=0.0, least=0)
     clients: str = setting(
