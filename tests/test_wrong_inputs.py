@@ -1161,8 +1161,8 @@ CASES = [
     ),
     setting("time.wait=deadlin", "unknown wait 'deadlin'", "all, buffer, deadline, first", "did you mean 'deadline'?"),
     setting("time.wait=deadline", 'wait = "deadline"', "needs time.deadline, in seconds", "for example to 60"),
-    setting("time.wait=all time.seconds=-1", "time: seconds", "must be ≥ 0, got -1", "the default is 0.01"),
-    setting("time.wait=all time.seconds=inf", "time: seconds", "must be finite, got inf", "the default is 0.01"),
+    setting("time.wait=all time.seconds=-1", "time: seconds", "must be ≥ 0 and ≤ 1e+09, got -1", "the default is 0.01"),
+    setting("time.wait=all time.seconds=inf", "time: seconds", "≤ 1e+09, got inf", "the default is 0.01"),
     setting(
         "time.wait=deadline time.deadline=1e-9",
         "no client can answer within time.deadline = 1e-09 seconds",
