@@ -80,7 +80,7 @@ def test_a_clients_error_is_one_sentence_in_the_servers_log(tmp_path: Path, monk
     path = write_config(small_run(VARIANTS["fedavg"]), tmp_path / "app")
     grid = InProcessGrid(client_app(path), 5, **{"partition-id": 9})
     with pytest.raises(EngineError, match="none of the 5 connected nodes can take part"):
-        server_app(path)(grid, Context(1, 0, {}, RecordDict(), {"out": str(tmp_path), "wait": 0.1}))
+        server_app(path)(grid, Context(1, 0, {}, RecordDict(), {"out": str(tmp_path), "wait": 2.0}))
     assert "the node's partition-id must be its client number from 0 to 4, got 9" in logged[0]
 
 

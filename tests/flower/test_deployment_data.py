@@ -216,7 +216,7 @@ def test_what_a_data_module_returns_is_checked(
 ) -> None:
     warnings: list[str] = []
     with pytest.raises(AskewError, match="none of the 5 connected nodes can take part"):
-        deploy(FEDAVG, tmp_path, {"wait": 0.1}, data=DataModule(client), warnings=warnings)
+        deploy(FEDAVG, tmp_path, {"wait": 1.0}, data=DataModule(client), warnings=warnings)
     assert sentence in warnings[0]
 
 
