@@ -608,3 +608,17 @@ def test_tables_curves_and_the_picture_use_the_clock(tmp_path: Path) -> None:
     assert picture is not None and "9 answer from the newest model, 1 from an older model" in picture.alt
     numbers = [(note.xy, note.get_text()) for note in picture.figure.axes[0].texts if note.get_color() == "white"]
     assert numbers == [((71.0, 4), "2")] and "staleness 0.2 on average, at most 2" in text
+
+
+def test_nobody_is_away_where_a_file_begins_again_whose_length_is_not_exact() -> None:
+    """0.7 is no binary number: three files end at 2.0999999999999996 or at 2.1, depending on how one adds."""
+    own = {0: {"from": [0.0], "to": [0.7]}, 1: {"from": [0.1], "to": [0.7]}, 2: {"from": [0.0, 0.5], "to": [0.2, 0.7]}}
+    rule = TraceIntervals(own, 0.7)
+    moments = [m for k in range(1, 200) for m in (k * 0.7, math.nextafter(k * 0.7, 0), (k - 1) * 0.7 + 0.7)]
+    for t in moments:
+        assert rule.is_there(0, t) and rule.until(0, t) == math.inf
+        there = rule.few(t, 3)
+        assert there is not None and there.tolist() == [i for i in own if rule.is_there(i, t)]
+        assert rule.earliest(np.arange(3), t) == t
+        if rule.is_there(2, t):
+            assert not rule.is_there(2, rule.until(2, t))

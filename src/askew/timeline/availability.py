@@ -240,8 +240,11 @@ class TraceIntervals:
         k = bisect_right(own["from"], at) - 1
         if k < 0 or own["to"][k] <= at:
             return t
-        if own["to"][k] == self.period and own["from"][0] == 0:  # it goes on where the file begins again
-            return math.inf if len(own["from"]) == 1 else begun + self.period + own["to"][0]
+        if own["to"][k] == self.period:
+            again = self.next_begin(t)
+            if own["from"][0] > 0:
+                return again
+            return math.inf if len(own["from"]) == 1 else again + own["to"][0]  # it goes on where the file begins again
         return begun + own["to"][k]
 
     def since(self, client: int, t: float) -> float:
@@ -278,13 +281,23 @@ class TraceIntervals:
             self.begun, self.open = 0, self.open[:0]
         # Time goes on: those who are there now were there the last time, or came since then.
         known = np.concatenate([self.open, np.arange(self.begun, begun)])
-        self.last, self.begun, self.open = at, begun, known[began + ends[known] > t]
+        until = np.where(ends[known] == self.period, self.next_begin(t), began + ends[known])
+        self.last, self.begun, self.open = at, begun, known[until > t]
         return np.sort(client[self.open])
 
     def place(self, t: float) -> tuple[float, float]:
         """When the file began the last time before t, and the seconds since then."""
-        begun = math.floor(t / self.period) * self.period
+        begun = self.cycle(t) * self.period
         return begun, t - begun
+
+    def next_begin(self, t: float) -> float:
+        """When the file begins again after t: rounded as in `place`, so that nobody is away in between."""
+        return (self.cycle(t) + 1) * self.period
+
+    def cycle(self, t: float) -> int:
+        """How often the file has begun again by t. A quotient alone may be rounded to the wrong side."""
+        number = math.floor(t / self.period)
+        return number + ((number + 1) * self.period <= t) - (number * self.period > t)
 
 
 class SortedIntervals(NamedTuple):
