@@ -1,8 +1,7 @@
 """Hooks of a client, called and checked: what does not fit is refused by a sentence that names the method and the hook.
 
 Each function here calls the hook of its name. Engines run hooks by these functions, but for trials of what a method
-declares. Functions of askew itself,
-also inherited ones, are tested, and are not checked at every step.
+declares. Functions of askew itself, also inherited ones, are tested, and are not checked at every step.
 """
 
 from __future__ import annotations

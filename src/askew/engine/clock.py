@@ -84,7 +84,7 @@ class VirtualClock:
                 self.devices[client] = device
         seconds = device.answer_seconds(samples, self.bytes_down, self.bytes_up, len(self.server.phases))
         if seconds == math.inf:
-            raise ConfigError(f"time: an answer of client {client} takes for ever; raise time.up and time.down.")
+            raise ConfigError(f"time: an answer of client {client} never ends; raise time.up and time.down.")
         return seconds
 
     # who is asked -------------------------------------------------------------------------------------------------

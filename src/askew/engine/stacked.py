@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,7 +28,6 @@ from ..core import local
 from ..core.algorithm import Algorithm
 from ..core.local import Result
 from ..core.task import Functional
-from ..kernels.affine import setting_names
 from .base import PhaseOutputs, PhaseRequest
 from .jobs import ClientJobs, Jobs
 from .row_buffers import RowBuffers, distinct_owners
@@ -227,14 +226,20 @@ def steps_of(owner: ClientJobs, i: int) -> int:
 
 
 def reads_settings_alone(phase: Algorithm) -> bool:
-    """Does all that differs between two runs of a method stand in its settings, as far as its class shows it?
+    """Does a method differ between two runs in its settings alone, as far as one can see?
 
     A number that a plug-in computes from a setting once, or parts that depend on one, would be the first run's.
     """
     method: type = type(phase)
-    kinds = [kind for kind in method.__mro__ if not kind.__module__.startswith("askew.")]
-    once = any(isinstance(value, cached_property) for kind in kinds for value in vars(kind).values())
-    return not once and vars(phase).keys() <= setting_names(method) and not any("parts" in vars(k) for k in kinds)
+    settings = {f.name for f in dataclasses.fields(cast(Any, phase))}
+    return vars(phase).keys() <= settings and not derives_from_settings(method)
+
+
+@cache
+def derives_from_settings(method: type) -> bool:
+    """Has a plug-in's class a property that is computed once, or parts of its own?"""
+    own = [vars(kind) for kind in method.__mro__ if not kind.__module__.startswith("askew.")]
+    return any(name == "parts" or isinstance(value, cached_property) for names in own for name, value in names.items())
 
 
 def float_settings(phase: Algorithm) -> list[str]:

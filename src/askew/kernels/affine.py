@@ -21,13 +21,13 @@ from ..core.algorithm import Algorithm
 from ..core.settings import is_off
 from ..core.types import Affine, Client, State
 
-# What a subclass may override without touching a local step: words about it, its states, and hooks before and after.
-WORDS = ("title", "paper", "idea", "variants", "settings_class", "remark", "exact", "stale", "pooled", "combines")
-DEMANDS = ("own_weights", "divides_by_rate", "needs", "reads", "check", "check_learning_rate", "phases", "trains")
+# What a subclass may override without touching a local step: its descriptions, states, and hooks before and after it.
+DESCRIPTIONS = ("title", "paper", "idea", "variants", "settings_class", "remark", "exact", "stale", "pooled")
+REQUIREMENTS = ("own_weights", "divides_by_rate", "needs", "reads", "check", "check_learning_rate", "phases", "trains")
 STATES = ("server_state", "client_state", "memory", "drift_state", "parts", "private", "broadcast")
 CLIENT_HOOKS = ("before", "each", "after", "begin", "carry", "loss", "finish")
-SERVER_HOOKS = ("weights", "aggregate", "models", "evaluates")
-HARMLESS = frozenset((*WORDS, *DEMANDS, *STATES, *CLIENT_HOOKS, *SERVER_HOOKS))
+SERVER_HOOKS = ("weights", "aggregate", "combines", "models", "evaluates")
+HARMLESS = frozenset((*DESCRIPTIONS, *REQUIREMENTS, *STATES, *CLIENT_HOOKS, *SERVER_HOOKS))
 CHANGING = ("momentum", "buffers")  # what the local loop changes with every step
 CLOSE = 1e-10  # of the largest number involved: how near the two ways must be, in float64
 
