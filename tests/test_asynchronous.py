@@ -43,7 +43,7 @@ from problems import (
     skewed_samples,
 )
 from test_ranks import ThreadGroup, on_ranks
-from test_timeline import SOME, comparable, five_clients, link, same_model
+from test_timeline import SOME, LeaveAt, comparable, five_clients, link, same_model
 
 # what is by hand ------------------------------------------------------------------------------------------------------
 
@@ -116,6 +116,27 @@ def five(folder: Path, way: str, engine_of: Any = lambda engine: engine) -> tupl
     how, rule, _ = BY_HAND[way]
     server = overlapping_server(FedAvg(), scalars(*CURVES, copies=[16] * 5), engine_of=engine_of)
     return server, OverlappingClock(TimeSettings(**link(folder, 8), **how), rule, server, 0)
+
+
+def test_work_of_a_client_that_leaves_ends_when_it_leaves(tmp_path: Path) -> None:
+    began, left = 0.4, 1.7
+    assert began + (left - began) < left  # a sum that is rounded to a moment at which it is still there
+    _, clock = five(tmp_path, "buffer")
+    clock.there = LeaveAt(left)
+    (job,), _ = clock.work([2], 1, began)
+    assert (job.leaves, job.ends) == (True, left)
+
+
+def test_the_rules_own_draw_waits_until_somebody_is_there(tmp_path: Path) -> None:
+    _, clock = five(tmp_path, "buffer")
+    clock.rule, here = Uniform(cohort=2), TraceIntervals({i: {"from": [7.0], "to": [1e6]} for i in range(5)}, 1e6)
+    clock.there, clock.availability = here, FreeClients(here, clock.busy)
+    for round in range(1, 9):
+        own = clock.rule.choose(clock.rule.drawn_by(0), round, clock.fed.eligible, 5).tolist()
+        clock.now, draw = 0.0, clock.draws(round)
+        assert draw(2) == []
+        clock.now = 7.0
+        assert draw(2) == sorted(own)
 
 
 @pytest.mark.parametrize("way", BY_HAND)

@@ -51,6 +51,7 @@ from askew.report.terminal import clock_text
 from askew.report.timeline_figure import timeline_picture
 from askew.report.views import curves
 from askew.timeline import (
+    AlwaysThere,
     DayNight,
     Device,
     OnOff,
@@ -286,6 +287,27 @@ def test_every_answer_has_one_fate_and_the_round_ends_when_it_is_known(
         assert end == min(limit, max(map(min, answers, leaves), default=0.0))
 
 
+class LeaveAt(AlwaysThere):
+    """Everybody, until one moment."""
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+
+    def is_there(self, client: int, t: float) -> bool:
+        return t < self.end
+
+    def until(self, client: int, t: float) -> float:
+        return max(t, self.end)
+
+
+def test_a_round_ends_no_earlier_than_who_left_in_it(built: BuiltRun) -> None:
+    began, left = 0.4, 1.7
+    assert began + (left - began) < left  # a sum that is rounded to a moment at which they are still there
+    clock = VirtualClock(TimeSettings(wait="all", seconds=1e6), Uniform(cohort=3), built.server, 0)
+    clock.availability, clock.now = LeaveAt(left), began
+    assert clock.turnout(1).record["away"] == 3 and clock.now == left
+
+
 @pytest.fixture(scope="module")
 def built() -> BuiltRun:
     tables = {"model": {"name": "softmax"}, "partition": {"name": "iid", "clients": 12}}
@@ -504,6 +526,12 @@ def test_bytes_are_known_before_the_round(name: str) -> None:
         down, up = answer_bytes(parts.server)
         record = parts.server.run_round(1, parts.fed.eligible.tolist(), absent={})
         assert (record["bytes_down"], record["bytes_up"]) == (2 * down, 2 * up) and record["participants"] == [0, 1]
+        # Who leaves has received what the first phase begins with, also where nobody answers.
+        alone, with_another, nobody = (
+            parts.server.run_round(round, ids, absent=dict.fromkeys(absent, LEFT))["bytes_down"]
+            for round, ids, absent in ((2, [0], []), (3, [0], [1]), (4, [], [0, 1]))
+        )
+        assert nobody == 2 * (with_another - alone)
         return
     raise AssertionError("no network was tried")
 

@@ -42,14 +42,11 @@ class Job(NamedTuple):
     client: int
     round: int  # in which it began, from the newest model
     began: float  # moment
+    ends: float  # moment
     seconds: float
     leaves: bool  # before its answer has come
     share: float  # the fraction of its local steps that it does
     batches: int  # that it trains on
-
-    @property
-    def ends(self) -> float:
-        return self.began + self.seconds
 
 
 class FreeClients(NamedTuple):
@@ -128,8 +125,10 @@ class OverlappingClock(VirtualClock):
             ids, shares = turnout.ids.tolist(), turnout.share.tolist()
             lost = dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
         for client, share, (batches, samples) in zip(ids, shares, self.work_by_size(ids, shares), strict=True):
-            answer, leave = self.answer_seconds(client, samples), self.there.until(client, moment) - moment
-            jobs.append(Job(client, round, moment, min(answer, leave), leave < answer, share, batches))
+            answer, until = self.answer_seconds(client, samples), self.there.until(client, moment)
+            leaves = until - moment < answer
+            ends, seconds = (until, until - moment) if leaves else (moment + answer, answer)
+            jobs.append(Job(client, round, moment, ends, seconds, leaves, share, batches))
         return jobs, lost
 
     def work_by_size(self, ids: list[int], shares: list[float]) -> list[tuple[int, int]]:
@@ -268,7 +267,7 @@ class OverlappingClock(VirtualClock):
                 return found
             there = self.availability.few(self.now, count // SPARSE) if count > MANY else None
             if first:
-                found, first = [*filter(self.is_free, rule.choose(seed, round, pool, clients).tolist())], False
+                found = [*filter(self.is_free, rule.choose(seed, round, pool, clients).tolist())]
                 found = sorted(found, key=lambda client: next(chance))[:places] if len(found) > places else found
             # after so many it is faster to look at all; where nobody can be asked there is nothing to try
             tries = count // 2 + LEAST_TRIES if there is None and count else 0
@@ -281,6 +280,7 @@ class OverlappingClock(VirtualClock):
                 free = keep(pool, self.is_free) if there is None else members(there, pool)
                 others = np.setdiff1d(free, found)
                 found += sorted(others.tolist(), key=lambda client: next(chance))[: places - len(found)]
+            first = first and not found
             return sorted(found)
 
         return draw

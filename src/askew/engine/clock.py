@@ -165,9 +165,12 @@ class VirtualClock:
         ids = turnout.ids.tolist()
         work = self.planned_work(ids, turnout.share)[1].tolist()
         seconds = [self.answer_seconds(i, samples) for i, samples in zip(ids, work, strict=True)]
-        leaves = [self.availability.until(i, began) - began for i in ids]
+        until = [self.availability.until(i, began) for i in ids]
+        leaves = [moment - began for moment in until]
         waited = wait_for(self.settings, wanted, seconds, leaves)
-        self.now = began + waited.seconds
+        # A sum may be rounded to before the moment at which somebody left, who would be there again.
+        left = [moment for moment, reason in zip(until, waited.reasons, strict=True) if reason == LEFT]
+        self.now = max(began + waited.seconds, *left) if left else began + waited.seconds
         used = np.array([not reason for reason in waited.reasons], dtype=bool)
         reasons = {i: reason for i, reason in zip(ids, waited.reasons, strict=True) if reason}
         reasons |= dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
@@ -214,13 +217,8 @@ def takes_any(rule: CohortParticipation) -> bool:
 def answer_bytes(server: Server) -> tuple[int, int]:
     """Bytes that travel to and from one client in a round, in all phases, as the server will count them."""
     down = up = 0
-    one = server.space.start.element_size()
     for n, (phase, upload) in enumerate(zip(server.phases, zero_uploads(server), strict=True)):
-        state = [t for name, t in server.state.items() if name in phase.broadcast]
-        received = [(t.shape, one if t.is_floating_point() else t.element_size()) for t in state]
-        memory = [t for name, t in server.memory.start.items() if name in phase.broadcast]
-        received += [(t.shape, t.element_size()) for t in memory]
         sent = [(t.shape, t.element_size()) for t in upload.values()]
-        one_down, one_up = server.message_bytes(phase, received, sent, n == 0)
+        one_down, one_up = server.message_bytes(phase, server.received_sizes(phase), sent, n == 0)
         down, up = down + one_down, up + one_up
     return down, up

@@ -210,7 +210,8 @@ class Server:
         at, carry = self.round_state(round, plan.ids), self.first_carry(plan.ids)
         self.times = dict.fromkeys(self.times, 0.0)
         if not plan.ids:
-            log.bytes_down = len(absent) * self._bytes_to_begin()
+            first = self.phases[0]
+            log.bytes_down = len(absent) * self.message_bytes(first, self.received_sizes(first), (), True)[0]
         for n, phase in enumerate(self.phases):
             if not plan.ids:
                 break
@@ -463,10 +464,13 @@ class Server:
         up = {n: t.index_fill(1, private, 0) if n in whole else t for n, t in outputs.up.items()}
         return outputs._replace(up=up)
 
-    def _bytes_to_begin(self) -> int:
-        """Bytes that a client is sent before its first phase."""
-        sent = [self.w, self.buffers, *(v for n, v in self.state.items() if n in self.phases[0].broadcast)]
-        return sum(v.numel() for v in sent) * self.space.start.element_size()
+    def received_sizes(self, phase: Algorithm) -> list[TensorSize]:
+        """What a client receives for a phase beside a model: of the server's state and of its own memory there."""
+        state = [v for n, v in self.state.items() if n in phase.broadcast]
+        memory = [v for n, v in self.memory.start.items() if n in phase.broadcast]
+        one = self.space.start.element_size()  # the state is sent in the model's precision
+        sizes = [(v.shape, one if v.is_floating_point() else v.element_size()) for v in state]
+        return sizes + [(v.shape, v.element_size()) for v in memory]
 
     def message_bytes(
         self, phase: Algorithm, received: Iterable[TensorSize], sent: Iterable[TensorSize], first: bool
