@@ -87,7 +87,7 @@ def print_stages(times: list[float], tables: str, random_images: bool) -> None:
         note("network, engine and server")
         draw = config.participation.drawn_by(config.seed)
         for t in range(1, LATER + 3):
-            ids = config.participation.sample(draw, t, fed.eligible, fed.clients).tolist()
+            ids = config.participation.draw(draw, t, fed.eligible, fed.clients).tolist()
             built.server.run_round(t, ids)
             built.evaluator(built.server.w, built.server.buffers)
             note("first round" if t == 1 else "second round" if t == 2 else "a later round")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..errors import ModelError
 from .types import Part
 
+WRAPPED = "module."  # begins the names of a user's network whose forward gives an output alone
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -126,12 +127,13 @@ class Space:
 
     def named_layers(self, *names: str) -> Part:
         """Parameters and buffers of the named layers and of all below them."""
+        known = {n.removeprefix(WRAPPED): n for n in self.modules} | {n: n for n in self.modules}
         for name in names:
-            if name not in self.modules:
-                raise ModelError(
-                    f"the network has no layer {name!r}; it has {', '.join(n for n in self.modules if n)}."
-                )
-        return self._part(lambda layer: any(layer == n or layer.startswith(n + ".") for n in names))
+            if name not in known:
+                layers = dict.fromkeys(n.removeprefix(WRAPPED) for n in self.modules if n + "." != WRAPPED)
+                raise ModelError(f"the network has no layer {name!r}; it has {', '.join(filter(None, layers))}.")
+        wanted = [known[name] for name in names]
+        return self._part(lambda layer: any(layer == n or layer.startswith(n + ".") for n in wanted))
 
     def last_layers(self, count: int) -> Part:
         """Parameters and buffers of the last `count` layers that have parameters."""

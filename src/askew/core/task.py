@@ -25,7 +25,9 @@ Criterion = Callable[[Tensor, Tensor], Tensor]  # (output, y) → loss of each s
 CRITERIA: dict[str, Criterion] = {
     "cross_entropy": lambda output, y: F.cross_entropy(output, y, reduction="none"),
     # targets of shape [B] belong to outputs [B, 1]; a plain difference would be that of all pairs
-    "squared_error": lambda output, y: 0.5 * (output - y.reshape(output.shape)).square().flatten(1).sum(1),
+    "squared_error": lambda output, y: (
+        0.5 * (output - y.reshape(output.shape)).square().reshape(len(output), -1).sum(1)
+    ),
 }
 
 
@@ -42,17 +44,18 @@ class WithFeatures(nn.Module):
         super().__init__()
         self.module = module
         owners = [n for n, m in module.named_modules() if n and next(m.parameters(recurse=False), None) is not None]
-        self.last = owners[-1] if owners else ""
+        self.last = owners[-1].partition(".parametrizations.")[0] if owners else ""
 
     def forward(self, x: Tensor) -> Output:
         inputs: list[Tensor] = []
-        record = lambda layer, args: inputs.append(args[0])  # for one call, so that copies of the module hold no hook
-        hook = self.module.get_submodule(self.last).register_forward_pre_hook(record)
+        record = lambda layer, args, named: inputs.extend([*args, *named.values()][:1])
+        # for one call, so that copies of the module hold no hook
+        hook = self.module.get_submodule(self.last).register_forward_pre_hook(record, with_kwargs=True)
         try:
             output = self.module(x)
         finally:
             hook.remove()
-        return output, inputs[-1].flatten(1)
+        return output, (inputs[-1] if inputs else output).flatten(1)  # a layer that is not called has no input
 
 
 def with_features(module: nn.Module, example: Tensor) -> nn.Module:

@@ -220,6 +220,7 @@ class Federation:
             self.sizes = self.sizes - self.validation_counts
         self.clients = len(self.sizes)
         self.eligible = np.flatnonzero(self.sizes > 0)
+        self.eligible.setflags(write=False)  # a participation rule gets the array itself
         if not len(self.eligible):
             raise DataError("no client holds a sample; use more data, or fewer clients (partition.clients).")
         self.mean_size = float(self.sizes[self.eligible].mean())

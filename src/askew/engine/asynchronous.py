@@ -261,7 +261,7 @@ class OverlappingClock(VirtualClock):
                     return sorted(islice(filter(self.is_free, order), places))
                 own = replace(rule, cohort=places)
                 if looks_at_all(rule):
-                    found = own.sample(seed, round, keep(eligible, self.is_free), clients).tolist()
+                    found = own.draw(seed, round, keep(eligible, self.is_free), clients).tolist()
                 else:
                     found = own.sample_there(seed, round, eligible, clients, self.is_free).tolist()
                 return found

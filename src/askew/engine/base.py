@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,6 +13,18 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.types import Client, Part, State, select_rows
 from ..data.federation import RoundPlan
+
+
+def parts_key(parts: Mapping[str, Part]) -> bytes:
+    """What the parts of a method are, as a hash: runs whose parts are the same have one."""
+    if not parts:
+        return b""
+    digest = hashlib.blake2b()
+    for name, part in parts.items():
+        digest.update(repr((name, *(t.numel() for t in part))).encode())
+        for t in part:
+            digest.update(t.cpu().numpy().tobytes())
+    return digest.digest()
 
 
 class PhaseInputs(NamedTuple):
@@ -34,6 +47,7 @@ class PhaseInputs(NamedTuple):
     tau: Tensor
     size: Tensor
     coin: Tensor
+    parts_key: bytes = b""  # the same for runs whose parts are the same
 
     def client(self, i: int) -> Client:
         """One client's view: plain numbers, its own rows."""

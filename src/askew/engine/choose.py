@@ -38,6 +38,7 @@ DENSE = (
 )
 VMAPPED = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # layers besides that are known to work under vmap, and slow on a CPU
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+DRAWS, MIXES = "_askew_draws", "_askew_mixes"  # attributes of a network in which a trial has shown this
 AS_CONFIGURED = "as configured"  # the reason for an engine that was named
 ROW_ENGINES = ("stacked", "vmapped")  # engines that train many networks as rows
 
@@ -95,12 +96,28 @@ class EngineSettings(Settings):
 
 
 def stochastic(module: nn.Module) -> bool:
-    """Does the network draw random numbers while training?"""
-    return any(isinstance(layer, RANDOM) and getattr(layer, "p", 1) for layer in module.modules())
+    """Does the network draw random numbers while training? By its layers, or as a trial has shown."""
+    by_layers = any(isinstance(layer, RANDOM) and getattr(layer, "p", 1) for layer in module.modules())
+    return by_layers or getattr(module, DRAWS, False)
 
 
 def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
+
+
+def mixes_samples(module: nn.Module) -> bool:
+    """Does what the network makes of a sample depend on the others of its batch? By its layers, or by a trial."""
+    return has_batch_norm(module) or getattr(module, MIXES, False)
+
+
+def is_dense(layer: nn.Module) -> bool:
+    """Is it one of the layers of dense networks, or of a subclass that computes the same?"""
+    return isinstance(layer, DENSE) and any(type(layer).forward is kind.forward for kind in DENSE)
+
+
+def skips_a_token(module: nn.Module) -> bool:
+    """Has an embedding a token whose row is never trained? Stacked, torch skips it in the first of the rows alone."""
+    return any(isinstance(layer, nn.Embedding) and layer.padding_idx is not None for layer in module.modules())
 
 
 class EngineChoice(NamedTuple):
@@ -122,13 +139,15 @@ def choose(
         raise EngineError(
             f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".'
         )
-    if name == "stacked" and has_batch_norm(module):
-        return EngineChoice("vmapped", "stacked pads batches, which batch norm would count")
+    if name == "stacked" and mixes_samples(module):
+        return EngineChoice("vmapped", "stacked pads batches, which this network would count, as by batch norm")
+    if name == "stacked" and skips_a_token(module):
+        return EngineChoice("vmapped", "stacked would train the embedding's padding_idx")
     if name != "auto":
         return EngineChoice(name, AS_CONFIGURED)
     if stochastic(module):
         return EngineChoice("sequential", "the network draws random numbers while training")
-    foreign = [type(m).__name__ for m in module.modules() if not isinstance(m, DENSE) and not is_own(m)]
+    foreign = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_own(m)]
     if space.device.type == "cuda":
         return choose_on_cuda(module, space, foreign, plain)
     if foreign:
@@ -152,9 +171,10 @@ def choose(
 def choose_on_cuda(module: nn.Module, space: Space, foreign: Collection[str], plain: bool) -> EngineChoice:
     """The engine on a GPU by the rule; `foreign` layers are not known to be dense."""
     slots = "a GPU is kept busy by many clients at a time"
-    if not plain and {*foreign} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
+    known = not plain and not mixes_samples(module) and not skips_a_token(module)
+    if known and {*foreign} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
         return EngineChoice("stacked", "an LSTM: one kernel a time step serves many clients", ("slots",))
-    if plain or {*foreign} - VMAPPED or has_batch_norm(module):
+    if not known or {*foreign} - VMAPPED:
         return EngineChoice("slots", slots)
     if space.P <= SMALL:
         return EngineChoice("stacked", f"a small network ({space.P:,} parameters): one kernel serves many clients")

@@ -115,11 +115,11 @@ class VirtualClock:
         wider: Any = replace(cast(Any, rule), cohort=cohort + spare) if spare else rule
         there = self.availability.few(moment, clients if looks_at_all(rule) else max(few, SPARSE))
         if there is not None:
-            chosen = wider.sample(seed, round, members(there, eligible), clients)
+            chosen = wider.draw(seed, round, members(there, eligible), clients)
         elif isinstance(self.availability, AlwaysThere):
-            chosen = wider.sample(seed, round, eligible, clients)
+            chosen = wider.draw(seed, round, eligible, clients)
         elif looks_at_all(rule):
-            chosen = wider.sample(seed, round, keep(eligible, is_there), clients)
+            chosen = wider.draw(seed, round, keep(eligible, is_there), clients)
         else:
             chosen = wider.sample_there(seed, round, eligible, clients, is_there)
         return chosen, min(cohort, len(chosen)) if spare else len(chosen)

@@ -35,7 +35,7 @@ class ClientJobs:
         """Jobs with one key can be done in one another's slots."""
         inputs = self.inputs
         names = tuple(tuple(state) for state in (inputs.server, inputs.memory, inputs.state, inputs.carry))
-        return self.phase, inputs.momentum, inputs.decay, inputs.clip, names
+        return self.phase, inputs.momentum, inputs.decay, inputs.clip, names, inputs.parts_key
 
 
 Job = tuple[ClientJobs, int]  # a request's jobs, and one of its clients

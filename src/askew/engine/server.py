@@ -33,6 +33,7 @@ from .base import (
     PhaseRequest,
     RecordingStage,
     finished_time,
+    parts_key,
     prepare_next,
 )
 from .finite import check_phase
@@ -111,6 +112,7 @@ class Server:
         self.clients = Bank(server_hooks.declared_state(alg, "client_state", space), owns=owns)
         self.memory = Bank(server_hooks.declared_state(alg, "memory", space))
         check_declared(alg, self.state | self.memory.start, self.parts, self.private)
+        self.parts_key = parts_key(self.parts)
         self.unchecked = {id(phase) for phase in self.phases}  # whose weights were not asked for yet
         own = {"w": space.start[self.private.indices], "b": space.buffers[self.private.buffer_indices]}
         self.privates = Bank({} if self.private.empty else own)
@@ -417,7 +419,8 @@ class Server:
         lr, lr0 = (local.rate(t, self.rounds) for t in (round, 1))
         rates = (lr, lr0, local.momentum, local.weight_decay, local.clip_limit)
         numbers = self._client_numbers(plan, round)
-        return PhaseInputs(w, buffers, down, memory, at.rows["clients"], carry, self.parts, *rates, round, *numbers)
+        fixed = (self.parts, *rates, round, *numbers, self.parts_key)
+        return PhaseInputs(w, buffers, down, memory, at.rows["clients"], carry, *fixed)
 
     def _client_numbers(self, plan: RoundPlan, round: int, with_coins: bool = True) -> Tensor:
         """Of the participants their steps, the length of these under momentum, relative sizes, and coins [4, C].

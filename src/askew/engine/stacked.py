@@ -228,7 +228,7 @@ def steps_of(owner: ClientJobs, i: int) -> int:
 def reads_settings_alone(phase: Algorithm) -> bool:
     """Does a method differ between two runs in its settings alone, as far as one can see?
 
-    A number that a plug-in computes from a setting once, or parts that depend on one, would be the first run's.
+    A number that a plug-in computes from a setting once would be the first run's.
     """
     method: type = type(phase)
     settings = {f.name for f in dataclasses.fields(cast(Any, phase))}
@@ -237,9 +237,9 @@ def reads_settings_alone(phase: Algorithm) -> bool:
 
 @cache
 def derives_from_settings(method: type) -> bool:
-    """Has a plug-in's class a property that is computed once, or parts of its own?"""
+    """Has a plug-in's class a property that is computed once?"""
     own = [vars(kind) for kind in method.__mro__ if not kind.__module__.startswith("askew.")]
-    return any(name == "parts" or isinstance(value, cached_property) for names in own for name, value in names.items())
+    return any(isinstance(value, cached_property) for values in own for value in values.values())
 
 
 def float_settings(phase: Algorithm) -> list[str]:

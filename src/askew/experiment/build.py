@@ -31,6 +31,7 @@ from ..engine.choose import (
     choose,
     fastest,
     has_batch_norm,
+    mixes_samples,
     stochastic,
     worth_a_trial,
 )
@@ -55,7 +56,7 @@ from ..models.network import Chain, use_kernels
 from ..participation import Uniform
 from ..version import __version__
 from .config import Config
-from .network_check import check_module
+from .network_check import check_module, check_rows
 
 NO_CALLS = ("labels", "public", "validation")  # needs of a method that are no calls of the network
 OWNERS_PASSED_OVER = (
@@ -215,7 +216,8 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed if config.model.seed is None else config.model.seed, "model"))
         module = config.model.build_module(fed.shape, fed.classes)
-    return check_module(module, fed, [need for need in config.algorithm.needs if need not in NO_CALLS])
+    calls = [need for need in config.algorithm.needs if need not in NO_CALLS]
+    return check_module(module, fed, calls, config.local.batch)
 
 
 def check_model_memory(config: Config, fed: Federation) -> None:
@@ -227,7 +229,7 @@ def check_model_memory(config: Config, fed: Federation) -> None:
         module = model.module(fed.shape, fed.classes)
     count = sum(p.numel() for p in module.parameters())
     on_cpu, draw = fed.device.type == "cpu", config.participation.drawn_by(config.seed)
-    participants = len(config.participation.sample(draw, 1, fed.eligible, fed.clients)) if on_cpu else 0
+    participants = len(config.participation.draw(draw, 1, fed.eligible, fed.clients)) if on_cpu else 0
     require_memory(
         count * (HELD_MODELS + participants) * config.engine.storage.itemsize,
         f"a network with {count:,} parameters, of which each of {participants:,} participants has its own,",
@@ -258,12 +260,14 @@ def make_engine(name: str, module: nn.Module, space: Space, fed: Federation, con
 
 def make_plain_engine(name: str, module: nn.Module, space: Space, fed: Federation, config: Config) -> BuiltEngine:
     """An engine by its name."""
-    bf16, kernels, even = config.engine.dtype == "bf16", Kernels(space.device, space.dtype), has_batch_norm(module)
+    bf16, kernels, even = config.engine.dtype == "bf16", Kernels(space.device, space.dtype), mixes_samples(module)
+    draws = stochastic(module)
     reference = name == "sequential" and space.device.type == "cuda"  # plain torch, which the others are held to
     if not reference:
         module = use_kernels(module, kernels)
     if name in ("stacked", "vmapped"):
         functional = Functional(module, space, fed.criterion, bf16, kernels)
+        check_rows(name, functional, fed)
         if name == "stacked":
             return BuiltEngine(Stacked(functional), functional, kernels)
         return BuiltEngine(Vmapped(functional, even, kernels.steps(functional)), functional, kernels)
@@ -273,7 +277,7 @@ def make_plain_engine(name: str, module: nn.Module, space: Space, fed: Federatio
     if name == "slots":
         return BuiltEngine(Slots(bind, even, channels_last=space.channels_last), task, kernels)
     steps = None if reference else kernels.steps(task)
-    return BuiltEngine(Sequential(task, config.seed, stochastic(module), steps), task, kernels)
+    return BuiltEngine(Sequential(task, config.seed, draws, steps), task, kernels)
 
 
 def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) -> Hashable:
@@ -284,7 +288,21 @@ def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) ->
     trained = all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
     if name == "sequential" or not trained:
         return object()
-    return name, config.model, fed.shape, fed.classes, fed.criterion, config.engine
+    return name, config.model, fed.shape, fed.classes, fed.criterion, config.engine, own_values(module)
+
+
+def own_values(module: nn.Module) -> Hashable:
+    """What the layers of a user's network hold beside weights: numbers, functions; of tensors and lists, none is equal.
+
+    They may be drawn by the seed, as the weights are.
+    """
+    layers = [m for m in module.modules() if not type(m).__module__.startswith(("askew.", "torch."))]
+    values = tuple((name, value) for m in layers for name, value in vars(m).items() if not name.startswith("_"))
+    try:
+        hash(values)
+    except TypeError:
+        return object()
+    return values
 
 
 def choose_engine(
@@ -298,7 +316,7 @@ def choose_engine(
 ) -> EngineChoice:
     """The engine and why: the stored one, else one found before for such runs, else by trial. Rank 0 decides."""
     draw = config.participation.drawn_by(config.seed)
-    ids = config.participation.sample(draw, 1, fed.eligible, fed.clients)
+    ids = config.participation.draw(draw, 1, fed.eligible, fed.clients)
     first = fed.sizes[ids]
     width = float(first.sum() / first.max()) if len(first) else 1.0
     plain = config.engine.dtype == "bf16" or config.engine.compile
@@ -417,7 +435,7 @@ def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
         stages.append(PrivacyStage.simulated(config.privacy, config.participation, fed.clients, config.seed))
     if config.robust.on:
         draw = config.participation.drawn_by(config.seed)
-        cohort = len(config.participation.sample(draw, 1, fed.eligible, fed.clients))
+        cohort = len(config.participation.draw(draw, 1, fed.eligible, fed.clients))
         config.robust.check_cohort(config.time.buffer if config.time.wait == "buffer" else cohort)
         stages.append(RobustStage(config.robust, config.algorithm, config.seed))
     return stages
@@ -454,7 +472,7 @@ def data_remarks(config: Config, fed: Federation) -> list[str]:
     if fed.divided and passes_over_owners(config):
         remarks.append(OWNERS_PASSED_OVER)
     if fed.divided and isinstance(partition, Natural) and config.participation == Uniform():
-        count = len(config.participation.sample(config.seed, 1, fed.eligible, fed.clients))
+        count = len(config.participation.draw(config.seed, 1, fed.eligible, fed.clients))
         if count == 1 < fed.clients:
             remarks.append(
                 f"1 of the {fed.clients} clients takes part in a round; "

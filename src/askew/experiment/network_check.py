@@ -1,24 +1,39 @@
-"""A trial of a network on two inputs, before a run: what does not fit the data is refused by a sentence."""
+"""A trial of a network on a few inputs, before a run: what does not fit the data is refused by a sentence.
+
+Of a user's own network it is also found out what no list of layers says: whether it draws random numbers, and whether
+what it makes of a sample depends on the others of its batch. Engines that pad batches must know.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn.parameter import is_lazy
 
+from ..core.differentiate import differentiate, differentiate_rows, value_and_buffers
 from ..core.hooks import in_words
-from ..core.task import WithFeatures
+from ..core.space import WRAPPED, Space
+from ..core.task import Bound, Functional, WithFeatures
+from ..core.types import Batch
 from ..data.federation import Federation
-from ..errors import ModelError
+from ..engine.choose import DRAWS, MIXES
+from ..errors import EngineError, ModelError
+
+TRIED = 3  # samples in the trial of a training step
+LONGEST = 64  # samples that they are padded to, or to the batch if that is shorter
+CLOSE = 1e-9  # of the largest number, in float64: by more than this, padding has changed a result
 
 
-def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Module:
+def check_module(module: nn.Module, fed: Federation, calls: list[str], batch: int = 0) -> nn.Module:
     """A copy of the network, after a trial: it takes the data's inputs and offers what the method calls."""
     name = type(module).__name__
     require_sizes(module)
+    check_buffers(module)
     example = fed.inputs(fed.test.x[:2]).cpu()
     try:
         module = copy.deepcopy(module)  # a user's module stays as it is
@@ -43,6 +58,11 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str]) -> nn.Mod
             )
         with torch.no_grad():
             copy.deepcopy(module).eval()(example, call=call)
+    if not type(module).__module__.startswith("askew.models."):
+        samples = fed.inputs(fed.test.x[:TRIED]).cpu()
+        draws = check_training(module, samples.to(example.dtype), name)
+        setattr(module, DRAWS, draws)
+        setattr(module, MIXES, not draws and padding_matters(module, samples, min(batch or LONGEST, LONGEST)))
     return module
 
 
@@ -54,6 +74,103 @@ def require_sizes(module: nn.Module) -> None:
             "weights do not exist before its first input; call the network once, as in network(x[:2]), before you "
             "hand it over, or give the layer its size."
         )
+
+
+def check_buffers(module: nn.Module) -> None:
+    """Refuse buffers that cannot be averaged over clients, and gradients that are no plain tensors."""
+    for name, buffer in module.named_buffers():
+        if buffer.is_complex():
+            raise ModelError(
+                f"the buffer {name!r} of the network holds complex numbers, which are not sent; "
+                "keep its real and its imaginary part, as by torch.view_as_real."
+            )
+        if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
+            raise ModelError(
+                f"the buffer {name!r} of the network holds numbers that are not finite, so that no answer of a client "
+                "would be used; make it in forward, or as a mask of True and False."
+            )
+    if sparse := [n for n, m in module.named_modules() if isinstance(m, nn.Embedding) and m.sparse]:
+        raise ModelError(f"the embedding {sparse[0]!r} of the network has sparse gradients; leave out sparse=True.")
+
+
+def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
+    """Does a forward pass in training draw random numbers? What it changes that clients would share is refused."""
+    probe, version = copy.deepcopy(module).train(), x._version
+    before = {n: (buffer, buffer.clone()) for n, buffer in probe.named_buffers()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        state = torch.get_rng_state()
+        probe(x)
+        draws = not torch.equal(state, torch.get_rng_state())
+    if x._version != version:
+        raise ModelError(
+            f"the network {name} changes its input in place, and so the samples themselves; let it compute a new "
+            "tensor, such as x = x - 0.5 instead of x -= 0.5, and leave out inplace=True where that comes first."
+        )
+    for n, buffer in probe.named_buffers():
+        own = n.removeprefix(WRAPPED)
+        old, values = before.get(n, (None, buffer))
+        if old is not buffer:
+            raise ModelError(
+                f"the network {name} assigns its buffer {own!r} anew in forward, and a client's would stay with the "
+                f"next one; change it in place, as by self.{own}.copy_(…)."
+            )
+        counts = not buffer.is_floating_point() and not own.endswith("num_batches_tracked")
+        if counts and not torch.equal(buffer, values):
+            raise ModelError(
+                f"the network {name} changes its buffer {own!r} in forward, which holds whole numbers and is not sent; "
+                "make it a buffer of floats."
+            )
+    return draws
+
+
+def padding_matters(module: nn.Module, x: Tensor, length: int) -> bool:
+    """Do gradients, outputs or statistics of samples change if further ones, which no loss counts, pad their batch?
+
+    True too where this cannot be tried: batches are then never padded.
+    """
+    padding = x[:1].expand(max(length - len(x), 1), *x.shape[1:])
+    try:
+        alone, padded = (training_step(module, batch, len(x)) for batch in (x, torch.cat([x, padding])))
+    except Exception:
+        return True
+    return any(
+        float((one - other).abs().max()) > CLOSE * (1 + float(one.abs().max()))
+        for one, other in zip(alone, padded, strict=True)
+        if one.numel()
+    )
+
+
+def training_step(module: nn.Module, x: Tensor, count: int) -> list[Tensor]:
+    """Outputs and features of the first samples, the gradient of a function of these, and buffers, in float64."""
+    space, first = Space(module, torch.float64), list[Tensor]()
+    task, batch = Bound(module, space), Batch(x.double() if x.is_floating_point() else x, x[:0])
+
+    def value(theta: Tensor) -> Tensor:
+        first.extend(t[:count] for t in task(theta, batch))
+        weights = [torch.arange(t.numel(), dtype=t.dtype).cos().view(t.shape) for t in first]  # all different
+        return torch.stack([(t * weight).sum() for t, weight in zip(first, weights, strict=True)]).sum()
+
+    gradient, _, buffers = differentiate(task, value, space.start, space.buffers)
+    return [*(t.detach() for t in first), gradient, buffers]
+
+
+def check_rows(engine: str, task: Functional, fed: Federation) -> None:
+    """Refuse a user's network that torch cannot differentiate for many clients at once, in this engine's way."""
+    if type(task.module).__module__.startswith("askew.models."):
+        return
+    batch = Batch(fed.inputs(fed.test.x[[0, 0]]), fed.test.y[[0, 0]])
+    rows, buffers = task.space.start.expand(2, -1).clone(), task.space.buffers
+    loss = partial(task.loss, batch=batch)
+    try:
+        if engine == "stacked":
+            differentiate_rows(partial(value_and_buffers, task, loss, buffers), rows)
+        else:
+            vmap(lambda theta: tuple(differentiate(task, loss, theta, buffers)))(rows)
+    except Exception as e:
+        raise EngineError(
+            f'engine: "{engine}" trains many clients at once, which torch cannot do with this network '
+            f'({first_line(e)}); use engine.name = "sequential" or "slots".'
+        ) from None
 
 
 def check_output(output: object, example: Tensor, fed: Federation, name: str) -> None:

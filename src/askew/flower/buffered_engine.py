@@ -115,7 +115,7 @@ class BufferedEngine(RemoteEngine):
             places = self.at_work - len(self.jobs)
             if first or not takes_any(rule):
                 first = False
-                return np.asarray(replace(rule, cohort=places).sample(seed, round, free, clients))
+                return np.asarray(replace(rule, cohort=places).draw(seed, round, free, clients))
             pool = rule.present(seed, round, free, clients)
             return np.sort(rng.choice(pool, min(places, len(pool)), replace=False))
 

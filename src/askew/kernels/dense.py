@@ -66,9 +66,13 @@ def is_elementwise(layer: nn.Module) -> bool:
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Is it a linear layer whose weights are trained, with nothing put in their place?"""
+    """Is it a linear layer whose weights are trained and have its sizes, with nothing put in their place?"""
+    if type(layer) is not nn.Linear:
+        return False
+    shapes = {"weight": [layer.out_features, layer.in_features]}
+    shapes |= {} if layer.bias is None else {"bias": [layer.out_features]}
     own = dict(layer.named_parameters())
-    return type(layer) is nn.Linear and own.keys() <= {"weight", "bias"} and all(p.requires_grad for p in own.values())
+    return {name: [*p.shape] for name, p in own.items()} == shapes and all(p.requires_grad for p in own.values())
 
 
 class DenseNetwork:

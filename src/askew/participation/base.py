@@ -12,6 +12,7 @@ from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..errors import ConfigError
 
+LONGEST_TEXT = 60  # characters of a value in a sentence
 MANY = 10_000  # clients, beyond which a rule does not look for all that are there
 
 
@@ -65,6 +66,25 @@ class Participation(Settings):
         """
         raise NotImplementedError
 
+    def draw(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
+        """What `sample` chooses; of a rule that is not askew's own it is checked, and sorted."""
+        if type(self).sample.__module__.startswith("askew."):
+            return self.sample(seed, round, eligible, clients)
+        return self.checked(self.sample(seed, round, eligible.copy(), clients), round, eligible)
+
+    def checked(self, ids: Any, round: int, eligible: np.ndarray) -> np.ndarray:
+        """Ids that a rule returned; refused if they are not different ones of the eligible clients."""
+        found = np.asarray(ids)
+        if found.ndim == 1 and (found.dtype.kind in "iu" or not len(found)):
+            distinct = np.unique(found).astype(np.int64)  # sorted
+            places = np.searchsorted(eligible, distinct).clip(max=len(eligible) - 1)
+            if len(distinct) == len(found) and np.array_equal(eligible[places], distinct):
+                return distinct
+        raise ConfigError(
+            f"{self.display_name()}: sample() must return ids of eligible clients, each once, as whole numbers, and "
+            f"returned {short_text(ids)} in round {round}; correct it."
+        )
+
     def sample_there(
         self, seed: int, round: int, eligible: np.ndarray, clients: int, is_there: Callable[[int], bool]
     ) -> np.ndarray:
@@ -72,7 +92,7 @@ class Participation(Settings):
 
         A rule whose `sample` need not know all of them says here how it looks at fewer.
         """
-        return self.sample(seed, round, keep(eligible, is_there), clients)
+        return self.draw(seed, round, keep(eligible, is_there), clients)
 
     def with_labels(self, counts: Callable[[], np.ndarray]) -> Self:
         """The rule that knows how many samples of each class every client has [N, K]; itself if it does not ask."""
@@ -83,7 +103,7 @@ class Participation(Settings):
 
         What happens to client i is the i-th draw of the round, whichever other clients were chosen.
         """
-        return self.answering(seed, round, self.sample(self.drawn_by(seed), round, eligible, clients), clients)
+        return self.answering(seed, round, self.draw(self.drawn_by(seed), round, eligible, clients), clients)
 
     def answering(self, seed: int, round: int, ids: np.ndarray, clients: int) -> Turnout:
         """Which of these clients, which were asked, answer, and with how much of the work."""
@@ -97,6 +117,12 @@ class Participation(Settings):
             work = generator(seed, "work", round).random(clients)[ids[late]]
             share[late] = self.least_work + (1 - self.least_work) * work
         return Turnout(ids, share, absent)
+
+
+def short_text(value: object) -> str:
+    """A value as text, cut where it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
 def keep(ids: np.ndarray, is_there: Callable[[int], bool]) -> np.ndarray:
