@@ -145,7 +145,7 @@ def test_the_rule_for_a_gpu(network: Any, shape: tuple[int, ...], name: str, oth
     space.device = torch.device("cuda")
     choice = choose("auto", module, space, 10.0)
     assert (choice.name, choice.others) == (name, others) and choice.reason
-    compiled = choose("auto", module, space, 10.0, plain=True)
+    compiled = choose("auto", module, space, 10.0, compiled_or_bf16=True)
     assert (compiled.name, compiled.others) == ("slots", ())
 
 

@@ -107,7 +107,7 @@ def test_the_engine_of_an_lstm_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(batched_lstm, "available", lambda there=there: there)
         space = Space(module)
         space.device, space.dtype = torch.device("cuda"), dtype
-        choice = choose("auto", module, space, 10.0, plain=plain)
+        choice = choose("auto", module, space, 10.0, compiled_or_bf16=plain)
         assert (choice.name, choice.others) == (name, ("slots",) if name == "stacked" else ())
 
 

@@ -10,15 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from askew.algorithms import FedAvg
-from askew.core.algorithm import Algorithm
 from askew.core.differentiate import differentiate
-from askew.core.local import begin, step
 from askew.core.space import Space
 from askew.core.task import Bound, Functional, Task, WithFeatures
 from askew.core.types import Batch, Client, State
 from askew.kernels.dense import DenseNetwork, dense_layers
-from askew.kernels.in_place import in_place_step
-from askew.kernels.steps import StepKernels
 from askew.models import networks
 
 
@@ -78,50 +74,6 @@ def make_client(space: Space, momentum: float = 0.0, decay: float = 0.0, clip: f
 
 
 # one network ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("module", [mlp(), mlp("batch"), OddLinears(), cnn()], ids=["mlp", "batch", "odd", "cnn"])
-@pytest.mark.parametrize("alg", [FedAvg(), Penalised()], ids=["fedavg", "penalised"])
-def test_a_step_in_place_is_the_plain_step(module: nn.Module, alg: Algorithm) -> None:
-    space = Space(module, torch.float64)
-    shape = (1, 8, 8) if isinstance(next(module.children()), nn.Conv2d) else (6,)
-    batches = [Batch(torch.randn(5, *shape, dtype=torch.float64), torch.randint(0, 3, (5,))) for _ in range(3)]
-    task, other, client = Bound(module, space), Bound(module, space), make_client(space)
-    plain = fast = begin(alg, client)
-    for batch in batches:
-        plain = step(alg, other, client, plain, batch)
-        fast = in_place_step(alg, task, client, fast, batch)
-    assert fast.theta is task.flat and not torch.equal(fast.theta, space.start)
-    torch.testing.assert_close(fast.theta, plain.theta, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(fast.loss_sum, plain.loss_sum, rtol=1e-12, atol=0)
-    torch.testing.assert_close(fast.carry["buffers"], plain.carry["buffers"], rtol=1e-12, atol=1e-13)
-
-
-def test_a_step_in_place_with_passes_in_bfloat16_is_the_plain_step() -> None:
-    space, batch, alg = Space(mlp()), Batch(torch.randn(5, 6), torch.randint(0, 3, (5,))), FedAvg()
-    client = make_client(space)
-    plain = step(alg, Bound(mlp(), space, bf16=True), client, begin(alg, client), batch)
-    fast = in_place_step(alg, Bound(mlp(), space, bf16=True), client, begin(alg, client), batch)
-    torch.testing.assert_close(fast.theta, plain.theta, rtol=1e-5, atol=1e-6)
-
-
-def test_a_step_in_place_does_not_change_the_received_model() -> None:
-    space = Space(mlp())
-    task, client, start = Bound(mlp(), space), make_client(space), space.start.clone()
-    batch = Batch(torch.randn(5, 6), torch.randint(0, 3, (5,)))
-    in_place_step(FedAvg(), task, client, begin(FedAvg(), client), batch)
-    assert torch.equal(client.w, start) and not torch.equal(task.flat, start)
-
-
-def test_only_steps_along_the_gradient_alone_are_taken_in_place() -> None:
-    space = Space(OddLinears())
-    kernels = StepKernels(Bound(OddLinears(), space), set())
-    steps = kernels.client_steps(FedAvg(), make_client(space), torch.long)
-    assert steps is not None and steps.name == "torch (steps in place)"
-    others = [make_client(space, momentum=0.9), make_client(space, decay=0.1), make_client(space, clip=1.0)]
-    for client in (*others, make_client(space)._replace(lr=torch.tensor(0.1))):
-        assert kernels.client_steps(FedAvg(), client, torch.long) is None
-    assert kernels.client_steps(WithNote(), make_client(space), torch.long) is None
 
 
 # many networks --------------------------------------------------------------------------------------------------------

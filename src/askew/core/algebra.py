@@ -29,8 +29,10 @@ def step_along(theta: Tensor, d: Tensor, rate: Number) -> Tensor:
 
 
 def clip_norm(d: Tensor, limit: Number) -> Tensor:
-    """d, shortened to at most `limit`; the 1e-6 is that of torch's own clipping, which the papers' code calls."""
-    if isinstance(limit, float) and math.isinf(limit):
-        return d
-    factor = limit / (norm(d) + 1e-6)
-    return d * factor.clamp(max=1.0).to(d.dtype)
+    """d, shortened to at most `limit`."""
+    return d if isinstance(limit, float) and math.isinf(limit) else d * clip_factor(d, limit)
+
+
+def clip_factor(d: Tensor, limit: Number) -> Tensor:
+    """What shortens d to at most `limit`; the 1e-6 is that of torch's own clipping, which the papers' code calls."""
+    return (limit / (norm(d) + 1e-6)).clamp(max=1.0).to(d.dtype)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +26,10 @@ from .settings import is_off
 from .task import Task
 from .types import Batch, Client, Number, State
 
+Array = np.ndarray[Any, Any]
 B = TypeVar("B")  # how an engine refers to a batch: the batch itself, indices, a number
 B_co = TypeVar("B_co", covariant=True)
+T = TypeVar("T", float, Array)  # of one client, or of many
 
 
 class Progress(NamedTuple):
@@ -136,6 +139,12 @@ def look(
         value = task.mean_loss(task.frozen(progress.theta, carry["buffers"], batch)[0], batch)
         new = {name: carry[name] + share * value}
     return progress._replace(carry=carry | new)
+
+
+def look_share(samples: T, all_samples: T, steps: T | None) -> T:
+    """What a chunk of so many samples adds to the mean over all; after every step, to the mean over the steps too."""
+    share = samples / all_samples
+    return share if steps is None else share / steps
 
 
 def finish(alg: Algorithm, client: Client, progress: Progress) -> Result:

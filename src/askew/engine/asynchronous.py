@@ -27,6 +27,7 @@ from ..timeline import Availability, TimeSettings, members
 from .answers import NO_BATCH
 from .base import Incident, PhaseOutputs, PhaseRequest
 from .clock import SPARSE, VirtualClock, answer_bytes, takes_any
+from .finite import finite_rows
 from .privacy import zero_uploads
 from .server import Record, RoundLog, Server, with_work
 
@@ -382,8 +383,7 @@ class OverlappingServer(Server):
         outputs = self._without_private(outputs)
         loss = outputs.loss
         if outputs.state:  # of a client's state only its owner knows whether it is finite
-            finite = [torch.isfinite(t).reshape(len(t), -1).all(1) for t in outputs.state.values()]
-            loss = torch.where(torch.stack(finite).all(0), loss, torch.nan)
+            loss = torch.where(finite_rows(outputs.state.values()), loss, torch.nan)
         rows = {f"up.{n}": t for n, t in outputs.up.items()} | {"loss": loss, "buffers": outputs.buffers}
         self.answers.write(ids, rows | ({} if outputs.theta is None else {"theta": outputs.theta}))
         self.answer_states.write(ids, outputs.state)

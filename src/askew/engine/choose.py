@@ -129,7 +129,7 @@ class EngineChoice(NamedTuple):
 
 
 def choose(
-    name: str, module: nn.Module, space: Space, width: float, plain: bool = False, client_steps: bool = False
+    name: str, module: nn.Module, space: Space, width: float, compiled_or_bf16: bool = False, client_steps: bool = False
 ) -> EngineChoice:
     """The engine by the rule; `width` is a cohort's work divided by its longest client's.
 
@@ -149,10 +149,10 @@ def choose(
         return EngineChoice("sequential", "the network draws random numbers while training")
     foreign = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_own(m)]
     if space.device.type == "cuda":
-        return choose_on_cuda(module, space, foreign, plain)
+        return choose_on_cuda(module, space, foreign, compiled_or_bf16)
     if foreign:
         return EngineChoice("sequential", f"{foreign[0]} is faster, or only known to work, one client at a time")
-    if plain:
+    if compiled_or_bf16:
         return EngineChoice("sequential", "compiled and bfloat16 networks are trained one client at a time")
     side_by_side = f"only about {width:.1f} clients would be at work side by side"
     if width < 2:
@@ -168,10 +168,10 @@ def choose(
     return EngineChoice("vmapped", few, ("sequential",))
 
 
-def choose_on_cuda(module: nn.Module, space: Space, foreign: Collection[str], plain: bool) -> EngineChoice:
+def choose_on_cuda(module: nn.Module, space: Space, foreign: Collection[str], compiled_or_bf16: bool) -> EngineChoice:
     """The engine on a GPU by the rule; `foreign` layers are not known to be dense."""
     slots = "a GPU is kept busy by many clients at a time"
-    known = not plain and not mixes_samples(module) and not skips_a_token(module)
+    known = not compiled_or_bf16 and not mixes_samples(module) and not skips_a_token(module)
     if known and {*foreign} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
         return EngineChoice("stacked", "an LSTM: one kernel a time step serves many clients", ("slots",))
     if not known or {*foreign} - VMAPPED:
@@ -224,15 +224,11 @@ def fastest(
     for name in (rule.name, *rule.others):
         try:
             seconds(engines[name], request)
-        except RuntimeError:  # not with this network, or not in this memory
+        except (RuntimeError, WrongResult) as e:  # not with this network, not in this memory, or another result
             if len(engines) == 1:
                 raise
             del engines[name]
-        except WrongResult:
-            if len(engines) == 1:
-                raise
-            del engines[name]
-            wrong.append(name)
+            wrong += [name] if isinstance(e, WrongResult) else []
     for _ in range(TRIALS):
         for name, engine in engines.items():
             if times.get(name, 0.0) <= HOPELESS * times.get(rule.name, math.inf):

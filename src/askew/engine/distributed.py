@@ -28,6 +28,7 @@ from ..data.federation import Federation, RoundPlan
 from ..errors import AlgorithmError, EngineError
 from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest
 from .evaluate import CHUNK, Evaluator, per_sample
+from .finite import finite_rows
 from .process_group import ProcessGroup
 
 ALIGNED = 16  # bytes; where every entry of a message starts, so that it can be seen as numbers of any type
@@ -189,8 +190,7 @@ def entries_of(outputs: PhaseOutputs) -> State:
     entries = {**{f"up.{n}": t for n, t in outputs.up.items()}, "buffers": outputs.buffers, "loss": outputs.loss}
     entries |= {} if outputs.theta is None else {"theta": outputs.theta}
     if outputs.state:
-        finite = [torch.isfinite(t).reshape(len(t), -1).all(1) for t in outputs.state.values()]
-        entries["finite"] = torch.stack(finite).all(0)
+        entries["finite"] = finite_rows(outputs.state.values())
     return entries
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.bank import Bank
 from ..core.rng import generator
 from ..core.task import Task
-from ..core.types import Batch, Part
+from ..core.types import Batch, Part, select_rows
 from ..data.dataset import Samples
 from ..data.federation import SHOWN, Federation
 from .graphs import capture_stream
@@ -110,7 +110,7 @@ def evaluate_clients(evaluator: Evaluator, w: Tensor, buffers: Tensor, part: Par
     rest = 0 if trains_alone(w, part, bank) else len(evaluator.fed.eligible) - len(bank)
     total = rest * evaluator(*with_private(w, buffers, part, bank.start)) if rest else 0
     for client in bank.clients:
-        total = total + evaluator(*with_private(w, buffers, part, {n: v[0] for n, v in bank.read([client]).items()}))
+        total = total + evaluator(*with_private(w, buffers, part, select_rows(bank.read([client]), 0)))
     return torch.as_tensor(total) / (len(bank) + rest)
 
 
@@ -143,7 +143,7 @@ def client_spread(
         right = per_sample(task, w, buffers, pool, fed)[0].cpu().numpy()
         accuracy = np.sort([right[own].mean() for own in places])
     else:
-        models = (with_private(w, buffers, part, {n: v[0] for n, v in bank.read([i]).items()}) for i in ids)
+        models = (with_private(w, buffers, part, select_rows(bank.read([i]), 0)) for i in ids)
         held = (Samples(pool.x[own], pool.y[own]) for own in places)
         accuracy = np.sort(
             [float(per_sample(task, *model, own, fed)[0].mean()) for model, own in zip(models, held, strict=True)]

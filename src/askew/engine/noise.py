@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.algebra import norm
 from ..core.rng import generator
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -72,15 +73,9 @@ class SystemNoise:
         return result
 
 
-def row_lengths(rows: Tensor) -> Tensor:
-    """The L2 norm of every row, in float64, shape [m]."""
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return lengths
-
-
 def shorten_rows(rows: Tensor, longest: float) -> Tensor:
     """The rows, those that are longer scaled down to this length."""
-    lengths = row_lengths(rows)
+    lengths = norm(rows)
     scale = torch.where(lengths > longest, longest / lengths.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
     return torch.where((lengths > longest)[:, None], rows * scale[:, None].to(rows.dtype), rows)
 

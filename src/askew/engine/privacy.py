@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core import local
+from ..core.algebra import norm
 from ..core.settings import Settings, setting
 from ..core.types import Client, Cohort, State
 from ..errors import ConfigError
@@ -23,8 +24,8 @@ from ..participation import Participation, Poisson
 from .accounting import HOW_TO_INSTALL, can_amplify, epsilon
 from .answers import NOT_FINITE
 from .base import Incident, PhaseOutputs, PhaseRequest, RecordingStage
-from .finite import half_means
-from .noise import NoiseSource, SeededNoise, SystemNoise, row_lengths, shorten_rows
+from .finite import finite_rows
+from .noise import NoiseSource, SeededNoise, SystemNoise, shorten_rows
 from .server import Server
 
 TRIAL_CLIENTS = 8  # clients in the trial that finds out whether a method needs single uploads
@@ -225,7 +226,7 @@ class PrivacyStage(RecordingStage):
         if not len(outputs.loss) or (self.deployed and not (privacy.central or privacy.quantile)):
             return outputs
         delta = outputs.up["delta"]
-        short = outputs.loss.double() if self.deployed else (row_lengths(delta) <= self.clip).double()
+        short = outputs.loss.double() if self.deployed else (norm(delta) <= self.clip).double()
         if privacy.central:
             delta = self._noisy_mean(delta, round).expand_as(delta)
         elif privacy.local:
@@ -297,8 +298,7 @@ class PrivacyStage(RecordingStage):
 
 def leave_out_not_finite(outputs: PhaseOutputs, ids: Sequence[int]) -> PhaseOutputs:
     """The outputs without clients whose numbers are not finite: in a mean they would spoil all."""
-    parts = [half_means(t) for t in (*outputs.up.values(), outputs.buffers) if t.numel()]
-    finite = torch.isfinite(torch.stack([outputs.loss.double(), *parts])).all(0).tolist()
+    finite = finite_rows([outputs.loss, *outputs.up.values(), outputs.buffers]).tolist()
     if all(finite):
         return outputs
     rows = range(len(ids)) if outputs.answered is None else outputs.answered

@@ -36,7 +36,7 @@ from ..core.settings import Settings, setting
 from ..errors import ConfigError
 from .answers import NOT_FINITE
 from .base import Incident, PhaseOutputs, PhaseRequest
-from .finite import half_means
+from .finite import finite_rows
 
 
 class Rule(NamedTuple):
@@ -247,8 +247,8 @@ def without_broken_rows(request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOu
     ids, rows = request.plan.ids, outputs.cohort_rows()
     models = [] if outputs.theta is None else [outputs.theta]
     reports = [outputs.loss, *outputs.up.values(), *outputs.state.values(), *models, outputs.buffers]
-    finite = torch.stack([half_means(t).isfinite() for t in reports if t.numel()] or [outputs.loss.isfinite()]).all(0)
-    broken = [ids[row] for row, is_finite in zip(rows, finite.tolist(), strict=True) if not is_finite]
+    finite = finite_rows(reports).tolist()
+    broken = [ids[row] for row, is_finite in zip(rows, finite, strict=True) if not is_finite]
     return outputs.leave_out([Incident(client, NOT_FINITE, True) for client in broken], ids) if broken else outputs
 
 

@@ -96,8 +96,8 @@ class StackedSchedule:
     def shares(self, batch: StackedBatch, rows: int) -> list[float]:
         """What a look's chunk adds to each row's mean."""
         table = self.lengths[batch.name][:rows]
-        steps = 1 if batch.step is None else self.count["train"][:rows]
-        shares = self.active(batch)[:rows] * table[:, batch.k] / table.sum(1) / steps
+        steps = None if batch.step is None else self.count["train"][:rows]
+        shares = local.look_share(self.active(batch)[:rows] * table[:, batch.k], table.sum(1), steps)
         return cast(list[float], shares.tolist())
 
 
@@ -150,9 +150,7 @@ class RowMoves:
         if not extent.rows:
             return
         last = extent.last
-        whole = buffers.samples[batch.name].rows.shape[1]
-        part = max(1, -(-whole // PARTS))
-        length = min(whole, -(-extent.longest // part) * part)
+        length = buffers.samples[batch.name].padded_length(extent.longest, PARTS)
         usual = last == len(self.schedule.jobs) == buffers.first_jobs
         m = last if usual else min(graph_rows(last), buffers.rows)
         padded, every = extent.shortest < length, extent.rows == m

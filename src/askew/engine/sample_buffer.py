@@ -52,6 +52,17 @@ class SampleBuffer:
             return self.x[places]
         return self.x.permute(0, 2, 3, 1)[places].permute(0, 3, 1, 2)
 
+    @property
+    def batch_numbers(self) -> int:
+        """Numbers in the inputs of the longest batch."""
+        return self.rows.shape[1] * self.x.stride(0)
+
+    def padded_length(self, length: int, parts: int) -> int:
+        """The length that a batch is padded to: one of `parts` lengths, whose longest is that of the longest batch."""
+        longest = self.rows.shape[1]
+        part = -(-longest // parts)
+        return min(longest, -(-length // part) * part)
+
     def holds(self, needs: Needs) -> bool:
         """Is it large enough?"""
         samples, batches, length = needs

@@ -51,9 +51,8 @@ class ClientSchedule:
         return (BatchIndices(work.slice(a, b), (0, b - a)) for a, b in pairwise(work.cuts))
 
     def share(self, name: str, chunk: BatchIndices, step: int | None) -> float:
-        """What a chunk adds to a mean over all samples; after every step, to the mean over the steps as well."""
-        part = chunk.cuts[-1] / len(self.plan.looks[name][self.i].places)
-        return part if step is None else part / self.plan.train[self.i].batches
+        steps = None if step is None else self.plan.train[self.i].batches
+        return local.look_share(chunk.cuts[-1], self.plan.looks[name][self.i].samples, steps)
 
 
 class Sequential:

@@ -65,9 +65,8 @@ class JobSchedule:
         return self.lengths[batch.name][batch.k]
 
     def share(self, look: Look[BatchRef]) -> float:
-        """What a chunk adds to a mean over all samples; after every step, to the mean over the steps as well."""
-        steps = 1 if look.step is None else len(self.lengths["train"])
-        return self.length(look.chunk) / (sum(self.lengths[look.name]) * steps)
+        steps = None if look.step is None else len(self.lengths["train"])
+        return local.look_share(self.length(look.chunk), sum(self.lengths[look.name]), steps)
 
 
 @cache
@@ -164,7 +163,8 @@ class Slot:
         if isinstance(move, Look):
             self.share.fill_(schedule.share(move))
         length = schedule.length(batch)
-        padded = self._padded_length(name, length)
+        buffer = self.buffers[name]
+        padded = buffer.padded_length(length, PARTS if buffer.batch_numbers >= LARGE else 1)
 
         def body() -> None:
             data = self._batch(name, length if exact else padded, weighted=not exact and padded != length)
@@ -180,13 +180,6 @@ class Slot:
             body()
         else:
             self._replay((name, padded, padded != length), body)
-
-    def _padded_length(self, name: str, length: int) -> int:
-        """The length that a batch is padded to."""
-        buffer = self.buffers[name]
-        whole = buffer.rows.shape[1]
-        part = max(1, -(-whole // PARTS)) if whole * buffer.x.stride(0) >= LARGE else whole
-        return min(whole, -(-length // part) * part)
 
     def _batch(self, name: str, length: int, weighted: bool) -> Batch:
         """The batch at the cursor."""

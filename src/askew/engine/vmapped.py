@@ -94,10 +94,9 @@ class RowSchedule:
                 yield self._batches(table, k, rows)
 
     def share(self, look: Look[RowBatches]) -> Tensor:
-        """What each row's chunk adds to its mean [rows]: over samples, after every step over the steps as well."""
         table = self.table(look.name)
-        steps = 1 if look.step is None else self.table("train").count
-        share = table.lengths[look.chunk.k] / table.sizes / steps
+        steps = None if look.step is None else self.table("train").count
+        share = local.look_share(table.lengths[look.chunk.k], table.sizes, steps)
         return torch.tensor(share, dtype=self.dtype, device=self.device)
 
     def _batches(self, table: BatchTable, k: int, rows: Array) -> RowBatches:

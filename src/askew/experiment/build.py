@@ -319,11 +319,11 @@ def choose_engine(
     ids = config.participation.draw(draw, 1, fed.eligible, fed.clients)
     first = fed.sizes[ids]
     width = float(first.sum() / first.max()) if len(first) else 1.0
-    plain = config.engine.dtype == "bf16" or config.engine.compile
+    compiled_or_bf16 = config.engine.dtype == "bf16" or config.engine.compile
     steps = float(fed.planned_work(ids, config.local)[0].mean()) if len(ids) else 0.0
     classes = fed.criterion == "cross_entropy"
     client_steps = classes and prefers_client_steps(config.algorithm, module, space, width, steps)
-    choice = choose(config.engine.name, module, space, width, plain, client_steps)
+    choice = choose(config.engine.name, module, space, width, compiled_or_bf16, client_steps)
     if config.engine.deterministic:
         choice = deterministic_choice(choice, space)
     elif choice.others and kept and kept.name in (choice.name, *choice.others):

@@ -5,7 +5,6 @@ affine.py        whose local steps may be taken by a kernel: declared by the met
 affine_rows.py   such steps of many rows at once, in place
 steps.py         local steps by kernels on a CPU: asked for by method and client, checked, then taken
 dense.py         networks of linear layers: gradients and steps without autograd, in C or as products of matrices
-in_place.py      plain SGD steps of a bound module without a copy of its gradient
 batched_linear.py  linear layers of many networks at once
 batched_lstm.py  LSTM layers of many networks at once
 layers.py        a network's layers in a row, several of them at once

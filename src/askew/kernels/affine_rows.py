@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from ..core import hooks
-from ..core.algebra import norm
+from ..core.algebra import clip_factor
 from ..core.algorithm import Algorithm
 from ..core.settings import is_off
 from ..core.types import Affine, Client, State
@@ -59,7 +59,7 @@ class AffineRows:
             d.add_(rule["shift"])
         if "pull" in rule:
             d.addcmul_(theta, column(rule["pull"]))
-        scale = None if math.isinf(self.clip) else (self.clip / (norm(d) + 1e-6)).clamp(max=1.0).to(d.dtype)
+        scale = None if math.isinf(self.clip) else clip_factor(d, self.clip)
         decay = rule["decay"] + self.decay if "decay" in rule else self.decay
         if is_off(self.momentum):
             if not is_off(decay):

@@ -5,16 +5,16 @@ On CUDA the forward and the backward pass are one kernel each, which leave paddi
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .cuda import available
+from .cuda import available, triton_kernels
 from .cuda.rows import contiguous_rows, cublas_precision, real_counts, rows_first
 
+kernels = partial(triton_kernels, "linear")
 SAMPLES = 64  # of one program
 OUTPUTS = 32
 INPUTS = 64
@@ -121,11 +121,3 @@ class _Linear(_Linears):
     def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Any:
         x, weight, bias = rows_first(info, dims[:3], (x, weight, bias))
         return _Linears.apply(x, weight, bias, relu, real_counts(x)), 0  # type: ignore[no-untyped-call]
-
-
-@cache
-def kernels() -> ModuleType:
-    """The kernels; triton is loaded where they are first needed."""
-    from .cuda import triton_linear
-
-    return triton_linear

@@ -27,7 +27,6 @@ from .affine import declared_step, has_numbers, keeps_declaration, largest, owns
 from .cpu import compiler
 from .cpu.dense import SOURCE
 from .dense import DenseNetwork, dense_layers, is_bare
-from .in_place import in_place_step
 
 # Steps of a client for each client at work beside it: above, a call of C for each client is faster than a call for each
 # step of all of them. Measured with 10 to 100 clients, softmax regression and an MLP; where only the first can be done
@@ -57,16 +56,16 @@ class StepKernels:
 
     def client_steps(self, alg: Algorithm, client: Client, labels: torch.dtype) -> ClientSteps | None:
         """What takes the steps of one client; None: the plain code does."""
-        if self.refuses(alg) or not isinstance(self.task, Bound) or not (owns_step(alg) and has_numbers(client)):
+        if self.dense is None or not has_plain_loss(alg) or self.refuses(alg):
             return None
-        if self.dense is not None and has_plain_loss(alg) and self.dense.in_c(labels):
+        if not isinstance(self.task, Bound) or not (owns_step(alg) and has_numbers(client)):
+            return None
+        if self.dense.in_c(labels):
             samples = 0 if alg.each else GATHERED // (self._inputs() * self.task.space.dtype.itemsize)
             return ClientSteps(self, alg, self._in_c(alg, self.dense, self.task), samples, "C (dense steps)")
-        if not takes_plain_steps(alg) or not is_bare(client):
-            return None
-        if self.dense is not None and has_plain_loss(alg):
+        if takes_plain_steps(alg) and is_bare(client):
             return ClientSteps(self, alg, self._by_products(self.dense, self.task), 0, "torch (dense steps)")
-        return ClientSteps(self, alg, self._in_place(alg, self.task), 0, "torch (steps in place)")
+        return None
 
     def gradient(self, alg: Algorithm, theta: Tensor, batch: Batch, buffers: Tensor) -> GradientResult | None:
         """One network's gradient of the plain loss, in C; None: autograd does it."""
@@ -124,9 +123,6 @@ class StepKernels:
             return Progress(task.flat, progress.carry, progress.loss_sum + value)
 
         return take
-
-    def _in_place(self, alg: Algorithm, task: Bound) -> Take:
-        return lambda client, progress, batch, cuts: in_place_step(alg, task, client, progress, batch)
 
     # checking -------------------------------------------------------------------------------------------------------
 
@@ -190,15 +186,13 @@ class ClientSteps:
         return progress
 
     def _check(self, client: Client, progress: Progress, batch: Batch) -> None:
-        """Take the first step both ways, and neither: sums of losses must not depend on who was checked."""
+        """Take the first step both ways and compare; both are discarded, so that the real step is the same as ever."""
         if declared_step(self.alg, client._replace(carry=progress.carry)) is None:
             return
         carry = progress.carry | {"momentum": progress.carry["momentum"].clone()}
-        copy, theta = Progress(progress.theta.clone(), carry, progress.loss_sum), progress.theta
-        devices = [theta.device] if theta.is_cuda else []
-        with torch.random.fork_rng(devices):  # a network with dropout draws the same both times, and in the real step
+        copy = Progress(progress.theta.clone(), carry, progress.loss_sum)
+        with torch.random.fork_rng(devices=[]):  # of a hook that draws, the real step's are the same as ever
             plain = local.step(self.alg, self.kernels.task, client, copy, batch)
-        with torch.random.fork_rng(devices):
             fast = self._take(client, copy, batch, (0, len(batch.y)))
         assert fast is not None, "a step that is declared is taken"
         self.kernels.compare(self.alg, client, progress.carry, progress.theta, plain, fast)

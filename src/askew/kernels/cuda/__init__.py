@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
+from types import ModuleType
 
 import torch
 
@@ -15,3 +17,9 @@ def available() -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available() and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+@cache
+def triton_kernels(name: str) -> ModuleType:
+    """The kernels of the file triton_NAME.py; triton is loaded where they are first needed."""
+    return import_module(f".triton_{name}", __package__)

@@ -5,16 +5,16 @@ Torch takes some twenty short kernels for it under vmap, and a small network's s
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import available
+from . import available, triton_kernels
 from .rows import rows_first
 
+kernels = partial(triton_kernels, "cross_entropy")
 ROWS = 32  # samples at a time
 MOST = 1024  # classes
 
@@ -73,11 +73,3 @@ class _CrossEntropy(_ManyBatches):
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], *given: Tensor) -> Any:
         return _ManyBatches.apply(*rows_first(info, dims, given)), (0, 0)  # type: ignore[no-untyped-call]
-
-
-@cache
-def kernels() -> ModuleType:
-    """The kernels; triton is loaded where they are first needed."""
-    from . import triton_cross_entropy
-
-    return triton_cross_entropy

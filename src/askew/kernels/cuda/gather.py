@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from . import available
+from . import available, triton_kernels
 
+kernels = partial(triton_kernels, "gather")
 BLOCK = 2048  # numbers of one program
 
 
@@ -71,11 +71,3 @@ def launch(pool: BatchPool, cursor: Cursor, limit: Cursor, length: int) -> Gathe
     grid = (-(-length * wide // BLOCK), groups)
     kernels().gather[grid](pool.x, pool.y, pool.rows, pool.lengths, *counters, *result, *sizes)
     return result
-
-
-@cache
-def kernels() -> ModuleType:
-    """The kernels; triton is loaded where they are first needed."""
-    from . import triton_gather
-
-    return triton_gather

@@ -6,15 +6,15 @@ residual network's time went into copies. Here numbers are read and written as t
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import available
+from . import available, triton_kernels
 
+kernels = partial(triton_kernels, "group_norm")
 NUMBERS = 8192  # of a group that a program has at a time
 WARPS = 8
 
@@ -109,11 +109,3 @@ class _NormRelu(torch.autograd.Function):
         x, weight, y, statistics = ctx.saved_tensors
         dx, dweight, dbias, dshortcut = backward(grads[0], x, weight, y, statistics, ctx.relu, ctx.add)
         return dx, dweight, dbias, dshortcut if ctx.add else None, None, None, None
-
-
-@cache
-def kernels() -> ModuleType:
-    """The kernels; triton is loaded where they are first needed."""
-    from . import triton_group_norm
-
-    return triton_group_norm

@@ -8,15 +8,16 @@ what it takes its time for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
-from types import ModuleType
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import available
+from . import available, triton_kernels
 from .rows import cudnn_precision
+
+kernels = partial(triton_kernels, "lstm")
 
 
 class Shape(NamedTuple):
@@ -79,11 +80,3 @@ def steps(times: int, layers: int) -> Iterator[Launch]:
     """The launches of all times and layers."""
     for step in range(times + layers - 1):
         yield Launch(step, max(0, step - times + 1), min(layers - 1, step))
-
-
-@cache
-def kernels() -> ModuleType:
-    """The kernels; triton is loaded where they are first needed."""
-    from . import triton_lstm
-
-    return triton_lstm

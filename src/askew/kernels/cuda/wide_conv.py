@@ -11,12 +11,14 @@ time.
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from . import triton_kernels
+
+kernels = partial(triton_kernels, "wide_conv")
 WIDTHS = (32, 64, 128)  # channels of the output
 FORWARD = (128, 32, 8, 3)  # pixels of one program, inputs at a time, its warps, and the stages of its loop
 WEIGHTS = {"tf32": (256, 32, 4, 528), "tf32x3": (64, 32, 3, 528)}  # rows, numbers at a time, stages, programs
@@ -160,11 +162,3 @@ def first_weights(
         seen, sent, places, partial, counts(real, seen), *sizes, num_warps=warps, num_stages=stages
     )
     return partial.sum(1)
-
-
-@cache
-def kernels() -> ModuleType:
-    """The kernels; triton is loaded where they are first needed."""
-    from . import triton_wide_conv
-
-    return triton_wide_conv
