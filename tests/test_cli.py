@@ -27,6 +27,7 @@ from askew.experiment import demo
 from askew.experiment.catalogue import KINDS
 from askew.experiment.config import CHOICES, Config, stored_tables
 from askew.report import table, terminal
+from askew.report.plain_table import FirstThatFits, plain_table
 
 TINY: dict[str, Any] = {"rounds": 2, "model": {"name": "softmax"}, "partition": {"clients": 5}}
 SETS = ["--set", "rounds=2", "--set", "model.name=softmax", "--set", "partition.clients=5"]
@@ -99,6 +100,13 @@ def test_quiet_says_nothing(invoke: Any) -> None:
     result = invoke("run", *SETS, "--quiet")
     assert (result.code, result.out, result.err) == (0, "", "")
     assert invoke("run", *SETS, "--quiet", "--json").json["finished"]
+
+
+def test_quiet_keeps_warnings(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("askew.experiment.run.divergence_sentence", lambda *about: "it has diverged")
+    result = invoke("run", *SETS, "--quiet")
+    assert (result.code, result.out, result.err) == (0, "", "warning: it has diverged\n")
+    assert "warnings and errors stay" in " ".join(invoke("run", "--help").out.split())
 
 
 def test_the_command_line_and_python_give_the_same_numbers(invoke: Any) -> None:
@@ -262,6 +270,18 @@ def test_costs_of_methods_are_those_of_their_definitions(invoke: Any) -> None:
     assert (result["fedavg"]["weighting"], result["feddyn"]["weighting"]) == ("samples", "uniform")
 
 
+def test_a_method_of_ones_own_is_explained_by_its_settings(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CHOICES["algorithm"], "members", dict(CHOICES["algorithm"].members))
+    Path("mine.py").write_text(
+        "import askew\nfrom askew.algorithms import FedAvg\n\n"
+        '@askew.register("slower")\nclass Slower(FedAvg):\n    strength: float = 0.5\n'
+    )
+    result = invoke("list", "algorithms", "slower", "--plugin", "mine.py")
+    words = " ".join(result.out.split())
+    assert result.code == 0 and "Slower(" not in words and "settings of [algorithm]" in words
+    assert "strength = 0.5 (a number)" in words and "weighting = samples weights of the clients" in words
+
+
 # show, compare, report ------------------------------------------------------------------------------------------
 
 
@@ -313,6 +333,69 @@ def test_compare_joins_seeds_and_counts_rounds_to_a_target(invoke: Any, three: l
     aimed = invoke("compare", "runs", "--target", "0.01", "--json").json
     assert [row["target"] for row in aimed] == [0.01, 0.01] and [row["rounds_to_target"] for row in aimed] == [1, 1]
     assert "Target: accuracy 1.0%." in invoke("compare", "runs", "--target", "0.01").out
+
+
+def test_a_regression_is_shown_by_its_test_loss(invoke: Any) -> None:
+    rows = [f"{site},{k % 17},{0.1 * (k % 17) + 0.05 * (k % 3):.3f}" for k in range(90) for site in "ab"]
+    Path("rows.csv").write_text("\n".join(["site,size,price", *rows]))
+    words = {"data.name": "csv", "data.file": "rows.csv", "data.client": "site", "data.label": "price", "rounds": 2}
+    sets = [word for key, value in words.items() for word in ("--set", f"{key}={value}")]
+    result = invoke("run", *sets)
+    run = askew.load(only_run())
+    last = f"{run.rounds[-1]['loss']:.3g}"
+    assert f"round 2/2 · test loss {last} · training loss {run.rounds[-1]['train_loss']:.3g}\n" in result.err
+    shown = invoke("show", only_run())
+    for text in (result.out, shown.out):
+        assert "accuracy" not in text and f"last test loss    {last} " in text and "lowest test loss" in text
+    assert "test loss by round" in shown.out and "█" in shown.out
+    swept = invoke("sweep", *sets, "--over", "seed=0,1", "--over", "algorithm.name=fedavg,scaffold")
+    assert f"fedavg, seed 1: last test loss {float(row_of('fedavg', seed=1).rounds[-1]['loss']):.3g}\n" in swept.err
+    compared = invoke("compare", "runs")
+    losses = [row_of("fedavg", seed).rounds[-1]["loss"] for seed in (0, 1)]
+    assert f" {sum(losses) / 2:.4g} ± " in compared.out and compared.out == swept.out
+    assert "last test" in compared.out and "acc" not in compared.out
+    refused = invoke("compare", "runs", "--target", "0.5")
+    assert refused.code == 2 and "none of these runs has one; leave it out." in refused.err
+
+
+def row_of(algorithm: str, seed: int) -> askew.Run:
+    runs = map(askew.load, Path("runs").iterdir())
+    return next(run for run in runs if (run.algorithm, run.config["seed"]) == (algorithm, seed))
+
+
+def test_tables_that_most_runs_do_not_have_are_shown_where_they_are_used(invoke: Any) -> None:
+    changes = ["time.wait=deadline", "time.deadline=50", "attack.name=sign_flip", "attack.fraction=0.4"]
+    more = [*changes, "robust.rule=median", "participation.name=full"]
+    invoke("run", *SETS, *(word for change in more for word in ("--set", change)))
+    out = invoke("show", only_run()).out
+    assert "attack      sign_flip fraction=0.4" in out and "time        wait=deadline deadline=50" in out
+    assert "robust      rule=median" in out and "faults" not in out and "latency" not in out
+
+
+def test_narrow_terminals_break_labels_between_words_and_cut_no_number() -> None:
+    label = "fedavg participation.fraction=0.25 local.weight_decay=0.0001"
+    for width, columns in ((120, 9), (80, 7), (60, 5), (30, 4)):
+        console = Console(file=StringIO(), width=width)
+        console.print(wide_table(label), crop=False)
+        assert isinstance(console.file, StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= max(width, 47) and "…" not in console.file.getvalue()
+        first = next(line for line in lines if line.startswith("fedavg"))
+        assert first.split("12.34 ± 0.12")[1].split() == ["567.8"] * (columns - 2)
+        words = " ".join(line[: first.index("12.34")].strip() for line in lines[-8:] if not line.startswith("method"))
+        for piece in ("participation.", "fraction=0.25", "local.", "weight_decay=0.0001"):
+            assert piece in words
+
+
+def wide_table(label: str) -> FirstThatFits:
+    """Tables of a method and eight, seven … three columns of numbers."""
+    choices = []
+    for count in range(8, 2, -1):
+        table = plain_table("method", *(f"column\n{n}" for n in range(count)))
+        table.columns[0].justify = "left"
+        table.add_row(label, "12.34 ± 0.12", *["567.8"] * (count - 1))
+        choices.append(table)
+    return FirstThatFits(choices)
 
 
 def test_compare_highlights_the_best_of_a_task() -> None:

@@ -379,6 +379,37 @@ def test_the_command_prints_tables_draws_and_prints_json(stored: Path, capsys: p
         }
 
 
+def test_a_damaged_run_is_left_out_as_long_as_others_are_whole(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = sorted(stored.iterdir())
+    model = second / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-40] + bytes(40))
+    capsys.readouterr()
+    assert main(["conformal", "runs", "--splits", "2", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [each["run"] for each in json.loads(out)] == [str(first.relative_to(stored.parent))]
+    assert err.startswith("warning: a run is left out: ") and err.count("\n") == 1
+    assert f"{second.name}/model.safetensors cannot be read or is damaged" in err
+    (first / "model.safetensors").unlink()
+    assert main(["conformal", "runs", "--splits", "2"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: the run ") and err.count("\n") == 1
+
+
+def test_sets_that_are_never_empty_have_the_lower_end_of_the_range_alone(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    low, high = (f"{100 * end:.1f}%" for end in band(180, 180, 0.1))
+    for options, sentence in (
+        ([], f"lies between {low} and {high} with probability 99%."),
+        (["--nonempty"], f"is at least {low} with probability 99.5%, as empty sets get a class."),
+    ):
+        capsys.readouterr()
+        assert main(["conformal", "runs", "--splits", "2", *options]) == 0
+        assert sentence in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

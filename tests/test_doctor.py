@@ -51,6 +51,13 @@ def test_a_folder_that_cannot_be_written_is_broken(findings: Any) -> None:
     assert code == 1 and found["folders runs"]["state"] == "broken" and "--out" in found["folders runs"]["advice"]
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+def test_a_folder_is_tried_and_not_only_its_permissions_are_read(findings: Any) -> None:
+    code, found = findings("--out", "/proc/x")
+    assert code == 1 and found["folders runs"]["found"] == "/proc/x: cannot be written"
+    assert findings("--out", "new/runs")[1]["folders runs"]["state"] == "ok" and not list(Path().glob("**/.askew-*"))
+
+
 def test_a_needed_library_is_broken_and_an_optional_one_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)

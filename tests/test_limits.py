@@ -360,7 +360,7 @@ def test_more_processes_than_cores_are_refused_unless_that_is_meant(monkeypatch:
     monkeypatch.setattr(workers, "own_cores", lambda: 2)
     monkeypatch.delenv(workers.MANY, raising=False)
     monkeypatch.setattr(launch, "WorkerGroup", lambda *args: pytest.fail("processes are started"))
-    with pytest.raises(ConfigError, match=r"engine.workers = 128 is more than the 2 cores here, .*MANY_PROCESSES=1"):
+    with pytest.raises(ConfigError, match=r"workers\) = 128 is more than the 2 cores here, .*MANY_PROCESSES=1"):
         next(run_all([configured(engine={"workers": 128})]))
     workers.check_cores(2, "engine.workers")
     monkeypatch.setenv(workers.MANY, "1")

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from askew.cli.main import main
 from askew.core.task import Functional
@@ -37,6 +39,7 @@ from askew.reproduction.cost import (
 from askew.reproduction.evidence import GridPoint, choose_point, metric_value
 from askew.reproduction.expressions import RecordedCurve, is_missed, rounds_or_last, rounds_or_one_more
 from askew.reproduction.paper_figures import untrained_table, write_paper_figures
+from askew.reproduction.paper_tables import metric_table
 from askew.reproduction.papers import (
     PlannedRun,
     configure_runs,
@@ -384,6 +387,23 @@ def test_a_grid_point_does_not_change_the_settings_of_other_runs() -> None:
         assert rates == {0.01}
 
 
+def test_no_number_of_a_table_is_cut_on_a_narrow_terminal() -> None:
+    point = "algorithm.alpha=0.0123 local.lr=0.1"
+    cells = [
+        TableCell(
+            f"cifar10-0.{n}, on digits", "FedProx", point, "best_accuracy", [0, 1], [61.0, 62.5], 8, None, [60.0], ""
+        )
+        for n in range(3)
+    ]
+    console = Console(file=StringIO(), width=80)
+    console.print(metric_table(cells, with_paper=True))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    for number in ("alpha=0.0123", "local.lr=0.1", "61.75 ± 1.06", "60.00"):
+        assert text.count(number) == 3
+
+
 def test_only_names_of_a_kind_widen_and_kinds_narrow() -> None:
     e = find_experiment("feddpc/table2")
     picked = plan_runs(e, only=["cifar10-0.2", "case=cifar10-0.6", "FedProx", "local.lr=0.1"])
@@ -392,6 +412,8 @@ def test_only_names_of_a_kind_widen_and_kinds_narrow() -> None:
     for wrong in ("case=cifar", "method=Fed", "momentum=0.9", "nothing"):
         with pytest.raises(UnknownName):
             plan_runs(e, only=[wrong])
+    with pytest.raises(ConfigError, match="no run here has seed=3; the values are 0, 1, 2"):
+        plan_runs(e, "smoke", 3, ["seed=3"])
 
 
 @pytest.mark.parametrize(
@@ -1006,7 +1028,7 @@ def test_what_is_not_a_table_of_runs(
         (("feddpc/tabel2",), "did you mean 'feddpc/table2'?"),
         (("feddpc/table2", "--scale", "tiny"), "unknown scale 'tiny'"),
         (("feddpc/table2", "--only", "case=cifar"), "there is no 'cifar' here"),
-        (("feddpc/table2", "--seeds", "0"), "invalid value for '--seeds'"),
+        (("feddpc/table2", "--seeds", "0"), "--seeds must be ≥ 1, got 0"),
         (("nothing.toml",), "there is no file"),
         (("feddpc/fig6", "--dtype", "float8", "--plan"), "unknown dtype 'float8'"),
     ],

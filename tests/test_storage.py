@@ -211,7 +211,7 @@ def test_a_damaged_model_is_not_measured_and_not_trained_from(finished: Path, tm
     flip(folder / "model.safetensors", -5)
     with pytest.raises(StoreError, match=r"model\.safetensors cannot be read or is damaged"):
         stored_model(folder)
-    with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
+    with pytest.raises(StoreError, match=r"model\.safetensors cannot be read or is damaged"):
         conformal([load(folder)])
 
 

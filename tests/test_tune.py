@@ -302,6 +302,17 @@ def test_seconds_end_inside_the_budget_although_the_machine_slows_down(
     ]
 
 
+def test_a_plan_brings_its_methods_and_refuses_others_before_anything_is_trained(tmp_path: Path) -> None:
+    result, again = tuner(tmp_path, MadeUp(lr_quality)).run(), MadeUp(lr_quality)
+    plan = tune.load_plan(tmp_path / "tune.json")
+    repeated = tuner(tmp_path / "again", again, methods=[], plan=plan).run()
+    assert [s.method for s in repeated.standings] == [s.method for s in result.standings]
+    untouched = MadeUp(lr_quality)
+    with pytest.raises(ConfigError, match="the plan has no method fedprox, only fedavg, fedavgm; give some of these"):
+        tuner(tmp_path / "other", untouched, methods=["fedavg", "fedprox"], plan=plan).run()
+    assert not untouched.stages and not (tmp_path / "other").exists()
+
+
 def test_what_cannot_be_asked_for_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = MadeUp(lr_quality)
     cases: dict[str, dict[str, Any]] = {"is too small": {"budget": Budget(5, "rounds")}, "≥ 1": {"seeds": 0}}

@@ -20,6 +20,7 @@ import torch
 
 from askew.cli.main import main
 from askew.data import files
+from askew.experiment import workers
 from askew.experiment.config import CHOICES
 from askew.experiment.store import read_json, write_json
 
@@ -109,6 +110,12 @@ def locked(here: Path, patch: pytest.MonkeyPatch) -> IO[str]:
     lock = (next((here / "runs").iterdir()) / ".lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
+
+
+def two_cores(here: Path, patch: pytest.MonkeyPatch) -> None:
+    """The machine has two cores, and more processes are refused, as they are outside of tests."""
+    patch.delenv(workers.MANY, raising=False)
+    patch.setattr(workers, "own_cores", lambda: 2)
 
 
 def full_disk(here: Path, patch: pytest.MonkeyPatch) -> None:
@@ -764,7 +771,99 @@ CASES = [
         "takes FILE.toml",
         "write --set partition.clients=…;",
     ),
-    case("of a sweep", "sweep --learning-rate 5", "no such option", "takes FILE.toml", "write --set local.lr=…;"),
+    case("of a sweep", "sweep --learning-rate 5", "no such option", "takes FILE.toml", "write --lr …;"),
+    case(
+        "an option without value", "run --method", "'--method' requires an argument; askew run takes", "--lr", "--help"
+    ),
+    case(
+        "an option: a text", "run --rounds ten", "--rounds must be", "a whole number, got 'ten'", "see askew run --help"
+    ),
+    case("an option: range", "sweep --processes 0", "--processes must be", "≥ 1, got 0", "see askew sweep --help"),
+    case("an option: two ends", "watch --port 99999", "--port must be", "≥ 0 and ≤ 65535, got 99999", "watch --help"),
+    case(
+        "two methods",
+        "run --method fedprox --set algorithm.name=fedavg",
+        "--method fedprox and --set algorithm.name=fedavg",
+        "contradict each other",
+        "give one of them",
+    ),
+    case(
+        "two rates",
+        "sweep --lr 0.1 --set local={lr=0.2}",
+        "--lr 0.1 and --set local={lr=0.2}",
+        "contradict each other",
+        "give one of them",
+    ),
+    case(
+        "two numbers of clients",
+        "deploy app wrong.toml app --clients 3 --set partition.clients=4",
+        "--clients 3 and --set partition.clients=4",
+        "contradict each other",
+        "give one of them",
+        file("wrong.toml", "rounds = 1"),
+    ),
+    case(
+        "one value and several",
+        "sweep --method fedavg --over algorithm.name=fedprox,scaffold",
+        "algorithm.name",
+        "is given the single value fedavg and is swept as well",
+        "give it once",
+    ),
+    case(
+        "one value and whole tables",
+        "sweep wrong.toml --lr 0.1",
+        "local.lr",
+        "the single value 0.1",
+        "give it once",
+        file("wrong.toml", "[sweep]\nlocal = [{lr = 0.2}, {lr = 0.3}]"),
+    ),
+    case(
+        "methods twice", "tune --methods fedavg --over algorithm.name=solo", "--methods and --over", "both", "give one"
+    ),
+    case("tune: no plan", "tune --plan none.json", "none.json of --plan", "does not exist", "give the tune.json"),
+    case(
+        "tune: another file",
+        "tune --plan wrong.json",
+        "wrong.json of --plan",
+        "holds no finished plan",
+        "give the tune.json",
+        file("wrong.json", "no plan"),
+    ),
+    case("tune: processes", "tune --processes 3", "--processes = 3", "2 cores", "use at most 2", two_cores),
+    case(
+        "reproduce: processes",
+        "reproduce feddpc/table2 --processes 3 --plan",  # which trains nothing, whatever becomes of the check
+        "--processes = 3",
+        "2 cores",
+        "use at most 2",
+        two_cores,
+    ),
+    case(
+        "reproduce: sorted", "reproduce feddpc/table2 --sorted x.toml", "--sorted", "--queue", "give --queue and --plan"
+    ),
+    case(
+        "reproduce: no value", "reproduce feddpc/table2 --only local.lr=7", "local.lr=7", "the values are 1, 0.1", "."
+    ),
+    case(
+        "reproduce: no run",
+        "reproduce feddpc/table2 --only FedProx --only algorithm.eps=0.1",
+        "--only",
+        "no run of feddpc/table2 has all of method=FedProx, algorithm.eps=0.1",
+        "leave one of them out",
+    ),
+    case("compare: no test", "compare RUN --metric test_loss", "--against and --metric", "how to test", "give --test"),
+    case("report: size", "report RUN --figures pdf --size a4", "unknown --size 'a4'", "column, page", "choose one"),
+    case(
+        "conformal: classes", "conformal RUN --k-reg -1", "--k-reg must be", "≥ 0, got -1", "see askew conformal --help"
+    ),
+    case(
+        "conformal: disk",
+        "conformal RUN --plot taken/x.png",
+        "taken/x.png",
+        "File exists",
+        "you can write to.",
+        file("taken", ""),
+    ),
     case(
         "data list: option",
         "data list --name x",
@@ -1138,7 +1237,7 @@ CASES = [
     case(
         "demo: text",
         "demo --rounds few",
-        "'--rounds'",
+        "--rounds must be a whole number, got 'few'",
         "askew demo takes --out --rounds --seeds",
         "see askew demo --help",
     ),

@@ -142,7 +142,7 @@ def test_an_apps_plugins_go_from_app_to_app(folder: Path) -> None:
             "there is no file 'none.toml'; name a TOML file, or a folder that `askew deploy app` wrote.",
         ),
         ("app run.toml app --set algorithm.mu=1", "unknown setting algorithm.mu"),
-        ("app run.toml app --clients 0", "'--clients'"),
+        ("app run.toml app --clients 0", "--clients must be ≥ 1, got 0"),
         ("app run.toml app --rule patience=3", "deployment: unknown setting patience"),
         ("app run.toml app --rule timeout", "--rule takes name=value, got 'timeout'"),
         ("app run.toml app --rule timeout=-1", "deployment: timeout must be > 0"),
@@ -407,7 +407,7 @@ def test_a_server_that_fails_says_so_in_a_sentence(folder: Path) -> None:
     run = start_deployment("run.toml", "--clients", "1", "--data", "data.py", "--rule", "wait=30", "--secure")
     out, err = run.communicate(timeout=RUN_SECONDS)
     assert run.returncode == 2 and out == ""
-    assert "note: node " in err and "the data module's client(node) must return (train, validation, test)" in err
+    assert "warning: node " in err and "the data module's client(node) must return (train, validation, test)" in err
     last, log = err.splitlines()[-1], only_run() / "flower" / "run.log"
     assert last.startswith("error: the run failed; 0 of 1 clients came within 30 s;")
     assert last.endswith(f"its log is {log}.")

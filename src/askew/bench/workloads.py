@@ -82,8 +82,8 @@ def find_workload(name: str) -> Workload:
     if sizes := NAME_WITH_SIZES.fullmatch(name):
         return Workload(*NETWORKS[sizes[1]], int(sizes[2]), int(sizes[3]), int(sizes[4]))
     raise ConfigError(
-        f"bench: unknown workload {name!r}; allowed is NETWORK-CLIENTSxSTEPSxBATCH, as lenet-20x5x64, besides: "
-        f"{did_you_mean(name, WORKLOADS)}"
+        f"bench: --work is NETWORK-CLIENTSxSTEPSxBATCH, as lenet-20x5x64, or a name of askew bench --list, "
+        f"got {name!r}; {did_you_mean(name, WORKLOADS)}"
     )
 
 

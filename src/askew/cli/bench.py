@@ -22,6 +22,7 @@ from ..errors import ConfigError
 from ..experiment.config import Config
 from ..experiment.workers import check_cores
 from ..report import terminal
+from ..report.plain_table import plain_table
 from ..reproduction.cost import short_count
 from ..reproduction.papers import build_config, find_experiment, run_specs
 from .options import AsJson, Compiled, Dtype, PlainConsole, examples, print_json, print_rich
@@ -70,7 +71,7 @@ def bench(
     ] = "auto",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
     workers: Annotated[
-        int, typer.Option(metavar="N", help="Processes that share a round, on the CPU with one thread each.")
+        int, typer.Option(metavar="N", min=1, help="Processes that share a round, on the CPU with one thread each.")
     ] = 1,
     compiled: Compiled = False,
     skewed: Annotated[
@@ -193,7 +194,7 @@ def show_start(names: Sequence[str], settings: EngineSettings, as_json: bool) ->
 
 def start_table(name: str, stages: Sequence[Stage]) -> RenderableType:
     """A table of the stages of a run's start."""
-    table = terminal.plain_table("stage", "seconds")
+    table = plain_table("stage", "seconds")
     table.columns[0].justify = "left"
     for stage in stages:
         table.add_row(stage.name, f"{stage.seconds:.3f}")
@@ -228,7 +229,7 @@ def workload_facts(workload: Workload) -> dict[str, object]:
 
 def workload_table() -> Table:
     """A table of all workloads."""
-    table = terminal.plain_table("work", "network", "clients", "steps\neach", "batch")
+    table = plain_table("work", "network", "clients", "steps\neach", "batch")
     table.add_column("")
     for column in table.columns[:2]:
         column.justify = "left"
@@ -259,7 +260,7 @@ def results(
 
 def experiment_table(timings: list[timing.ExperimentTiming]) -> Table:
     """A table with a row for each run of a paper."""
-    table = terminal.plain_table("work", "method", "engine", "ms a\nround", "first\nround, s")
+    table = plain_table("work", "method", "engine", "ms a\nround", "first\nround, s")
     for column in table.columns[:3]:
         column.justify = "left"
     for t in timings:
@@ -279,9 +280,7 @@ def experiment_remarks(first: timing.ExperimentTiming) -> str:
 def timing_table(timings: list[timing.Timing]) -> Table:
     """A table with a row of figures for each workload. It fits in 80 columns: some figures are in the JSON alone."""
     headings = ("work", "engine", "ms a\nround", "samples\na second", "bare\nms", "times\nfaster", "over\nfloor")
-    table = terminal.plain_table(*headings, "apart")
-    for column in table.columns:
-        column.no_wrap = True
+    table = plain_table(*headings, "apart")
     for column in table.columns[:2]:
         column.justify = "left"
     for t in timings:
@@ -320,8 +319,8 @@ def remarks(timings: list[timing.Timing]) -> str:
 
 def framework_table(timings: list[timing.FrameworkTiming]) -> Table:
     """A table with a row for each framework, workload and number of threads."""
-    table = terminal.plain_table("work", "framework", "threads", "ms a\nround", "bare\nms", "times\nas fast")
-    table.add_column("", overflow="fold")
+    table = plain_table("work", "framework", "threads", "ms a\nround", "bare\nms", "times\nas fast")
+    table.add_column("")
     for column in table.columns[:2]:
         column.justify = "left"
     for t in timings:

@@ -18,6 +18,7 @@ from ..experiment.store import load_all, write_atomic
 from ..report import tables, terminal
 from ..report.figures import coverage_picture
 from ..report.picture import style
+from ..report.plain_table import plain_table
 from .options import AsJson, Folder, Folders, Plugins, examples, json_text, print_rich
 
 app = typer.Typer(add_completion=False)
@@ -31,6 +32,7 @@ EPILOG = examples(
 HEADINGS = ("naive", "APS", "RAPS")  # of METHODS
 PICTURES = (".png", ".svg", ".pdf")  # formats
 DEFAULT = Conformal()
+TopClasses = Annotated[int, typer.Option(metavar="K", min=0, help="RAPS: so many top classes bear no penalty.")]
 
 
 @app.command(epilog=EPILOG)
@@ -45,7 +47,7 @@ def conformal(
     splits: Annotated[
         int, typer.Option(metavar="N", help="Random divisions over which means are taken.")
     ] = DEFAULT.splits,
-    k_reg: Annotated[int, typer.Option(metavar="K", help="RAPS: so many top classes bear no penalty.")] = DEFAULT.k_reg,
+    k_reg: TopClasses = DEFAULT.k_reg,
     penalty: Annotated[
         float, typer.Option(metavar="λ", help="RAPS: penalty of every further class.")
     ] = DEFAULT.penalty,
@@ -80,8 +82,7 @@ def conformal(
         randomised=not fixed,
     )
     load_plugins(plugins)
-    runs = load_all(folders, lambda run: terminal.comparison([run]))
-    library.conformal(runs, how, trust)
+    runs = library.measure_whole(load_all(folders, lambda run: terminal.comparison([run])), how, trust)
     groups = tables.group_runs(runs)
     if plot is not None:
         draw_coverage(groups, plot)
@@ -120,10 +121,10 @@ def draw_coverage(groups: Sequence[tables.RunGroup], file: Path) -> None:
 
 def results(groups: Sequence[tables.RunGroup], how: Conformal, plot: Path | None) -> RenderableType:
     """A table with a row for each group of runs; of a single group also the coverage by set size."""
-    table = terminal.plain_table(
+    table = plain_table(
         "method", "acc. %", *(f"{heading}\n{what}" for heading in HEADINGS for what in ("cov. %", "size"))
     )
-    table.columns[0].justify, table.columns[0].overflow = "left", "fold"
+    table.columns[0].justify = "left"
     for g in groups:
         cells = [
             (100, "accuracy", None),
@@ -154,9 +155,15 @@ def remarks(groups: Sequence[tables.RunGroup], how: Conformal) -> str:
     if all([other["calibrating"], other["measured"]] == counts for other in others):
         low, high = first["band"]
         text += f" {counts[0]:,} test samples calibrate, {counts[1]:,} are measured:"
-        text += f" one division's coverage by APS or RAPS lies between {terminal.percent(low)}"
-        text += f" and {terminal.percent(high)} with probability 99%."
+        text += f" one division's coverage by APS or RAPS {band_text(low, high, how.nonempty)}."
     return text
+
+
+def band_text(low: float, high: float, nonempty: bool) -> str:
+    """Where a coverage lies: a class that is put into empty sets can only raise it, so that the lower end remains."""
+    if nonempty:
+        return f"is at least {terminal.percent(low)} with probability 99.5%, as empty sets get a class"
+    return f"lies between {terminal.percent(low)} and {terminal.percent(high)} with probability 99%"
 
 
 def by_size(g: tables.RunGroup) -> RenderableType:
@@ -164,9 +171,7 @@ def by_size(g: tables.RunGroup) -> RenderableType:
     methods = g.runs[0].conformal["methods"]
     by_method: dict[str, list[dict[str, Any]]] = {method: methods[method]["strata"] for method in METHODS}
     ends = sorted({(stratum["from"], stratum["to"]) for strata in by_method.values() for stratum in strata})
-    table = terminal.plain_table(
-        "set size", *(f"{heading}\n{what}" for heading in HEADINGS for what in ("share %", "cov. %"))
-    )
+    table = plain_table("set size", *(f"{heading}\n{what}" for heading in HEADINGS for what in ("share %", "cov. %")))
     for low, high in ends:
         row = [str(low) if low == high else f"{low}–{high}"]
         for strata in by_method.values():

@@ -13,6 +13,7 @@ from rich.text import Text
 from ..data import fetch, files, sources
 from ..data.own_files import OwnFiles
 from ..report import terminal
+from ..report.plain_table import plain_table
 from .options import (
     AsJson,
     Configuration,
@@ -53,11 +54,11 @@ def list_(
     if as_json:
         print_json(rows)
         return
-    table = terminal.plain_table()
+    table = plain_table()
     table.add_column("dataset", style="bold", no_wrap=True)
     for heading in ("classes", "train", "test", "size"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("what it is, and where", overflow="fold")
+        table.add_column(heading, justify="right")
+    table.add_column("what it is, and where")
     for facts in rows:
         counts = ("–" if facts[key] is None else f"{facts[key]:,}" for key in ("classes", "train", "test"))
         about = Text.assemble(
@@ -102,7 +103,7 @@ def get(names: Names, folder: Folder = None) -> None:
 def check(name: Name, folder: Folder = None) -> None:
     """Compare every file of a dataset with its published checksum; exit code 2 if one differs."""
     checksums = files.check(files.locate(name))
-    table = terminal.plain_table("file", "MD5", "")
+    table = plain_table("file", "MD5", "")
     for column in table.columns:
         column.justify = "left"
     for checksum in checksums:

@@ -40,21 +40,22 @@ from .options import (
     Fresh,
     Out,
     Overrides,
-    PlainConsole,
     Plugins,
     Quiet,
+    all_overrides,
     data_options,
     examples,
     exit_with_command,
     print_json,
     print_rich,
+    progress_consoles,
 )
 from .progress import ProgressDisplay
 
 app = typer.Typer(name="deploy", add_completion=False)
 
 OPEN_PORT = (
-    "warning: on this system any user of the machine can run code as you through the federation's port, with --secure "
+    "on this system any user of the machine can run code as you through the federation's port, with --secure "
     "too; run it on Linux, or on a machine that is yours alone"
 )
 SUPERLINK_OPTIONS = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
@@ -177,9 +178,9 @@ def up(
     """
     require_flower()
     request = read_request(source, data, overrides, plugins, clients, rules, out=str(out.resolve()), fresh=fresh)
-    config, console = build_config(request), PlainConsole(stderr=True, quiet=quiet)
+    config, (console, warnings) = build_config(request), progress_consoles(quiet)
     run_folder = out / config.name()
-    with lock_folder(run_folder / "flower"), ProgressDisplay(console) as ticker:
+    with lock_folder(run_folder / "flower"), ProgressDisplay(console, warnings=warnings) as ticker:
         if not fresh:
             check_same_buffer(run_folder, request.rules)
         if is_finished(run_folder, config.evaluation) and not fresh:
@@ -213,18 +214,17 @@ def run_on_loopback(
     """Write the app of a run, start a federation on this machine and run the app on it to its end."""
     work, count = run_folder / "flower", config.client_count
     if not can_identify_users():
-        ticker.say(OPEN_PORT, "yellow")
+        ticker.say_warning(OPEN_PORT)
     if request.rules.fresh:
         shutil.rmtree(work / "state", ignore_errors=True)  # what clients have answered is of the run before
     write_app_from_tables(request.tables, work / "app", request.data, request.rules, name)
     env = {"ASKEW_DATA": str(data_dir.resolve())} if data_dir else {}
     nodes = "a SuperNode" if count == 1 else f"{count} SuperNodes"
     ticker.say(f"starting a SuperLink and {nodes} on this machine{', with keys' * secure}; logs are in {work}")
-    warn = lambda text: ticker.say(f"note: {text}", "yellow")
     made = temporary_keys(count) if secure else nullcontext()
     with interrupt_on_signals(), made as keys, Loopback(work, count, env=env, keys=keys, say=ticker.say) as federation:
         shutil.rmtree(work / "keys", ignore_errors=True)  # where older versions left them
-        return federation.run_app(work / "app", run_folder, ticker, warn)
+        return federation.run_app(work / "app", run_folder, ticker, ticker.say_warning)
 
 
 @app.command(
@@ -349,7 +349,7 @@ def read_request(
     `fixed` are rules that have options of their own.
     """
     app_tables, app_data, rules = read_app(source) if source.is_dir() else ({}, None, {})
-    changes = [*(overrides or ()), *([] if clients is None else [f"partition.clients={clients}"])]
+    changes = all_overrides(overrides, partition__clients=clients)
     path = source / PACKAGE / "run.toml" if source.is_dir() else source
     tables = load_tables(path, changes, plugins or (), "name a TOML file, or a folder that `askew deploy app` wrote")
     if "sweep" in tables:

@@ -21,7 +21,7 @@ from ..core.ranks import rank_and_size
 from ..experiment.plain_warnings import show_plain_warnings
 from ..experiment.process_tuning import quick_imports, tune_process
 from ..version import __version__
-from .options import PlainConsole, examples, explain, fail
+from .options import SHORT_OPTIONS, PlainConsole, examples, explain, fail
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has moved about
 
@@ -141,6 +141,15 @@ SETTINGS = {
 }
 
 
+# sentences of click about the value of an option, which the first group names, and plainer ones
+PLAINER = {
+    r"(\S+) is not in the range x>=(\S+)": r"\1 must be ≥ \3, got \2",
+    r"(\S+) is not in the range (\S+)<=x<=(\S+)": r"\1 must be ≥ \3 and ≤ \4, got \2",
+    r"('.*') is not a valid integer(?: range)?": r"\1 must be a whole number, got \2",
+    r"('.*') is not a valid float(?: range)?": r"\1 must be a number, got \2",
+}
+
+
 # errors ---------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +215,13 @@ def usage_sentence(e: Any, app: Any, arguments: Sequence[str]) -> str:
         names = (p.opts[0] if p.param_type_name == "option" else p.metavar for p in command.params)
         takes = f"{path} takes {' '.join(names)}"
     message = re.sub(r"(Did you mean [^?]*\?)( \1)+", r"\1", e.format_message()).strip().rstrip(".")
+    for pattern, words in PLAINER.items():
+        message = re.sub(f"^Invalid value for '(--[a-z-]+)': {pattern}$", words, message)
     word = str(getattr(e, "option_name", "")).lstrip("-").replace("-", "_")
-    if word in SETTINGS and any("--set" in option.opts for option in command.params):
-        message = f"{message.split('. ')[0].rstrip('.')}; write --set {SETTINGS[word]}=…"
+    is_unknown = message.startswith("No such option")
+    options = {name for option in command.params for name in option.opts}
+    if is_unknown and word in SETTINGS and "--set" in options:
+        short = SHORT_OPTIONS.get(SETTINGS[word], "")
+        instead = f"{short} …" if short in options else f"--set {SETTINGS[word]}=…"
+        message = f"{message.split('. ')[0].rstrip('.')}; write {instead}"
     return f"{message[:1].lower()}{message[1:]}{' ' if message.endswith('?') else '; '}{takes}; see {path} --help."

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,6 +18,7 @@ from ..core.files import CONTROL, printable
 from ..errors import AskewError, ConfigError
 from ..experiment.listing import stored_entries
 from ..experiment.store import to_json, write_text
+from ..experiment.toml import literal, parse_value
 from ..report.paste import FORMATS, PasteTables
 
 
@@ -94,7 +94,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Start over, even if the ru
 Dtype = Annotated[str, typer.Option(metavar="TYPE", help="float32, tf32, bf16 or float64.")]
 Compiled = Annotated[bool, typer.Option("--compile", help="Compile the networks.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress, notes or summary; warnings and errors stay.")]
 
 
 TableFormat = Annotated[
@@ -136,14 +136,40 @@ def track_options(track: list[str] | None) -> list[str]:
     return [word for each in track or () for word in ("--track", each)]
 
 
-def word_overrides(method: str | None, **words: float | str | None) -> list[str]:
-    """What --method and the options for single settings change, as --set takes it; tables and keys have "__" between.
+# options for single settings
+SHORT_OPTIONS = {
+    "algorithm.name": "--method",
+    "rounds": "--rounds",
+    "seed": "--seed",
+    "local.lr": "--lr",
+    "local.epochs": "--epochs",
+    "local.batch": "--batch-size",
+    "engine.device": "--device",
+    "engine.workers": "--workers",
+    "partition.clients": "--clients",
+}
 
-    They come before --set, which can then change the settings of the method.
+
+def all_overrides(overrides: Sequence[str] | None, method: str | None = None, **words: float | str | None) -> list[str]:
+    """What --method, then --set, then the options for single settings change, all as --set takes it.
+
+    Tables and keys of `words` have "__" between. A setting with two values is refused.
     """
     given = {name.replace("__", "."): value for name, value in words.items() if value is not None}
-    chosen = [] if method is None else [f"algorithm={{name = {json.dumps(method)}}}"]
-    return [*chosen, *(f"{key}={json.dumps(value)}" for key, value in given.items())]
+    named = given if method is None else {"algorithm.name": method, **given}
+    for override in overrides or ():
+        key, _, text = (part.strip() for part in override.partition("="))
+        value = parse_value(text)
+        for name, other in (value if isinstance(value, dict) else {"": value}).items():
+            setting = f"{key}.{name}" if name else key
+            if setting in named and named[setting] != other:
+                raise ConfigError(
+                    f"{SHORT_OPTIONS[setting]} {named[setting]} and --set {override} contradict each other; "
+                    "give one of them."
+                )
+    chosen = [] if method is None else [f"algorithm={{name = {literal(method)}}}"]
+    # --set may change settings of the method, and may replace a table that has a single setting
+    return [*chosen, *(overrides or ()), *(f"{key}={literal(value)}" for key, value in given.items())]
 
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}  # seconds
@@ -170,6 +196,12 @@ class PlainConsole(Console):
             yield piece if piece.control else Segment(printable(piece.text), piece.style)
 
 
+def progress_consoles(quiet: bool) -> tuple[PlainConsole, PlainConsole]:
+    """Where progress and where warnings are printed; with --quiet warnings alone are."""
+    console = PlainConsole(stderr=True, quiet=quiet)
+    return console, PlainConsole(stderr=True) if quiet else console  # bars and texts above them need one console
+
+
 def examples(*lines: str) -> str:
     """The examples at the end of a help page."""
     # each line is a paragraph: older versions of typer join the lines of one
@@ -178,7 +210,7 @@ def examples(*lines: str) -> str:
 
 def print_rich(output: RenderableType) -> None:
     """Print on standard output; tables are as wide as the terminal, lines of text are not broken."""
-    PlainConsole().print(output, soft_wrap=isinstance(output, Text))
+    PlainConsole().print(output, soft_wrap=isinstance(output, Text), crop=False)
 
 
 def print_json(value: Any) -> None:

@@ -19,6 +19,7 @@ from ..experiment.launch import TOGETHER
 from ..experiment.process_state import stop_after
 from ..experiment.run import OnRound
 from ..experiment.store import Record, Run
+from ..experiment.workers import check_cores
 from ..report import terminal
 from ..reproduction import paper_tables
 from ..reproduction.comparison import TableCell, table_cells
@@ -121,10 +122,7 @@ def reproduce(
 
     Runs whose results are stored are not run again; interrupted ones continue. Ctrl-C keeps all that was done.
     """
-    if processes > 1 and workers > 1:
-        raise ConfigError(
-            f"reproduce: --processes {processes} and --workers {workers} both divide the machine; give one of them."
-        )
+    check_options(processes, workers, sorted_file, queue is not None and plan)
     engine = EngineSettings(dtype=dtype, compile=compiled, workers=workers)
     words = ["--dtype", dtype] * (dtype != "float32") + ["--compile"] * compiled + ["--alone"] * alone
     words += ["--stop-at-target"] * stop_at_target
@@ -153,6 +151,17 @@ def reproduce(
         again = terminal.command("reproduce", id, "--scale", scale, *chosen, *words)
         run_with_progress(reproduction, id, out, results, processes, again)
     show_outcome(reproduction, out / "figures", as_json)
+
+
+def check_options(processes: int, workers: int, sorted_file: Path | None, plans_queue: bool) -> None:
+    """Refuse options that do not go together, and more processes than cores."""
+    if processes > 1 and workers > 1:
+        raise ConfigError(
+            f"reproduce: --processes {processes} and --workers {workers} both divide the machine; give one of them."
+        )
+    check_cores(processes, "--processes")
+    if sorted_file is not None and not plans_queue:
+        raise ConfigError("reproduce: --sorted writes the queue that is planned; give --queue and --plan with it.")
 
 
 def refuse_beside_queue(options: Mapping[str, object]) -> None:

@@ -35,15 +35,30 @@ def remaining_seconds(run: Run) -> float:
     return min(last, default=0.0) * (int(run.config["rounds"]) - len(run.rounds))
 
 
+def quality_text(run: Run) -> str:
+    """The last accuracy and training loss of a line of progress; in a regression the losses, of test and training."""
+    accuracy, test, train = run.last("accuracy"), run.last("loss"), run.last("train_loss")
+    if accuracy is None and test is not None:
+        return f" · test loss {terminal.digits(test)} · training loss {terminal.digits(train)}"
+    text = f" · accuracy {terminal.percent(accuracy)}" if accuracy is not None else ""
+    return text + (f" · loss {train:.2f}" if train is not None else "")
+
+
 class ProgressDisplay:
     """Shows the progress of runs, which it is called with after every round.
 
     On a terminal with live bars; elsewhere one run has a line now and then, and several have a line each.
     """
 
-    def __init__(self, console: Console, configs: Sequence[Config] = (), title: str = "") -> None:
-        """Without configurations there is one run."""
-        self.console, self.runs = console, max(1, len(configs))
+    def __init__(
+        self,
+        console: Console,
+        configs: Sequence[Config] = (),
+        title: str = "",
+        warnings: Console | None = None,
+    ) -> None:
+        """Without configurations there is one run. `warnings` are printed there, if not on the console itself."""
+        self.console, self.runs, self.warnings = console, max(1, len(configs)), warnings or console
         self.done = 0  # runs that ended
         self.trained_rounds = 0  # rounds that were trained
         self.said: set[tuple[str, str]] = set()  # names of runs, and the warnings that were given about them
@@ -79,9 +94,7 @@ class ProgressDisplay:
             self.trained_rounds += 1
             self.warn(run)
         done, rounds = len(run.rounds), int(run.config["rounds"])
-        last, loss = run.last("accuracy"), run.last("train_loss")
-        text = f"round {done}/{rounds}" + (f" · accuracy {terminal.percent(last)}" if last is not None else "")
-        text += f" · loss {loss:.2f}" if loss is not None else ""
+        text = f"round {done}/{rounds}" + quality_text(run)
         text += f" · ε {run.last('epsilon'):.3g}" if run.last("epsilon") is not None else ""
         left = remaining_seconds(run)
         is_long = record is not None and not self.console.is_terminal and done < rounds and left >= LONG_SECONDS
@@ -109,7 +122,7 @@ class ProgressDisplay:
         for kind, text in warnings.items():
             if text and (run.name, kind) not in self.said:
                 self.said.add((run.name, kind))
-                self.say(f"{self.run_title(run)}: {text}" if self.runs > 1 else text, "yellow")
+                self.say_warning(f"{self.run_title(run)}: {text}" if self.runs > 1 else text)
 
     def begin(self, run: Run) -> None:
         """Say what is about to be trained and set the bar up for it."""
@@ -134,8 +147,7 @@ class ProgressDisplay:
         if not self.console.is_terminal and was_trained:
             why = "it diverged" if run.facts.get("state") == DIVERGED else "its accuracy was high enough"
             early = f", stopped after round {len(run.rounds)} as {why}" if not run.finished else ""
-            best = terminal.percent(run.best_accuracy)
-            self.say(f"{self.count()}: {self.run_title(run)}: best accuracy {best}{early}")
+            self.say(f"{self.count()}: {self.run_title(run)}: {terminal.headline(run)}{early}")
 
     def give_up(self, name: str) -> None:
         """Count a run that failed."""
@@ -154,6 +166,10 @@ class ProgressDisplay:
     def say(self, text: str, style: str = terminal.QUIET) -> None:
         """Print a line above the bars."""
         self.console.print(Text(text, style), soft_wrap=not self.console.is_terminal)
+
+    def say_warning(self, text: str) -> None:
+        """Print a warning above the bars."""
+        self.warnings.print(Text(f"warning: {text}", "yellow"), soft_wrap=not self.warnings.is_terminal)
 
 
 class ExperimentProgress(ProgressDisplay):

@@ -14,6 +14,7 @@ from rich.text import Text
 from ..engine.choose import EngineSettings
 from ..experiment.store import Record, Run, write_text
 from ..report import terminal
+from ..report.plain_table import plain_table
 from ..reproduction.queue import QueueEntry, prepare_queue, queue_schedule, read_queue, run_queue
 from ..reproduction.queue_plan import EntryPlan, plan_queue, sort_entries
 from ..reproduction.schedule import ScheduledExperiment
@@ -63,7 +64,7 @@ def run_queue_file(path: Path, options: QueueOptions) -> None:
                 break
             planned, done = schedule.begun[run.name].planned, done + 1
             name = f"{planned.experiment} {planned.case} {planned.method}, seed {planned.seed}"
-            say(f"{done}: {name}: best accuracy {terminal.percent(run.best_accuracy)}")
+            say(f"{done}: {name}: {terminal.headline(run)}")
     wall = time.monotonic() - began
     if as_json:
         print_json({"seconds": wall, "entries": [row_json(*pair) for pair in zip(entries, experiments, strict=True)]})
@@ -91,11 +92,11 @@ def show_queue_plan(path: Path, options: QueueOptions, sorted_file: Path | None)
 
 def queue_plan_table(plans: Sequence[EntryPlan]) -> RenderableType:
     """The plan of a queue for a reader."""
-    table = terminal.plain_table(
+    table = plain_table(
         *("entry", "missing\nruns", "stored\nbefore", "printed\nnumbers", "claims"),
         *(f"seconds on\n{H200}", "numbers\na minute"),
     )
-    table.columns[0].justify, table.columns[0].overflow = "left", "fold"
+    table.columns[0].justify = "left"
     for plan in plans:
         seconds = "unknown" if plan.seconds is None else f"{plan.seconds:,.0f}"
         rate = "–" if plan.numbers_per_minute is None else f"{plan.numbers_per_minute:.2g}"
@@ -128,8 +129,8 @@ def queue_table(
     entries: Sequence[QueueEntry], experiments: Sequence[ScheduledExperiment], wall: float, processes: int
 ) -> Table:
     """What became of each entry, and of all."""
-    table = terminal.plain_table("entry", "runs\ndone", "stored\nbefore", "left", "seconds", "results\na second")
-    table.columns[0].justify, table.columns[0].overflow = "left", "fold"
+    table = plain_table("entry", "runs\ndone", "stored\nbefore", "left", "seconds", "results\na second")
+    table.columns[0].justify = "left"
     counts = [(e.done, e.stored, e.left, e.spent / processes) for e in experiments]
     for entry, row in zip(entries, counts, strict=True):
         table.add_row(entry.title, *row_texts(*row))

@@ -131,6 +131,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs in one table; runs that differ only in their seed share a row."""
+    if not test and (against is not None or metric is not None):
+        raise ConfigError("compare: --against and --metric say how to test; give --test with them.")
     rows = Runs(load_all(folders, lambda run: terminal.comparison([run]))).table(
         target, test=test, against=against, metric=metric
     )
@@ -172,12 +174,11 @@ def report(
 ) -> None:
     """Write one HTML page with tables and pictures of runs."""
     if kind is not None and kind not in PAPER_KINDS:
-        raise UnknownName(f"report: unknown kind of figures {kind!r}; {did_you_mean(kind, PAPER_KINDS)}")
-    if size is not None and (kind is None or size not in PAPER_SIZES):
-        raise ConfigError(
-            f"report: --size is that of --figures and one of {', '.join(PAPER_SIZES)}; "
-            "give for example --figures pdf --size column."
-        )
+        raise UnknownName(f"report: unknown kind of --figures {kind!r}; {did_you_mean(kind, PAPER_KINDS)}")
+    if size is not None and size not in PAPER_SIZES:
+        raise UnknownName(f"report: unknown --size {size!r} of figures; {did_you_mean(size, PAPER_SIZES)}")
+    if size is not None and kind is None:
+        raise ConfigError("report: --size is that of --figures; give both, for example --figures pdf --size column.")
     runs, broken = load_whole(folders, check_run)
     print(write_report(runs, out, title, broken))
     for path in write_figures(runs, out, kind, size or "column") if kind else ():

@@ -39,6 +39,7 @@ from .options import (
     Seed,
     StopAfter,
     Track,
+    all_overrides,
     data_options,
     examples,
     exit_with_command,
@@ -47,8 +48,8 @@ from .options import (
     parse_time,
     print_json,
     print_rich,
+    progress_consoles,
     track_options,
-    word_overrides,
 )
 from .progress import ProgressDisplay
 
@@ -108,14 +109,13 @@ def run(
         from ..experiment.trackers import tracking
 
     local = {"local__lr": lr, "local__epochs": epochs, "local__batch": batch_size}
-    words = word_overrides(method, rounds=rounds, seed=seed, engine__device=device, **local)
-    last = [] if workers is None else [f"engine.workers={workers}"]
-    config = load_config(file, [*words, *(overrides or ()), *last], plugins or ())
-    console = PlainConsole(stderr=True, quiet=quiet)
+    engine = {"engine__device": device, "engine__workers": workers}
+    settings = all_overrides(overrides, method, rounds=rounds, seed=seed, **local, **engine)
+    config, (console, warnings) = load_config(file, settings, plugins or ()), progress_consoles(quiet)
     again = terminal.resume_command(out / config.name(), options=[*data_options(folder), *track_options(track)])
     trackers = tracking(track, [config.name()])
     try:
-        with trackers, stop_after(parse_time(stop)), ProgressDisplay(console) as ticker:
+        with trackers, stop_after(parse_time(stop)), ProgressDisplay(console, warnings=warnings) as ticker:
             result = run_config(config, out, fresh=fresh, watch=trackers.beside(ticker))
             trackers.end(result)
     except KeyboardInterrupt:
@@ -173,7 +173,7 @@ def sweep(
         from ..experiment.trackers import tracking
 
     local = {"local__lr": lr, "local__epochs": epochs, "local__batch": batch_size}
-    settings = [*word_overrides(method, rounds=rounds, engine__device=device, **local), *(overrides or ())]
+    settings = all_overrides(overrides, method, rounds=rounds, engine__device=device, **local)
     configs, console = load_sweep(file, settings, over or (), plugins or ()), PlainConsole(stderr=True)
     given = (("--over", over), ("--set", settings), ("--plugin", plugins))
     flags = [(flag, value) for flag, values in given for value in values or ()]

@@ -27,12 +27,12 @@ from .options import (
     Processes,
     Rounds,
     Seed,
+    all_overrides,
     examples,
     exit_with_command,
     option_words,
     print_json,
     print_rich,
-    word_overrides,
 )
 from .progress import ProgressDisplay
 
@@ -106,9 +106,11 @@ def tune(
     with quick_imports():
         from ..experiment.sweep import parse_spans, read_sweep
         from ..experiment.tune import Budget, Tuner, load_plan
+        from ..experiment.workers import check_cores
 
-    short = word_overrides(None, rounds=rounds, seed=seed, engine__device=device)
-    tables, spans = read_sweep(file, [*short, *(overrides or ())], plugins or ())
+    check_cores(processes, "--processes")
+    settings = all_overrides(overrides, rounds=rounds, seed=seed, engine__device=device)
+    tables, spans = read_sweep(file, settings, plugins or ())
     console = PlainConsole(stderr=True)
     tuner = Tuner(
         tables,
@@ -123,11 +125,12 @@ def tune(
         began=began,
     )
     many = [("--over", over), ("--set", overrides), ("--plugin", plugins)]
-    options = {"--methods": methods, "--rounds": rounds, "--seed": seed, "--device": device, "--seeds": seeds}
+    options = {"--rounds": rounds, "--seed": seed, "--device": device, "--seeds": seeds}
     words = [*([str(file)] if file else []), *option_words(options | {"--data-dir": folder})]
     words += chain.from_iterable((flag, value) for flag, values in many for value in values or ())
     words += ["--processes", str(processes)] * (processes > 1)
-    same = terminal.command("tune", *words, *option_words({"--budget": budget, "--plan": plan, "--out": out}))
+    own = option_words({"--methods": methods, "--budget": budget, "--plan": plan, "--out": out})
+    same = terminal.command("tune", *words, *own)
     tuning = carry_out(tuner, console, same, out)
     if as_json:
         print_json(tuning.summary())

@@ -91,8 +91,9 @@ def entry(kind: str, name: str, member: type[Settings]) -> dict[str, Any]:
 
 def documentation(member: type[Settings]) -> str:
     """What the module of a method says of it, with its equations; where it says nothing, what the class does."""
-    module = sys.modules.get(member.__module__)
-    return inspect.cleandoc((module and module.__doc__) or member.__doc__ or "")
+    module, own = sys.modules.get(member.__module__), member.__doc__ or ""
+    own = "" if own.startswith(f"{member.__name__}(") else own  # dataclasses put the signature there
+    return inspect.cleandoc((module and module.__doc__) or own)
 
 
 def parameters(member: type[Settings]) -> list[dict[str, Any]]:

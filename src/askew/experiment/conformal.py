@@ -21,6 +21,7 @@ as promised, is taken here.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, lgamma, log
@@ -33,11 +34,12 @@ from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..core.types import Batch
 from ..engine.evaluate import CHUNK
-from ..errors import ConfigError, DataError, ModelError, StoreError
+from ..errors import AskewError, ConfigError, DataError, ModelError, StoreError, StoreWarning
 from .build import BuildCache, build
 from .config import Config
 from .plugins import plugin_module
 from .process_state import torch_state
+from .run_folder import stored_model
 from .store import Run, jsonable, write_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -246,6 +248,7 @@ def probabilities(run: Run, build_cache: BuildCache | None = None, trust: bool =
             f"the run {run.name} has no stored model; "
             "run it with askew run, or with out= in Python, and name its folder."
         )
+    stored_model(run.folder)  # which refuses a damaged one
     if not run.finished:
         raise StoreError(
             f"the run {run.name} has trained {len(run.rounds)} of {run.config['rounds']} rounds; "
@@ -287,9 +290,30 @@ def conformal(runs: Sequence[Run], how: Conformal | None = None, trust: bool = F
 
     With `trust` the plugins that the folders name are run.
     """
-    how, build_cache = how or Conformal(), BuildCache()
+    build_cache = BuildCache()
     for run in runs:
-        run.conformal = jsonable(measure(*probabilities(run, build_cache, trust), how, int(run.config["seed"])))
-        assert run.folder is not None
-        write_json(run.folder / FILE, run.conformal)
+        measure_run(run, how or Conformal(), build_cache, trust)
     return [run.conformal for run in runs]
+
+
+def measure_run(run: Run, how: Conformal, build_cache: BuildCache, trust: bool) -> None:
+    """Measure the prediction sets of one run, and store the figures in its folder."""
+    run.conformal = jsonable(measure(*probabilities(run, build_cache, trust), how, int(run.config["seed"])))
+    assert run.folder is not None
+    write_json(run.folder / FILE, run.conformal)
+
+
+def measure_whole(runs: Sequence[Run], how: Conformal, trust: bool = False) -> list[Run]:
+    """As `conformal`, but a run that cannot be measured is left out, with a warning, as long as others can."""
+    build_cache, measured, problems = BuildCache(), list[Run](), list[AskewError]()
+    for run in runs:
+        try:
+            measure_run(run, how, build_cache, trust)
+            measured.append(run)
+        except AskewError as e:
+            problems.append(e)
+    if problems and not measured:
+        raise problems[0]
+    for problem in problems:
+        warnings.warn(f"a run is left out: {problem}", StoreWarning, stacklevel=2)
+    return measured

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ..core.memory import free_memory, gigabytes
@@ -206,8 +207,17 @@ def find_folders(runs: Path) -> Iterator[MachineFinding]:
 def find_folder(name: str, path: Path, content: str, setting: str) -> MachineFinding:
     """One folder: what is in it, whether it can be written, and how much space is left."""
     at = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not at.is_dir() or not os.access(at, os.W_OK | os.X_OK):
+    if not can_write(at):
         advice = f"make it a folder that you may write to, or name another one by {setting}"
         return MachineFinding("folders", name, f"{path}: cannot be written", BROKEN, advice)
     made = content if at == path else "is made when it is needed"
     return MachineFinding("folders", name, f"{path}: {made}, {gigabytes(shutil.disk_usage(at).free)} free")
+
+
+def can_write(folder: Path) -> bool:
+    """Can a folder be made in it? That is tried, as permissions say nothing of /proc or of a read-only disk."""
+    try:
+        with TemporaryDirectory(prefix=".askew-doctor-", dir=folder):
+            return True
+    except OSError:
+        return False

@@ -31,7 +31,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         advice = (
             "free some space and start the run again: it goes on from what is stored"
             if full
-            else "name a folder you can write, with --out"
+            else "name a folder you can write to"
         )
         raise StoreError(f"cannot write {path}: {e.strerror or e}; {advice}.") from None
 

@@ -214,7 +214,7 @@ def run_on_workers(
     """Run configurations one after the other, each shared by as many workers as the first one sets."""
     for config in configs:
         check_rebuildable(config)
-    check_cores(configs[0].engine.workers, "engine.workers")
+    check_cores(configs[0].engine.workers, "engine.workers (--workers)")
     with ExitStack() as stack:
         stopping = stack.enter_context(stop_requests())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)

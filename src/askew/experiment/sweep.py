@@ -23,8 +23,24 @@ def load_sweep(
     path: str | Path | None = None, overrides: Iterable[str] = (), over: Iterable[str] = (), plugins: Iterable[str] = ()
 ) -> list[Config]:
     """The configurations that a file's [sweep] table and `--over key=a,b,c` span, each once."""
+    overrides = list(overrides)
     tables, spans = read_sweep(path, overrides, plugins)
-    return grid(tables, spans | parse_spans(over))
+    spans |= parse_spans(over)
+    refuse_swept(overrides, spans)
+    return grid(tables, spans)
+
+
+def refuse_swept(overrides: Iterable[str], spans: Mapping[str, Any]) -> None:
+    """Refuse a setting that an override gives one value and the sweep others: the one would be lost."""
+    for override in overrides:
+        key, _, text = (part.strip() for part in override.partition("="))
+        value = parse_value(text)
+        given = {f"{key}.{name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
+        for setting, single in given.items():
+            if setting in spans or setting.partition(".")[0] in spans:
+                raise ConfigError(
+                    f"sweep: {setting} is given the single value {single} and is swept as well; give it once."
+                )
 
 
 def read_sweep(

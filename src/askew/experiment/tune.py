@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import AskewError, ConfigError, StoreWarning
+from ..errors import AskewError, ConfigError, StoreError, StoreWarning
 from .config import Config
 from .contenders import Contender, check_over, choose_methods, keep_best, make_contender, score_run, use_all_samples
 from .extend import stored_reason
@@ -131,7 +131,15 @@ class Tuner:
         began: float | None = None,  # when the command began, by time.monotonic()
     ) -> None:
         over = dict(over or {})
-        names = choose_methods(tables, methods or over.get("algorithm.name", ()))
+        planned = [] if plan is None else list(plan.rounds)
+        if methods and "algorithm.name" in over:
+            raise ConfigError("tune: --methods and --over algorithm.name both name the methods; give one of them.")
+        names = choose_methods(tables, methods or over.get("algorithm.name", planned))
+        if plan is not None and (unplanned := [name for name in names if name not in planned]):
+            raise ConfigError(
+                f"tune: the plan has no method {unplanned[0]}, only {', '.join(planned)}; "
+                "give some of these, or leave --methods or --plan out."
+            )
         over.pop("algorithm.name", None)
         check_over(over, names)
         if seeds < 1:
@@ -165,7 +173,10 @@ class Tuner:
         self.require_methods()
         plan = self.given or self.stored_plan() or self.make_plan()
         if unplanned := [c.name for c in self.left if c.name not in plan.rounds]:
-            raise ConfigError(f"tune: the plan has no method {unplanned[0]}; give its methods, or leave --plan out.")
+            raise ConfigError(
+                f"tune: {self.out / STATE} has no plan of {unplanned[0]}, which could not run when it was made; "
+                "give another folder by --out."
+            )
         timed = self.unit == "seconds" and not self.given
         with stop_after(self.limit(LAST_TIME) - self.elapsed()) if timed else nullcontext():
             rungs = self.search(plan)
@@ -430,14 +441,18 @@ def read_plan(table: Mapping[str, Any]) -> Plan:
         rounds = {name: int(count) for name, count in table["rounds"].items()}
         return Plan(rounds, rungs, int(table["first_seeds"]), int(table["seeds"]))
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ConfigError("tune: this file holds no plan; give the tune.json of a folder that it made.") from None
+        raise ConfigError("tune: this file holds no plan; give the tune.json of a folder that tune made.") from None
 
 
 def load_plan(path: Path) -> Plan:
     """The plan that was carried out, from a stored tune.json."""
-    table = read_json(path)
+    try:
+        table = read_json(path)
+    except StoreError:
+        table = {}
     if "done" not in table:
-        raise ConfigError(f"tune: {path} holds no finished plan; give the tune.json of a folder that it made.")
+        what = "holds no finished plan" if path.exists() else "does not exist"
+        raise ConfigError(f"tune: the file {path} of --plan {what}; give the tune.json of a folder that tune made.")
     return read_plan(table["done"])
 
 

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError
+from .plain_table import plain_table
 from .runs import as_html, as_text
 from .skew import draw_skew, skew_table
-from .terminal import QUIET, plain_table
+from .terminal import QUIET
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

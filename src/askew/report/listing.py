@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .terminal import QUIET, command, pairs, plain_table, setting_text, times
+from .plain_table import plain_table
+from .terminal import QUIET, command, pairs, setting_text, times
 
 
 def catalogue(kind: str, entries: Sequence[dict[str, Any]]) -> RenderableType:
@@ -37,8 +38,8 @@ def algorithm_catalogue(entries: Sequence[dict[str, Any]]) -> RenderableType:
     for each in (listing, setting_table):
         each.add_column("algorithm", style="bold", no_wrap=True)
     for heading in ("sent\ndown", "sent\nup", "kept at\nserver", "kept at\nclient"):
-        listing.add_column(heading, justify="right", no_wrap=True)
-    listing.add_column("exact", justify="center", no_wrap=True)
+        listing.add_column(heading, justify="right")
+    listing.add_column("exact", justify="center")
     listing.add_column("idea and paper")
     setting_table.add_column("settings, with their defaults (–: left out)")
     for entry in entries:
@@ -81,7 +82,7 @@ def explain_entry(kind: str, entry: dict[str, Any]) -> RenderableType:
     if kind == "algorithms":
         server = times(entry["server_state"]) + (f", and {times(entry['memory'])} a client" if entry["memory"] else "")
         facts = [
-            ("paper", entry["paper"]),
+            *([("paper", entry["paper"])] if entry["paper"] else []),
             ("sends", f"{times(entry['down'])} models down, {times(entry['up'])} up, for a client and round"),
             ("keeps", f"{server} at the server, {times(entry['client_state'])} at a client (models)"),
             ("exact", "claims the true optimum under skewed data" if entry["exact"] else "no such claim"),
@@ -101,6 +102,6 @@ def explain_entry(kind: str, entry: dict[str, Any]) -> RenderableType:
 
 def explain_settings(parameters: Sequence[dict[str, Any]]) -> Table:
     """Settings with their defaults, meanings and ranges."""
-    return pairs(
-        (f"{p['name']} = {setting_text(p['default'])}", Text(f"{p['doc']} ({p['allowed']})", QUIET)) for p in parameters
-    )
+    names = [f"{p['name']} = {setting_text(p['default'])}" for p in parameters]
+    texts = [f"{p['doc']} ({p['allowed']})".strip() for p in parameters]
+    return pairs((name, Text(text, QUIET)) for name, text in zip(names, texts, strict=True))

@@ -31,7 +31,7 @@ COLUMNS = (
     PasteColumn("Best acc. (%)", "best_accuracy", 1, ".2f", 100),
     PasteColumn("Last acc. (%)", "final_accuracy", 1, ".2f", 100),
     PasteColumn("Worst tenth (%)", "worst_clients_accuracy", 1, ".2f", 100),
-    PasteColumn("Test loss", "test_loss", -1, ".3f"),
+    PasteColumn("Test loss", "test_loss", -1, ".4g"),
     PasteColumn("To target", "rounds_to_target", -1, ".0f"),
     PasteColumn("Virtual s to target", "seconds_to_target", -1, ".4g"),
 )

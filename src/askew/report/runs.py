@@ -21,7 +21,7 @@ from .page import count_text, write_report
 from .paste import PasteTables
 from .paste_runs import paste_comparison
 from .picture import drawn_for, style
-from .tables import ComparisonRow, group_runs, shorten_label, table
+from .tables import ComparisonRow, average, group_runs, shorten_label, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,6 +66,10 @@ class ComparisonTable(list[ComparisonRow]):
         if not test and (against is not None or metric is not None):
             raise ConfigError(
                 "compare: against and metric say how to test; give test=True (--test in a shell) with them."
+            )
+        if target is not None and runs and all(run.best_accuracy is None for run in runs):
+            raise ConfigError(
+                "compare: target (--target in a shell) is an accuracy, and none of these runs has one; leave it out."
             )
         super().__init__(table(runs, target))
         self.runs, self.target = runs, target
@@ -175,8 +179,9 @@ class Runs(list[Run]):
         counts = [count_text(len(self), "run"), f"of {count_text(len(groups), 'configuration')}"]
         lines = [" ".join(counts) + f", {len(self.failed)} failed" * bool(self.failed)]
         for group in groups[:SHOWN_ROWS]:
-            best = group.values(lambda run: run.best_accuracy)
-            shown = f"best accuracy {terminal.percent(sum(best) / len(best))}" if best else "no accuracy"
+            best, losses = group.values(lambda run: run.best_accuracy), group.last("loss")
+            shown = f"best accuracy {terminal.percent(average(best))}" if best else "no accuracy"
+            shown = f"last test loss {terminal.digits(average(losses))}" if losses and not best else shown
             seeds = f", {len(group.runs)} seeds" if len(group.runs) > 1 else ""
             lines.append(f"  {shorten_label(group.label)}: {shown}{seeds}")
         lines += [f"  and {len(groups) - SHOWN_ROWS} more; .table() shows all"] if len(groups) > SHOWN_ROWS else []
@@ -291,12 +296,12 @@ def as_text(output: RenderableType) -> str:
     """What `rich` prints, as plain text."""
     console = text_console(color_system=None)
     with console.capture() as captured:
-        console.print(output)
+        console.print(output, crop=False)
     return printed("\n".join(line.rstrip() for line in captured.get().rstrip().split("\n")))
 
 
 def as_html(output: RenderableType) -> str:
     """What `rich` prints, as HTML that needs nothing else and is as light or dark as the page around it."""
     console = text_console(record=True)
-    console.print(output)
+    console.print(output, crop=False)
     return printed(console.export_html(inline_styles=True, code_format=HTML))

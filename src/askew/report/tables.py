@@ -311,6 +311,7 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "worst_clients_accuracy": average(g.last("client_accuracy_worst10")),
                 "train_loss": average(g.last("train_loss")),
                 "test_loss": average(g.last("loss")),
+                "test_loss_std": sample_std(g.last("loss")),
                 "rounds": average([len(run.rounds) for run in g.runs]),
                 "finished": all(run.finished for run in g.runs),
                 "baseline": base.label if base and goal is not None else None,

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..core.records import RECORD
 from ..core.settings import toml_text
+from ..experiment.listing import stored_catalogue
 from ..experiment.roll_call import call_round, loss_sentence, never_sentences, reason_text
 from ..experiment.store import DIVERGED, REACHED, Run, read_json
+from .plain_table import FirstThatFits, PlainTable, plain_table
 from .tables import (
     ComparisonRow,
     client_count,
@@ -134,6 +135,13 @@ def state(run: Run) -> str:
     return f"{run.facts.get('state', 'begun')}, {len(run.rounds)} of {rounds} rounds"
 
 
+def headline(run: Run) -> str:
+    """The figure that a run is known by: its best accuracy, or in a regression its last test loss."""
+    loss = run.last("loss")
+    is_regression = run.best_accuracy is None and loss is not None
+    return f"last test loss {digits(loss)}" if is_regression else f"best accuracy {percent(run.best_accuracy)}"
+
+
 def resume_command(folder: Path, engine: str = "", options: Sequence[str | Path] = ()) -> str:
     """The command that continues an unfinished run; `options` are further words of `askew run`."""
     if engine == "flower":
@@ -160,10 +168,8 @@ def pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 def run_figures(run: Run) -> list[tuple[str, RenderableType]]:
     """The main figures of a run, for `pairs`."""
-    best = percent(run.best_accuracy) + (f" in round {run.best_round}" if run.best_round else "")
     rows: list[tuple[str, RenderableType]] = [
-        ("best accuracy", Text(best, BEST if run.best_accuracy is not None else "")),
-        ("last accuracy", percent(run.final_accuracy)),
+        *quality_rows(run),
         ("rounds", f"{len(run.rounds)} of {run.config['rounds']}, {duration(run.seconds_per_round)} each"),
         ("sent", f"{size(run.bytes_up)} up, {size(run.bytes_down)} down"),
     ]
@@ -171,6 +177,17 @@ def run_figures(run: Run) -> list[tuple[str, RenderableType]]:
     rows += [("privacy", privacy_text(run))] if run.facts.get("privacy") else []
     rows += [("warning", Text(str(run.facts["diverged"]), WARNING))] if run.facts.get("diverged") else []
     return rows + roll_call_rows(run)
+
+
+def quality_rows(run: Run) -> list[tuple[str, RenderableType]]:
+    """The best and the last accuracy, or in a regression the losses on the test set, for `pairs`."""
+    at, losses = run.curve("loss")
+    if run.best_accuracy is None and losses:
+        lowest = f"{digits(min(losses))} in round {at[losses.index(min(losses))]}"
+        return [("lowest test loss", Text(lowest, BEST)), ("last test loss", digits(losses[-1]))]
+    best = percent(run.best_accuracy) + (f" in round {run.best_round}" if run.best_round else "")
+    style = BEST if run.best_accuracy is not None else ""
+    return [("best accuracy", Text(best, style)), ("last accuracy", percent(run.final_accuracy))]
 
 
 def roll_call_rows(run: Run) -> list[tuple[str, RenderableType]]:
@@ -223,15 +240,19 @@ def run_details(run: Run) -> RenderableType:
         ("algorithm", settings_line(config["algorithm"])),
         ("model", settings_line(config["model"]) + parameters),
         ("local", settings_line(config.get("local", {}))),
+        *optional_rows(config),
         ("seed", str(config.get("seed", "–"))),
         ("engine", engine_text(run)),
     ]
     about += [("note", Text(str(run.facts["remark"]), "yellow"))] if run.facts.get("remark") else []
     parts: list[RenderableType] = [Text.assemble((run.name, "bold"), f": {state(run)}", overflow="fold"), Text()]
     parts += [pairs(about), Text(), pairs(run_figures(run))]
-    at, accuracy = run.curve("accuracy")
-    if len(accuracy) > 1:
-        parts += [Text(), Text("accuracy by round", "cyan"), chart(at, accuracy)]
+    key, name, form = ("accuracy", "accuracy", percent)
+    if run.best_accuracy is None:
+        key, name, form = ("loss", "test loss", digits)
+    at, values = run.curve(key)
+    if len(values) > 1:
+        parts += [Text(), Text(f"{name} by round", "cyan"), chart(at, values, form)]
     if run.rounds:
         parts += [Text(), last_rounds(run)]
     keys = dict.fromkeys(key for r in run.rounds for key in r)
@@ -245,15 +266,24 @@ def run_details(run: Run) -> RenderableType:
     return Group(*parts)
 
 
-def last_rounds(run: Run) -> Table:
+def optional_rows(config: Mapping[str, Any]) -> list[tuple[str, RenderableType]]:
+    """The tables that most runs do not have, with the settings that differ from their defaults, for `pairs`."""
+    defaults = stored_catalogue()["optional tables"]
+    tables = {name: config[name] for name in defaults if name in config}
+    changed = {name: {k: v for k, v in its.items() if v != defaults[name].get(k)} for name, its in tables.items()}
+    return [(name, settings_line(its)) for name, its in changed.items() if its]
+
+
+def last_rounds(run: Run) -> PlainTable:
     """The records of the last rounds."""
-    table = plain_table("round", "clients", "accuracy", "test\nloss", "train\nloss", "left\nout", "up", "down", "time")
+    accuracy = ["accuracy"] if run.best_accuracy is not None else []
+    table = plain_table("round", "clients", *accuracy, "test\nloss", "train\nloss", "left\nout", "up", "down", "time")
     for r in run.rounds[-LAST_ROUNDS:]:
         one = call_round(r)
         table.add_row(
             str(r["round"]),
             str(len(r.get("participants") or ())),
-            percent(r.get("accuracy")),
+            *(percent(r.get(key)) for key in accuracy),
             digits(r.get("loss")),
             digits(r.get("train_loss")),
             str(len(one.asked) - len(one.used) or r["dropped"]),
@@ -264,22 +294,15 @@ def last_rounds(run: Run) -> Table:
     return table
 
 
-def further_records(run: Run, keys: Sequence[str]) -> Table:
+def further_records(run: Run, keys: Sequence[str]) -> PlainTable:
     """What the method or the evaluation recorded besides the usual: first, last, lowest and highest values."""
     table = plain_table("also recorded", "first", "last", "lowest", "highest")
-    table.columns[0].justify, table.columns[0].min_width = "left", max(map(len, keys))
+    table.columns[0].justify = "left"
+    table.columns[0].no_wrap = True
     table.add_column("by round", no_wrap=True)
     for key in keys:
         values = run.curve(key)[1]
         table.add_row(key, *(digits(v) for v in (values[0], values[-1], min(values), max(values))), spark(values, 16))
-    return table
-
-
-def plain_table(*headings: str) -> Table:
-    """An empty table in our style; columns with these headings are aligned to the right."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="cyan")
-    for heading in headings:
-        table.add_column(heading, justify="right")
     return table
 
 
@@ -302,13 +325,13 @@ def spark(values: Sequence[float], width: int) -> str:
     return "".join(BLOCKS[h] for h in bar_heights(resample(values, width), len(BLOCKS) - 1))
 
 
-def chart(rounds: Sequence[int], values: Sequence[float]) -> Text:
-    """A curve in a few lines, from its lowest to its highest value."""
+def chart(rounds: Sequence[int], values: Sequence[float], form: Callable[[float], str] = percent) -> Text:
+    """A curve in a few lines, from its lowest to its highest value, which `form` writes."""
     eighths = len(BLOCKS) - 1
     shown = resample(values, WIDTH)
     columns = bar_heights(shown, HEIGHT * eighths)
     width = max(1, WIDTH // len(columns))  # of a column
-    labels = {HEIGHT - 1: percent(max(shown)), 0: percent(min(shown))}
+    labels = {HEIGHT - 1: form(max(shown)), 0: form(min(shown))}
     text = Text()
     for row in reversed(range(HEIGHT)):
         cells = "".join(BLOCKS[max(0, min(eighths, h - row * eighths))] * width for h in columns)
@@ -330,6 +353,7 @@ class ComparisonColumn(NamedTuple):
     scale: float = 1  # from the row's unit to the shown one
 
 
+# columns of which the last are left out first where the terminal is too narrow
 COLUMNS = (
     ComparisonColumn("last\nacc. %", "final_accuracy", 1, ".1f", 100),
     ComparisonColumn("rounds to\ntarget", "rounds_to_target", -1, ".0f"),
@@ -340,6 +364,8 @@ COLUMNS = (
     ComparisonColumn("ms a\nround", "seconds_per_round", 0, ".3g", 1e3),
 )
 HEADLINE = ComparisonColumn("best\nacc. %", "best_accuracy", 1, ".1f", 100)
+LOSS = ComparisonColumn("last test\nloss", "test_loss", -1, ".4g")  # the headline of a regression
+KEPT = 3  # columns of figures that are never left out
 
 
 def comparison(runs: Sequence[Run], target: float | None = None) -> RenderableType:
@@ -354,14 +380,21 @@ def comparison(runs: Sequence[Run], target: float | None = None) -> RenderableTy
 def federation_table(tasked: Sequence[tuple[ComparisonRow, str]], target: float | None) -> RenderableType:
     """The table of one federation, whose rows come with their tasks."""
     rows = [row for row, _ in tasked]
-    columns = [column for column in (HEADLINE, *COLUMNS) if any(row[column.key] is not None for row in rows)]
+    headline = LOSS if all(row["best_accuracy"] is None for row in rows) else HEADLINE
+    columns = [column for column in (headline, *COLUMNS) if any(row[column.key] is not None for row in rows)]
+    choices = [method_table(tasked, columns[:count]) for count in range(len(columns), min(KEPT, len(columns)) - 1, -1)]
+    return Group(FirstThatFits(choices), Text(comparison_remarks(rows, target), QUIET))
+
+
+def method_table(tasked: Sequence[tuple[ComparisonRow, str]], columns: Sequence[ComparisonColumn]) -> PlainTable:
+    """A row for each method, with these columns."""
     methods = plain_table("method", *(column.heading for column in columns))
-    methods.columns[0].justify, methods.columns[0].overflow = "left", "fold"
+    methods.columns[0].justify = "left"
     for row, task in tasked:
         peers = [other for other, its in tasked if its == task]
         label = shorten_label(row["label"])
         methods.add_row(label, *(comparison_cell(row, column, peers) for column in columns))
-    return Group(methods, Text(comparison_remarks(rows, target), QUIET))
+    return methods
 
 
 def comparison_cell(row: ComparisonRow, column: ComparisonColumn, peers: Sequence[ComparisonRow]) -> Text:
@@ -371,9 +404,9 @@ def comparison_cell(row: ComparisonRow, column: ComparisonColumn, peers: Sequenc
         return Text("–", QUIET)
     known = [peer[column.key] for peer in peers if peer[column.key] is not None]
     best = column.better and min(known) < max(known) and value == (max if column.better > 0 else min)(known)
-    std = row.get(f"{column.key}_std") if column is HEADLINE else None
+    std = row.get(f"{column.key}_std") if column in (HEADLINE, LOSS) else None
     text = f"{column.scale * value:{column.form}}"
-    text += f" ± {column.scale * std:{column.form}}" if std is not None else ""
+    text += f" ± {column.scale * std:{column.form if column is HEADLINE else '.2g'}}" if std is not None else ""
     return Text(text, BEST if best else "")
 
 

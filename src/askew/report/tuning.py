@@ -11,11 +11,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from .picture import Picture, write_picture
+from .plain_table import plain_table
 from .runs import Runs, as_html, as_text, draw_key
 from .significance import PairedComparison, judge_pairs
 from .statistics import MIN_SEEDS, t_interval
 from .tables import value_text
-from .terminal import BEST, QUIET, WARNING, duration, pairs, plain_table, size
+from .terminal import BEST, QUIET, WARNING, duration, pairs, size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -154,9 +155,9 @@ def setting_words(setting: dict[str, Any]) -> str:
 
 def ranking_table(rows: Sequence[dict[str, Any]], classes: bool) -> RenderableType:
     """The ranking: a row for each method, the best first."""
-    unit = " %" if classes else ""
+    unit = " %" if classes else " loss"
     table = plain_table("", "method and setting", f"held\nout{unit}", f"test{unit}", "seeds", "against\nthe best", "")
-    table.columns[1].justify, table.columns[1].overflow, table.columns[-1].justify = "left", "fold", "left"
+    table.columns[1].justify = table.columns[-1].justify = "left"
     for row in rows:
         interval = row["test_interval"]
         half = "" if interval is None else f" ± {number((interval[1] - interval[0]) / 2, classes)}"

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from .plain_table import plain_table
 from .significance import BETTER, EQUAL, LEVEL, METRICS, MOST_SEEDS, TOO_FEW, UNDECIDED, WORSE, PairedComparison
 from .statistics import MIN_SEEDS
 from .tables import shorten_label
-from .terminal import QUIET, plain_table
+from .terminal import QUIET
 
 COLOURS = {BETTER: "green", WORSE: "red"}
 
@@ -37,10 +38,7 @@ def federation_tests(tests: Sequence[PairedComparison]) -> RenderableType:
     percent = METRICS[tests[0].metric].percent
     names = ("differ-\nence", "95% interval\nby t", "95% interval\nby bootstrap", "p\n(Holm)", "d_z", "")
     rows = plain_table("method", "n", *names)
-    for column in rows.columns[1:]:
-        column.no_wrap = True
     rows.columns[0].justify = rows.columns[-1].justify = "left"
-    rows.columns[0].overflow = "fold"
     for *texts, verdict in federation_texts(tests, percent):
         rows.add_row(*texts, Text(verdict, COLOURS.get(verdict, QUIET)))
     return rows

@@ -153,7 +153,7 @@ def overview_cells(section: PaperSection, link: str) -> list[str]:
     """A paper's line in the table of the first page."""
     gaps, wins = find_gaps(accuracy_rows(section.rows)), count_wins(find_leads(section))
     title, *counts = section.summary()
-    sizes = [f"{gaps.median:.1f}", f"{gap_of(gaps.largest):+.1f}"] if gaps.largest else ["–", "–"]
+    sizes = [f"{gaps.median:.1f}", f"{gap_of(gaps.largest):+z.1f}"] if gaps.largest else ["–", "–"]
     first = [f"{n} of {wins.columns}" for n in (wins.ours, wins.printed)] if wins.columns else ["–", "–"]
     return [f"[{title}]({link})", *counts, *sizes, *first]
 
@@ -234,7 +234,7 @@ def lead_cells(leads: Sequence[Lead]) -> list[str]:
     means = (fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads))
     ends = (min(leads, key=lambda lead: lead.ours), max(leads, key=lambda lead: lead.ours))
     counts = [str(len(leads)), lead_seeds(leads).partition(" seed")[0]]
-    return [*counts, *(f"{mean:+.2f}" for mean in means), *(f"{e.ours:+.2f} in {e.case}" for e in ends)]
+    return [*counts, *(f"{mean:+z.2f}" for mean in means), *(f"{e.ours:+z.2f} in {e.case}" for e in ends)]
 
 
 def figure_lines(section: PaperSection) -> list[str]:

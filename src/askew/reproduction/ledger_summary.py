@@ -152,7 +152,7 @@ def lead_words(section: PaperSection, about: str) -> str:
         return "not run"
     mean = " on average" if len(leads) > 1 else ""
     ours, printed = fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads)
-    return f"{ours:+.1f} points{mean} ({lead_seeds(leads)}; printed {printed:+.1f})"
+    return f"{ours:+z.1f} points{mean} ({lead_seeds(leads)}; printed {printed:+z.1f})"
 
 
 def win_words(section: PaperSection, about: str) -> str:

@@ -11,8 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..report.plain_table import plain_table
 from ..report.tables import sample_std
-from ..report.terminal import QUIET, duration, pairs, plain_table, size
+from ..report.terminal import QUIET, duration, pairs, size
 from .comparison import TableCell
 from .cost import Estimate, short_count
 from .papers import PlannedRun, hyper_text
@@ -85,7 +86,7 @@ def experiment_list(entries: Iterable[ExperimentEntry], device: str) -> Renderab
     table.add_column("experiment", style="bold", no_wrap=True)
     table.add_column("what it is")
     for heading in ("runs", "samples", f"on an\n{device}"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for entry in entries:
         time = long_duration(entry.seconds).replace(" (", "\n(")  # the range in a line of its own
         cost = [str(entry.runs), short_count(entry.samples), time] if entry.runs else ["–"] * 3
@@ -163,7 +164,7 @@ def metric_table(cells: Sequence[TableCell], with_paper: bool) -> Table:
         row = [case, cell.method, *([cell.hyper] if tuned else []), mean_text(cell.values, cell)]
         if with_paper:
             row += [cell.printed.text if cell.printed else "–"]
-            row += ["–" if cell.difference is None else f"{cell.difference:+.2f}"]
+            row += ["–" if cell.difference is None else f"{cell.difference:+z.2f}"]
         if held_out:
             elsewhere = "" if cell.held_out_hyper == cell.hyper else f"\n{cell.held_out_hyper}"
             row += [mean_text(cell.held_out, cell) + elsewhere if cell.held_out else "–"]

@@ -340,6 +340,9 @@ def configure_runs(
             config = replace(built[point], seed=seeds_built[seed])
             e = s.experiment
             planned.append(PlannedRun(*run, config, e.curves, e.curves_every, e.stored))
+    if specs and not planned:
+        given = ", ".join(f"{kind}={value}" for kind, values in wanted.items() for value in values)
+        raise ConfigError(f"--only: no run of {experiment.id} has all of {given}; leave one of them out.")
     return planned
 
 
@@ -430,7 +433,11 @@ def wanted_values(only: Iterable[str], specs: Sequence[RunSpec]) -> dict[str, li
             raise UnknownName(
                 f"--only: there is no {text.strip()!r} here; {did_you_mean(text.strip(), cases | methods)}"
             )
-        wanted.setdefault(kind, []).append(text.strip() if kind in ("case", "method") else parse_value(text.strip()))
+        value = text.strip() if kind in ("case", "method") else parse_value(text.strip())
+        if not any(spec_value(s, kind) == value for s in specs):
+            values = dict.fromkeys(hyper_value_text(v) for s in specs if (v := spec_value(s, kind)) is not None)
+            raise ConfigError(f"--only: no run here has {kind}={text.strip()}; the values are {', '.join(values)}.")
+        wanted.setdefault(kind, []).append(value)
     return wanted
 
 
