@@ -195,7 +195,7 @@ class PairsOfClients(Vmapped):
         return 2
 
 
-def make_engine(name: str, task: Task, even: bool) -> Engine:
+def make_engine(name: str, task: Task, never_pad: bool) -> Engine:
     """An engine by name.
 
     sequential    the reference: no kernels
@@ -207,14 +207,14 @@ def make_engine(name: str, task: Task, even: bool) -> Engine:
     if name in ("sequential", "kernels"):
         return Sequential(task, 0, False, StepKernels(task, set()) if name == "kernels" else None)
     if name == "slots":
-        return Slots(lambda: Bound(task.module, task.space, task.criterion), even, most=2)
+        return Slots(lambda: Bound(task.module, task.space, task.criterion), never_pad, most=2)
     assert isinstance(task, Functional)
     if name in ("stacked", "groups"):
-        return Stacked(task, most=3) if name == "stacked" else Stacked(task, steps_less=1)
+        return Stacked(task, most=3) if name == "stacked" else Stacked(task, least_gap=1)
     kernels = None if name == "plain_rows" else StepKernels(task, set())
     if name == "pairs":
-        return PairsOfClients(task, even, kernels)
-    return Vmapped(task, even, kernels, **({"budget": 1} if name == "single" else {}))
+        return PairsOfClients(task, never_pad, kernels)
+    return Vmapped(task, never_pad, kernels, **({"budget": 1} if name == "single" else {}))
 
 
 def with_needs(fed: Federation, needs: Sequence[str]) -> Federation:

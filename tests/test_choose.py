@@ -188,7 +188,7 @@ def test_a_trial_is_short(phase_request: PhaseRequest) -> None:
     """It has so few clients that it ends within TRIAL_SECONDS; with room for one client alone nothing is compared."""
     choice, engines = run_trial(phase_request, sequential=8e-3, vmapped=6e-3)
     assert [len(a.plan.ids) for a in engines["vmapped"].requests] == [3] * (1 + engine_choice.TRIALS)
-    assert {work.batches for a in engines["vmapped"].requests for work in a.plan.train} == {engine_choice.STEPS}
+    assert {work.batches for a in engines["vmapped"].requests for work in a.plan.train} == {engine_choice.TRIAL_STEPS}
     assert choice.name == "vmapped"
     slow, engines = run_trial(phase_request, sequential=1.0, vmapped=0.1)
     assert slow.reason == "the rule" and not engines["vmapped"].requests
@@ -233,7 +233,7 @@ def no_trial(*arguments: Any) -> EngineChoice:
 def test_a_trial_changes_nothing_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose engine was measured for real is, bit for bit, the run with that engine configured."""
     monkeypatch.setattr(engine_choice, "TRIAL_SECONDS", 60.0)  # on a busy machine a step may take long
-    monkeypatch.setattr(engine_choice, "MUCH", 0)
+    monkeypatch.setattr(engine_choice, "MUCH_WORK", 0)
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
     for method in ("scaffold", "feddpc"):
@@ -248,7 +248,7 @@ def test_a_trial_changes_nothing_of_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_runs_with_equal_work_share_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     winners = list[str]()
-    monkeypatch.setattr(engine_choice, "MUCH", 0)
+    monkeypatch.setattr(engine_choice, "MUCH_WORK", 0)
     monkeypatch.setattr(run_parts, "fastest", trial_won_by("vmapped", winners))
     engines = [
         build(Config.build({**TABLES, "algorithm": {"name": name}})).facts["engine"] for name in ("fedavg", "fedprox")
@@ -267,7 +267,7 @@ def test_a_resumed_run_keeps_its_engine(tmp_path: Path, monkeypatch: pytest.Monk
             raise Interrupted
 
     winners, config = list[str](), Config.build(TABLES)
-    monkeypatch.setattr(engine_choice, "MUCH", 0)
+    monkeypatch.setattr(engine_choice, "MUCH_WORK", 0)
     monkeypatch.setattr(run_parts, "fastest", trial_won_by("vmapped", winners))
     with pytest.raises(Interrupted):
         run_config(config, tmp_path, watch=stop, save_every=0)
@@ -289,14 +289,14 @@ def test_of_several_ranks_the_first_decides(monkeypatch: pytest.MonkeyPatch) -> 
         def broadcast(self, value: Any, source: int = 0) -> Any:
             return ["vmapped", "as rank 0 found"]
 
-    monkeypatch.setattr(engine_choice, "MUCH", 0)
+    monkeypatch.setattr(engine_choice, "MUCH_WORK", 0)
     monkeypatch.setattr(run_parts, "fastest", no_trial)
     facts = build(Config.build(TABLES), group=SecondRank(1, 2)).facts
     assert (facts["engine"], facts["reason"]) == ("vmapped", "as rank 0 found")
 
 
 def test_a_configured_engine_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_choice, "MUCH", 0)
+    monkeypatch.setattr(engine_choice, "MUCH_WORK", 0)
     monkeypatch.setattr(run_parts, "fastest", no_trial)
     settings = EngineSettings(name="slots", device="cpu")
     assert build(Config.build({**TABLES, "model": Softmax(), "engine": settings})).facts["reason"] == "as configured"

@@ -547,6 +547,32 @@ def test_a_mistake_in_python_is_one_sentence(mistake: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
+def test_whole_numbers_of_any_type_are_labels(dtype: torch.dtype) -> None:
+    x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    own: dict[str, Any] = {"model": "softmax", "clients": 2, "cohort": 2, "rounds": 1, "progress": False}
+    usual, other = (
+        askew.run(data=askew.Dataset(askew.Samples(x, labels), askew.Samples(x, labels), classes=2), **own)
+        for labels in (y, y.to(dtype))
+    )
+    assert other.curve("loss") == usual.curve("loss") and other.name == usual.name
+
+
+def test_targets_that_are_no_labels_have_the_squared_error() -> None:
+    """A Dataset without classes and without a criterion is a regression; shares of classes are labels."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    network = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))  # one number a sample
+    own: dict[str, Any] = {"model": network, "clients": 2, "cohort": 2, "rounds": 1, "progress": False}
+    samples = askew.Samples(x, x[:, 0])
+    with pytest.warns(DataWarning, match="has no classes, and its targets are neither labels nor shares of classes"):
+        run = askew.run(data=askew.Dataset(samples, samples, classes=0), **own)
+    said = askew.run(data=askew.Dataset(samples, samples, classes=0, criterion="squared_error"), **own)
+    assert run.curve("loss") == said.curve("loss") and run.name == said.name
+    shares = askew.Samples(x, torch.softmax(x, 1))
+    assert askew.Dataset(shares, shares, classes=0).criterion == "cross_entropy"
+    assert askew.Dataset(askew.Samples(x, x), askew.Samples(x, x), classes=0).criterion == "squared_error"
+
+
 def test_samples_that_are_names_are_refused_when_the_dataset_is_made() -> None:
     with pytest.raises(DataError, match="of tensors or arrays of numbers; hand"):
         askew.Dataset(askew.Samples(X, Y.astype(str)), askew.Samples(X, Y), 2)

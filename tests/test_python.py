@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import askew
@@ -250,6 +251,35 @@ def test_one_instance_over_seeds_is_remarked_once_and_instances_share_a_row(recw
     assert pair[0].task == pair[1].task  # methods may be compared, wherever they start
     old = {key: value for key, value in runs[0].config["model"].items() if key != "structure"}
     assert without_surroundings({"model": old}) == without_surroundings({"model": runs[0].config["model"]})
+
+
+class Tied(nn.Module):
+    """Tied and frozen weights, statistics, a whole number, and a buffer that the state dictionary leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(64, 64), nn.Linear(64, 64), nn.BatchNorm1d(64)
+        self.b.weight = self.a.weight
+        self.frozen, self.out = nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 10)
+        self.register_buffer("steps", torch.tensor(7))
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(self.frozen(self.norm(self.b(self.a(x.flatten(1)).relu()))) * self.scale)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_trained_model_loads_into_its_network(dtype: str, tmp_path: Path) -> None:
+    network = Tied()
+    frozen, before = network.frozen.weight.clone(), network.a.weight.clone()
+    own = {**TINY, "model": network, "engine": {"dtype": dtype}}
+    run = askew.run(out=tmp_path, **own)
+    assert run.model.keys() | {"norm.num_batches_tracked"} == network.state_dict().keys()
+    network.load_state_dict(run.model)
+    assert torch.equal(network.frozen.weight, frozen) and int(network.steps) == 7  # type: ignore[arg-type]
+    assert network.b.weight is network.a.weight and not torch.equal(network.a.weight, before)
+    (file,) = tmp_path.glob("*/model.safetensors")
+    Tied().load_state_dict(load_file(file))
 
 
 # methods --------------------------------------------------------------------------------------------------------------

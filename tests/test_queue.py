@@ -152,13 +152,13 @@ def test_a_run_that_takes_too_long_is_stopped_and_goes_on_next_time(
     queue_file(tmp_path, '[[entry]]\nexperiment = "mine.toml"\nonly = ["A"]\n[[entry]]\nexperiment = "brief.toml"\n')
     command = ["reproduce", "--queue", "queue.toml", "--json"]
 
-    def is_hopeless(self: RunSchedule, configs: Any) -> bool:
+    def note_if_too_slow(self: RunSchedule, configs: Any) -> bool:
         part = self.begun[configs[0].name()].part
-        part.hopeless = part.records == 5 and configs[0].rounds == 12
-        return part.hopeless
+        part.too_slow = part.records == 5 and configs[0].rounds == 12
+        return part.too_slow
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunSchedule, "is_hopeless", is_hopeless)
+        patch.setattr(RunSchedule, "note_if_too_slow", note_if_too_slow)
         assert main(command) == 0
     first, second = json.loads(capsys.readouterr().out)["entries"]
     assert (first["done"], first["too_long"], first["left"]) == (0, 1, 1) and second["done"] == 3
@@ -348,7 +348,7 @@ def test_a_part_that_is_slower_than_expected_is_given_up_for_others(monkeypatch:
             gpu.now += seconds
             run.rounds.append(1)
             schedule.on_round(run, {"round": 1})
-        assert schedule.is_hopeless([config]) == hopeless
+        assert schedule.note_if_too_slow([config]) == hopeless
     schedule.on_loss([config])
     [experiment] = schedule.experiments
     assert [p.method for p in experiment.too_long] == ["FedAvg"] and not experiment.lost and not experiment.parts
@@ -361,7 +361,7 @@ def test_a_resumed_run_is_not_given_up_for_rounds_that_it_has_done(monkeypatch: 
     for t in range(550, 591):  # of 600 rounds, two seconds each
         gpu.now += 2.0
         schedule.on_round(SimpleNamespace(name=config.name(), rounds=[0] * t), {"round": t})  # type: ignore[arg-type]
-    assert not schedule.is_hopeless([config])
+    assert not schedule.note_if_too_slow([config])
 
 
 def test_runs_of_a_part_that_was_stopped_are_tried_in_a_smaller_one_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +377,7 @@ def test_runs_of_a_part_that_was_stopped_are_tried_in_a_smaller_one_once(monkeyp
             for config in configs:
                 run: Any = SimpleNamespace(name=config.name(), rounds=[0] * t)
                 schedule.on_round(run, {"round": t})
-        assert schedule.is_hopeless(configs)
+        assert schedule.note_if_too_slow(configs)
         schedule.on_loss(configs)
     assert sizes == [8, 2]
     assert len(experiment.too_long) == 2 and len(experiment.waiting) == 6

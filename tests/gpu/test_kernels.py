@@ -245,7 +245,7 @@ def test_linear_layers_of_many_networks(
     layer, size = nn.Linear(inner, out).cuda(), inner * out
     flat = torch.randn(groups, 3 + size + out, device="cuda").requires_grad_()
     x = torch.randn(groups, batch, inner, device="cuda", requires_grad=True)
-    assert batched_linear.can_launch(x, flat[:, 3 : 3 + size].view(groups, out, inner), batched_linear.MOST)
+    assert batched_linear.can_launch(x, flat[:, 3 : 3 + size].view(groups, out, inner), batched_linear.MAX_WIDTH)
     real = torch.randint(batch + 1, (groups,), dtype=torch.int32, device="cuda")
     is_real = torch.ones(1, 1, 1, device="cuda")
     if padded:

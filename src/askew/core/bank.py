@@ -87,7 +87,9 @@ def index_of(rows: list[int], device: torch.device) -> Tensor:
 
 
 class Bank:
-    """Rows by client. `device_bytes` and `host_bytes` bound what it may take there; None: half of what is free.
+    """Rows by client. `device_bytes` and `host_bytes` bound what it may take there.
+
+    None: a quarter of the free memory of the device, half of that of the host.
 
     Where several processes share a federation, `owns` says whose rows are kept in this one: others are not kept.
     """

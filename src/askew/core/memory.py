@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..errors import EngineError
 
-SMALL = 2**28  # bytes; less is not even compared with what is free
-SHARE = 0.9  # of the free memory that one thing may take
+UNCHECKED_BYTES = 2**28  # bytes; less is not even compared with what is free
+USABLE_SHARE = 0.9  # of the free memory that one thing may take
 
 
 def free_memory() -> float:
@@ -35,10 +35,10 @@ CGROUPS = (  # files with the limit of a container's memory and what is used of 
 
 def require_memory(needed: float, what: str, advice: str) -> None:
     """Refuse what needs more bytes than are free."""
-    if needed < SMALL:
+    if needed < UNCHECKED_BYTES:
         return
     free = free_memory()
-    if needed > SHARE * free:
+    if needed > USABLE_SHARE * free:
         raise EngineError(
             f"{what} would take about {gigabytes(needed)} of memory, and {gigabytes(free)} are free; {advice}."
         )

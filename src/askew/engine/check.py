@@ -16,7 +16,7 @@ import torch
 from ..errors import EngineError
 from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest, prepare_next
 
-STEPS = 2  # of each client: rounding errors have no time to grow
+CHECKED_STEPS = 2  # of each client: rounding errors have no time to grow
 CLIENTS = 6  # that are compared
 GROWTH = 1.2  # times as many clients as were checked: checked again
 # of the length of a result: what the engine's may be away from the sequential one's without a further look
@@ -44,7 +44,7 @@ class CheckedEngine:
         kind, clients = frozenset(type(r.phase) for r in requests), sum(len(r.plan.ids) for r in requests)
         if clients > GROWTH * self.checked.get(kind, 0):
             self.checked[kind] = clients
-            self.check([request.first_steps(STEPS)._replace(wanted=()) for request in requests])
+            self.check([request.first_steps(CHECKED_STEPS)._replace(wanted=()) for request in requests])
         return outputs
 
     def prepare(self, requests: Sequence[PhaseRequest]) -> None:
@@ -65,9 +65,9 @@ class CheckedEngine:
             distance = upload_distance(ours, right, rounding(alone.inputs))
             if distance > self.far and not self.rounds_as(ours, right, alone):
                 raise WrongResult(
-                    f"engine: after {STEPS} steps the {self.name} engine's result of client {request.plan.ids[i]} is "
-                    f"{distance:.2g} times its length away from the sequential engine's, with {len(jobs)} clients at a "
-                    f'time; set engine.name = "sequential", and please report this.'
+                    f"engine: after {CHECKED_STEPS} steps the {self.name} engine's result of client "
+                    f"{request.plan.ids[i]} is {distance:.2g} times its length away from the sequential engine's, "
+                    f'with {len(jobs)} clients at a time; set engine.name = "sequential", and please report this.'
                 )
 
     def rounds_as(self, ours: PhaseOutputs, right: PhaseOutputs, alone: PhaseRequest) -> bool:

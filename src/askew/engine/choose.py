@@ -21,22 +21,20 @@ from ..kernels import batched_lstm
 from .base import Engine, PhaseRequest
 from .check import WrongResult
 
-MUCH = 10**11  # parameters times samples of all rounds; below, a trial costs more than it can win
+MUCH_WORK = 10**11  # parameters times samples of all rounds; below, a trial costs more than it can win
 TRIAL_SECONDS = 0.06  # that one trial may take on a CPU, one client after another
-STEPS = (
-    2  # of each client in a trial, or as many as take TRIAL_SECONDS: a round begins and ends once, whatever they are
-)
+TRIAL_STEPS = 2  # of each client in a trial; more if they fit into TRIAL_SECONDS
 TRIALS = 3  # of each engine, after one that does not count
 TICK = 1e-6  # seconds; the shortest time that is believed
-HOPELESS = 2.0  # times as long as the first engine: not tried again
+MUCH_SLOWER = 2.0  # times as long as the first engine: not tried again
 CLEARLY = 0.9  # of the first engine's time: what another must stay below
-SMALL = 100_000  # parameters; above, one client's step keeps a core busy by itself
+SMALL_NETWORK = 100_000  # parameters; above, one client's step keeps a core busy by itself
 WIDE = 8.0  # clients at work side by side, on average; below, a vmapped step costs more than the steps it replaces
 DENSE = (
     *(nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Flatten),
     *(nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Sequential),
 )
-VMAPPED = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # layers besides that are known to work under vmap, and slow on a CPU
+CONVOLUTION_LAYERS = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # which work under vmap too, and are slow there on a CPU
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 DRAWS, MIXES = "_askew_draws", "_askew_mixes"  # attributes of a network in which a trial has shown this
 AS_CONFIGURED = "as configured"  # the reason for an engine that was named
@@ -157,7 +155,7 @@ def choose(
     side_by_side = f"only about {width:.1f} clients would be at work side by side"
     if width < 2:
         return EngineChoice("sequential", side_by_side)
-    if space.P > SMALL:
+    if space.P > SMALL_NETWORK:
         busy = f"with {space.P:,} parameters one client's step keeps the machine busy"
         return EngineChoice("sequential", busy, ("vmapped",))
     if width < WIDE:
@@ -174,9 +172,9 @@ def choose_on_cuda(module: nn.Module, space: Space, foreign: Collection[str], co
     known = not compiled_or_bf16 and not mixes_samples(module) and not skips_a_token(module)
     if known and {*foreign} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
         return EngineChoice("stacked", "an LSTM: one kernel a time step serves many clients", ("slots",))
-    if not known or {*foreign} - VMAPPED:
+    if not known or {*foreign} - CONVOLUTION_LAYERS:
         return EngineChoice("slots", slots)
-    if space.P <= SMALL:
+    if space.P <= SMALL_NETWORK:
         return EngineChoice("stacked", f"a small network ({space.P:,} parameters): one kernel serves many clients")
     if foreign:
         return EngineChoice("slots", slots, ("stacked",))
@@ -191,7 +189,7 @@ def is_own(layer: nn.Module) -> bool:
 def worth_a_trial(request: PhaseRequest, rounds: int) -> bool:
     """Is there so much to do, if all rounds are like this one, that a trial pays?"""
     samples = sum(len(work.places) for work in request.plan.train)
-    return rounds * request.inputs.w.shape[-1] * samples >= MUCH
+    return rounds * request.inputs.w.shape[-1] * samples >= MUCH_WORK
 
 
 def fastest(
@@ -216,7 +214,7 @@ def fastest(
         one = first_steps(request, 1, 1)
         seconds(engines["sequential"], one)
         alone = max(seconds(engines["sequential"], one), TICK)
-        count = min(round(width), int(TRIAL_SECONDS / STEPS / alone))
+        count = min(round(width), int(TRIAL_SECONDS / TRIAL_STEPS / alone))
         if count < 2:
             return rule
         request = first_steps(request, count, int(TRIAL_SECONDS / count / alone))
@@ -231,7 +229,7 @@ def fastest(
             wrong += [name] if isinstance(e, WrongResult) else []
     for _ in range(TRIALS):
         for name, engine in engines.items():
-            if times.get(name, 0.0) <= HOPELESS * times.get(rule.name, math.inf):
+            if times.get(name, 0.0) <= MUCH_SLOWER * times.get(rule.name, math.inf):
                 times[name] = min(times.get(name, math.inf), seconds(engine, request))
     best = min(times, key=lambda name: times[name] if name == rule.name else times[name] / CLEARLY)
     measured = ", ".join([*(f"{name} {1e3 * s:.3g} ms" for name, s in times.items()), *(f"{n} wrong" for n in wrong)])

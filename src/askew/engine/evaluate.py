@@ -17,7 +17,7 @@ from ..data.dataset import Samples
 from ..data.federation import SHOWN, Federation
 from .graphs import capture_stream
 
-CHUNK = 2048
+CHUNK = 2048  # samples evaluated at a time
 RAISED = 1e-4  # by more than this a loss must grow to count
 RARE = 3  # classes
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..core.local import Progress
 
-SMALL = 4096  # numbers; so few are copied together with others
-SPARE = 2**30  # bytes that rehearsals may leave behind
+SMALL_TENSOR = 4096  # numbers; so few are copied together with others
+SPARE_BYTES = 2**30  # bytes that rehearsals may leave behind
 
 
 class GraphCache:
@@ -43,7 +43,7 @@ class GraphCache:
             body()
         copy_tensors(changed, before)
         torch.cuda.synchronize(self.device)
-        if torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) > SPARE:
+        if torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) > SPARE_BYTES:
             torch.cuda.empty_cache()  # what the rehearsals left is of no use to the graph, which has a pool of its own
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
@@ -73,7 +73,7 @@ def copy_tensors(to: Sequence[Tensor], source: Sequence[Tensor]) -> None:
     for a, b in zip(to, source, strict=True):
         if a is b or not a.numel():
             continue
-        if a.numel() > SMALL:
+        if a.numel() > SMALL_TENSOR:
             a.copy_(b)
         else:
             both = kinds.setdefault(a.dtype, ([], []))

@@ -24,7 +24,7 @@ from .jobs import Jobs
 from .row_buffers import NUMBERS, RowBuffers, graph_rows
 from .sample_buffer import send
 
-PARTS = 2  # lengths, to one of which a batch is padded
+PADDED_LENGTHS = 2  # lengths, to one of which a batch is padded
 
 LengthTable = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -150,7 +150,7 @@ class RowMoves:
         if not extent.rows:
             return
         last = extent.last
-        length = buffers.samples[batch.name].padded_length(extent.longest, PARTS)
+        length = buffers.samples[batch.name].padded_length(extent.longest, PADDED_LENGTHS)
         usual = last == len(self.schedule.jobs) == buffers.first_jobs
         m = last if usual else min(graph_rows(last), buffers.rows)
         padded, every = extent.shortest < length, extent.rows == m

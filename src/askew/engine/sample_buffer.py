@@ -15,8 +15,9 @@ from ..core.types import Batch
 from ..data.federation import ClientBatches, RoundPlan, SampleIndex
 from .jobs import Jobs
 
-CHUNK = 16384  # samples gathered at a time
-SPARE = ((2**28, 4.0), (2**32, 2.0), (math.inf, 1.1))  # below so many bytes, a buffer is so many times what is needed
+GATHERED = 16384  # samples gathered at a time
+# Below so many bytes, a buffer is so many times as large as is needed.
+SPARE_FACTORS = ((2**28, 4.0), (2**32, 2.0), (math.inf, 1.1))
 
 Sources = list[tuple[RoundPlan, ClientBatches]]  # batches, and the plan whose pool they come from
 
@@ -82,8 +83,8 @@ class SampleBuffer:
                 for pool, to in zip(plan.pool, (x, y), strict=True):
                     torch.index_select(pool, 0, places, out=to)
                 continue
-            for a in range(0, len(places), CHUNK):
-                now = slice(a, a + CHUNK)
+            for a in range(0, len(places), GATHERED):
+                now = slice(a, a + GATHERED)
                 x[now], y[now], *_ = plan.batch(index.at(now))
         self._lay_out_batches([length for _, work in sources for length in work.lengths()])
 
@@ -115,7 +116,7 @@ def fill_buffers(
         if name not in buffers or not buffers[name].holds(needs):
             x, y, _ = example(*sources[0])
             size_in_bytes = needs.samples * x.numel() * x.element_size()
-            spare = next(times for below, times in SPARE if size_in_bytes < below)
+            spare = next(times for below, times in SPARE_FACTORS if size_in_bytes < below)
             length = max(needs.length, buffers[name].rows.shape[1] if name in buffers else 0)
             size = Needs(int(spare * needs.samples), int(spare * needs.batches), length)
             buffers[name] = SampleBuffer(x, y, size, jobs[0][0].inputs.w.dtype, channels_last)

@@ -34,10 +34,10 @@ from .graphs import GraphCache, contiguous_copy, copy_tensors, overwrite, progre
 from .jobs import ClientJobs, Job, Jobs
 from .sample_buffer import SampleBuffer, example, fill_buffers, free_bytes
 
-MOST = 32  # slots; more gained nothing on an H200, LeNet5 to ResNet18
-PARTS = 4  # lengths, to one of which a large batch is padded
-LARGE = 2**19  # numbers of a batch: with fewer, changing to another graph takes longer than padding
-SHARE = 0.2  # of the free memory that the samples of a wave of jobs may take
+MAX_SLOTS = 32  # slots; more gained nothing on an H200, LeNet5 to ResNet18
+PADDED_LENGTHS = 4  # lengths, to one of which a large batch is padded
+LARGE_BATCH = 2**19  # numbers of a batch: with fewer, changing to another graph takes longer than padding
+SAMPLES_SHARE = 0.2  # of the free memory that the samples of a wave of jobs may take
 MOST_BYTES = 8 * 2**30  # that they may take
 
 
@@ -78,8 +78,8 @@ def stream_of_slot(device: torch.device, n: int) -> torch.cuda.Stream | None:
 class Slot:
     """Fixed buffers, a network bound to some of them, a stream, and the graphs of the moves captured so far."""
 
-    def __init__(self, alg: Algorithm, task: Bound, buffers: dict[str, SampleBuffer], even: bool, n: int) -> None:
-        self.alg, self.task, self.buffers, self.even = alg, task, buffers, even
+    def __init__(self, alg: Algorithm, task: Bound, buffers: dict[str, SampleBuffer], never_pad: bool, n: int) -> None:
+        self.alg, self.task, self.buffers, self.never_pad = alg, task, buffers, never_pad
         self.device = task.space.device
         self.stream = stream_of_slot(self.device, n)
         self.graphs = GraphCache(self.device, self.stream)
@@ -164,10 +164,10 @@ class Slot:
             self.share.fill_(schedule.share(move))
         length = schedule.length(batch)
         buffer = self.buffers[name]
-        padded = buffer.padded_length(length, PARTS if buffer.batch_numbers >= LARGE else 1)
+        padded = buffer.padded_length(length, PADDED_LENGTHS if buffer.batch_numbers >= LARGE_BATCH else 1)
 
         def body() -> None:
-            data = self._batch(name, length if exact else padded, weighted=not exact and padded != length)
+            data = self._batch(name, length if real else padded, weighted=not real and padded != length)
             if look:
                 new = local.look(name, self.task, self.progress, data, self.share)
             else:
@@ -175,8 +175,8 @@ class Slot:
             overwrite(self.progress, new)
             self.cursor[name].add_(1)
 
-        exact = self.even and padded != length  # no padding in batch norm's statistics
-        if exact:
+        real = self.never_pad and padded != length
+        if real:  # outside of a graph, as there may be many lengths
             body()
         else:
             self._replay((name, padded, padded != length), body)
@@ -196,8 +196,8 @@ class Slot:
 class SlotPool:
     """The slots of one kind of job, and the sample buffers that their graphs read from."""
 
-    def __init__(self, make: Callable[[], Bound], even: bool, channels_last: bool) -> None:
-        self.make, self.even, self.channels_last = make, even, channels_last
+    def __init__(self, make: Callable[[], Bound], never_pad: bool, channels_last: bool) -> None:
+        self.make, self.never_pad, self.channels_last = make, never_pad, channels_last
         self.buffers: dict[str, SampleBuffer] = {}
         self.slots: list[Slot] = []
         self.idle: list[Slot] = []
@@ -217,7 +217,7 @@ class SlotPool:
             return self.idle.pop()
         if self.slots and free_bytes(device) < 1.2 * self.slot_bytes:
             return None
-        self.slots.append(Slot(alg, self.make(), self.buffers, self.even, n))
+        self.slots.append(Slot(alg, self.make(), self.buffers, self.never_pad, n))
         return self.slots[-1]
 
 
@@ -247,9 +247,11 @@ class Slots:
 
     name = "slots"
 
-    def __init__(self, make: Callable[[], Bound], even: bool, most: int = MOST, channels_last: bool = False) -> None:
-        """`even`: batches must not be padded; `channels_last`: inputs lie channels-last."""
-        self.make, self.even, self.most, self.channels_last = make, even, most, channels_last
+    def __init__(
+        self, make: Callable[[], Bound], never_pad: bool, most: int = MAX_SLOTS, channels_last: bool = False
+    ) -> None:
+        """`never_pad`: batches must not be padded; `channels_last`: inputs lie channels-last."""
+        self.make, self.never_pad, self.most, self.channels_last = make, never_pad, most, channels_last
         self.pools: dict[Hashable, SlotPool] = {}
 
     def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
@@ -283,7 +285,7 @@ class Slots:
         """As many jobs as memory has room for their samples, with these put in place; the longest first."""
         owner, i = queue[0]
         x = example(owner.plan, next(iter(owner.batches[i].values()))).x
-        room = min(free_bytes(x.device) * SHARE, MOST_BYTES) / (x.element_size() * x.numel())
+        room = min(free_bytes(x.device) * SAMPLES_SHARE, MOST_BYTES) / (x.element_size() * x.numel())
         jobs, samples = list[Job](), 0
         while queue and (not jobs or samples <= room):
             owner, i = queue.popleft()
@@ -291,7 +293,7 @@ class Slots:
             jobs.append((owner, i))
         wave = list[QueuedJob]()
         for key in dict.fromkeys(owner.key() for owner, _ in jobs):
-            pool = self.pools.setdefault(key, SlotPool(self.make, self.even, self.channels_last))
+            pool = self.pools.setdefault(key, SlotPool(self.make, self.never_pad, self.channels_last))
             alike = [job for job in jobs if job[0].key() == key]
             schedules = pool.place_samples(alike)
             wave += [QueuedJob(pool, *job, schedule) for job, schedule in zip(alike, schedules, strict=True)]
@@ -308,7 +310,7 @@ class Slots:
                     pool, before = wave[0].pool, free_bytes(device)
                     first = not pool.slots
                     with torch.cuda.stream(main):  # which the slot follows: what is new in it is filled there
-                        slot = pool.slot(wave[0].owner.phase, device, self._count() % MOST)
+                        slot = pool.slot(wave[0].owner.phase, device, self._count() % MAX_SLOTS)
                     if slot is None:
                         break
                     if slot not in used:

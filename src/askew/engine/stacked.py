@@ -39,7 +39,7 @@ ACTIVATION_FACTOR = 16  # times an input's size is what a row's step takes, roug
 MEMORY_SHARE = 0.3  # of the free memory
 LONG_SHARE = 0.5  # of the longest job's steps: above, a job may be one of the few that have rows of their own
 STEPS_SHARE = 0.5  # of all steps: more must not be those of long jobs
-FEWEST_STEPS_LESS = 8  # steps that the others must have less than the longest: for fewer, rows of their own do not pay
+LEAST_GAP = 8  # steps between the longest job and the longest of the others; with fewer, rows of their own do not pay
 
 LONG_JOBS = "long"  # marks the buffers of the few long jobs
 
@@ -66,8 +66,8 @@ class Stacked:
 
     name = "stacked"
 
-    def __init__(self, task: Functional, most: int = MAX_ROWS, steps_less: int = FEWEST_STEPS_LESS) -> None:
-        self.task, self.most, self.steps_less = task, most, steps_less
+    def __init__(self, task: Functional, most: int = MAX_ROWS, least_gap: int = LEAST_GAP) -> None:
+        self.task, self.most, self.least_gap = task, most, least_gap
         self.buffers: dict[Hashable, RowBuffers] = {}
         self.needs_numbers: set[type] = set()  # methods whose hooks cannot work with a setting that is a tensor
 
@@ -99,8 +99,8 @@ class Stacked:
                         self.buffers[key].place_samples(jobs, self.most, grow=False)
 
     def _run(self, owners: Sequence[ClientJobs]) -> None:
-        """Kinds side by side; but one for which there is no room yet by itself, as its memory is found there and its
-        hooks are tried.
+        """Train all kinds side by side. A kind without buffers is trained alone first: this shows how much memory it
+        needs, and whether its hooks accept tensors as settings.
         """
         allocated = list[Kind]()
         for kind in self._kinds(owners):
@@ -161,7 +161,7 @@ class Stacked:
 
     def _groups(self, kind: Kind, jobs: Jobs) -> list[JobGroup]:
         """Jobs, sorted by length, by the key of their buffers: the few long ones, and the others."""
-        few = count_long([steps_of(*job) for job in jobs], self.steps_less)
+        few = count_long([steps_of(*job) for job in jobs], self.least_gap)
         return [((*kind.key, LONG_JOBS), jobs[:few]), (kind.key, jobs[few:])] if few else [(kind.key, jobs)]
 
     def _has_room(self, kind: Kind) -> bool:
@@ -207,12 +207,12 @@ def run_side_by_side(rows: Sequence[RowMoves]) -> list[Result]:
     return [results[n] for n in range(len(rows))]
 
 
-def count_long(steps: Sequence[int], steps_less: int = FEWEST_STEPS_LESS) -> int:
+def count_long(steps: Sequence[int], least_gap: int = LEAST_GAP) -> int:
     """How many of these jobs, the longest first, are so much longer that they have rows of their own."""
     few = sum(n > LONG_SHARE * steps[0] for n in steps)
     while sum(steps[:few]) > STEPS_SHARE * sum(steps):
         few -= 1
-    return few if few < len(steps) and steps[few] + steps_less <= steps[0] else 0
+    return few if few < len(steps) and steps[few] + least_gap <= steps[0] else 0
 
 
 def longest_first(owners: Sequence[ClientJobs]) -> Jobs:

@@ -61,7 +61,7 @@ class RowBatch(NamedTuple):
 
 
 class RowBatches(NamedTuple):
-    """The k-th batch of all rows that have one; grouped by length where batches must be even."""
+    """The k-th batch of all rows that have one; grouped by length where batches must be never_pad."""
 
     k: int
     groups: list[RowBatch]
@@ -70,8 +70,8 @@ class RowBatches(NamedTuple):
 class RowSchedule:
     """The batches of a chunk of clients, sorted by their number of steps."""
 
-    def __init__(self, plan: RoundPlan, order: list[int], dtype: torch.dtype, even: bool) -> None:
-        self.plan, self.order, self.dtype, self.even = plan, order, dtype, even
+    def __init__(self, plan: RoundPlan, order: list[int], dtype: torch.dtype, never_pad: bool) -> None:
+        self.plan, self.order, self.dtype, self.never_pad = plan, order, dtype, never_pad
         self.device = plan.pool.x.device
         self.tables: dict[str, BatchTable] = {}
 
@@ -101,7 +101,7 @@ class RowSchedule:
 
     def _batches(self, table: BatchTable, k: int, rows: Array) -> RowBatches:
         lengths = table.lengths[k, rows]
-        if self.even and lengths.min() != lengths.max():
+        if self.never_pad and lengths.min() != lengths.max():
             return RowBatches(k, [self._group(table, k, rows[lengths == n]) for n in np.unique(lengths)])
         return RowBatches(k, [self._group(table, k, rows)])
 
@@ -217,9 +217,11 @@ class Vmapped:
 
     name = "vmapped"
 
-    def __init__(self, task: Functional, even: bool, kernels: StepKernels | None = None, budget: int = BUDGET) -> None:
-        """`even`: batches must not be padded."""
-        self.task, self.even, self.kernels, self.budget = task, even, kernels, budget
+    def __init__(
+        self, task: Functional, never_pad: bool, kernels: StepKernels | None = None, budget: int = BUDGET
+    ) -> None:
+        """`never_pad`: batches must not be padded."""
+        self.task, self.never_pad, self.kernels, self.budget = task, never_pad, kernels, budget
 
     def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         return [self._cohort(request) for request in requests]
@@ -253,7 +255,7 @@ class Vmapped:
 
     def _chunk(self, request: PhaseRequest, order: list[int], steps: RowSteps | None) -> Result:
         """The phase of some clients: begin, the moves of the local loop, finish."""
-        schedule = RowSchedule(request.plan, order, request.inputs.w.dtype, self.even)
+        schedule = RowSchedule(request.plan, order, request.inputs.w.dtype, self.never_pad)
         rows = ClientRows(request.phase, self.task, request.inputs, schedule)
         progress, own = rows.begin(), False  # are theta and the momentum this chunk's own, to be changed in place?
         for move in local.moves(request.phase, schedule):

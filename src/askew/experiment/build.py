@@ -260,7 +260,7 @@ def make_engine(name: str, module: nn.Module, space: Space, fed: Federation, con
 
 def make_plain_engine(name: str, module: nn.Module, space: Space, fed: Federation, config: Config) -> BuiltEngine:
     """An engine by its name."""
-    bf16, kernels, even = config.engine.dtype == "bf16", Kernels(space.device, space.dtype), mixes_samples(module)
+    bf16, kernels, never_pad = config.engine.dtype == "bf16", Kernels(space.device, space.dtype), mixes_samples(module)
     draws = stochastic(module)
     reference = name == "sequential" and space.device.type == "cuda"  # plain torch, which the others are held to
     if not reference:
@@ -270,12 +270,12 @@ def make_plain_engine(name: str, module: nn.Module, space: Space, fed: Federatio
         check_rows(name, functional, fed)
         if name == "stacked":
             return BuiltEngine(Stacked(functional), functional, kernels)
-        return BuiltEngine(Vmapped(functional, even, kernels.steps(functional)), functional, kernels)
+        return BuiltEngine(Vmapped(functional, never_pad, kernels.steps(functional)), functional, kernels)
     loss_kernel = None if reference else kernels
     bind = partial(Bound, module, space, fed.criterion, bf16, loss_kernel, config.engine.compile)
     task = bind()
     if name == "slots":
-        return BuiltEngine(Slots(bind, even, channels_last=space.channels_last), task, kernels)
+        return BuiltEngine(Slots(bind, never_pad, channels_last=space.channels_last), task, kernels)
     steps = None if reference else kernels.steps(task)
     return BuiltEngine(Sequential(task, config.seed, draws, steps), task, kernels)
 

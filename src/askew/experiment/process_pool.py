@@ -50,7 +50,7 @@ QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 Notify = Callable[[str], None]  # gets a sentence for the user
 OnLoss = Callable[[Sequence[Config]], None]  # gets the configurations of runs that are given up
-IsHopeless = Callable[[Sequence[Config]], bool]  # whether the runs of a part are to be stopped, as they take too long
+IsTooSlow = Callable[[Sequence[Config]], bool]  # whether the runs of a part are to be stopped, as they take too long
 OnFailure = Callable[[Config, Exception], None]  # gets the configuration of a run that failed, and why
 Part = Sequence[Config]  # configurations that are run at a time; an empty one: there is nothing to do at present
 
@@ -65,13 +65,13 @@ def run_in_pool(
     watch: OnRound,
     notify: Notify,
     on_loss: OnLoss = lambda configs: None,
-    is_hopeless: IsHopeless = lambda configs: False,
+    is_too_slow: IsTooSlow = lambda configs: False,
     on_failure: OnFailure | None = None,
 ) -> Generator[Run, None, None]:
     """Run parts, each in one of several processes, and yield the runs as they end.
 
     After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up,
-    and one that `is_hopeless` is stopped: `on_loss` gets the unfinished runs, which are not yielded. With `on_failure`
+    and one that `is_too_slow` is stopped: `on_loss` gets the unfinished runs, which are not yielded. With `on_failure`
     a run that fails does not end the others; parts must have one run each then.
     """
     check_cores(processes, "--processes")
@@ -84,7 +84,7 @@ def run_in_pool(
             stack.enter_context(mps_server(processes, notify))
         runs = RemoteRuns((), Path(out), watch)
         pool = stack.enter_context(ProcessPool(chain([first], coming), Path(out), processes, stopping, notify))
-        pool.on_begin, pool.on_loss, pool.is_hopeless = runs.expect, on_loss, is_hopeless
+        pool.on_begin, pool.on_loss, pool.is_too_slow = runs.expect, on_loss, is_too_slow
         pool.job["each"] = on_failure is not None
         for message in pool.messages():
             if on_failure and "failed" in message:
@@ -140,7 +140,7 @@ class ProcessPool:
         self.parts, self.size, self.stopping, self.notify = parts, size, stopping, notify
         self.on_begin: Callable[[Part], None] = lambda part: None  # called with each part that is given out
         self.on_loss: OnLoss = lambda configs: None
-        self.is_hopeless: IsHopeless = lambda configs: False
+        self.is_too_slow: IsTooSlow = lambda configs: False
         self.unfinished: dict[str, Config] = {}  # by name: runs of parts that were begun
         self.again: list[Part] = []  # parts that lost their process
         self.lost_once: set[str] = set()  # names of runs that lost a process
@@ -168,7 +168,7 @@ class ProcessPool:
                         self._replace(worker)
                 elif worker.waits:
                     self._give_part(worker)
-                elif worker.part and not worker.stopped and self.is_hopeless(worker.part):
+                elif worker.part and not worker.stopped and self.is_too_slow(worker.part):
                     worker.stop()
 
     def _start(self) -> None:

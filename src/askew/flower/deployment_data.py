@@ -27,11 +27,11 @@ from ..data.dataset import Dataset, Samples, Source, concatenate
 from ..data.federation import SHOWN, Federation
 from ..data.partition import Natural
 from ..errors import AskewError, ConfigError, DataError
-from ..experiment.api import fingerprint
 from ..experiment.build import BuildCache, BuiltRun, build, device_of
 from ..experiment.code_text import source_text
 from ..experiment.config import Config, FromPython
 from ..experiment.toml import read_toml
+from ..experiment.value_text import fingerprint
 from ..participation import ByClass
 
 NodeConfig = Mapping[str, bool | int | float | str]  # a node's configuration, as --node-config gives it

@@ -19,9 +19,10 @@ SAMPLES = 64  # of one program
 OUTPUTS = 32
 INPUTS = 64
 FORWARD = {"tf32": (SAMPLES, 32), "tf32x3": (16, 64)}  # samples and inputs at a time; three products need registers
-MOST = 1024  # inputs or outputs: above, cuBLAS is better for the gradients,
-FEW = 2**13  # as it is for those of more samples;
-MOST_FORWARD = {"tf32": 2048, "tf32x3": MOST}  # in TF32 it is slow where rows of weights are not 16·n bytes apart
+MAX_WIDTH = 1024  # inputs or outputs; for wider layers cuBLAS computes the gradients faster
+MAX_SAMPLES = 2**13  # of all networks; for more, cuBLAS computes the gradients faster
+# The same limit for the forward pass; in TF32 cuBLAS is slow unless rows of weights start at multiples of 16 bytes.
+MAX_WIDTH_FORWARD = {"tf32": 2048, "tf32x3": MAX_WIDTH}
 
 
 def is_batched(layer: nn.Module, x: Tensor) -> bool:
@@ -87,7 +88,7 @@ class _Linears(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, real: Tensor | None) -> Tensor:
-        if can_launch(x, weight, MOST_FORWARD[cublas_precision()]):
+        if can_launch(x, weight, MAX_WIDTH_FORWARD[cublas_precision()]):
             return forward(x, weight, bias, relu, real)
         y = torch.baddbmm(bias[..., None, :], x, weight.mT)
         return y.relu_() if relu else y
@@ -102,7 +103,7 @@ class _Linears(torch.autograd.Function):
         (g,), (x, weight, y, *rest), deep = grads, ctx.saved_tensors, ctx.needs_input_grad[0]
         nothing = (None,) * (1 + len(rest))
         # without `rest` it is one of those that are vmapped
-        if rest and can_launch(x, weight, MOST) and x.shape[0] * x.shape[1] <= FEW:
+        if rest and can_launch(x, weight, MAX_WIDTH) and x.shape[0] * x.shape[1] <= MAX_SAMPLES:
             dw, db, dx = backward(g, x, weight, y, ctx.relu, deep, rest[0])
             return dx if deep else None, dw, db, *nothing
         g = torch.ops.aten.threshold_backward(g, y, 0) if ctx.relu else g

@@ -24,7 +24,7 @@ from .cuda.rows import rows_first
 
 TENSORS = 4  # of a layer: weights of input and hidden state, biases of both
 ON_ARM = platform.machine() in ("aarch64", "arm64")
-MUCH = 2**16  # samples times units squared: below, a time step is mostly overhead
+LEAST_WORK_ON_ARM = 2**16  # samples times units squared: below, a time step is mostly overhead
 WORDS = 1024  # of an embedding at most that is a product
 
 
@@ -51,7 +51,8 @@ def supports(layer: nn.Module) -> bool:
 
 def is_slow_in_torch(x: Tensor, layer: nn.LSTM) -> bool:
     """Is this a training pass of one network on a CPU that takes longer in torch? Measured on ARM alone."""
-    return ON_ARM and x.device.type == "cpu" and torch.is_grad_enabled() and len(x) * layer.hidden_size**2 >= MUCH
+    trained = x.device.type == "cpu" and torch.is_grad_enabled()
+    return ON_ARM and trained and len(x) * layer.hidden_size**2 >= LEAST_WORK_ON_ARM
 
 
 def runs_on_gpu(module: nn.Module, dtype: torch.dtype) -> bool:

@@ -12,7 +12,7 @@ from .cpu import conv as cpu_conv
 from .cuda import conv as cuda_conv
 from .cuda import group_norm
 
-FEW = 2**14  # numbers in a batch of images; fewer are not worth another memory layout
+LEAST_IMAGE_NUMBERS = 2**14  # numbers in a batch of images; fewer are not worth another memory layout
 ONEDNN = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
@@ -65,7 +65,7 @@ def wants_layout(x: Tensor, layers: Sequence[nn.Module]) -> bool:
     return (
         x.device.type == "cpu"
         and x.dim() == 4
-        and x.numel() >= FEW
+        and x.numel() >= LEAST_IMAGE_NUMBERS
         and torch._C._functorch.peek_interpreter_stack() is None
         and not torch.compiler.is_compiling()
         and not cpu_conv.can_run(x, *layers[:3])

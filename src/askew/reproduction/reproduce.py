@@ -126,7 +126,7 @@ def run_schedule(
             watch(run, record)
 
     if schedule.processes > 1:
-        handlers = schedule.on_loss, schedule.is_hopeless
+        handlers = schedule.on_loss, schedule.note_if_too_slow
         training = run_in_pool(schedule.parts(), out, schedule.processes, on_round, log, *handlers)
     else:
         training = run_here(schedule, out, on_round, log, go_on)
@@ -167,7 +167,7 @@ def run_here(
 
         def on_round(run: Run, record: Record | None, configs: Sequence[Config] = configs) -> None:
             watch(run, record)
-            if schedule.is_hopeless(configs):
+            if schedule.note_if_too_slow(configs):
                 raise PartStopped
 
         try:

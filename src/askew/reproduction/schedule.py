@@ -85,7 +85,7 @@ class TrainedPart:
     first: float = 0.0  # time of its first record
     last: float = 0.0  # time of its last record
     rounds: dict[str, int] = field(default_factory=dict)  # how far each run is, by name
-    hopeless: bool = False  # whether it was stopped, as it would not have ended in time
+    too_slow: bool = False  # whether it was stopped, as it would not have ended in time
     records: int = 0  # rounds that were trained since its first record
     weight: float = 0.0  # what was trained since its first record, as RunCost.weight
 
@@ -272,19 +272,21 @@ class RunSchedule:
             experiment = part.experiment
             if planned.key in experiment.reproduction.runs:  # it ended while others of its part had not
                 experiment.done += 1
-            elif part.hopeless and len(part.runs) > 1 and planned.key not in self.stopped:
+            elif part.too_slow and len(part.runs) > 1 and planned.key not in self.stopped:
                 self.stopped.add(planned.key)
                 experiment.waiting.append(planned)  # fewer runs may end in time, now that their pace is known
             else:
-                (experiment.too_long if part.hopeless else experiment.lost).append(planned)
+                (experiment.too_long if part.too_slow else experiment.lost).append(planned)
             self.end_run(name)
 
-    def is_hopeless(self, configs: Sequence[Config]) -> bool:
-        """Whether the part of these runs will not end before the deadline, by its own pace: others may use its time."""
+    def note_if_too_slow(self, configs: Sequence[Config]) -> bool:
+        """Note whether the part of these runs will miss the deadline at its pace so far, and return it: others may
+        then use its time.
+        """
         part = self.begun[configs[0].name()].part
         if math.isfinite(self.deadline) and part.is_measured and part.last - part.first > JUDGED_SECONDS:
-            part.hopeless = part.last + 0.95 * self.weight_left(part) * part.pace > self.deadline
-        return part.hopeless
+            part.too_slow = part.last + 0.95 * self.weight_left(part) * part.pace > self.deadline
+        return part.too_slow
 
     # what is expected
 

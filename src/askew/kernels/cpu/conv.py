@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .compiler import library
 
 SOURCE = Path(__file__).with_suffix(".c")
-MOST = 64  # channels of the input: above, torch's products of matrices are better
+MAX_INPUT_CHANNELS = 64  # channels of the input: above, torch's products of matrices are better
 
 
 def can_run(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
@@ -25,7 +25,7 @@ def can_run(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> boo
         and is_conv_relu_pool(conv, relu, pool)
         and x.dtype == conv.weight.dtype
         and x.dim() == 4
-        and x.shape[1] == conv.in_channels <= MOST
+        and x.shape[1] == conv.in_channels <= MAX_INPUT_CHANNELS
         and torch._C._functorch.peek_interpreter_stack() is None
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()

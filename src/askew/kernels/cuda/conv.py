@@ -18,14 +18,14 @@ from . import available, nvrtc, small_conv, wide_conv
 from .rows import cudnn_precision, real_counts, rows_first
 
 WIDTH = 16  # channels at most: with more, four columns for each do not fit
-MANY = 512  # images that fill the device without other networks
+MANY_IMAGES = 512  # images that fill the device without other networks
 
 
 def can_run(x: Tensor, conv: nn.Module, relu: nn.Module, pool: nn.Module) -> bool:
     """Can the kernels run these three layers on x?"""
     if not x.is_cuda or x.dtype == torch.float64 or not available():
         return False
-    evaluated = x.dim() == 4 and len(x) >= MANY and not torch.is_grad_enabled()
+    evaluated = x.dim() == 4 and len(x) >= MANY_IMAGES and not torch.is_grad_enabled()
     if not supports(conv, relu, pool, many=evaluated or torch._C._functorch.is_batchedtensor(x)):
         return False
     return max(channels(conv)) > WIDTH or fits(x, conv)

@@ -16,13 +16,13 @@ from .rows import rows_first
 
 kernels = partial(triton_kernels, "cross_entropy")
 ROWS = 32  # samples at a time
-MOST = 1024  # classes
+MAX_CLASSES = 1024
 
 
 def can_run(output: Tensor, y: Tensor) -> bool:
     """Can the kernel take this?"""
-    whole = output.dtype is torch.float32 and output.dim() == 2 and output.shape[1] <= MOST and y.dtype is torch.long
-    return output.is_cuda and whole and available()
+    whole = output.dtype is torch.float32 and output.dim() == 2 and y.dtype is torch.long
+    return output.is_cuda and whole and output.shape[1] <= MAX_CLASSES and available()
 
 
 def cross_entropy(output: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:

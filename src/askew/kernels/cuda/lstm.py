@@ -41,8 +41,8 @@ UNITS = 64  # a layer's units are padded to a multiple
 FORWARD = Shape(units=16, depth=64, warps=4, stages=3)
 BACKWARD_FEW = Shape(units=16, depth=32, warps=4, stages=3)  # of few networks, whose weights stay in the cache
 BACKWARD_MANY = Shape(units=64, depth=16, warps=4, stages=4)
-MANY = 16  # networks; measured: 10 and 30
-FEWEST, MOST = 16, 32  # samples of one program
+MANY_NETWORKS = 16  # networks; measured: 10 and 30
+SMALL_BLOCK, LARGE_BLOCK = 16, 32  # samples of one program
 
 
 def can_launch(x: Tensor) -> bool:
@@ -60,7 +60,7 @@ def run_backward(dy: Tensor, weights: Tensor, cells: Tensor, gates: Tensor) -> T
     """What flows back to the gates, before their sigmoids and tanh, from that to the last layer's last output."""
     slopes, carried = torch.empty_like(gates), cells.new_zeros(cells[:, :, 0].shape)
     launches = list(steps(gates.shape[2], gates.shape[1]))[::-1]
-    shape = BACKWARD_MANY if len(gates) > MANY else BACKWARD_FEW
+    shape = BACKWARD_MANY if len(gates) > MANY_NETWORKS else BACKWARD_FEW
     launch(kernels().backward, shape, launches, gates, (dy, weights, cells, gates, slopes, carried))
     return slopes
 
@@ -68,7 +68,7 @@ def run_backward(dy: Tensor, weights: Tensor, cells: Tensor, gates: Tensor) -> T
 def launch(kernel: Any, shape: Shape, launches: Sequence[Launch], gates: Tensor, tensors: tuple[Tensor, ...]) -> None:
     """One launch of a kernel for each step."""
     groups, layers, times, batch, _, size = gates.shape
-    block = FEWEST if batch <= FEWEST else MOST
+    block = SMALL_BLOCK if batch <= SMALL_BLOCK else LARGE_BLOCK
     tiles, sizes = -(-batch // block), (layers, size, block, shape.units, shape.depth, cudnn_precision())
     options = {"num_warps": shape.warps, "num_stages": shape.stages}
     for step, low, top in launches:
