@@ -17,6 +17,10 @@ from .transform import InputTransform
 Criterion = str | Callable[[Tensor, Tensor], Tensor]
 
 MAX_POOLED_VALUES = 50_000_000  # numbers in all inputs together, where clients that are drawn one by one are pooled
+NO_LABELS = (
+    "the Dataset has no classes, and its targets are neither labels nor shares of classes that sum to 1, so that the "
+    'squared error is used; write criterion="squared_error", or a function of your own.'
+)
 
 
 class Samples(NamedTuple):
@@ -52,9 +56,12 @@ def hold_out_fifth(samples: Samples, order: np.ndarray) -> tuple[Samples, Sample
 
 
 def as_tensors(samples: Any, what: str) -> Samples:
-    """Samples whose two parts are tensors; arrays are converted, `what` names the samples in error messages."""
+    """Samples whose two parts are tensors, and whole-number labels int64, which torch's losses take; arrays are
+    converted, `what` names the samples in error messages.
+    """
     if isinstance(samples, tuple) and len(samples) == 2 and all(isinstance(part, Tensor) for part in samples):
-        return Samples(*samples)
+        x, y = samples
+        return Samples(x, y if y.is_floating_point() or y.is_complex() else y.long())
     try:
         x, y = (torch.as_tensor(np.asarray(part)) for part in samples)
     except (TypeError, ValueError, RuntimeError):
@@ -85,6 +92,14 @@ def hold_out_share(owner: np.ndarray, share: float, rng: np.random.Generator) ->
     return held
 
 
+def is_labels(y: Tensor) -> bool:
+    """Does the cross-entropy take such targets: are they labels, or shares of classes that sum to 1?"""
+    if not y.is_floating_point():
+        return True
+    shares = y.dim() > 1 and y.shape[1] > 1 and bool((y >= 0).all())
+    return shares and torch.allclose(y.sum(1), torch.ones_like(y.sum(1)), atol=1e-3)
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Pooled training samples and the common test set."""
@@ -93,7 +108,8 @@ class Dataset:
     test: Samples
     classes: int  # 0: not a classification
     owner: np.ndarray | None = None  # [n] the natural client of every training sample
-    criterion: Criterion = "cross_entropy"  # or "squared_error", or (output [B, ..], y) -> loss of each sample [B]
+    # or "squared_error", as targets of a regression have it, or (output [B, ..], y) -> loss of each sample [B]
+    criterion: Criterion = "cross_entropy"
     transform: InputTransform | None = None  # turns stored samples into inputs; None: they are inputs
     test_owner: np.ndarray | None = None  # [m] the natural client of every test sample, where each has some of its own
     client_names: tuple[str, ...] | None = None  # of the natural clients 0, 1, 2, …
@@ -103,6 +119,9 @@ class Dataset:
     def __post_init__(self) -> None:
         object.__setattr__(self, "train", as_tensors(self.train, "training"))
         object.__setattr__(self, "test", as_tensors(self.test, "test"))
+        if not self.classes and self.criterion == "cross_entropy" and not is_labels(self.train.y):
+            object.__setattr__(self, "criterion", "squared_error")
+            object.__setattr__(self, "remarks", (*self.remarks, NO_LABELS))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Dataset:
         """The same dataset on a device; real inputs and targets in this precision."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.algorithm import Algorithm
 from ..core.settings import Settings, setting
@@ -22,13 +21,14 @@ from ..data.dataset import Dataset, Source
 from ..data.federation import LocalSettings
 from ..data.own_files import OwnFiles
 from ..data.partition import Partition
+from ..data.transform import InputTransform
 from ..data.user import from_user, is_divided
 from ..engine.choose import EngineSettings
 from ..errors import ConfigError, DataWarning, ModelError, Remark
 from ..models import Network
 from ..participation import Participation
 from .build import OWNERS_PASSED_OVER, passes_over_owners
-from .code_text import source_text
+from .code_text import network_text, source_text
 from .config import CHOICES, OPTIONAL_TABLES, Config, Evaluation, FromPython, load_config
 from .hook_fault import explain_hooks
 from .launch import run_config
@@ -38,6 +38,7 @@ from .run import OnRound
 from .store import Record, Run
 from .sweep import grid, read_sweep
 from .trackers import tracking
+from .value_text import fingerprint, is_library, module_shape, tensors_of
 
 Table = str | Mapping[str, Any]
 
@@ -77,7 +78,7 @@ class OwnData(HeldObject, Source):
         """The settings that stand for a user's data; the arguments are as for `askew.run`."""
         dataset = from_user(data, test, client=client, label=label)
         owner = torch.zeros(0) if dataset.owner is None else torch.as_tensor(dataset.owner)
-        about = f"{dataset.classes} {source_text(dataset.criterion)} {dataset.transform}"
+        about = f"{dataset.classes} {source_text(dataset.criterion)} {transform_text(dataset.transform)}"
         if dataset.client_names or dataset.class_names:
             about += f" {dataset.client_names} {dataset.class_names}"
         of_test = () if dataset.test_owner is None else (torch.as_tensor(dataset.test_owner),)
@@ -118,8 +119,8 @@ class OwnNetwork(HeldObject, Network):
     def of(cls, module: nn.Module) -> OwnNetwork:
         """The settings that stand for a user's module."""
         require_sizes(module)
-        about = f"{module} {network_text(module)}"
-        mark = fingerprint(*module.state_dict().values(), about=about)
+        about = f"{module_shape(module)} {network_text(module)}"
+        mark = fingerprint(*tensors_of(module), about=about)
         cls.objects[mark] = module
         return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
 
@@ -159,8 +160,8 @@ class NetworkMaker(HeldObject, Network):
             torch.manual_seed(0)
             module = call_maker(make)
         require_sizes(module)
-        about = f"made: {module} {network_text(module)}"
-        mark = fingerprint(*module.state_dict().values(), about=about)
+        about = f"made: {module_shape(module)} {network_text(module)}"
+        mark = fingerprint(*tensors_of(module), about=about)
         cls.objects[mark] = make
         return cls(kind=type(module).__name__, fingerprint=mark, structure=fingerprint(about=about))
 
@@ -206,20 +207,9 @@ def own_model(model: Any) -> Any:
     return NetworkMaker.of(model)
 
 
-def network_text(module: nn.Module) -> str:
-    """The code of a network's class, and of its layers' classes that are not torch's."""
-    kinds = dict.fromkeys(type(layer) for layer in module.modules())
-    own = [kind for kind in kinds if kind is not type(module) and not kind.__module__.startswith("torch.")]
-    return "\n".join(map(source_text, [type(module), *own]))
-
-
-def fingerprint(*tensors: Tensor, about: str = "") -> str:
-    """Twelve letters that stand for the values, shapes and types of tensors, and for a text."""
-    digest = hashlib.sha256(about.encode())
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:12]
+def transform_text(transform: InputTransform | None) -> str:
+    """A text that stands for an input transform: of askew's the representation, which says all."""
+    return str(transform) if transform is None or is_library(type(transform)) else source_text(transform)
 
 
 def run(

@@ -23,7 +23,7 @@ from ..data.partition import Partition
 from ..errors import ConfigError, StoreError, StoreWarning
 from ..models import Network, networks
 from ..participation import Participation, participations
-from .code_text import class_text
+from .code_text import class_text, text_with_values
 from .file_hash import file_hash
 from .hook_fault import returned_fault
 from .store import read_json
@@ -139,12 +139,14 @@ def import_plugin(path: str, name: str) -> ModuleType:
 
 
 def source_text(cls: type) -> str:
-    """The text of the module that a class is from; of a plugin as it was when it was loaded."""
+    """The text of the module that a class is from, of a plugin as it was when it was loaded; and what it does not say
+    of the class, such as the values in a closure.
+    """
     module = sys.modules.get(cls.__module__)
     if module is not None and SOURCE in module.__dict__:
         return str(module.__dict__[SOURCE])
     try:
-        return inspect.getsource(module) if module else class_text(cls)
+        return text_with_values(cls, inspect.getsource(module)) if module else class_text(cls)
     except (OSError, TypeError):
         return class_text(cls)  # of a notebook's, which has no file
 

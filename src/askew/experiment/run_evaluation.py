@@ -78,12 +78,22 @@ def evaluation_record(built: BuiltRun, scores: dict[str, Tensor]) -> Record:
 
 
 def model_tensors(built: BuiltRun) -> dict[str, Tensor]:
-    """The global model by the network's own names; of centralised training, the model of its one client."""
+    """The global model by the names of the network's state dictionary; of centralised training, that of its one client.
+
+    What is not trained, frozen weights and whole numbers, is as the network has it.
+    """
     server, space = built.server, built.space
     w, buffers = server.w, server.buffers
     if server.alg.pooled and len(server.privates):
         row = {n: v[0] for n, v in server.privates.read([0]).items()}
         w, buffers = with_private(w, buffers, server.private, row)
     prefix = "module." if isinstance(built.module, WithFeatures) else ""
-    tensors = {**space.split(w), **space.split_buffers(buffers)}
+    trained = {**space.split(w), **space.split_buffers(buffers)}
+    named = [*built.module.named_parameters(), *built.module.named_buffers()]
+    first = {id(tensor): name for name, tensor in named}  # of tied weights, the name that the space knows
+    state = {n: t for n, t in built.module.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+    tensors = {name: tensor for name, tensor in trained.items() if name in state}
+    for name in [name for name in state if name not in tensors]:
+        tensor = trained.get(first.get(id(state[name]), name), state[name]).detach()
+        tensors[name] = tensor.to(w.dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
