@@ -28,13 +28,14 @@ from askew.core.algorithm import Algorithm
 from askew.core.space import Space
 from askew.core.task import Bound, with_features
 from askew.core.types import Batch
+from askew.data.dataset import Samples
 from askew.data.federation import LocalSettings
 from askew.engine import drift
 from askew.engine.drift import layer_slices, measure_updates
-from askew.engine.evaluate import client_spread
+from askew.engine.evaluate import client_spread, per_sample
 from askew.engine.server import Server
 from askew.experiment import checkpoint
-from askew.experiment.build import build
+from askew.experiment.build import build, client_label_counts
 from askew.experiment.config import Config
 from askew.experiment.launch import run_config
 from askew.report import table, terminal
@@ -425,6 +426,23 @@ def test_without_records_there_are_no_pictures_of_drift() -> None:
 
 
 # fairness across clients ----------------------------------------------------------------------------------------------
+
+
+def test_held_out_samples_are_not_training_samples() -> None:
+    tables = {"partition": {"name": "iid", "clients": 5, "validation": 0.5}, "model": {"name": "softmax"}}
+    built = build(Config.build(tables))
+    fed, page = built.fed, built.fed.labels()
+    assert [sum(row) for row in page["labels"]] == page["sizes"] == fed.sizes.tolist()
+    counts, sizes = client_label_counts(built.config)
+    assert counts.tolist() == page["labels"] and sizes.tolist() == page["sizes"]
+    weights = torch.randn(built.space.P, generator=torch.Generator().manual_seed(0))
+    record = client_spread(built.task, weights, built.space.buffers, fed, built.server.private, None)
+    right = []
+    for client, work in enumerate(fed.plan(range(5), 1, LocalSettings(epochs=1)).train):
+        pool = fed.gather([client])[0]
+        own = Samples(pool.x[work.places], pool.y[work.places])
+        right.append(float(per_sample(built.task, weights, built.space.buffers, own, fed)[0].mean()))
+    assert record["client_accuracy_mean"] == pytest.approx(np.mean(right), abs=1e-6)
 
 
 def test_the_spread_over_clients_against_predictions_one_by_one() -> None:

@@ -8,6 +8,7 @@ import shutil
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 from io import StringIO
@@ -21,12 +22,12 @@ from rich.console import Console
 import askew
 from askew.cli.main import main
 from askew.errors import StoreError, StoreWarning
-from askew.experiment.store import Run, load
+from askew.experiment.store import DIVERGED, REACHED, Run, load
 from askew.experiment.toml import to_toml
 from askew.report import figures, labels, page, table, terminal, views, write_figures, write_report
 from askew.report.figures import draw_pictures
 from askew.report.page import headline
-from askew.report.tables import group_runs, participation_name
+from askew.report.tables import RunGroup, group_runs, participation_name
 
 Make = Callable[..., Run]
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -218,6 +219,20 @@ def test_rounds_to_target_and_speedup(make: Make) -> None:
     assert (feddyn["rounds_to_target"], feddyn["speedup"]) == (2, 2.0)
     assert (fedavg["rounds_to_target"], fedavg["speedup"]) == (4, 1.0)
     assert (fedcm["rounds_to_target"], fedcm["speedup"]) == (None, None)
+
+
+def test_a_seed_that_was_stopped_counts_in_later_rounds_too(make: Make) -> None:
+    def stopped(state: str, *accuracy: float) -> Run:
+        run = make(accuracy=accuracy, rounds=4, seed=1)
+        return replace(run, facts=run.facts | {"state": state})
+
+    whole = make(accuracy=(0.3, 0.4, 0.5, 0.8))
+    reached, diverged = (RunGroup("fedavg", (whole, stopped(state, 0.4, 0.6))) for state in (REACHED, DIVERGED))
+    assert reached.curve("accuracy").mean == pytest.approx([0.35, 0.5, 0.55, 0.7])
+    assert reached.rounds_to(0.55) == 3 and reached.rounds_to(0.75) is None
+    assert diverged.rounds_to(0.8) is None
+    going_on = RunGroup("fedavg", (whole, stopped("interrupted", 0.4, 0.6)))
+    assert going_on.curve("accuracy").mean == pytest.approx([0.35, 0.5, 0.5, 0.8])
 
 
 def test_the_target_is_that_of_the_same_federation(make: Make) -> None:

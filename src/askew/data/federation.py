@@ -296,6 +296,11 @@ class Federation:
         count = int(validation_sizes(np.array(len(places)), self.validation))
         return shuffled[count:], shuffled[:count]
 
+    def training_samples(self, ids: Sequence[int]) -> tuple[Samples, list[np.ndarray]]:
+        """As `gather`, without the samples that are held out for validation."""
+        pool, places = self.gather(ids)
+        return pool, [self._split_validation(own, client)[0] for own, client in zip(places, ids, strict=True)]
+
     def held_out(self) -> Samples:
         """The samples that clients hold out for validation and nobody trains on; of clients that draw theirs, those of
         the first ones.
@@ -449,10 +454,9 @@ class Federation:
 
     def label_counts(self, ids: Sequence[int]) -> Tensor:
         """How many training samples of each class these clients hold, [C, K] in the type of the model."""
-        pool, places = self.gather(ids)
+        pool, places = self.training_samples(ids)
         y = pool.y.cpu().numpy()
-        held = [self._split_validation(own, client)[0] for own, client in zip(places, ids, strict=True)]
-        counts = [np.bincount(y[own], minlength=self.classes) for own in held]
+        counts = [np.bincount(y[own], minlength=self.classes) for own in places]
         return torch.from_numpy(np.array(counts).reshape(len(ids), self.classes)).to(self.device, self.dtype)
 
     def labels(self) -> dict[str, Any]:
@@ -467,7 +471,7 @@ class Federation:
             "samples": int(self.sizes.sum()),
         }
         if self.classes:
-            pool, places = self.gather(range(shown))
+            pool, places = self.training_samples(range(shown))
             y = pool.y.cpu().numpy()
             page["labels"] = [np.bincount(y[held], minlength=self.classes).tolist() for held in places]
         if self.client_names:

@@ -129,7 +129,7 @@ def mean_private(bank: Bank, clients: int) -> dict[str, Tensor]:
 def client_spread(
     task: Task, w: Tensor, buffers: Tensor, fed: Federation, part: Part, bank: Bank | None
 ) -> dict[str, float]:
-    """How evenly the clients are served, on their own samples: mean, worst and best tenth, standard deviation.
+    """How evenly the clients are served, on their own training samples: mean, worst and best tenth, standard deviation.
 
     With a bank of private parts it is each client's own model that serves it; where no coordinate is shared, clients
     that never trained are left out.
@@ -138,7 +138,7 @@ def client_spread(
     if bank is not None and trains_alone(w, part, bank):
         trained = {*bank.clients}
         ids = [i for i in ids if i in trained] or ids
-    pool, places = fed.gather(ids)
+    pool, places = fed.training_samples(ids)
     if bank is None:
         right = per_sample(task, w, buffers, pool, fed)[0].cpu().numpy()
         accuracy = np.sort([right[own].mean() for own in places])
@@ -165,7 +165,7 @@ def share_raised(
     """
     if not len(ids):
         return {"raised": None}
-    pool, places = fed.gather(ids)
+    pool, places = fed.training_samples(ids)
     every = torch.from_numpy(np.concatenate(places)).to(pool.y.device)
     first, second = (
         per_sample(task, *model, Samples(pool.x[every], pool.y[every]), fed)[1].double() for model in models
@@ -204,7 +204,7 @@ def accuracy_by_owner(
     right, tested = (t.double().cpu().numpy() for t in per_sample(task, w, buffers, fed.test, fed))
     accuracy = [right[fed.test_owner == i].mean() for i in fed.eligible if (fed.test_owner == i).any()]
     often = np.argsort(-np.asarray(rounds_taken), kind="stable")[: max(1, round(0.1 * len(rounds_taken)))]
-    pool, places = fed.gather(often.tolist())
+    pool, places = fed.training_samples(often.tolist())
     own = torch.from_numpy(np.concatenate(places)).to(pool.y.device)
     trained = per_sample(task, w, buffers, Samples(pool.x[own], pool.y[own]), fed)[1].double().mean()
     gap = tested[np.isin(fed.test_owner, often)].mean() - float(trained)

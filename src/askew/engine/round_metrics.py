@@ -59,7 +59,7 @@ class LocalFit:
     def __call__(self, updates: RoundUpdates) -> Record:
         if updates.round > EARLY:
             return {}
-        pool, places = self.fed.gather(updates.ids)
+        pool, places = self.fed.training_samples(updates.ids)
         held = (torch.from_numpy(own).to(pool.y.device) for own in places)
         models = zip(updates.deltas, updates.local_buffers, held, strict=True)
         losses = [

@@ -487,11 +487,10 @@ def passes_over_owners(config: Config) -> bool:
 
 
 def client_label_counts(config: Config) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Who holds what: samples of every client by class, [N, K] (K = 0 without classes), and in all, [N]."""
+    """Who trains on what: samples of every client by class, [N, K] (K = 0 without classes), and in all, [N]."""
     fed = Federation(config.data, config.partition, config.seed)
-    if fed.assignment is None:
-        counts = [np.bincount(fed.gather([i])[0].y, minlength=fed.classes) for i in range(fed.clients)]
-        return np.array(counts), fed.sizes
     if not fed.classes:
         return np.zeros((fed.clients, 0)), fed.sizes
-    return fed.assignment.histogram(fed.pool.y.numpy(), fed.classes), fed.sizes
+    one_by_one = [[i] for i in range(fed.clients)]  # where clients draw their samples, not those of all at once
+    groups = [range(fed.clients)] if fed.assignment is not None else one_by_one
+    return np.concatenate([fed.label_counts(ids).numpy() for ids in groups]).astype(np.int64), fed.sizes

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
@@ -68,10 +67,14 @@ class RunGroup:
         return [values[-1] for run in self.runs if (values := run.curve(key)[1])]
 
     def curve(self, key: str) -> MeanCurve:
-        """The mean curve of a record key over the seeds."""
-        points = sorted((r, v) for run in self.runs for r, v in zip(*run.curve(key), strict=True))
-        columns = [(r, [v for _, v in column]) for r, column in groupby(points, key=lambda point: point[0])]
-        rounds, values = [r for r, _ in columns], [v for _, v in columns]
+        """The mean curve of a record key over the seeds; a seed that was stopped early stays where it ended."""
+        curves = [dict(zip(*run.curve(key), strict=True)) for run in self.runs]
+        rounds = sorted({r for curve in curves for r in curve})
+        for run, curve in zip(self.runs, curves, strict=True):
+            if curve and run.over:
+                last = max(curve)
+                curve |= {r: curve[last] for r in rounds if r > last}
+        values = [[curve[r] for curve in curves if r in curve] for r in rounds]
         return MeanCurve(rounds, [mean(v) for v in values], [sample_std(v) or 0.0 for v in values])
 
     def rounds_to(self, target: float | None) -> int | None:

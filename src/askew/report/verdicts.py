@@ -86,7 +86,8 @@ def verdict_remarks(tests: Sequence[PairedComparison]) -> list[str]:
     """Sentences below a table: what was done, what would decide it, and which seeds are missing."""
     unit = " in percentage points" if METRICS[tests[0].metric].percent else ""
     first = f"Differences{unit} within n seeds: the same clients, turns and start. Two-sided t-tests"
-    first += f", corrected by Holm over {len(tests)} methods" if len(tests) > 1 else ""
+    tested = sum(test.p_holm is not None for test in tests)
+    first += f", corrected by Holm over {tested} methods" if tested > 1 else ""
     first += f"; p below {LEVEL:g} decides."
     return [first, *seeds_remarks(tests), *dict.fromkeys(each for test in tests for each in remarks_of(test))]
 
