@@ -350,6 +350,46 @@ def test_layers_of_a_users_network_are_found_by_their_own_names() -> None:
         train(Net(), algorithm=Misspelt())
 
 
+# losses ---------------------------------------------------------------------------------------------------------------
+
+
+class WithoutWeights(FedAvg):
+    """The loss that one writes first: it counts samples that pad a batch."""
+
+    def loss(self, task: Any, theta: Tensor, batch: Any, client: Any) -> Tensor:
+        return F.cross_entropy(task(theta, batch)[0], batch.y)
+
+
+class Backwards(FedAvg):
+    """The samples in another order, with their weights."""
+
+    def loss(self, task: Any, theta: Tensor, batch: Any, client: Any) -> Tensor:
+        turned = [None if t is None else t.flip(0) for t in batch]
+        value: Tensor = task.loss(theta, type(batch)(*turned)) + 0.01 * (theta - client.w).square().sum()
+        return value
+
+
+@pytest.mark.parametrize(("method", "stacked"), [(WithoutWeights, "vmapped"), (Backwards, "stacked")])
+def test_a_loss_that_counts_padding_is_given_none(method: type[FedAvg], stacked: str) -> None:
+    plain = train(Net(), algorithm=method())
+    runs = {engine: train(Net(), engine, method()) for engine in ENGINES[1:]}
+    assert all(gap(plain, run) < 1e-12 for run in runs.values()) and runs["stacked"].facts["engine"] == stacked
+
+
+def test_methods_that_may_be_padded_and_others_do_not_share_an_engine() -> None:
+    common = {"rounds": 2, "model": {"name": "softmax"}, "partition": {"name": "lognormal", "clients": 8}}
+    common |= {"participation": {"cohort": 5}, "local": {"epochs": 2, "batch": 10, "lr": 0.1}}
+    alone, together = (
+        [
+            Config.build(common | {"algorithm": alg, "engine": {"name": name, "device": "cpu", "dtype": "float64"}})
+            for alg in (FedAvg(), WithoutWeights())
+        ]
+        for name in ("sequential", "slots")
+    )
+    pairs = zip((run_together([config])[0] for config in alone), run_together(together), strict=True)
+    assert all(gap(a, b) < 1e-12 for a, b in pairs)
+
+
 # runs side by side ----------------------------------------------------------------------------------------------------
 
 

@@ -104,7 +104,9 @@ def has_batch_norm(module: nn.Module) -> bool:
 
 
 def mixes_samples(module: nn.Module) -> bool:
-    """Does what the network makes of a sample depend on the others of its batch? By its layers, or by a trial."""
+    """May its batches not be padded, as what becomes of a sample depends on the others? By its layers, or by a trial
+    of the network and of the method's loss.
+    """
     return has_batch_norm(module) or getattr(module, MIXES, False)
 
 
@@ -138,7 +140,7 @@ def choose(
             f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".'
         )
     if name == "stacked" and mixes_samples(module):
-        return EngineChoice("vmapped", "stacked pads batches, which this network would count, as by batch norm")
+        return EngineChoice("vmapped", "stacked pads batches, which the network or the method's loss would count")
     if name == "stacked" and skips_a_token(module):
         return EngineChoice("vmapped", "stacked would train the embedding's padding_idx")
     if name != "auto":

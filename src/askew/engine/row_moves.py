@@ -177,7 +177,9 @@ class RowMoves:
         if isinstance(move, Look):
             extra["share"] = buffers.share[:m]
         rows = (given, numbers, old, data.x, data.y, extra)
-        with real_samples(data.real if padded or not every else None, length):
+        # a loss of a user's own may put samples in another order, and padding is then not at their end
+        in_order = hooks.is_ours(self.alg, "loss")
+        with real_samples(data.real if in_order and (padded or not every) else None, length):
             if every and isinstance(move, Step) and buffers.affine is not None:
                 self._affine_step(buffers.affine, move, rows)
             else:

@@ -26,6 +26,7 @@ from ..engine.base import Engine, OutputStage
 from ..engine.check import CheckedEngine
 from ..engine.choose import (
     AS_CONFIGURED,
+    MIXES,
     EngineChoice,
     EngineSettings,
     choose,
@@ -56,6 +57,7 @@ from ..models.network import Chain, use_kernels
 from ..participation import Uniform
 from ..version import __version__
 from .config import Config
+from .loss_check import loss_counts_padding
 from .network_check import check_module, check_rows
 
 NO_CALLS = ("labels", "public", "validation")  # needs of a method that are no calls of the network
@@ -217,7 +219,10 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
         torch.manual_seed(torch_seed(config.seed if config.model.seed is None else config.model.seed, "model"))
         module = config.model.build_module(fed.shape, fed.classes)
     calls = [need for need in config.algorithm.needs if need not in NO_CALLS]
-    return check_module(module, fed, calls, config.local.batch)
+    module = check_module(module, fed, calls, config.local.batch)
+    if loss_counts_padding(config.algorithm, module, fed, config.local):
+        setattr(module, MIXES, True)
+    return module
 
 
 def check_model_memory(config: Config, fed: Federation) -> None:
@@ -288,7 +293,8 @@ def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) ->
     trained = all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
     if name == "sequential" or not trained:
         return object()
-    return name, config.model, fed.shape, fed.classes, fed.criterion, config.engine, own_values(module)
+    own = (mixes_samples(module), own_values(module))
+    return name, config.model, fed.shape, fed.classes, fed.criterion, config.engine, own
 
 
 def own_values(module: nn.Module) -> Hashable:
