@@ -26,6 +26,7 @@ class FedAMD(FedAvg):
     paper = "Wu et al., ICML 2023"
     idea = "anchors set the direction, miners follow it"
     combines = "reports"
+    alike = False  # anchors send gradients, miners what they moved by
     weighting = "uniform"
     own_weights = "all miners count alike, and so do all anchors"
     before = ("gradient",)

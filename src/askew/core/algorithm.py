@@ -65,6 +65,8 @@ class Algorithm(Settings):
     # other, their "directions" alone, whole "models", "reports" of clients about themselves, or "nothing"; robust rules
     # ask
     combines: ClassVar[str] = "mean"
+    # do all clients send the same kind of upload? Only then is one that is much longer than the others taken for wrong
+    alike: ClassVar[bool] = True
     drift_state: ClassVar[str] = ""  # the client state that holds a learned drift, for the drift metrics; "": none
     own_weights: ClassVar[str] = ""  # why `weighting` has no effect; another value than its default is then refused
     # why an answer that started from an older model would be wrong: such rounds are then refused; "": it is sound

@@ -34,6 +34,7 @@ from ..core.settings import Settings, setting
 from ..data.federation import Federation
 from ..errors import ConfigError
 from .base import PhaseOutputs, PhaseRequest
+from .finite import finite_rows
 
 ATTACKS = {  # by name: what attackers do
     "scale": "send the update times the strength",
@@ -126,7 +127,8 @@ class AttackStage:
         name, strength = self.settings.name, self.strength
         if name in ("scale", "sign_flip"):
             return rows[hostile] * (strength if name == "scale" else -strength)
-        honest = sorted({*range(len(rows))} - {*hostile}) or hostile
+        finite = finite_rows([rows]).tolist()  # one that is not would make all that attackers send be refused
+        honest = [i for i in range(len(rows)) if i not in hostile and finite[i]] or hostile
         mean = rows[honest].mean(0)
         if name == "inner_product":
             return -strength * mean

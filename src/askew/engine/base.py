@@ -127,6 +127,11 @@ class PhaseRequest(NamedTuple):
     plan: RoundPlan
     wanted: Collection[str]  # "theta", "carry": what is needed beside the uploads
 
+    def sent_buffers(self, rows: list[int]) -> Tensor:
+        """The buffers that some of the clients were sent, by their rows [C', Q]."""
+        sent = self.inputs.buffers
+        return sent.expand(len(rows), -1) if sent.dim() == 1 else sent[rows]
+
     def only(self, rows: list[int]) -> PhaseRequest:
         """The same of some of the clients, by their rows."""
         return self._replace(inputs=self.inputs.rows(rows), plan=self.plan.only(rows))

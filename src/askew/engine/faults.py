@@ -81,7 +81,8 @@ class FaultStage:
         clients, n = [ids[row] for row in rows], self._phase_number(request.phase)
         honest = split_answers(inputs, n, outputs, clients)
         steps = dict(zip(clients, inputs.steps[rows].tolist(), strict=True))
-        asked = AskedPhase(inputs.round, n, steps, honest[0].form(), inputs.w, self.faults.scale_limit)
+        limit = self.faults.scale_limit if request.phase.alike else 0.0
+        asked = AskedPhase(inputs.round, n, steps, honest[0].form(), inputs.w, limit)
         answers, missing = [late for late in self.late if late.round < inputs.round], dict[int, str]()
         self.late = [late for late in self.late if late.round == inputs.round]
         for answer in honest:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core import local
 from ..core.algebra import norm
+from ..core.records import REPEATED
 from ..core.settings import Settings, setting
 from ..core.types import Client, Cohort, State
 from ..errors import ConfigError
@@ -290,7 +291,8 @@ class PrivacyStage(RecordingStage):
 
     def _count(self, record: dict[str, Any]) -> None:
         """Count who was protected in a round: all of a sum, or all who may have sent their noisy update."""
-        lost = {client for clients in record.get("incidents", {}).values() for client in clients}
+        incidents = {reason: who for reason, who in record.get("incidents", {}).items() if reason != REPEATED}
+        lost = {client for clients in incidents.values() for client in clients}
         took_part = {*record["participants"]}
         self.rounds_of[sorted(took_part | lost if self.privacy.local else took_part - lost)] += 1
         self.rounds += 1

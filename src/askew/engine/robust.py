@@ -252,15 +252,11 @@ def without_broken_rows(request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOu
     return outputs.leave_out([Incident(client, NOT_FINITE, True) for client in broken], ids) if broken else outputs
 
 
-def buffers_count(request: PhaseRequest, outputs: PhaseOutputs) -> bool:
-    """Are buffers part of the vectors? Not where clients have private parts: their rows hold private ones too."""
-    return bool(request.phase.trains and outputs.buffers.numel() and outputs.theta is None)
-
-
 def uploads_of(request: PhaseRequest, outputs: PhaseOutputs) -> Uploads:
     """What the clients sent, as one vector each."""
     parts = [t.reshape(len(t), -1) for t in outputs.up.values() if t.is_floating_point()]
-    changes = [outputs.buffers - request.inputs.buffers] if buffers_count(request, outputs) else []
+    sends_buffers = request.phase.trains and outputs.buffers.numel()
+    changes = [outputs.buffers - request.sent_buffers(outputs.cohort_rows())] if sends_buffers else []
     return Uploads(parts + changes)
 
 
@@ -270,7 +266,7 @@ def replace_uploads(
     """The outputs with these vectors; with groups, a client's is that of its group."""
     parts = list(uploads.parts if groups is None else [part[groups.to(part.device)] for part in uploads.parts])
     up = {n: parts.pop(0).reshape(t.shape) if t.is_floating_point() else t for n, t in outputs.up.items()}
-    buffers = request.inputs.buffers + parts.pop(0) if parts else outputs.buffers
+    buffers = request.sent_buffers(outputs.cohort_rows()) + parts.pop(0) if parts else outputs.buffers
     return outputs._replace(up=up, buffers=buffers)
 
 

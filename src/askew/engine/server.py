@@ -240,10 +240,16 @@ class Server:
         return PhaseRequest(phase, self._inputs(phase, round, plan, at, carry), plan, wanted)
 
     def _through_stages(self, request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOutputs:
-        """A phase's outputs as they arrive at the server's step."""
-        outputs = self._without_private(outputs)
+        """A phase's outputs as they arrive at the server's step. Stages see what travels: private buffers as sent."""
+        outputs, own, places = self._without_private(outputs), outputs.buffers, self.private.buffer_indices
+        rows = outputs.cohort_rows()
+        if self.stages and places.numel():
+            outputs = outputs._replace(buffers=own.index_copy(1, places, request.sent_buffers(rows)[:, places]))
         for stage in self.stages:
             outputs = self._without_private(stage(request, outputs))
+        if self.stages and places.numel():
+            left = own[[rows.index(row) for row in outputs.cohort_rows()]][:, places]
+            outputs = outputs._replace(buffers=outputs.buffers.index_copy(1, places, left))
         return outputs
 
     def _receive(

@@ -204,7 +204,8 @@ class RemoteEngine:
         specs |= {"buffers": TensorSpec(tuple(inputs.buffers.shape), inputs.buffers.dtype)}
         steps = dict(zip(ids, inputs.steps.tolist(), strict=True))
         # Where lengths are limited by [privacy], to compare them would reveal something of the others.
-        limit = 0.0 if self.privacy.on else self.registry.config.faults.scale_limit
+        compared = self.server.phases[n].alike and not self.privacy.on
+        limit = self.registry.config.faults.scale_limit if compared else 0.0
         answers = [
             Answer(client, inputs.round, n, one.up, one.buffers, torch.tensor(one.loss), {})
             for client, one in uploads.items()

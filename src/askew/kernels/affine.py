@@ -22,7 +22,7 @@ from ..core.settings import is_off
 from ..core.types import Affine, Client, State
 
 # What a subclass may override without touching a local step: its descriptions, states, and hooks before and after it.
-DESCRIPTIONS = ("title", "paper", "idea", "variants", "settings_class", "remark", "exact", "stale", "pooled")
+DESCRIPTIONS = ("title", "paper", "idea", "variants", "settings_class", "remark", "exact", "stale", "pooled", "alike")
 REQUIREMENTS = ("own_weights", "divides_by_rate", "needs", "reads", "check", "check_learning_rate", "phases", "trains")
 STATES = ("server_state", "client_state", "memory", "drift_state", "parts", "private", "broadcast")
 CLIENT_HOOKS = ("before", "each", "after", "begin", "carry", "loss", "finish")
