@@ -352,6 +352,8 @@ class HubColumn(NamedTuple):
                 if None in chunk:
                     raise self.missing_values()
                 modes |= dict.fromkeys(f"{image.mode} {image.width}×{image.height}" for image in chunk)
+                if wide := [mode for mode in modes if mode.startswith(("I", "F"))]:  # a cast to RGB clips at 255
+                    raise self.refusal(f"holds images of more than 8 bits ({wide[0]})", "save them as 8 bit")
                 if len(modes) > 1 or chunk[0].mode not in ("L", "RGB"):
                     raise self.refusal(
                         f"must hold images of one size, all grey (L) or all RGB, got {' and '.join(list(modes)[:2])}",

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.rng import generator
 from ..errors import DataError
 from .dataset import Dataset, Samples, hold_out_fifth, hold_out_share
-from .names import number_labels, number_names, spelling_remark, to_names
+from .names import number_labels, number_names, plain_numbers, spelling_remark, to_names
 
 ArrayPair = tuple[Tensor | np.ndarray, Tensor | np.ndarray]
 UserData = ArrayPair | torch_data.Dataset[tuple[Tensor, Tensor]]
@@ -244,9 +244,10 @@ def to_targets(value: object, what: str) -> Tensor | np.ndarray:
             array = np.asarray(value)
         except ValueError:
             array = np.zeros(0)
+        if array.dtype.kind in "USOu" and array.ndim == 1:
+            value = array = plain_numbers(array)
         if array.dtype.kind in "USO" and array.ndim == 1:
-            names = to_names(array, f"labels of the {what}")
-            return names if names.dtype.kind == "U" else torch.from_numpy(names)
+            return to_names(array, f"labels of the {what}")
     return to_tensor(value, f"y of the {what}")
 
 

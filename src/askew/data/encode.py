@@ -18,7 +18,17 @@ from ..core.rng import generator
 from ..errors import DataError, did_you_mean
 from .dataset import Dataset, Samples, hold_out_share
 from .names import in_order, listed, number_labels, spelling_remark
-from .tables import Column, FrameSettings, Table, TableSettings, is_frame, number_text, table_of_values, to_number
+from .tables import (
+    EXACT,
+    Column,
+    FrameSettings,
+    Table,
+    TableSettings,
+    is_frame,
+    number_text,
+    table_of_values,
+    to_number,
+)
 
 MOST_VALUES = 100  # different texts of a category, and labels of a class, that need no word of the user
 DATE = re.compile(r"\d{4}-\d\d(-\d\d|$)|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}")
@@ -48,22 +58,27 @@ def encode(train: Table, test: Table | None, settings: TableSettings) -> Dataset
     client = settings.client if all(settings.client in table.columns for table in tables) else ""
     used = [*features, settings.label, *([client] if client else [])]
     joined = {name: tables[0].columns[name] for name in used}
+    plain = {*features} - {*settings.categories}
     for table in tables[1:]:
-        joined = {name: column.joined(table.columns[name]) for name, column in joined.items()}
+        joined = {name: column.joined(table.columns[name], name in plain) for name, column in joined.items()}
     rows = [len(table.lines) for table in tables]
-    names, owner = client_numbers(tables[0].columns[settings.client].as_texts()) if settings.client else (None, None)
+    names, owner = None, None
+    if settings.client:  # spelt as in all tables together, so that the test rows' clients are found among them
+        clients = joined.get(client, tables[0].columns[settings.client]).as_texts()
+        names, owner = client_numbers(clients.take(np.arange(rows[0])))
     held = np.repeat([False, True], rows) if test is not None else held_out(rows[0], owner, settings)
     target = read_target(joined[settings.label], tables, settings)
     x = torch.from_numpy(input_matrix([joined[name] for name in features], ~held, settings))
     parts = [Samples(x, target.y).select(torch.from_numpy(mask)) for mask in (~held, held)]
     spelt = [spelling_remark(names or (), "clients")]
-    spelt += [spelling_remark(joined[name].texts, f"categories of column {name!r}") for name in features]
+    texts = {name: joined[name].texts for name in features if joined[name].numbers is None}
+    spelt += [spelling_remark(texts[name], f"categories of column {name!r}") for name in texts]
     remarks += [remark for remark in (target.remark, *spelt) if remark]
     test_owner = None
     if owner is not None and test is None:
         owner, test_owner = owner[~held], owner[held]
     elif owner is not None and names is not None and client:
-        test_owner = known_clients(tables[1].columns[client].as_texts(), names)
+        test_owner = known_clients(clients.take(np.arange(*np.cumsum(rows))), names)
     criterion = "cross_entropy" if target.classes else "squared_error"
     return Dataset(
         train=parts[0],
@@ -237,12 +252,17 @@ def input_matrix(columns: list[Column], training: np.ndarray, settings: TableSet
 
 
 def standardised(values: np.ndarray, training: np.ndarray, rescale: bool) -> np.ndarray:
-    """A column of numbers, NaN replaced by the training mean; minus that mean and by the training deviation."""
+    """A column of numbers, NaN replaced by the training mean; minus that mean and by the training deviation.
+
+    One that is constant in the training rows is 0 in all rows: nothing can be learned of its other values.
+    """
     known = values[training & ~np.isnan(values)]
-    mean = float(known.mean()) if len(known) else 0.0
+    is_constant = not len(known) or known.min() == known.max()  # which rounding hides in mean and deviation
+    mean = float(known.mean()) if not is_constant else float(known[0]) if len(known) else 0.0
     filled = np.where(np.isnan(values), mean, values)
-    deviation = float(known.std()) if len(known) else 0.0
-    return (filled - mean) / (deviation or 1.0) if rescale else filled
+    if not rescale:
+        return filled
+    return np.zeros_like(filled) if is_constant else (filled - mean) / (float(known.std()) or 1.0)
 
 
 # clients and targets --------------------------------------------------------------------------------------------
@@ -287,12 +307,13 @@ def read_target(column: Column, tables: list[Table], settings: TableSettings) ->
     whole = numbers is not None and bool((numbers == np.round(numbers)).all())
     if numbers is not None and (task == "regression" or (task == "auto" and not whole)):
         return Target(torch.from_numpy(numbers.astype(np.float32))[:, None], 0, None, "")
-    if numbers is not None and task == "auto" and len(np.unique(numbers)) > MOST_VALUES:
+    different = len(np.unique(column.codes if column.has_codes or numbers is None else numbers))
+    if numbers is not None and task == "auto" and different > MOST_VALUES:
         raise DataError(
-            f"column {column.name!r} of {tables[0].where} has {len(np.unique(numbers)):,} different whole numbers; say "
+            f"column {column.name!r} of {tables[0].where} has {different:,} different whole numbers; say "
             f"what they are: {settings.advice['task']}."
         )
-    if numbers is not None and whole:
+    if numbers is not None and whole and not column.has_codes and np.abs(numbers).max() < EXACT:
         labels, names, remark = number_labels(numbers.astype(np.int64))
     else:
         texts = column.as_texts()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +36,8 @@ def to_names(values: Any, what: str) -> np.ndarray:
             f"the {what} must be one name or number a sample, got shape {list(array.shape)}; "
             "flatten them, or take their argmax."
         )
-    if array.dtype.kind in "iub":
+    array = plain_numbers(array)
+    if array.dtype.kind in "ib":
         return array.astype(np.int64)
     if array.dtype.kind == "f":
         wrong = np.flatnonzero(~np.isfinite(array) | (array != np.round(array)))
@@ -43,13 +46,38 @@ def to_names(values: Any, what: str) -> np.ndarray:
                 f"the {what} must be names or whole numbers, got {array[wrong[0]]:g} for sample {wrong[0]}; "
                 "clean them first."
             )
+        long = np.flatnonzero(np.abs(array) >= 2 / np.finfo(array.dtype).eps)
+        if len(long):
+            raise DataError(
+                f"the {what} must be exact, got {array[long[0]]:g} for sample {long[0]}, and {array.dtype} merges "
+                "whole numbers of such length; pass them as texts."
+            )
         return array.astype(np.int64)
-    missing = [k for k, value in enumerate(array.tolist()) if value is None or value != value or value == ""]
+    missing = [k for k, value in enumerate(array.tolist()) if is_missing(value)]
     if missing:
         raise DataError(f"the {what} must have a value for every sample, and sample {missing[0]} has none; drop it.")
-    if array.dtype.kind == "O" and all(isinstance(value, (int, np.integer)) for value in array.tolist()):
-        return array.astype(np.int64)
     return array.astype(str)
+
+
+def plain_numbers(values: np.ndarray) -> np.ndarray:
+    """Objects that all are numbers as an array of numbers, and whole numbers beyond int64 as texts; else what came."""
+    if values.dtype.kind == "O" and len(values):
+        each = values.tolist()
+        if all(isinstance(value, (Integral, np.bool_)) for value in each):
+            try:
+                return np.array([int(value) for value in each], dtype=np.int64)
+            except OverflowError:
+                return np.array([str(int(value)) for value in each])
+        if all(isinstance(value, (Real, Decimal, np.bool_)) for value in each):
+            return values.astype(np.float64)
+    if values.dtype.kind == "u":
+        return values.astype(str if int(values.max(initial=0)) >= 2**63 else np.int64)
+    return values
+
+
+def is_missing(value: Any) -> bool:
+    """Is this what stands for no value? The NA of pandas cannot be compared."""
+    return value is None or type(value).__name__ == "NAType" or bool(value != value) or value == ""
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -26,6 +26,7 @@ from .transform import PixelTransform
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 IGNORED_FILES = ("thumbs.db", "desktop.ini")  # what systems put beside images; names that begin with a dot too
 TRAIN_FOLDERS, TEST_FOLDERS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
+TWO_BYTES = "I;16"  # how Pillow's names of modes with 16 bits a pixel begin; the byte order may follow
 MOST_PIXELS = 2**26  # of one image; a file may claim more than there is memory
 KEPT_DATASETS = 2  # that stay in memory, so that a configuration and its run read a file once
 
@@ -424,7 +425,7 @@ class ImageReader:
         for path in self.paths:
             with self.open(path) as image:
                 sizes.setdefault(image.size, path)
-                grey &= image.mode in ("1", "L", "LA", "I;16")
+                grey &= image.mode in ("1", "L", "LA") or image.mode.startswith(TWO_BYTES)
         if not self.side and len(sizes) > 1:
             (one, first), (two, second) = list(sizes.items())[:2]
             raise DataError(
@@ -453,11 +454,19 @@ class ImageReader:
         if image.width * image.height > MOST_PIXELS:
             image.close()
             raise DataError(f"the image {path} has {image.width}×{image.height} pixels, too many; make it smaller.")
+        if image.mode in ("I", "F"):
+            image.close()
+            raise DataError(
+                f"the image {path} has {'whole' if image.mode == 'I' else 'real'} numbers as pixels, and nothing says "
+                "which are black and white; save it as 8 bit."
+            )
         return image
 
     def decode(self, image: Any, path: Path, mode: str) -> np.ndarray:
         """The bytes [c, h, w] of an image, resized where a side is asked for."""
         try:
+            if image.mode.startswith(TWO_BYTES):  # Pillow's convert would clip at 255
+                image = self.library.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             image = image.convert(mode)
             if self.side:
                 image = image.resize((self.side, self.side), self.library.Resampling.BILINEAR)

@@ -89,8 +89,13 @@ class Column(NamedTuple):
 
     name: str
     numbers: np.ndarray | None  # [n] float64, NaN where there is none
-    codes: np.ndarray  # [n] places in texts, −1 where there is none; empty where the numbers say it all
+    codes: np.ndarray  # [n] places in texts, −1 where there is none; empty where number_text gives the texts
     texts: tuple[str, ...] = ()
+
+    @property
+    def has_codes(self) -> bool:
+        """Would some of the texts lose something as numbers?"""
+        return any(is_code(text) for text in self.texts)
 
     @property
     def missing(self) -> np.ndarray:
@@ -106,9 +111,10 @@ class Column(NamedTuple):
         place = np.where(is_missing, -1, np.cumsum([not gone for gone in is_missing]) - 1)
         if any(value is None for value in values) or not kept:
             return cls(name, None, place[codes], tuple(kept))
-        numbers = np.array(values, dtype=np.float64)[codes]
-        named = any(is_code(text) for text in kept)
-        return cls(name, numbers, place[codes] if named else codes[:0], tuple(kept) if named else ())
+        numbers = np.array(values, dtype=np.float64)
+        if all(text == number_text(value) for text, value in zip(kept, numbers[place >= 0].tolist(), strict=True)):
+            return cls(name, numbers[codes], codes[:0])
+        return cls(name, numbers[codes], place[codes], tuple(kept))
 
     @classmethod
     def of_values(cls, name: str, values: np.ndarray) -> Column:
@@ -123,7 +129,13 @@ class Column(NamedTuple):
         return cls.of_texts(name, distinct.tolist(), codes)
 
     def as_texts(self) -> Column:
-        """The same column with its values as texts; whole numbers are written without a point."""
+        """The same column with its values as texts; numbers are written in one way, unless some are codes."""
+        if self.numbers is None or self.has_codes:
+            return self._replace(numbers=None)
+        return self._replace(codes=self.codes[:0], texts=()).as_written()
+
+    def as_written(self) -> Column:
+        """The same column with its values as the texts that they were read from."""
         if self.numbers is None or len(self.codes):
             return self._replace(numbers=None)
         values, codes = np.unique(self.numbers, return_inverse=True)  # NaN comes last, once
@@ -137,15 +149,21 @@ class Column(NamedTuple):
             codes=self.codes[rows] if len(self.codes) else self.codes,
         )
 
-    def joined(self, other: Column) -> Column:
-        """The rows of both columns, one after the other."""
+    def joined(self, other: Column, as_numbers: bool = False) -> Column:
+        """The rows of both columns, one after the other: as if one file had held them.
+
+        With `as_numbers` the texts of numbers are not kept, which saves time and memory.
+        """
+        numbers = None
         if self.numbers is not None and (other.numbers is not None or other.missing.all()):
             others = other.numbers if other.numbers is not None else np.full(len(other.codes), np.nan)
-            return Column(self.name, np.concatenate([self.numbers, others]), self.codes[:0])
-        one, two = self.as_texts(), other.as_texts()
-        texts = tuple(dict.fromkeys([*one.texts, *two.texts]))
-        place = np.array([texts.index(text) for text in two.texts] + [-1], dtype=np.int64)
-        return Column(self.name, None, np.concatenate([one.codes, place[two.codes]]), texts)
+            numbers = np.concatenate([self.numbers, others])
+            if as_numbers or not (self.texts or other.texts):
+                return Column(self.name, numbers, self.codes[:0])
+        one, two = self.as_written(), other.as_written()
+        known = {text: k for k, text in enumerate(one.texts)}
+        place = np.array([known.setdefault(text, len(known)) for text in two.texts] + [-1], dtype=np.int64)
+        return Column(self.name, numbers, np.concatenate([one.codes, place[two.codes]]), tuple(known))
 
 
 def to_number(text: str) -> float | None:
@@ -159,12 +177,14 @@ def to_number(text: str) -> float | None:
 def is_code(text: str) -> bool:
     """Is this the text of a number that would lose something as a number: 007, or more digits than a number holds?"""
     digits = text.lstrip("+-")
-    return digits.isdecimal() and ((len(digits) > 1 and digits[0] == "0") or int(digits) >= EXACT)
+    return digits.isdecimal() and (
+        (len(digits) > 1 and digits[0] == "0") or len(digits) > len(str(EXACT)) or int(digits) >= EXACT
+    )
 
 
 def number_text(value: float) -> str:
     """A number as a name: 3 and not 3.0."""
-    return str(int(value)) if value == round(value) and abs(value) < 1e15 else repr(value)
+    return str(int(value)) if abs(value) < EXACT and value == round(value) else repr(value)
 
 
 @dataclass(frozen=True)
@@ -317,7 +337,10 @@ def read_parquet(path: Path) -> Table:
         column = content.column(name)
         if pyarrow.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        values[name] = column.to_numpy()
+        if column.null_count and pyarrow.types.is_integer(column.type):  # as real numbers long ones would be merged
+            values[name] = np.array(column.to_pylist(), dtype=object)
+        else:
+            values[name] = column.to_numpy()
     return table_of_values(values, path.name)
 
 

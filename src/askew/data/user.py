@@ -71,6 +71,8 @@ def from_frames(clients: Mapping[str, Any], test: Any, label: str) -> Dataset:
                 f"has {listed(odd)}; add it to both, or leave it out."
             )
     joined = pandas.concat([frame.assign(**{column: name}) for name, frame in clients.items()], ignore_index=True)
+    kinds = {title: "category" for frame in clients.values() for title in frame.select_dtypes("category").columns}
+    joined = joined.astype(kinds)  # which concat forgets where clients have different categories
     return from_frame(joined, test, FrameSettings(client=column, label=label))
 
 

@@ -121,7 +121,7 @@ def column_use(name: str, column: Column, source: TableFile) -> str:
 def value_facts(column: Column) -> dict[str, Any]:
     """How many different values a column has, how many are missing, and what they are like."""
     missing = int(column.missing.sum())
-    if column.numbers is None:
+    if column.numbers is None or column.has_codes:
         return {"different": len(column.texts), "missing": missing, "values": ", ".join(sorted(column.texts)[:4])}
     known = column.numbers[~np.isnan(column.numbers)]
     span = f"{known.min():.6g} to {known.max():.6g}" if len(known) else ""
