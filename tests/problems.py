@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from askew.core.algorithm import Algorithm, Gradient
 from askew.core.bank import Bank
 from askew.core.space import Space
-from askew.core.task import Bound, Functional, Task, with_features
+from askew.core.task import Bound, Functional, Task, WithFeatures
 from askew.core.types import State
 from askew.data.dataset import Criterion, Dataset, Samples
 from askew.data.federation import Federation, LocalSettings, RoundPlan
@@ -193,6 +193,14 @@ class PairsOfClients(Vmapped):
 
     def _chunk_size(self, request: PhaseRequest, steps: RowSteps | None) -> int:
         return 2
+
+
+def with_features(module: nn.Module, example: Tensor) -> nn.Module:
+    """A module that gives (output, features): the given one if it does so already."""
+    probe = copy.deepcopy(module).eval()
+    with torch.no_grad():
+        output = probe(example)
+    return WithFeatures(module) if isinstance(output, Tensor) else module
 
 
 def make_engine(name: str, task: Task, never_pad: bool) -> Engine:

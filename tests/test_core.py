@@ -21,11 +21,12 @@ from askew.core.differentiate import differentiate
 from askew.core.rng import address_key, generator, torch_seed
 from askew.core.settings import Registry, Settings, setting
 from askew.core.space import BATCH_NORMS, Space
-from askew.core.task import Bound, Functional, WithFeatures, with_features
+from askew.core.task import Bound, Functional, WithFeatures
 from askew.core.types import Batch, momentum_length
 from askew.engine.finite import half_means
 from askew.errors import AlgorithmError, ConfigError, ModelError, UnknownName
 from askew.models import networks
+from problems import with_features
 
 
 def mlp(norm: str = "none") -> nn.Module:

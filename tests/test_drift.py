@@ -26,7 +26,7 @@ from askew.algorithms.mgda import MGDA
 from askew.algorithms.scaffold import Scaffold
 from askew.core.algorithm import Algorithm
 from askew.core.space import Space
-from askew.core.task import Bound, with_features
+from askew.core.task import Bound
 from askew.core.types import Batch
 from askew.data.dataset import Samples
 from askew.data.federation import LocalSettings
@@ -50,6 +50,7 @@ from problems import (
     random_cohorts,
     run_rounds,
     skewed_samples,
+    with_features,
 )
 
 LOCAL = LocalSettings(epochs=2, batch=4, lr=0.1)

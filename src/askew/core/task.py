@@ -58,14 +58,6 @@ class WithFeatures(nn.Module):
         return output, (inputs[-1] if inputs else output).flatten(1)  # a layer that is not called has no input
 
 
-def with_features(module: nn.Module, example: Tensor) -> nn.Module:
-    """A module that gives (output, features): the given one if it does so already."""
-    probe = copy.deepcopy(module).eval()
-    with torch.no_grad():
-        output = probe(example)
-    return WithFeatures(module) if isinstance(output, Tensor) else module
-
-
 class Task:
     """What a method's `loss` hook may call."""
 

@@ -37,7 +37,7 @@ LEAST_TRIES = 8  # random clients that are looked at before all are
 # the clock ------------------------------------------------------------------------------------------------------------
 
 
-class Job(NamedTuple):
+class ClientWork(NamedTuple):
     """The work of one client, from when it is asked until its answer comes or it leaves."""
 
     client: int
@@ -94,7 +94,7 @@ class OverlappingClock(VirtualClock):
 
     def __init__(self, settings: TimeSettings, rule: Participation, server: OverlappingServer, seed: int) -> None:
         super().__init__(settings, rule, server, seed)
-        self.jobs: dict[int, Job] = {}  # of the clients at work
+        self.jobs: dict[int, ClientWork] = {}  # of the clients at work
         self.ends: list[tuple[float, int]] = []  # their ends and clients, as a heap
         self.of_size: dict[int, tuple[int, int]] = {}  # the work of a client of this size
         self.all_answer = type(rule).answering is Participation.answering and not (rule.dropout or rule.stragglers)
@@ -111,16 +111,16 @@ class OverlappingClock(VirtualClock):
 
     # what clients do --------------------------------------------------------------------------------------------------
 
-    def begin(self, ids: list[int], round: int, moment: float) -> tuple[list[Job], dict[int, str]]:
+    def begin(self, ids: list[int], round: int, moment: float) -> tuple[list[ClientWork], dict[int, str]]:
         """Let these clients begin; returns their work, and why others never answer."""
         self.busy.update(ids)
         jobs, lost = self.work(ids, round, moment)
         self.add(jobs)
         return jobs, lost
 
-    def work(self, ids: list[int], round: int, moment: float) -> tuple[list[Job], dict[int, str]]:
+    def work(self, ids: list[int], round: int, moment: float) -> tuple[list[ClientWork], dict[int, str]]:
         """The work of clients that are asked in a round, at this moment, and why others never answer."""
-        shares, lost, jobs = [1.0] * len(ids), dict[int, str](), list[Job]()
+        shares, lost, jobs = [1.0] * len(ids), dict[int, str](), list[ClientWork]()
         if not self.all_answer:
             turnout = self.rule.answering(self.seed, round, np.array(ids, dtype=np.int64), self.fed.clients)
             ids, shares = turnout.ids.tolist(), turnout.share.tolist()
@@ -129,7 +129,7 @@ class OverlappingClock(VirtualClock):
             answer, until = self.answer_seconds(client, samples), self.there.until(client, moment)
             leaves = until - moment < answer
             ends, seconds = (until, until - moment) if leaves else (moment + answer, answer)
-            jobs.append(Job(client, round, moment, ends, seconds, leaves, share, batches))
+            jobs.append(ClientWork(client, round, moment, ends, seconds, leaves, share, batches))
         return jobs, lost
 
     def work_by_size(self, ids: list[int], shares: list[float]) -> list[tuple[int, int]]:
@@ -143,7 +143,7 @@ class OverlappingClock(VirtualClock):
         known |= zip(sizes, work, strict=True) if by_size else ()
         return work
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def add(self, jobs: Sequence[ClientWork]) -> None:
         """Take up work."""
         for job in jobs:
             self.jobs[job.client] = job
@@ -153,7 +153,7 @@ class OverlappingClock(VirtualClock):
         """When the next answer comes or the next client at work leaves; infinity if nobody is at work."""
         return self.ends[0][0] if self.ends else math.inf
 
-    def end_work(self, came: list[Job], lost: dict[int, str], most: float = math.inf) -> None:
+    def end_work(self, came: list[ClientWork], lost: dict[int, str], most: float = math.inf) -> None:
         """Add to `came` and `lost` the work that has ended by now, until so many answers have come.
 
         Of work that ends at one moment, that of the first client comes first.
@@ -197,7 +197,7 @@ class OverlappingClock(VirtualClock):
         started, lost = self.begin(asked.tolist(), round, began)
         last = max((job.ends for job in self.jobs.values()), default=began)
         self.now = min(began + self.settings.deadline, last)
-        came: list[Job] = []
+        came: list[ClientWork] = []
         self.end_work(came, lost)
         late = sum(job.client in self.jobs for job in started)
         return self.summary(began, len(asked), late, started, came, lost)
@@ -208,7 +208,7 @@ class OverlappingClock(VirtualClock):
         If nobody is at work and nobody can come any more, it ends with the answers that there are.
         """
         began, at_work = self.now, self.at_work
-        started, came, lost = list[Job](), list[Job](), dict[int, str]()
+        started, came, lost = list[ClientWork](), list[ClientWork](), dict[int, str]()
         draw, nobody_before = self.draws(round), -math.inf  # a moment before which nobody else comes
         while True:
             self.end_work(came, lost, self.settings.buffer)
@@ -298,7 +298,13 @@ class OverlappingClock(VirtualClock):
         return self.availability.earliest(pool, self.now)
 
     def summary(
-        self, began: float, asked: int, late: int, started: list[Job], came: list[Job], lost: dict[int, str]
+        self,
+        began: float,
+        asked: int,
+        late: int,
+        started: list[ClientWork],
+        came: list[ClientWork],
+        lost: dict[int, str],
     ) -> Turnout:
         """What the server must know of a round that has just ended on the clock."""
         record: dict[str, Any] = {

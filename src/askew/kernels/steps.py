@@ -90,7 +90,7 @@ class StepKernels:
         if not has_plain_loss(alg):
             return None
         if self.dense is not None and not self.compared_gradients:
-            self._compare_gradients(self.dense, theta[0], row_of(batch, 0))
+            self._compare_gradients(self.dense, theta[0], first_row(batch))
         if self.dense is None:
             return None
         self.used.add("C (dense gradients)" if self.dense.in_c(batch.y.dtype) else "torch (dense gradients)")
@@ -207,7 +207,7 @@ class RowSteps:
     def take(self, theta: Tensor, batch: Batch, v: Tensor) -> Tensor | None:
         """Change theta [C, P] and the momentum v; returns the batches' mean losses [C]. None: refused, no change."""
         if self.kernels.must_compare(self.alg, self.client):
-            self._check(theta[0], row_of(batch, 0), v[0])
+            self._check(theta[0], first_row(batch), v[0])
         if self.kernels.refuses(self.alg):
             return None
         self.kernels.used.add(self.name)
@@ -246,9 +246,9 @@ def one_row(batch: Batch) -> Batch:
     return Batch(batch.x[None], batch.y[None], None if batch.weight is None else batch.weight[None])
 
 
-def row_of(batch: Batch, i: int) -> Batch:
-    """The batch of one of many networks."""
-    return Batch(batch.x[i], batch.y[i], None if batch.weight is None else batch.weight[i])
+def first_row(batch: Batch) -> Batch:
+    """The batch of the first of many networks."""
+    return Batch(batch.x[0], batch.y[0], None if batch.weight is None else batch.weight[0])
 
 
 def batch_slice(batch: Batch, a: int, b: int) -> Batch:
