@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from in_process import VARIANTS, assert_same_rounds, deploy, models_equal, simulate, slow_except, small_run
+from in_process import (
+    FIRST_NODE,
+    VARIANTS,
+    InProcessTransport,
+    assert_same_rounds,
+    deploy,
+    models_equal,
+    simulate,
+    slow_except,
+    small_run,
+)
 
 import askew
 from askew.data.dataset import Dataset, Samples
@@ -191,6 +201,84 @@ def test_a_restarted_server_knows_the_clients_that_it_knew(tmp_path: Path) -> No
     whole, _, _ = deploy(tables, tmp_path / "whole", data=module)
     assert warnings == [] and continued.federation == whole.federation and continued.federation["classes"] == 6
     assert continued.finished and len(continued.rounds) == 4
+
+
+# numbers of samples ---------------------------------------------------------------------------------------------
+
+
+def sizes_of_rounds(transport: InProcessTransport, client: int) -> dict[int, float]:
+    """By round: the relative size that a client was sent."""
+    trained = [payload.numbers for kind, asked, payload in transport.sent if kind == "train" and asked == client]
+    return {numbers["round"]: numbers["size"] for numbers in trained}
+
+
+def test_a_client_that_joins_later_changes_no_relative_size(tmp_path: Path) -> None:
+    """Also not after a restart: sums of the server hold what was weighted in the unit of the first round."""
+
+    def client(node: NodeConfig) -> Any:
+        count = 60 if node["partition-id"] == 4 else 12
+        return (torch.ones(count, 8), torch.arange(count) % 3), None, None
+
+    def interrupt(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        if kind == "train" and payload.numbers["round"] == 4:
+            raise KeyboardInterrupt
+        return reply
+
+    tables = small_run({"name": "scaffold", "weighting": "samples"}, participation={"name": "full"}, rounds=6)
+    late: dict[str, Any] = {"rules": {"nodes": 4}, "late_clients": [4], "data": DataModule(client)}
+    whole, transport, warnings = deploy(tables, tmp_path / "whole", **late)
+    assert sizes_of_rounds(transport, 0) == dict.fromkeys(range(1, 7), 1.0)
+    assert sizes_of_rounds(transport, 4) == dict.fromkeys(range(2, 7), 5.0)
+    assert len(warnings) == 1 and "client 4 joins with 60 training samples, and relative sizes" in warnings[0]
+    with pytest.raises(KeyboardInterrupt):
+        deploy(tables, tmp_path, change_reply=interrupt, **late)
+    continued, transport, warnings = deploy(tables, tmp_path, data=DataModule(client))
+    assert warnings == [] and sizes_of_rounds(transport, 0) == dict.fromkeys(range(4, 7), 1.0)
+    assert continued.federation == whole.federation and models_equal(continued.model, whole.model)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_client_that_comes_back_with_other_data_is_refused(restarted: bool, tmp_path: Path) -> None:
+    """As another node in the middle of a run, or where the server was started again; the others are not touched."""
+    rounds_before = 2
+
+    class SecondNode(InProcessTransport):
+        def trained(self) -> int:
+            return max((payload.numbers["round"] for kind, _, payload in self.sent if kind == "train"), default=0)
+
+        def connected_nodes(self) -> list[int]:
+            changed = restarted or self.trained() >= rounds_before
+            return [FIRST_NODE + (12 if changed and client == 2 else client) for client in range(5)]
+
+        def node_config(self, node: int) -> NodeConfig:
+            return {"partition-id": (node - FIRST_NODE) % 10, "more": node >= FIRST_NODE + 10}
+
+    def interrupt(kind: str, client: int, payload: Payload, reply: Payload) -> Payload:
+        if kind == "train" and payload.numbers["round"] > rounds_before:
+            raise KeyboardInterrupt
+        return reply
+
+    def client(node: NodeConfig) -> Any:
+        count = 36 if node.get("more") else 12
+        return (torch.ones(count, 8), torch.arange(count) % 3), None, None
+
+    tables, data = small_run(VARIANTS["fedavg"], participation={"name": "full"}), DataModule(client)
+    if restarted:
+        with pytest.raises(KeyboardInterrupt):
+            deploy(tables, tmp_path, data=data, change_reply=interrupt)
+    run, transport, warnings = deploy(tables, tmp_path, data=data, transport_class=SecondNode)
+    sentence = "node 112 is left out: client 2 has 36 training samples, and had 12 when it joined this run; start it"
+    assert warnings[0].startswith(sentence) and [r["participants"] for r in run.rounds[2:]] == [[0, 1, 3, 4]] * 2
+    assert {*sizes_of_rounds(transport, 0).values()} == {1.0} and run.federation["sizes"] == [12] * 5
+
+
+def test_a_run_does_not_begin_without_any_sample(tmp_path: Path) -> None:
+    empty = lambda node: ((torch.ones(12, 8), torch.arange(12) % 3), None, None)
+    no_samples = lambda kind, client, payload, reply: (
+        reply._replace(numbers={**reply.numbers, "samples": 0}) if kind == "query" else reply
+    )
+    with pytest.raises(AskewError, match="none of the clients that came has training samples"):
+        deploy(FEDAVG, tmp_path, data=DataModule(empty), change_reply=no_samples)
 
 
 # what is refused ------------------------------------------------------------------------------------------------

@@ -135,9 +135,13 @@ def test_a_secret_round_without_participants_has_noise_alone(tmp_path: Path, mon
     assert moved.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * len(moved)))
 
 
-def test_spare_clients_are_refused_with_secret_participants(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="set spare = 0"):
-        deploy(secretly_drawn(0.5), tmp_path, rules={"spare": 0.5})
+@pytest.mark.parametrize(("rule", "advice"), [({"spare": 0.5}, "set spare = 0"), ({"answers": 2}, "set answers = 1")])
+def test_rules_that_tie_clients_together_are_refused_with_secret_participants(
+    rule: dict[str, Any], advice: str, tmp_path: Path
+) -> None:
+    """With two answers as the least, one client decides whether another's is used, and ε is larger than it says."""
+    with pytest.raises(ConfigError, match=advice):
+        deploy(secretly_drawn(0.5), tmp_path, rules=rule)
 
 
 @pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -321,6 +321,40 @@ def test_of_two_nodes_with_one_number_the_later_one_is_used(tmp_path: Path) -> N
     assert trained <= {100, 102, 103, 104, 201} and deployed.finished
 
 
+def test_a_node_takes_its_client_back_when_another_with_its_number_is_gone(tmp_path: Path) -> None:
+    """Node 201 is client 1 for one round; node 101 is connected all the time."""
+    nodes, tables = [100, 101, 102, 103, 104], small_run(VARIANTS["fedavg"], participation={"name": "full"})
+    nodes_at = lambda look: nodes + [201] * (look == 3)
+    deployed, transport, warnings = deploy_on(nodes_at, tables, tmp_path)
+    assert warnings == ["client 1 is now node 201 and no longer node 101."]
+    assert [r["participants"] for r in deployed.rounds] == [[0, 1, 2, 3, 4]] * 4
+    asked = [client + FIRST_NODE for kind, client, _ in transport.sent if kind == "train" and client % 100 == 1]
+    assert asked == [101, 201, 101, 101]
+
+
+def test_a_node_takes_its_client_back_when_another_with_its_number_hangs(tmp_path: Path) -> None:
+    """Node 201 comes after the start, and answers nothing from its first training message on."""
+    kinds: list[str] = []
+
+    def hang(kind: str, client: int, payload: Payload, reply: Payload) -> Payload | None:
+        kinds.extend([kind] * (client + FIRST_NODE == 201))
+        return None if client + FIRST_NODE == 201 and "train" in kinds else reply
+
+    nodes_at = lambda look: [100, 101, 102, 103, 104] + [201] * (look > 1)
+    options: dict[str, Any] = {"transport_class": ChangingTransport, "nodes_at": nodes_at, "configs": {}}
+    tables = small_run(VARIANTS["fedavg"], participation={"name": "full"})
+    deployed, _, warnings = deploy(tables, tmp_path, {"wait": 0.5}, change_reply=hang, **options)
+    assert [r["participants"] for r in deployed.rounds] == [[0, 2, 3, 4], *[[0, 1, 2, 3, 4]] * 3]
+    assert warnings[-1] == "client 1 is now node 101 and no longer node 201."
+
+
+def test_a_client_that_disappears_is_reported_once(tmp_path: Path) -> None:
+    nodes_at = lambda look: [100, 101, 102, 103, 104] if look <= 2 else [100, 102, 103, 104]
+    deployed, _, warnings = deploy_on(nodes_at, small_run(VARIANTS["fedavg"]), tmp_path)
+    assert deployed.finished and len(warnings) == 1
+    assert warnings[0].startswith("client 1 is left out, as its node 101 is no longer connected; start it again")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

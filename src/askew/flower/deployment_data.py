@@ -170,7 +170,8 @@ class ServerData(NamedTuple):
 class RemoteFederation(Federation):
     """A federation as the server sees it where data stay with the clients: how many samples each has.
 
-    Clients that have not joined yet are counted in, so that one that joins later changes nothing for the others.
+    Clients that have not joined yet are counted in, so that one that joins later changes nothing for the others. For
+    the same reason the mean size, the unit of all relative sizes, is fixed when the run begins.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ class RemoteFederation(Federation):
         self.clients = config.partition.clients
         self.known = np.zeros(self.clients, dtype=bool)  # which clients' sizes are known
         self.sizes = np.zeros(self.clients, dtype=np.int64)
+        self.mean_size = 1.0  # until the run begins
         self.plans = {}
         public, test = server_data
         if test is None:  # two blank samples stand for the shape and type of the inputs
@@ -202,7 +204,7 @@ class RemoteFederation(Federation):
                 f"the server's test data have inputs of shape {self.shape}, the clients' {tuple(shape)}; "
                 "prepare them alike."
             )
-        self._update_counts()
+        self._update_eligible()
 
     def label_counts(self, ids: Sequence[int]) -> Tensor:
         """Zeros: clients count their labels by themselves, and send them only if the method does."""
@@ -211,13 +213,24 @@ class RemoteFederation(Federation):
     def set_size(self, client: int, count: int) -> None:
         """Note how many samples a client trains on."""
         self.known[client], self.sizes[client] = True, count
-        self._update_counts()
+        self._update_eligible()
 
-    def _update_counts(self) -> None:
+    def _update_eligible(self) -> None:
         self.eligible = np.flatnonzero((self.sizes > 0) | ~self.known)
-        counts = self.sizes[self.sizes > 0]
-        self.mean_size = float(counts.mean()) if len(counts) else 1.0
         self.plans.clear()
+
+    def fix_mean_size(self, stored: float | None) -> None:
+        """Fix the mean size for the whole run, from the clients known now unless an earlier start has stored it.
+
+        Sums that the server keeps over rounds (SCAFFOLD's, FedDC's) are weighted with relative sizes, and would be
+        wrong in another unit.
+        """
+        counts = self.sizes[self.sizes > 0]
+        if not len(counts):
+            raise DataError(
+                "none of the clients that came has training samples; start others, or wait for more of them (nodes)."
+            )
+        self.mean_size = stored or float(counts.mean())
 
     def gather(self, ids: Sequence[int]) -> tuple[Samples, list[np.ndarray[Any, Any]]]:
         return self.pool, [np.arange(self.sizes[i]) for i in ids]
@@ -231,6 +244,7 @@ class RemoteFederation(Federation):
             "shown": shown,
             "sizes": self.sizes[:shown].tolist(),
             "samples": int(self.sizes.sum()),
+            "mean_size": self.mean_size,
         }
 
 

@@ -109,6 +109,7 @@ def serve(
     `warn` is given what went wrong, `say` how many clients are ready.
     """
     check_buffer(config, rules)
+    check_secret_sampling(config, rules)
     folder = run_folder(config, rules.out)
     assert folder is not None
     with lock_folder(folder):
@@ -132,6 +133,20 @@ def serve(
                 write_json(folder / "run.json", active.run.facts)
                 raise
     return active.run
+
+
+def check_secret_sampling(config: DeploymentConfig, rules: DeploymentRules) -> None:
+    """Refuse rules by which one client's part in a round depends on the others', whose ε would be too small."""
+    if config.privacy.secret_sampling and rules.spare:
+        raise ConfigError(
+            "deployment: spare clients stand in for others, so that the draw of participants is not independent, which "
+            "privacy.secret_sampling counts on; set spare = 0."
+        )
+    if config.privacy.secret_sampling and rules.answers > 1:
+        raise ConfigError(
+            f"deployment: with answers = {rules.answers} one client's answer decides whether those of others are used, "
+            "and ε would be larger than privacy.secret_sampling counts; set answers = 1."
+        )
 
 
 def read_start(folder: Path) -> str:
@@ -161,11 +176,6 @@ def build_on_clients(
     server = built.server
     server.clients = Bank({"round": torch.zeros((), dtype=torch.int64, device=built.space.device)})
     server.privates = Bank({})
-    if config.privacy.secret_sampling and registry.rules.spare:
-        raise ConfigError(
-            "deployment: spare clients stand in for others, so that the draw of participants is not independent, which "
-            "privacy.secret_sampling counts on; set spare = 0."
-        )
     server.stages = [s.on_real_clients() if isinstance(s, PrivacyStage) else s for s in server.stages]
     kind = BufferedEngine if registry.rules.buffer else RemoteEngine
     engine = server.engine = kind(server, registry, built.fed.classes, config.digest())
@@ -180,13 +190,15 @@ def wait_for_federation(
 ) -> RemoteFederation:
     """The federation of clients with their own data, once enough of them have joined."""
     server_data = read_server_data(config, data)
+    registry.sizes = {client: count for client, count in enumerate(stored_federation.get("sizes", ())) if count}
     registry.wait_for(registry.rules.nodes or registry.clients)
     infos = registry.info
     first = next(iter(infos.values()))
     classes = max([stored_federation.get("classes", 0), *(info.classes for info in infos.values())])
     device = device_of(config.engine.device)
     fed = RemoteFederation(config, first.shape, first.real, classes, server_data, device)
-    sizes = {client: count for client, count in enumerate(stored_federation.get("sizes", ())) if count}
-    for client, count in (sizes | {client: info.samples for client, info in infos.items()}).items():
+    registry.sizes |= {client: info.samples for client, info in infos.items()}
+    for client, count in registry.sizes.items():
         fed.set_size(client, count)
+    fed.fix_mean_size(stored_federation.get("mean_size"))
     return fed
