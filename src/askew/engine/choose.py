@@ -140,7 +140,7 @@ def choose(
             f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".'
         )
     if name == "stacked" and mixes_samples(module):
-        return EngineChoice("vmapped", "stacked pads batches, which batch norm and the like, or the method's loss, would count")
+        return EngineChoice("vmapped", "stacked pads batches, which batch norm, or another layer or loss, would count")
     if name == "stacked" and skips_a_token(module):
         return EngineChoice("vmapped", "stacked would train the embedding's padding_idx")
     if name != "auto":
