@@ -18,6 +18,7 @@ from torch import Tensor
 
 from askew.algorithms import FedAvg, FedNova
 from askew.core.algorithm import Algorithm
+from askew.core.types import Cohort
 from askew.data.dataset import Samples
 from askew.data.federation import LocalSettings
 from problems import Problem, close, federation, make_server, round_outputs, scalars, train_locally, trained_server
@@ -83,6 +84,18 @@ def test_the_length_is_the_path_under_a_constant_gradient(mu: float, momentum: f
     assert close(up["delta"][:, 0], -0.1 * a * torch.tensor([1.0, -3.0], dtype=torch.float64))
     effective = (2 * a[0] + 4 * a[1]) / 6 if mu == 0 else (2 * 2 + 4 * 4) / 6
     assert close(server.w, -0.1 * effective * (2 * 1.0 + 4 * -3.0) / 6)
+
+
+def test_a_path_that_leads_nowhere_is_left_out() -> None:
+    """ρ = 0.9, ημ = 1.62: after four steps a_i = −0.0236, and a division by it would turn every update round."""
+    steps, a = reported_lengths(FedNova(mu=16.2), LocalSettings(batch=1, lr=0.1, momentum=0.9))
+    assert a[steps.index(4)].item() == pytest.approx(-0.0236, abs=1e-3)
+    row = lambda *values: torch.tensor(values, dtype=torch.float64)
+    alg, w, K = FedNova(mu=1.0), row(0.0), row(4.0, 2.0, 2.0)
+    known = Cohort(row(0.5, 0.25, 0.25), K, K, K, K, None, 0.1, 0.1, 1, 3)
+    up = {"delta": row(5.0, 3.0, 1.0)[:, None], "a": row(-0.0236, 2.0, 1.0)}
+    assert close(alg.aggregate(w, up, known, {"M": w})[0], 2 * (0.5 * 3 / 2 + 0.5 * 1 / 1))
+    assert close(alg.aggregate(w, up | {"a": row(-1.0, 0.0, -2.0)}, known, {"M": w})[0], 0.0)
 
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.8}])

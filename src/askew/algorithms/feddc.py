@@ -10,8 +10,8 @@ client's last displacement (`variate = "displacement"`), and it averages θ_i + 
 The divisor has the initial rate, as in the code. For unequal sizes the code also divides c by n_i / n̄, in the local
 step and in the variate (`divide_c`; the same fixed point, less stable), and takes K from the average size in the
 divisor, which is not copied. Without variates and clipping it is FedDyn, without the drift and α SCAFFOLD. `exact`
-rests on: equal sizes (or the sample-weighted mean loss), no clipping, `rule = "code"`: under partial participation the
-paper's rule leaves the participants' drifts in the model.
+rests on: full batches, equal sizes (or the sample-weighted mean loss), no clipping, `rule = "code"`: under partial
+participation the paper's rule leaves the participants' drifts in the model.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021 (arXi
 gradient memory is −α h_i and its server state −α mean_N h. As in the authors' code α_i θ acts like weight decay,
 outside the clipped norm, and α_i (h_i − w) inside it. The drift form allows α = 0. Evaluated: the server's w
 (headline), the mean of the participants' models and, with `log_all`, the mean of all clients' latest models, which the
-authors plot. `exact` rests on: equal sizes (or the sample-weighted mean loss), local training near its minimum, no
-clipping.
+authors plot. `exact` rests on: full batches, equal sizes (or the sample-weighted mean loss), local training near its
+minimum, no clipping.
 """
 
 from __future__ import annotations

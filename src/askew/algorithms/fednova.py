@@ -50,7 +50,10 @@ class FedNova(Algorithm):
         return {"delta": theta - client.w, "a": client.carry["a"]}, client.state
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        p = self.weights(up, cohort)
-        tau_eff = p @ (up["a"] if self.mu == 0 else cohort.steps)
-        M = self.server_momentum * server["M"] + tau_eff * ((p / up["a"]) @ up["delta"])
+        p, a = self.weights(up, cohort), up["a"]
+        if bool((a <= 0).any()):  # ημ above 1 with momentum: such a path leads nowhere, and its client is left out
+            p, a = torch.where(a > 0, p, 0), torch.where(a > 0, a, 1)
+            p = p / p.sum().clamp(min=torch.finfo(p.dtype).tiny)
+        tau_eff = p @ (a if self.mu == 0 else cohort.steps)
+        M = self.server_momentum * server["M"] + tau_eff * ((p / a) @ up["delta"])
         return w + M, {"M": M}

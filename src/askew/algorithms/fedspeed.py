@@ -5,8 +5,8 @@
     h_i ← h_i + δ_i,    w ← mean_S θ_i + mean_N h_i
 
 Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, and Higher Generalization Accuracy, ICLR 2023
-(arXiv 2302.10429). λ_p is 1/λ of the paper and FedDyn's α here. The first author's simulator takes a = 1 and the server
-rule above; ρ = 0 is FedDyn.
+(arXiv 2302.10429). λ_p is 1/λ of the paper and FedDyn's α here, so for unequal sizes α / (n_i / n̄). The first author's
+simulator, which leaves the sizes out, takes a = 1 and the server rule above; ρ = 0 is FedDyn.
 """
 
 from __future__ import annotations

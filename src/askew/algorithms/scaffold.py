@@ -10,7 +10,7 @@ times too long and the method diverges; `variate_norm = "nova"` divides by η·a
 steps), the same as `steps` without momentum. FedDyn's and FedDC's codes divide by the initial rate
 (`variate_lr = "initial"`), a relaxation under a decaying rate. With `weighting = "samples"` c is the mean of the c_i by
 sample counts, and the optimum that of the sample-weighted loss; the codes of FedDyn and FedDC also divide c by n_i / n̄
-in the local step, which is not copied. `exact` rests on: no clipping.
+in the local step, which is not copied. `exact` rests on: full batches, no clipping.
 """
 
 from __future__ import annotations
