@@ -28,6 +28,7 @@ from askew.core.ranks import rank_and_size
 from askew.errors import EngineError, StoreWarning
 from askew.experiment import launch
 from askew.experiment.config import Config
+from askew.experiment.folder_lock import lock_folder
 from askew.experiment.launch import run_all, run_shared
 from askew.experiment.store import load
 from askew.experiment.workers import Message, Send
@@ -212,6 +213,18 @@ def kill_often(
         part += 1
         assert part <= 4 * kills
     return f"{met} kills met it at work, {in_writes} of them inside writes; {part} of {part} results are identical"
+
+
+def test_what_a_kill_leaves_of_any_file_is_removed(tmp_path: Path) -> None:
+    """Of every file of a run folder, also of the state after the last round, which is written last."""
+    list(run_all([Config.build(tables("scaffold", rounds=2))], tmp_path))
+    (folder,) = tmp_path.iterdir()
+    names = {path.name for path in folder.iterdir()} - {".lock"}
+    assert any(name.startswith("end-") for name in names)
+    for name in names:
+        (folder / f".{name}.abc_12").write_bytes(b"half of it")
+    with lock_folder(folder):
+        assert {path.name for path in folder.iterdir()} == names | {".lock"}
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ except ImportError:  # not a POSIX system: only folders cannot be locked there
     fcntl = None  # type: ignore[assignment]
 
 # what a process that was killed left of a file that it was writing: ".", the file's name, "." and some letters
-TEMPORARY = re.compile(r"\.(run|rounds|federation|model|tracking|checkpoint)[\w.-]*\.(toml|jsonl?|safetensors)\.\w+")
+TEMPORARY = re.compile(
+    r"\.(run|rounds|federation|model|tracking|checkpoint|end)[\w.-]*\.(toml|jsonl?|safetensors)\.\w+"
+)
 
 
 @contextmanager
