@@ -36,7 +36,7 @@ DENSE = (
 )
 CONVOLUTION_LAYERS = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # which work under vmap too, and are slow there on a CPU
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
-DRAWS, MIXES = "_askew_draws", "_askew_mixes"  # attributes of a network in which a trial has shown this
+DRAWS, FORBIDS_PADDING = "_askew_draws", "_askew_forbids_padding"  # attributes that a trial gives a network
 AS_CONFIGURED = "as configured"  # the reason for an engine that was named
 ROW_ENGINES = ("stacked", "vmapped")  # engines that train many networks as rows
 
@@ -103,11 +103,9 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
 
-def mixes_samples(module: nn.Module) -> bool:
-    """May its batches not be padded, as what becomes of a sample depends on the others? By its layers, or by a trial
-    of the network and of the method's loss.
-    """
-    return has_batch_norm(module) or getattr(module, MIXES, False)
+def forbids_padding(module: nn.Module) -> bool:
+    """Would padding its batches change a result? By its layers, or as a trial of it and the method's loss has shown."""
+    return has_batch_norm(module) or getattr(module, FORBIDS_PADDING, False)
 
 
 def is_dense(layer: nn.Module) -> bool:
@@ -139,7 +137,7 @@ def choose(
         raise EngineError(
             f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".'
         )
-    if name == "stacked" and mixes_samples(module):
+    if name == "stacked" and forbids_padding(module):
         return EngineChoice("vmapped", "stacked pads batches, which batch norm, or another layer or loss, would count")
     if name == "stacked" and skips_a_token(module):
         return EngineChoice("vmapped", "stacked would train the embedding's padding_idx")
@@ -171,7 +169,7 @@ def choose(
 def choose_on_cuda(module: nn.Module, space: Space, foreign: Collection[str], compiled_or_bf16: bool) -> EngineChoice:
     """The engine on a GPU by the rule; `foreign` layers are not known to be dense."""
     slots = "a GPU is kept busy by many clients at a time"
-    known = not compiled_or_bf16 and not mixes_samples(module) and not skips_a_token(module)
+    known = not compiled_or_bf16 and not forbids_padding(module) and not skips_a_token(module)
     if known and {*foreign} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
         return EngineChoice("stacked", "an LSTM: one kernel a time step serves many clients", ("slots",))
     if not known or {*foreign} - CONVOLUTION_LAYERS:

@@ -64,7 +64,7 @@ class Faults(Settings):
 class FaultStage:
     """Puts faults into the answers of a phase's clients and leaves out those that the check refuses.
 
-    What befalls an answer depends on seed, round, phase and client alone: neither on who else takes part nor on the
+    Which fault an answer has depends on seed, round, phase and client alone: neither on who else takes part nor on the
     rounds before. Late answers are kept for the next round and refused there; a resumed run has none, and is the same.
     """
 
@@ -86,7 +86,7 @@ class FaultStage:
         answers, missing = [late for late in self.late if late.round < inputs.round], dict[int, str]()
         self.late = [late for late in self.late if late.round == inputs.round]
         for answer in honest:
-            came = self._befall(answer)
+            came = self._with_fault(answer)
             answers += came if isinstance(came, list) else []
             missing |= {} if isinstance(came, list) else {answer.client: came}
         used, incidents = judge(asked, answers, missing)
@@ -104,7 +104,7 @@ class FaultStage:
             self.phases.append(phase)
         return next(n for n, known in enumerate(self.phases) if known is phase)
 
-    def _befall(self, answer: Answer) -> list[Answer] | str:
+    def _with_fault(self, answer: Answer) -> list[Answer] | str:
         """What comes of an answer: one, two, or the reason why none does."""
         rng = generator(self.seed, f"faults {answer.phase}", answer.round, answer.client)
         kinds, place = list(self.faults.rates()), rng.random()

@@ -26,13 +26,13 @@ from ..engine.base import Engine, OutputStage
 from ..engine.check import CheckedEngine
 from ..engine.choose import (
     AS_CONFIGURED,
-    MIXES,
+    FORBIDS_PADDING,
     EngineChoice,
     EngineSettings,
     choose,
     fastest,
+    forbids_padding,
     has_batch_norm,
-    mixes_samples,
     stochastic,
     worth_a_trial,
 )
@@ -221,7 +221,7 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
     calls = [need for need in config.algorithm.needs if need not in NO_CALLS]
     module = check_module(module, fed, calls, config.local.batch)
     if loss_counts_padding(config.algorithm, module, fed, config.local):
-        setattr(module, MIXES, True)
+        setattr(module, FORBIDS_PADDING, True)
     return module
 
 
@@ -265,7 +265,11 @@ def make_engine(name: str, module: nn.Module, space: Space, fed: Federation, con
 
 def make_plain_engine(name: str, module: nn.Module, space: Space, fed: Federation, config: Config) -> BuiltEngine:
     """An engine by its name."""
-    bf16, kernels, never_pad = config.engine.dtype == "bf16", Kernels(space.device, space.dtype), mixes_samples(module)
+    bf16, kernels, never_pad = (
+        config.engine.dtype == "bf16",
+        Kernels(space.device, space.dtype),
+        forbids_padding(module),
+    )
     draws = stochastic(module)
     reference = name == "sequential" and space.device.type == "cuda"  # plain torch, which the others are held to
     if not reference:
@@ -293,7 +297,7 @@ def engine_key(name: str, config: Config, fed: Federation, module: nn.Module) ->
     trained = all(p.requires_grad for p in module.parameters()) and all(b.is_floating_point() for b in module.buffers())
     if name == "sequential" or not trained:
         return object()
-    own = (mixes_samples(module), own_values(module))
+    own = (forbids_padding(module), own_values(module))
     return name, config.model, fed.shape, fed.classes, fed.criterion, config.engine, own
 
 
@@ -431,7 +435,7 @@ def make_clock(config: Config, server: Server) -> VirtualClock | None:
 
 
 def output_stages(config: Config, fed: Federation) -> list[OutputStage]:
-    """What clients' outputs go through before the server's step, in this order: what befalls them, then what guards."""
+    """What clients' outputs go through before the server's step, in this order: attacks, faults, then what guards."""
     stages: list[OutputStage] = []
     if config.attack.on:
         stages.append(AttackStage(config.attack, config.attack.attackers(config.seed, fed), config.seed))

@@ -14,9 +14,7 @@ from ..core.space import Space
 from ..core.task import Bound
 from ..core.types import Batch, Client
 from ..data.federation import Federation, LocalSettings
-
-TRIED = 3  # samples, and as many that pad them
-CLOSE = 1e-9  # of the largest number, in float64: by more than this, padding has changed a gradient
+from .network_check import CLOSE, TRIED, with_copies
 
 
 def loss_counts_padding(alg: Algorithm, module: nn.Module, fed: Federation, settings: LocalSettings) -> bool:
@@ -29,8 +27,7 @@ def loss_counts_padding(alg: Algorithm, module: nn.Module, fed: Federation, sett
     space = Space(module, torch.float64)
     task, batch = Bound(module, space, fed.criterion), first_samples(fed, space.dtype)
     weight = torch.tensor([1.0] * len(batch.y) + [0.0] * TRIED, dtype=space.dtype)
-    x, y = (torch.cat([t, t[:1].expand(TRIED, *t.shape[1:])]) for t in (batch.x, batch.y))
-    padded = Batch(x, y, weight)
+    padded = Batch(with_copies(batch.x, TRIED), with_copies(batch.y, TRIED), weight)
     theta = space.start + 0.1 * torch.randn(space.P, dtype=space.dtype, generator=torch.Generator().manual_seed(0))
 
     def result(phase: Algorithm, client: Client, batch: Batch) -> GradientResult:

@@ -21,11 +21,12 @@ from ..core.space import WRAPPED, Space
 from ..core.task import Bound, Functional, WithFeatures
 from ..core.types import Batch
 from ..data.federation import Federation
-from ..engine.choose import DRAWS, MIXES
+from ..engine.choose import DRAWS, FORBIDS_PADDING
 from ..errors import EngineError, ModelError
 
 TRIED = 3  # samples in the trial of a training step
 LONGEST = 64  # samples that they are padded to, or to the batch if that is shorter
+LARGE = 10**6  # parameters; above, they are padded by one sample alone, so that the trial stays short
 CLOSE = 1e-9  # of the largest number, in float64: by more than this, padding has changed a result
 
 
@@ -62,7 +63,9 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str], batch: in
         samples = fed.inputs(fed.test.x[:TRIED]).cpu()
         draws = check_training(module, samples.to(example.dtype), name)
         setattr(module, DRAWS, draws)
-        setattr(module, MIXES, not draws and padding_matters(module, samples, min(batch or LONGEST, LONGEST)))
+        is_large = sum(p.numel() for p in module.parameters()) > LARGE
+        length = len(samples) + 1 if is_large else min(batch or LONGEST, LONGEST)
+        setattr(module, FORBIDS_PADDING, not draws and padding_matters(module, samples, length))
     return module
 
 
@@ -128,9 +131,8 @@ def padding_matters(module: nn.Module, x: Tensor, length: int) -> bool:
 
     True too where this cannot be tried: batches are then never padded.
     """
-    padding = x[:1].expand(max(length - len(x), 1), *x.shape[1:])
     try:
-        alone, padded = (training_step(module, batch, len(x)) for batch in (x, torch.cat([x, padding])))
+        alone, padded = (training_step(module, batch, len(x)) for batch in (x, with_copies(x, length - len(x))))
     except Exception:
         return True
     return any(
@@ -138,6 +140,11 @@ def padding_matters(module: nn.Module, x: Tensor, length: int) -> bool:
         for one, other in zip(alone, padded, strict=True)
         if one.numel()
     )
+
+
+def with_copies(x: Tensor, count: int) -> Tensor:
+    """Samples, and so many copies of the first one, at least one."""
+    return torch.cat([x, x[:1].expand(max(count, 1), *x.shape[1:])])
 
 
 def training_step(module: nn.Module, x: Tensor, count: int) -> list[Tensor]:
