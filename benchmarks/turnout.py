@@ -90,7 +90,10 @@ def read_study(folder: Path = RESULTS) -> Runs:
         if row.metric == "last_accuracy":
             own = metrics[row.run]
             run = RunCurve(*(parse_curve(own[name]) for name in ("accuracy", "bytes", "clock")))
-            runs.setdefault(row.case, {}).setdefault(row.method, {})[row.seed] = run
+            seeds = runs.setdefault(row.case, {}).setdefault(row.method, {})
+            if row.seed in seeds:  # of another version of the study: which one counts is not for this page to guess
+                raise SystemExit(f"{row.case}, {row.method}, seed {row.seed} is stored twice; remove one of the runs.")
+            seeds[row.seed] = run
     return runs
 
 
@@ -280,10 +283,16 @@ def choice_table(block: Block) -> str:
 
 
 def rates_table() -> str:
-    """The chosen learning rates by method and block."""
-    chosen = chosen_rates()
+    """The chosen learning rates by method and block; † is the smallest or largest that was tried."""
+    chosen, tried = chosen_rates(), measured_rates()
+
+    def cell(key: tuple[str, str]) -> str:
+        if key not in chosen:
+            return "–"
+        return f"{chosen[key]:g}" + (" †" if chosen[key] in (min(tried[key]), max(tried[key])) else "")
+
     blocks = list(dict.fromkeys(block for block, _ in chosen))
-    rows = [[m, *(f"{chosen[b, m]:g}" if (b, m) in chosen else "–" for b in blocks)] for m in METHODS]
+    rows = [[m, *(cell((b, m)) for b in blocks)] for m in METHODS]
     return markdown_table(["method", *blocks], rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from askew.algorithms import algorithms
 from askew.experiment.build import build
+from askew.reproduction.comparison import table_cells
 from askew.reproduction.papers import find_experiment, plan_runs, run_specs, settings_tables
+from askew.reproduction.plan import prepare_reproduction
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,6 +50,35 @@ def test_what_the_page_says_in_short_is_decided_by_the_tests(study: dict[str, An
         assert saved.verdict == "better", turnout
     [nearest] = study["by_turnout"]([strong, mild])
     assert all("FedDyn" in turnout for turnout in nearest.split(": ", 1)[1].split("; "))
+
+
+def test_what_the_page_says_in_short_of_cifar10(study: dict[str, Any], blocks: list[Any]) -> None:
+    strong, mild = (block for block in blocks if block.name.startswith("cifar10"))
+    ways, asynchronous = study["WAYS"], study["ASYNCHRONOUS"]
+    overall = {(b.name, way): study["overall"](b, way) for b in (strong, mild) for way in ways}
+    ahead = {key: {m for m, test in tests.items() if test.verdict == "better"} for key, tests in overall.items()}
+    behind = {key: {m for m, test in tests.items() if test.verdict == "worse"} for key, tests in overall.items()}
+    assert all(ahead[strong.name, way] == {"FedDyn"} and "FedCM" in behind[strong.name, way] for way in ways)
+    assert all(ahead[mild.name, way] == {"FedCM", "FedDyn", "FedDPC"} for way in ways)
+    assert all({"SCAFFOLD", "FedAU", "FedAWE", "FOCUS"} <= names for names in behind.values())
+    leads = {
+        (m, way): round(overall[mild.name, way][m].mean)
+        for m, way in (("FedCM", "rounds"), ("FedCM", "bytes"), ("FedDyn", "rounds"), ("FedDPC", "rounds"))
+    }
+    assert list(leads.values()) == [11, 8, 6, 4]
+    assert {b.best(way, asynchronous) for b in (strong, mild) for way in ways} == {"FedBuff"}
+    assert all(mild.against(way, asynchronous, "FedAvg")["FedBuff"].verdict == "better" for way in ways)
+    for block in (strong, mild):
+        [saved] = study["judge_pairs"]([study["across"](block, "seconds", "deadline", "uniform")])
+        assert saved.verdict == "better"
+
+
+def test_every_run_of_the_study_is_stored_once(study: dict[str, Any]) -> None:
+    stored = [
+        (case, m, seed) for case, methods in study["read_study"]().items() for m in methods for seed in methods[m]
+    ]
+    planned = {(run.case, run.method, run.seed) for run in plan_runs(find_experiment("ours/turnout"))}
+    assert set(stored) == planned
 
 
 def test_the_rates_of_the_study_are_the_best_on_held_out_samples(study: dict[str, Any]) -> None:
@@ -98,3 +130,28 @@ def test_a_tenth_of_the_clients_answers_in_every_partial_turnout() -> None:
             assert clock is not None
             answers = np.mean([len(clock.turnout(t).ids) for t in range(1, 101)])
             assert 4.5 <= answers <= 5.5, (p.case, answers)
+
+
+@pytest.mark.parametrize(
+    ("id", "limit", "shown"),
+    [
+        ("fedbuff/cifar10", "", {"FedBuff": "7,000", "FedAvgM": "76", "FedAvg": "286"}),
+        (
+            "fedawe/table8",
+            "over 300",
+            {"FedAU": "273", "FedAvg over active clients": "247", "MIFA": "253", "FedAWE": ""},
+        ),
+    ],
+)
+def test_published_comparisons_are_as_stored(id: str, limit: str, shown: dict[str, str]) -> None:
+    """Ours and the printed numbers of the page."""
+    page = (ROOT / "docs/turnout.md").read_text(encoding="utf-8")
+    reproduction = prepare_reproduction(id, results=ROOT / "results", stop_at_target=id == "fedawe/table8")
+    cells = {cell.method: cell for cell in table_cells(reproduction) if cell.method in shown}
+    assert set(cells) == set(shown)
+    for method, ours in shown.items():
+        cell = cells[method]
+        assert (f"{cell.mean:,.0f}" if ours else limit) == (ours or limit)
+        assert cell.printed and re.search(
+            rf"\| {method}.*\| {ours or limit} \| {float(cell.printed.value):,.0f} \|", page
+        )
