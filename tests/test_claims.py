@@ -156,11 +156,6 @@ CASES: list[tuple[str, Value, Value]] = [
     ("mldl24-21", diverging(0.5, 0.2, 0.1), diverging(0.5, 0.2, -0.05)),
     ("mldl24-31", of("MGDA", 0.1, 0.2), lambda t: 0.3 if t.method == "MGDA" and t.metric == "last_often_gap" else 0.2),
     ("mldl24-35", by(mean_raised=0.01), by(mean_raised=0.2)),
-    (
-        "fedpmvr-05",  # by its last loss alone, which has more digits
-        lambda t: 0.5 + 2e-6 * (t.method == "FedBN") if t.metric == "last_loss" else curve(10.0, 20.0),
-        lambda t: 0.5 if t.metric == "last_loss" else curve(10.0, 20.0),
-    ),
     ("fedpmvr-13", lambda t: 1.0, of("FedPMVR", 1.5, 1.0)),
     (
         "fedpmvr-30",

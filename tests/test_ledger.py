@@ -70,9 +70,17 @@ from askew.reproduction.ledger_summary import (
 )
 from askew.reproduction.papers import CURVES
 from askew.reproduction.participation_counts import participation_counts, skewed_counts
+from askew.reproduction.plan import prepare_reproduction
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.prune_curves import curve_uses, is_pruned, prune_curves
-from askew.reproduction.results import TO_TARGET, ResultRow, metrics_by_run, read_results, write_results
+from askew.reproduction.results import (
+    TO_TARGET,
+    ResultRow,
+    metrics_by_run,
+    read_results,
+    read_results_file,
+    write_results,
+)
 from browser import CHROMIUM, Browser
 
 PAPERS = Path(__file__).parent.parent / "papers"
@@ -351,6 +359,13 @@ def test_similar() -> None:
     assert evaluate(two([0.1, 0.2, 0.0], UP), **rule).verdict == FAILS
     assert evaluate(two([0.1, 0.2, 0.0], [0.9, 1.2, 1.0]), **rule).verdict == UNDECIDED
     assert evaluate(two([0.1, 0.2], [0.1, 0.2]), **rule).verdict == UNDECIDED
+    # 3.07, 4.00, 2.52: mean 3.197, standard error 0.432; t is 2.920 at 90% and 4.303 at 95%, so 1.93 and 1.34
+    times = {"test": "similar", "low": 1.5, "d": "[a | M]"}
+    assert evaluate(two([3.07, 4.00, 2.52]), **times).verdict == HOLDS
+    found = evaluate(two([3.07, 4.00, 2.52]), interval=0.95, **times)
+    assert found.verdict == UNDECIDED and found.test == "95% interval" and "1.34 to 5.06" in found.evidence
+    assert evaluate(two([3.0, 3.1, 2.9]), interval=0.95, **times).verdict == HOLDS
+    assert evaluate(two([1.0, 1.1, 0.9]), interval=0.95, **times).verdict == FAILS
 
 
 def steps(*rows: list[float]) -> dict[tuple[str, str, str], Any]:
@@ -364,7 +379,9 @@ def test_trend() -> None:
     assert evaluate(falling, sign=1, **rule).verdict == FAILS
     bump = steps([9.0, 9.1, 9.2], [5.0, 5.1, 5.3], [7.0, 7.2, 7.1])  # the slope falls, the last pair rises
     found = evaluate(bump, sign=-1, **rule)
-    assert found.verdict == FAILS and "1 of 2 neighbours reversed" in found.evidence
+    assert found.verdict == FAILS and "1 of 2 neighbours reversed; against, all, y to z: -1.97" in found.evidence
+    assert evaluate(bump, sign=-1, neighbours=False, **rule).verdict == UNDECIDED  # it only keeps it from holding
+    assert evaluate(falling, sign=1, neighbours=False, **rule).verdict == FAILS
     dent = steps(
         [9.0, 9.1, 9.2], [5.0, 5.1, 5.2], [5.1, 5.22, 5.26]
     )  # reversed at 2% by itself, not after Holm over three
@@ -540,7 +557,7 @@ SLOW_CHECKS = {"participation_gini"}  # the page of the documentation has its re
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_CHECKS)) for name in CLAIM_CHECKS]
 )
 def test_claim_checks(name: str) -> None:
-    refuted = {"dpc_server_slope", "dpc_state", "pmvr_quadratics", "pdc_penalty", "fedavg_is_fedsgd"}
+    refuted = {"dpc_server_slope", "dpc_state", "pmvr_quadratics", "bn_without_norm", "pdc_penalty", "fedavg_is_fedsgd"}
     refuted |= {f"pmvr_damping {reading}" for reading in READINGS if reading != "displacement"}
     true, grounds = CLAIM_CHECKS[name]()
     assert true is (name not in refuted), grounds
@@ -950,6 +967,27 @@ def test_a_summary_has_its_numbers_and_verdicts_from_the_results(desk: Path, mon
             summary_texts(toy_section(desk, monkeypatch, wrong))
 
 
+def test_who_is_ahead_and_whether_it_could_be_chance(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "It {ahead easy | FedProx | FedAvg}."
+    assert summary_texts(toy_section(desk, monkeypatch, text))[0] == "It FedProx and FedAvg were not both run."
+    measure(desk, plain)
+    found = summary_texts(toy_section(desk, monkeypatch, text))[0]
+    assert found == "It FedProx is 2.0 points ahead of FedAvg (3 seeds, clear; in print too, by 2.0)."
+    measure(desk, lambda run: plain(run) - (0.05 + 0.04 * run.seed) * (run.method == "FedProx"))
+    found = summary_texts(toy_section(desk, monkeypatch, text))[0]
+    assert found.endswith("(3 seeds, could be chance; in print FedProx is ahead, by 2.0).") and "FedAvg is 7" in found
+
+
+def test_no_run_is_stored_twice_with_different_results() -> None:
+    """Which of the two a page would take is nobody's choice."""
+    stored: dict[Any, dict[str, str]] = {}
+    for path in sorted((PAPERS.parent / "results").glob("*.csv")):
+        for run, metrics in metrics_by_run(read_results_file(path)).items():
+            known = stored.setdefault((path.stem.rpartition("-")[2], run), {})
+            for name in (name for name in metrics if "accuracy" in name):
+                assert known.setdefault(name, metrics[name]) == metrics[name], (path.name, run, name)
+
+
 def test_summaries_of_the_papers_name_claims_that_exist() -> None:
     ids = {claim.id for claim in REAL}
     for path in PAPERS.glob("*/summary.md"):
@@ -1348,3 +1386,9 @@ def test_the_pages_of_the_stored_results_are_those_in_the_documentation_and_fit_
             assert browser.value(TOO_WIDE) == [] and browser.errors == []
         finally:
             browser.close()
+
+
+def test_runs_whose_rounds_are_timed_are_left_to_one_process() -> None:
+    timed, free = (prepare_reproduction(id, results="none") for id in ("feddpc/table1", "feddpc/table2"))
+    assert {p.config.engine.workers for p in timed.planned} == {1}
+    assert {p.config.engine.workers for p in free.planned} == {0}

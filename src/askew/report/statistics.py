@@ -100,11 +100,11 @@ def t_interval(values: Sequence[float], level: float = 0.9) -> tuple[float, floa
     return float(v.mean()) - half, float(v.mean()) + half
 
 
-def is_within(differences: Sequence[float], low: float, high: float) -> bool | None:
-    """Two one-sided tests at 5%: is the 90% interval inside the range (True), wholly outside (False) or neither?"""
+def is_within(differences: Sequence[float], low: float, high: float, level: float = 0.9) -> bool | None:
+    """Is the interval inside the range (True), wholly outside (False) or neither? At 90%: two one-sided tests at 5%."""
     if len(differences) < MIN_SEEDS:
         return None
-    left, right = t_interval(differences)
+    left, right = t_interval(differences, level)
     return True if low <= left and right <= high else False if right < low or left > high else None
 
 

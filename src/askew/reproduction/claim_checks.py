@@ -22,6 +22,7 @@ from ..algorithms._simplex import min_norm_point
 from ..algorithms.fedpmvr import READINGS
 from ..core.algorithm import Algorithm
 from ..core.rng import generator
+from ..core.space import Space
 from ..core.types import Cohort, State
 from ..data.federation import LocalSettings
 from ..data.partition import Natural
@@ -30,7 +31,7 @@ from ..engine.choose import EngineSettings
 from ..experiment.build import BuiltRun, build
 from ..experiment.catalogue import costs
 from ..experiment.config import Config
-from ..models import MLP
+from ..models import MLP, LeNet, LeNetPMVR
 from ..participation import chances
 from .participation_counts import gini, skewed_counts
 
@@ -277,6 +278,18 @@ def one_round_damping(method: Algorithm) -> float:
     return spread_ratio(torch.stack(models["corrected"])[:, head], torch.stack(models["plain"])[:, head])
 
 
+def bn_without_norm() -> CheckResult:
+    """Do FedBN and FedAvg train different models where a network has no batch norm?"""
+    method, networks = algorithms["fedbn"](), {"CNN": (LeNet(), (3, 32, 32)), "LeNet": (LeNetPMVR(), (1, 28, 28))}
+    own = [name for name, (net, shape) in networks.items() if not method.private(Space(net.module(shape, 10))).empty]
+    local = LocalSettings(epochs=2, batch=8, lr=0.1, momentum=0.9)
+    avg = algorithms["fedavg"].build({"weighting": "uniform"}, "algorithm")
+    models = [run_small_federation(each, local, rounds=5).server.w for each in (method, avg)]
+    difference = float((models[0] - models[1]).abs().max())
+    keeps = f"a client keeps layers of {' and '.join(own)} to itself" if own else "no layer of either stays at a client"
+    return bool(own) or difference > 1e-6, f"{keeps}; models after 5 rounds without batch norm differ by {difference:g}"
+
+
 # FedPDC ---------------------------------------------------------------------------------------------------------
 
 
@@ -326,7 +339,7 @@ CLAIM_CHECKS: dict[str, Callable[[], CheckResult]] = {
     check.__name__: check
     for check in (
         *(dpc_server_slope, dpc_server_linear, dpc_client_extra, dpc_state, dpc_orthogonal),
-        *(sigmoid_average, participation_gini, pmvr_quadratics, pdc_penalty, pdc_insensitive),
+        *(sigmoid_average, participation_gini, pmvr_quadratics, bn_without_norm, pdc_penalty, pdc_insensitive),
         *(scaffold_traffic, fedavg_is_fedsgd, shortest_descends),
     )
 } | {f"pmvr_damping {reading}": partial(pmvr_damping, reading) for reading in READINGS}

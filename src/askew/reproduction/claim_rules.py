@@ -34,6 +34,7 @@ from .printed import PrintedNumbers
 
 HOLDS, FAILS, UNDECIDED, NOT_RUN, UNTESTABLE = "holds", "does not hold", "undecided", "not run", "not testable"
 NAME = re.compile(r"\{(\w+)\}")
+LEVEL = 0.9  # of the interval by which two things are similar: two one-sided tests at 5%
 MAX_CELLS = 6  # cells that a finding lists one by one
 
 
@@ -82,9 +83,10 @@ class ClaimRule(NamedTuple):
     low: float = -math.inf  # similar, between: the range
     high: float = math.inf
     errors: Sequence[float] = (1, 2)  # between: standard errors by which a mean may be out, and by which it refutes
-    interval: float = 0.0  # between: the level of a t-interval that refutes where it lies outside, instead of errors
+    interval: float = 0.0  # similar: the level, if not 90%; between: of a t-interval that refutes instead of errors
     sign: int = 1  # trend
     along: str = ""  # trend: the values of {step}, in order
+    neighbours: bool = True  # trend: whether two neighbours that are reversed refute it, or only keep it from holding
     b: str = ""  # welch: the other sample
     more: float = 0.5  # share: a cell passes if more of its seeds say yes
     least: int = 1  # count: how many cells must exceed the bound
@@ -243,9 +245,16 @@ def cell_list(cells: Sequence[ClaimCell], text: Callable[[ClaimCell], str]) -> s
     return "; ".join(texts[:MAX_CELLS] + ([f"{len(texts) - MAX_CELLS} more"] if len(texts) > MAX_CELLS else []))
 
 
+def interval_text(c: ClaimCell, level: float) -> str:
+    """A cell's interval at a level; of one seed its value alone."""
+    if c.n == 1:
+        return f"{c.mean:.3g}, 1 seed"
+    return "{:.3g} to {:.3g}".format(*t_interval(c.values, level))
+
+
 def paired_test_name(cells: Sequence[ClaimCell]) -> str:
     """What the paired test over these cells is called in a finding."""
-    exact = ", exact sign flips decide" if any(paired_test(c.values).exact_above is not None for c in cells) else ""
+    exact = "; exact sign flips too" if any(paired_test(c.values).exact_above is not None for c in cells) else ""
     return f"paired t, one-sided{', Holm' if len(cells) > 1 else ''}{exact}"
 
 
@@ -263,11 +272,23 @@ def extreme_cells(
     test, name, _ = max(tested, key=lambda entry: (entry[0].p_above, -entry[0].mean))
     exact = f", exact {p_text(test.exact_above)}" if test.exact_above is not None else ""
     found = [f"{f'weakest {name}: ' if several else ''}{mean_text(test, bound)}, {p_text(test.p_above)}{exact}"]
-    test, name, p = min(tested, key=lambda entry: entry[2])
-    if p < SIGNIFICANCE and test.mean < 0:
-        cell, holm = (f", {name}", "Holm ") if several else ("", "")
-        found.append(f"against{cell}: {mean_text(test, bound)}, {holm}{p_text(p)}")
-    return found
+    return found + against_texts(cells, tests, adjusted, bound)
+
+
+def against_texts(
+    cells: Sequence[ClaimCell], tests: Sequence[MeanTest], adjusted: Sequence[float], bound: float = 0.0
+) -> list[str]:
+    """The cell that is most clearly reversed, in words; none where no cell is, after Holm."""
+    reversed_cells = [
+        (p, mean_text(test, bound), c.name)
+        for c, test, p in zip(cells, tests, adjusted, strict=True)
+        if p < SIGNIFICANCE and test.mean < 0
+    ]
+    if not reversed_cells:
+        return []
+    p, text, name = min(reversed_cells)
+    cell, holm = (f", {name}", "Holm ") if len(cells) > 1 else ("", "")
+    return [f"against{cell}: {text}, {holm}{p_text(p)}"]
 
 
 # the tests ------------------------------------------------------------------------------------------------------
@@ -305,18 +326,22 @@ def check_sign(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
 
 
 def check_similar(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
-    """In every cell the 90% interval lies inside the range; one wholly outside refutes it."""
-    cells = evaluator.cells(rule)
-    answers = [is_within(c.values, rule.low, rule.high) for c in cells]
+    """In every cell the interval, at 90% or the level of the rule, lies inside the range; one outside refutes it."""
+    cells, level = evaluator.cells(rule), rule.interval or LEVEL
+    answers = [is_within(c.values, rule.low, rule.high, level) for c in cells]
     inside = f"{sum(a is True for a in answers)} of {len(cells)} intervals inside {rule.low:.3g} to {rule.high:.3g}"
-    intervals = cell_list(cells, lambda c: "{:.3g} to {:.3g}".format(*t_interval(c.values)))
+    intervals = cell_list(cells, lambda c: interval_text(c, level))
     inside += empty_cells(cells)
     found = cells_verdict([a is True for a in answers], [a is False for a in answers])
-    return Finding(found, "two one-sided t, 90% interval", f"{inside}; {intervals}", tuple(cells))
+    name = f"{'' if rule.interval else 'two one-sided t, '}{100 * level:g}% interval"
+    return Finding(found, name, f"{inside}; {intervals}", tuple(cells))
 
 
 def check_trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
-    """At each seed a line through the steps: its slope has the stated sign, and no two neighbours are reversed."""
+    """At each seed a line through the steps: its slope has the stated sign, and no two neighbours are reversed.
+
+    A slope that is reversed refutes it, and so do two neighbours unless the rule says otherwise.
+    """
     slopes, pairs = list[ClaimCell](), list[ClaimCell]()
     for names in rule.cells:
         steps = fill_names(rule.along, names).split()
@@ -326,14 +351,16 @@ def check_trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
             cell = evaluator.cell(rule, names, f"{rule.sign} * ({second} - {first})")
             pairs.append(cell._replace(name=f"{cell.name}, {x} to {y}"))
     slope_tests, pair_tests = ([paired_test(c.values) for c in cells] for cells in (slopes, pairs))
-    tests = [*slope_tests, *pair_tests]
+    tests = [*slope_tests, *(pair_tests if rule.neighbours else [])]
     adjusted = holm_below(tests)
     passes = [test.is_above for test in slope_tests]
     passes += [not test.is_below and test.n >= MIN_SEEDS for test in pair_tests]
     fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
     parts = [f"slopes as stated: {count_above(slopes)}", *extreme_cells(slopes, slope_tests, adjusted[: len(slopes)])]
     parts += [f"{sum(test.is_below for test in pair_tests)} of {len(pairs)} neighbours reversed"]
-    name = "t on slopes and neighbours, one-sided, Holm"
+    if rule.neighbours:
+        parts += against_texts(pairs, pair_tests, adjusted[len(slopes) :])
+    name = f"t on slopes{' and neighbours' * rule.neighbours}, one-sided, Holm"
     return Finding(cells_verdict(passes, fails), name, "; ".join(parts), (*slopes, *pairs))
 
 
@@ -348,7 +375,8 @@ def check_printed(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
         std = stdev(c.values) if c.n > 1 else 0.0
         room = max(0.5, 2 * math.hypot(std, off or std))
         passes.append(c.n >= rule.seeds and abs(c.mean - value) <= room)
-        texts[id(c)] = f"{c.mean:.2f} ± {std:.2f}, printed {value:g}, room {room:.2f}"
+        spread = f" ± {std:.2f}" if c.n > 1 else ", 1 seed"
+        texts[id(c)] = f"{c.mean:.2f}{spread}, printed {value:g}, room {room:.2f}"
     fails = [c.n >= rule.seeds and not ok for c, ok in zip(cells, passes, strict=True)]
     name = "within 2 standard deviations, at least 0.5"
     return Finding(cells_verdict(passes, fails), name, cell_list(cells, lambda c: texts[id(c)]), tuple(cells))
@@ -376,7 +404,10 @@ def check_between(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
             left, right = t_interval(c.values, rule.interval)
             refuted = left > rule.high or right < rule.low
         fails.append(c.n >= rule.seeds and refuted and not passes[-1])
-    means = cell_list(cells, lambda c: f"{c.mean:.3g}")
+    means = cell_list(
+        cells,
+        lambda c: f"{c.mean:.3g}" + (f" ({interval_text(c, rule.interval)})" if rule.interval and c.n > 1 else ""),
+    )
     by = f"{100 * rule.interval:g}% interval" if rule.interval else "standard errors"
     name = f"mean in {rule.low:g} to {rule.high:g}, by {by}"
     return Finding(cells_verdict(passes, fails), name, means, tuple(cells))
@@ -435,7 +466,7 @@ def check_flat(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     if any(c.n < rule.seeds for c in cells):
         return Finding(UNDECIDED, "two one-sided t, 90% interval", count_seeds_of(cells), tuple(cells))
     flat = all(is_within(c.values, rule.low, rule.high) for c in cells)
-    intervals = cell_list(cells, lambda c: "{:.3g} to {:.3g}".format(*t_interval(c.values)))
+    intervals = cell_list(cells, lambda c: interval_text(c, LEVEL))
     what = f"{'' if flat else 'not '}flat within {rule.low:.3g} to {rule.high:.3g}; {intervals}"
     return Finding(FAILS if flat else HOLDS, "two one-sided t, 90% interval", what, tuple(cells))
 

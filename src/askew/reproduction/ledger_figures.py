@@ -176,7 +176,8 @@ def forest_picture(sections: Sequence[PaperSection]) -> Picture | None:
         f"One line for a claim: its weakest comparison of those with {MIN_SEEDS} seeds or more, with a "
         f"{100 * LEVEL:g}% interval; pale dots are its other comparisons. "
         "Right of 0 is what the paper claims. Arrows: it goes on outside. Claims that cover "
-        "comparisons without runs stay undecided."
+        "comparisons without runs stay undecided. Claims that are counted or deduced, or that no comparison of 3 seeds "
+        "tests by its sign, have no line."
     )
     return Picture("effects", "Effects behind the claims", alt, note, figure)
 

@@ -34,6 +34,9 @@ HEAD = """# Reproduction ledger
 Which of these methods should I believe, and by how much? This page answers from what was measured; it is made by \
 `askew ledger`
 from `papers/` (the papers' experiments, printed numbers and claims) and `results/` (our runs) alone.
+
+Differences are in points of accuracy, at the same seeds. *Clear*: the 95% interval over the seeds is on one side of 0.
+A claim *holds* or *does not hold* by a test at 5%; everything else is *undecided* ([how to read it](#how-to-read-it)).
 """
 HOW = """## How to read it
 
@@ -43,10 +46,19 @@ settings are chosen as the
 measures on the other.
 - A **verdict** is *holds*, *does not hold*, *undecided* (at so many seeds) or *not run*. Differences are taken \
 within a seed; the test is
-  a one-sided paired t-test at 5%, from five seeds on confirmed by all flips of signs. A claim about many cells holds \
-if every cell passes,
-  and does not hold if one is reversed after Holm's correction over all of them. Tuned settings are chosen on other \
-seeds than those tested.
+  a one-sided paired t-test at 5%; from five seeds on all flips of signs decide at 5% where the two disagree. A claim \
+about many cells
+  holds if every cell passes, and does not hold if one is reversed by both: by the flips at 5%, and by the t-test \
+after Holm's
+  correction over all cells (the flips are not corrected: ten seeds could not pass a family of fifty). Tuned settings \
+are chosen on
+  other seeds than those tested.
+- Seeds were added where they promised a verdict, so their number differs between cells, and the first seeds of a cell \
+are among those
+  that test it. A p-value just below 5% says less than it would with seeds fixed beforehand.
+- **Signs**: α, β: Dirichlet parameter, smaller is more skewed; D1, D2: FedDC's two Dirichlet splits (0.6 and 0.3); γ: \
+skew of participation;
+  C: share of clients in a round; J: local steps; N_c: labels of a client.
 - Where a paper can be read in several ways, there is a verdict for each reading, the default one first. A claim does \
 not hold if it
   implies one that does not.
@@ -77,8 +89,9 @@ LEAD_NOTE = "Points of accuracy, on average over the columns of the tables and t
 GAP_COLUMNS = ("median gap", "largest gap", "first here", "first in print")
 OVERVIEW_COLUMNS = ("paper", "printed numbers", "measured", *VERDICTS, *GAP_COLUMNS)
 OVERVIEW_NOTE = (
-    "Gap: distance of an accuracy from the printed one, in points. First: columns of the tables in which the paper's "
-    "own method is above every other one that was measured."
+    "Gap: distance of an accuracy from the printed one, in points; beside its table stands what is known of the cause. "
+    "First: columns of the tables in which a method that the paper proposes (MLDL24: loss-biased weights, MGDA) is "
+    "above every other one that was measured, at the seeds that both have."
 )
 MISSING_COLUMNS = ("case", "method", "metric", "paper", "ours")
 GROUNDS_TITLES = {

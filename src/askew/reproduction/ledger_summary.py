@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from ..errors import ConfigError
+from ..report.statistics import MIN_SEEDS, t_interval
 from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from .ledger import ClaimResult, LedgerRow, PaperSection, count_measured, count_seeds, is_number
 
@@ -57,6 +58,7 @@ class Lead(NamedTuple):
     ours: float
     printed: float
     seeds: int  # at which both were measured
+    clear: bool = False  # whether the 95% interval of the mean over these seeds is on one side of 0
 
 
 def own_methods(section: PaperSection) -> tuple[str, ...]:
@@ -77,10 +79,17 @@ def find_leads(section: PaperSection) -> list[Lead]:
                 by_seed, rival_by_seed = (dict(zip(r.seeds, r.values, strict=False)) for r in (rows[method], other))
                 both = sorted(by_seed.keys() & rival_by_seed.keys())
                 if both:
-                    ours = fmean(by_seed[seed] - rival_by_seed[seed] for seed in both)
+                    points = [by_seed[seed] - rival_by_seed[seed] for seed in both]
                     printed = float(rows[method].printed.value) - float(other.printed.value)
-                    leads.append(Lead(experiment, case, method, rival, ours, printed, len(both)))
+                    clear = is_clear(points)
+                    leads.append(Lead(experiment, case, method, rival, fmean(points), printed, len(both), clear))
     return leads
+
+
+def is_clear(points: Sequence[float]) -> bool:
+    """Whether three seeds or more tell a difference from 0: its 95% interval is on one side of it."""
+    low, high = t_interval(points, 0.95)
+    return len(points) >= MIN_SEEDS and (low > 0 or high < 0)
 
 
 def lead_seeds(leads: Sequence[Lead]) -> str:
@@ -152,7 +161,25 @@ def lead_words(section: PaperSection, about: str) -> str:
         return "not run"
     mean = " on average" if len(leads) > 1 else ""
     ours, printed = fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads)
-    return f"{ours:+z.1f} points{mean} ({lead_seeds(leads)}; printed {printed:+z.1f})"
+    small = abs(ours) < 0.05  # a zero would hide the sign
+    return f"{ours:+z{'.2f' if small else '.1f'}} points{mean} ({lead_seeds(leads)}; printed {printed:+z.1f})"
+
+
+def ahead_words(section: PaperSection, about: str) -> str:
+    """Which of two methods is ahead in one column, "CASE | METHOD | RIVAL", and whether that could be chance."""
+    case, method, rival = (part.strip() for part in about.split("|"))
+    wanted = (case, method, rival)
+    leads = [lead for lead in find_leads(section) if (lead.case, lead.method, lead.rival) == wanted]
+    if not leads:
+        return f"{method} and {rival} were not both run"
+    lead = leads[0]
+    first, second = (method, rival) if lead.ours > 0 else (rival, method)
+    printed = "too" if lead.printed * lead.ours > 0 else f"{second} is ahead"
+    sure = "clear" if lead.clear else "could be chance" if lead.seeds >= MIN_SEEDS else "too few to be sure"
+    return (
+        f"{first} is {abs(lead.ours):.1f} points ahead of {second} ({count_seeds(lead.seeds)}, {sure}; in print "
+        f"{printed}, by {abs(lead.printed):.1f})"
+    )
 
 
 def win_words(section: PaperSection, about: str) -> str:
@@ -177,6 +204,7 @@ def measured_words(section: PaperSection, about: str) -> str:
 PLACEHOLDERS: dict[str, Callable[[PaperSection, str], str]] = {
     "verdict": verdict_words,
     "lead": lead_words,
+    "ahead": ahead_words,
     "wins": win_words,
     "gap": gap_words,
     "measured": measured_words,

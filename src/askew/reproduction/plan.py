@@ -74,6 +74,8 @@ class Reproduction:
     def adapt(self, config: Config) -> Config:
         """The configuration with the chosen engine, and stopped at the target if asked for."""
         config = replace(config, engine=self.engine) if self.engine else config
+        if self.alone and config.engine.workers == 0:  # timed: no other process may take over clients on the way
+            config = replace(config, engine=replace(config.engine, workers=1))
         target = self.experiment.accuracy_to_reach if self.stop_at_target else None
         return replace(config, evaluation=replace(config.evaluation, stop_at=target)) if target else config
 
