@@ -33,6 +33,7 @@ from .config import CHOICES, OPTIONAL_TABLES, Config, Evaluation, FromPython, lo
 from .hook_fault import explain_hooks
 from .launch import run_config
 from .network_check import first_line, require_sizes
+from .process_state import torch_lock
 from .progress import ScriptProgress
 from .run import OnRound
 from .store import Record, Run
@@ -156,7 +157,7 @@ class NetworkMaker(HeldObject, Network):
     @classmethod
     def of(cls, make: Callable[[], nn.Module]) -> NetworkMaker:
         """The settings that stand for what makes a user's network."""
-        with torch.random.fork_rng(devices=[]):
+        with torch_lock, torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module = call_maker(make)
         require_sizes(module)
@@ -262,6 +263,8 @@ def run(
     given |= {"client": client, "label": label}
     if out is not None and not isinstance(out, (str, Path)):
         raise ConfigError(f'out must be a folder, got {type(out).__name__}; write for example out="runs".')
+    if isinstance(save_every, bool) or not isinstance(save_every, (int, float)) or not save_every >= 0:
+        raise ConfigError(f"save_every must be a number of seconds from 0 on, got {save_every!r}; write save_every=5.")
     config = Config.build(tables_from_keywords(what, given))
     with tracking(track, [config.name()]) as trackers, watched([config], watch, progress) as on_round:
         result = run_config(config, out, fresh=fresh, watch=trackers.beside(on_round), save_every=save_every)
@@ -318,9 +321,16 @@ WORDS = {
 PARTS = ("model", "partition", "participation", "local", "evaluation", "engine", "seed", "rounds")
 
 
+def plain_numbers(value: Any) -> Any:
+    """The value with Python's numbers in place of numpy's, also in tables: settings tell whole numbers from others."""
+    if isinstance(value, dict):
+        return {name: plain_numbers(inner) for name, inner in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def tables_from_keywords(what: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The nested tables of a configuration from the first argument and the keywords of `run`."""
-    rest = dict(keywords)
+    rest = {name: plain_numbers(value) for name, value in keywords.items()}
     tables = with_method(what, rest.pop("method", None))
     data, test, client, label = (rest.pop(name, None) for name in ("data", "test", "client", "label"))
     if data is not None:
@@ -343,7 +353,7 @@ def sweep_configs(
         if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
             raise ConfigError(f"sweep: {word} must be a list of values, got {values!r}; write [{values!r}].")
         key = "algorithm.name" if word == "method" else WORDS.get(word, word)
-        given = [value.item() if isinstance(value, np.generic) else value for value in values]
+        given = [plain_numbers(value) for value in values]
         if key == "algorithm.name" and any(isinstance(value, Algorithm) for value in given):
             key = "algorithm"
         spans[key] = [table_of(key, value) for value in given] if key in CHOICES else given

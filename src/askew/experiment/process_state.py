@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,15 +25,19 @@ from .config import Config
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # the environment variable that cuBLAS reads once, when it starts
 WORKSPACES = (":4096:8", ":16:8")  # its values that make cuBLAS deterministic; the first is set where there is none
 
+# Held while random numbers of torch's global generator are seeded and drawn, and for the time of a run: threads share
+# the generator, and two runs at a time would draw each other's numbers.
+torch_lock = threading.RLock()
 _deadline = math.inf  # of time.monotonic(): when all runs of this process stop
 
 
 @contextmanager
 def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
-    """Set torch's threads, precision and random state for a run, and put them back afterwards.
+    """Set torch's threads, precision, modes and random state for a run, and put them back afterwards.
 
     One thread on the CPU: small batches gain nothing from more, and on a busy machine more are slower. Full float32
-    on CUDA, unless the configuration says tf32.
+    on CUDA, unless the configuration says tf32. What a program around the run has set for itself (a default dtype or
+    device, autocast, no gradients) does not reach it: its numbers follow from its configuration.
     """
     before, tf32 = torch.get_num_threads(), (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
     cuda = list(range(torch.cuda.device_count())) if config.engine.device != "cpu" and torch.cuda.is_available() else []
@@ -43,7 +47,7 @@ def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = config.engine.dtype == "tf32"
     try:
-        with torch.random.fork_rng(devices=cuda), warnings.catch_warnings():
+        with plain_modes(), torch.random.fork_rng(devices=cuda), warnings.catch_warnings():
             # a page of addresses, where a CPU lacks bfloat16: torch then takes another product
             warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
             yield
@@ -51,6 +55,30 @@ def torch_state(config: Config, group: ProcessGroup = SINGLE) -> Iterator[None]:
         torch.set_num_threads(before)
         torch._C._set_mkldnn_enabled(onednn)
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+@contextmanager
+def plain_modes() -> Iterator[None]:
+    """Torch's modes as in a new process: float32 on the CPU by default, no autocast, gradients on."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    with ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        if device.type != "cpu":
+            stack.callback(torch.set_default_device, device)
+            torch.set_default_device(None)
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if torch.get_default_device().type != "cpu":  # set by a `with`, which nobody else can end
+            raise EngineError(
+                f"engine: this run is inside `with torch.device({str(device)!r})`, which decides where its tensors "
+                "lie; leave the block first, and set engine.device instead."
+            )
+        yield
 
 
 def prepare_deterministic() -> None:

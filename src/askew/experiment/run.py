@@ -28,7 +28,7 @@ from .config import Config, stored_tables
 from .divergence import divergence_sentence
 from .extend import begin_at_end, keep_end
 from .folder_lock import lock_folder
-from .process_state import deterministic_algorithms, explain_out_of_memory, stop_requests, torch_state
+from .process_state import deterministic_algorithms, explain_out_of_memory, stop_requests, torch_lock, torch_state
 from .run_evaluation import evaluate_models, evaluation_record, model_tensors
 from .run_folder import (
     begin_or_resume,
@@ -86,6 +86,7 @@ def run_together(
         read_back = read_finished if group.is_leader else load
         runs = {n: read_back(folder) for n, folder in enumerate(folders) if folder and n in finished}
         if len(runs) < len(configs):
+            stack.enter_context(torch_lock)
             stack.enter_context(torch_state(configs[0], group))
             stack.enter_context(deterministic_algorithms(configs[0].engine))
             stack.enter_context(explain_out_of_memory())
@@ -249,7 +250,7 @@ class ActiveRun:
             # save_every = 0 means: after every round
             self.next_save = began + (max(self.save_every, SAVE_SHARE * took) if self.save_every else 0)
         if self.watch:
-            self.watch(self.run, self.run.rounds[-1])
+            self.watch(self.run, dict(self.run.rounds[-1]))  # a copy: what a user does with it stays with the user
 
     def save_checkpoint(self, folder: Path) -> None:
         """Save a checkpoint, once the records of its rounds are on the disk; all ranks must call this."""
