@@ -923,6 +923,19 @@ def test_every_gap_of_the_papers_is_between_cells_that_are_printed() -> None:
         assert len(named) == sum(len(gap.cases) * len(gap.methods) for gap in e.gaps), e.id  # each has one cause
 
 
+def test_a_cause_says_if_it_was_written_of_other_runs(desk: Path) -> None:
+    path = desk / "papers" / "toy" / "table.toml"
+    table = path.read_text()
+    measure(desk, lambda run: plain(run) - 0.05 * (run.case == "easy"))
+    for runs, words in ((6, "it rained."), (4, "it rained (written of 4 runs, and 6 are stored).")):
+        cause = (
+            f'[[gap]]\ncases = ["easy"]\nmethods = ["FedAvg", "FedProx"]\ncause = "it rained"\nruns = {runs}\n[base]'
+        )
+        path.write_text(table.replace("[base]", cause))
+        papers.experiments.cache_clear()
+        assert f"FedProx in easy (-4.87): {words}\n" in ledger_text(desk)
+
+
 def test_the_command_of_a_number_has_the_precision_of_its_runs(desk: Path) -> None:
     measure(desk, plain)
     rows = [row._replace(device="cpu, tf32, compiled") for row in read_results(desk / "results")]
@@ -1308,6 +1321,8 @@ def test_every_gap_over_two_points_has_a_cause_or_says_what_was_tried() -> None:
     text = pages_text()
     left = [line for line in text.splitlines() if "no cause looked for yet" in line]
     assert not left, "look for one, write it as [[gap]] into the experiment's file, then `make ledger`"
+    stale = [line for line in text.splitlines() if " are stored)" in line]
+    assert not stale, "is the cause still right with these runs? write their number as `runs`, then `make ledger`"
 
 
 # stored runs again --------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from .claims import CLAIM_SCALES, Claim, read_claims
 from .cost import training_speeds
 from .evidence import Evidence, GridPoint, metric_value
 from .ledger_curves import PaperFigure, collect_figure
-from .papers import Experiment, experiments, hyper_text
+from .papers import Experiment, Gap, experiments, hyper_text
 from .printed import PrintedNumber, PrintedNumbers, printed_by_key, read_printed
 from .results import (
     HELD_OUT,
@@ -218,6 +218,15 @@ class LedgerTable(NamedTuple):
         gaps = [f"Gaps over {LARGE_GAP:g} points. {'; '.join(self.causes)}."] if self.causes else []
         return [*self.experiment.notes, *left_open, *gaps]
 
+    def count_runs(self, gap: Gap) -> int:
+        """How many stored runs the accuracies come from that a cause is about."""
+        counts = dict[tuple[str, str], int]()
+        for r in self.rows:
+            key = r.printed.case, r.printed.method.partition(" @ ")[0]
+            if key[0] in gap.cases and key[1] in gap.methods:
+                counts[key] = max(counts.get(key, 0), len(r.values))
+        return sum(counts.values())
+
     @property
     def causes(self) -> list[str]:
         """The causes of gaps, each with the cells that it is about; last the cells without an entry."""
@@ -227,7 +236,9 @@ class LedgerTable(NamedTuple):
             own = {key: r for key, r in open_gaps.items() if key[0] in gap.cases and key[1] in gap.methods}
             open_gaps = {key: r for key, r in open_gaps.items() if key not in own}
             if own:
-                texts.append(f"{gap_cells(own.values())}: {gap.cause}")
+                stored = self.count_runs(gap)
+                stale = f" (written of {gap.runs} runs, and {stored} are stored)" if gap.runs not in (0, stored) else ""
+                texts.append(f"{gap_cells(own.values())}: {gap.cause}{stale}")
         return texts + ([f"{gap_cells(open_gaps.values())}: no cause looked for yet"] if open_gaps else [])
 
 

@@ -35,7 +35,7 @@ EXPERIMENT_KEYS = (
     *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap", "curves", "curves_every", "stored"),
 )
 ENTRY_KEYS = {"case": ("name", "set", "methods"), "method": ("name", "set", "grid", "cases")}
-GAP_KEYS = ("cases", "methods", "cause")
+GAP_KEYS = ("cases", "methods", "cause", "runs")
 SCALE_KEYS = ("set", "grid", "seeds", "cases", "methods")
 # Record keys that can be stored as curves, and the rounds between two points of each.
 CURVES = {"accuracy": 1, "train_loss": 1, "loss": 1, "public_share": 1, "public_ratio": 1, "drift_relative": 20}
@@ -67,6 +67,7 @@ class Gap(NamedTuple):
     cases: tuple[str, ...]
     methods: tuple[str, ...]
     cause: str
+    runs: int  # of these cases and methods that were stored when the cause was written; 0: not said
 
 
 class Scale(NamedTuple):
@@ -249,7 +250,7 @@ def experiment_from_tables(name: str, page: Mapping[str, Any]) -> Experiment:
         grid=dict(page.get("grid", {})),
         choose=tuple(page.get("choose", ("best_accuracy", "-mean_train_loss_100"))),
         scales={scale: scale_from_table(table) for scale, table in page.get("scale", {}).items()},
-        gaps=tuple(Gap(tuple(g["cases"]), tuple(g["methods"]), g["cause"]) for g in page.get("gap", [])),
+        gaps=tuple(gap_from_table(table) for table in page.get("gap", [])),
         curves=curve_names(["accuracy", *page.get("axis", {}).get("y", ()), *page.get("curves", ())]),
         curves_every=positive_whole(page.get("curves_every", 1), "curves_every"),
         stored=tuple(page.get("stored", ())),
@@ -269,6 +270,11 @@ def positive_whole(value: object, key: str) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{key} must be a whole number of at least 1, got {value!r}")
     return value
+
+
+def gap_from_table(table: Mapping[str, Any]) -> Gap:
+    """One [[gap]] of an experiment's file."""
+    return Gap(tuple(table["cases"]), tuple(table["methods"]), table["cause"], table.get("runs", 0))
 
 
 def scale_from_table(table: Mapping[str, Any]) -> Scale:
