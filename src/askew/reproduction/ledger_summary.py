@@ -149,37 +149,50 @@ def verdict_words(section: PaperSection, about: str) -> str:
     return f"**{VERDICT_WORDS.get(found[0].verdict, found[0].verdict)}** ({about})"
 
 
-def lead_words(section: PaperSection, about: str) -> str:
-    """A lead in words: "CASE | METHOD | RIVAL", or "METHOD | RIVAL" for the mean over all columns with both."""
+def named_leads(section: PaperSection, about: str) -> tuple[str, str, list[Lead]]:
+    """The method, the rival and the leads: of "CASE | METHOD | RIVAL", or "METHOD | RIVAL" in all columns with both."""
     *case, method, rival = (part.strip() for part in about.split("|"))
     known = {row.printed.method for row in section.rows}
     if not {method, rival} <= known:
-        raise ConfigError(f"papers/{section.name}/summary.md: {{lead {about}}} names a method that is not printed.")
+        raise ConfigError(f"papers/{section.name}/summary.md: {about!r} names a method that is not printed.")
     leads = [lead for lead in find_leads(section) if (lead.method, lead.rival) == (method, rival)]
-    leads = [lead for lead in leads if not case or lead.case == case[0]]
+    return method, rival, [lead for lead in leads if not case or lead.case == case[0]]
+
+
+def lead_words(section: PaperSection, about: str) -> str:
+    """A lead as a number with its sign, on average where there are several columns."""
+    _, _, leads = named_leads(section, about)
     if not leads:
         return "not run"
     mean = " on average" if len(leads) > 1 else ""
     ours, printed = fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads)
-    small = abs(ours) < 0.05  # a zero would hide the sign
-    return f"{ours:+z{'.2f' if small else '.1f'}} points{mean} ({lead_seeds(leads)}; printed {printed:+z.1f})"
+    return f"{ours:+z{point_digits(ours)}} points{mean} ({lead_seeds(leads)}; printed {printed:+z.1f})"
 
 
 def ahead_words(section: PaperSection, about: str) -> str:
-    """Which of two methods is ahead in one column, "CASE | METHOD | RIVAL", and whether that could be chance."""
-    case, method, rival = (part.strip() for part in about.split("|"))
-    wanted = (case, method, rival)
-    leads = [lead for lead in find_leads(section) if (lead.case, lead.method, lead.rival) == wanted]
+    """Which of two methods is ahead, and by how much; in one column, whether that could be chance."""
+    method, rival, leads = named_leads(section, about)
     if not leads:
         return f"{method} and {rival} were not both run"
-    lead = leads[0]
-    first, second = (method, rival) if lead.ours > 0 else (rival, method)
-    printed = "too" if lead.printed * lead.ours > 0 else f"{second} is ahead"
-    sure = "clear" if lead.clear else "could be chance" if lead.seeds >= MIN_SEEDS else "too few to be sure"
+    ours, printed = fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads)
+    first, second = (method, rival) if ours > 0 else (rival, method)
+    in_print = "too" if printed * ours > 0 else f"{second} is ahead"
+    of = f"on average over {len(leads)} columns, {lead_seeds(leads)}" if len(leads) > 1 else chance_words(leads[0])
     return (
-        f"{first} is {abs(lead.ours):.1f} points ahead of {second} ({count_seeds(lead.seeds)}, {sure}; in print "
-        f"{printed}, by {abs(lead.printed):.1f})"
+        f"{first} is {abs(ours):{point_digits(ours)}} points ahead of {second} ({of}; in print {in_print}, by "
+        f"{abs(printed):.1f})"
     )
+
+
+def chance_words(lead: Lead) -> str:
+    """The number of seeds of one lead, and whether they tell it from 0."""
+    sure = "clear" if lead.clear else "could be chance" if lead.seeds >= MIN_SEEDS else "too few to be sure"
+    return f"{count_seeds(lead.seeds)}, {sure}"
+
+
+def point_digits(points: float) -> str:
+    """How points are printed: with one digit, where this is not 0.0."""
+    return ".1f" if abs(points) >= 0.05 else ".2f"
 
 
 def win_words(section: PaperSection, about: str) -> str:
