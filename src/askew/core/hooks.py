@@ -15,6 +15,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor
 
 from ..errors import AlgorithmError
 from .algorithm import Algorithm, Gradient
+from .settings import is_askews
 from .task import Task
 from .types import Affine, Batch, Client, State
 
@@ -134,8 +135,7 @@ def calls_left(alg: Algorithm, hook: str) -> int:
     key = type(alg), hook
     found = left.get(key)
     if found is None:
-        ours = str(getattr(getattr(type(alg), hook), "__module__", "")).startswith("askew.")
-        found = left[key] = -1 if ours else WATCHED_CALLS
+        found = left[key] = -1 if is_askews(getattr(type(alg), hook)) else WATCHED_CALLS
     return found
 
 
@@ -192,7 +192,7 @@ def versions(tensors: Iterable[Tensor]) -> list[int]:
 
 def is_foreign(alg: Algorithm) -> bool:
     """Is this not one of askew's own methods?"""
-    return not alg.__module__.startswith("askew.")
+    return not is_askews(alg)
 
 
 def fits(value: object, like: Tensor) -> bool:

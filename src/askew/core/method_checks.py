@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import AlgorithmError
 from .algorithm import Algorithm
 from .hooks import correct_hook, is_foreign, wrong_return
+from .settings import is_askews
 from .types import Part, State
 
 INTERFACE = {name: value for name, value in vars(Algorithm).items() if not name.startswith("_")}
@@ -47,7 +48,7 @@ def check_method(alg: Algorithm) -> None:
 
 def own_classes(alg: Algorithm) -> list[type]:
     """The classes of a method that are not askew's."""
-    return [cls for cls in type(alg).__mro__ if issubclass(cls, Algorithm) and not cls.__module__.startswith("askew.")]
+    return [cls for cls in type(alg).__mro__ if issubclass(cls, Algorithm) and not is_askews(cls)]
 
 
 def check_names(alg: Algorithm) -> None:

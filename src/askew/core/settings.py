@@ -244,9 +244,14 @@ def toml_text(value: object) -> str:
     return "none" if value is None else repr(value) if isinstance(value, str) else f"{value}"
 
 
+def is_askews(defined: Any, package: str = "askew") -> bool:
+    """Is a class or function one of askew's, or of a package of it, and not a user's?"""
+    return str(getattr(defined, "__module__", "")).startswith(f"{package}.")
+
+
 def is_edited(old: type, new: type) -> bool:
     """Is a class the next version of another: of the same name from the same file, or from the same session?"""
-    if old.__module__ != new.__module__ or old.__module__.startswith("askew."):
+    if old.__module__ != new.__module__ or is_askews(old):
         return False
     return old.__module__ == "__main__" or old.__qualname__ == new.__qualname__
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..core.settings import Settings, setting
+from ..core.settings import Settings, is_askews, setting
 from ..core.space import BATCH_NORMS, Space
 from ..errors import EngineError
 from ..kernels import batched_lstm
@@ -145,7 +145,7 @@ def choose(
         return EngineChoice(name, AS_CONFIGURED)
     if stochastic(module):
         return EngineChoice("sequential", "the network draws random numbers while training")
-    foreign = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_own(m)]
+    foreign = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_askews(type(m))]
     if space.device.type == "cuda":
         return choose_on_cuda(module, space, foreign, compiled_or_bf16)
     if foreign:
@@ -179,11 +179,6 @@ def choose_on_cuda(module: nn.Module, space: Space, foreign: Collection[str], co
     if foreign:
         return EngineChoice("slots", slots, ("stacked",))
     return EngineChoice("stacked", "dense: one product serves many", ("slots",))
-
-
-def is_own(layer: nn.Module) -> bool:
-    """Is the layer of a class of askew's?"""
-    return type(layer).__module__.startswith("askew.")
 
 
 def worth_a_trial(request: PhaseRequest, rounds: int) -> bool:

@@ -27,6 +27,7 @@ import torch
 from ..core import local
 from ..core.algorithm import Algorithm
 from ..core.local import Result
+from ..core.settings import is_askews
 from ..core.task import Functional
 from .base import PhaseOutputs, PhaseRequest
 from .jobs import ClientJobs, Jobs
@@ -238,7 +239,7 @@ def reads_settings_alone(phase: Algorithm) -> bool:
 @cache
 def derives_from_settings(method: type) -> bool:
     """Has a plug-in's class a property that is computed once?"""
-    own = [vars(kind) for kind in method.__mro__ if not kind.__module__.startswith("askew.")]
+    own = [vars(kind) for kind in method.__mro__ if not is_askews(kind)]
     return any(isinstance(value, cached_property) for values in own for value in values.values())
 
 

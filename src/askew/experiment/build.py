@@ -15,6 +15,7 @@ from torch import nn
 
 from ..core.memory import require_memory
 from ..core.rng import torch_seed
+from ..core.settings import is_askews
 from ..core.space import Space
 from ..core.task import Bound, Functional, Task
 from ..data.dataset import Dataset, NaturalSource, Samples, Source
@@ -228,7 +229,7 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
 def check_model_memory(config: Config, fed: Federation) -> None:
     """Refuse a network of askew's own of which a round's models do not fit in memory."""
     model = config.model
-    if not type(model).__module__.startswith("askew.models."):
+    if not is_askews(type(model), "askew.models"):
         return
     with torch.device("meta"):  # without its numbers
         module = model.module(fed.shape, fed.classes)

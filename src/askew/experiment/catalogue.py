@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
-from ..core.settings import Registry, Settings, allowed_values, field_types, type_in_words
+from ..core.settings import Registry, Settings, allowed_values, field_types, is_askews, type_in_words
 from ..data import partitions, sources
 from ..data.federation import LocalSettings
 from ..data.partition import Natural
@@ -65,7 +65,7 @@ def entries(kind: str) -> list[dict[str, Any]]:
 def entries_with_plugins(kind: str) -> list[dict[str, Any]]:
     """The stored entries of a kind, then those of what plugins have registered, whose costs are measured."""
     stored, members = stored_entries(kind), KINDS[kind].members if kind in KINDS else {}
-    own = {name: member for name, member in members.items() if not member.__module__.startswith("askew.")}
+    own = {name: member for name, member in members.items() if not is_askews(member)}
     kept = [known for known in stored if known["name"] not in own]
     return [*kept, *(entry(kind, name, member) for name, member in own.items())]
 

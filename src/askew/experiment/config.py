@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
-from ..core.settings import Registry, Settings, checked_fields, setting, with_defaults
+from ..core.settings import Registry, Settings, checked_fields, is_askews, setting, with_defaults
 from ..data import partitions, sources
 from ..data.dataset import Source
 from ..data.federation import LocalSettings
@@ -322,7 +322,7 @@ class Config:
     def source_texts(self) -> dict[str, str]:
         """The code of each choice that is not askew's own, as it was when it was loaded."""
         classes = {name: type(getattr(self, name)) for name in CHOICES}
-        return {name: source_text(cls) for name, cls in classes.items() if not cls.__module__.startswith("askew.")}
+        return {name: source_text(cls) for name, cls in classes.items() if not is_askews(cls)}
 
     def origins(self) -> dict[str, str]:
         """Short hashes of the files that choices read and of their code, by what they are: of runs with the same

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from ..core.differentiate import differentiate, differentiate_rows, value_and_buffers
 from ..core.hooks import in_words
+from ..core.settings import is_askews
 from ..core.space import WRAPPED, Space
 from ..core.task import Bound, Functional, WithFeatures
 from ..core.types import Batch
@@ -59,7 +60,7 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str], batch: in
             )
         with torch.no_grad():
             copy.deepcopy(module).eval()(example, call=call)
-    if not type(module).__module__.startswith("askew.models."):
+    if not is_askews(type(module), "askew.models"):
         samples = fed.inputs(fed.test.x[:TRIED]).cpu()
         draws = check_training(module, samples.to(example.dtype), name)
         setattr(module, DRAWS, draws)
@@ -163,7 +164,7 @@ def training_step(module: nn.Module, x: Tensor, count: int) -> list[Tensor]:
 
 def check_rows(engine: str, task: Functional, fed: Federation) -> None:
     """Refuse a user's network that torch cannot differentiate for many clients at once, in this engine's way."""
-    if type(task.module).__module__.startswith("askew.models."):
+    if is_askews(type(task.module), "askew.models"):
         return
     batch = Batch(fed.inputs(fed.test.x[[0, 0]]), fed.test.y[[0, 0]])
     rows, buffers = task.space.start.expand(2, -1).clone(), task.space.buffers

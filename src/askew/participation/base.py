@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..core.rng import generator
-from ..core.settings import Settings, setting
+from ..core.settings import Settings, is_askews, setting
 from ..errors import ConfigError
 
 LONGEST_TEXT = 60  # characters of a value in a sentence
@@ -68,7 +68,7 @@ class Participation(Settings):
 
     def draw(self, seed: int, round: int, eligible: np.ndarray, clients: int) -> np.ndarray:
         """What `sample` chooses; of a rule that is not askew's own it is checked, and sorted."""
-        if type(self).sample.__module__.startswith("askew."):
+        if is_askews(type(self).sample):
             return self.sample(seed, round, eligible, clients)
         return self.checked(self.sample(seed, round, eligible.copy(), clients), round, eligible)
 
