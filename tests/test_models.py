@@ -601,3 +601,15 @@ def test_every_network_is_built_from_a_table(name: str) -> None:
     network = networks[name].build({})
     assert network.idea and networks[name].build(network.table()) == network
     assert network.reads() == () and networks[name].build({"weights": "x.pt"}).reads() == (Path("x.pt"),)
+
+
+def test_kaimings_weights_have_the_spread_that_keeps_relus_alive() -> None:
+    """He et al. 2015: a standard deviation of √(2 / inputs of a unit), biases 0; the last layer is torch's own."""
+    torch.manual_seed(0)
+    network = ConvNet(init="kaiming").module((3, 32, 32), 10)
+    for name, inputs in (("conv1", 27), ("conv2", 288), ("fc1", 2048), ("fc2", 256)):
+        layer = network.get_submodule(name)
+        assert float(layer.weight.detach().std()) == pytest.approx((2 / inputs) ** 0.5, rel=0.05)
+        assert not layer.bias.any()
+    last = network.get_submodule("out")
+    assert float(last.weight.detach().abs().max()) <= 64**-0.5 and last.bias.any()

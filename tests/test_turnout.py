@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 import runpy
 from pathlib import Path
 from typing import Any
@@ -132,26 +132,17 @@ def test_a_tenth_of_the_clients_answers_in_every_partial_turnout() -> None:
             assert 4.5 <= answers <= 5.5, (p.case, answers)
 
 
-@pytest.mark.parametrize(
-    ("id", "limit", "shown"),
-    [
-        ("fedbuff/cifar10", "", {"FedBuff": "7,000", "FedAvgM": "76", "FedAvg": "286"}),
-        (
-            "fedawe/table8",
-            "over 300",
-            {"FedAU": "273", "FedAvg over active clients": "247", "MIFA": "253", "FedAWE": ""},
-        ),
-    ],
-)
-def test_published_comparisons_are_as_stored(id: str, limit: str, shown: dict[str, str]) -> None:
-    """Ours and the printed numbers of the page."""
-    page = (ROOT / "docs/turnout.md").read_text(encoding="utf-8")
-    reproduction = prepare_reproduction(id, results=ROOT / "results", stop_at_target=id == "fedawe/table8")
-    cells = {cell.method: cell for cell in table_cells(reproduction) if cell.method in shown}
-    assert set(cells) == set(shown)
-    for method, ours in shown.items():
-        cell = cells[method]
-        assert (f"{cell.mean:,.0f}" if ours else limit) == (ours or limit)
-        assert cell.printed and re.search(
-            rf"\| {method}.*\| {ours or limit} \| {float(cell.printed.value):,.0f} \|", page
-        )
+def test_published_comparisons_are_as_stored() -> None:
+    """Ours and the printed numbers of the page; of a table that was not run as published, ours alone."""
+    page = " ".join((ROOT / "docs/turnout.md").read_text(encoding="utf-8").split())
+    cells = {
+        cell.method: cell for cell in table_cells(prepare_reproduction("fedbuff/cifar10", results=ROOT / "results"))
+    }
+    assert set(cells) == {"FedBuff", "FedAvgM", "FedAvg"}
+    for method, cell in cells.items():
+        assert cell.printed and f"{cell.mean:,.0f} | {float(cell.printed.value):,.0f} |" in page, method
+    other = prepare_reproduction("fedawe/table8", results=ROOT / "results", stop_at_target=True)
+    found = {cell.method: cell.mean for cell in table_cells(other) if cell.case == "sine, torch weights"}
+    words = [f"{found[m]:.0f}" for m in ("FedAvg over active clients", "FedAU", "MIFA")]
+    assert f"FedAvg {words[0]}, FedAU {words[1]}, MIFA {words[2]}, FedAWE over 300" in page
+    assert found["FedAWE"] == math.inf

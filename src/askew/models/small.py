@@ -123,6 +123,11 @@ class ConvNet(Network):
         default="none",
         choices=(*NORMS, "instance"),
     )
+    init: str = setting(
+        "initial weights; kaiming: He's normal ones and biases of 0, the last layer as torch draws it",
+        default="torch",
+        choices=("torch", "kaiming"),
+    )
 
     def check(self) -> None:
         super().check()
@@ -145,7 +150,13 @@ class ConvNet(Network):
                     "max-pooling; set fewer model.channels, or a larger model.padding."
                 )
         layers = convolution_layers(shape, self.channels, 3, paddings, self.hidden, classes, self.norm)
-        return make_chain(layers, PooledConvolutions)
+        network = make_chain(layers, PooledConvolutions)
+        for layer in list(network)[:-1] if self.init == "kaiming" else ():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                assert layer.bias is not None
+                nn.init.zeros_(layer.bias)
+        return network
 
 
 class LeNet(Network):
