@@ -8,6 +8,7 @@ import shutil
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -17,17 +18,19 @@ from statistics import stdev
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 import askew
 from askew.cli.main import main
 from askew.errors import StoreError, StoreWarning
+from askew.experiment.folder_lock import lock_folder
 from askew.experiment.store import DIVERGED, REACHED, Run, load
 from askew.experiment.toml import to_toml
 from askew.report import figures, labels, page, table, terminal, views, write_figures, write_report
-from askew.report.figures import draw_pictures
+from askew.report.figures import draw_pictures, use_log_axis
 from askew.report.page import headline
-from askew.report.tables import RunGroup, group_runs, participation_name
+from askew.report.picture import WIDTH, canvas, drawn_for, style
+from askew.report.tables import RunGroup, best_groups, group_runs, participation_name
 
 Make = Callable[..., Run]
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -354,6 +357,102 @@ def test_rounds_without_evaluation_and_regression(make: Make, tmp_path: Path) ->
     assert headline(table([run])) == "fedavg ends with a test loss of 0.25."
 
 
+def plain(output: RenderableType) -> str:
+    """What a terminal shows, in one line."""
+    with StringIO() as file:
+        Console(width=100, file=file).print(output)
+        return " ".join(file.getvalue().split())
+
+
+def test_a_regression_is_led_by_the_lowest_loss(make: Make) -> None:
+    runs = [make("fedavg", (None,)), make("scaffold", (None,))]
+    for run, loss, sent in zip(runs, (0.5, 0.25), (1_000_000, 7_000_000), strict=True):
+        run.rounds[0] |= {"loss": loss, "bytes_up": sent}
+    rows = table(runs)
+    assert headline(rows) == "scaffold ends with a test loss of 0.25."
+    tiles = Reader(page.tiles(rows)).text
+    assert "0.25last test loss · scaffold" in tiles and "9.00 MBup and down in a run · scaffold" in tiles
+    assert "fedavg" not in tiles
+
+
+def test_the_target_of_several_seeds_is_called_the_best_of_their_mean_curve(make: Make) -> None:
+    """Each seed has its best in another round, so that the mean of the bests is more than the best of the means."""
+    curves = {"fedavg": ((0.1, 0.4, 0.2), (0.1, 0.2, 0.4)), "fedcm": ((0.5, 0.6, 0.6), (0.5, 0.6, 0.6))}
+    runs = [make(name, values, seed=seed) for name, its in curves.items() for seed, values in enumerate(its)]
+    remarks = plain(terminal.comparison(runs))
+    assert "40.0 ± 0.0" in remarks and "Target: accuracy 30.0%, the best of fedavg's mean curve." in remarks
+    assert headline(table(runs)).endswith(
+        "It needs 1 round to reach the best of fedavg's mean curve, which itself takes 2."
+    )
+    assert "fewer rounds to the best of fedavg&#x27;s mean curve · fedcm" in page.tiles(table(runs))
+    assert "Target: accuracy 40.0%, the best of fedavg." in plain(terminal.comparison(runs[::2]))
+    assert headline(table(runs[::2])).endswith("It needs 1 round to reach the best of fedavg, which itself takes 2.")
+    other = make("fedavg", (0.3, 0.5), seed=1, model={"name": "linear"})
+    assert "Target: the best of fedavg's mean curve on the same task." in plain(terminal.comparison([*runs, other]))
+
+
+DIVERGED_SENTENCE = "diverged: in rounds 1 to 3 the training loss reached 9e+32; try a lower local.lr"
+
+
+def test_runs_that_diverged_are_not_shown_as_results(make: Make, tmp_path: Path) -> None:
+    runs = [make(name, seed=seed) for name in ("fedavg", "scaffold", "feddyn") for seed in (1, 2)]
+    for run in (runs[0], runs[1], runs[2]):
+        run.facts["diverged"] = DIVERGED_SENTENCE
+    remark = "3 of 6 runs diverged: fedavg (2 of 2), scaffold (1 of 2); their numbers are those before or after it."
+    assert remark in plain(terminal.comparison(runs))
+    assert [row["diverged"] for row in table(runs)] == [2, 1, 0]
+    assert headline(table(runs[:4])) == (
+        "fedavg (diverged) reaches 50.0 ± 0.0 % test accuracy, as does scaffold (1 of 2 runs diverged)."
+    )
+    read = report(runs, tmp_path / "out")[1]
+    assert remark in read.text and "fedavg diverged" in read.text and "scaffold 1 diverged" in read.text
+    states = [row["state"] for row in held_data(read)["rows"]]
+    assert states == [DIVERGED, DIVERGED, DIVERGED, "finished", "finished", "finished"]
+    assert read.text.count(DIVERGED_SENTENCE) == 3  # among the configurations
+    assert "diverged, 3 rounds" in plain(terminal.run_details(runs[0]))
+    alone = "1 of 1 run diverged: fedavg (1 of 1); its numbers are those before or after it."
+    assert alone in plain(terminal.comparison(runs[:1]))
+    many = [make("fedprox", settings={"mu": n}) for n in range(1, 9)]
+    for run in many:
+        run.facts["diverged"] = DIVERGED_SENTENCE
+    assert "fedprox mu=6 (1 of 1) and 2 more; their numbers" in plain(terminal.comparison(many))
+
+
+def test_a_run_that_is_being_trained_is_said_to_be_running(make: Make, tmp_path: Path) -> None:
+    """It would be refused to go on with it, and it may yet reach its last round."""
+    run, other = make(rounds=9), make("fedcm")
+    assert run.folder is not None
+    with lock_folder(run.folder):
+        shown, compared = plain(terminal.run_details(run)), plain(terminal.comparison([run, other]))
+        text = report([run, other], tmp_path / "out")[1].text
+    assert "running, 3 of 9 rounds" in shown and f"watch it askew watch {run.folder.parent}" in shown
+    assert "askew run" not in shown
+    assert "1 of 2 is still being trained; the figures are those so far." in compared
+    assert "1 of 2 runs was still being trained; the figures count the rounds so far." in text
+    assert "did not reach" not in compared + text
+    shown, compared = plain(terminal.run_details(run)), plain(terminal.comparison([run, other]))
+    assert "go on askew run" in shown and "1 of 2 did not reach the last round." in compared
+
+
+@pytest.mark.parametrize("size", [None, "column", "page"])
+@pytest.mark.parametrize("span", [31, 9e3, 2e4, 1e9, 1e40])
+def test_a_logarithmic_axis_has_marks_however_long_it_is(span: float, size: str | None) -> None:
+    with drawn_for(size) if size else nullcontext(), style():
+        axes = canvas(WIDTH, 3.5).add_subplot()
+        axes.plot([1, 2], [0.3, 0.3 * span])
+        use_log_axis(axes, [0.3, 0.3 * span])
+        low, high = axes.get_ylim()
+        marks = [mark for mark in axes.get_yticks() if low <= mark <= high]
+    assert 3 <= len(marks) <= 14
+
+
+def test_huge_losses_have_exponents_in_the_table(make: Make) -> None:
+    runs = [make("fedavg", (0.5,)), make("scaffold", (0.5,))]
+    runs[1].rounds[0]["train_loss"] = 1.25e33
+    text = page.comparison_tables([group_runs(runs)], table(runs))
+    assert ">1.25e+33<" in text and "<b>2</b>" in text
+
+
 def test_a_broken_folder_is_shown_as_broken(make: Make, tmp_path: Path) -> None:
     broken = make().folder
     assert broken is not None
@@ -382,6 +481,47 @@ def test_many_runs_are_held_in_less_detail(make: Make, tmp_path: Path, monkeypat
     assert (run["turns"]["width"], run["turns"]["height"], run["turns"]["rounds"]) == (2, 2, 8)
     assert run["clients"]["classes"]["values"] == pytest.approx([(4 + 4) / 6, (2 + 9) / 6], abs=0.01)
     assert "of each at most 4 points of a curve and 2 by 2 cells of a heat map; askew watch shows all." in read.text
+    monkeypatch.setattr(page, "COARSE", views.Detail(points=8, rounds=8, clients=4, classes=3))
+    assert "of each at most" not in report([make(accuracy=accuracy)], tmp_path / "out")[1].text  # nothing is left out
+
+
+def test_of_very_many_methods_the_best_are_drawn(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid of settings: the headline names the best fedavg, the first one being the worst."""
+    for module, name, value in ((figures, "MAX_LINES", 2), (page, "MAX_LINES", 2), (figures, "MAX_BARS", 3)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(page, "LONG", 3)
+    monkeypatch.setattr(views, "MOST_CHOSEN", 2)
+    grid = {("fedavg", 0.1): 0.1, ("fedavg", 0.2): 0.6, ("fedcm", 0.1): 0.2, ("fedcm", 0.2): 0.7}
+    runs = [make(name, (best / 2, best), local={"lr": lr}) for (name, lr), best in grid.items()]
+    groups = group_runs(runs)
+    assert [g.label for g in best_groups(groups, 2)] == ["fedavg local.lr=0.2", "fedcm local.lr=0.2"]
+    pictures = {picture.name: picture for picture in draw_pictures(groups)}
+    assert pictures["accuracy"].note == "Of 4 methods, the best 2 are drawn."
+    assert pictures["bars"].note.startswith("Of 4 methods, the best 3 are drawn.")
+    assert "Of 4" not in pictures["partition"].note
+    assert (
+        len(pictures["accuracy"].figure.axes[0].lines) == 2 and len(pictures["bars"].figure.axes[0].get_yticks()) == 3
+    )
+    monkeypatch.setattr(page, "draw_pictures", lambda groups: [pictures["accuracy"]])
+    text, read = report(runs, tmp_path / "out")
+    assert "fedcm local.lr=0.2 reaches 70.0 % test accuracy, 10.0 points above fedavg local.lr=0.2." in read.text
+    assert page.colour_numbers(groups) == [None, 0, None, 1] and text.count('<i class="c1"></i>') == 2
+    assert text.count('<div class="scroll long">') == 2  # the table and the configurations
+    data = held_data(read)
+    assert data["first"] == [1, 3]
+    assert [row["label"] for row in data["rows"]] == [g.label for g in groups]
+    assert data["rows"][1]["setting"].startswith("local.lr=0.2; Dirichlet")
+
+
+def test_the_heading_of_a_column_names_no_long_baseline(make: Make) -> None:
+    def compared(local: dict[str, Any]) -> str:
+        runs = [make("fedavg", (0.2, 0.3), local=local), make("fedavg", (0.2, 0.4))]
+        return Reader(page.comparison_tables([group_runs(runs)], table(runs))).text
+
+    short, long = compared({"lr": 0.2}), compared({"lr": 0.2, "momentum": 0.9})
+    assert "Rounds to fedavg local.lr=0.2’s best" in short and "Rounds are counted" not in short
+    assert "Rounds to target" in long
+    assert "Rounds are counted to 30.0 %, the best of fedavg local.lr=0.2 local.momentum=0.9." in long
 
 
 def test_runs_of_one_name_are_shown_with_their_folders(make: Make, tmp_path: Path) -> None:

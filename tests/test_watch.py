@@ -343,7 +343,7 @@ def test_nothing_is_inline_or_from_elsewhere(served: WatchServer) -> None:
         assert "unsafe" not in policy and "http" not in policy and "script-src 'self'" in policy
     shell = (STATIC / "index.html").read_text()
     assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=|//", shell)
-    own = "".join((STATIC / name).read_text() for name in ("page.js", "table.js", "heat.js", "source.js"))
+    own = "".join((STATIC / name).read_text() for name in ("page.js", "table.js", "axes.js", "heat.js", "source.js"))
     assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|import\(", own)
     assert {path.name for path in STATIC.iterdir()} == {file for file, _ in FILES.values()} | {LICENCE}
 
@@ -441,6 +441,8 @@ def open_report(browser: Browser, root: Path, out: Path) -> None:
     browser.wait(f"({LEGEND}).length === 2")
     assert browser.value("performance.getEntriesByType('resource').filter(one => !one.name.startsWith('data:'))") == []
     assert browser.value("document.documentElement.scrollWidth <= 400")
+    browser.value("(table.rows.clear(), table.arrange())")
+    assert browser.value("document.getElementById('count').textContent").startswith("No runs yet")
 
 
 def train_beside(browser: Browser, root: Path) -> None:
@@ -456,3 +458,43 @@ def train_beside(browser: Browser, root: Path) -> None:
     browser.wait(f"({curve}) > {points}")
     training.join()
     browser.wait(f"({row}).state === 'finished' && ({row}).round === 400")
+
+
+# values of a curve, and the marks beside it
+AXES: tuple[tuple[list[float], list[str]], ...] = (
+    ([2.4, 1.1, 0.6], ["0.5", "1", "1.5", "2", "2.5"]),
+    ([4e4, 2e4, 9e4], ["2e4", "4e4", "6e4", "8e4"]),
+    ([4e-5, 2e-5, 9e-5], ["2e-5", "4e-5", "6e-5", "8e-5"]),
+    ([0.0, 3e33, 1e33], ["0", "1e33", "2e33", "3e33"]),
+    ([1234.5, 1234.6, 1234.9], ["1234.5", "1234.6", "1234.7", "1234.8", "1234.9"]),
+    ([2.3, 4e9, 8e33], ["1e5", "1e10", "1e15", "1e20", "1e25", "1e30"]),
+)
+# has an axis room for its marks, beside its ticks and a gap?
+FITS = (
+    "axis => (pen => (pen.font = FONT, axis._values.every(text => pen.measureText(text).width <= axis._size - 15)))"
+    "(document.createElement('canvas').getContext('2d'))"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed")
+def test_axes_can_be_read_whatever_their_values_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "draw_pictures", lambda groups: [])
+    browser = Browser(tmp_path / "profile")
+    try:
+        for number, (losses, marks) in enumerate(AXES):
+            make_run(tmp_path / str(number), [record(n, loss=loss) for n, loss in enumerate(losses, 1)])
+            browser.see(1280, 900)
+            browser.open(page.write_report(load_all([tmp_path / str(number)]), tmp_path / f"page {number}").as_uri())
+            plot = "page.charts.get('loss')?.plot"
+            browser.wait(f"location.href.includes('page%20{number}') && document.readyState === 'complete'")
+            browser.wait(f"({plot})?.axes[1]._values")
+            assert browser.value(f"({plot}).axes[1]._values.filter(Boolean)") == marks
+            assert browser.value(f"({plot}).axes[0]._values.filter(Boolean)") == ["1", "2", "3"]  # rounds are whole
+            assert browser.value(f"({FITS})(({plot}).axes[1])")
+        texts = browser.value("[0, 2.25, 4096, 6.5e32, 0.00025].map(numberText)")
+        assert texts == ["0.00", "2.25", "4096", "6.5e32", "2.5e-4"]
+        assert browser.value("[0.02, 7, 300].map(duration)") == ["20 ms", "7.0 s", "5 min"]
+        assert browser.errors == []
+    finally:
+        browser.close()

@@ -7,7 +7,7 @@ in `federation_figures`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import ceil
@@ -21,6 +21,7 @@ from .picture import (
     BLUE,
     COLOURS,
     DASHES,
+    GREY,
     HATCHES,
     INK,
     MARKERS,
@@ -34,7 +35,7 @@ from .picture import (
     style,
     write_picture,
 )
-from .tables import RunGroup, average, by_federation, group_runs, sample_std
+from .tables import RunGroup, average, best_groups, by_federation, group_runs, sample_std
 from .timeline_figure import timeline_picture
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 SMOOTHED_ROUNDS = 100  # curves of more rounds are drawn with their running mean
 OVER = {"round": "Round", "clock": "Virtual clock, seconds"}  # what curves are drawn over
+MAX_DECADES = 4  # of a logarithmic axis, above which 1, 2 and 5 of each are too many marks
+MAX_LINES = 14  # methods whose lines can be told apart: every colour twice
+MAX_BARS = 40  # methods of a picture with a row for each
 LOWEST_COVERAGE = 50  # percent of coverage from which prediction sets are drawn
 
 
@@ -70,21 +74,30 @@ def draw_pictures(groups: Sequence[RunGroup]) -> list[Picture]:
 
 
 def draw_federation(groups: Sequence[RunGroup]) -> list[Picture]:
-    """All pictures that the groups of one federation have data for."""
+    """All pictures that the groups of one federation have data for; of very many groups, the best are drawn."""
+    lines, bars = best_groups(groups, MAX_LINES), best_groups(groups, MAX_BARS)
+    drawn: tuple[tuple[Callable[[Sequence[RunGroup]], Picture | None], Sequence[RunGroup]], ...] = (
+        (accuracy_picture, lines),
+        (clock_picture, lines),
+        (method_picture, bars),
+        (loss_picture, lines),
+        (coverage_picture, lines),
+        (drift_picture, lines),
+        (layer_picture, lines),
+        (partition_picture, groups),
+        (participation_picture, groups),
+        (timeline_picture, groups),
+    )
     with style():
-        pictures = (
-            accuracy_picture(groups),
-            clock_picture(groups),
-            method_picture(groups),
-            loss_picture(groups),
-            coverage_picture(groups),
-            drift_picture(groups),
-            layer_picture(groups),
-            partition_picture(groups),
-            participation_picture(groups),
-            timeline_picture(groups),
-        )
-    return [picture for picture in pictures if picture]
+        pictures = [(draw(its), len(its)) for draw, its in drawn]
+    return [say_left_out(picture, count, len(groups)) for picture, count in pictures if picture]
+
+
+def say_left_out(picture: Picture, drawn: int, groups: int) -> Picture:
+    """The picture, with a note on the groups that are not in it."""
+    if drawn == groups:
+        return picture
+    return replace(picture, note=f"Of {groups} methods, the best {drawn} are drawn. {picture.note}".strip())
 
 
 # curves over rounds ---------------------------------------------------------------------------------------------
@@ -190,13 +203,14 @@ def running_mean(values: Sequence[float], reach: int) -> list[float]:
 
 
 def use_log_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Make the axis logarithmic where the values need it."""
-    from matplotlib.ticker import LogLocator
+    """Make the axis logarithmic where the values need it; over many decades only powers of ten are marked."""
+    from matplotlib.ticker import LogFormatterMathtext, LogLocator
 
     if min(values) > 0 and max(values) > 30 * min(values):
+        many = max(values) > 10**MAX_DECADES * min(values)
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_locator(LogLocator(numticks=7) if many else LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(LogFormatterMathtext() if many else "{x:g}")
         axes.minorticks_off()
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, min(values) / 2), min(high, 2 * max(values)))  # bands may leave the axis
@@ -218,13 +232,13 @@ def method_picture(groups: Sequence[RunGroup]) -> Picture | None:
     labels = [legend_label(groups[n].label) for n in order]
     figure = canvas(WIDTH, 0.9 + sum(0.25 + 0.17 * (text.count("\n") + 1) for text in labels))
     axes = figure.add_subplot(xlabel="Best test accuracy, %" if accurate else "Last test loss")
-    texts = []
+    texts, looks = [], method_looks(groups)
     for y, n in enumerate(order):
-        colour, values = COLOURS[n % len(COLOURS)], results[n]
+        (colour, marker), values = looks.get(groups[n].label, (GREY, "o")), results[n]
         middle, std = average(values) or 0.0, sample_std(values)
         axes.errorbar(middle, y, xerr=std, color=colour, elinewidth=7, alpha=0.35)
         axes.plot(values, [y] * len(values), "o", color=colour, markersize=4, alpha=0.8)
-        axes.plot(middle, y, MARKERS[n % len(MARKERS)], color=colour, markersize=10, markeredgecolor="white")
+        axes.plot(middle, y, marker, color=colour, markersize=10, markeredgecolor="white")
         text = f"{middle:.1f}" if accurate else f"{middle:.3g}"
         text += f" ± {std:.1f}" if accurate and std is not None else ""
         axes.annotate(
@@ -244,6 +258,12 @@ def method_picture(groups: Sequence[RunGroup]) -> Picture | None:
     alt = f"{what}, of each method: {', '.join(reversed(texts))}."
     marks = "Large mark: mean; small dots: seeds; bar: ± one standard deviation. " if seeds_note(groups) else ""
     return Picture("bars", "Methods", alt, f"{marks}The axis does not begin at zero.", figure)
+
+
+def method_looks(groups: Sequence[RunGroup]) -> dict[str, tuple[str, str]]:
+    """Colours and markers, as in the pictures with lines, of the groups that are in these."""
+    lines = best_groups(groups, MAX_LINES)
+    return {g.label: (COLOURS[n % len(COLOURS)], MARKERS[n % len(MARKERS)]) for n, g in enumerate(lines)}
 
 
 def coverage_picture(groups: Sequence[RunGroup]) -> Picture | None:

@@ -18,17 +18,20 @@ from ..experiment.roll_call import loss_sentence, never_sentences, percent, reas
 from ..experiment.store import Run, to_json, write_text
 from ..experiment.toml import to_toml
 from . import views
-from .figures import draw_pictures
+from .figures import MAX_LINES, draw_pictures
 from .paste_runs import paste_comparison
 from .picture import COLOURS, Picture, write_picture
 from .shell import single_page
 from .tables import (
     ComparisonRow,
     RunGroup,
+    best_groups,
+    best_words,
     by_federation,
     client_count,
-    federation_key,
+    divergence_remark,
     group_runs,
+    is_running,
     participation_name,
     partition_name,
     shorten_label,
@@ -71,10 +74,13 @@ COLUMNS = (
     PageColumn("lost_answers", "Lost answers", better=-1),
     PageColumn("epsilon", "ε", better=-1),
 )
+LOSSES, HUGE = ("train_loss", "test_loss"), 1e4  # columns with exponents where a value is as large
 COUNTS = ("dropped", "lost_answers")  # columns that are shown where a value is not 0
 WHOLE_NUMBERS = ("seeds", "best_round", "rounds", "rounds_to_target")  # columns without decimals
 MAX_HEADLINES = 4  # tasks whose result stands at the top
 MANY = 50  # runs, above which the page holds less of each
+LONG = 20  # rows of a table, or configurations, above which they scroll in a box of their own
+MAX_LETTERS = 24  # of a baseline's label in the heading of a column
 COARSE = views.Detail(points=200, rounds=100, clients=50, classes=50)
 Broken = Mapping[Path, str]  # by run folder that cannot be read: why
 
@@ -129,15 +135,18 @@ def page_data(runs: Sequence[Run], groups: Sequence[RunGroup], broken: Broken) -
     """All that the page's script shows: the rows of all runs, and of each run what `askew watch` would send.
 
     Above MANY runs, curves have fewer points and heat maps fewer cells. At first the page shows a run of each method
-    of the first federation.
+    of the first federation, of very many methods the best.
     """
     shown, detail = shown_runs(runs), views.FULL if len(runs) <= MANY else COARSE
     unread = [
         views.ShownRun(len(shown) + n, printable(folder.name), views.BROKEN, printable(problem))
         for n, (folder, problem) in enumerate(broken.items())
     ]
+    labels = {id(run): g.label for g in groups for run in g.runs}
+    for each, run in zip(shown, runs, strict=True):
+        each.label = printable(labels.get(id(run), ""))
     places = {id(run): number for number, run in enumerate(runs)}
-    first = [places[id(g.runs[0])] for g in (by_federation(groups) or [[]])[0]][: views.MOST_CHOSEN]
+    first = [places[id(g.runs[0])] for g in best_groups((by_federation(groups) or [[]])[0], views.MOST_CHOSEN)]
     return views.table([*shown, *unread]) | {"first": first, "runs": [pack(run, detail) for run in shown]}
 
 
@@ -168,11 +177,15 @@ def page_parts(
     runs, federations, tests = [run for g in groups for run in g.runs], by_federation(groups), seed_tests(groups)
     short = [row | {key: row[key] and shorten_label(row[key]) for key in ("label", "baseline")} for row in rows]
     before = [
-        f'<div class="text">{summary(groups, short)}{notice_lines(runs, pictures, data)}{page_links(pictures)}</div>',
+        f'<div class="text">{summary(groups, short)}{notice_lines(groups, pictures, data)}{page_links(pictures)}</div>',
         written("comparison", "Comparison", comparison_tables(federations, short)),
         tests_section(tests),
     ]
-    settings = [configuration_section(n, g, len(federations) > 1) for its in federations for n, g in enumerate(its)]
+    settings = [
+        configuration_section(number, g, len(federations) > 1)
+        for its in federations
+        for number, g in zip(colour_numbers(its), its, strict=True)
+    ]
     facts = ["The pictures lie beside this page as PNG files."] if pictures else []
     for word, key in (("askew", "version"), ("torch", "torch"), ("device", "device")):
         facts += [f"{word} {value}" for value in dict.fromkeys(run.facts.get(key) for run in runs) if value]
@@ -180,7 +193,9 @@ def page_parts(
         *map(picture_section, pictures),
         roll_call_section(groups),
         paper_section(runs, rows, tests),
-        written("configurations", "Configurations, and how to run them again", "\n".join(settings)),
+        written(
+            "configurations", "Configurations, and how to run them again", in_box("\n".join(settings), len(settings))
+        ),
         f'<footer class="text">{escape(" · ".join(facts))}</footer>',
     ]
     subject = f"{len(groups)} {'methods' if len({g.task for g in groups}) == 1 else 'configurations'}"
@@ -208,9 +223,10 @@ def summary(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:
     return f'<p class="what">{escape(sentence(groups))}</p>{"".join(results)}'
 
 
-def notice_lines(runs: Sequence[Run], pictures: Sequence[Picture], data: views.Answer) -> str:
-    """What is missing, and why."""
-    return "".join(f'<p class="notice">{escape(notice)}</p>' for notice in notices(runs, pictures, data))
+def notice_lines(groups: Sequence[RunGroup], pictures: Sequence[Picture], data: views.Answer) -> str:
+    """What is no result or missing, and why."""
+    found = [*run_notices(groups, data), *picture_notices(groups, pictures)]
+    return "".join(f'<p class="notice">{escape(notice)}</p>' for notice in found)
 
 
 def page_links(pictures: Sequence[Picture]) -> str:
@@ -264,29 +280,44 @@ def sentence(groups: Sequence[RunGroup]) -> str:
     return " · ".join(filter(None, parts))
 
 
-def notices(runs: Sequence[Run], pictures: Sequence[Picture], data: views.Answer) -> list[str]:
-    """What is missing, and why."""
-    names, found = {picture.name.partition("-")[0] for picture in pictures}, []
+def run_notices(groups: Sequence[RunGroup], data: views.Answer) -> list[str]:
+    """Which runs are no results, or not yet, and of which something is missing."""
+    runs, found = [run for g in groups for run in g.runs], list[str]()
+    diverged = divergence_remark({g.title: (g.diverged, len(g.runs)) for g in groups})
+    found += [f"{diverged} The configurations below say when it was and what to try."] if diverged else []
     broken = sum(row["state"] == views.BROKEN for row in data["rows"])
     if broken:
         found.append(f"{count_text(broken, 'run folder')} cannot be read: the table of runs says why.")
-    if len(data["runs"]) > MANY:
+    if len(data["runs"]) > MANY and any(is_reduced(run) for run in runs):
         found.append(
             f"This page holds {len(data['runs'])} runs, and of each at most {COARSE.points} points of a curve and "
             f"{COARSE.rounds} by {COARSE.clients} cells of a heat map; askew watch shows all."
         )
-    unfinished = sum(not run.finished for run in runs)
-    if unfinished:
-        count = f"{unfinished} of {count_text(len(runs), 'run')}"
-        found.append(f"{count} did not reach the last round; the figures count the rounds so far.")
+    running, of_all = sum(map(is_running, runs)), f"of {count_text(len(runs), 'run')}"
+    unfinished = sum(not run.finished for run in runs) - running
+    were = "was" if running == 1 else "were"
+    for count, what in ((running, f"{were} still being trained"), (unfinished, "did not reach the last round")):
+        found += [f"{count} {of_all} {what}; the figures count the rounds so far."] if count else []
     lossy = [run for run in runs if not run.roll_call().empty]
     if lossy:
         share = percent(max(run.roll_call().largest_share for run in lossy))
         found.append(
-            f"Answers of clients are missing in {len(lossy)} of {count_text(len(runs), 'run')}, up to {share} of the "
-            "data of a round: see the roll-call."
+            f"Answers of clients are missing in {len(lossy)} {of_all}, up to {share} of the data of a round: "
+            "see the roll-call."
         )
-    all_of_them, drawn = len({federation_key(run) for run in runs}), len({picture.federation for picture in pictures})
+    return found
+
+
+def is_reduced(run: Run) -> bool:
+    """Would a page of many runs leave out some of this one's points or cells?"""
+    classes = len((run.federation.get("labels") or [[]])[0])
+    return len(run.rounds) > COARSE.rounds or client_count(run) > COARSE.clients or classes > COARSE.classes
+
+
+def picture_notices(groups: Sequence[RunGroup], pictures: Sequence[Picture]) -> list[str]:
+    """Which pictures there are not."""
+    names, found = {picture.name.partition("-")[0] for picture in pictures}, list[str]()
+    all_of_them, drawn = len(by_federation(groups)), len({picture.federation for picture in pictures})
     if all_of_them > drawn and pictures:
         found.append(f"Of {all_of_them} federations, the pictures show the first {drawn}.")
     if "accuracy" not in names:
@@ -301,30 +332,54 @@ def percent_text(value: float, std: float | None = None) -> str:
     return f"{100 * value:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "") + " %"
 
 
+def ranked_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """The rows that were evaluated, the best first: by accuracy, or where there is none by test loss."""
+    key, sign = ("test_loss", 1) if all(row["best_accuracy"] is None for row in rows) else ("best_accuracy", -1)
+    return sorted((row for row in rows if row[key] is not None), key=lambda row: sign * float(row[key]))
+
+
+def method_words(row: ComparisonRow) -> str:
+    """A row's label, with how many of its runs diverged if any did: their figures are no results."""
+    if not row["diverged"]:
+        return str(row["label"])
+    some = f"{row['diverged']} of {row['seeds']} runs " if row["diverged"] < row["seeds"] else ""
+    return f"{row['label']} ({some}diverged)"
+
+
 def headline(rows: Sequence[ComparisonRow]) -> str:
     """The result of one task in a sentence or two; a lead within the seeds' spread is called so."""
-    ranked = sorted((r for r in rows if r["best_accuracy"] is not None), key=lambda r: -r["best_accuracy"])
+    ranked = ranked_rows(rows)
     if not ranked:
-        measured = [r for r in rows if r["test_loss"] is not None]
-        if not measured:
-            return "No round has been evaluated yet."
-        lowest = min(measured, key=lambda r: float(r["test_loss"]))
-        return f"{lowest['label']} ends with a test loss of {lowest['test_loss']:.4g}."
-    best = ranked[0]
-    text = f"{best['label']} reaches {percent_text(best['best_accuracy'], best['best_accuracy_std'])} test accuracy"
-    rival = next((r for r in ranked[1:] if r["label"] == best["baseline"]), ranked[1] if len(ranked) > 1 else None)
+        return "No round has been evaluated yet."
+    best, others = ranked[0], ranked[1:]
+    if best["best_accuracy"] is None:
+        return f"{method_words(best)} ends with a test loss of {best['test_loss']:.4g}."
+    reached = percent_text(best["best_accuracy"], best["best_accuracy_std"])
+    text = f"{method_words(best)} reaches {reached} test accuracy"
+    rival = strongest_rival(best, others)
     if not rival:
         return f"{text}, at round {best['best_round']:.0f} of {best['rounds']:.0f}."
     gap = best["best_accuracy"] - rival["best_accuracy"]
     noise = max(best["best_accuracy_std"] or 0, rival["best_accuracy_std"] or 0)
-    text += f", {100 * gap:.1f} points above {rival['label']}" if gap else f", as does {rival['label']}"
+    text += f", {100 * gap:.1f} points above {method_words(rival)}" if gap else f", as does {method_words(rival)}"
     text += ", a lead within the spread between seeds." if 0 < gap <= noise else "."
     fast = fastest(rows)
     if fast:
         rounds = count_text(fast["rounds_to_target"], "round")
-        text += f" {'It' if fast is best else fast['label']} needs {rounds} to reach"
-        text += f" the best of {fast['baseline']}, which itself takes {fast['rounds_to_target'] * fast['speedup']:.0f}."
+        text += (
+            f" {'It' if fast is best else fast['label']} needs {rounds} to reach {best_words(rows, fast['baseline'])}"
+        )
+        text += f", which itself takes {fast['rounds_to_target'] * fast['speedup']:.0f}."
     return text
+
+
+def strongest_rival(best: ComparisonRow, others: Sequence[ComparisonRow]) -> ComparisonRow | None:
+    """The row that the best one is compared with: the best fedavg, which may have been tried with several settings.
+
+    Where there is none, or fedavg is the best itself, it is the second. `others` are the other rows, the best first.
+    """
+    fedavg = (row for row in others if row["algorithm"] == "fedavg" != best["algorithm"])
+    return next(fedavg, others[0] if others else None)
 
 
 def fastest(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
@@ -333,15 +388,16 @@ def fastest(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
 
 
 def tiles(rows: Sequence[ComparisonRow]) -> str:
-    """The main figures, of the method with the best accuracy."""
-    best = max(rows, key=lambda r: -1 if r["best_accuracy"] is None else r["best_accuracy"])
-    fast = fastest(rows)
+    """The main figures, of the method with the best accuracy, or in a regression the lowest test loss."""
+    best, fast = next(iter(ranked_rows(rows)), rows[0]), fastest(rows)
     milliseconds, megabytes = 1e3 * (best["seconds_per_round"] or 0), (best["bytes_up"] + best["bytes_down"]) / 1e6
     shown: dict[str, str] = {}
     if best["best_accuracy"] is not None:
-        shown[f"best accuracy · {best['label']}"] = percent_text(best["best_accuracy"])
+        shown[f"best accuracy · {method_words(best)}"] = percent_text(best["best_accuracy"])
+    elif best["test_loss"] is not None:
+        shown[f"last test loss · {method_words(best)}"] = f"{best['test_loss']:.4g}"
     if fast:
-        shown[f"fewer rounds to {fast['baseline']}’s best · {fast['label']}"] = f"{fast['speedup']:.1f}×"
+        shown[f"fewer rounds to {best_words(rows, fast['baseline'])} · {fast['label']}"] = f"{fast['speedup']:.1f}×"
     if milliseconds:
         shown[f"a round · {best['label']}"] = f"{milliseconds:.{decimals([milliseconds])}f} ms"
     shown[f"up and down in a run · {best['label']}"] = f"{megabytes:.{decimals([megabytes])}f} MB"
@@ -367,55 +423,74 @@ def comparison_tables(federations: Sequence[Sequence[RunGroup]], rows: Sequence[
 
 def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) -> str:
     """The table of a federation's groups, with a note on its figures."""
-    headings = [heading_cell("Method")]
-    cells = [[method_cell(n, g, row)] for n, (g, row) in enumerate(zip(groups, rows, strict=True))]
+    headings, several = [heading_cell("Method")], any(row["seeds"] > 1 for row in rows)
+    numbered = zip(colour_numbers(groups), groups, rows, strict=True)
+    cells = [[method_cell(number, g, row)] for number, g, row in numbered]
     baselines = sorted({r["baseline"] for r in rows if r["baseline"] not in (None, r["label"])})
+    tasks = [g.task for g in groups]
+    named = len(baselines) == 1 and len(baselines[0]) <= MAX_LETTERS
     for column in COLUMNS:
         if is_informative(column.key, rows, baselines):
             heading = column.heading
-            if column.key == "rounds_to_target" and len(baselines) == 1:
+            if column.key == "rounds_to_target" and named:
                 heading = f"Rounds to {baselines[0]}’s best"
             headings.append(heading_cell(heading, column.unit))
-            for row_cells, cell in zip(cells, column_cells(column, groups, rows, heading), strict=True):
+            for row_cells, cell in zip(cells, column_cells(column, tasks, rows, heading), strict=True):
                 row_cells.append(cell)
     head, body = "".join(headings), "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
-    note = "Means over the seeds, ± one standard deviation. " if any(row["seeds"] > 1 for row in rows) else ""
-    targets = {
-        row["baseline"]: f"{percent_text(row['target'])}, the peak of {row['baseline']}’s mean curve"
-        for row in rows
-        if row["baseline"] in baselines
-    }
-    note += f"Rounds are counted to {'; '.join(targets.values())}." if note and targets else ""
+    notes = ["Means over the seeds, ± one standard deviation."] if several else []
+    notes += [target_note(rows, baselines)] if baselines and (several or not named) else []
     whole = f'<table class="methods"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
-    return f'<div class="scroll">{whole}</div>' + (f'<p class="note">{escape(note)}</p>' if note else "")
+    return in_box(whole, len(rows)) + (f'<p class="note">{escape(" ".join(notes))}</p>' if notes else "")
 
 
-def column_cells(
-    column: PageColumn, groups: Sequence[RunGroup], rows: Sequence[ComparisonRow], heading: str
-) -> list[str]:
-    """The cells of one column, one for each group; the best value of a task is bold unless all are equal.
+def target_note(rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> str:
+    """What the rounds are counted to."""
+    targets = []
+    for baseline in baselines:
+        row = next(row for row in rows if row["baseline"] == baseline)
+        several = any(other["seeds"] > 1 for other in rows if other["label"] == baseline)
+        best = f"the peak of {baseline}’s mean curve" if several else f"the best of {baseline}"
+        targets.append(f"{percent_text(row['target'])}, {best}")
+    return f"Rounds are counted to {'; '.join(targets)}."
+
+
+def in_box(html: str, lines: int) -> str:
+    """A wide table or a list in a box that scrolls, if it has many lines also up and down."""
+    return f'<div class="{"scroll long" if lines > LONG else "scroll"}">{html}</div>'
+
+
+def column_cells(column: PageColumn, tasks: Sequence[str], rows: Sequence[ComparisonRow], heading: str) -> list[str]:
+    """The cells of one column, one for each row; the best value of a task is bold unless all are equal.
 
     Each holds its heading, which narrow pages show beside the value.
     """
     name = escape(f"{heading}, {column.unit}" if column.unit else heading)
     values = [None if row[column.key] is None else row[column.key] * column.scale for row in rows]
-    digits = decimals([v for v in values if v is not None])
-    if column.key in WHOLE_NUMBERS or column.unit == "%":
-        digits = 0 if column.key in WHOLE_NUMBERS else 2
-    texts = ["" if v is None else f"{v:.{digits}f}" for v in values]
+    form = number_form(column, [v for v in values if v is not None])
+    texts = ["" if v is None else f"{v:{form}}" for v in values]
     cells = []
-    for n, (g, row) in enumerate(zip(groups, rows, strict=True)):
-        peers = [m for m, other in enumerate(groups) if other.task == g.task and values[m] is not None]
+    for n, row in enumerate(rows):
+        peers = [m for m, task in enumerate(tasks) if task == tasks[n] and values[m] is not None]
         best = max(peers, key=lambda m: column.better * (values[m] or 0), default=n)
         bold = column.better and texts[n] == texts[best] and len({texts[m] for m in peers}) > 1
         missed_target = column.key == "rounds_to_target" and row["target"] is not None
         missing = f"&gt; {row['rounds']:.0f}" if missed_target else "–"
         shown = (f"<b>{texts[n]}</b>" if bold else texts[n]) or missing
         std = row.get(f"{column.key}_std")
-        shown += f'<span class="std"> ± {column.scale * std:.{digits}f}</span>' if std is not None else ""
+        shown += f'<span class="std"> ± {column.scale * std:{form}}</span>' if std is not None else ""
         value = "" if values[n] is None else values[n]
         cells.append(f'<td data-v="{value}" data-h="{name}">{shown}</td>')
     return cells
+
+
+def number_form(column: PageColumn, values: Sequence[float]) -> str:
+    """How the numbers of a column are written, as in f"{value:form}"; a loss may be huge, beside one that is not."""
+    if column.key in WHOLE_NUMBERS or column.unit == "%":
+        return ".0f" if column.key in WHOLE_NUMBERS else ".2f"
+    if column.key in LOSSES and max(map(abs, values), default=0) >= HUGE:
+        return ".4g"
+    return f".{decimals(values)}f"
 
 
 def is_informative(key: str, rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> bool:
@@ -432,15 +507,23 @@ def heading_cell(text: str, unit: str = "") -> str:
     return f'<th scope="col" aria-sort="none"><button>{escape(text)}{small}</button></th>'
 
 
-def swatch(n: int) -> str:
-    """A small square in the colour of the n-th method."""
-    return f'<i class="c{n % len(COLOURS)}"></i>'
+def colour_numbers(groups: Sequence[RunGroup]) -> list[int | None]:
+    """The number of each group's colour in the pictures of its federation; None where these do not show it."""
+    drawn = [g.label for g in best_groups(groups, MAX_LINES)]
+    return [drawn.index(g.label) if g.label in drawn else None for g in groups]
 
 
-def method_cell(n: int, g: RunGroup, row: ComparisonRow) -> str:
-    """The first cell of a row: the n-th method's colour and label."""
-    label, mark = escape(g.label), "" if row["finished"] else " <em>unfinished</em>"
-    return f'<th scope="row" data-v="{label}" title="{label}">{swatch(n)}{escape(row["label"])}{mark}</th>'
+def swatch(number: int | None) -> str:
+    """A small square in the colour of this number, or without one."""
+    return "<i></i>" if number is None else f'<i class="c{number % len(COLOURS)}"></i>'
+
+
+def method_cell(number: int | None, g: RunGroup, row: ComparisonRow) -> str:
+    """The first cell of a row: the method's colour and label, and whether its figures are results."""
+    label, marks = escape(g.label), "" if row["finished"] else " <em>unfinished</em>"
+    if row["diverged"]:
+        marks += " <em>diverged</em>" if row["diverged"] == row["seeds"] else f" <em>{row['diverged']} diverged</em>"
+    return f'<th scope="row" data-v="{label}" title="{label}">{swatch(number)}{escape(row["label"])}{marks}</th>'
 
 
 def roll_call_section(groups: Sequence[RunGroup]) -> str:
@@ -516,7 +599,7 @@ def picture_section(picture: Picture) -> str:
     return written(picture.name, picture.title, f"<figure>{image}{caption}</figure>")
 
 
-def configuration_section(n: int, g: RunGroup, several: bool) -> str:
+def configuration_section(number: int | None, g: RunGroup, several: bool) -> str:
     """All settings of one group, and for each seed its engine and device and how to run it again.
 
     The federation is named where there are several.
@@ -527,12 +610,14 @@ def configuration_section(n: int, g: RunGroup, several: bool) -> str:
             f"seed {value_text(run.config.get('seed'))}",
             f"{len(run.rounds)} of {count_text(run.config['rounds'], 'round')}",
         ]
-        facts += [str(run.facts[key]) for key in ("state", "engine", "device", "privacy") if run.facts.get(key)]
+        facts += [
+            str(run.facts[key]) for key in ("state", "engine", "device", "privacy", "diverged") if run.facts.get(key)
+        ]
         again = shlex.join(["askew", "run", str(run.folder / "run.toml")]) if run.folder else "# not stored in a folder"
         seeds.append(f"<li>{escape(' · '.join(facts))}<pre>{escape(again)}</pre></li>")
     first = " of the first seed" if len(seeds) > 1 else ""
     name = f"{g.label} on {g.federation}" if several else g.label
     return (
-        f"<details><summary>{swatch(n)}{escape(name)}</summary><ul>{''.join(seeds)}</ul>"
+        f"<details><summary>{swatch(number)}{escape(name)}</summary><ul>{''.join(seeds)}</ul>"
         f"<p>Configuration{first}:</p><pre>{escape(to_toml(g.config))}</pre></details>"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("uplot.min.css", "style.css", "text.css")
-SCRIPTS = ("uplot.min.js", "heat.js", "table.js", "source.js", "page.js")
+SCRIPTS = ("uplot.min.js", "heat.js", "axes.js", "table.js", "source.js", "page.js")
 LICENCE = "uplot-LICENSE.txt"  # of the library that draws curves
 HEADING = "<h1>askew <span>watch</span></h1>"
 

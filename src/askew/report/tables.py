@@ -13,6 +13,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from ..experiment.curves import rounds_to
+from ..experiment.folder_lock import is_locked
 from ..experiment.listing import stored_catalogue
 from ..experiment.store import STOPS, Run
 
@@ -22,6 +23,7 @@ FEDERATION = ("data", "partition")  # tables that say who holds what
 CONTENT = "content of data"  # the hash of a dataset's files, in `origins` of run.json
 STOPPING = tuple(f"evaluation.{name}" for name in STOPS)  # no number of a round depends on these
 DIGEST = re.compile(r"-([0-9a-f]{8})$")  # at the end of a run folder's name
+MAX_NAMED = 6  # methods that one remark names
 
 
 FINGERPRINT = "model.fingerprint"  # of the first weights of a network from Python, which may differ with the seed
@@ -58,6 +60,11 @@ class RunGroup:
         """A key that is equal for groups that may be ranked: the same federation, participation and network."""
         return federation_key(self.runs[0]) + settings_key(self.config, ("participation", "model"))
 
+    @property
+    def diverged(self) -> int:
+        """How many of its runs have diverged."""
+        return sum(map(has_diverged, self.runs))
+
     def values(self, figure: Callable[[Run], float | None]) -> list[float]:
         """One figure of each seed, where there is one."""
         return [v for v in map(figure, self.runs) if v is not None]
@@ -86,6 +93,16 @@ class RunGroup:
         """The virtual clock after that round, mean over the seeds; None where there is no clock."""
         reached, clock = self.rounds_to(target), self.curve("clock")
         return None if reached is None else dict(zip(clock.rounds, clock.mean, strict=True)).get(reached)
+
+
+def has_diverged(run: Run) -> bool:
+    """Has a run diverged in some of its rounds? Those before and after may look like any others."""
+    return bool(run.facts.get("diverged"))
+
+
+def is_running(run: Run) -> bool:
+    """Is a process training this run now? Only then is its folder locked."""
+    return not run.finished and run.folder is not None and is_locked(run.folder)
 
 
 def average(values: Sequence[float]) -> float | None:
@@ -169,6 +186,18 @@ def by_federation(groups: Iterable[RunGroup]) -> list[list[RunGroup]]:
     for g in groups:
         found.setdefault(g.federation, []).append(g)
     return list(found.values())
+
+
+def best_groups(groups: Sequence[RunGroup], most: int) -> list[RunGroup]:
+    """At most so many groups, in their order: those with the best accuracies, or without any the lowest losses."""
+    if len(groups) <= most:
+        return list(groups)
+    accuracies = [average(g.values(lambda run: run.best_accuracy)) for g in groups]
+    losses = [average(g.last("loss")) for g in groups]
+    is_regression = all(accuracy is None for accuracy in accuracies)
+    scores = [None if loss is None else -loss for loss in losses] if is_regression else accuracies
+    ranked = sorted(range(len(groups)), key=lambda n: (scores[n] is None, -(scores[n] or 0.0), n))
+    return [groups[n] for n in sorted(ranked[:most])]
 
 
 Variant = tuple[str, tuple[Run, ...]]  # what marks runs of one code among others with the same settings; one run a seed
@@ -317,6 +346,8 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "test_loss_std": sample_std(g.last("loss")),
                 "rounds": average([len(run.rounds) for run in g.runs]),
                 "finished": all(run.finished for run in g.runs),
+                "running": sum(map(is_running, g.runs)),
+                "diverged": g.diverged,
                 "baseline": base.label if base and goal is not None else None,
                 "target": goal,
                 "rounds_to_target": needed,
@@ -332,6 +363,27 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
             }
         )
     return rows
+
+
+def best_words(rows: Sequence[ComparisonRow], baseline: str) -> str:
+    """What a target is: "the best of fedavg", or with several seeds, whose own bests are others, that of their mean."""
+    several = any(row["seeds"] > 1 for row in rows if row["label"] == baseline)
+    return f"the best of {baseline}" + ("'s mean curve" if several else "")
+
+
+def divergence_remark(counts: Mapping[str, tuple[int, int]]) -> str:
+    """Which runs diverged, in a sentence: "1 of 4 runs diverged: scaffold (1 of 2); …"; empty if none did.
+
+    `counts` are those of each method: its runs that diverged, and all its runs.
+    """
+    named = [f"{shorten_label(name)} ({bad} of {runs})" for name, (bad, runs) in counts.items() if bad]
+    if not named:
+        return ""
+    bad, runs = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
+    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    count = f"{bad} of {runs} run{'s' * (runs != 1)} diverged"
+    whose = "its" if bad == 1 else "their"
+    return f"{count}: {', '.join(named[:MAX_NAMED])}{more}; {whose} numbers are those before or after it."
 
 
 # names ----------------------------------------------------------------------------------------------------------

@@ -22,8 +22,12 @@ from ..experiment.store import DIVERGED, REACHED, Run, read_json
 from .plain_table import FirstThatFits, PlainTable, plain_table
 from .tables import (
     ComparisonRow,
+    best_words,
     client_count,
+    divergence_remark,
     group_runs,
+    has_diverged,
+    is_running,
     participation_name,
     partition_name,
     shorten_label,
@@ -129,7 +133,9 @@ def state(run: Run) -> str:
     """Finished, or how far it came."""
     rounds = run.config["rounds"]
     if run.finished:
-        return f"finished, {rounds} rounds"
+        return f"{'diverged' if has_diverged(run) else 'finished'}, {rounds} rounds"
+    if is_running(run):
+        return f"running, {len(run.rounds)} of {rounds} rounds"
     if run.facts.get("state") == REACHED:
         return f"stopped as its accuracy was high enough, {len(run.rounds)} of {rounds} rounds"
     return f"{run.facts.get('state', 'begun')}, {len(run.rounds)} of {rounds} rounds"
@@ -260,10 +266,16 @@ def run_details(run: Run) -> RenderableType:
     if further:
         parts += [Text(), further_records(run, further)]
     if not run.finished and run.folder:
-        again = resume_command(run.folder, str(run.facts.get("engine")))
-        again += GO_ON.get(str(run.facts.get("state")), "")
-        parts += [Text(), pairs([("go on", Text(again))])]
+        parts += [Text(), pairs([next_step(run, run.folder)])]
     return Group(*parts)
+
+
+def next_step(run: Run, folder: Path) -> tuple[str, Text]:
+    """What to type next about an unfinished run, for `pairs`; one that a process trains now would be refused."""
+    if is_running(run):
+        return "watch it", Text(command("watch", folder.parent))
+    again = resume_command(folder, str(run.facts.get("engine")))
+    return "go on", Text(again + GO_ON.get(str(run.facts.get("state")), ""))
 
 
 def optional_rows(config: Mapping[str, Any]) -> list[tuple[str, RenderableType]]:
@@ -411,21 +423,30 @@ def comparison_cell(row: ComparisonRow, column: ComparisonColumn, peers: Sequenc
 
 
 def comparison_remarks(rows: Sequence[ComparisonRow], given: float | None) -> str:
-    """Sentences below the comparison: seeds, the target (`given`, or fedavg's best) and unfinished rows."""
-    seeds, targets, bases = ({row[key] for row in rows} for key in ("seeds", "target", "baseline"))
-    sentences = []
+    """Sentences below the comparison: seeds, the target (`given`, or fedavg's best), and rows that are no results."""
+    seeds, sentences = {row["seeds"] for row in rows}, list[str]()
     if seeds != {1}:
         sentences.append(
             f"Means over {f'{max(seeds)} seeds' if len(seeds) == 1 else 'seeds'}, ± one standard deviation."
         )
-    if given is not None:
-        sentences.append(f"Target: accuracy {percent(given)}.")
-    elif len(targets) == len(bases) == 1 and None not in targets:
-        sentences.append(f"Target: accuracy {percent(targets.pop())}, the best of {bases.pop()}.")
-    elif targets != {None}:
-        sentences.append("Target: the best accuracy of fedavg on the same task.")
-    unfinished = sum(not row["finished"] for row in rows)
+    sentences.append(f"Target: accuracy {percent(given)}." if given is not None else target_remark(rows))
+    sentences.append(divergence_remark({row["label"]: (row["diverged"], row["seeds"]) for row in rows}))
+    running = sum(bool(row["running"]) for row in rows)
+    if running:
+        are = "is" if running == 1 else "are"
+        sentences.append(f"{running} of {len(rows)} {are} still being trained; the figures are those so far.")
+    unfinished = sum(not row["finished"] and not row["running"] for row in rows)
     sentences += [f"{unfinished} of {len(rows)} did not reach the last round."] if unfinished else []
     lost = sum(bool(row["lost_answers"]) for row in rows)
     sentences += [f"{lost} of {len(rows)} lost answers of clients: askew show RUN says whose and why."] if lost else []
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
+
+
+def target_remark(rows: Sequence[ComparisonRow]) -> str:
+    """What the rounds are counted to where no target was given: fedavg's best, or the best of its mean curve."""
+    targets, bases = ({row[key] for row in rows} for key in ("target", "baseline"))
+    if len(targets) == len(bases) == 1 and None not in targets:
+        return f"Target: accuracy {percent(targets.pop())}, {best_words(rows, bases.pop())}."
+    several = any(row["seeds"] > 1 for row in rows if row["label"] in bases)
+    best = "best of fedavg's mean curve" if several else "best accuracy of fedavg"
+    return f"Target: the {best} on the same task." if targets != {None} else ""

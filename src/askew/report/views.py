@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..experiment.roll_call import percent, reason_text
-from ..experiment.store import Run
+from ..experiment.store import DIVERGED, Run
 from .columns import MISSING, REFUSED, USED, Columns, thin_out
-from .tables import flatten_settings, participation_name, partition_name
+from .tables import flatten_settings, has_diverged, participation_name, partition_name
 
 MOST_DOTS = 1000  # clients of which the share of turns is shown
 MOST_SERIES = 60  # curves of one run in one picture
@@ -88,11 +88,14 @@ class ShownRun:
         self.federation: dict[str, Any] = {}
         self.columns = Columns()
         self.begun = 0.0
+        self.label = ""  # its method and the settings that distinguish it, where they are known
 
     def show(self, run: Run, columns: Columns) -> None:
         """Show this run, whose records are in these columns."""
         self.config, self.facts, self.federation, self.columns = run.config, run.facts, run.federation, columns
         self.state = str(run.facts.get("state") or ("finished" if run.finished else "interrupted"))
+        if self.state == "finished" and has_diverged(run):  # it went on to its last round, but is no result
+            self.state = DIVERGED
         self.begun, self.problem = (run.folder / "run.toml").stat().st_mtime if run.folder else 0.0, ""
 
 
@@ -123,11 +126,13 @@ def row(run: ShownRun) -> Answer:
     base = {"id": run.number, "name": run.name, "state": run.state, "problem": run.problem}
     if run.state == READING or not run.config:
         return base
-    config, columns = run.config, run.columns
+    config, columns, method = run.config, run.columns, str(run.config["algorithm"]["name"])
+    own = run.label.removeprefix(method).strip()
     return base | {
-        "method": str(config["algorithm"]["name"]),
+        "label": run.label,
+        "method": method,
         "data": str(config["data"]["name"]),
-        "setting": f"{partition_name(config)}; {participation_name(config)}",
+        "setting": "; ".join(filter(None, [own, partition_name(config), participation_name(config)])),
         "seed": config.get("seed"),
         "clients": client_count(run),
         "round": columns.count,

@@ -50,21 +50,24 @@ function changeChoice() {
   $("chips").replaceChildren(...ids.map(id => {
     const remove = make("button", { type: "button", textContent: "×", ariaLabel: `Remove ${nameOf(id)}` });
     remove.addEventListener("click", () => choose(id));
-    return make("li", { title: nameOf(id) }, dot(page.chosen.get(id)), make("span", { textContent: nameOf(id) }), remove);
+    return make("li", { title: nameOf(id) }, dot(page.chosen.get(id)), make("span", { textContent: shortName(id) }), remove);
   }));
-  $("which").replaceChildren(...ids.map(id => make("option", { value: id, textContent: nameOf(id), selected: id === page.shown })));
+  $("which").replaceChildren(...ids.map(id => make("option", { value: id, textContent: shortName(id), selected: id === page.shown })));
   $("chosen").hidden = $("one").hidden = !ids.length;
   table.paint();
   refresh();
 }
 
-// In legends, without the hash at the end where that distinguishes nothing.
+// The name of a chosen run: without the hash at its end, or by its settings where a report knows them, if that is enough.
 function shortName(id) {
-  const short = other => nameOf(other).replace(/^.*\//, "").replace(/-[0-9a-f]{8}$/, "");
-  return [...page.chosen.keys()].some(other => other !== id && short(other) === short(id)) ? nameOf(id) : short(id);
+  const others = [...page.chosen.keys()].filter(other => other !== id);
+  return [bareName, labelOf, seedOf, nameOf].find(name => !others.some(other => name(other) === name(id)))?.(id) ?? nameOf(id);
 }
 
 const nameOf = id => table.rows.get(id)?.name ?? `run ${id}`;
+const bareName = id => nameOf(id).replace(/^.*\//, "").replace(/-[0-9a-f]{8}$/, "");
+const labelOf = id => table.rows.get(id)?.label || nameOf(id);
+const seedOf = id => `${labelOf(id)}, seed ${table.rows.get(id)?.seed}`;
 
 // pictures -----------------------------------------------------------------------------------------------------------
 
@@ -131,16 +134,18 @@ function showPanel(panel, over) {
     value: (_, value) => value == null ? "–" : value.toPrecision(4),
   }));
   const data = uPlot.join(panel.series.map(({ x, y }) => [x, y]));
-  const shape = JSON.stringify([over, series.map(({ label, stroke }) => [label, stroke])]);
+  const look = { log: needsLog(data.slice(1)), huge: isHuge(data.slice(1)) };
+  const shape = JSON.stringify([over, look, series.map(({ label, stroke }) => [label, stroke])]);
   const chart = page.charts.get(panel.name);
   if (chart.shape === shape) return chart.plot.setData(data);
   chart.plot?.destroy();
   const title = { round: "Round", bytes: "Sent so far", seconds: "Seconds so far", clock: "Virtual seconds" }[over];
   const dense = data[0].length < 3;
   for (const each of series) each.points.show = dense;
-  const values = over === "bytes" ? (_, all) => all.map(value => value == null ? "" : bytes(value)) : null;
+  const texts = over === "bytes" ? (_, all) => all.map(value => value == null ? "" : bytes(value)) : null;
   const at = { label: title, value: (_, value) => value == null ? "–" : over === "bytes" ? bytes(value) : over === "seconds" || over === "clock" ? value.toFixed(2) : value };
-  const options = { ...plotSize(chart.box), scales: { x: { time: false } }, series: [at, ...series], axes: axes(title, values), cursor: { sync: { key: `by ${over}` } } };
+  const scales = { x: { time: false }, ...(look.log ? { y: { distr: 3, log: 10 } } : {}) };
+  const options = { ...plotSize(chart.box), scales, series: [at, ...series], axes: axes(title, { over, texts, ...look }), cursor: { sync: { key: `by ${over}` } } };
   chart.plot = new uPlot(options, data, chart.box);
   chart.shape = shape;
   const note = panel.left ? `${panel.left} more curves are not shown; choose fewer runs.` : "";
@@ -157,10 +162,6 @@ const widths = new ResizeObserver(() => {
 });
 widths.observe($("shares").parentElement);
 const plotSize = box => ({ width: Math.max(200, Math.floor(box.clientWidth - 26)), height: 230 });
-const axes = (title, values) => {
-  const common = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif" };
-  return [{ ...common, label: title, labelSize: 20, size: 30, space: 70, ...(values ? { values } : {}) }, { ...common, size: 52 }];
-};
 
 // A table with a column for each chosen run; rows are a name and the runs' values.
 function compared(caption, first, ids, rows) {
@@ -263,7 +264,7 @@ function showShares({ x, y, note }) {
   let chart = page.charts.get("shares");
   if (chart) return chart.plot.setData(data);
   const options = {
-    ...plotSize(box.parentElement), scales: { x: { time: false } }, axes: axes("Share of data, %", null),
+    ...plotSize(box.parentElement), scales: { x: { time: false } }, axes: axes("Share of data, %"),
     series: [
       { label: "share of data, %", value: (_, value) => value?.toFixed(3) ?? "–" },
       { label: "equal shares", stroke: colour("--soft"), dash: [4, 4], points: { show: false } },

@@ -8,11 +8,11 @@ const bytes = value => {
   const power = value < 1 ? 0 : Math.min(4, Math.floor(Math.log10(value) / 3));
   return `${power ? (value / 1000 ** power).toFixed(1) : Math.round(value)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 };
-const duration = value => value == null ? "" : value < 100 ? `${value.toFixed(1)} s` : value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
+const duration = value => value == null ? "" : value < 1 ? `${Math.round(1000 * value)} ms` : value < 100 ? `${value.toFixed(1)} s` : value < 7200 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
 // key, title, text of a row, width (the setting takes what is left), is it a number, is it left out on a small screen
 const COLUMNS = [
   ["name", "Run", row => row.name, "16%"],
-  ["state", "State", row => row.state, "80px"],
+  ["state", "State", row => row.state, "96px"],
   ["method", "Method", row => row.method ?? "", "86px", false, true],
   ["data", "Data", row => row.data ?? "", "74px", false, true],
   ["setting", "Setting", row => row.setting ?? "", "", false, true],
@@ -20,10 +20,10 @@ const COLUMNS = [
   ["round", "Round", row => row.rounds == null ? "" : `${row.round}/${row.rounds}`, "86px", true],
   ["accuracy", "Acc. %", row => percent(row.accuracy), "64px", true],
   ["best", "Best %", row => percent(row.best), "64px", true, true],
-  ["loss", "Loss", row => row.loss == null ? "" : row.loss.toPrecision(3), "60px", true, true],
+  ["loss", "Loss", row => row.loss == null ? "" : numberText(row.loss), "68px", true, true],
   ["bytes", "Sent", row => bytes(row.bytes), "78px", true, true],
-  ["seconds", "Time", row => duration(row.seconds), "62px", true, true],
-  ["begun", "Begun", row => row.begun ? new Date(1000 * row.begun).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "", "152px", true, true],
+  ["seconds", "Time", row => duration(row.seconds), "72px", true, true],
+  ["begun", "Begun", row => row.begun ? new Date(1000 * row.begun).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "", "138px", true, true],
 ];
 
 class RunTable {
@@ -73,8 +73,8 @@ class RunTable {
     this.shown.sort((a, b) => compare(a[key], b[key], down) || a.id - b.id);
     for (const th of this.head.children) th.dataset.key === key ? th.setAttribute("aria-sort", down ? "descending" : "ascending") : th.removeAttribute("aria-sort");
     this.listBroken();
-    const all = this.rows.size;
-    document.getElementById("count").textContent = this.shown.length === all ? `${all} run${all === 1 ? "" : "s"}` : `${this.shown.length} of ${all} runs`;
+    const all = this.rows.size, count = this.shown.length === all ? `${all} run${all === 1 ? "" : "s"}` : `${this.shown.length} of ${all} runs`;
+    document.getElementById("count").textContent = all ? count : "No runs yet: they appear here as they begin.";
     this.paint();
   }
 
