@@ -167,6 +167,51 @@ def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(invoke: Any, monkey
     assert result.code == 130 and "stopped at once" in result.err and "run.toml --out runs" in result.err
 
 
+@pytest.mark.parametrize(
+    ("line", "trains"),
+    [
+        ("sweep --over seed=0,1", "experiment.launch.run_each"),
+        ("demo", "experiment.demo.run_all"),
+        ("tune --methods fedavg", "experiment.tune.Tuner.run"),
+        ("reproduce feddpc/fig6 --scale smoke", "cli.papers.run_missing"),
+        ("reproduce --queue queue.toml --scale smoke", "cli.queue.run_queue"),
+    ],
+)
+def test_a_second_ctrl_c_says_how_to_go_on_also_where_many_runs_are_trained(
+    line: str, trains: str, invoke: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    Path("queue.toml").write_text('[[entry]]\nexperiment = "feddpc/fig6"\n')
+    monkeypatch.setattr(f"askew.{trains}", interrupted)
+    result = invoke(*line.split())
+    assert result.code == 130 and f"to go on:\n  askew {line.split()[0]} " in result.err
+    assert "stopped at once; rounds since the last checkpoint will be run again" in result.err
+
+
+def test_a_third_ctrl_c_interrupts_neither_the_last_sentence_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Pressing(Console):
+        def print(self, *arguments: Any, **options: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            super().print(*arguments, **options)
+
+    def stopped(*arguments: object, **options: object) -> None:
+        exit_with_command(Pressing(stderr=True), "stopped", "askew list models")
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("askew.cli.reading.listing.stored_entries", stopped)
+    assert main(["list", "models"]) == 130 and "stopped; to go on:" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before  # the process goes on
+    monkeypatch.setattr(sys, "argv", ["askew", "list", "models"])
+    try:
+        assert main() == 130 and signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # it ends
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_the_command_to_go_on_repeats_what_was_given(invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt

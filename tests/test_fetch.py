@@ -5,8 +5,10 @@ Nothing unverified is kept.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import re
 import struct
 import threading
@@ -248,6 +250,20 @@ def test_a_folder_that_cannot_be_made_is_an_error(cifar10: Path) -> None:
     cifar10.write_text("a file in the way")
     with pytest.raises(DataError, match=r"exists|directory"):
         fetch.get("cifar10")
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_fetched(
+    cifar10: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(dir: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(dir))
+
+    monkeypatch.setattr(fetch.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(
+        DataError, match=f"^cannot write into {cifar10}.*: Permission denied; name another .*ASKEW_DATA"
+    ):
+        fetch.get("cifar10")
+    assert not server.requests
 
 
 # packages -------------------------------------------------------------------------------------------------------

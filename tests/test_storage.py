@@ -22,21 +22,23 @@ import askew
 from askew.cli.main import main
 from askew.core.bank import Bank
 from askew.engine.process_group import create_shared_file
-from askew.errors import ConfigError, EngineError, ModelError, StoreError, StoreWarning
-from askew.experiment import checkpoint, store
+from askew.errors import ConfigError, DiskFull, EngineError, ModelError, StoreError, StoreWarning
+from askew.experiment import checkpoint, process_pool, store
 from askew.experiment.build import build
-from askew.experiment.config import CHOICES, Config, load_config
+from askew.experiment.config import CHOICES, Config, load_config, stored_tables
 from askew.experiment.conformal import conformal
 from askew.experiment.extend import end_file
 from askew.experiment.folder_lock import is_locked, lock_folder
+from askew.experiment.launch import FailedRun, run_config, run_each
 from askew.experiment.plugins import PLUGIN_PREFIX
 from askew.experiment.run_folder import stored_model
 from askew.experiment.store import load, load_all, read_json, read_rounds, write_json, write_lines
 from askew.experiment.toml import seal
+from askew.experiment.workers import failure_error, failure_message
 from askew.flower.client_state import FileStore
 from askew.kernels.interface import Kernels
 from askew.report.page import check_run
-from askew.reproduction import results
+from askew.reproduction import reproduce, results
 from askew.reproduction.results import ResultRow, read_results, write_results
 from damages import TABLES, kill_after, records
 
@@ -224,6 +226,142 @@ def test_a_damaged_state_of_a_client_is_refused(tmp_path: Path) -> None:
         state.read()
 
 
+@pytest.mark.parametrize("name", ["run.toml", "model.safetensors"])
+def test_a_finished_run_that_lost_a_file_is_not_trained_over(name: str, finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    records = (folder / "rounds.jsonl").read_bytes()
+    (folder / name).unlink()
+    with pytest.raises(StoreError, match=rf"a finished run that has lost its {name}; restore .*--fresh"):
+        run_config(Config.build(TABLES), tmp_path)
+    assert (folder / "rounds.jsonl").read_bytes() == records
+    if name == "run.toml":
+        with pytest.raises(StoreError, match=r"holds a run, but it has no run\.toml"):
+            load(folder)
+    assert run_config(Config.build(TABLES), tmp_path, fresh=True).finished and (folder / name).exists()
+
+
+def test_a_record_that_is_nested_too_deeply_is_damaged(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    (folder / "rounds.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(StoreError, match=r"rounds\.jsonl, line 1 is not the record of round 1"):
+        load(folder)
+
+
+# folders that go, and folders that are only read ---------------------------------------------------------------
+
+
+def test_a_folder_removed_during_a_run_ends_that_run_alone(tmp_path: Path) -> None:
+    def remove(run: askew.Run, record: dict[str, object] | None) -> None:
+        if record and record["round"] == 2 and run.config["seed"] == 0:
+            shutil.rmtree(run.folder or "")
+
+    configs = [Config.build({**TABLES, "seed": seed}) for seed in (0, 1)]
+    failed, whole = run_each(configs, tmp_path, watch=remove)
+    assert isinstance(failed, FailedRun) and isinstance(whole, askew.Run) and whole.finished
+    assert isinstance(failed.error, StoreError) and "\n" not in str(failed.error)
+    assert "rounds.jsonl: No such file or directory; if its folder was removed or renamed" in str(failed.error)
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a medium that is only read: nothing is opened for writing, made or removed."""
+    opening = os.open
+
+    def open_to_read(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opening(path, flags, *more, **options)
+
+    def refuse(path: Any, *more: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "open", open_to_read)
+    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+
+
+@pytest.mark.parametrize("lock", [True, False], ids=["with its lock", "without"])
+def test_a_finished_run_is_read_back_where_nothing_can_be_written(
+    lock: bool, finished: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = copied(finished, tmp_path)
+    (folder / ".run.json.abc_12").touch()
+    write_json(folder / "run.json", read_json(folder / "run.json") | {"state": "running"})  # killed at its very end
+    if not lock:
+        (folder / ".lock").unlink()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    request.getfixturevalue("read_only")
+    with lock_folder(folder):  # somebody else who reads it
+        run = askew.run(TABLES, out=tmp_path)
+    assert run.finished and run.facts["state"] == "finished"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    for seed, fresh in ((0, True), (1, False)):
+        with pytest.raises(StoreError, match=r"cannot write .*Read-only file system; name a folder you can write to"):
+            run_config(Config.build({**TABLES, "seed": seed}), tmp_path, fresh=fresh)
+
+
+def test_whoever_writes_a_run_is_alone_also_where_others_may_only_read(
+    finished: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = copied(finished, tmp_path)
+    with lock_folder(folder):
+        request.getfixturevalue("read_only")
+        with pytest.raises(StoreError, match="another process is writing"):
+            askew.run(TABLES, out=tmp_path)
+
+
+def test_folders_that_may_not_be_read_are_named(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret, scandir, listdir = copied(finished, tmp_path / "runs" / "mine"), os.scandir, os.listdir
+
+    def refusing(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(path: Any) -> Any:
+            if Path(path) == secret:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return function(path)
+
+        return call
+
+    monkeypatch.setattr(os, "scandir", refusing(scandir))
+    monkeypatch.setattr(os, "listdir", refusing(listdir))
+    for folder in (tmp_path / "runs", secret):
+        assert main(["compare", str(folder)]) == 2
+        assert capsys.readouterr().err.startswith(f"error: cannot read {secret}: Permission denied; ")
+    copied(finished, tmp_path / "runs" / "open")
+    assert main(["compare", str(tmp_path / "runs")]) == 0
+    assert capsys.readouterr().err.startswith(f"warning: a run is left out: cannot read {secret}: Permission denied; ")
+
+
+def test_links_to_run_folders(finished: Path, whole: askew.Run, tmp_path: Path, capsys: Any) -> None:
+    name, real = finished.name, tmp_path / "real"
+    (tmp_path / "runs").mkdir()
+    real.mkdir()
+    (tmp_path / "runs" / name).symlink_to(real)
+    with pytest.raises(ConfigError, match="why"), lock_folder(tmp_path / "runs" / name):
+        raise ConfigError("why")  # which no link that cannot be removed may hide
+    assert same(askew.run(TABLES, out=tmp_path / "runs"), whole) and (real / "model.safetensors").exists()
+    (tmp_path / "runs" / "itself").symlink_to("itself")
+    (tmp_path / "runs" / "nowhere").symlink_to("nothing")
+    assert main(["compare", "--json", str(tmp_path / "runs"), str(real)]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+
+
+def test_names_that_are_not_utf8(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = os.fsdecode(b"odd\xff")
+    folder = copied(finished, tmp_path / odd)
+    assert main(["report", str(folder.parent), "--out", str(tmp_path / "page"), "--title", odd]) == 0
+    assert "odd?" in (tmp_path / "page" / "index.html").read_text()
+    assert main(["compare", str(folder.parent), "--json"]) == 0
+    capsys.readouterr()
+    (tmp_path / f"{odd}.py").write_text("import askew\n")
+    for wrong in (["--out", str(tmp_path / odd)], ["--plugin", str(tmp_path / f"{odd}.py")]):
+        assert main(["run", "--quiet", *wrong]) == 2
+        err = capsys.readouterr().err
+        assert "not in UTF-8" in err and err.count("\n") == 1
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
 # what kills leave -----------------------------------------------------------------------------------------------
 
 
@@ -310,11 +448,54 @@ def no_file_above(size: int) -> Iterator[None]:
 def test_a_checkpoint_without_room_is_one_sentence_and_the_run_goes_on_later(whole: askew.Run, tmp_path: Path) -> None:
     with (
         no_file_above(16_000),
-        pytest.raises(StoreError, match=r"cannot write .*checkpoint.*File too large; free some space and start"),
+        pytest.raises(DiskFull, match=r"cannot write .*checkpoint.*File too large; .* as it had no checkpoint yet\.$"),
     ):
         askew.run(TABLES, out=tmp_path, save_every=0)
     assert not list(tmp_path.glob("*/.checkpoint*"))
     assert same(askew.run(TABLES, out=tmp_path), whole)
+
+
+def test_what_a_run_loses_on_a_full_disk_is_told_as_it_is(killed: Path, finished: Path, tmp_path: Path) -> None:
+    advice = {
+        killed / "run.json": "start the run again: it goes on from its last checkpoint.",
+        finished / "conformal.json": "try again.",
+        tmp_path / "page.html": "try again.",
+    }
+    for path, sentence in advice.items():
+        with pytest.raises(DiskFull) as told, store.explain_write_errors(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        assert str(told.value) == f"cannot write {path}: No space left on device; free some space and {sentence}"
+
+
+def test_a_full_disk_ends_a_sweep_at_once(tmp_path: Path) -> None:
+    configs = [Config.build({**TABLES, "seed": seed}) for seed in (0, 1)]
+    with no_file_above(16_000), pytest.raises(DiskFull, match="it begins anew, as it had no checkpoint yet"):
+        list(run_each(configs, tmp_path))
+    assert len(list(tmp_path.iterdir())) == 1
+    both = list(run_each(configs, tmp_path))
+    assert all(isinstance(run, askew.Run) and run.finished for run in both)
+
+
+def test_a_full_disk_ends_a_queue_and_the_work_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> Iterator[askew.Run]:
+        raise DiskFull("no room")
+        yield
+
+    class Schedule:
+        def parts(self) -> list[list[Config]]:
+            return [[Config.build(TABLES)], [Config.build(TABLES)]]
+
+    monkeypatch.setattr(reproduce, "run_all", full)
+    with pytest.raises(DiskFull):
+        schedule: Any = Schedule()
+        list(reproduce.run_here(schedule, tmp_path, lambda run, record: None, lambda text: None, go_on=True))
+    monkeypatch.setattr(process_pool, "run_all", full)
+    monkeypatch.setattr(process_pool, "next_order", lambda: [stored_tables(Config.build(TABLES))])
+    sent: list[dict[str, Any]] = []
+    with pytest.raises(DiskFull) as ended:
+        process_pool.run_parts({"out": str(tmp_path), "processes": 2, "each": True}, sent.append)
+    assert sent == [{"waits": True}]
+    assert type(failure_error(failure_message(ended.value))) is DiskFull  # as its parent gets it
 
 
 def test_mapped_state_takes_its_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,6 +641,12 @@ def test_devices_and_pipes_are_no_weights_traces_or_records(finished: Path, tmp_
     (folder / "rounds.jsonl").unlink()
     (folder / "rounds.jsonl").symlink_to("/dev/zero")
     with pytest.raises(StoreError, match="no regular file"):
+        load(folder)
+    (folder / "run.toml").unlink()
+    os.mkfifo(folder / "run.toml")
+    with pytest.raises(StoreError, match=r"cannot read .*run\.toml: it is no regular file"):
+        askew.run(TABLES, out=tmp_path)
+    with pytest.raises(StoreError, match=r"cannot read .*run\.toml: it is no regular file"):
         load(folder)
 
 

@@ -21,7 +21,7 @@ from askew.core.rng import generator
 from askew.data import Digits
 from askew.data.federation import Federation
 from askew.data.partition import Dirichlet
-from askew.errors import ConfigError
+from askew.errors import ConfigError, StoreError
 from askew.experiment import process_state, tune
 from askew.experiment.config import Config, stored_tables
 from askew.experiment.contenders import Candidate, Score, keep_best, score_run
@@ -269,6 +269,14 @@ def test_a_tune_by_hand(tmp_path: Path) -> None:
     assert best.validation == pytest.approx(np.mean(values))
     assert best.tests == pytest.approx(dict(zip((8, 9, 10), values, strict=True)))
     assert best.config.partition.validation is None and best.config.rounds == 9 and best.config.seed == 7
+
+
+def test_a_damaged_run_ends_a_tune_and_leaves_out_no_setting(tmp_path: Path) -> None:
+    def launch(configs: Sequence[Config], folder: Path, what: str, note: Any) -> Launched:
+        yield FailedRun(configs[0], StoreError("its records are damaged"))
+
+    with pytest.raises(StoreError, match="its records are damaged"):
+        tuner(tmp_path, launch).run()
 
 
 @pytest.mark.parametrize(("amount", "unit"), [(200, "rounds"), (97, "rounds"), (300.0, "bytes")])

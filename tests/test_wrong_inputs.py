@@ -936,6 +936,8 @@ CASES = [
         "at end of document",
         "correct that line",
     ),
+    toml_file("deep", "seed = " + "[" * 9999, "wrong.toml is not valid TOML", "nested too deeply", "correct it"),
+    case("set: deep", f"run --set seed={'[' * 9999}", "seed must be", "got '[[", "the default is 0"),
     toml_file("twice", "seed = 1\nseed = 2\n", "wrong.toml is not valid TOML", "line 2", "correct that line"),
     toml_file(
         "value for a table", 'model = "mlp"\n', "model", "is a table of settings, got 'mlp'", "write model.name = 'mlp'"
@@ -1181,6 +1183,8 @@ CASES = [
         "name a folder you can write",
         file("taken", ""),
     ),
+    case("out: empty", "run --out=", "--out is empty", "name a folder", "for the current one"),
+    Case("results: empty", ("table", "feddpc/table2", "--results", ""), ("--results is", "empty", "name a folder")),
     case("disk full", f"run --fresh {QUICK}", "run.toml", "No space left on device", "free some space", full_disk),
     case(
         "disk full later",

@@ -8,6 +8,7 @@
     ├── AlgorithmError             a hook returned something the interface does not allow
     ├── EngineError                an engine or device cannot do this run
     └── StoreError                 a run folder or file cannot be read or written
+        └── DiskFull               there is no room for it: the next file would fail too
 
 A StoreWarning says what is damaged where the program can go on without it, a DataWarning what was done to data that
 were handed in from Python, and a Remark what else a user should know about a run or a method.
@@ -52,6 +53,10 @@ class EngineError(AskewError):
 
 class StoreError(AskewError):
     """A run folder or file cannot be read or written."""
+
+
+class DiskFull(StoreError):
+    """A file cannot be written as there is no room for it; the next one would fail too."""
 
 
 class StoreWarning(UserWarning):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -18,10 +20,11 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 from typer.core import TyperGroup
 
 from ..core.ranks import rank_and_size
+from ..errors import ConfigError
 from ..experiment.plain_warnings import show_plain_warnings
 from ..experiment.process_tuning import quick_imports, tune_process
 from ..version import __version__
-from .options import SHORT_OPTIONS, PlainConsole, examples, explain, fail
+from .options import SHORT_OPTIONS, PlainConsole, examples, explain, fail, set_interrupt
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has moved about
 
@@ -141,6 +144,9 @@ SETTINGS = {
 }
 
 
+FOLDER_OPTIONS = ("--out", "--results", "--data-dir")  # of all commands that write something
+
+
 # sentences of click about the value of an option, which the first group names, and plainer ones
 PLAINER = {
     r"(\S+) is not in the range x>=(\S+)": r"\1 must be ≥ \3, got \2",
@@ -155,6 +161,15 @@ PLAINER = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; every error becomes one sentence on standard error and an exit code."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        return run_command_line(argv)
+    finally:  # one Ctrl-C more would interrupt Python as it ends, amid torch's own last steps
+        set_interrupt(signal.SIG_IGN if argv is None else before)
+
+
+def run_command_line(argv: Sequence[str] | None) -> int:
+    """As `main`, which also takes care of signals."""
     open_closed_streams()
     tune_process()
     if "_ASKEW_COMPLETE" in os.environ:  # a shell requests the words that may come next
@@ -166,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
     try:
+        refuse_empty_folders(arguments)
         # of several ranks only the first prints
         with silent() if rank_and_size()[0] else nullcontext(), warnings.catch_warnings():
             show_plain_warnings(lambda text: PlainConsole(stderr=True).print(Text(text, "yellow"), soft_wrap=True))
@@ -186,6 +202,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as e:
         return fail(*explain(e))
     return code if isinstance(code, int) else 0
+
+
+def refuse_empty_folders(arguments: Sequence[str]) -> None:
+    """Refuse an empty name of a folder, as an unset variable of a shell gives it: it would be the current folder."""
+    for option, value in pairwise([*arguments, "the end"]):
+        name = option.removesuffix("=")
+        if name in FOLDER_OPTIONS and (value == "" or option != name):
+            raise ConfigError(f"{name} is empty; name a folder, or . for the current one.")
 
 
 def open_closed_streams() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -247,8 +249,27 @@ def option_words(options: Mapping[str, object]) -> list[str]:
 
 def exit_with_command(console: Console, sentence: str, command: str, code: int = 130) -> NoReturn:
     """Say what was stopped and the command that continues it, and exit; code 130 stands for Ctrl-C."""
+    set_interrupt(signal.SIG_IGN)  # whoever presses Ctrl-C once more gets this sentence too
     console.print(Text(f"{sentence}; to go on:\n  {command}", "yellow"), soft_wrap=True)
     raise typer.Exit(code)
+
+
+@contextmanager
+def interruptible(console: Console, command: str, stop: str | None = None) -> Iterator[None]:
+    """Inside, runs stop when the time of --stop-after is over; a second Ctrl-C exits with the command that goes on."""
+    from ..experiment.process_state import stop_after  # with torch, which takes seconds to load
+
+    try:
+        with stop_after(parse_time(stop)):
+            yield
+    except KeyboardInterrupt:
+        exit_with_command(console, "stopped at once; rounds since the last checkpoint will be run again", command)
+
+
+def set_interrupt(handler: Any) -> None:
+    """Set what Ctrl-C does from now on; elsewhere than in the main thread it does nothing anyway."""
+    with suppress(ValueError, TypeError):  # None stands for a handler that was not set from Python
+        signal.signal(signal.SIGINT, handler)
 
 
 def fail(sentence: str, code: int = 2) -> int:
@@ -262,6 +283,8 @@ def explain(e: Exception) -> tuple[str, int]:
     """The sentence and the exit code for an exception: 2 for a mistake of the user's or of a plugin's, 1 for ours."""
     if isinstance(e, AskewError):
         return str(e), 2
+    if isinstance(e, UnicodeEncodeError) and CONTROL.match(e.object, e.start):
+        return "a name or text that was given is not in UTF-8, and cannot be stored; give another.", 2
     if os.environ.get("ASKEW_DEBUG"):
         traceback.print_exception(e)
     from ..experiment.plugins import plugin_fault  # with torch, which takes seconds to load

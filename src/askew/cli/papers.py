@@ -16,7 +16,6 @@ from ..engine.choose import EngineSettings
 from ..errors import ConfigError
 from ..experiment.build import device_of
 from ..experiment.launch import TOGETHER
-from ..experiment.process_state import stop_after
 from ..experiment.run import OnRound
 from ..experiment.store import Record, Run
 from ..experiment.workers import check_cores
@@ -41,6 +40,7 @@ from .options import (
     data_options,
     examples,
     exit_with_command,
+    interruptible,
     parse_time,
     print_json,
     print_rich,
@@ -147,8 +147,8 @@ def reproduce(
         show_plan(reproduction, rows, as_json)
         return
     chosen = [word for name in only or () for word in ("--only", name)] + (["--seeds", str(seeds)] if seeds else [])
-    with stop_after(parse_time(stop)):
-        again = terminal.command("reproduce", id, "--scale", scale, *chosen, *words)
+    again = terminal.command("reproduce", id, "--scale", scale, *chosen, *words)
+    with interruptible(PlainConsole(stderr=True), again, stop):
         run_with_progress(reproduction, id, out, results, processes, again)
     show_outcome(reproduction, out / "figures", as_json)
 

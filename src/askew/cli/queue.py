@@ -18,7 +18,7 @@ from ..report.plain_table import plain_table
 from ..reproduction.queue import QueueEntry, prepare_queue, queue_schedule, read_queue, run_queue
 from ..reproduction.queue_plan import EntryPlan, plan_queue, sort_entries
 from ..reproduction.schedule import ScheduledExperiment
-from .options import PlainConsole, exit_with_command, print_json, print_rich
+from .options import PlainConsole, exit_with_command, interruptible, print_json, print_rich
 from .progress import RegularLines, queue_text
 
 H200 = "NVIDIA H200"  # the device whose times the list and plans give
@@ -57,7 +57,7 @@ def run_queue_file(path: Path, options: QueueOptions) -> None:
             say(f"{planned.experiment} {planned.case} {planned.method}, seed {planned.seed}: {sentence}")
 
     stopped, done = False, 0
-    with RegularLines(console, lambda: queue_text(schedule, began)):
+    with interruptible(console, again), RegularLines(console, lambda: queue_text(schedule, began)):
         for run in run_queue(experiments, schedule, out, watch, say):
             if not run.over:
                 stopped = True

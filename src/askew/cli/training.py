@@ -45,7 +45,7 @@ from .options import (
     exit_with_command,
     explain,
     fail,
-    parse_time,
+    interruptible,
     print_json,
     print_rich,
     progress_consoles,
@@ -105,7 +105,6 @@ def run(
     with quick_imports():
         from ..experiment.config import load_config
         from ..experiment.launch import run_config
-        from ..experiment.process_state import stop_after
         from ..experiment.trackers import tracking
 
     local = {"local__lr": lr, "local__epochs": epochs, "local__batch": batch_size}
@@ -114,12 +113,9 @@ def run(
     config, (console, warnings) = load_config(file, settings, plugins or ()), progress_consoles(quiet)
     again = terminal.resume_command(out / config.name(), options=[*data_options(folder), *track_options(track)])
     trackers = tracking(track, [config.name()])
-    try:
-        with trackers, stop_after(parse_time(stop)), ProgressDisplay(console, warnings=warnings) as ticker:
-            result = run_config(config, out, fresh=fresh, watch=trackers.beside(ticker))
-            trackers.end(result)
-    except KeyboardInterrupt:
-        exit_with_command(console, "stopped at once; rounds since the last checkpoint will be run again", again)
+    with interruptible(console, again, stop), trackers, ProgressDisplay(console, warnings=warnings) as ticker:
+        result = run_config(config, out, fresh=fresh, watch=trackers.beside(ticker))
+        trackers.end(result)
     if as_json:
         print_json(result.summary())
     if not result.over:
@@ -168,7 +164,6 @@ def sweep(
     with quick_imports():
         from ..experiment.launch import run_each
         from ..experiment.process_pool import run_each_in_pool
-        from ..experiment.process_state import stop_after
         from ..experiment.sweep import load_sweep
         from ..experiment.trackers import tracking
 
@@ -181,15 +176,15 @@ def sweep(
     words += track_options(track) + ["--processes", str(processes)] * (processes > 1)
     failed: list[FailedRun] = []
     order = [config.name() for config in configs]
-    trackers = tracking(track, order)
-    with trackers, stop_after(parse_time(stop)), ProgressDisplay(console, configs, "sweep") as ticker:
+    trackers, again = tracking(track, order), terminal.command("sweep", *words)
+    with interruptible(console, again, stop), trackers, ProgressDisplay(console, configs, "sweep") as ticker:
         watch = trackers.beside(ticker) or ticker
         if processes > 1:
             running = run_each_in_pool(configs, out, processes, watch, ticker.say)
         else:
             running = run_each(configs, out, watch=watch)
         ended = keep_failures(trackers.follow(running), failed, ticker)
-        runs = collect_runs(ended, len(configs), ticker, terminal.command("sweep", *words))
+        runs = collect_runs(ended, len(configs), ticker, again)
     runs.sort(key=lambda run: order.index(run.name))  # processes end them in another one
     if as_json:
         print_json([run.summary() for run in runs])
@@ -280,7 +275,7 @@ def demo(
 
     configs, console = demonstration.configs(rounds, seeds), PlainConsole(stderr=True)
     command = terminal.command("demo", "--out", out, "--rounds", str(rounds), "--seeds", str(seeds))
-    with ProgressDisplay(console, configs, "demo") as ticker:
+    with interruptible(console, command), ProgressDisplay(console, configs, "demo") as ticker:
         running = demonstration.run_demo(configs, out / "runs", ticker)
         runs = collect_runs(running, len(configs), ticker, command)
     if not ticker.trained_rounds:

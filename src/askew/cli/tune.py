@@ -30,6 +30,7 @@ from .options import (
     all_overrides,
     examples,
     exit_with_command,
+    interruptible,
     option_words,
     print_json,
     print_rich,
@@ -185,9 +186,10 @@ def carry_out(tuner: Tuner, console: PlainConsole, command: str, out: Path) -> T
     from ..report.tuning import Tuning
 
     try:
-        result = tuner.run()
-    except (TuneStopped, KeyboardInterrupt) as e:
-        exit_with_command(console, f"stopped{f' in {e}' if str(e) else ''}, all that was trained is stored", command)
+        with interruptible(console, command):
+            result = tuner.run()
+    except TuneStopped as e:
+        exit_with_command(console, f"stopped in {e}, all that was trained is stored", command)
     tuning = Tuning(result, out)
     write_winner(result.standings[0], out)
     tuning.write_curves(out)

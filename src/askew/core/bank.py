@@ -64,7 +64,7 @@ def tensor_in_file(shape: Sequence[int], dtype: torch.dtype, folder: Path | None
     except OSError as e:
         raise EngineError(
             f"no room for client state on disk ({size >> 20} MB): {e.strerror}; free some space or set TMPDIR; "
-            "started again, the run goes on from what is stored."
+            "started again, the run goes on from its last checkpoint, if it has one."
         ) from None
     return (
         torch.frombuffer(array, dtype=dtype, count=count).view(*shape)

@@ -16,8 +16,9 @@ if TYPE_CHECKING:  # those who only read run folders do without the seconds that
     import numpy as np
     from torch import Tensor
 
-# control characters but for tabs and line ends, and those that change the direction of writing
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# control characters but for tabs and line ends, those that change the direction of writing, and what Python makes of
+# the bytes in the name of a file that are not UTF-8, which cannot be written
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LARGEST = 2**36  # bytes; a larger file of weights or text is not one of ours
 
 

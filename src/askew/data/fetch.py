@@ -48,6 +48,7 @@ def get(name: str, progress: Progress = lambda done, total, what: None) -> Datas
     if location is not None:
         files.read_all(location)
         return location
+    check_writable(files.folder())
     failures = []
     for what, attempt in attempts(name):
         try:
@@ -58,6 +59,18 @@ def get(name: str, progress: Progress = lambda done, total, what: None) -> Datas
     raise DataError(
         f"{name} could not be fetched ({'; '.join(failures)}); try again later, or {files.manual_advice(name)}."
     )
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder of the datasets; refuse at once if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as problem:
+        raise DataError(
+            f"cannot write into {folder}, the folder of the datasets: {problem.strerror}; name another with --data-dir "
+            "or in the environment variable ASKEW_DATA."
+        ) from None
 
 
 def attempts(name: str) -> Iterator[tuple[str, Callable[[Progress], None]]]:

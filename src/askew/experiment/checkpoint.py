@@ -18,10 +18,9 @@ from ..core.files import read_tensors, write_tensors
 from ..engine.process_group import SINGLE, ProcessGroup
 from ..engine.server import Server
 from ..errors import StoreError, StoreWarning
-from .folder_lock import explain_write_errors
+from .folder_lock import CHECKPOINTS, explain_write_errors
 
-FILE = "checkpoint.safetensors"
-PREVIOUS = "checkpoint-before.safetensors"  # the one before it, for the case that it is damaged
+FILE, PREVIOUS = CHECKPOINTS
 NEXT = "checkpoint-next.safetensors"  # one that is whole and about to become FILE
 FILES = (FILE, PREVIOUS, NEXT)
 END_FILES = "end-*.safetensors"  # the state after the last round of a finished run
@@ -104,7 +103,7 @@ def remove_end(folder: Path) -> None:
 
 def has_checkpoint(folder: Path) -> bool:
     """Is there a checkpoint, whole or not?"""
-    return any((folder / name).exists() for name in (FILE, PREVIOUS))
+    return any((folder / name).exists() for name in CHECKPOINTS)
 
 
 class Checkpoint(NamedTuple):

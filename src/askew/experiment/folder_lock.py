@@ -7,15 +7,21 @@ import glob
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import StoreError
+from ..errors import DiskFull, StoreError
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system: only folders cannot be locked there
     fcntl = None  # type: ignore[assignment]
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room: on the disk, in a quota, in a file
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)  # the folder of somebody else, or of a medium that is only read
+
+# a run's newest checkpoint, and the one before it, for the case that it is damaged
+CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-before.safetensors")
 
 # what a process that was killed left of a file that it was writing: ".", the file's name, "." and some letters
 TEMPORARY = re.compile(
@@ -29,43 +35,82 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = (
-            "free some space and start the run again: it goes on from what is stored"
-            if full
-            else "name a folder you can write to"
-        )
-        raise StoreError(f"cannot write {path}: {e.strerror or e}; {advice}.") from None
+        what = f"cannot write {path}: {e.strerror or e}"
+        if e.errno in FULL:
+            raise DiskFull(f"{what}; free some space and {advice_after_space(path)}.") from None
+        gone = "if its folder was removed or renamed meanwhile, put it back; else " * (e.errno == errno.ENOENT)
+        raise StoreError(f"{what}; {gone}name a folder you can write to.") from None
+
+
+def advice_after_space(path: Path) -> str:
+    """What to do once there is room for a file, and what a run loses by it."""
+    folder = path.parent
+    if any((folder / name).exists() for name in CHECKPOINTS):
+        return "start the run again: it goes on from its last checkpoint"
+    if (folder / "rounds.jsonl").exists() and not (folder / "model.safetensors").exists():
+        return "start the run again: it begins anew, as it had no checkpoint yet"
+    return "try again"
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Make a run folder and lock it; refuse at once if another process has it. The lock ends with its process."""
+    """Make a run folder and lock it; refuse at once if another process has it. The lock ends with its process.
+
+    A folder that cannot be written is locked too if a run was trained there, which may be read.
+    """
     if fcntl is None:
         raise StoreError(
             f"cannot lock {folder}: storing a run needs a POSIX system, as Linux or macOS; use one, or leave out= away."
         )
-    with explain_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # never through a link: the folder may be somebody else's
-        file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    refuse_unreadable_name(folder)
+    file, kind = open_lock(folder)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError:
         os.close(file)
         raise StoreError(
             f"another process is writing {folder}; wait for it to end, or run another configuration."
         ) from None
     try:
-        for path in folder.iterdir():
-            if TEMPORARY.fullmatch(path.name):  # of a process that was killed: nobody else writes here now
-                path.unlink(missing_ok=True)
+        with suppress(OSError):  # what cannot be removed harms nobody
+            for path in folder.iterdir():
+                if TEMPORARY.fullmatch(path.name):  # of a process that was killed: nobody else writes here now
+                    path.unlink(missing_ok=True)
         yield
     finally:
-        if [p.name for p in folder.iterdir()] == [".lock"]:  # the run was refused before it began
-            (folder / ".lock").unlink()
-            folder.rmdir()
+        with suppress(OSError):  # the folder may be gone, and why the run ended is more important
+            if [p.name for p in folder.iterdir()] == [".lock"]:  # the run was refused before it began
+                (folder / ".lock").unlink()
+                folder.rmdir()
         os.close(file)
+
+
+def open_lock(folder: Path) -> tuple[int, int]:
+    """The opened file that stands for a run folder, which is made, and the kind of lock: who writes must be alone."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK  # never through a link: the folder may be somebody else's
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return os.open(folder / ".lock", flags | os.O_RDWR | os.O_CREAT, 0o644), fcntl.LOCK_EX
+        except OSError as e:
+            if e.errno not in READ_ONLY or not (folder / "model.safetensors").exists():
+                raise
+        kind = fcntl.LOCK_EX if os.access(folder, os.W_OK) else fcntl.LOCK_SH
+        try:
+            return os.open(folder / ".lock", flags | os.O_RDONLY), kind
+        except FileNotFoundError:  # nobody ever wrote there: it is a copy
+            return os.open(folder, os.O_RDONLY), kind
+
+
+def refuse_unreadable_name(folder: Path) -> None:
+    """Refuse a folder whose name is not in UTF-8: checkpoints and models could be written there, but not read."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise StoreError(
+            f"cannot store a run in {folder}: the name is not in UTF-8, so its checkpoints could not be read; "
+            "name another folder."
+        ) from None
 
 
 def remove_leftovers(path: Path) -> None:

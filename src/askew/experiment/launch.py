@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..engine.process_group import process_group
-from ..errors import ConfigError
+from ..errors import ConfigError, DiskFull
 from .build import device_of
 from .config import CHOICES, Config, FromPython, stored_tables
 from .plugins import plugin_module
@@ -105,7 +105,7 @@ def run_each(
                 if not run.over:
                     return
                 ended += 1
-        except OSError:
+        except (OSError, DiskFull):
             raise
         except Exception as e:
             alone = len(part) == 1

@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Self
 
-from ..errors import EngineError
+from ..errors import DiskFull, EngineError
 from .build import device_of
 from .config import Config, stored_tables
 from .launch import FailedRun, RemoteRuns, check_rebuildable, end_message, run_all, send_rounds
@@ -345,7 +345,7 @@ def run_parts(job: Message, send: Send) -> None:
                 if not run.over:
                     return
                 send(end_message(run))
-        except OSError:
+        except (OSError, DiskFull):
             raise
         except Exception as e:
             if not job["each"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..errors import StoreError
 from . import checkpoint
 from .build import BuildCache, BuiltRun, device_of
 from .config import CHOICES, OPTIONAL_TABLES, TABLES, Config, Evaluation, stored_tables
+from .folder_lock import explain_write_errors
 from .plugins import LOADED, PLUGIN_PREFIX, PLUGINS, TEXT
 from .store import (
     DIVERGED,
@@ -86,14 +88,27 @@ def previous_engine(folder: Path | None) -> EngineChoice | None:
 
 
 def check_same_config(folder: Path, config: Config) -> None:
-    """Refuse a folder that holds a run of another configuration."""
+    """Refuse a folder that holds a run of another configuration, or a finished one that has lost a file."""
     file = folder / "run.toml"
+    check_complete(folder)
     if not file.exists():
         return
     tables = stored_tables(config)
     stored = with_new_settings(read_stored_toml(file), config, tables)
     if without_surroundings(stored) != without_surroundings(tables):
         raise StoreError(f"{folder} holds a run of another configuration; use another --out, or --fresh to replace it.")
+
+
+def check_complete(folder: Path) -> None:
+    """Refuse a finished run that has lost a file: to train it again would first remove the records that are left."""
+    if read_json(folder / "run.json").get("state") != "finished":
+        return
+    lost = [name for name in ("run.toml", "model.safetensors") if not (folder / name).exists()]
+    if lost:
+        raise StoreError(
+            f"{folder} holds a finished run that has lost its {' and '.join(lost)}; restore what is lost; or, to train "
+            "it again, use --fresh or remove the folder."
+        )
 
 
 def with_new_settings(stored: dict[str, Any], config: Config, tables: dict[str, Any]) -> dict[str, Any]:
@@ -117,19 +132,21 @@ def without_surroundings(tables: dict[str, Any]) -> dict[str, Any]:
 
 def clear_run(folder: Path) -> None:
     """Remove what a run stored in its folder, and nothing else; its plugins stay, from which it may be started."""
-    for name in FILES:
-        (folder / name).unlink(missing_ok=True)
-    checkpoint.remove_end(folder)
+    with explain_write_errors(folder):
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
+        checkpoint.remove_end(folder)
     shutil.rmtree(folder / "figures", ignore_errors=True)
 
 
 def read_finished(folder: Path) -> Run:
     """A finished run, read back; what a process that was killed at its very end left undone is done."""
     run = load(folder)
-    if run.facts.get("state") == "running":  # in the file: this process has the lock
-        run.facts["state"] = "finished"
-        write_json(folder / "run.json", run.facts)
-    checkpoint.remove(folder)
+    with suppress(OSError, StoreError):  # in a folder that is only read it stays undone
+        if run.facts.get("state") == "running":  # in the file: this process has the lock
+            run.facts["state"] = "finished"
+            write_json(folder / "run.json", run.facts)
+        checkpoint.remove(folder)
     return run
 
 

@@ -217,7 +217,10 @@ def load(folder: str | Path) -> Run:
         raise StoreError(
             f"there is no run folder {str(folder)!r}; name a folder that `askew run` made, such as runs/NAME."
         )
-    if not (folder / "run.toml").is_file():
+    names = names_in(folder)
+    if "run.toml" not in names:
+        if "rounds.jsonl" in names:
+            raise StoreError(f"{folder} holds a run, but it has no run.toml; restore it, or run again with --fresh.")
         raise StoreError(
             f"{str(folder)!r} is not a run folder: it has no run.toml; name a folder that `askew run` made."
         )
@@ -251,6 +254,14 @@ def load(folder: str | Path) -> Run:
     )
 
 
+def names_in(folder: Path) -> list[str]:
+    """The names of what is in a folder."""
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError as e:
+        raise StoreError(f"cannot read {folder}: {e.strerror}; check that you may read it, or leave it out.") from None
+
+
 def find_plugins(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The plugins that a file in this folder names, from there if they are there, else from the current folder."""
     named = config.get("plugins")
@@ -282,24 +293,35 @@ def check_records(path: Path, rounds: Sequence[Record]) -> None:
 
 
 def find_run_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The run folders below a folder, damaged ones too; it itself if it is one."""
+    """The run folders below a folder, damaged ones and those that may not be read too; it itself if it is one."""
     try:
         with os.scandir(root) as found:
             entries = list(found)
+    except PermissionError:
+        yield root
+        return
     except OSError:
         return
     if any(entry.name in ("run.toml", "run.json", "rounds.jsonl") for entry in entries):
         yield root
         return
     for entry in entries if depth else ():
-        if not entry.name.startswith(".") and entry.is_dir():
+        if not entry.name.startswith(".") and leads_to_folder(entry):
             yield from find_run_folders(Path(entry.path), depth - 1)
+
+
+def leads_to_folder(entry: os.DirEntry[str]) -> bool:
+    """Is this a folder, or a link to one? A link to itself is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def begun_at(folder: Path) -> int:
     """When a run was begun, in nanoseconds; 0 if its configuration is lost."""
     path = folder / "run.toml"
-    return path.stat().st_mtime_ns if path.is_file() else 0
+    return path.stat().st_mtime_ns if is_file(path) else 0
 
 
 def load_all(folders: Iterable[str | Path], check: Callable[[Run], object] = lambda run: None) -> list[Run]:
@@ -323,7 +345,7 @@ def load_whole(
                 try:
                     runs[run_folder.resolve()] = load_checked(run_folder, check)
                 except AskewError as e:
-                    if run_folder == folder and not (folder / "run.toml").is_file():
+                    if run_folder == folder and not is_file(folder / "run.toml"):
                         raise  # somebody named a wrong folder
                     runs[run_folder.resolve()] = None
                     problems[run_folder] = e
@@ -385,7 +407,10 @@ def parse_sealed(text: str, sealed: bool | None = None) -> dict[str, Any]:
     """
     at = text.rfind('"checksum"')  # from there on, as a search of a whole long line takes longer than its parsing
     found = CHECKSUM.search(text, max(0, text.rfind(",", 0, at))) if at >= 0 else None
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     if found is None and (sealed or "checksum" in value):
@@ -423,7 +448,7 @@ def read_json(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
         return parse_sealed(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         what = "is damaged: its checksum does not fit" if '"checksum"' in text else "is not a JSON object (truncated?)"
         raise StoreError(f"{path} {what}; restore it, or remove the folder and run again.") from None
 
@@ -451,8 +476,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    write_atomic(path, text.encode())
+    """Write a text file atomically; of a name of a file in it, what is not UTF-8 becomes a question mark."""
+    write_atomic(path, text.encode(errors="replace"))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

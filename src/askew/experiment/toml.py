@@ -7,9 +7,11 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..core.files import is_readable_file
 from ..errors import ConfigError, StoreError
 
 SHORT_NUMBER = re.compile(r"[+-]?(?:\d+\.|\.\d+)(?:[eE][+-]?\d+)?")  # .05 and 5., which TOML does not have
@@ -24,6 +26,8 @@ def read_toml(path: str | Path, advice: str = "name a TOML file") -> dict[str, A
             return tomllib.load(file)
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{path} is not valid TOML: {e}; correct that line and try again.") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not valid TOML: it is nested too deeply; correct it and try again.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file in UTF-8; {advice}.") from None
     except FileNotFoundError:
@@ -52,6 +56,9 @@ def is_damaged(text: str) -> bool:
 
 def read_stored_toml(path: Path) -> dict[str, Any]:
     """The run.toml of a run folder, which must be as askew wrote it."""
+    with suppress(OSError):  # of which `read_toml` says more
+        if path.exists() and not is_readable_file(path):  # a pipe would be waited for
+            raise StoreError(f"cannot read {path}: it is no regular file, or far too large; restore it.")
     tables = read_toml(path)
     if is_damaged(path.read_text(encoding="utf-8")):
         raise StoreError(
@@ -67,7 +74,7 @@ def parse_value(text: str) -> Any:
         return float(text)
     try:
         return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 

@@ -290,6 +290,8 @@ class Tuner:
         configs, searching = [config for _, its in wanted for config in its], folder != "evaluation"
         for run in self.launch(configs, self.out / folder, what, self.timer) if configs else ():
             if isinstance(run, FailedRun):
+                if isinstance(run.error, StoreError):  # of a damaged folder, which says nothing about the method
+                    raise run.error
                 self.drop_failed(owners[run.config.name()], run, searching)
                 continue
             if not run.over:

@@ -223,7 +223,7 @@ class WorkerGroup:
         return EngineError(
             f"process {rank} of the {self.size} that shared the work was ended {self.exit_reason(rank)}; "
             "if nobody did that, memory ran out: lower engine.workers; "
-            "started again, the run goes on from what is stored."
+            "started again, the run goes on from its last checkpoint, if it has one."
         )
 
     def exit_reason(self, rank: int) -> str:

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from ..data import files
-from ..errors import AskewError, ConfigError, ModelError
+from ..errors import AskewError, ConfigError, DiskFull, ModelError
 from ..experiment.checkpoint import remove_end
 from ..experiment.config import Config
 from ..experiment.conformal import conformal
@@ -176,6 +176,8 @@ def run_here(
                 yield run
                 if not run.over:
                     return
+        except DiskFull:  # the next part would fail too
+            raise
         except (AskewError, RuntimeError, PartStopped) as e:
             left = [config for config in part if config.name() not in ended]
             if not isinstance(e, PartStopped):
