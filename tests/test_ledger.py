@@ -1407,3 +1407,12 @@ def test_runs_whose_rounds_are_timed_are_left_to_one_process() -> None:
     timed, free = (prepare_reproduction(id, results="none") for id in ("feddpc/table1", "feddpc/table2"))
     assert {p.config.engine.workers for p in timed.planned} == {1}
     assert {p.config.engine.workers for p in free.planned} == {0}
+
+
+def test_only_synthetic_data_refute_that_feddc_is_the_most_accurate() -> None:
+    """As papers/feddc/summary.md says."""
+    sections = collect_ledger(PAPERS, PAPERS.parent / "results")
+    [found] = [r for section in sections for r in section.claims if r.claim.id == "feddc-09"]
+    cells = [cell for finding in found.findings["full"] for cell in finding.cells]
+    reversed_cells = [cell.name for cell in cells if paired_test(cell.values).is_below]
+    assert reversed_cells and all("synthetic" in name for name in reversed_cells)

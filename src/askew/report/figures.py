@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SMOOTHED_ROUNDS = 100  # curves of more rounds are drawn with their running mean
 OVER = {"round": "Round", "clock": "Virtual clock, seconds"}  # what curves are drawn over
 MAX_DECADES = 4  # of a logarithmic axis, above which 1, 2 and 5 of each are too many marks
-MAX_LINES = 14  # methods whose lines can be told apart: every colour twice
+MAX_LINES = 14  # methods whose lines a reader can distinguish: every colour twice
 MAX_BARS = 40  # methods of a picture with a row for each
 LOWEST_COVERAGE = 50  # percent of coverage from which prediction sets are drawn
 
