@@ -26,7 +26,7 @@ from askew.errors import StoreError, StoreWarning
 from askew.experiment.folder_lock import lock_folder
 from askew.experiment.store import DIVERGED, REACHED, Run, load
 from askew.experiment.toml import to_toml
-from askew.report import figures, labels, page, table, terminal, views, write_figures, write_report
+from askew.report import figures, labels, page, page_comparison, table, terminal, views, write_figures, write_report
 from askew.report.figures import draw_pictures, use_log_axis
 from askew.report.page import headline
 from askew.report.picture import WIDTH, canvas, drawn_for, style
@@ -296,7 +296,7 @@ def test_the_page_holds_it_all(make: Make, tmp_path: Path) -> None:
     text, read = report(runs, tmp_path / "out")
     assert "4 clients, Dirichlet α = 0.2, 50% take part each round · digits · mlp · 3 rounds · 2 seeds" in read.text
     assert "feddyn reaches 78.5 ± 0.7 % test accuracy, 20.0 points above fedavg." in read.text
-    assert "Rounds are counted to 58.5 %, the peak of fedavg’s mean curve." in read.text
+    assert "Rounds are counted to 58.5 %, the best of fedavg's mean curve." in read.text
     assert "<b>78.50</b>" in text and "<b>58.50</b>" not in text
     assert sum(tag == "img" for tag, _ in read.tags) == 5
     for run in runs:
@@ -449,7 +449,7 @@ def test_a_logarithmic_axis_has_marks_however_long_it_is(span: float, size: str 
 def test_huge_losses_have_exponents_in_the_table(make: Make) -> None:
     runs = [make("fedavg", (0.5,)), make("scaffold", (0.5,))]
     runs[1].rounds[0]["train_loss"] = 1.25e33
-    text = page.comparison_tables([group_runs(runs)], table(runs))
+    text = page_comparison.comparison_tables([group_runs(runs)], table(runs))
     assert ">1.25e+33<" in text and "<b>2</b>" in text
 
 
@@ -487,9 +487,9 @@ def test_many_runs_are_held_in_less_detail(make: Make, tmp_path: Path, monkeypat
 
 def test_of_very_many_methods_the_best_are_drawn(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grid of settings: the headline names the best fedavg, the first one being the worst."""
-    for module, name, value in ((figures, "MAX_LINES", 2), (page, "MAX_LINES", 2), (figures, "MAX_BARS", 3)):
+    for module, name, value in ((figures, "MAX_LINES", 2), (page_comparison, "MAX_LINES", 2), (figures, "MAX_BARS", 3)):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(page, "LONG", 3)
+    monkeypatch.setattr(page_comparison, "LONG", 3)
     monkeypatch.setattr(views, "MOST_CHOSEN", 2)
     grid = {("fedavg", 0.1): 0.1, ("fedavg", 0.2): 0.6, ("fedcm", 0.1): 0.2, ("fedcm", 0.2): 0.7}
     runs = [make(name, (best / 2, best), local={"lr": lr}) for (name, lr), best in grid.items()]
@@ -505,7 +505,7 @@ def test_of_very_many_methods_the_best_are_drawn(make: Make, tmp_path: Path, mon
     monkeypatch.setattr(page, "draw_pictures", lambda groups: [pictures["accuracy"]])
     text, read = report(runs, tmp_path / "out")
     assert "fedcm local.lr=0.2 reaches 70.0 % test accuracy, 10.0 points above fedavg local.lr=0.2." in read.text
-    assert page.colour_numbers(groups) == [None, 0, None, 1] and text.count('<i class="c1"></i>') == 2
+    assert page_comparison.colour_numbers(groups) == [None, 0, None, 1] and text.count('<i class="c1"></i>') == 2
     assert text.count('<div class="scroll long">') == 2  # the table and the configurations
     data = held_data(read)
     assert data["first"] == [1, 3]
@@ -516,10 +516,10 @@ def test_of_very_many_methods_the_best_are_drawn(make: Make, tmp_path: Path, mon
 def test_the_heading_of_a_column_names_no_long_baseline(make: Make) -> None:
     def compared(local: dict[str, Any]) -> str:
         runs = [make("fedavg", (0.2, 0.3), local=local), make("fedavg", (0.2, 0.4))]
-        return Reader(page.comparison_tables([group_runs(runs)], table(runs))).text
+        return Reader(page_comparison.comparison_tables([group_runs(runs)], table(runs))).text
 
     short, long = compared({"lr": 0.2}), compared({"lr": 0.2, "momentum": 0.9})
-    assert "Rounds to fedavg local.lr=0.2’s best" in short and "Rounds are counted" not in short
+    assert "Rounds to fedavg local.lr=0.2's best" in short and "Rounds are counted" not in short
     assert "Rounds to target" in long
     assert "Rounds are counted to 30.0 %, the best of fedavg local.lr=0.2 local.momentum=0.9." in long
 

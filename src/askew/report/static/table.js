@@ -23,7 +23,7 @@ const COLUMNS = [
   ["loss", "Loss", row => row.loss == null ? "" : numberText(row.loss), "68px", true, true],
   ["bytes", "Sent", row => bytes(row.bytes), "78px", true, true],
   ["seconds", "Time", row => duration(row.seconds), "72px", true, true],
-  ["begun", "Begun", row => row.begun ? new Date(1000 * row.begun).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "", "138px", true, true],
+  ["begun", "Begun", row => row.begun ? new Date(1000 * row.begun).toLocaleString([], { dateStyle: "short", timeStyle: "short", hourCycle: "h23" }) : "", "132px", true, true],
 ];
 
 class RunTable {
