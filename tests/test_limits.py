@@ -23,6 +23,7 @@ import askew
 from askew.cli.main import main
 from askew.cli.options import parse_time
 from askew.core import memory
+from askew.core.records import Record
 from askew.data import federation
 from askew.data.federation import CACHED_PLANS, Federation, LocalSettings
 from askew.engine import process_group
@@ -34,7 +35,7 @@ from askew.experiment.config import Config
 from askew.experiment.divergence import divergence_sentence
 from askew.experiment.launch import run_all, run_config
 from askew.experiment.run_folder import check_same_config, run_folder, stored_model
-from askew.experiment.store import Record, write_json
+from askew.experiment.store import write_json
 from askew.report.terminal import long_time
 
 BASE: dict[str, Any] = {"rounds": 12, "partition": {"clients": 6}, "model": {"name": "softmax"}}

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from askew.cli.main import main
+from askew.core.records import Record
 from askew.core.task import Functional
 from askew.data.federation import Federation
 from askew.engine.choose import EngineSettings
@@ -26,7 +27,7 @@ from askew.experiment.build import build
 from askew.experiment.config import Config
 from askew.experiment.curves import rounds_to
 from askew.experiment.launch import run_config as play_one
-from askew.experiment.store import Record, Run
+from askew.experiment.store import Run
 from askew.reproduction import papers
 from askew.reproduction.comparison import TableCell, table_cells
 from askew.reproduction.cost import (

@@ -23,6 +23,7 @@ from torch import nn
 import askew
 from askew.algorithms import FedAvg, algorithms
 from askew.cli.main import main
+from askew.core.records import Record
 from askew.engine.process_group import ProcessGroup
 from askew.errors import ConfigError, EngineError
 from askew.experiment import checkpoint, launch
@@ -30,7 +31,6 @@ from askew.experiment.api import OwnData
 from askew.experiment.config import CHOICES, Config, stored_tables
 from askew.experiment.folder_lock import lock_folder
 from askew.experiment.launch import run_all, run_config, run_shared
-from askew.experiment.store import Record
 from askew.experiment.workers import WorkerGroup
 
 PLUGIN = """

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ..core.records import Record
 from ..engine.base import finished_time
 from ..engine.choose import EngineSettings
 from ..engine.process_group import ProcessGroup, process_group
@@ -38,7 +39,7 @@ from ..experiment.config import Config
 from ..experiment.launch import run_config
 from ..experiment.process_state import explain_out_of_memory, torch_state
 from ..experiment.process_tuning import tune_process
-from ..experiment.store import Record, Run
+from ..experiment.store import Run
 from ..experiment.workers import Message, Send, WorkerGroup
 from .baselines import FRAMEWORKS, OnRoundEnd, PlainLoop, step_flops
 from .workloads import WORKLOADS, find_workload, with_random_images, workload_config

@@ -12,12 +12,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..core.records import Record
 from ..engine.choose import EngineSettings
 from ..errors import ConfigError
 from ..experiment.build import device_of
 from ..experiment.launch import TOGETHER
 from ..experiment.run import OnRound
-from ..experiment.store import Record, Run
+from ..experiment.store import Run
 from ..experiment.workers import check_cores
 from ..report import terminal
 from ..reproduction import paper_tables

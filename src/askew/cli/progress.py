@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..experiment.store import DIVERGED, Record, Run
+from ..core.records import Record
+from ..experiment.store import DIVERGED, Run
 from ..report import terminal
 from ..report.tables import group_runs, shorten_label
 

@@ -11,8 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..core.records import Record
 from ..engine.choose import EngineSettings
-from ..experiment.store import Record, Run, write_text
+from ..experiment.store import Run, write_text
 from ..report import terminal
 from ..report.plain_table import plain_table
 from ..reproduction.queue import QueueEntry, prepare_queue, queue_schedule, read_queue, run_queue

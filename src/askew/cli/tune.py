@@ -12,9 +12,10 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from ..core.records import Record
 from ..errors import ConfigError
 from ..experiment.process_tuning import quick_imports
-from ..experiment.store import Record, Run
+from ..experiment.store import Run
 from ..report import terminal
 from .options import (
     AsJson,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+Record = dict[str, Any]  # of one round
 RECORD = (  # keys of a round's record that are the server's own
     *("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"),
     *("absent", "incidents", "lost_share", "epsilon"),

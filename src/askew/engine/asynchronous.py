@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..core.bank import Bank
-from ..core.records import LEFT, NO_ANSWER
+from ..core.records import LEFT, NO_ANSWER, Record
 from ..core.rng import uniforms
 from ..core.types import State
 from ..data.federation import ClientBatches, RoundPlan
@@ -29,7 +29,7 @@ from .base import Incident, PhaseOutputs, PhaseRequest
 from .clock import SPARSE, VirtualClock, answer_bytes, takes_any
 from .finite import finite_rows
 from .privacy import zero_uploads
-from .server import Record, RoundLog, Server, with_work
+from .server import RoundLog, Server, with_work
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
 LEAST_TRIES = 8  # random clients that are looked at before all are

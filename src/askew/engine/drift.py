@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from ..core.algebra import norm
+from ..core.records import Record
 from ..core.space import Space
 from ..core.task import WithFeatures
 from ..core.types import State
 
-Record = dict[str, Any]
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 WINDOW = 20  # rounds over which the variance of global updates is taken

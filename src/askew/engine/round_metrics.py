@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.records import Record
 from ..core.task import Task
 from ..core.types import State
 from ..data.dataset import Samples
 from ..data.federation import Federation
 from ..data.skew import entropy
-from .drift import Array, Record, rank_correlation
+from .drift import Array, rank_correlation
 from .evaluate import per_sample
 
 EARLY = 100  # rounds in which local models are measured on their own samples

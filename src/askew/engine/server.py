@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.bank import Bank
 from ..core.method_checks import check_declared, check_method
-from ..core.records import NO_ANSWER, RECORD, TIMES
+from ..core.records import NO_ANSWER, RECORD, TIMES, Record
 from ..core.rng import coin
 from ..core.space import Space
 from ..core.types import ALL_NEW, Cohort, State, momentum_length, select_rows
@@ -40,7 +40,6 @@ from .finite import check_phase
 from .round_metrics import EvaluateModel, RoundMetric, RoundUpdates
 from .sample_buffer import send
 
-Record = dict[str, Any]
 TensorSize = tuple[torch.Size, int]  # a tensor's shape and the bytes of one of its numbers
 
 

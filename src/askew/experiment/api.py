@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..core.algorithm import Algorithm
+from ..core.records import Record
 from ..core.settings import Settings, setting
 from ..data.adapt import library_type
 from ..data.dataset import Dataset, Source
@@ -36,7 +37,7 @@ from .network_check import first_line, require_sizes
 from .process_state import torch_lock
 from .progress import ScriptProgress
 from .run import OnRound
-from .store import Record, Run
+from .store import Run
 from .sweep import grid, read_sweep
 from .trackers import tracking
 from .value_text import fingerprint, is_library, module_shape, tensors_of

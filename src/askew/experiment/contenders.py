@@ -13,13 +13,14 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from ..algorithms import algorithms
+from ..core.records import Record
 from ..core.settings import Settings
 from ..data.federation import DEFAULT_VALIDATION, LocalSettings
 from ..errors import AskewError, ConfigError, UnknownName, did_you_mean
 from .config import Config
 from .halving import Search
 from .plugins import load_plugin, plugin_module
-from .store import Record, Run
+from .store import Run
 from .sweep import MOST_RUNS, grid
 
 # what is tried where nobody says it: one method of each idea that needs nothing special

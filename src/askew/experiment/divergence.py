@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..core.records import Record
 from ..engine.answers import MODEL_NOT_FINITE, NOT_FINITE
-from .store import Record
 
 ROUNDS = 3  # bad rounds in a row
 FACTOR = 10.0  # times the loss of guessing

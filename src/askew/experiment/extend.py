@@ -18,13 +18,14 @@ from typing import Any
 from torch import Tensor
 
 from ..core.files import read_tensors
+from ..core.records import Record
 from ..engine.process_group import ProcessGroup
 from ..engine.server import Server
 from ..errors import StoreError, StoreWarning
 from . import checkpoint
 from .config import Config
 from .divergence import divergence_sentence
-from .store import Record, load, to_json, write_json, write_lines
+from .store import load, to_json, write_json, write_lines
 
 LARGEST_END = 256_000_000  # bytes of a state that is kept
 

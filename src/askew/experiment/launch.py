@@ -16,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.records import Record
 from ..engine.process_group import process_group
 from ..errors import ConfigError, DiskFull
 from .build import device_of
@@ -24,7 +25,7 @@ from .plugins import plugin_module
 from .process_state import prepare_deterministic, stop_requests
 from .run import SAVE_SECONDS, ActiveRun, OnRound, run_together
 from .run_folder import is_finished, run_folder, stored_model
-from .store import Record, Run, load
+from .store import Run, load
 from .workers import Message, Send, WorkerGroup, can_meet, check_cores, own_cores
 
 TOGETHER = 32  # runs at most that share a GPU

@@ -20,6 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Self
 
+from ..core.records import Record
 from ..errors import DiskFull, EngineError
 from .build import device_of
 from .config import Config, stored_tables
@@ -27,7 +28,7 @@ from .launch import FailedRun, RemoteRuns, check_rebuildable, end_message, run_a
 from .process_state import stop_requests
 from .process_tuning import ENVIRONMENT
 from .run import OnRound
-from .store import Record, Run
+from .store import Run
 from .workers import (
     POLL_SECONDS,
     Message,

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from .store import Record, Run
+from ..core.records import Record
+from .store import Run
 
 LINE_SECONDS = 30.0  # between two lines, where a line cannot be renewed
 LIVE_SECONDS = 0.2  # between two renewals of a line

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from ..core.records import REPEATED
 
-Record = Mapping[str, Any]  # of one round
 MOST_NAMED = 8  # clients that a sentence names
 
 
@@ -38,7 +37,7 @@ class RollCall(NamedTuple):
         return not self.reasons
 
 
-def call_round(record: Record) -> RoundCall:
+def call_round(record: Mapping[str, Any]) -> RoundCall:
     """The roll-call of a round's record."""
     incidents: dict[str, list[int]] = record.get("incidents") or {}
     named = {client for clients in incidents.values() for client in clients}
@@ -48,7 +47,7 @@ def call_round(record: Record) -> RoundCall:
     return RoundCall(asked, used, incidents, float(record.get("lost_share") or 0.0))
 
 
-def call_run(rounds: Sequence[Record], federation: Mapping[str, Any], deployed: bool = False) -> RollCall:
+def call_run(rounds: Sequence[Mapping[str, Any]], federation: Mapping[str, Any], deployed: bool = False) -> RollCall:
     """The roll-call of a run: `federation` is what its folder says of the clients.
 
     Clients without samples are not missed; in a deployment, those of unknown size are. Who was never asked is known
@@ -87,7 +86,7 @@ def name_clients(clients: Sequence[int]) -> str:
     return f"client{'s' * (len(clients) != 1)} {shown}{more}"
 
 
-def round_sentence(record: Record) -> str:
+def round_sentence(record: Mapping[str, Any]) -> str:
     """A round's roll-call: "8 of 10 answers used; no answer: clients 3, 9; 31% of the data of this round lost"."""
     one = call_round(record)
     parts = [f"{len(one.used)} of {len(one.asked)} answers used"]

@@ -8,8 +8,9 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import NamedTuple
 
+from ..core.records import Record
 from .halving import Cost
-from .store import Record, Run
+from .store import Run
 
 LEAST_SECONDS = 1e-6  # of a round; clocks know no less
 STEPS = 4  # the cheapest round's parts in which costs are counted: times are not known better

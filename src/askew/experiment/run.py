@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.records import Record
 from ..engine.base import PhaseOutputs, PhaseRequest, finished_time, prepare_next
 from ..engine.evaluate import accuracy_by_owner, share_raised
 from ..engine.process_group import SINGLE, ProcessGroup, process_group
@@ -41,7 +42,7 @@ from .run_folder import (
     read_finished,
     run_folder,
 )
-from .store import DIVERGED, REACHED, Record, Run, append_lines, flush_records, load, write_json
+from .store import DIVERGED, REACHED, Run, append_lines, flush_records, load, write_json
 from .workers import is_worker
 
 OnRound = Callable[[Run, Record | None], None]  # called once before the first round, and after every round

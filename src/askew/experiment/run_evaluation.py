@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.hooks import fits, in_words, is_state, wrong_return
+from ..core.records import Record
 from ..core.task import WithFeatures
 from ..engine.evaluate import (
     Evaluator,
@@ -16,7 +17,6 @@ from ..engine.evaluate import (
     with_private,
 )
 from .build import BuiltRun
-from .store import Record
 
 HELD_OUT = "held out"  # the name of the main model's scores on the samples that clients hold out; no method has a space
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.files import flush_to_disk, is_file, is_readable_file, write_atomically
+from ..core.records import Record
 from ..errors import AskewError, StoreError, StoreWarning
 from .curves import rounds_to
 from .folder_lock import explain_write_errors, is_locked
@@ -37,7 +38,6 @@ from .toml import read_stored_toml, text_hash
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Record = dict[str, Any]  # of one round
 TRACKING = "tracking.json"  # the file in which trackers note which of their records is this run's
 DIVERGED = "diverged"  # the state of a run that was stopped because it diverged
 REACHED = "reached"  # and of one that was stopped because its accuracy was high enough

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
+from ..core.records import Record
 from ..errors import ConfigError, Remark, UnknownName, did_you_mean
-from .store import TRACKING, Record, Run, read_json, write_json
+from .store import TRACKING, Run, read_json, write_json
 
 if TYPE_CHECKING:
     from .run import OnRound

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.algorithm import Algorithm
-from ..core.records import CLIENT_ERROR, NO_ANSWER
+from ..core.records import CLIENT_ERROR, NO_ANSWER, Record
 from ..core.rng import generator
 from ..data.federation import RoundPlan
 from ..engine.base import PhaseInputs, PhaseOutputs
 from ..engine.clock import answer_bytes, takes_any
-from ..engine.server import Record, Server, with_work
+from ..engine.server import Server, with_work
 from ..errors import ConfigError
 from ..experiment.config import Config
 from ..participation import CohortParticipation, Turnout

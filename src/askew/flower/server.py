@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import Bank
+from ..core.records import Record
 from ..core.rng import generator
 from ..engine.base import PhaseOutputs, PhaseRequest
 from ..engine.privacy import PrivacyStage
@@ -21,7 +22,7 @@ from ..experiment.folder_lock import lock_folder
 from ..experiment.process_state import explain_out_of_memory, torch_state
 from ..experiment.run import ActiveRun, OnRound, TrainedRound, round_loop
 from ..experiment.run_folder import check_same_config, clear_run, is_finished, read_finished, run_folder
-from ..experiment.store import Record, Run, read_json, write_json
+from ..experiment.store import Run, read_json, write_json
 from .buffered_engine import BufferedEngine, check_buffer
 from .deployment_data import (
     DataModule,

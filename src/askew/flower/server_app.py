@@ -12,8 +12,9 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid, ServerApp
 from httpx import HTTPError
 
+from ..core.records import Record
 from ..experiment.roll_call import loss_sentence, never_sentences, round_sentence
-from ..experiment.store import Record, Run
+from ..experiment.store import Run
 from .deployment_data import DataModule, read_config
 from .launch import ask_again_soon
 from .rules import DeploymentRules

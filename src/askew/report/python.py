@@ -9,8 +9,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.records import Record
 from ..errors import AlgorithmError, AskewError, Remark, StoreError
-from ..experiment.store import Record, Run, load_whole
+from ..experiment.store import Run, load_whole
 from .page import check_run
 from .runs import ComparisonTable, Runs
 

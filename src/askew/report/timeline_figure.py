@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.records import LATE, LEFT, NO_ANSWER, NOT_AWAITED
+from ..core.records import LATE, LEFT, NO_ANSWER, NOT_AWAITED, Record
 from ..experiment.roll_call import call_round
-from ..experiment.store import Record, Run
+from ..experiment.store import Run
 from .picture import BLUE, COLOURS, GREY, INK, ORANGE, WIDTH, Picture, canvas, draw_legend
 from .tables import RunGroup
 

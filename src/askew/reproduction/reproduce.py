@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
+from ..core.records import Record
 from ..data import files
 from ..errors import AskewError, ConfigError, DiskFull, ModelError
 from ..experiment.checkpoint import remove_end
@@ -15,7 +16,7 @@ from ..experiment.conformal import conformal
 from ..experiment.launch import run_all
 from ..experiment.process_pool import Notify, run_in_pool
 from ..experiment.run import OnRound
-from ..experiment.store import Record, Run
+from ..experiment.store import Run
 from .comparison import TableCell, table_cells
 from .papers import PlannedRun
 from .plan import Reproduction, prepare_reproduction

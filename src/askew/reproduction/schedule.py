@@ -26,10 +26,11 @@ from typing import NamedTuple
 
 import torch
 
+from ..core.records import Record
 from ..experiment.build import device_of
 from ..experiment.config import Config
 from ..experiment.launch import TOGETHER
-from ..experiment.store import Record, Run
+from ..experiment.store import Run
 from .cost import Speeds, estimate_memory, estimate_seconds, network_name, run_cost, training_speeds
 from .papers import PlannedRun
 from .plan import Reproduction

@@ -7,9 +7,10 @@ from pathlib import Path
 from threading import Condition, Event, Thread
 
 from ..core.files import printable
+from ..core.records import Record
 from ..errors import AskewError, StoreError
 from ..experiment.folder_lock import is_locked
-from ..experiment.store import SEALED, Record, check_records, find_run_folders, load_checked, parse_sealed
+from ..experiment.store import SEALED, check_records, find_run_folders, load_checked, parse_sealed
 from ..report.columns import Columns
 from ..report.views import BROKEN, READING, ShownRun, shown_columns
 
