@@ -1274,7 +1274,12 @@ def test_without_an_option_the_command_prints_and_writes_nothing(
     assert main(["ledger", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert sorted(desk.rglob("*")) == before
+    (test,) = printed["claims"][0].pop("tests")
     assert printed["claims"][0] == {"id": "toy-01", "verdict": "holds", "from": "trained", "paper": "yes"}
+    assert test["verdict"] == "holds" and test["level"] == 0.9
+    for comparison in test["comparisons"]:
+        low, high = comparison["interval"]
+        assert len(comparison["values"]) == 3 and low <= np.mean(comparison["values"]) <= high
     number = printed["numbers"][0]
     assert (number["method"], number["value"], number["missed"]) == ("FedAvg", "48.00", 0)
     assert number["ours"] == pytest.approx([48.0, 48.1, 48.2]) and len(printed["numbers"]) == 6

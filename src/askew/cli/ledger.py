@@ -13,6 +13,8 @@ from rich.text import Text
 from ..errors import StoreError
 from ..experiment.store import write_atomic
 from ..report import terminal
+from ..report.statistics import MIN_SEEDS, t_interval
+from ..reproduction.claim_rules import LEVEL, Finding
 from ..reproduction.ledger import VERDICTS, PaperSection, collect_ledger
 from ..reproduction.ledger_markdown import ledger_files
 from ..reproduction.ledger_page import write_ledger_page
@@ -73,12 +75,37 @@ def ledger(
 
 
 def claim_records(sections: Iterable[PaperSection]) -> list[dict[str, Any]]:
-    """Every claim with its verdict and where that comes from."""
+    """Every claim with its verdict, where that comes from, and the numbers behind it."""
     claims = [result for section in sections for result in section.claims]
     return [
-        {"id": r.claim.id, "verdict": r.verdict_text, "from": claim_grounds(r), "paper": r.claim.printed}
+        {
+            "id": r.claim.id,
+            "verdict": r.verdict_text,
+            "from": claim_grounds(r),
+            "paper": r.claim.printed,
+            "tests": [finding_record(finding) for finding in r.findings.get("full", ())],
+        }
         for r in claims
     ]
+
+
+def finding_record(finding: Finding) -> dict[str, Any]:
+    """What one test of a claim found: its verdict, and of each comparison the value at every seed and an interval."""
+    comparisons = [
+        {
+            "name": cell.name,
+            "values": cell.values,
+            "interval": t_interval(cell.values, LEVEL) if cell.n >= MIN_SEEDS else None,
+        }
+        for cell in finding.cells
+    ]
+    return {
+        "test": finding.test,
+        "verdict": finding.verdict,
+        "evidence": finding.evidence,
+        "level": LEVEL,
+        "comparisons": comparisons,
+    }
 
 
 def number_records(sections: Iterable[PaperSection]) -> list[dict[str, Any]]:
