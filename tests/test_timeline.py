@@ -46,15 +46,17 @@ from askew.participation import (
     Uniform,
 )
 from askew.report.columns import Columns
+from askew.report.picture import BLUE, GREY
 from askew.report.tables import RunGroup, table
 from askew.report.terminal import clock_text
-from askew.report.timeline_figure import timeline_picture
+from askew.report.timeline_figure import AT_WORK, GREEN, overlapping_bars, timeline_picture
 from askew.report.views import curves
 from askew.timeline import (
     AlwaysThere,
     DayNight,
     Device,
     OnOff,
+    SearchedOnOff,
     TimeSettings,
     TraceIntervals,
     availability_of,
@@ -300,9 +302,9 @@ class LeaveAt(AlwaysThere):
         return max(t, self.end)
 
 
-def test_a_round_ends_no_earlier_than_who_left_in_it(built: BuiltRun) -> None:
-    began, left = 0.4, 1.7
-    assert began + (left - began) < left  # a sum that is rounded to a moment at which they are still there
+@pytest.mark.parametrize(("began", "left"), [(0.4, 1.7), (0.6, 1.8)])
+def test_a_round_ends_when_the_last_one_leaves(built: BuiltRun, began: float, left: float) -> None:
+    assert began + (left - began) != left  # rounded to a moment at which they are still there, or to a later one
     clock = VirtualClock(TimeSettings(wait="all", seconds=1e6), Uniform(cohort=3), built.server, 0)
     clock.availability, clock.now = LeaveAt(left), began
     assert clock.turnout(1).record["away"] == 3 and clock.now == left
@@ -397,7 +399,7 @@ def test_bernoulli_draws_again_until_somebody_comes_who_is_there(
     assert abs(alone - rounds * chance) < 5 * math.sqrt(rounds * chance * (1 - chance))
 
 
-AVAILABILITIES = [OnOff.of_means(3, 2.0, 30.0), DayNight(3, 9.0, 10.0, 8), "trace"]
+AVAILABILITIES = [SearchedOnOff(OnOff.of_means(3, 2.0, 30.0)), DayNight(3, 9.0, 10.0, 8), "trace"]
 
 
 @pytest.fixture(scope="module", params=AVAILABILITIES, ids=("markov", "day", "trace"))
@@ -650,3 +652,48 @@ def test_nobody_is_away_where_a_file_begins_again_whose_length_is_not_exact() ->
         assert rule.earliest(np.arange(3), t) == t
         if rule.is_there(2, t):
             assert not rule.is_there(2, rule.until(2, t))
+
+
+# clients that are rarely there -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("on", "off"), [(2.0, 30.0), (30.0, 10.0), (1.0, 1000.0)])
+def test_what_is_remembered_of_a_client_is_what_would_be_found(on: float, off: float) -> None:
+    """In any order of clients and moments, also at the very moments at which what is known begins and ends."""
+    rule, rng = OnOff.of_means(5, on, off), np.random.default_rng(0)
+    remembered = SearchedOnOff(rule)
+    for _ in range(400):
+        i, t = int(rng.integers(20)), float(rng.uniform(0, 40 * (on + off)))
+        if remembered.away and rng.random() < 0.5:
+            t = float(rng.choice(list(remembered.away.values())[int(rng.integers(len(remembered.away)))]))
+        some = np.sort(rng.choice(20, int(rng.integers(1, 8)), replace=False))
+        assert remembered.earliest(some, t) == min(rule.since(j, t) for j in some.tolist())
+        assert remembered.is_there(i, t) == rule.is_there(i, t)
+        assert (remembered.since(i, t), remembered.until(i, t)) == (rule.since(i, t), rule.until(i, t))
+
+
+def test_a_clock_too_late_for_a_short_stay_is_refused(tmp_path: Path) -> None:
+    """After 1e12 seconds two neighbouring numbers are 1e-4 seconds apart: a stay of that length is between them."""
+    trace = TraceIntervals({0: {"from": [0.0], "to": [10.0]}, 1: {"from": [0.0001], "to": [0.0002]}}, 10.0)
+    with pytest.raises(ConfigError, match="cannot be told apart"):
+        trace.since(1, 8e17)
+
+
+def test_an_answer_that_was_lost_is_not_drawn_as_used(tmp_path: Path) -> None:
+    """Of answers that may be used in later rounds, too: a bar is as many colours as the records say."""
+    run = askew.run(
+        "fedbuff",
+        rounds=8,
+        clients=12,
+        cohort=4,
+        model={"name": "softmax"},
+        time={"wait": "buffer", "buffer": 2, "speed": "lognormal"},
+        faults={"missing": 0.3},
+        progress=False,
+    )
+    bars = overlapping_bars(run.rounds)
+    used = [staleness for record in run.rounds for staleness in record["staleness"]]
+    lost = sum(len(clients) for record in run.rounds for clients in record.get("incidents", {}).values())
+    assert lost and any(used) and not all(used)
+    colours = Counter(bar.colour for bar in bars if bar.reason != AT_WORK)
+    assert colours == {BLUE: used.count(0), GREEN: len(used) - used.count(0), GREY: lost}

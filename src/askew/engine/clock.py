@@ -84,7 +84,10 @@ class VirtualClock:
                 self.devices[client] = device
         seconds = device.answer_seconds(samples, self.bytes_down, self.bytes_up, len(self.server.phases))
         if seconds == math.inf:
-            raise ConfigError(f"time: an answer of client {client} never ends; raise time.up and time.down.")
+            raise ConfigError(
+                f"time: an answer of client {client} never ends; give it fewer seconds a sample, or raise time.up and "
+                "time.down."
+            )
         return seconds
 
     # who is asked -------------------------------------------------------------------------------------------------
@@ -168,9 +171,11 @@ class VirtualClock:
         until = [self.availability.until(i, began) for i in ids]
         leaves = [moment - began for moment in until]
         waited = wait_for(self.settings, wanted, seconds, leaves)
-        # A sum may be rounded to before the moment at which somebody left, who would be there again.
-        left = [moment for moment, reason in zip(until, waited.reasons, strict=True) if reason == LEFT]
-        self.now = max(began + waited.seconds, *left) if left else began + waited.seconds
+        # The moment at which somebody left is known, and the sum of the round's begin and length may be rounded to
+        # before it, where the client would be there again, or to after it.
+        left = [(m, m - began) for m, reason in zip(until, waited.reasons, strict=True) if reason == LEFT]
+        at_leaving = [moment for moment, seconds in left if seconds == waited.seconds]
+        self.now = max([*(moment for moment, _ in left), *(() if at_leaving else (began + waited.seconds,))])
         used = np.array([not reason for reason in waited.reasons], dtype=bool)
         reasons = {i: reason for i, reason in zip(ids, waited.reasons, strict=True) if reason}
         reasons |= dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)

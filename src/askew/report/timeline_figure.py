@@ -24,9 +24,10 @@ OVERLAPPING_LABELS = {
     BLUE: "answer from the newest model",
     GREEN: "from an older model; number: staleness",
     PALE: "not used yet",
-    GREY: "left",
+    GREY: "left, or not used",
 }
 AT_WORK = "at work"  # in the last round that is shown
+NOT_USED = "not used"  # why an answer does not count that came
 
 
 class Bar(NamedTuple):
@@ -63,11 +64,11 @@ def overlapping_bars(records: Sequence[Record]) -> list[Bar]:
             record["started"], record["started_at"], record["answer_seconds"], strict=True
         ):
             at_work[client] = Bar(client, float(start), float(seconds), float(start) + float(seconds), AT_WORK)
-        call, left = call_round(record), {*call_round(record).incidents.get(LEFT, ())}
+        call = call_round(record)
         staleness = dict(zip(record["participants"], record["staleness"], strict=True))
         for client in call.asked:
             if bar := at_work.pop(client, None):
-                reason = LEFT if client in left else ""
+                reason = "" if client in call.used else NOT_USED
                 bars.append(bar._replace(reason=reason, staleness=staleness.get(client, 0)))
     return [*bars, *at_work.values()]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from itertools import chain, count
 from math import log
@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..core.rng import uniform, uniform_words
+from ..errors import ConfigError
 from .files import read_table
 from .settings import TimeSettings
 
@@ -20,6 +21,8 @@ HOUR, DAY = 3600.0, 86400.0  # seconds
 REFRESHES = 3  # of a client's on/off state in one block of time, on average
 BLOCK = 4096  # intervals of a trace that are looked at together
 AVAILABILITY = "time availability"  # the purpose of these draws
+MOST_REMEMBERED = 2**20  # clients of which it is remembered until when they are away
+ROUNDING = 64  # neighbouring numbers among which a moment must be, if its sum was rounded
 
 
 class Availability(Protocol):
@@ -75,6 +78,18 @@ def search_earliest(rule: Availability, clients: np.ndarray, t: float, bound: fl
     return first
 
 
+def round_up(moment: float, is_there: Callable[[float], bool]) -> float:
+    """This moment, or the next number at which a client is there: a sum may be rounded to before it comes."""
+    for _ in range(ROUNDING):
+        if is_there(moment):
+            return moment
+        moment = math.nextafter(moment, math.inf)
+    raise ConfigError(
+        f"time: the clock is at {moment:.3g} seconds, where moments of the same stay cannot be told apart any more; "
+        "make answers shorter (time.seconds, time.up, time.down), or stays longer."
+    )
+
+
 class OnOff(NamedTuple):
     """Each client is there and away in turns, for exponential times of these means, from a stationary start.
 
@@ -114,15 +129,16 @@ class OnOff(NamedTuple):
                 state = words[k + 1]
         raise AssertionError("unreachable")
 
-    def first(self, client: int, t: float, state: bool) -> float:
-        """The first moment after t at which a client's state is drawn anew and is this one."""
+    def first(self, client: int, t: float, state: bool, limit: float = math.inf) -> float:
+        """The first moment after t at which a client's state is drawn anew and is this one; after `limit`: infinity."""
         number = math.floor(t / self.block)
-        while True:
+        while number * self.block <= limit * (1 + 1e-12):  # moments are rounded
             moments, states = refreshes(self, client, number)
             for k in range(bisect_right(moments, t), len(moments)):
                 if states[k] == state:
-                    return moments[k]
+                    return moments[k] if moments[k] <= limit else math.inf
             number += 1
+        return math.inf
 
     def until(self, client: int, t: float) -> float:
         moments, states = refreshes(self, client, math.floor(t / self.block))
@@ -133,13 +149,56 @@ class OnOff(NamedTuple):
     def since(self, client: int, t: float) -> float:
         return t if self.is_there(client, t) else self.first(client, t, True)
 
+
+class SearchedOnOff:
+    """`OnOff` that remembers how far it has looked for the return of clients that are away.
+
+    Where fewer are there than are wanted, everybody's return is looked for again and again.
+    """
+
+    def __init__(self, rule: OnOff) -> None:
+        self.rule = rule
+        self.away: dict[int, tuple[float, float]] = {}  # by client, from when to when it is known to be away
+
+    def is_there(self, client: int, t: float) -> bool:
+        begin, end = self.away.get(client, NEVER)
+        return not begin <= t < end and self.rule.is_there(client, t)
+
+    def until(self, client: int, t: float) -> float:
+        return self.rule.until(client, t)
+
+    def since(self, client: int, t: float) -> float:
+        return self.since_before(client, t, math.inf)
+
+    def since_before(self, client: int, t: float, limit: float) -> float:
+        """`since`, if that is by `limit`; else infinity, and the search ends there."""
+        begin, end = self.away.get(client, NEVER)
+        begin, start = (begin, end) if begin <= t < end else (t, t)
+        if start > limit:
+            return math.inf
+        if self.rule.is_there(client, start):
+            return start
+        moment = self.rule.first(client, start, True, limit)
+        if len(self.away) >= MOST_REMEMBERED:
+            self.away.clear()
+        self.away[client] = (begin, min(moment, limit))
+        return moment
+
     def earliest(self, clients: np.ndarray, t: float) -> float:
-        # One in 1 / share clients is there, so that the search is short. All are looked at only if nobody is there,
-        # the chance of which falls exponentially with their number.
-        return search_earliest(self, clients, t, t)
+        # With a share p of them there, about 1 / p are looked at. All are only if nobody is there, the chance of which
+        # falls exponentially with their number.
+        first = math.inf
+        for i in clients.tolist():
+            first = min(first, self.since_before(i, t, first))
+            if first <= t:
+                break
+        return first
 
     def few(self, t: float, most: int) -> np.ndarray | None:
         return None
+
+
+NEVER = (math.inf, math.inf)
 
 
 @lru_cache(maxsize=2**15)
@@ -186,9 +245,7 @@ class DayNight(NamedTuple):
             return t
         shift = self.opens * HOUR - zone * DAY / self.zones
         comes = shift + math.floor((t - shift) / DAY) * DAY + DAY
-        while self.zone_until(zone, comes) <= comes:  # rounding
-            comes = math.nextafter(comes, math.inf)
-        return comes
+        return round_up(comes, lambda moment: self.zone_until(zone, moment) > moment)
 
     def is_there(self, client: int, t: float) -> bool:
         return self.until(client, t) > t
@@ -256,9 +313,7 @@ class TraceIntervals:
         begun, at = self.place(t)
         k = bisect_right(own["from"], at)
         moment = begun + (own["from"][k] if k < len(own["from"]) else self.period + own["from"][0])
-        while self.until(client, moment) <= moment:  # rounding
-            moment = math.nextafter(moment, math.inf)
-        return moment
+        return round_up(moment, lambda moment: self.until(client, moment) > moment)
 
     def earliest(self, clients: np.ndarray, t: float) -> float:
         there = self.few(t, len(self.intervals))
@@ -320,7 +375,7 @@ def availability_of(settings: TimeSettings, seed: int, clients: int) -> Availabi
         intervals = read_table(settings.trace, "trace", clients)
         return TraceIntervals(intervals, max(own["to"][-1] for own in intervals.values()))
     if settings.availability == "markov":
-        return OnOff.of_means(seed, settings.mean_on, settings.mean_off)
+        return SearchedOnOff(OnOff.of_means(seed, settings.mean_on, settings.mean_off))
     if settings.availability == "day":
         return DayNight(seed, settings.opens, settings.closes, settings.zones)
     return AlwaysThere()
