@@ -370,7 +370,8 @@ def test_what_killed_processes_left_is_removed_at_the_next_start(
 ) -> None:
     folder = copied(killed, tmp_path)
     kept = folder / ".mine"
-    for name in (".checkpoint.safetensors.123", ".checkpoint-next.safetensors.ab_c1234", ".run.json.k3v9x0aa", ".mine"):
+    own = (".checkpoint.safetensors.123", ".checkpoint-next.safetensors.ab_c1234", ".run.json.k3v9x0aa", ".tmpsq81kS")
+    for name in (*own, ".mine"):
         (folder / name).write_bytes(b"part")
     assert same(askew.run(TABLES, out=tmp_path), whole)
     assert {p.name for p in folder.iterdir()} - {"run.toml", "run.json", "rounds.jsonl", "federation.json"} == {

@@ -23,9 +23,10 @@ READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)  # the folder of somebody e
 # a run's newest checkpoint, and the one before it, for the case that it is damaged
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-before.safetensors")
 
-# what a process that was killed left of a file that it was writing: ".", the file's name, "." and some letters
+# what a process that was killed left of a file that it was writing: ".", the file's name, "." and some letters; or
+# where safetensors was writing it, ".tmp" and six
 TEMPORARY = re.compile(
-    r"\.(run|rounds|federation|model|tracking|checkpoint|end)[\w.-]*\.(toml|jsonl?|safetensors)\.\w+"
+    r"\.(run|rounds|federation|model|tracking|checkpoint|end)[\w.-]*\.(toml|jsonl?|safetensors)\.\w+|\.tmp\w{6}"
 )
 
 

@@ -13,6 +13,7 @@ from ..core.files import is_readable_file
 from ..errors import DataError
 
 LINK_COLUMNS = ("latency", "up", "down")
+MOST_DIGITS = 18  # of a client's number: Python refuses to read very long ones
 
 
 def read_table(name: str, key: str, clients: int) -> Mapping[int, Mapping[str, Any]]:
@@ -41,16 +42,20 @@ def read_rows(path: Path, needed: Sequence[str], clients: int) -> list[tuple[int
                 f"its first line must name the columns {', '.join(('client', *needed))}; {missing[0]} is missing"
             )
         names = [column for column in (*needed, *LINK_COLUMNS) if column in columns]
+        if twice := [name for name in ("client", *names) if columns.count(name) > 1]:
+            raise ValueError(f"its first line names the column {twice[0]} more than once")
         rows = [(reader.line_num, client_of(row["client"], clients, reader.line_num), row) for row in reader]
     if not rows:
         raise ValueError("it has no row below the names of its columns")
+    if longer := [line for line, _, row in rows if None in row]:  # where the reader puts what has no column
+        raise ValueError(f"line {longer[0]} has more fields than the first line has columns")
     return [(line, client, {name: number_of(row[name], name, line) for name in names}) for line, client, row in rows]
 
 
 def client_of(text: str | None, clients: int, line: int) -> int:
     """The client that a row is about."""
     word = (text or "").strip()
-    if not word.isdecimal() or int(word) >= clients:
+    if not word.isdecimal() or len(word) > MOST_DIGITS or int(word) >= clients:
         raise ValueError(
             f"line {line} names the client {word[:40]!r}, but clients are numbered from 0 to {clients - 1}"
         )
