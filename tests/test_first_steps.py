@@ -32,7 +32,11 @@ def test_a_bench_with_more_processes_than_cores_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"), [("seconds=1e308", "seconds must be"), ("up=1e-320", "never ends; raise time.up")]
+    ("setting", "said"),
+    [
+        ("seconds=1e308", "seconds must be"),
+        ("up=1e-320", "never ends; give it fewer seconds a sample, or raise time.up"),
+    ],
 )
 def test_an_answer_that_never_comes_is_refused(
     setting: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
