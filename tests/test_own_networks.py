@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,14 +18,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import askew
-from askew.algorithms import FedAvg
+from askew.algorithms import FedAvg, FedProx
 from askew.core.task import WithFeatures
-from askew.errors import AlgorithmError, ConfigError, ModelError
+from askew.errors import AlgorithmError, ConfigError, EngineError, ModelError
 from askew.experiment.api import own_model
 from askew.experiment.config import Config
 from askew.experiment.run import run_together
 from askew.experiment.store import Run
 from askew.kernels.dense import dense_layers
+from askew.models import MLP
 
 ENGINES = ("sequential", "slots", "vmapped", "stacked")
 
@@ -119,6 +122,74 @@ def test_batches_are_not_padded_where_that_would_change_a_result(name: str) -> N
     assert train(MIXING[name](), "stacked").facts["engine"] == "vmapped"
 
 
+def own_layer_in_a_network_of_askew() -> nn.Module:
+    torch.manual_seed(0)
+    network = MLP(hidden=(8,)).module((6,), 3)
+    network.fc_relu1 = Centre()
+    return network
+
+
+def test_a_layer_of_ones_own_in_a_network_of_askew_is_tried_too() -> None:
+    plain = train(own_layer_in_a_network_of_askew())
+    for engine in ENGINES[1:]:
+        assert gap(plain, train(own_layer_in_a_network_of_askew(), engine)) < 1e-12
+
+
+def by_class(output: Tensor, y: Tensor) -> Tensor:
+    """A loss that weighs a sample by how many of its class the batch holds."""
+    counts = (y[:, None] == y[None]).sum(1)
+    return F.cross_entropy(output, y, reduction="none") / counts
+
+
+def focal(output: Tensor, y: Tensor) -> Tensor:
+    losses = F.cross_entropy(output, y, reduction="none")
+    return losses * (1 + losses.mean())
+
+
+@pytest.mark.parametrize("criterion", [by_class, focal])
+@pytest.mark.parametrize("network", [Net, lambda: {"name": "mlp", "hidden": [8]}], ids=["own", "askew's"])
+def test_a_criterion_that_looks_at_its_batch_is_given_no_padding(criterion: Any, network: Callable[[], Any]) -> None:
+    data = replace(dataset(), criterion=criterion)
+    plain = train(network(), data=data)
+    for engine in (*ENGINES[1:], "auto"):
+        assert gap(plain, train(network(), engine, data=data)) < 1e-12, engine
+
+
+def doubled(output: Tensor, y: Tensor) -> Tensor:
+    """A loss that is changed where a mask says so, which torch cannot do for many clients at once."""
+    losses = F.cross_entropy(output, y, reduction="none")
+    losses[y == 0] = 2 * losses[y == 0]
+    return losses
+
+
+def test_a_criterion_for_one_client_at_a_time_is_refused_elsewhere_and_avoided() -> None:
+    data, mlp = replace(dataset(), criterion=doubled), {"name": "mlp", "hidden": [8]}
+    many = {"partition": {"name": "lognormal", "clients": 30}, "participation": {"cohort": 20}}
+    plain, auto = (train(mlp, engine, data=data, **many) for engine in ("sequential", "auto"))
+    assert auto.facts["engine"] == "sequential" and gap(plain, auto) == 0
+    for engine in ("vmapped", "stacked"):
+        with pytest.raises(EngineError, match="cannot do with this criterion"):
+            train(mlp, engine, data=data)
+
+
+@pytest.mark.parametrize("engine", ["vmapped", "stacked"])
+def test_hooks_on_the_backward_pass_are_for_one_client_at_a_time(engine: str) -> None:
+    network = Net()
+    network.last.register_full_backward_hook(lambda layer, inner, outer: tuple(0.1 * g for g in inner))
+    with pytest.raises(EngineError, match="hooks on its backward pass"):
+        train(network, engine)
+
+
+def test_the_first_parameter_may_be_a_whole_number() -> None:
+    class Numbered(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = nn.Parameter(torch.tensor([3]), requires_grad=False)
+            self.__dict__["_parameters"] = dict(sorted(self._parameters.items(), reverse=True))
+
+    assert train(Numbered()).best_accuracy
+
+
 def test_a_subclass_of_a_dense_layer_is_not_taken_for_one() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), Centre(), nn.Linear(8, 3))
     found = train(network, "auto", partition={"name": "lognormal", "clients": 30}, participation={"cohort": 20})
@@ -156,7 +227,7 @@ def test_random_numbers_of_a_network_come_from_the_clients_own_stream(name: str,
     with suppress(KeyboardInterrupt):
         train(RANDOM[name](), "auto", out=tmp_path, watch=stop, save_every=0.0)
     assert gap(whole, train(RANDOM[name](), "auto", out=tmp_path)) == 0
-    with pytest.raises(askew.AskewError, match="cannot run a network with dropout reproducibly"):
+    with pytest.raises(askew.AskewError, match="cannot run a network with dropout, or a method that draws"):
         train(RANDOM[name](), "slots")
 
 
@@ -189,6 +260,64 @@ class InPlace(Net):
         return super().forward(x)
 
 
+class Changed(Net):
+    """Calls something of a test's own before its layers."""
+
+    def __init__(self, change: Callable[[Changed], Tensor | float | None]) -> None:
+        super().__init__()
+        self.change, self.calls, self.memory = change, 0, torch.zeros(())
+        self.own = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = self.change(self)
+        return super().forward(x if more is None else x + more)
+
+
+@torch.no_grad()
+def clamp(network: Changed) -> None:
+    network.first.weight.clamp_(-0.1, 0.1)
+
+
+def renorm(network: Changed) -> None:
+    network.first.weight.data = torch.renorm(network.first.weight.data, 2, 0, 0.5)
+
+
+def count(network: Changed) -> float:
+    network.calls += 1
+    return network.calls > 100
+
+
+def remember(network: Changed) -> Tensor:
+    network.memory = 0.9 * network.memory + 0.1
+    return network.memory
+
+
+def own_generator(network: Changed) -> Tensor:
+    return torch.rand(6, generator=network.own)
+
+
+def numpy_number(_: Changed) -> float:
+    return float(np.random.rand())  # noqa: NPY002 what users still write
+
+
+def hooked() -> nn.Module:
+    network = Net()
+    network.first.weight.register_hook(lambda g: 0 * g)
+    return network
+
+
+def with_forward_on_the_object() -> nn.Module:
+    network = Net()
+    network.forward = lambda x: network.last(network.first(x))  # type: ignore[method-assign]
+    return network
+
+
+def complex_weights() -> nn.Module:
+    network = Net()
+    network.more = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    return network
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "its input is changed": (InPlace, "changes its input in place"),
     "a first ReLU in place": (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), "changes its input"),
@@ -196,6 +325,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a counter": (lambda: Assigned(whole=True), "changes its buffer 'seen' in forward, which holds whole numbers"),
     "a mask of infinities": (lambda: WithBuffer(torch.tensor([0, -torch.inf])), "'mask' .* not finite"),
     "complex numbers": (lambda: WithBuffer(torch.zeros(2, dtype=torch.complex64)), "'mask' .* complex"),
+    "a weight is clamped": (lambda: Changed(clamp), r"changes its weight 'first.weight' in forward"),
+    "a weight is set anew": (lambda: Changed(renorm), r"changes its weight 'first.weight' in forward"),
+    "a number counts": (lambda: Changed(count), "changes its number 'calls' in forward"),
+    "a tensor remembers": (lambda: Changed(remember), "another output when it is run again"),
+    "a generator of its own": (lambda: Changed(own_generator), "another output when it is run again"),
+    "numbers of Python": (lambda: Changed(lambda _: random.random()), "another output when it is run again"),
+    "numbers of numpy": (lambda: Changed(numpy_number), "another output when it is run again"),
+    "a hook on a gradient": (hooked, "'first.weight' of the network has a hook on its gradient"),
+    "forward on the object": (with_forward_on_the_object, "forward of 'Net' was set on the object"),
+    "complex weights": (complex_weights, "'more' of the network holds complex numbers"),
     "sparse gradients": (lambda: nn.Sequential(nn.Embedding(3, 3, sparse=True)), "sparse=True"),
 }
 
@@ -374,6 +513,87 @@ def test_a_loss_that_counts_padding_is_given_none(method: type[FedAvg], stacked:
     plain = train(Net(), algorithm=method())
     runs = {engine: train(Net(), engine, method()) for engine in ENGINES[1:]}
     assert all(gap(plain, run) < 1e-12 for run in runs.values()) and runs["stacked"].facts["engine"] == stacked
+
+
+class Wrapped(FedAvg):
+    """As WithoutWeights, under the name and module of the hook that it wraps."""
+
+    loss = functools.wraps(FedAvg.loss)(WithoutWeights.loss)
+
+
+def test_a_wrapped_loss_is_ones_own() -> None:
+    plain = train(Net(), algorithm=Wrapped())
+    for engine in ENGINES[1:]:
+        assert gap(plain, train(Net(), engine, Wrapped())) < 1e-12
+
+
+def test_a_loss_that_is_replaced_between_two_runs_is_tried_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(FedAvg):
+        pass
+
+    train(Net(), "vmapped", Later())
+    monkeypatch.setattr(Later, "loss", WithoutWeights.loss)
+    assert gap(train(Net(), algorithm=Later()), train(Net(), "vmapped", Later())) < 1e-12
+
+
+def test_a_hook_on_the_object_is_refused() -> None:
+    method = FedAvg()
+    object.__setattr__(
+        method, "loss", lambda task, theta, batch, client: F.cross_entropy(task(theta, batch)[0], batch.y)
+    )
+    with pytest.raises(AlgorithmError, match=r"loss\(\) was set on the object"):
+        train(Net(), algorithm=method)
+
+
+class ByRound(FedAvg):
+    """Looks the round up, where an engine may have a tensor."""
+
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        factor = {1: 1.0, 2: 0.5}.get(client.round, 0.1)
+        return factor * grad(theta)  # type: ignore[no-any-return]
+
+
+def test_a_hook_that_needs_a_number_is_refused_where_it_would_get_a_tensor() -> None:
+    plain = train(Net(), algorithm=ByRound())
+    assert gap(plain, train(Net(), "vmapped", ByRound())) < 1e-12
+    for engine in ("slots", "stacked"):
+        with pytest.raises(EngineError, match="as tensors, with which a hook of this method fails or gives another"):
+            train(Net(), engine, ByRound())
+
+
+class Noisy(FedAvg):
+    def direction(self, theta: Tensor, grad: Any, client: Any) -> Tensor:
+        return grad(theta) + 0.01 * torch.randn_like(theta)
+
+
+def test_a_method_that_draws_is_trained_one_client_at_a_time() -> None:
+    many = {"partition": {"name": "lognormal", "clients": 30}, "participation": {"cohort": 20}}
+    found = [train({"name": "mlp", "hidden": [8]}, engine, Noisy(), **many) for engine in ("auto", "sequential")]
+    assert gap(*found) == 0 and found[0].facts["engine"] == "sequential"
+    with pytest.raises(EngineError, match="draws random numbers"):
+        train(Net(), "slots", Noisy())
+
+
+class ChangesItself(FedProx):
+    def begin(self, client: Any) -> Tensor:
+        object.__setattr__(self, "mu", 0.5 * self.mu)
+        return super().begin(client)
+
+
+def test_a_method_that_changes_itself_is_refused() -> None:
+    with pytest.raises(AlgorithmError, match="mu was changed by one of its hooks"):
+        train(Net(), algorithm=ChangesItself(mu=0.2))
+
+
+@pytest.mark.parametrize("mu", [np.float32(0.25), np.float64(0.25), torch.tensor(0.25)])
+def test_a_number_of_numpy_or_torch_is_a_number(mu: Any) -> None:
+    assert type(FedProx(mu=mu).mu) is float and FedProx(mu=mu) == FedProx(mu=0.25)
+
+
+@pytest.mark.parametrize("mu", [np.float32(-1), torch.tensor(-5.0), torch.ones(3), torch.tensor(torch.nan)])
+def test_limits_are_for_numbers_of_numpy_and_torch_too(mu: Any) -> None:
+    with pytest.raises(ConfigError, match="mu must be"):
+        FedProx(mu=mu)
 
 
 def test_methods_that_may_be_padded_and_others_do_not_share_an_engine() -> None:

@@ -130,6 +130,11 @@ def finish(alg: Algorithm, theta: Tensor, client: Client) -> tuple[State, State]
 left: dict[tuple[type[Algorithm], str], int] = {}  # by class and hook: how many calls are still watched; askew's: −1
 
 
+def watch_anew() -> None:
+    """Forget which hooks were watched: they may have been replaced since. Called before a run."""
+    left.clear()
+
+
 def calls_left(alg: Algorithm, hook: str) -> int:
     """How many calls of a hook are still watched; −1 if the function is askew's own."""
     key = type(alg), hook
@@ -190,7 +195,7 @@ def versions(tensors: Iterable[Tensor]) -> list[int]:
 # sentences ------------------------------------------------------------------------------------------------------------
 
 
-def is_foreign(alg: Algorithm) -> bool:
+def is_users(alg: Algorithm) -> bool:
     """Is this not one of askew's own methods?"""
     return not is_askews(alg)
 
@@ -220,7 +225,7 @@ def wrong_return(alg: Algorithm, hook: str, expected: str, value: object) -> Alg
 def correct_hook(alg: Algorithm) -> str:
     """What to do about a wrong hook, with the file of a method that is not askew's own."""
     module = alg.settings_class().__module__
-    file = None if not is_foreign(alg) else getattr(sys.modules.get(module), "__file__", None)
+    file = None if not is_users(alg) else getattr(sys.modules.get(module), "__file__", None)
     return f"Correct the hook in {file!r}." if file else "Correct the hook."
 
 

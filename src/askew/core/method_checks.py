@@ -12,11 +12,12 @@ from typing import Any
 
 from ..errors import AlgorithmError
 from .algorithm import Algorithm
-from .hooks import correct_hook, is_foreign, wrong_return
+from .hooks import correct_hook, is_users, watch_anew, wrong_return
 from .settings import is_askews
 from .types import Part, State
 
 INTERFACE = {name: value for name, value in vars(Algorithm).items() if not name.startswith("_")}
+HOOKS = {name for name, value in INTERFACE.items() if isinstance(value, FunctionType)}
 TUPLES = ("broadcast", "before", "each", "after", "needs")  # class attributes that are tuples of names
 LOOKS = ("gradient", "validation")
 MODELS = ("global", "clients", "mean")  # what `evaluates` may return
@@ -24,11 +25,17 @@ MODELS = ("global", "clients", "mean")  # what `evaluates` may return
 
 def check_method(alg: Algorithm) -> None:
     """Refuse a method with a misspelt hook, a hook that takes other arguments, or a declaration of another type."""
+    watch_anew()
     phases = alg.phases()
     if not (isinstance(phases, tuple) and phases and all(isinstance(phase, Algorithm) for phase in phases)):
         raise wrong_return(alg, "phases", "a tuple of algorithms", phases)
     for phase in (alg, *(p for p in phases if p is not alg)):
-        if is_foreign(phase):
+        if on_object := sorted(HOOKS & vars(phase).keys()):
+            raise AlgorithmError(
+                f"{phase.display_name()}: {on_object[0]}() was set on the object, where engines do not look for it; "
+                "write a class of your own that defines it."
+            )
+        if is_users(phase):
             check_names(phase)
             check_arguments(phase)
             check_attributes(phase)
@@ -144,7 +151,7 @@ def check_declared(alg: Algorithm, kept: State, parts: object, private: object) 
     if not isinstance(private, Part):
         raise wrong_return(alg, "private", "a part, as space.last_layers(1) gives one", private)
     for phase in (alg, *alg.phases()):
-        unknown = [name for name in phase.broadcast if name not in kept] if is_foreign(phase) else []
+        unknown = [name for name in phase.broadcast if name not in kept] if is_users(phase) else []
         if unknown:
             raise AlgorithmError(
                 f"{phase.display_name()}: broadcast names {unknown[0]!r}, and server_state() and memory() declare "

@@ -161,9 +161,9 @@ def is_number(value: object) -> bool:
 
 
 def matches_type(value: object, kind: Any) -> bool:
-    """Does a plain value match an annotation? Tensors pass for floats: a sweep hands them in."""
+    """Does a plain value match an annotation?"""
     if kind is float:
-        return (is_number(value) and not math.isnan(float(typing.cast(float, value)))) or hasattr(value, "dtype")
+        return is_number(value) and not math.isnan(float(typing.cast(float, value)))
     if kind is int:
         return is_number(value) and float(typing.cast(float, value)).is_integer()
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -206,6 +206,8 @@ def allowed_values(field: dataclasses.Field[Any], kind: Any) -> str:
 def check_value(value: object, kind: Any, field: dataclasses.Field[Any], owner: str) -> object:
     """The value, made canonical (2 → 2.0, list → tuple), or a sentence."""
     meta = field.metadata
+    if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
+        value = value.item()  # a number of numpy or torch
 
     def refuse(rule: str) -> ConfigError:
         usual = (
@@ -245,8 +247,17 @@ def toml_text(value: object) -> str:
 
 
 def is_askews(defined: Any, package: str = "askew") -> bool:
-    """Is a class or function one of askew's, or of a package of it, and not a user's?"""
-    return str(getattr(defined, "__module__", "")).startswith(f"{package}.")
+    """Is a class, the class of an object, or a function one of askew's, or of a package of it, and not a user's?
+
+    Of a function it is asked where its code was written: functools.wraps copies the name of another's module.
+    """
+    if isinstance(defined, types.MethodType):
+        defined = defined.__func__
+    if isinstance(defined, types.FunctionType):
+        home = defined.__globals__.get("__name__", "")
+    else:
+        home = (defined if isinstance(defined, type) else type(defined)).__module__
+    return str(home).startswith(f"{package}.")
 
 
 def is_edited(old: type, new: type) -> bool:

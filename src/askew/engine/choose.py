@@ -36,9 +36,11 @@ DENSE = (
 )
 CONVOLUTION_LAYERS = {"Conv2d", "MaxPool2d", "AvgPool2d"}  # which work under vmap too, and are slow there on a CPU
 RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
-DRAWS, FORBIDS_PADDING = "_askew_draws", "_askew_forbids_padding"  # attributes that a trial gives a network
+# attributes that a trial of a user's network, method and criterion gives the network
+DRAWS, FORBIDS_PADDING, NEEDS_NUMBERS = "_askew_draws", "_askew_forbids_padding", "_askew_needs_numbers"
 AS_CONFIGURED = "as configured"  # the reason for an engine that was named
 ROW_ENGINES = ("stacked", "vmapped")  # engines that train many networks as rows
+TENSOR_ENGINES = ("slots", "stacked")  # engines in which a client's numbers are tensors
 
 
 class EngineSettings(Settings):
@@ -94,7 +96,7 @@ class EngineSettings(Settings):
 
 
 def stochastic(module: nn.Module) -> bool:
-    """Does the network draw random numbers while training? By its layers, or as a trial has shown."""
+    """Are random numbers drawn in training? By the network's layers, or as a trial of it and the method has shown."""
     by_layers = any(isinstance(layer, RANDOM) and getattr(layer, "p", 1) for layer in module.modules())
     return by_layers or getattr(module, DRAWS, False)
 
@@ -135,7 +137,14 @@ def choose(
     """
     if name in (*ROW_ENGINES, "slots") and stochastic(module):
         raise EngineError(
-            f'engine: "{name}" cannot run a network with dropout reproducibly; use engine.name = "sequential".'
+            f'engine: "{name}" cannot run a network with dropout, or a method that draws random numbers, reproducibly; '
+            'use engine.name = "sequential".'
+        )
+    if name in TENSOR_ENGINES and getattr(module, NEEDS_NUMBERS, False):
+        raise EngineError(
+            f'engine: "{name}" hands over the round, the learning rate and the like as tensors, with which a hook of '
+            "this method fails or gives another result; compute with them as with numbers (no dictionary, str or "
+            'isinstance, and torch.where instead of if), or use engine.name = "sequential" or "vmapped".'
         )
     if name == "stacked" and forbids_padding(module):
         return EngineChoice("vmapped", "stacked pads batches, which batch norm, or another layer or loss, would count")
@@ -144,8 +153,10 @@ def choose(
     if name != "auto":
         return EngineChoice(name, AS_CONFIGURED)
     if stochastic(module):
-        return EngineChoice("sequential", "the network draws random numbers while training")
+        return EngineChoice("sequential", "random numbers are drawn while training")
     foreign = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_askews(type(m))]
+    if space.device.type == "cuda" and getattr(module, NEEDS_NUMBERS, False):
+        return EngineChoice("sequential", "a hook of the method needs numbers where a GPU has tensors")
     if space.device.type == "cuda":
         return choose_on_cuda(module, space, foreign, compiled_or_bf16)
     if foreign:

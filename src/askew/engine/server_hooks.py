@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.hooks import STATE, correct_hook, in_words, is_foreign, is_pair, is_state, unchanged, wrong_return
+from ..core.hooks import STATE, correct_hook, in_words, is_pair, is_state, is_users, unchanged, wrong_return
 from ..core.space import Space
 from ..core.types import Cohort, State
 from ..errors import AlgorithmError
@@ -28,7 +28,7 @@ def weights(phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
     """The participants' weights [C]."""
     given = phase.weights(up, cohort)
     fitting = isinstance(given, Tensor) and given.shape == cohort.p.shape
-    if not fitting or (is_foreign(phase) and given.dtype != cohort.p.dtype):
+    if not fitting or (is_users(phase) and given.dtype != cohort.p.dtype):
         raise wrong_return(phase, "weights", f"a weight for each client, {in_words(cohort.p)}", given)
     return given.to(cohort.p.dtype)
 
@@ -37,7 +37,7 @@ def aggregate(
     phase: Algorithm, w: Tensor, up: State, cohort: Cohort, server: State, memory: State
 ) -> tuple[Tensor, State, State]:
     """The new model, server state and memory rows."""
-    with unchanged_inputs(phase, w, up, server) if is_foreign(phase) else nullcontext():
+    with unchanged_inputs(phase, w, up, server) if is_users(phase) else nullcontext():
         aggregated = phase.aggregate(w, up, cohort, server | memory)
     if not (is_pair(aggregated) and isinstance(aggregated[0], Tensor) and is_state(aggregated[1])):
         raise wrong_return(phase, "aggregate", f"the new model and {STATE}", aggregated)

@@ -27,7 +27,10 @@ from ..engine.base import Engine, OutputStage
 from ..engine.check import CheckedEngine
 from ..engine.choose import (
     AS_CONFIGURED,
+    DRAWS,
     FORBIDS_PADDING,
+    NEEDS_NUMBERS,
+    ROW_ENGINES,
     EngineChoice,
     EngineSettings,
     choose,
@@ -58,7 +61,7 @@ from ..models.network import Chain, use_kernels
 from ..participation import Uniform
 from ..version import __version__
 from .config import Config
-from .loss_check import loss_counts_padding
+from .method_check import method_traits
 from .network_check import check_module, check_rows
 
 NO_CALLS = ("labels", "public", "validation")  # needs of a method that are no calls of the network
@@ -221,8 +224,11 @@ def build_module(config: Config, fed: Federation) -> nn.Module:
         module = config.model.build_module(fed.shape, fed.classes)
     calls = [need for need in config.algorithm.needs if need not in NO_CALLS]
     module = check_module(module, fed, calls, config.local.batch)
-    if loss_counts_padding(config.algorithm, module, fed, config.local):
-        setattr(module, FORBIDS_PADDING, True)
+    traits = method_traits(config.algorithm, module, fed, config.local)
+    shown = {FORBIDS_PADDING: traits.counts_padding, DRAWS: traits.draws, NEEDS_NUMBERS: traits.needs_numbers}
+    for name, value in shown.items():
+        if value:
+            setattr(module, name, True)
     return module
 
 
@@ -335,6 +341,8 @@ def choose_engine(
     classes = fed.criterion == "cross_entropy"
     client_steps = classes and prefers_client_steps(config.algorithm, module, space, width, steps)
     choice = choose(config.engine.name, module, space, width, compiled_or_bf16, client_steps)
+    if callable(fed.criterion) and config.engine.name == "auto":
+        choice = without_failing_rows(choice, make, space)
     if config.engine.deterministic:
         choice = deterministic_choice(choice, space)
     elif choice.others and kept and kept.name in (choice.name, *choice.others):
@@ -343,6 +351,21 @@ def choose_engine(
         choice = try_engines(choice, config, space, fed, width / group.size, make)
     name, reason = group.broadcast([choice.name, choice.reason])
     return EngineChoice(name, reason)
+
+
+def without_failing_rows(choice: EngineChoice, make: Callable[[str], BuiltEngine], space: Space) -> EngineChoice:
+    """The choice without engines that cannot compute a user's criterion for many clients at once."""
+    failing = list[str]()
+    for name in {choice.name, *choice.others} & {*ROW_ENGINES}:
+        try:
+            make(name)
+        except EngineError:
+            failing.append(name)
+    others = tuple(name for name in choice.others if name not in failing)
+    if choice.name not in failing:
+        return choice._replace(others=others)
+    name = "slots" if space.device.type == "cuda" else "sequential"
+    return EngineChoice(name, "torch cannot compute the criterion for many clients at once")
 
 
 def deterministic_choice(choice: EngineChoice, space: Space) -> EngineChoice:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.algorithm import Algorithm
-from ..core.hooks import correct_hook, is_foreign
+from ..core.hooks import correct_hook, is_users
 from ..errors import AlgorithmError, AskewError
 
 OURS = str(Path(__file__).parents[1])  # the folder of askew itself
@@ -44,7 +44,7 @@ def hook_fault(e: BaseException) -> str | None:
     for frame, line in reversed(list(traceback.walk_tb(e.__traceback__))):
         code = frame.f_code
         method = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if not isinstance(method, Algorithm) or not is_foreign(method) or code.co_filename.startswith(OURS):
+        if not isinstance(method, Algorithm) or not is_users(method) or code.co_filename.startswith(OURS):
             continue
         names = {getattr(getattr(cls, n), "__code__", None): n for cls in type(method).__mro__ for n in vars(cls)}
         in_cell = Path(code.co_filename).parent.name.startswith("ipykernel_")  # of a notebook: there is no such file
@@ -61,7 +61,7 @@ def returned_fault(e: BaseException) -> str | None:
     """The sentence for an exception that came up in askew while it used what a user's hooks had returned."""
     for frame, _ in traceback.walk_tb(e.__traceback__):
         for method in (frame.f_locals.get(name) for name in ("alg", "phase", "self")):
-            if isinstance(method, Algorithm) and is_foreign(method):
+            if isinstance(method, Algorithm) and is_users(method):
                 return (
                     f"{method.display_name()}: askew failed on what its hooks returned ({type(e).__name__}: {e}); "
                     f"check names, shapes and types of what they return. {correct_hook(method)}"

@@ -7,9 +7,12 @@ what it makes of a sample depends on the others of its batch. Engines that pad b
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
@@ -35,12 +38,12 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str], batch: in
     """A copy of the network, after a trial: it takes the data's inputs and offers what the method calls."""
     name = type(module).__name__
     require_sizes(module)
-    check_buffers(module)
+    check_values(module)
     example = fed.inputs(fed.test.x[:2]).cpu()
     try:
         module = copy.deepcopy(module)  # a user's module stays as it is
         if example.is_floating_point():
-            example = example.to(next(module.parameters(), example).dtype)
+            example = example.to(next((p for p in module.parameters() if p.is_floating_point()), example).dtype)
         with torch.no_grad():
             output = copy.deepcopy(module).eval()(example)
     except Exception as e:
@@ -60,7 +63,7 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str], batch: in
             )
         with torch.no_grad():
             copy.deepcopy(module).eval()(example, call=call)
-    if not is_askews(type(module), "askew.models"):
+    if not is_own(module):
         samples = fed.inputs(fed.test.x[:TRIED]).cpu()
         draws = check_training(module, samples.to(example.dtype), name)
         setattr(module, DRAWS, draws)
@@ -80,8 +83,33 @@ def require_sizes(module: nn.Module) -> None:
         )
 
 
-def check_buffers(module: nn.Module) -> None:
-    """Refuse buffers that cannot be averaged over clients, and gradients that are no plain tensors."""
+def is_own(module: nn.Module) -> bool:
+    """Is this one of askew's networks, with no layer of a user's in it?"""
+    layers = [type(layer) for layer in module.modules()]
+    return is_askews(layers[0], "askew.models") and all(
+        is_askews(layer) or layer.__module__.startswith("torch.") for layer in layers
+    )
+
+
+def check_values(module: nn.Module) -> None:
+    """Refuse weights and buffers that cannot be sent or averaged, and what a copy of the network would not do."""
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise ModelError(
+                f"the parameter {name!r} of the network holds complex numbers, which are not trained; "
+                "keep its real and its imaginary part, as by torch.view_as_real."
+            )
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ModelError(
+                f"the parameter {name!r} of the network has a hook on its gradient, which a copy of the network does "
+                "not have; change the weight in forward, as by self.weight * mask, or the gradient in direction() of "
+                "a method of your own."
+            )
+    if replaced := [n or type(m).__name__ for n, m in module.named_modules() if "forward" in vars(m)]:
+        raise ModelError(
+            f"forward of {replaced[0]!r} was set on the object, and a copy of the network would run the old layers; "
+            "write a class of your own that defines it."
+        )
     for name, buffer in module.named_buffers():
         if buffer.is_complex():
             raise ModelError(
@@ -98,13 +126,16 @@ def check_buffers(module: nn.Module) -> None:
 
 
 def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
-    """Does a forward pass in training draw random numbers? What it changes that clients would share is refused."""
+    """Does a forward pass in training draw torch's random numbers? What it changes beside its output is refused."""
     probe, version = copy.deepcopy(module).train(), x._version
     before = {n: (buffer, buffer.clone()) for n, buffer in probe.named_buffers()}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        state = torch.get_rng_state()
-        probe(x)
+    weights = {n: (p.data_ptr(), p._version) for n, p in probe.named_parameters()}
+    numbers = plain_numbers(probe)
+    with torch.random.fork_rng(devices=[]), other_generators(), torch.no_grad():
+        state, others = torch.get_rng_state(), generator_states()
+        once = probe(x)[0]
         draws = not torch.equal(state, torch.get_rng_state())
+        draws_elsewhere = others != generator_states()
     if x._version != version:
         raise ModelError(
             f"the network {name} changes its input in place, and so the samples themselves; let it compute a new "
@@ -124,7 +155,58 @@ def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
                 f"the network {name} changes its buffer {own!r} in forward, which holds whole numbers and is not sent; "
                 "make it a buffer of floats."
             )
+    if changed := [n for n, p in probe.named_parameters() if weights.get(n) != (p.data_ptr(), p._version)]:
+        own = changed[0].removeprefix(WRAPPED)
+        raise ModelError(
+            f"the network {name} changes its weight {own!r} in forward, while engines keep all weights in one vector; "
+            f"compute a new tensor from it and use that, as by torch.renorm(self.{own}, …), or by "
+            "torch.nn.utils.parametrize."
+        )
+    if changed := [n for n, value in plain_numbers(probe).items() if numbers.get(n) != value]:
+        own = changed[0].removeprefix(WRAPPED)
+        raise ModelError(
+            f"the network {name} changes its number {own!r} in forward, which is neither sent nor stored; "
+            "make it a buffer of floats, as by register_buffer, and change it in place."
+        )
+    with torch.random.fork_rng(devices=[]), other_generators(), torch.no_grad():
+        torch.set_rng_state(state)
+        for buffer, values in before.values():
+            buffer.copy_(values)
+        again = probe(x)[0]
+    if draws_elsewhere or not torch.equal(once.nan_to_num(), again.nan_to_num()):
+        raise ModelError(
+            f"the network {name} gives another output when it is run again: it draws random numbers that are not "
+            "torch's own, or keeps something that is no buffer; draw by torch.rand and the like without a generator, "
+            "and keep what changes in a buffer of floats, changed in place."
+        )
     return draws
+
+
+def plain_numbers(module: nn.Module) -> dict[str, float]:
+    """The numbers that layers hold as attributes, by name."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, layer in module.named_modules()
+        for name, value in vars(layer).items()
+        if isinstance(value, (int, float)) and value == value
+    }
+
+
+def generator_states() -> tuple[object, ...]:
+    """The states of the generators of Python and numpy, to compare."""
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002 the one that a network may draw from
+    return random.getstate(), bytes(keys), *rest
+
+
+@contextmanager
+def other_generators() -> Iterator[None]:
+    """Leave the generators of Python and numpy as they were."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def padding_matters(module: nn.Module, x: Tensor, length: int) -> bool:
@@ -163,22 +245,37 @@ def training_step(module: nn.Module, x: Tensor, count: int) -> list[Tensor]:
 
 
 def check_rows(engine: str, task: Functional, fed: Federation) -> None:
-    """Refuse a user's network that torch cannot differentiate for many clients at once, in this engine's way."""
-    if is_askews(type(task.module), "askew.models"):
+    """Refuse a user's network or criterion that torch cannot differentiate for many clients at once."""
+    if is_own(task.module) and not callable(fed.criterion):
         return
-    batch = Batch(fed.inputs(fed.test.x[[0, 0]]), fed.test.y[[0, 0]])
-    rows, buffers = task.space.start.expand(2, -1).clone(), task.space.buffers
-    loss = partial(task.loss, batch=batch)
+    if has_backward_hooks(task.module):
+        raise EngineError(
+            f'engine: "{engine}" trains many clients at once, and this network has hooks on its backward pass, which '
+            'would see all of them; use engine.name = "sequential" or "slots".'
+        )
+    x, y = (torch.stack([t[:TRIED], t[:TRIED].flip(0)]) for t in (fed.inputs(fed.test.x[:TRIED]), fed.test.y[:TRIED]))
+    rows = [t.expand(2, -1).clone() for t in (task.space.start, task.space.buffers)] + [x, y]
+    loss = lambda x, y: partial(task.loss, batch=Batch(x, y))
     try:
         if engine == "stacked":
-            differentiate_rows(partial(value_and_buffers, task, loss, buffers), rows)
+            evaluate = lambda theta, buffers, x, y: value_and_buffers(task, loss(x, y), buffers, theta)
+            differentiate_rows(evaluate, *rows)
         else:
-            vmap(lambda theta: tuple(differentiate(task, loss, theta, buffers)))(rows)
+            vmap(lambda theta, buffers, x, y: tuple(differentiate(task, loss(x, y), theta, buffers)))(*rows)
     except Exception as e:
+        what = "criterion" if is_own(task.module) else "network or criterion" if callable(fed.criterion) else "network"
         raise EngineError(
-            f'engine: "{engine}" trains many clients at once, which torch cannot do with this network '
+            f'engine: "{engine}" trains many clients at once, which torch cannot do with this {what} '
             f'({first_line(e)}); use engine.name = "sequential" or "slots".'
         ) from None
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Has a layer, or have all layers of this process, a hook on the backward pass?"""
+    everywhere = torch.nn.modules.module
+    return bool(everywhere._global_backward_hooks or everywhere._global_backward_pre_hooks) or any(
+        layer._backward_hooks or layer._backward_pre_hooks for layer in module.modules()
+    )
 
 
 def check_output(output: object, example: Tensor, fed: Federation, name: str) -> None:

@@ -51,8 +51,11 @@ def dense_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def has_hooks(module: nn.Module) -> bool:
     """Does a layer do more than its class says? Kernels would not know of it."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any("forward" in vars(m) or any(getattr(m, name) for name in names) for m in module.modules())
+    names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    of_all = nn.modules.module
+    if any(getattr(of_all, f"_global_{name}") for name in names):
+        return True
+    return any("forward" in vars(m) or any(getattr(m, f"_{name}") for name in names) for m in module.modules())
 
 
 def flattens(layer: nn.Module) -> bool:

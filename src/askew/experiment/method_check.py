@@ -1,0 +1,151 @@
+"""A trial of a user's own method or criterion, before a run: what do engines have to know of it?
+
+Does its loss count samples that pad a batch? Does it draw random numbers? Does it take for numbers what some engines
+hand over as tensors? Of what is askew's own nothing is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..core import local
+from ..core.algorithm import Algorithm
+from ..core.differentiate import GradientResult, differentiate
+from ..core.settings import is_askews
+from ..core.space import Space
+from ..core.task import Bound
+from ..core.types import Batch, Client
+from ..data.federation import Federation, LocalSettings
+from ..errors import AlgorithmError
+from .network_check import CLOSE, LARGE, TRIED, with_copies
+
+LOCAL_HOOKS = ("begin", "carry", "loss", "direction", "descend", "note", "finish")
+NUMBERS = ("lr", "lr0", "steps", "tau", "size", "round", "coin")  # tensors in `slots` and `stacked`
+
+
+class MethodTraits(NamedTuple):
+    """What engines must know of a user's method."""
+
+    counts_padding: bool = False  # does its loss, or the criterion, change if samples of weight 0 pad a batch?
+    draws: bool = False  # does a step give another result when it is taken again?
+    needs_numbers: bool = False  # does it give another result where its numbers are tensors?
+
+
+def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: LocalSettings) -> MethodTraits:
+    """What a trial of the method shows, on a few samples of the test set."""
+    own = [hook for phase in alg.phases() for hook in LOCAL_HOOKS if not is_askews(getattr(type(phase), hook))]
+    if not own and not callable(fed.criterion):
+        return MethodTraits()
+    space = Space(module, torch.float64)
+    trial = Trial(alg, Bound(module, space, fed.criterion), fed, settings)
+    tried_loss = "loss" in own or callable(fed.criterion)
+    with torch.random.fork_rng(devices=[]):
+        counts_padding = tried_loss and trial.counts_padding()
+        draws, needs_numbers = trial.compare_steps() if own else (False, False)
+    return MethodTraits(counts_padding, draws, needs_numbers)
+
+
+class Trial:
+    """Trial steps of a method on a few samples, in float64."""
+
+    def __init__(self, alg: Algorithm, task: Bound, fed: Federation, settings: LocalSettings) -> None:
+        self.alg, self.task, self.fed, self.settings, self.space = alg, task, fed, settings, task.space
+        self.batch = first_samples(fed, self.space.dtype)
+
+    def counts_padding(self) -> bool:
+        """Does the loss change if further samples, of weight 0, pad its batch? True too where this cannot be tried.
+
+        As by F.cross_entropy(output, batch.y), which knows no weights, or a criterion that looks at the whole batch.
+        """
+        batch, dtype = self.batch, self.space.dtype
+        weight = torch.tensor([1.0] * len(batch.y) + [0.0] * TRIED, dtype=dtype)
+        padded = Batch(with_copies(batch.x, TRIED), with_copies(batch.y, TRIED), weight)
+        random = torch.randn(self.space.P, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        theta = self.space.start + 0.1 * random
+
+        def result(phase: Algorithm, client: Client, batch: Batch) -> GradientResult:
+            return differentiate(
+                self.task, lambda leaf: phase.loss(self.task, leaf, batch, client), theta, self.space.buffers
+            )
+
+        try:
+            for phase, client in self.first_clients(1):
+                (one, value, _), (other, padded_value, _) = (result(phase, client, b) for b in (batch, padded))
+                if differ([one, value], [other, padded_value]):
+                    return True
+        except Exception:  # whatever a user's hook raises: it is shown when the run calls it
+            return True
+        return False
+
+    def compare_steps(self) -> tuple[bool, bool]:
+        """Does a step give another result when it is taken again, and where the client's numbers are tensors?"""
+        draws = needs_numbers = False
+        before = [dict(vars(phase)) for phase in self.alg.phases()]
+        for round in (1, 2) if self.space.P <= LARGE else (1,):  # a table by rounds shows itself in the first two
+            try:
+                once, again = self.steps(round), self.steps(round)
+            except Exception:  # it is shown when the run calls it
+                break
+            draws |= differ(once, again)
+            try:
+                needs_numbers |= differ(once, self.steps(round, as_tensors=True))
+            except Exception:
+                needs_numbers = True
+        for phase, old in zip(self.alg.phases(), before, strict=True):
+            if changed := [name for name, value in vars(phase).items() if old.get(name, value) is not value]:
+                raise AlgorithmError(
+                    f"{phase.display_name()}: {changed[0]} was changed by one of its hooks, while all clients share "
+                    "the method; keep what changes in client_state, server_state or the carry."
+                )
+        return draws, needs_numbers and not draws
+
+    def steps(self, round: int, as_tensors: bool = False) -> list[Tensor]:
+        """What a step of every phase leaves, as the numbers 1 and 0.5 or as tensors of them."""
+        left = list[Tensor]()
+        for phase, client in self.first_clients(round, as_tensors):
+            progress = local.step(phase, self.task, client, local.begin(phase, client), self.batch)
+            result = local.finish(phase, client, progress)
+            left += [result.theta, *result.up.values(), *result.state.values()]
+        return left
+
+    def first_clients(self, round: int, as_tensors: bool = False) -> Iterator[tuple[Algorithm, Client]]:
+        """What a client knows before the first step of a round, phase by phase."""
+        alg, space, fed, settings = self.alg, self.space, self.fed, self.settings
+        state, parts, declared = alg.client_state(space), alg.parts(space), alg.server_state(space) | alg.memory(space)
+        carry = {"labels": fed.label_counts(fed.eligible[:1].tolist())[0].cpu()} if "labels" in alg.needs else {}
+        rates = (settings.lr, settings.lr, settings.momentum, settings.weight_decay, settings.clip_limit)
+        for phase in alg.phases():
+            sent = {
+                n: v.to(space.dtype) if v.is_floating_point() else v
+                for n, v in declared.items()
+                if n in phase.broadcast
+            }
+            client = Client(space.start, space.buffers, sent, state, carry, parts, *rates, 1.0, 1.0, 1.0, round, 0.5)
+            if as_tensors:
+                client = client._replace(
+                    **{name: torch.tensor(getattr(client, name), dtype=space.dtype) for name in NUMBERS}
+                )
+            begun = local.begin(phase, client)
+            yield phase, client._replace(carry=begun.carry)
+            result = local.finish(phase, client, begun)
+            state, carry = result.state, result.carry
+
+
+def first_samples(fed: Federation, dtype: torch.dtype) -> Batch:
+    """A few samples of the test set."""
+    given = fed.inputs(fed.test.x[:TRIED]).cpu(), fed.test.y[:TRIED].cpu()
+    x, y = (t.to(dtype) if t.is_floating_point() else t for t in given)
+    return Batch(x, y)
+
+
+def differ(these: list[Tensor], others: list[Tensor]) -> bool:
+    """Are two lists of results further apart than by rounding?"""
+    return any(
+        float((one - other).abs().max()) > CLOSE * (1 + float(one.abs().max()))
+        for one, other in zip(these, others, strict=True)
+        if one.is_floating_point() and one.numel()
+    )
