@@ -382,7 +382,9 @@ def plain_sgd(
     if optimiser_state:
         optimiser.load_state_dict(optimiser_state)
     optimiser.param_groups[0]["lr"] = local.rate(round)
-    for inputs, labels in first_client_batches(server.fed.plan([0], round, local, least=server.least)):
+    for inputs, labels in first_client_batches(
+        server.fed.plan([0], round, local, smallest_batch=server.smallest_batch)
+    ):
         optimiser.zero_grad()
         nn.functional.cross_entropy(module(inputs)[0], labels).backward()
         nn.utils.clip_grad_norm_(module.parameters(), local.clip_limit)

@@ -93,7 +93,7 @@ def overlapping_server(
     """A server before its first round."""
     plain = make_server(alg, problem, local, engine)
     made = given.pop("engine_of", lambda engine: engine)(plain.engine)
-    return OverlappingServer(plain.alg, plain.space, plain.fed, local, made, plain.seed, plain.least, **given)
+    return OverlappingServer(plain.alg, plain.space, plain.fed, local, made, plain.seed, plain.smallest_batch, **given)
 
 
 def run_clock(server: OverlappingServer, clock: OverlappingClock, rounds: int, first: int = 1) -> list[Record]:

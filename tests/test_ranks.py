@@ -25,7 +25,7 @@ from askew.data.dataset import Samples
 from askew.data.federation import LocalSettings
 from askew.engine import distributed, process_group
 from askew.engine.distributed import DistributedEngine, SharedEvaluator, balance_load
-from askew.engine.evaluate import CHUNK, Evaluator
+from askew.engine.evaluate import SAMPLES_AT_A_TIME, Evaluator
 from askew.engine.privacy import Privacy, PrivacyStage
 from askew.engine.process_group import PeerLost, ProcessGroup, close_sockets
 from askew.engine.server import Server
@@ -331,7 +331,9 @@ def test_a_checkpoint_is_the_same_whatever_the_number_of_ranks(before: int, afte
     assert identical(joint_state([server for server, _ in ranks]), state) and ranks[0][1] == records[3:]
 
 
-@pytest.mark.parametrize("count", [10, CHUNK, CHUNK + 1, 2 * CHUNK + 1, 5 * CHUNK - 3])
+@pytest.mark.parametrize(
+    "count", [10, SAMPLES_AT_A_TIME, SAMPLES_AT_A_TIME + 1, 2 * SAMPLES_AT_A_TIME + 1, 5 * SAMPLES_AT_A_TIME - 3]
+)
 def test_an_evaluation_on_ranks_gives_the_same_bits(count: int) -> None:
     server = make_server(FedAvg(), problem(FedAvg()), LOCAL)
     task, fed, rng = server.engine.task, server.fed, torch.Generator().manual_seed(0)
@@ -350,9 +352,9 @@ def test_an_evaluation_on_ranks_gives_the_same_bits(count: int) -> None:
 @pytest.mark.parametrize(
     ("count", "parts"),
     [
-        (CHUNK, [[], [], []]),  # each rank evaluates all, and nothing is exchanged
-        (CHUNK + 1, [[], [CHUNK], [1]]),
-        (5 * CHUNK - 3, [[CHUNK], [2 * CHUNK], [2 * CHUNK - 3]]),
+        (SAMPLES_AT_A_TIME, [[], [], []]),  # each rank evaluates all, and nothing is exchanged
+        (SAMPLES_AT_A_TIME + 1, [[], [SAMPLES_AT_A_TIME], [1]]),
+        (5 * SAMPLES_AT_A_TIME - 3, [[SAMPLES_AT_A_TIME], [2 * SAMPLES_AT_A_TIME], [2 * SAMPLES_AT_A_TIME - 3]]),
     ],
 )
 def test_an_evaluation_is_divided_by_whole_chunks(
@@ -374,4 +376,4 @@ def test_an_evaluation_is_divided_by_whole_chunks(
 
     ranks = on_ranks(3, lambda group: (make_server(FedAvg(), problem(FedAvg()), LOCAL), group), evaluate)
     assert [part_sizes for _, part_sizes in ranks] == parts
-    assert all(bool(group.table) == (count > CHUNK) for (_, group), _ in ranks)
+    assert all(bool(group.table) == (count > SAMPLES_AT_A_TIME) for (_, group), _ in ranks)

@@ -170,8 +170,8 @@ def test_runs_with_one_seed_share_plans_and_samples() -> None:
     works = [request.plan.train for request in requests]
     assert all(a is b for a, b in zip(*works, strict=True))
     buffers: dict[str, SampleBuffer] = {}
-    owners = [ClientJobs(request) for request in requests]
-    grown, first = fill_buffers(buffers, [(owner, i) for owner in owners for i in range(3)])
+    by_request = [ClientJobs(request) for request in requests]
+    grown, first = fill_buffers(buffers, [(request_jobs, i) for request_jobs in by_request for i in range(3)])
     assert grown and first["train"][:3] == first["train"][3:]
     assert sum(buffers["train"].filled) == sum(len(work.places) for work in works[0])
     other = build(make_config({"name": "fedavg"}, seed=1), cache)

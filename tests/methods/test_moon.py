@@ -56,7 +56,9 @@ def moon_training(
             z: Tensor = functional_call(problem.module, state, (inputs,))[1]
         return z
 
-    for inputs, labels in first_client_batches(problem.fed.plan([client], round, local, least=server.least)):
+    for inputs, labels in first_client_batches(
+        problem.fed.plan([client], round, local, smallest_batch=server.smallest_batch)
+    ):
         z_g, z_p = features(received, inputs), None if previous is None else features(previous, inputs)
         leaves = {n: model[n].detach().requires_grad_() for n in weights}
         problem.module.train()

@@ -12,21 +12,22 @@ Array = np.ndarray[Any, Any]
 def min_norm_point(gram: Array, rounds: int = 10_000) -> Array:
     """Wolfe's method: exact in finitely many steps. Returns the weights α ≥ 0, Σ α = 1, of the shortest Σ α_i u_i.
 
-    A corral of affinely independent points is kept; the affine minimiser of the corral either lies inside its hull,
-    then the point that improves most joins it, or outside, then the first point to reach weight zero leaves.
+    The active points, which are affinely independent, have weights; the others have none. If the shortest affine
+    combination of the active points lies in their hull, the point that improves most becomes active. If it lies
+    outside, the first active point to reach weight zero leaves.
     """
     gram = np.asarray(gram, dtype=np.float64)
     m = len(gram)
     scale = max(float(np.abs(np.diag(gram)).max()), 1e-300)
-    corral, alpha = [int(np.diag(gram).argmin())], np.ones(1)
+    active, alpha = [int(np.diag(gram).argmin())], np.ones(1)
     for _ in range(rounds):
-        products = gram[:, corral] @ alpha  # ⟨u_i, u⟩
+        products = gram[:, active] @ alpha  # ⟨u_i, u⟩
         best = int(products.argmin())
-        if best in corral or products[best] > alpha @ products[corral] - 1e-14 * scale:
+        if best in active or products[best] > alpha @ products[active] - 1e-14 * scale:
             break
-        corral, alpha = [*corral, best], np.append(alpha, 0.0)
+        active, alpha = [*active, best], np.append(alpha, 0.0)
         while True:
-            affine = affine_minimiser(gram[np.ix_(corral, corral)])
+            affine = affine_minimiser(gram[np.ix_(active, active)])
             if affine.min() > 1e-14:
                 alpha = affine
                 break
@@ -36,11 +37,11 @@ def min_norm_point(gram: Array, rounds: int = 10_000) -> Array:
             )
             alpha = (1 - step) * alpha + step * affine
             keep = alpha > 1e-14
-            corral, alpha = [c for c, k in zip(corral, keep, strict=True) if k], alpha[keep] / alpha[keep].sum()
-            if len(corral) == 1:
+            active, alpha = [c for c, k in zip(active, keep, strict=True) if k], alpha[keep] / alpha[keep].sum()
+            if len(active) == 1:
                 break
     weights = np.zeros(m)
-    weights[corral] = alpha / alpha.sum()
+    weights[active] = alpha / alpha.sum()
     return weights
 
 

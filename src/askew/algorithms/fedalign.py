@@ -5,13 +5,9 @@
 
 Mendieta et al., Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning, CVPR 2022 (arXiv
 2111.14213). σ is the top singular value, by ten power iterations from ones. The narrow block reads the first quarter of
-the detached input's channels and has the first quarter of every layer's width; both ends of T_narrow are narrow, and
-T_full is detached. As in the authors' code the block is the last stage of a residual network; in networks whose layers
-stand in a row it is the last hidden layer. The narrow input is needed: the units of the narrow block are among those of
-the full one, so on the same input σ(T_narrow) can never reach σ(T_full), and without normalisation the weights grow
-without end. The authors divide by ℓ_L as it is; here by at least 1e-4 mean_B σ(T_full)², as a gap of less than 1% is
-smaller than the rounding of σ in float32 allows to follow. They train with Nesterov momentum, ours is heavy-ball; they
-clip at 10 (`local.clip`). μ = 0 is FedAvg.
+the detached input's channels and has the first quarter of every layer's width; T_full is detached. As in the authors'
+code the block is the last stage of a residual network; in networks whose layers stand in a row it is the last hidden
+layer. Where we differ from the code: a floor under ℓ_L, and no Nesterov momentum. μ = 0 is FedAvg.
 """
 
 from __future__ import annotations
@@ -25,7 +21,9 @@ from ..core.types import Batch, Client
 from .fedavg import FedAvg
 
 ITERATIONS = 10
-ALIGNED = 1e-4  # of the mean σ²: below that ℓ_L counts as this large
+# The least ℓ_L that is divided by, as a share of mean_B σ(T_full)². The authors divide by ℓ_L as it is; but a gap of
+# less than 1% between the two σ is smaller than the rounding of σ in float32 allows to follow.
+ALIGNED = 1e-4
 
 
 class FedAlign(FedAvg):
@@ -41,6 +39,8 @@ class FedAlign(FedAvg):
         output, before, full, before_narrow, narrow = task(theta, batch, call="transfer")
         ce = task.mean_loss(output, batch)
         target = top_singular_value(before.detach(), full.detach())
+        # The narrow input is needed: the units of the narrow block are among those of the full one. On the same input
+        # its σ can never reach the full block's, and without normalisation the weights grow without end.
         gap = top_singular_value(before_narrow.detach(), narrow) - target
         lipschitz = task.mean(gap.square(), batch)
         least = ALIGNED * task.mean(target.square(), batch)

@@ -50,6 +50,7 @@ class FedAMD(FedAvg):
         return {"v": d, "last": theta}
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        # 1 for an anchor; the sum with 0 makes a tensor of the coin, which is a number in some engines
         role = (client.w.new_zeros(()) + client.coin < self.anchor).to(theta.dtype)
         return {
             "message": role * client.carry["gradient"] + (1 - role) * (theta - client.w),

@@ -6,13 +6,8 @@
 
 Xie, Koyejo, Gupta, Asynchronous Federated Optimization, OPT 2020 (arXiv 1903.03934), Algorithm 1. τ_i is the staleness:
 how many steps the server took between the model from which a client started and the step that uses its answer, 0 for
-the newest, as in the authors' code. The client sends its model and not its update: an update, w + α (θ_i − w_τ), would
-not forget where the client started, and is FedBuff's step.
-
-The server steps with every answer: `time.wait = "buffer"` and `time.buffer = 1`. Where a step has several answers, w is
-mixed with their mean: w ← w + Σ p_i α_i (θ_i − w). With α = 1 and ρ = 0 and without stale answers it is FedAvg. The
-authors' code halves α after 800 of 2000 steps; here it stays. Its setting for ρ is γ ρ, 0.01 for the rate γ = 0.1.
-Batch-norm statistics are those of the answers, not mixed.
+the newest. The server steps with every answer: `time.wait = "buffer"` and `time.buffer = 1`; where a step has several,
+w is mixed with their mean. With α = 1 and ρ = 0 and without stale answers it is FedAvg.
 """
 
 from __future__ import annotations
@@ -61,6 +56,7 @@ class FedAsync(Algorithm):
         return Affine(pull=self.rho, shift=-self.rho * client.w)
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        # not an update: w + α (θ_i − w_τ) would not forget where the client started, and is FedBuff's step
         return {"model": theta}, client.state
 
     def mixing(self, cohort: Cohort) -> Tensor:
@@ -73,5 +69,5 @@ class FedAsync(Algorithm):
         )
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        p = self.weights(up, cohort) * self.mixing(cohort)
+        p = self.weights(up, cohort) * self.mixing(cohort)  # of one answer α_i
         return w + p @ (up["model"] - w), server

@@ -4,18 +4,8 @@
 
 Wang, Ji, A Lightweight Method for Tackling Unknown Participation Statistics in Federated Averaging, ICLR 2024 (arXiv
 2306.03401), Algorithm 2, as in the authors' code. An interval is the number of rounds from one participation to the
-next; it also ends after K rounds without one. The first begins with the first round, and the interval that a
-participation ends counts from the client's next one on. A client that takes part independently with chance p has
-intervals of mean (1 − (1 − p)^K) / p, which is 1/p without a cutoff: the step is then unbiased for the mean over all N
-clients, however uneven their chances are. `cutoff` is K; the paper has experiments with K = 50 and, as by default,
-without.
-
-Intervals lie end to end. So the server keeps two numbers of a client: the round t_i of its last participation, which is
-the sum of the intervals, and their number M_i. What the cutoff adds is computed when the client comes again, in round
-t: c = ⌊(t − 1 − t_i) / K⌋ intervals of length K ended meanwhile, and ω_i = (t_i + c K) / (M_i + c).
-
-The step is divided by N and not by the cohort; with everybody in every round it is FedAvg's. With
-`weighting = "samples"` the mean over all clients is that by sample counts.
+next; it also ends after `cutoff` rounds without one. The step is divided by N and not by the cohort; with everybody in
+every round it is FedAvg's. With `weighting = "samples"` the mean over all clients is that by sample counts.
 """
 
 from __future__ import annotations
@@ -59,3 +49,15 @@ class FedAU(FedAvg):
         if self.cutoff is None:
             return torch.zeros_like(last)
         return torch.div(cohort.round - 1 - last, self.cutoff, rounding_mode="floor")
+
+
+# the mean interval --------------------------------------------------------------------------------------------------
+#
+# A client that takes part independently with chance p has intervals of mean (1 − (1 − p)^K) / p for the cutoff K, which
+# is 1/p without one: the step is then unbiased for the mean over all N clients, however uneven their chances are.
+#
+# The first interval begins with the first round, and the interval that a participation ends counts from the client's
+# next one on. Intervals follow each other without a gap. So the server keeps two numbers of a client: the round t_i of
+# its last participation, which is the sum of the intervals, and their number M_i. What the cutoff adds is computed when
+# the client comes again, in round t: c = ⌊(t − 1 − t_i) / K⌋ intervals of length K ended meanwhile, and
+# ω_i = (t_i + c K) / (M_i + c).

@@ -4,17 +4,10 @@
     w ← mean_S x_i⁺,      x_i ← w and t_i ← t for the participants       at first x_i is the start and t_i = 0
 
 Xiang, Ioannidis, Yeh, Joe-Wong, Su, Efficient Federated Learning against Heterogeneous and Non-stationary Client
-Unavailability, NeurIPS 2024 (arXiv 2409.17446), Algorithm 1; the factor t − t_i, "adaptive innovation echoing", is in
-line 11, the average after the update, "implicit gossiping", in lines 15–18. Up to a round in which it takes part the
-factors of a client add up to t (Proposition 1), and averaging keeps the mean of all x_i: so all clients count alike,
-however uneven their chances are and however they change. With everybody in every round it is FedAvg.
-
-In the paper the server sends the new w to the participants at the end of a round, and each stores it as x_i. Here the
-server stores x_i and sends it with the next request: the same numbers, with one vector more to every participant,
-because w, which it does not use, is sent too. After a long absence an update is long, and w may jump. The authors' code
-shortens the mean update to length 0.5 (`longest = 0.5`), which Algorithm 1 does not, and measures the mean of all x_i
-instead of w (`evaluate_mean = true`). With `weighting = "samples"` the means are by sample counts. Batch-norm
-statistics are those received with w.
+Unavailability, NeurIPS 2024 (arXiv 2409.17446), Algorithm 1. The factors t − t_i of a client add up to the rounds so
+far (Proposition 1), and averaging keeps the mean of all x_i: so all clients count alike, however uneven their chances
+are. With everybody in every round it is FedAvg. After a long absence an update is long, and w may jump: `longest`
+limits it as the authors' code does. Batch-norm statistics are those received with w.
 """
 
 from __future__ import annotations
@@ -42,6 +35,9 @@ class FedAWE(Algorithm):
     )
     evaluate_mean: bool = setting("measure the mean of all clients' models instead of w", default=False)
 
+    # In the paper the server sends the new w to the participants at the end of a round, and each stores it as x_i. Here
+    # the server stores x_i and sends it with the next request, beside w: the same numbers, with one vector more.
+
     def memory(self, space: Space) -> State:
         return {"x": space.start.clone(), "last": space.scalar()}
 
@@ -49,7 +45,7 @@ class FedAWE(Algorithm):
         return client.server["x"]
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
-        x, echo = client.server["x"], client.round - client.server["last"]
+        x, echo = client.server["x"], client.round - client.server["last"]  # "adaptive innovation echoing", line 11
         return {"delta": (x - client.w) + self.server_scale * echo * (theta - x)}, client.state
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
@@ -58,7 +54,7 @@ class FedAWE(Algorithm):
         return w, server | rows
 
     def average(self, w: Tensor, up: State, cohort: Cohort, server: State) -> Tensor:
-        """mean_S x_i⁺."""
+        """mean_S x_i⁺: "implicit gossiping", lines 15–18."""
         return w + self.weights(up, cohort) @ up["delta"]
 
     def variants(self) -> tuple[type[Algorithm], ...]:

@@ -31,8 +31,6 @@ class FedBN(FedAvg):
         return {"clients": "clients", "server_mean": "mean", "server_init": "global"}[self.eval]
 
     def remark(self, space: Space) -> str:
-        return (
-            ""
-            if not self.private(space).empty
-            else "the network has no batch-norm layer, so FedBN is FedAvg with equal weights here."
-        )
+        if self.private(space).empty:
+            return "the network has no batch-norm layer, so FedBN is FedAvg with equal weights here."
+        return ""

@@ -4,10 +4,9 @@
     M ← mean_S (w − θ_i) / (η K_i),    w ← w + η_g mean_S δ_i
 
 Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021 (arXiv 2106.10874), Algorithm 2. The paper assumes
-equal K and steps without momentum; each client is divided by its own length here, and by the rate of its round, so that
-M is a mean of gradients whatever sizes and schedule. Under local momentum K_i steps are a_i > K_i long (FedNova's
-length): `length = "nova"`, the default, divides by a_i, which keeps M a mean of gradients, and `length = "steps"` by
-the K_i of the paper. Without momentum a_i is K_i. M starts at 0: the first round takes steps of α.
+equal K and steps without momentum. Here each client is divided by its own length and by the rate of its round, so that
+M is a mean of gradients whatever sizes and schedule; under local momentum the length is FedNova's a_i, or with
+`length = "steps"` the paper's K_i. M starts at 0: the first round takes steps of α.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from ..core.algorithm import Gradient
 from ..core.settings import setting
 from ..core.space import Space
 from ..core.types import Affine, Client, Cohort, State
+from ._mean_gradient import cohort_mean_gradient, length_setting
 from .fedavg import FedAvg
 
 
@@ -35,10 +35,7 @@ class FedCM(FedAvg):
         hint="papers use 0.001–1, try 0.1.",
         tries=(0.03, 0.1, 0.3),
     )
-
-    length: str = setting(
-        "length of a round in M: a_i of FedNova, or the paper's K_i", default="nova", choices=("nova", "steps")
-    )
+    length: str = length_setting("M")
 
     def divides_by_rate(self) -> str:
         return "current"
@@ -54,5 +51,4 @@ class FedCM(FedAvg):
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         w, _ = super().aggregate(w, up, cohort, server)
-        length = cohort.tau if self.length == "nova" else cohort.steps
-        return w, {"M": -(cohort.p / (length * cohort.lr)) @ up["delta"]}
+        return w, {"M": cohort_mean_gradient(up["delta"], cohort, self.length)}

@@ -5,13 +5,9 @@
     w ← mean_S θ_i + mean_N h_i,    c ← c + (1/N) Σ_S (n_i / n̄)(c_i⁺ − c_i)
 
 Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, CVPR 2022
-(arXiv 2203.11751), Algorithm 1. Paper and code differ twice, and we follow the code: the paper's variate is the
-client's last displacement (`variate = "displacement"`), and it averages θ_i + h_i by sample counts (`rule = "paper"`).
-The divisor has the initial rate, as in the code. For unequal sizes the code also divides c by n_i / n̄, in the local
-step and in the variate (`divide_c`; the same fixed point, less stable), and takes K from the average size in the
-divisor, which is not copied. Without variates and clipping it is FedDyn, without the drift and α SCAFFOLD. `exact`
-rests on: full batches, equal sizes (or the sample-weighted mean loss), no clipping, `rule = "code"`: under partial
-participation the paper's rule leaves the participants' drifts in the model.
+(arXiv 2203.11751), Algorithm 1. Where paper and code differ, the formulas are the code's; `variate = "displacement"`
+and `rule = "paper"` are the paper's. Without variates and clipping it is FedDyn, without the drift and α SCAFFOLD.
+`exact` rests on: full batches, equal sizes (or the sample-weighted mean loss), no clipping, `rule = "code"`.
 """
 
 from __future__ import annotations
@@ -21,8 +17,8 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Gradient
 from ..core.settings import setting
 from ..core.space import Space
-from ..core.types import Affine, Client, Cohort, State
-from .scaffold import mean_gradient
+from ..core.types import Affine, Client, Cohort, Number, State
+from ._mean_gradient import length_setting, mean_gradient
 
 
 class FedDC(Algorithm):
@@ -47,9 +43,7 @@ class FedDC(Algorithm):
         default="code",
         choices=("code", "displacement", "off"),
     )
-    variate_norm: str = setting(
-        "length of a round in the variate: a_i of FedNova, or K_i", default="nova", choices=("nova", "steps")
-    )
+    variate_norm: str = length_setting("the variate")
     variate_lr: str = setting("rate in the variate's divisor", default="initial", choices=("current", "initial"))
     rule: str = setting(
         "server rule: participants' models plus all drifts, or the paper's", default="code", choices=("code", "paper")
@@ -66,13 +60,17 @@ class FedDC(Algorithm):
         return {"c": space.zeros(), "h": space.zeros()}
 
     def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
-        pull = self.alpha / client.size * (theta - client.w + client.state["h"])
+        pull = self.strength(client) * (theta - client.w + client.state["h"])
         return grad(theta) + pull + self.c(client) - client.state["c"]
 
     def affine_step(self, client: Client) -> Affine:
-        strength = self.alpha / client.size
-        shift = strength * (client.state["h"] - client.w) + self.c(client) - client.state["c"]
-        return Affine(pull=strength, shift=shift)
+        alpha = self.strength(client)
+        shift = alpha * (client.state["h"] - client.w) + self.c(client) - client.state["c"]
+        return Affine(pull=alpha, shift=shift)
+
+    def strength(self, client: Client) -> Number:
+        """α_i. Divided by the client's size, the plain mean of the h_i is a mean of gradients by sample counts."""
+        return self.alpha / client.size
 
     def c(self, client: Client) -> Tensor:
         """The server's variate, as the client uses it."""
@@ -80,7 +78,7 @@ class FedDC(Algorithm):
 
     def new_variate(self, theta: Tensor, client: Client) -> tuple[Tensor, Tensor]:
         """c_i⁺, and what goes up of its change."""
-        g = mean_gradient(theta, client, self.variate_norm, self.variate_lr)
+        g = mean_gradient(client.w, theta, client, self.variate_norm, self.variate_lr)
         c = client.state["c"] - self.c(client) + g
         return c, (c - client.state["c"]) * client.size
 
@@ -109,7 +107,9 @@ class FedDC(Algorithm):
 
 
 class PaperRule(FedDC):
-    """The paper's server rule: the mean of θ_i + h_i by sample counts."""
+    """The paper's server rule: the mean of θ_i + h_i by sample counts. Under partial participation it leaves the
+    participants' drifts in the model, so it is not exact.
+    """
 
     own_weights = 'rule = "paper" always weighs by sample counts'
 
@@ -144,7 +144,7 @@ class DisplacementVariate(FedDC):
     """The paper's variate: the client's last displacement, as a mean gradient."""
 
     def new_variate(self, theta: Tensor, client: Client) -> tuple[Tensor, Tensor]:
-        c = mean_gradient(theta, client, self.variate_norm, self.variate_lr)
+        c = mean_gradient(client.w, theta, client, self.variate_norm, self.variate_lr)
         return c, c - client.state["c"]
 
 
@@ -157,7 +157,9 @@ class NoVariate(FedDC):
 
 
 class DividedC(FedDC):
-    """c divided by n_i / n̄, as the code does for unequal sizes."""
+    """c divided by n_i / n̄ in the local step and in the variate, as the code does for unequal sizes: the same fixed
+    point, but less stable. The code's divisor also takes K from the average size, which is not copied.
+    """
 
     def c(self, client: Client) -> Tensor:
         return super().c(client) / client.size

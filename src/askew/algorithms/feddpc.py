@@ -51,9 +51,8 @@ class FedDPC(FedAvg):
         ratio, defined = length_ratio(delta, r, self.max_ratio)
         factor = torch.where(defined, self.factor(ratio), 0.0).to(r.dtype)
         z = self.weights(up, cohort) @ (factor[:, None] * r)
-        record = {"ratio": ratio.max(), "undefined": (~defined).sum(), "turn": cosine(z, d)}
-        state = {name: value.to(w.dtype) for name, value in record.items()}
-        return w + self.scale(cohort) * z, state | {"prev": torch.where(norm(z) > 0, z, d)}
+        state = {**self.record(ratio, defined, z, d), "prev": torch.where(norm(z) > 0, z, d)}
+        return w + self.scale(cohort) * z, state
 
     def residual(self, delta: Tensor, d: Tensor) -> Tensor:
         """r_i = δ_i − (⟨δ_i, d⟩ / ⟨d, d⟩) d, rows [C, P]; δ_i where there is no d yet."""
@@ -62,6 +61,11 @@ class FedDPC(FedAvg):
     def factor(self, ratio: Tensor) -> Tensor:
         """λ + ‖δ_i‖ / ‖r_i‖."""
         return self.lam + ratio
+
+    def record(self, ratio: Tensor, defined: Tensor, z: Tensor, d: Tensor) -> State:
+        """Numbers for the round's record: the largest ‖δ_i‖ / ‖r_i‖, how many are undefined, the cosine of z and d."""
+        record = {"ratio": ratio.max(), "undefined": (~defined).sum(), "turn": cosine(z, d)}
+        return {name: value.to(d.dtype) for name, value in record.items()}
 
     def check(self) -> None:
         super().check()

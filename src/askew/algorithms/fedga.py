@@ -3,11 +3,8 @@
     θ_i starts at w + β (G_i − Ḡ),    then plain steps,    w ← w + η_g mean_S (θ_i − w)
 
 Dandi, Barba, Jaggi, Implicit Gradient Alignment in Distributed and Federated Learning, AAAI 2022 (arXiv 2106.13897).
-`form = "exact"`: G_i is client i's gradient at w, Ḡ the participants' mean: one more exchange a round, a phase of its
-own. `form = "memory"`: G_i is the client's last mean gradient, measured from its displaced start, and Ḡ the last global
-update in the same unit; a client that never took part starts at w. A mean gradient is a displacement divided by η and
-by the length of its steps: `length = "nova"`, the default, takes FedNova's a_i and `length = "steps"` the K_i of the
-paper, which is the same without local momentum. FedDPC's comparison uses the memory form.
+G_i is client i's gradient at w, Ḡ the participants' mean: they are measured in a phase of its own. `form = "memory"`,
+FedDPC's comparison, needs no such phase: it takes the client's last mean gradient and the last global update instead.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from ..core.settings import setting
 from ..core.space import Space
 from ..core.types import Client, Cohort, State
 from ..errors import ConfigError
+from ._mean_gradient import cohort_mean_gradient, length_setting, mean_gradient
 from .fedavg import FedAvg
 
 
@@ -37,12 +35,7 @@ class FedGA(FedAvg):
         tries=(0.01, 0.1, 1.0),
     )
     form: str = setting("gradients measured anew, or remembered", default="exact", choices=("exact", "memory"))
-
-    length: str = setting(
-        'length of a round in the gradients of form = "memory": a_i of FedNova, or the paper\'s K_i',
-        default="nova",
-        choices=("nova", "steps"),
-    )
+    length: str = length_setting('the gradients of form = "memory"')
 
     def check(self) -> None:
         super().check()
@@ -57,10 +50,6 @@ class FedGA(FedAvg):
 
     def begin(self, client: Client) -> Tensor:
         return client.w + self.beta * (client.carry["gradient"] - client.server["g"])
-
-    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
-        w, _ = super().aggregate(w, up, cohort, server)
-        return w, {"g": server["g"]}
 
     def variants(self) -> tuple[type[Algorithm], ...]:
         return (Remembered,) if self.form == "memory" else ()
@@ -84,7 +73,9 @@ class Probe(Algorithm):
 
 
 class Remembered(FedGA):
-    """form = "memory": the client's last mean gradient, and the last global update in the same unit."""
+    """form = "memory": G_i is the client's last mean gradient, measured from its displaced start, and Ḡ the last global
+    update in the same unit. A client that never took part starts at w.
+    """
 
     def divides_by_rate(self) -> str:
         return "current"
@@ -99,11 +90,9 @@ class Remembered(FedGA):
         return client.w + self.beta * client.state["seen"] * (client.state["g"] - client.server["g"])
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
-        length = client.tau if self.length == "nova" else client.steps
-        g = (self.begin(client) - theta) / (length * client.lr)
+        g = mean_gradient(self.begin(client), theta, client, self.length)
         return {"delta": theta - client.w}, {"g": g, "seen": torch.ones_like(client.state["seen"])}
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         w, _ = super().aggregate(w, up, cohort, server)
-        length = cohort.tau if self.length == "nova" else cohort.steps
-        return w, {"g": -(cohort.p / (length * cohort.lr)) @ up["delta"]}
+        return w, {"g": cohort_mean_gradient(up["delta"], cohort, self.length)}

@@ -43,7 +43,7 @@ class FedMGDAPlus(Algorithm):
         length = norm(up["delta"])
         moved = length > 0
         if not bool(moved.any()):
-            return w, {"norm": server["norm"] * 0}
+            return w, {"norm": torch.zeros_like(server["norm"])}
         g = -up["delta"][moved].double() / length[moved, None]
         share = (cohort.p[moved] / cohort.p[moved].sum()).double().cpu().numpy()
         gram = (g @ g.T).cpu().numpy()

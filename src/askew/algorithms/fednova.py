@@ -1,13 +1,13 @@
 """FedNova: displacements are divided by the length of the path that made them before they are averaged.
 
+    v ← ρ v + g(θ) + μ (θ − w),   θ ← θ − η v                 μ: strength of an optional proximal term
+    c ← ρ c + 1 − ημ a,   a ← a + c                           the path's length; plain SGD: a_i = K_i
     w ← w + τ_eff Σ_S p_i δ_i / a_i,    τ_eff = Σ_S p_i a_i   (with a proximal term: Σ_S p_i K_i)
-    per step:  c ← ρ c + 1 − ημ a,   a ← a + c                (plain SGD: a_i = K_i)
 
 Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020 (arXiv
-2007.07481). As in the authors' optimiser the proximal term is outside the clipped norm and, added to the buffer in
-place, carried on by momentum. Their code counts a twice when momentum and proximal term are both on; the recursion
-above is the exact sum of the gradients' coefficients then too. `server_momentum` acts as in FedAvgM, on displacements;
-the authors' is in gradient units, the same at a constant rate.
+2007.07481). As in the authors' optimiser the proximal term is outside the clipped norm, and momentum carries it on.
+Their code counts a twice when momentum and proximal term are both on; the recursion above is the exact sum of the
+gradients' coefficients then too. `server_momentum` acts as in FedAvgM, on displacements.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FedNova(Algorithm):
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         p, a = self.weights(up, cohort), up["a"]
-        if bool((a <= 0).any()):  # ημ above 1 with momentum: such a path leads nowhere, and its client is left out
+        if bool((a <= 0).any()):  # ημ > 1 with momentum: the update has no length to divide by, and is left out
             p, a = torch.where(a > 0, p, 0), torch.where(a > 0, a, 1)
             p = p / p.sum().clamp(min=torch.finfo(p.dtype).tiny)
         tau_eff = p @ (a if self.mu == 0 else cohort.steps)

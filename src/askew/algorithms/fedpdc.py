@@ -1,16 +1,15 @@
 """FedPDC: a public set at the server weighs the clients.
 
-    a_i: accuracy of client i's last model on the public set, 1 if it did not take part in the round before
-    literal (default)    loss CE + λ (1 − a_i)
-    prox                 loss CE + λ (1 − a_i)/2 · ‖θ − w‖²           ours
-    loss_scale           loss CE · (1 + λ (1 − a_i))                  ours
-    w ← Σ_S a_i θ_i / Σ_S a_j                                         with the new accuracies
+    loss:  CE + λ (1 − a_i)              this term has no gradient, as published
+    w ← Σ_S a_i θ_i / Σ_S a_j            with the new accuracies
+
+a_i is the accuracy of client i's last model on the public set, in the loss 1 if it did not take part in the round
+before.
 
 Zhang, Zhang, FedPDC: Federated Learning for Public Dataset Correction (arXiv 2302.12503), Algorithm 2, Eqs. 6–8. The
-published penalty does not depend on the weights being trained: its gradient is zero, so `literal` is accuracy-weighted
-FedAvg for every λ. `prox` and `loss_scale` are effective variants of our own making, never the paper's method.
-`adaptive` takes λ = 0.5·t (the self-adaptive form); with `prox` it is bounded so that η λ (1 − a) ≤ 1. The public set
-is taken from the training data before partitioning, never from the test set.
+published penalty does not depend on θ, so the method is accuracy-weighted FedAvg for every λ. Two variants below make
+the penalty effective; they are ours and never the paper's method. The public set is taken from the training data before
+partitioning, never from the test set.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class FedPDC(FedAvg):
         "penalty factor λ", default=10.0, least=0, hint="the paper uses 0.1–10.", tries=(0.1, 1.0, 10.0)
     )
     penalty: str = setting("form of the penalty", default="literal", choices=("literal", "prox", "loss_scale"))
-    adaptive: bool = setting("λ = 0.5·t instead of a constant", default=False)
+    adaptive: bool = setting("λ = 0.5·t instead of a constant, the self-adaptive form", default=False)
 
     def memory(self, space: Space) -> State:
         return {"a": space.scalar(), "at": space.scalar()}
@@ -50,7 +49,7 @@ class FedPDC(FedAvg):
         return (0.5 * client.round if self.adaptive else self.lam) * (1 - a)
 
     def loss(self, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
-        return task.loss(theta, batch) + self.factor(client)
+        return task.loss(theta, batch) + self.factor(client)  # this term has no gradient, as published
 
     def weights(self, up: State, cohort: Cohort) -> Tensor:
         assert cohort.public is not None
@@ -72,7 +71,7 @@ class FedPDC(FedAvg):
 
 
 class ProximalPenalty(FedPDC):
-    """λ (1 − a_i)/2 · ‖θ − w‖², with a factor of at most 1/η."""
+    """CE + λ (1 − a_i)/2 · ‖θ − w‖²; the factor λ (1 − a_i) is at most 1/η, since a longer step would pass w."""
 
     def loss(self, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
         return task.loss(theta, batch)
@@ -83,7 +82,7 @@ class ProximalPenalty(FedPDC):
 
 
 class ScaledLoss(FedPDC):
-    """The loss times 1 + λ (1 − a_i)."""
+    """CE · (1 + λ (1 − a_i))."""
 
     def loss(self, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
         return task.loss(theta, batch) * (1 + self.factor(client))

@@ -1,21 +1,10 @@
-"""FedPMVR: after local training the last layers are pulled back by a momentum of their own update.
+"""FedPMVR: after local training the last layers are pulled back by a share of their own update.
 
-    δ = θ − w;  q marks the last two layers
+    θ_i ← θ_i − α (θ_i − w) on the last two layers,    w ← mean_S θ_i
 
-    displacement (default)   q: θ − α δ                                    momentum reset every round
-    displacement_ema         m_i ← α δ + (1 − α) m_i,   q: θ − m_i         kept by the client
-    displacement_sum         m_i ← α δ + m_i,           q: θ − m_i         kept, never decayed: the code as intended
-    extra_gradient           G = ∇L_i(θ),   q: θ − α G,   elsewhere: θ − η G          Algorithm 1, literally
-    momentum_sgd             every step on q:  m ← α m + (1 − α) g,   θ ← θ − η m      Eqs. 12–15
-    additive                 every step on q:  m as above,   θ ← θ − η (g + m)         Eqs. 18 and 27
-    as_published             no correction: what the public code does as it runs
-
-    w ← mean_S of the corrected models
-
-FedPMVR (anonymous submission): partial momentum variance reduction. The paper contradicts itself and its code; the
-default agrees with the listing's reset, with "gradient" as displacement, and with no extra state or traffic. It equals
-FedAvg with a server factor of 1 − α on the head. The persistent readings are defective: `_ema` stops short of the
-optimum and `_sum` diverges. Equal weights; Eq. 7's sample weights are `weighting = "samples"`.
+FedPMVR (anonymous submission): partial momentum variance reduction. The momentum starts anew in every round, so it is
+FedAvg with a server factor of 1 − α on these layers. The paper contradicts itself and its code: its six other readings
+are variants below. Equal weights; Eq. 7's sample weights are `weighting = "samples"`.
 """
 
 from __future__ import annotations
@@ -54,7 +43,11 @@ class FedPMVR(FedAvg):
         hint="the paper uses 0.001–0.8, try 0.1.",
         tries=(0.01, 0.1, 0.5),
     )
-    reading: str = setting("which of the paper's readings", default="displacement", choices=READINGS)
+    reading: str = setting(
+        "which of the paper's readings; the method's file has a class for each, with its formula",
+        default="displacement",
+        choices=READINGS,
+    )
     head: int = setting("number of last layers that are corrected", default=2, least=1)
     head_unit: str = setting(
         "what `head` counts: layers with parameters, or tensors", default="layers", choices=("layers", "tensors")
@@ -97,10 +90,16 @@ def head_of(alg: FedPMVR, space: Space) -> Part:
 
 
 # variants: the paper's other readings -------------------------------------------------------------------------------
+#
+# In their formulas δ = θ − w, and q marks the last layers. The default agrees with the paper's listing, which resets
+# the momentum, with its word "gradient" for a displacement, and with its claim of no extra state or traffic.
 
 
 class DisplacementSum(FedPMVR):
-    """A momentum that the client keeps and that never decays."""
+    """m_i ← α δ + m_i,   q: θ − m_i: a momentum that the client keeps and that never decays. The code as intended.
+
+    It diverges: `test_with_a_running_sum_it_diverges` of tests/methods/test_fedpmvr.py shows it on a line.
+    """
 
     def client_state(self, space: Space) -> State:
         return {"m": space.zeros()[head_of(self, space).indices]}
@@ -116,14 +115,17 @@ class DisplacementSum(FedPMVR):
 
 
 class DisplacementEma(DisplacementSum):
-    """A momentum that the client keeps, as a moving average."""
+    """m_i ← α δ + (1 − α) m_i,   q: θ − m_i: a momentum that the client keeps, as a moving average.
+
+    It stops short of the optimum: `test_with_a_running_mean_it_stops_short`, in the same file, gives the reason.
+    """
 
     def decay(self) -> float:
         return 1 - self.alpha
 
 
 class ExtraGradient(FedPMVR):
-    """One more pass over the client's data after training."""
+    """G = ∇L_i(θ),   q: θ − α G,   elsewhere: θ − η G: one more pass over the client's data. Algorithm 1, literally."""
 
     after = ("gradient",)
 
@@ -133,14 +135,14 @@ class ExtraGradient(FedPMVR):
 
 
 class AsPublished(FedPMVR):
-    """No correction."""
+    """No correction: what the public code does as it runs."""
 
     def correct(self, theta: Tensor, client: Client) -> tuple[Tensor, State]:
         return theta, client.state
 
 
 class MomentumSGD(AsPublished):
-    """A momentum of the last layers within the local steps."""
+    """Every step on q:  m ← α m + (1 − α) g,   θ ← θ − η m. Eqs. 12–15."""
 
     def carry(self, client: Client) -> State:
         return {"m": torch.zeros_like(client.w)[client.parts["head"].indices]}
@@ -157,7 +159,7 @@ class MomentumSGD(AsPublished):
 
 
 class Additive(MomentumSGD):
-    """The momentum is added to the gradient."""
+    """Every step on q:  m as in MomentumSGD,   θ ← θ − η (g + m). Eqs. 18 and 27."""
 
     def direction(self, theta: Tensor, grad: Gradient, client: Client) -> Tensor:
         g = grad(theta)

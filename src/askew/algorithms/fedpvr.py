@@ -11,7 +11,6 @@ do not.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..core.algorithm import Gradient
@@ -49,7 +48,7 @@ class FedPVR(FedAvg):
             return super().descend(theta, d, v, client)
         d = d + client.decay * theta
         v = client.momentum * v.index_fill(0, client.parts["head"].indices, 0.0) + d
-        return theta - client.lr * v, v
+        return theta - client.lr * v, v  # not `step_along`: it rounds in another way, and stored results would change
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
         head = client.parts["head"].indices
@@ -59,4 +58,4 @@ class FedPVR(FedAvg):
 
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         w, _ = super().aggregate(w, up, cohort, server)
-        return w, {"c": server["c"] + torch.sum(up["dc"], 0) / cohort.clients}
+        return w, {"c": server["c"] + up["dc"].sum(0) / cohort.clients}

@@ -6,13 +6,9 @@
 
 Ying, Li, Yang, Exact and Linear Convergence for Federated Learning under Arbitrary Client Participation is Attainable,
 NeurIPS 2025 (arXiv 2503.20117), "federated optimization with exact convergence via push-pull strategy", as in the
-authors' code. There y_i starts a round at 0 and every step adds the change of the gradient, which is the difference
-above; the step after a round's last gradient changes nothing that is sent. y is the sum of the g_i of all N clients and
-not their mean, so the server's rate for the mean is N η: the paper takes small η, and `server_scale` s = 1/N takes the
-mean. A client's weight decay is a part of its gradient. With one local step and everybody it is FedSGD with N times its
-rate. Long local training slows it: θ moves to where g(θ) is g_i again, and of a change of the gradient at w only the
-part (1 − η H)^(K−1) is sent, for K steps and curvature H. `exact` rests on: full batches, and an s η that is small
-enough for stale gradients; on no chances of participation.
+authors' code. y is the sum of the g_i of all N clients and not their mean: the paper takes small η, and `server_scale`
+s = 1/N takes the mean. Long local training slows it (a comment at the end of the file says why). `exact` rests on: full
+batches, and an s η that is small enough for stale gradients.
 """
 
 from __future__ import annotations
@@ -52,6 +48,7 @@ class FOCUS(Algorithm):
         return grad(theta) - client.state["g"]
 
     def note(self, theta: Tensor, g: Tensor, d: Tensor, client: Client) -> State:
+        # weight decay is a part of the client's gradient
         return {"g": g if is_off(client.decay) else g + client.decay * theta}
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
@@ -61,3 +58,8 @@ class FOCUS(Algorithm):
     def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
         y = server["y"] + up["y"].sum(0)
         return (w - self.server_scale * cohort.lr * y).to(w.dtype), {"y": y}
+
+
+# Why long local training slows it: θ moves to where g(θ) is g_i again, and of a change of the gradient at w only the
+# part (1 − η H)^(K−1) is sent, for K steps and curvature H. With one step and everybody it is FedSGD with N times its
+# rate.

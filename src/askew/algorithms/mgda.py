@@ -55,7 +55,10 @@ class MGDA(Algorithm):
         length = norm(up["gradient"])
         moving = up["gradient"][length > 0].double() / length[length > 0, None]
         if len(moving) == 0:
-            return w, {"norm": server["norm"] * 0, "stationary": server["stationary"] * 0 + 1}
+            return w, {
+                "norm": torch.zeros_like(server["norm"]),
+                "stationary": torch.ones_like(server["stationary"]),
+            }
         gram = (moving @ moving.T).cpu().numpy()
         alpha = torch.from_numpy((min_norm_point if self.solver == "wolfe" else slsqp)(gram)).to(moving)
         u = alpha @ moving

@@ -5,12 +5,9 @@
     w ← w + η_g mean_S δ_i,    c ← c + (1/N) Σ_S (c_i⁺ − c_i)
 
 Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020 (arXiv 1910.06378),
-Algorithm 1. The variates' mean is divided by N, not by the cohort. Under local momentum (w − θ)/(Kη) is up to 1/(1−ρ)
-times too long and the method diverges; `variate_norm = "nova"` divides by η·a_i (FedNova's length of K_i momentum
-steps), the same as `steps` without momentum. FedDyn's and FedDC's codes divide by the initial rate
-(`variate_lr = "initial"`), a relaxation under a decaying rate. With `weighting = "samples"` c is the mean of the c_i by
-sample counts, and the optimum that of the sample-weighted loss; the codes of FedDyn and FedDC also divide c by n_i / n̄
-in the local step, which is not copied. `exact` rests on: full batches, no clipping.
+Algorithm 1. Under local momentum (w − θ_i) / (K_i η) is too long and the method diverges; so `variate_norm = "nova"`
+divides by FedNova's a_i, which is K_i without momentum. With `weighting = "samples"` c is the mean of the c_i by
+sample counts, and the optimum that of the sample-weighted loss. `exact` rests on: full batches, no clipping.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from ..core.algorithm import Algorithm, Gradient
 from ..core.settings import setting
 from ..core.space import Space
 from ..core.types import Affine, Client, Cohort, State
+from ._mean_gradient import length_setting, mean_gradient
 from .fedavg import FedAvg
 
 
@@ -35,9 +33,7 @@ class Scaffold(FedAvg):
     option: str = setting(
         "new variate: II the mean gradient of the round, I the full gradient at w", default="II", choices=("I", "II")
     )
-    variate_norm: str = setting(
-        "length of a round in the variate: a_i of FedNova, or K_i", default="nova", choices=("nova", "steps")
-    )
+    variate_norm: str = length_setting("the variate")
     variate_lr: str = setting("rate in the variate's divisor", default="current", choices=("current", "initial"))
 
     def divides_by_rate(self) -> str:
@@ -56,7 +52,8 @@ class Scaffold(FedAvg):
         return Affine(shift=client.server["c"] - client.state["c"])
 
     def new_variate(self, theta: Tensor, client: Client) -> Tensor:
-        return client.state["c"] - client.server["c"] + mean_gradient(theta, client, self.variate_norm, self.variate_lr)
+        g = mean_gradient(client.w, theta, client, self.variate_norm, self.variate_lr)
+        return client.state["c"] - client.server["c"] + g
 
     def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
         c = self.new_variate(theta, client)
@@ -69,12 +66,6 @@ class Scaffold(FedAvg):
 
     def variants(self) -> tuple[type[Algorithm], ...]:
         return (OptionI,) if self.option == "I" else ()
-
-
-def mean_gradient(theta: Tensor, client: Client, norm: str, rate: str) -> Tensor:
-    """(w − θ)/(K η): the mean gradient of the round, as its displacement gives it; K and η by their readings."""
-    length = client.tau if norm == "nova" else client.steps
-    return (client.w - theta) / (length * (client.lr if rate == "current" else client.lr0))
 
 
 # variants -----------------------------------------------------------------------------------------------------------

@@ -53,9 +53,10 @@ class Algorithm(Settings):
     paper: ClassVar[str] = ""  # authors, venue, year
     idea: ClassVar[str] = ""  # one line
     broadcast: ClassVar[tuple[str, ...]] = ()  # server state (the same to all) or memory (to each its row) sent down
-    before: ClassVar[tuple[str, ...]] = ()  # looks at fixed theta ("gradient", "validation") before the first step,
-    each: ClassVar[tuple[str, ...]] = ()  # after every step,
-    after: ClassVar[tuple[str, ...]] = ()  # after the last step
+    # A look measures at theta, which stays: the client's full "gradient", or its loss on "validation" samples.
+    before: ClassVar[tuple[str, ...]] = ()  # These looks come before the first step.
+    each: ClassVar[tuple[str, ...]] = ()  # These looks come after every step.
+    after: ClassVar[tuple[str, ...]] = ()  # These looks come after the last step.
     trains: ClassVar[bool] = True  # False: this phase only looks
     # "labels", "public", "validation", or a call that the network must offer; refused if missing
     needs: ClassVar[tuple[str, ...]] = ()
@@ -141,7 +142,11 @@ class Algorithm(Settings):
         return client.w
 
     def carry(self, client: Client) -> State:
-        """The method's own entries of the carry at the start of a phase."""
+        """The method's own entries of client.carry, at the start of a phase.
+
+        The carry is what a client takes from step to step and from phase to phase of one round; it is gone after the
+        round. `note` gives new entries after every step.
+        """
         return {}
 
     def loss(self, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
@@ -153,7 +158,11 @@ class Algorithm(Settings):
         return grad(theta)
 
     def descend(self, theta: Tensor, d: Tensor, v: Tensor, client: Client) -> tuple[Tensor, Tensor]:
-        """The new theta and momentum, after clipping: weight decay, momentum, step."""
+        """The new theta and the new v: weight decay, momentum, step.
+
+        d is the direction after clipping. v is the momentum: a sum of the directions so far, in which older ones count
+        less.
+        """
         if not is_off(client.decay):
             d = d + client.decay * theta
         if not is_off(client.momentum):

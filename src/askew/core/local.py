@@ -111,15 +111,15 @@ def begin(alg: Algorithm, client: Client) -> Progress:
 
 
 def step(
-    alg: Algorithm, task: Task, client: Client, progress: Progress, batch: Batch, known: GradientResult | None = None
+    alg: Algorithm, task: Task, client: Client, progress: Progress, batch: Batch, gradient: GradientResult | None = None
 ) -> Progress:
-    """One local step on one batch. An engine that has the gradient at theta already hands it over as `known`."""
+    """One local step on one batch. An engine that has the gradient at theta already hands it over as `gradient`."""
     theta, client = progress.theta, client._replace(carry=progress.carry)
 
     def gradient_at(u: Tensor) -> GradientResult:
         return differentiate(task, lambda u: hooks.loss(alg, task, u, batch, client), u, client.carry["buffers"])
 
-    g, value, buffers = known or gradient_at(theta)
+    g, value, buffers = gradient or gradient_at(theta)
     d = hooks.direction(alg, theta, lambda u: g if u is theta else gradient_at(u).gradient, client)
     new, v = hooks.descend(alg, theta, clip_norm(d, client.clip), client)
     carry = client.carry | hooks.note(alg, theta, g, d, client) | {"momentum": v, "buffers": buffers}
@@ -127,13 +127,13 @@ def step(
 
 
 def look(
-    name: str, task: Task, progress: Progress, batch: Batch, share: Number, known: GradientResult | None = None
+    name: str, task: Task, progress: Progress, batch: Batch, share: Number, gradient: GradientResult | None = None
 ) -> Progress:
     """Look at one chunk: its gradient or loss, times its share of all samples, is added to the carry."""
     carry = progress.carry
     if name == "gradient":
         loss: Objective = lambda u: task.loss(u, batch)
-        g, value, _ = known or differentiate(task, loss, progress.theta, carry["buffers"])
+        g, value, _ = gradient or differentiate(task, loss, progress.theta, carry["buffers"])
         new = {"gradient": carry["gradient"] + share * g, "loss": carry["loss"] + share * value}
     else:
         value = task.mean_loss(task.frozen(progress.theta, carry["buffers"], batch)[0], batch)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 Number = float | Tensor
-ALL_NEW = torch.zeros(())  # the staleness where every client started from the newest model: one number for all rows
+ALL_NEW = torch.zeros(())  # the staleness of a cohort that started from the newest model: one 0 for all rows
 
 
 def select_rows(state: State, rows: Tensor | list[int] | int) -> State:
@@ -55,10 +55,10 @@ class Client(NamedTuple):
     decay: Number  # weight decay
     clip: Number  # limit of the direction's norm; inf: off
     steps: Number  # K_i ≥ 1
-    tau: Number  # a_i: the weight that K_i steps under this momentum give to a constant gradient
+    tau: Number  # a_i, FedNova's length of the round: K_i without momentum, and more with it (see momentum_length)
     size: Number  # n_i / n̄
     round: Number  # t, from 1
-    coin: Number  # a uniform draw in [0, 1) of this client and round
+    coin: Number  # a random number in [0, 1), drawn anew for every client and round, for methods with random roles
 
     def carrying(self, entries: State) -> Self:
         """The same client with these entries in its carry."""
@@ -83,7 +83,7 @@ class Cohort(NamedTuple):
 
     p: Tensor  # weights, sum 1
     steps: Tensor  # local steps K_i
-    tau: Tensor  # a_i: see Client
+    tau: Tensor  # a_i, as in Client
     size: Tensor  # n_i / n̄
     loss: Tensor  # mean training loss
     public: State | None  # accuracy and loss of the received models on the public set, where the method needs it
@@ -91,7 +91,9 @@ class Cohort(NamedTuple):
     lr0: float  # the first round's
     round: int  # t, from 1
     clients: int  # N: clients that hold samples
-    staleness: Tensor = ALL_NEW  # [C]: server steps since the model that each started from; one 0 where all are 0
+    # [C]: how many steps the server made after the model from which each client started; one 0 where all started from
+    # the newest
+    staleness: Tensor = ALL_NEW
 
 
 def momentum_length(steps: Tensor, momentum: float) -> Tensor:

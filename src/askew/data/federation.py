@@ -354,21 +354,21 @@ class Federation:
         round: int,
         local: LocalSettings,
         looks: Sequence[str] = (),
-        least: int = 1,
+        smallest_batch: int = 1,
         share: Sequence[float] = (),
     ) -> RoundPlan:
         """The batches of these clients in a round; the latest plans are kept.
 
-        Batches of fewer than `least` samples are left out (2 where there is batch norm, which cannot take one sample).
-        `share` is the fraction of its batches that each client trains on, all if left out.
+        Batches of fewer than `smallest_batch` samples are left out (2 where there is batch norm, which cannot take one
+        sample). `share` is the fraction of its batches that each client trains on, all if left out.
         """
         how = local.epochs, local.steps, local.batch, local.drop_last
-        key = (tuple(ids), round, how, tuple(looks), least, tuple(share))
+        key = (tuple(ids), round, how, tuple(looks), smallest_batch, tuple(share))
         if key not in self.plans:
             most = CACHED_PLANS if self._check_size(ids, local) <= CACHED_USES else 1
             while len(self.plans) >= most:
                 self.plans.pop(next(iter(self.plans)))
-            self.plans[key] = self._make_plan(ids, round, local, looks, least, share)
+            self.plans[key] = self._make_plan(ids, round, local, looks, smallest_batch, share)
         return self.plans[key]
 
     def _check_size(self, ids: Sequence[int], local: LocalSettings) -> int:
@@ -390,14 +390,14 @@ class Federation:
         round: int,
         local: LocalSettings,
         looks: Sequence[str],
-        least: int,
+        smallest_batch: int,
         share: Sequence[float],
     ) -> RoundPlan:
         """A new plan; the arguments are those of `plan`."""
         pool, places = self.gather(ids)
         parts = [self._split_validation(held, client) for client, held in zip(ids, places, strict=True)]
         train = [
-            self._training_batches(training, round, client, local, least)
+            self._training_batches(training, round, client, local, smallest_batch)
             for client, (training, _) in zip(ids, parts, strict=True)
         ]
         if any(fraction < 1 for fraction in share):
@@ -413,28 +413,32 @@ class Federation:
         return RoundPlan([int(i) for i in ids], pool, train, chunks, self.transform, self.dtype)
 
     def _training_batches(
-        self, places: np.ndarray, round: int, client: int, local: LocalSettings, least: int
+        self, places: np.ndarray, round: int, client: int, local: LocalSettings, smallest_batch: int
     ) -> ClientBatches:
         """A client's batches in a round: every epoch is a new random order of its samples."""
         rng, n = generator(self.seed, "batches", round, client), len(places)
         size = local.batch or n
-        least = max(least, min(size, n)) if local.drop_last else least
-        per_epoch = sum(1 for a in range(0, n, size) if min(size, n - a) >= least)
+        smallest_batch = max(smallest_batch, min(size, n)) if local.drop_last else smallest_batch
+        per_epoch = sum(1 for a in range(0, n, size) if min(size, n - a) >= smallest_batch)
         epochs = math.ceil(local.steps / max(per_epoch, 1)) if local.steps else local.epochs
         orders = [places[rng.permutation(n)] for _ in range(epochs)]
-        batches = cut_batches(orders[0] if epochs == 1 else np.concatenate(orders), size, least, n)
+        batches = cut_batches(orders[0] if epochs == 1 else np.concatenate(orders), size, smallest_batch, n)
         batches = batches.first(local.steps) if local.steps else batches
         if self.transform and self.transform.random:
             batches = batches._replace(draws=sample_draws(self.seed, len(batches.places), round, client))
         return batches
 
     def planned_work(
-        self, ids: Sequence[int] | np.ndarray, local: LocalSettings, least: int = 1, share: Sequence[float] = ()
+        self,
+        ids: Sequence[int] | np.ndarray,
+        local: LocalSettings,
+        smallest_batch: int = 1,
+        share: Sequence[float] = (),
     ) -> tuple[np.ndarray, np.ndarray]:
         """How many batches and how many samples each of these clients trains on in a round, without making the plan."""
         n = self.sizes[np.asarray(ids, dtype=np.int64)]
         size = np.maximum(local.batch or n, 1)
-        fewest = np.maximum(least, np.minimum(size, n)) if local.drop_last else least
+        fewest = np.maximum(smallest_batch, np.minimum(size, n)) if local.drop_last else smallest_batch
         full, rest = np.where(size >= fewest, n // size, 0), np.where(n % size >= fewest, n % size, 0)
         per_epoch = full + (rest > 0)
         batches = np.minimum(per_epoch, 1) * local.steps if local.steps else per_epoch * local.epochs
@@ -545,16 +549,16 @@ def samples_of_further_clients(source: NaturalSource, seed: int, clients: int, c
 # batches --------------------------------------------------------------------------------------------------------
 
 
-def cut_batches(order: np.ndarray, size: int, least: int, epoch: int | None = None) -> ClientBatches:
-    """Samples in this order cut into batches of `size`; batches of fewer than `least` samples are left out.
+def cut_batches(order: np.ndarray, size: int, smallest_batch: int, epoch: int | None = None) -> ClientBatches:
+    """Samples in this order cut into batches of `size`; batches of fewer than `smallest_batch` samples are left out.
 
     `order` may hold several epochs of `epoch` samples each; no batch reaches over the end of an epoch.
     """
     epoch = epoch or max(len(order), 1)
     starts = [a for e in range(0, len(order), epoch) for a in range(e, min(e + epoch, len(order)), size)]
     ends = [*starts[1:], len(order)]
-    if any(b - a < least for a, b in zip(starts, ends, strict=True)):
-        large = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a >= least]
+    if any(b - a < smallest_batch for a, b in zip(starts, ends, strict=True)):
+        large = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a >= smallest_batch]
         order = np.concatenate([order[a:b] for a, b in large]) if large else order[:0]
         ends = np.cumsum([b - a for a, b in large]).tolist()
     return ClientBatches(torch.from_numpy(np.ascontiguousarray(order)), [0, *ends])

@@ -25,9 +25,9 @@ MUCH_WORK = 10**11  # parameters times samples of all rounds; below, a trial cos
 TRIAL_SECONDS = 0.06  # that one trial may take on a CPU, one client after another
 TRIAL_STEPS = 2  # of each client in a trial; more if they fit into TRIAL_SECONDS
 TRIALS = 3  # of each engine, after one that does not count
-TICK = 1e-6  # seconds; the shortest time that is believed
-MUCH_SLOWER = 2.0  # times as long as the first engine: not tried again
-CLEARLY = 0.9  # of the first engine's time: what another must stay below
+SHORTEST_TIME = 1e-6  # seconds; a measured time counts as this at least
+MAX_SLOWDOWN = 2.0  # times the time of the rule's engine; one that takes longer is not tried again
+TIME_SHARE_TO_WIN = 0.9  # of the time of the rule's engine: what another must stay below to be taken
 SMALL_NETWORK = 100_000  # parameters; above, one client's step keeps a core busy by itself
 WIDE = 8.0  # clients at work side by side, on average; below, a vmapped step costs more than the steps it replaces
 DENSE = (
@@ -154,13 +154,13 @@ def choose(
         return EngineChoice(name, AS_CONFIGURED)
     if stochastic(module):
         return EngineChoice("sequential", "random numbers are drawn while training")
-    foreign = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_askews(type(m))]
+    not_dense = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_askews(type(m))]
     if space.device.type == "cuda" and getattr(module, NEEDS_NUMBERS, False):
         return EngineChoice("sequential", "a hook of the method needs numbers where a GPU has tensors")
     if space.device.type == "cuda":
-        return choose_on_cuda(module, space, foreign, compiled_or_bf16)
-    if foreign:
-        return EngineChoice("sequential", f"{foreign[0]} is faster, or only known to work, one client at a time")
+        return choose_on_cuda(module, space, not_dense, compiled_or_bf16)
+    if not_dense:
+        return EngineChoice("sequential", f"{not_dense[0]} is faster, or only known to work, one client at a time")
     if compiled_or_bf16:
         return EngineChoice("sequential", "compiled and bfloat16 networks are trained one client at a time")
     side_by_side = f"only about {width:.1f} clients would be at work side by side"
@@ -177,17 +177,17 @@ def choose(
     return EngineChoice("vmapped", few, ("sequential",))
 
 
-def choose_on_cuda(module: nn.Module, space: Space, foreign: Collection[str], compiled_or_bf16: bool) -> EngineChoice:
-    """The engine on a GPU by the rule; `foreign` layers are not known to be dense."""
+def choose_on_cuda(module: nn.Module, space: Space, not_dense: Collection[str], compiled_or_bf16: bool) -> EngineChoice:
+    """The engine on a GPU by the rule; `not_dense` are the names of its layers that are not known to be dense."""
     slots = "a GPU is kept busy by many clients at a time"
     known = not compiled_or_bf16 and not forbids_padding(module) and not skips_a_token(module)
-    if known and {*foreign} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
+    if known and {*not_dense} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
         return EngineChoice("stacked", "an LSTM: one kernel a time step serves many clients", ("slots",))
-    if not known or {*foreign} - CONVOLUTION_LAYERS:
+    if not known or {*not_dense} - CONVOLUTION_LAYERS:
         return EngineChoice("slots", slots)
     if space.P <= SMALL_NETWORK:
         return EngineChoice("stacked", f"a small network ({space.P:,} parameters): one kernel serves many clients")
-    if foreign:
+    if not_dense:
         return EngineChoice("slots", slots, ("stacked",))
     return EngineChoice("stacked", "dense: one product serves many", ("slots",))
 
@@ -219,7 +219,7 @@ def fastest(
     if device.type == "cpu":  # on CUDA all of it, for whose shapes graphs are captured that are of use later
         one = first_steps(request, 1, 1)
         seconds(engines["sequential"], one)
-        alone = max(seconds(engines["sequential"], one), TICK)
+        alone = max(seconds(engines["sequential"], one), SHORTEST_TIME)
         count = min(round(width), int(TRIAL_SECONDS / TRIAL_STEPS / alone))
         if count < 2:
             return rule
@@ -235,9 +235,9 @@ def fastest(
             wrong += [name] if isinstance(e, WrongResult) else []
     for _ in range(TRIALS):
         for name, engine in engines.items():
-            if times.get(name, 0.0) <= MUCH_SLOWER * times.get(rule.name, math.inf):
+            if times.get(name, 0.0) <= MAX_SLOWDOWN * times.get(rule.name, math.inf):
                 times[name] = min(times.get(name, math.inf), seconds(engine, request))
-    best = min(times, key=lambda name: times[name] if name == rule.name else times[name] / CLEARLY)
+    best = min(times, key=lambda name: times[name] if name == rule.name else times[name] / TIME_SHARE_TO_WIN)
     measured = ", ".join([*(f"{name} {1e3 * s:.3g} ms" for name, s in times.items()), *(f"{n} wrong" for n in wrong)])
     return EngineChoice(best, f"measured on some steps of the first round: {measured}")
 

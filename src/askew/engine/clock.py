@@ -64,7 +64,7 @@ class VirtualClock:
 
     def planned_work(self, ids: Sequence[int] | np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """How many batches each of these clients trains on, and with how many samples it computes in all phases."""
-        batches, trained = self.fed.planned_work(ids, self.server.local, self.server.least, share.tolist())
+        batches, trained = self.fed.planned_work(ids, self.server.local, self.server.smallest_batch, share.tolist())
         total = np.zeros(len(ids), dtype=np.int64)
         for phase in self.server.phases:
             once = [self.fed.looked_at(name, ids) for name in (*phase.before, *phase.after)]

@@ -27,7 +27,7 @@ from ..data.dataset import Samples
 from ..data.federation import Federation, RoundPlan
 from ..errors import AlgorithmError, EngineError
 from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest
-from .evaluate import CHUNK, Evaluator, per_sample
+from .evaluate import SAMPLES_AT_A_TIME, Evaluator, per_sample
 from .finite import finite_rows
 from .process_group import ProcessGroup
 
@@ -226,11 +226,11 @@ class SharedEvaluator(Evaluator):
     def __init__(self, task: Task, fed: Federation, samples: Samples, group: ProcessGroup, *measured: bool) -> None:
         super().__init__(task, fed, samples, *measured)
         count, self.group = len(samples.y), group
-        chunks = -(-count // CHUNK)
-        self.cuts = [*(r * chunks // group.size * CHUNK for r in range(group.size)), count]
+        chunks = -(-count // SAMPLES_AT_A_TIME)
+        self.cuts = [*(r * chunks // group.size * SAMPLES_AT_A_TIME for r in range(group.size)), count]
 
     def _score(self, w: Tensor, buffers: Tensor) -> Tensor:
-        if w.is_cuda or len(self.samples.y) <= CHUNK:
+        if w.is_cuda or len(self.samples.y) <= SAMPLES_AT_A_TIME:
             return super()._score(w, buffers)
         results = torch.empty(len(self.samples.y), 2, dtype=torch.float64)
         own = slice(*self.cuts[self.group.rank : self.group.rank + 2])

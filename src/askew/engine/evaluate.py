@@ -17,7 +17,7 @@ from ..data.dataset import Samples
 from ..data.federation import SHOWN, Federation
 from .graphs import capture_stream
 
-CHUNK = 2048  # samples evaluated at a time
+SAMPLES_AT_A_TIME = 2048  # in evaluation
 RAISED = 1e-4  # by more than this a loss must grow to count
 RARE = 3  # classes
 
@@ -25,8 +25,8 @@ RARE = 3  # classes
 def per_sample(task: Task, w: Tensor, buffers: Tensor, samples: Samples, fed: Federation) -> tuple[Tensor, Tensor]:
     """Right or not [n] (nan without classes) and loss [n] of every sample, on the device."""
     right, loss = [], []
-    for at in range(0, len(samples.y), CHUNK):
-        batch = Batch(fed.inputs(samples.x[at : at + CHUNK]), samples.y[at : at + CHUNK])
+    for at in range(0, len(samples.y), SAMPLES_AT_A_TIME):
+        batch = Batch(fed.inputs(samples.x[at : at + SAMPLES_AT_A_TIME]), samples.y[at : at + SAMPLES_AT_A_TIME])
         output = task.frozen(w, buffers, batch)[0]
         loss.append(task.criterion(output, batch.y))
         right.append(

@@ -32,7 +32,7 @@ def graph_rows(n: int) -> int:
 class LoadedJob(NamedTuple):
     """The job in a row: of which request, which client, and its batches."""
 
-    owner: int
+    request: int
     client: int
     batches: list[ClientBatches]
 
@@ -43,12 +43,12 @@ class LoadedJob(NamedTuple):
 
 
 class RowBuffers:
-    """Stacked buffers for one kind of job, and the graphs of the moves on their first rows."""
+    """Stacked buffers for one type of job, and the graphs of the moves on their first rows."""
 
-    def __init__(self, task: Functional, owner: ClientJobs, long: bool = False) -> None:
-        self.task, inputs = task, owner.inputs
+    def __init__(self, task: Functional, request_jobs: ClientJobs, long: bool = False) -> None:
+        self.task, inputs = task, request_jobs.inputs
         self.names = [list(state) for state in (inputs.server, inputs.memory, inputs.state, inputs.carry)]
-        self.parts, self.fixed = inputs.parts, (inputs.momentum, inputs.decay, inputs.clip)  # the same for this kind
+        self.parts, self.fixed = inputs.parts, (inputs.momentum, inputs.decay, inputs.clip)  # the same for this type
         self.device, self.dtype = inputs.w.device, inputs.w.dtype
         priority = -1 if long else 0  # negative: before others
         cuda = self.device.type == "cuda"
@@ -59,8 +59,8 @@ class RowBuffers:
         self.result: dict[int, Result] = {}
         self.loaded: list[LoadedJob] = []
         self.rule: State | None = None  # what stays of affine steps until a round ends
-        client = owner.inputs.client(0)
-        self.affine = AffineRows.of(owner.phase, client._replace(carry=local.begin(owner.phase, client).carry))
+        phase, client = request_jobs.phase, inputs.client(0)
+        self.affine = AffineRows.of(phase, client._replace(carry=local.begin(phase, client).carry))
 
     def allocate(self, rows: int) -> None:
         """Make buffers for so many rows; what was captured over smaller ones is forgotten."""
@@ -78,9 +78,11 @@ class RowBuffers:
 
     def place_samples(self, jobs: Jobs, most: int, grow: bool = True) -> None:
         """Put the jobs' samples in place, one job to a row, unless they are there already; needs no model."""
-        owners = distinct_owners(jobs)
-        number = {id(owner): n for n, owner in enumerate(owners)}
-        loaded = [LoadedJob(number[id(owner)], i, list(owner.batches[i].values())) for owner, i in jobs]
+        by_request = jobs_by_request(jobs)
+        number = {id(request_jobs): n for n, request_jobs in enumerate(by_request)}
+        loaded = [
+            LoadedJob(number[id(request_jobs)], i, list(request_jobs.batches[i].values())) for request_jobs, i in jobs
+        ]
         if len(loaded) == len(self.loaded) and all(a.same(b) for a, b in zip(loaded, self.loaded, strict=True)):
             return
         self.loaded = []
@@ -89,25 +91,25 @@ class RowBuffers:
         grown, first = fill_buffers(self.samples, jobs, grow=grow)
         if grown or len(jobs) > self.rows:
             self.allocate(min(most, max(graph_rows(len(jobs)), self.rows)))
-        self._place_cursors(jobs, owners, loaded, first)
+        self._place_cursors(jobs, by_request, loaded, first)
         self.loaded = loaded
 
     def _place_cursors(
-        self, jobs: Jobs, owners: list[ClientJobs], loaded: list[LoadedJob], first: dict[str, list[int]]
+        self, jobs: Jobs, by_request: list[ClientJobs], loaded: list[LoadedJob], first: dict[str, list[int]]
     ) -> None:
         """Where each row's batches are, and which rows and clients belong together, sent to the device at once."""
-        begins = np.cumsum([0, *(len(owner.batches) for owner in owners)]).tolist()
-        owner_of = [job.owner for job in loaded]
-        job_of = [begins[job.owner] + job.client for job in loaded]
+        begins = np.cumsum([0, *(len(request_jobs.batches) for request_jobs in by_request)]).tolist()
+        request_of = [job.request for job in loaded]
+        job_of = [begins[job.request] + job.client for job in loaded]
         order = sorted(range(len(jobs)), key=lambda row: loaded[row][:2])  # by request and client
-        counts = [[owner.batches[i][name].batches for owner, i in jobs] for name in first]
+        counts = [[request_jobs.batches[i][name].batches for request_jobs, i in jobs] for name in first]
         lasts = [
             [a + max(b - 1, 0) for a, b in zip(begin, count, strict=True)]
             for begin, count in zip(first.values(), counts, strict=True)
         ]
-        lists = [owner_of, job_of, order, [jobs[row][1] for row in order], *first.values(), *lasts, *counts]
-        self.owner_of, self.job_of, rows, clients, *rest = send(torch.tensor(lists), self.device).unbind()
-        sizes = [owner_of.count(n) for n in range(len(owners))]
+        lists = [request_of, job_of, order, [jobs[row][1] for row in order], *first.values(), *lasts, *counts]
+        self.request_of, self.job_of, rows, clients, *rest = send(torch.tensor(lists), self.device).unbind()
+        sizes = [request_of.count(n) for n in range(len(by_request))]
         self.back = list(zip(torch.split(rows, sizes), torch.split(clients, sizes), strict=True))
         for n, name in enumerate(first):
             for part, row in zip((self.first, self.last, self.count), rest[n :: len(first)], strict=True):
@@ -117,32 +119,32 @@ class RowBuffers:
     def load(self, jobs: Jobs, most: int, floats: Sequence[str]) -> None:
         """Put all that the jobs begin with in place: samples, models, states, numbers and the settings that differ."""
         self.place_samples(jobs, most)
-        owners, n = distinct_owners(jobs), len(jobs)
-        sources, picks = self._sources(owners)
+        by_request, n = jobs_by_request(jobs), len(jobs)
+        sources, picks = self._sources(by_request)
         self.given = self.given or [t.new_zeros((self.rows, *t.shape[1:])) for t in sources]
         for buffer, source, pick in zip(self.given, sources, picks, strict=True):
             torch.index_select(source, 0, pick, out=buffer[:n])
-        numbers = torch.cat([owner.numbers for owner in owners])
+        numbers = torch.cat([request_jobs.numbers for request_jobs in by_request])
         if self.numbers.shape[1] != NUMBERS + len(floats):
             self.numbers = numbers.new_zeros((self.rows, NUMBERS + len(floats)))
         self.numbers[:n, :NUMBERS] = numbers[self.job_of]
         if floats:
-            values = [[float(getattr(owner.phase, name)) for name in floats] for owner in owners]
+            values = [[float(getattr(request_jobs.phase, name)) for name in floats] for request_jobs in by_request]
             sent = send(torch.tensor(values, dtype=numbers.dtype), self.device)
-            self.numbers[:n, NUMBERS:] = sent[self.owner_of]
+            self.numbers[:n, NUMBERS:] = sent[self.request_of]
 
-    def _sources(self, owners: Sequence[ClientJobs]) -> tuple[list[Tensor], list[Tensor]]:
+    def _sources(self, by_request: Sequence[ClientJobs]) -> tuple[list[Tensor], list[Tensor]]:
         """What rows are picked from, and by which index: w, buffers, server, memory, state, carry."""
-        inputs = [owner.inputs for owner in owners]
+        inputs = [request_jobs.inputs for request_jobs in by_request]
         sources, picks = list[Tensor](), list[Tensor]()
         for name in ("w", "buffers"):
             each = [getattr(one, name) for one in inputs]
             shared = each[0].dim() == 1
             sources.append(torch.stack(each) if shared else torch.cat(each))
-            picks.append(self.owner_of if shared else self.job_of)
+            picks.append(self.request_of if shared else self.job_of)
         for n in inputs[0].server:
             sources.append(torch.stack([one.server[n] for one in inputs]))
-            picks.append(self.owner_of)
+            picks.append(self.request_of)
         for state in ("memory", "state", "carry"):
             for n in getattr(inputs[0], state):
                 each = [getattr(one, state)[n] for one in inputs]
@@ -185,6 +187,6 @@ class RowBuffers:
         return [*(progress_tensors(self.progress) if self.progress else ()), *self.counter.values()]
 
 
-def distinct_owners(jobs: Jobs) -> list[ClientJobs]:
+def jobs_by_request(jobs: Jobs) -> list[ClientJobs]:
     """The requests of some jobs, in the order of their first ones."""
-    return list({id(owner): owner for owner, _ in jobs}.values())
+    return list({id(request_jobs): request_jobs for request_jobs, _ in jobs}.values())

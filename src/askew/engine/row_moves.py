@@ -65,7 +65,7 @@ class StackedSchedule:
         self.extents = {name: extents(table) for name, table in self.lengths.items()}
 
     def _table(self, name: str) -> LengthTable:
-        works = [owner.batches[i][name] for owner, i in self.jobs]
+        works = [request_jobs.batches[i][name] for request_jobs, i in self.jobs]
         lengths = {id(work): work.lengths() for work in works}  # runs may share them
         table = np.zeros((len(works), max(map(len, lengths.values()))), dtype=np.int64)
         for row, work in enumerate(works):
@@ -218,10 +218,10 @@ class RowMoves:
 
     def _vmapped(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> Progress:
         """The new progress of all rows: first their gradients, then the move."""
-        known = self._gradients(move, rows)
+        gradients = self._gradients(move, rows)
 
         def one(
-            known: tuple[Tensor, ...],
+            of_row: tuple[Tensor, ...],
             given: list[Tensor],
             numbers: Tensor,
             at: Progress,
@@ -229,13 +229,13 @@ class RowMoves:
             y: Tensor,
             extra: State,
         ) -> Progress:
-            gradient, batch = GradientResult(*known) if known else None, Batch(x, y, extra.get("weight"))
+            gradient, batch = GradientResult(*of_row) if of_row else None, Batch(x, y, extra.get("weight"))
             if isinstance(move, Look):
                 return local.look(move.name, self.task, at, batch, extra["share"], gradient)
             client = self.buffers.client(given, numbers)
             return local.step(self.method(numbers), self.task, client, at, batch, gradient)
 
-        return vmap(one)(known, *rows)
+        return vmap(one)(gradients, *rows)
 
     def _gradients(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Gradients, values and buffers of all rows, where the move follows from them."""

@@ -124,7 +124,7 @@ def fill_buffers(
         buffers[name].fill(sources)
         ends = np.cumsum([work.batches for _, work in sources]).tolist()
         begins = dict(zip((id(work) for _, work in sources), [0, *ends[:-1]], strict=True))
-        first[name] = [begins[id(owner.batches[i][name])] for owner, i in jobs]
+        first[name] = [begins[id(request_jobs.batches[i][name])] for request_jobs, i in jobs]
     return grown, first
 
 
@@ -132,7 +132,7 @@ def needs_of(jobs: Jobs) -> dict[str, tuple[Sources, Needs]]:
     """By name the batches of the jobs, those that several runs share once, and what a buffer for them must hold."""
     found: dict[str, tuple[Sources, Needs]] = {}
     for name in jobs[0][0].batches[0]:
-        works = [(owner.plan, owner.batches[i][name]) for owner, i in jobs]
+        works = [(request_jobs.plan, request_jobs.batches[i][name]) for request_jobs, i in jobs]
         sources = list({id(work): (plan, work) for plan, work in works}.values())
         longest = max(max(work.lengths(), default=1) for _, work in sources)
         samples, batches = sum(work.samples for _, work in sources), sum(work.batches for _, work in sources)

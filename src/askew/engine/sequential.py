@@ -104,5 +104,5 @@ class Sequential:
         if steps:
             return steps.take(client, progress, batch, move.batch.cuts)
         theta, buffers = progress.theta, progress.carry["buffers"]
-        known = self.kernels.gradient(alg, theta, batch, buffers) if self.kernels else None
-        return local.step(alg, self.task, client, progress, batch, known)
+        gradient = self.kernels.gradient(alg, theta, batch, buffers) if self.kernels else None
+        return local.step(alg, self.task, client, progress, batch, gradient)

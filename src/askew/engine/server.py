@@ -80,7 +80,7 @@ class Server:
         local: LocalSettings,
         engine: Engine,
         seed: int,
-        least: int = 1,
+        smallest_batch: int = 1,
         *,
         rounds: int = 0,
         evaluate: EvaluateModel | None = None,
@@ -90,12 +90,13 @@ class Server:
         metrics: Sequence[RoundMetric] = (),
         stages: Sequence[OutputStage] = (),
     ) -> None:
-        """`least` 2: batches of one sample are skipped, which batch norm cannot take; `rounds` is T, which schedules
-        need; `evaluate` gives accuracy and loss of a model on the public set; `owns` says which clients' state this
-        process keeps, None: all; `stages` are what every phase's outputs go through, in this order.
+        """`smallest_batch` 2: batches of one sample are skipped, which batch norm cannot take; `rounds` is T, which
+        schedules need; `evaluate` gives accuracy and loss of a model on the public set; `owns` says which clients'
+        state this process keeps, None: all; `stages` are what every phase's outputs go through, in this order.
         """
         self.alg, self.space, self.fed, self.local, self.engine, self.seed = alg, space, fed, local, engine, seed
-        self.rounds, self.evaluate, self.least, self.metrics, self.stages = rounds, evaluate, least, metrics, stages
+        self.rounds, self.evaluate, self.smallest_batch = rounds, evaluate, smallest_batch
+        self.metrics, self.stages = metrics, stages
         check_method(alg)
         self.phases = alg.phases()
         # by client of the round under way, the server's steps since the model that it started from; none: all are 0
@@ -120,7 +121,7 @@ class Server:
 
     def _check_method(self) -> None:
         name = self.alg.display_name()
-        if "gradient" in self.looks and self.least > 1:
+        if "gradient" in self.looks and self.smallest_batch > 1:
             raise ConfigError(
                 f"{name}: full gradients of a batch-norm network are not defined (chunks differ); use another norm."
             )
@@ -149,7 +150,7 @@ class Server:
         """The plan of a round, stored for `round_requests`; it may be made while the device trains the round before."""
         key = (round, tuple(ids), tuple(share))
         if self.prepared is None or self.prepared[0] != key:
-            self.prepared = (key, self.fed.plan(ids, round, self.local, self.looks, self.least, share))
+            self.prepared = (key, self.fed.plan(ids, round, self.local, self.looks, self.smallest_batch, share))
             self._client_numbers(with_work(self.prepared[1]), round)
         return self.prepared[1]
 

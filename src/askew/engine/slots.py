@@ -37,7 +37,7 @@ from .sample_buffer import SampleBuffer, example, fill_buffers, free_bytes
 MAX_SLOTS = 32  # slots; more gained nothing on an H200, LeNet5 to ResNet18
 PADDED_LENGTHS = 4  # lengths, to one of which a large batch is padded
 LARGE_BATCH = 2**19  # numbers of a batch: with fewer, changing to another graph takes longer than padding
-SAMPLES_SHARE = 0.2  # of the free memory that the samples of a wave of jobs may take
+SAMPLES_SHARE = 0.2  # of the free memory that the samples of the jobs in place may take
 MOST_BYTES = 8 * 2**30  # that they may take
 
 
@@ -194,7 +194,7 @@ class Slot:
 
 
 class SlotPool:
-    """The slots of one kind of job, and the sample buffers that their graphs read from."""
+    """The slots of one type of job, and the sample buffers that their graphs read from."""
 
     def __init__(self, make: Callable[[], Bound], never_pad: bool, channels_last: bool) -> None:
         self.make, self.never_pad, self.channels_last = make, never_pad, channels_last
@@ -209,7 +209,7 @@ class SlotPool:
         if grown:
             self.slots, self.idle = [], []  # their graphs read from the old buffers
         rows = ({name: begins[n] for name, begins in first.items()} for n in range(len(jobs)))
-        return [JobSchedule(owner.batches[i], row) for (owner, i), row in zip(jobs, rows, strict=True)]
+        return [JobSchedule(request_jobs.batches[i], row) for (request_jobs, i), row in zip(jobs, rows, strict=True)]
 
     def slot(self, alg: Algorithm, device: torch.device, n: int) -> Slot | None:
         """A slot that is free, or a new one, the n-th of all, if memory has room for it."""
@@ -225,13 +225,13 @@ class QueuedJob(NamedTuple):
     """A job that waits for a slot."""
 
     pool: SlotPool
-    owner: ClientJobs
+    request_jobs: ClientJobs
     i: int
     schedule: JobSchedule
 
     @property
     def steps(self) -> int:
-        return self.owner.plan.train[self.i].batches
+        return self.request_jobs.plan.train[self.i].batches
 
 
 class RunningJob(NamedTuple):
@@ -272,51 +272,51 @@ class Slots:
         return sum(len(pool.slots) for pool in self.pools.values())
 
     def _run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
-        owners = [ClientJobs(request) for request in requests]
-        for owner in owners:
-            owner.compute_numbers()  # on the main stream: of one slot's stream, others would read them too early
-        jobs = [(owner, i) for owner in owners for i in range(len(owner.batches))]
+        by_request = [ClientJobs(request) for request in requests]
+        for request_jobs in by_request:
+            request_jobs.compute_numbers()  # on the main stream: of one slot's stream, others would read them too early
+        jobs = [(request_jobs, i) for request_jobs in by_request for i in range(len(request_jobs.batches))]
         queue = deque(sorted(jobs, key=lambda job: -job[0].plan.train[job[1]].batches))
         while queue:
-            self._run_wave(self._next_wave(queue))
-        return [owner.results.outputs() for owner in owners]
+            self._run_jobs(self._next_jobs(queue))
+        return [request_jobs.results.outputs() for request_jobs in by_request]
 
-    def _next_wave(self, queue: deque[Job]) -> deque[QueuedJob]:
+    def _next_jobs(self, queue: deque[Job]) -> deque[QueuedJob]:
         """As many jobs as memory has room for their samples, with these put in place; the longest first."""
-        owner, i = queue[0]
-        x = example(owner.plan, next(iter(owner.batches[i].values()))).x
+        request_jobs, i = queue[0]
+        x = example(request_jobs.plan, next(iter(request_jobs.batches[i].values()))).x
         room = min(free_bytes(x.device) * SAMPLES_SHARE, MOST_BYTES) / (x.element_size() * x.numel())
         jobs, samples = list[Job](), 0
         while queue and (not jobs or samples <= room):
-            owner, i = queue.popleft()
-            samples += sum(len(work.places) for work in owner.batches[i].values())
-            jobs.append((owner, i))
-        wave = list[QueuedJob]()
-        for key in dict.fromkeys(owner.key() for owner, _ in jobs):
+            request_jobs, i = queue.popleft()
+            samples += sum(len(work.places) for work in request_jobs.batches[i].values())
+            jobs.append((request_jobs, i))
+        waiting = list[QueuedJob]()
+        for key in dict.fromkeys(request_jobs.key() for request_jobs, _ in jobs):
             pool = self.pools.setdefault(key, SlotPool(self.make, self.never_pad, self.channels_last))
             alike = [job for job in jobs if job[0].key() == key]
             schedules = pool.place_samples(alike)
-            wave += [QueuedJob(pool, *job, schedule) for job, schedule in zip(alike, schedules, strict=True)]
-        return deque(sorted(wave, key=lambda job: -job.steps))
+            waiting += [QueuedJob(pool, *job, schedule) for job, schedule in zip(alike, schedules, strict=True)]
+        return deque(sorted(waiting, key=lambda job: -job.steps))
 
-    def _run_wave(self, wave: deque[QueuedJob]) -> None:
+    def _run_jobs(self, waiting: deque[QueuedJob]) -> None:
         """Keep the slots busy until no job is left: one move of each at a time."""
-        device = wave[0].owner.numbers.device
+        device = waiting[0].request_jobs.numbers.device
         main = torch.cuda.current_stream(device) if device.type == "cuda" else None
         running, used = list[RunningJob](), set[Slot]()
         try:
-            while wave or running:
-                while wave and len(running) < self.most:
-                    pool, before = wave[0].pool, free_bytes(device)
+            while waiting or running:
+                while waiting and len(running) < self.most:
+                    pool, before = waiting[0].pool, free_bytes(device)
                     first = not pool.slots
                     with torch.cuda.stream(main):  # which the slot follows: what is new in it is filled there
-                        slot = pool.slot(wave[0].owner.phase, device, self._count() % MAX_SLOTS)
+                        slot = pool.slot(waiting[0].request_jobs.phase, device, self._count() % MAX_SLOTS)
                     if slot is None:
                         break
                     if slot not in used:
                         slot.follow(main)
                         used.add(slot)
-                    running.append(start(wave.popleft(), slot))
+                    running.append(start(waiting.popleft(), slot))
                     if first:
                         advance(running, main)
                         pool.slot_bytes = before - free_bytes(device)
@@ -331,9 +331,9 @@ class Slots:
 def start(job: QueuedJob, slot: Slot) -> RunningJob:
     """Load a job into a slot and begin it."""
     slot.enter()
-    slot.load(job.owner.inputs, job.owner.numbers, job.i)
+    slot.load(job.request_jobs.inputs, job.request_jobs.numbers, job.i)
     slot.begin()
-    return RunningJob(job, slot, local.moves(job.owner.phase, job.schedule))
+    return RunningJob(job, slot, local.moves(job.request_jobs.phase, job.schedule))
 
 
 def advance(running: list[RunningJob], main: torch.cuda.Stream | None) -> None:
@@ -345,6 +345,6 @@ def advance(running: list[RunningJob], main: torch.cuda.Stream | None) -> None:
         if move is not None:
             slot.apply(move, job.schedule)
             continue
-        job.owner.results.put(job.i, slot.finish(), main)
+        job.request_jobs.results.put(job.i, slot.finish(), main)
         job.pool.idle.append(slot)
         running.remove(entry)

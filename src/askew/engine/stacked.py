@@ -31,7 +31,7 @@ from ..core.settings import is_askews
 from ..core.task import Functional
 from .base import PhaseOutputs, PhaseRequest
 from .jobs import ClientJobs, Jobs
-from .row_buffers import RowBuffers, distinct_owners
+from .row_buffers import RowBuffers, jobs_by_request
 from .row_moves import RowMoves, StackedSchedule
 from .sample_buffer import BufferFull, example, free_bytes
 
@@ -45,25 +45,25 @@ LEAST_GAP = 8  # steps between the longest job and the longest of the others; wi
 LONG_JOBS = "long"  # marks the buffers of the few long jobs
 
 
-class Kind(NamedTuple):
-    """Requests whose jobs share rows."""
+class JobType(NamedTuple):
+    """Requests whose jobs are of one type: they share rows."""
 
     key: tuple[Any, ...]  # of their buffers
-    owners: list[ClientJobs]
+    by_request: list[ClientJobs]
     jobs: Jobs  # all of theirs, the longest first
     differ: list[str]  # settings of the method that are not the same for all
 
     @property
     def phase(self) -> Algorithm:
         """The method; settings that differ are those of the first request."""
-        return self.owners[0].phase
+        return self.by_request[0].phase
 
 
 JobGroup = tuple[tuple[Any, ...], Jobs]  # jobs, and the key of the buffers whose rows they take
 
 
 class Stacked:
-    """Jobs of one kind side by side as rows, those of several runs too; several kinds side by side on streams."""
+    """Jobs of one type side by side as rows, those of several runs too; several types side by side on streams."""
 
     name = "stacked"
 
@@ -76,11 +76,11 @@ class Stacked:
         """The requests' results; where memory runs out, once more with half the rows."""
         while True:
             try:
-                owners = [ClientJobs(request) for request in requests]
-                for owner in owners:
-                    owner.compute_numbers()
-                self._run(owners)
-                return [owner.results.outputs() for owner in owners]
+                by_request = [ClientJobs(request) for request in requests]
+                for request_jobs in by_request:
+                    request_jobs.compute_numbers()
+                self._run(by_request)
+                return [request_jobs.results.outputs() for request_jobs in by_request]
             except torch.OutOfMemoryError:
                 if self.most == 1:
                     raise
@@ -93,92 +93,98 @@ class Stacked:
 
     def prepare(self, requests: Sequence[PhaseRequest]) -> None:
         """Put the samples of these requests in place, behind all that the device has to do, where there is room."""
-        for kind in self._kinds([ClientJobs(request) for request in requests]):
-            for key, jobs in self._groups(kind, kind.jobs):
+        for job_type in self._job_types([ClientJobs(request) for request in requests]):
+            for key, jobs in self._groups(job_type, job_type.jobs):
                 with suppress(BufferFull, torch.OutOfMemoryError):
                     if key in self.buffers:
                         self.buffers[key].place_samples(jobs, self.most, grow=False)
 
-    def _run(self, owners: Sequence[ClientJobs]) -> None:
-        """Train all kinds side by side. A kind without buffers is trained alone first: this shows how much memory it
-        needs, and whether its hooks accept tensors as settings.
+    def _run(self, by_request: Sequence[ClientJobs]) -> None:
+        """Train all types of jobs side by side. A type without buffers is trained alone first: this shows how much
+        memory it needs, and whether its hooks accept tensors as settings.
         """
-        allocated = list[Kind]()
-        for kind in self._kinds(owners):
-            if self._has_room(kind):
-                allocated.append(kind)
+        allocated = list[JobType]()
+        for job_type in self._job_types(by_request):
+            if self._has_room(job_type):
+                allocated.append(job_type)
                 continue
             try:
-                self._run_alone(kind)
+                self._run_alone(job_type)
             except (TypeError, ValueError, RuntimeError) as e:
-                if not kind.differ or isinstance(e, torch.OutOfMemoryError):
+                if not job_type.differ or isinstance(e, torch.OutOfMemoryError):
                     raise
-                self.needs_numbers.add(type(kind.phase))
-                self._run(kind.owners)
+                self.needs_numbers.add(type(job_type.phase))
+                self._run(job_type.by_request)
         if allocated:
-            self._run_groups([(kind, group) for kind in allocated for group in self._groups(kind, kind.jobs)])
+            self._run_groups(
+                [(job_type, group) for job_type in allocated for group in self._groups(job_type, job_type.jobs)]
+            )
 
-    def _kinds(self, owners: Sequence[ClientJobs]) -> Iterator[Kind]:
+    def _job_types(self, by_request: Sequence[ClientJobs]) -> Iterator[JobType]:
         """Requests that share rows."""
-        kinds: dict[Hashable, list[ClientJobs]] = {}
-        for owner in owners:
-            kinds.setdefault(self._kind(owner), []).append(owner)
-        for key, alike in kinds.items():
-            values = {name: {getattr(owner.phase, name) for owner in alike} for name in float_settings(alike[0].phase)}
+        types: dict[Hashable, list[ClientJobs]] = {}
+        for request_jobs in by_request:
+            types.setdefault(self._type_key(request_jobs), []).append(request_jobs)
+        for key, alike in types.items():
+            phases = [request_jobs.phase for request_jobs in alike]
+            values = {name: {getattr(phase, name) for phase in phases} for name in float_settings(phases[0])}
             differ = [name for name, found in values.items() if len(found) > 1]
             same = tuple((name, *found) for name, found in values.items() if name not in differ)  # are in the graphs
-            yield Kind((key, tuple(differ), same), alike, longest_first(alike), differ)
+            yield JobType((key, tuple(differ), same), alike, longest_first(alike), differ)
 
-    def _kind(self, owner: ClientJobs) -> Hashable:
-        """Requests of one kind share rows."""
-        phase, *rest = owner.key()
+    def _type_key(self, request_jobs: ClientJobs) -> Hashable:
+        """Requests with one key share rows."""
+        phase, *rest = request_jobs.key()
         if type(phase) in self.needs_numbers or not reads_settings_alone(phase):
             return phase, *rest
         floats = float_settings(phase)
         return type(phase), tuple((n, v) for n, v in phase.table().items() if n not in floats), *rest
 
-    def _run_alone(self, kind: Kind) -> None:
-        """The jobs of one kind, as many at a time as there is room for."""
-        size = self._rows_at_once(kind)
-        for a in range(0, len(kind.jobs), size):
-            self._run_groups([(kind, group) for group in self._groups(kind, kind.jobs[a : a + size])])
+    def _run_alone(self, job_type: JobType) -> None:
+        """The jobs of one type, as many at a time as there is room for."""
+        size = self._rows_at_once(job_type)
+        for a in range(0, len(job_type.jobs), size):
+            self._run_groups([(job_type, group) for group in self._groups(job_type, job_type.jobs[a : a + size])])
 
-    def _run_groups(self, groups: Sequence[tuple[Kind, JobGroup]]) -> None:
+    def _run_groups(self, groups: Sequence[tuple[JobType, JobGroup]]) -> None:
         """Jobs in the rows of several buffers."""
         rows = list[RowMoves]()
-        for kind, (key, jobs) in groups:
-            buffers = self._buffers(key, kind.owners[0])
-            buffers.load(jobs, self.most, kind.differ)
+        for job_type, (key, jobs) in groups:
+            buffers = self._buffers(key, job_type.by_request[0])
+            buffers.load(jobs, self.most, job_type.differ)
             buffers.first_jobs = buffers.first_jobs or len(jobs)
-            rows.append(RowMoves(kind.phase, buffers, StackedSchedule(jobs), kind.differ))
+            rows.append(RowMoves(job_type.phase, buffers, StackedSchedule(jobs), job_type.differ))
         for moves, result in zip(rows, run_side_by_side(rows), strict=True):
-            for owner, (places, clients) in zip(distinct_owners(moves.schedule.jobs), moves.buffers.back, strict=True):
-                owner.results.put_rows(clients, places, result)
+            by_request = jobs_by_request(moves.schedule.jobs)
+            for request_jobs, (places, clients) in zip(by_request, moves.buffers.back, strict=True):
+                request_jobs.results.put_rows(clients, places, result)
 
-    def _buffers(self, key: tuple[Any, ...], owner: ClientJobs) -> RowBuffers:
+    def _buffers(self, key: tuple[Any, ...], request_jobs: ClientJobs) -> RowBuffers:
         if key not in self.buffers:
-            self.buffers[key] = RowBuffers(self.task, owner, long=key[-1] is LONG_JOBS)
+            self.buffers[key] = RowBuffers(self.task, request_jobs, long=key[-1] is LONG_JOBS)
         return self.buffers[key]
 
-    def _groups(self, kind: Kind, jobs: Jobs) -> list[JobGroup]:
+    def _groups(self, job_type: JobType, jobs: Jobs) -> list[JobGroup]:
         """Jobs, sorted by length, by the key of their buffers: the few long ones, and the others."""
         few = count_long([steps_of(*job) for job in jobs], self.least_gap)
-        return [((*kind.key, LONG_JOBS), jobs[:few]), (kind.key, jobs[few:])] if few else [(kind.key, jobs)]
+        return [((*job_type.key, LONG_JOBS), jobs[:few]), (job_type.key, jobs[few:])] if few else [(job_type.key, jobs)]
 
-    def _has_room(self, kind: Kind) -> bool:
-        """Are there rows for all jobs of this kind?"""
-        groups = self._groups(kind, kind.jobs)
+    def _has_room(self, job_type: JobType) -> bool:
+        """Are there rows for all jobs of this type?"""
+        groups = self._groups(job_type, job_type.jobs)
         return all(key in self.buffers and len(jobs) <= self.buffers[key].rows for key, jobs in groups)
 
-    def _rows_at_once(self, kind: Kind) -> int:
-        """Rows at a time of a kind for which there is no room yet."""
-        owner, i = kind.jobs[0]
-        x = example(owner.plan, next(iter(owner.batches[i].values()))).x
-        longest = max(max(work.lengths(), default=1) for owner, i in kind.jobs for work in owner.batches[i].values())
-        tensors = (owner.inputs.w, *owner.inputs.state.values())
+    def _rows_at_once(self, job_type: JobType) -> int:
+        """Rows at a time of a type of jobs for which there is no room yet."""
+        request_jobs, i = job_type.jobs[0]
+        x = example(request_jobs.plan, next(iter(request_jobs.batches[i].values()))).x
+        works = (work for other, j in job_type.jobs for work in other.batches[j].values())
+        longest = max(max(work.lengths(), default=1) for work in works)
+        inputs = request_jobs.inputs
+        tensors = (inputs.w, *inputs.state.values())
         states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in tensors)
-        one = (ACTIVATION_FACTOR * longest * x.numel() + 12 * states) * owner.inputs.w.element_size()
-        device = owner.inputs.w.device
+        one = (ACTIVATION_FACTOR * longest * x.numel() + 12 * states) * inputs.w.element_size()
+        device = inputs.w.device
         room = int(free_bytes(device) * MEMORY_SHARE / one) if device.type == "cuda" else self.most
         return max(1, min(self.most, room))
 
@@ -216,14 +222,14 @@ def count_long(steps: Sequence[int], least_gap: int = LEAST_GAP) -> int:
     return few if few < len(steps) and steps[few] + least_gap <= steps[0] else 0
 
 
-def longest_first(owners: Sequence[ClientJobs]) -> Jobs:
+def longest_first(by_request: Sequence[ClientJobs]) -> Jobs:
     """All jobs of some requests, those with most steps first."""
-    jobs = [(owner, i) for owner in owners for i in range(len(owner.batches))]
+    jobs = [(request_jobs, i) for request_jobs in by_request for i in range(len(request_jobs.batches))]
     return sorted(jobs, key=lambda job: -steps_of(*job))
 
 
-def steps_of(owner: ClientJobs, i: int) -> int:
-    return owner.plan.train[i].batches
+def steps_of(request_jobs: ClientJobs, i: int) -> int:
+    return request_jobs.plan.train[i].batches
 
 
 def reads_settings_alone(phase: Algorithm) -> bool:
@@ -239,7 +245,7 @@ def reads_settings_alone(phase: Algorithm) -> bool:
 @cache
 def derives_from_settings(method: type) -> bool:
     """Has a plug-in's class a property that is computed once?"""
-    own = [vars(kind) for kind in method.__mro__ if not is_askews(kind)]
+    own = [vars(cls) for cls in method.__mro__ if not is_askews(cls)]
     return any(isinstance(value, cached_property) for values in own for value in values.values())
 
 

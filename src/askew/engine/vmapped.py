@@ -26,7 +26,7 @@ from ..kernels.steps import RowSteps, StepKernels
 from .base import PhaseInputs, PhaseOutputs, PhaseRequest
 from .results import ResultRows
 
-BUDGET = 2**30  # bytes that one chunk of clients may take
+BUDGET = 2**30  # bytes that one group of clients may take
 WEIGHTS = 2**24  # bytes of weights that steps in place go over at a time: of more they wait for memory
 
 Rows = slice | Tensor
@@ -61,14 +61,14 @@ class RowBatch(NamedTuple):
 
 
 class RowBatches(NamedTuple):
-    """The k-th batch of all rows that have one; grouped by length where batches must be never_pad."""
+    """The k-th batch of all rows that have one; grouped by length where batches must not be padded."""
 
     k: int
     groups: list[RowBatch]
 
 
 class RowSchedule:
-    """The batches of a chunk of clients, sorted by their number of steps."""
+    """The batches of a group of clients, sorted by their number of steps."""
 
     def __init__(self, plan: RoundPlan, order: list[int], dtype: torch.dtype, never_pad: bool) -> None:
         self.plan, self.order, self.dtype, self.never_pad = plan, order, dtype, never_pad
@@ -213,7 +213,7 @@ def replace_rows(old: Tensor, rows: Rows, new: Tensor) -> Tensor:
 
 
 class Vmapped:
-    """Chunks of clients that fit the memory, each trained in lockstep."""
+    """Groups of clients that fit the memory, each trained in lockstep."""
 
     name = "vmapped"
 
@@ -230,11 +230,11 @@ class Vmapped:
         plan, device = request.plan, request.inputs.w.device
         order = sorted(range(len(plan.train)), key=lambda i: -plan.train[i].batches)
         steps = self._row_steps(request)
-        size, results = self._chunk_size(request, steps), ResultRows(len(order), request.wanted)
+        size, results = self._group_size(request, steps), ResultRows(len(order), request.wanted)
         for a in range(0, len(order), size):
-            chunk = torch.tensor(order[a : a + size], device=device)
-            rows = chunk.argsort() if len(chunk) == len(order) else torch.arange(len(chunk), device=device)
-            results.put_rows(chunk, rows, self._chunk(request, order[a : a + size], steps))
+            group = torch.tensor(order[a : a + size], device=device)
+            rows = group.argsort() if len(group) == len(order) else torch.arange(len(group), device=device)
+            results.put_rows(group, rows, self._run_group(request, order[a : a + size], steps))
         return results.outputs()
 
     def _row_steps(self, request: PhaseRequest) -> RowSteps | None:
@@ -243,7 +243,7 @@ class Vmapped:
             return None
         return self.kernels.row_steps(request.phase, request.inputs.client(0), request.plan.pool.y.dtype)
 
-    def _chunk_size(self, request: PhaseRequest, steps: RowSteps | None) -> int:
+    def _group_size(self, request: PhaseRequest, steps: RowSteps | None) -> int:
         """Clients at once: a dozen vectors of length P and a rough multiple of one batch's input for activations."""
         inputs, plan = request.inputs, request.plan
         longest = max(length for work in plan.train for length in work.lengths())
@@ -253,11 +253,11 @@ class Vmapped:
         few = max(1, WEIGHTS // (inputs.w.shape[-1] * inputs.w.element_size()))
         return min(size, few) if steps else size
 
-    def _chunk(self, request: PhaseRequest, order: list[int], steps: RowSteps | None) -> Result:
+    def _run_group(self, request: PhaseRequest, order: list[int], steps: RowSteps | None) -> Result:
         """The phase of some clients: begin, the moves of the local loop, finish."""
         schedule = RowSchedule(request.plan, order, request.inputs.w.dtype, self.never_pad)
         rows = ClientRows(request.phase, self.task, request.inputs, schedule)
-        progress, own = rows.begin(), False  # are theta and the momentum this chunk's own, to be changed in place?
+        progress, own = rows.begin(), False  # are theta and the momentum this group's own, to be changed in place?
         for move in local.moves(request.phase, schedule):
             if not isinstance(move, Step):
                 progress = rows.look(progress, move)

@@ -33,7 +33,7 @@ import torch
 from ..core.rng import generator
 from ..core.settings import Settings, setting
 from ..core.types import Batch
-from ..engine.evaluate import CHUNK
+from ..engine.evaluate import SAMPLES_AT_A_TIME
 from ..errors import AskewError, ConfigError, DataError, ModelError, StoreError, StoreWarning
 from .build import BuildCache, build
 from .config import Config
@@ -269,7 +269,7 @@ def probabilities(run: Run, build_cache: BuildCache | None = None, trust: bool =
         if not built.fed.classes:
             raise DataError(f"the run {run.name} is a regression; conformal takes data with classes.")
         test, server = built.fed.test, built.server
-        batches = zip(torch.split(test.x, CHUNK), torch.split(test.y, CHUNK), strict=True)
+        batches = zip(torch.split(test.x, SAMPLES_AT_A_TIME), torch.split(test.y, SAMPLES_AT_A_TIME), strict=True)
         logits = [built.task.frozen(server.w, server.buffers, Batch(built.fed.inputs(x), y))[0] for x, y in batches]
         return torch.softmax(torch.cat(logits).double(), 1).cpu().numpy(), test.y.cpu().numpy()
 

@@ -76,11 +76,11 @@ class ConvSizes(NamedTuple):
         return -(-self.co // each), min(-(-self.co // each), WARPS)
 
     @property
-    def shares(self) -> tuple[int, int, int]:
+    def column_tiles(self) -> tuple[int, int, int]:
         """Tiles of columns of the weights' gradient, warps that share them, and those of them in one block."""
         columns = (self.ci * self.inner + 8) // 8
-        shares = -(-columns // 7)
-        return columns, shares, min(shares, WARPS)
+        warps = -(-columns // 7)
+        return columns, warps, min(warps, WARPS)
 
     def fits(self) -> bool:
         """Is there shared memory for one image?"""
@@ -92,9 +92,9 @@ def at_a_time(size: int) -> int:
     return max(1, BYTES // size)
 
 
-def for_each(images: int, groups: int, batch: int, beside: int) -> int:
+def for_each(images: int, groups: int, batch: int, blocks_per_image: int) -> int:
     """How many images a block has, one group in shared memory after the other."""
-    fair = -(-groups * batch * beside // BLOCKS)
+    fair = -(-groups * batch * blocks_per_image // BLOCKS)
     return max(1, min(-(-fair // images) * images, batch))
 
 
@@ -131,15 +131,15 @@ def weight_gradients(g: Tensor, x: Tensor, which: Tensor, k: int, pad: int, real
     """Gradients of weights and bias in one row [G, …]; summed in parts, in a fixed order."""
     groups, batch, ci, h, wd = x.shape
     shape = ConvSizes(ci, h, wd, g.shape[2], k, pad)
-    columns, shares, abreast = shape.shares
+    columns, warps, warps_per_block = shape.column_tiles
     images = at_a_time(shape.image + shape.back)
-    beside = shape.channel_tiles * -(-shares // abreast)
-    each = for_each(images, groups, batch, beside)
+    blocks_per_image = shape.channel_tiles * -(-warps // warps_per_block)
+    each = for_each(images, groups, batch, blocks_per_image)
     halves = x.dtype is torch.bfloat16, g.dtype is torch.bfloat16
-    blocks, count = -(-batch // each), -(-batch // each) * (WARPS // abreast)
+    blocks, count = -(-batch // each), -(-batch // each) * (WARPS // warps_per_block)
     parts = torch.empty((groups, count, shape.channel_tiles * 32 * columns * 8), device=x.device)
     kernel("weights", shape, *halves, split).launch(
-        (blocks, groups, beside),
+        (blocks, groups, blocks_per_image),
         THREADS,
         images * (shape.image + shape.back),
         (x, g, which, parts, real, batch, each, images),
@@ -156,10 +156,10 @@ def input_gradients(
     """Gradients of the input, like x."""
     groups, batch, ci, h, wd = x.shape
     shape, dx = ConvSizes(ci, h, wd, g.shape[2], w.shape[3], pad), torch.empty_like(x)
-    images, beside = at_a_time(shape.patches(shape.part)), -(-ci // shape.part)
-    each, w = for_each(images, groups, batch, beside), contiguous_rows(w)
+    images, blocks_per_image = at_a_time(shape.patches(shape.part)), -(-ci // shape.part)
+    each, w = for_each(images, groups, batch, blocks_per_image), contiguous_rows(w)
     kernel("inputs", shape, x.dtype is torch.bfloat16, g.dtype is torch.bfloat16, split).launch(
-        (-(-batch // each), groups, beside),
+        (-(-batch // each), groups, blocks_per_image),
         THREADS,
         images * shape.patches(shape.part),
         (g, which, w, dx, real, batch, w.stride(0), each, images),
