@@ -53,14 +53,41 @@ def room_of(module: str) -> str:
 
 
 def own_imports(path: Path) -> Iterator[str]:
-    """The modules of askew that a file imports, inside functions too."""
+    """The modules of askew that a file imports, inside functions and by `import_module` too."""
     package = list(path.relative_to(ROOT).parts[:-1])
     for node in ast.walk(trees()[path]):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[2] for alias in node.names if alias.name.split(".")[0] == "askew")
+        elif isinstance(node, ast.ImportFrom):
+            first, *rest = (node.module or "").split(".")
+            if node.level:
+                base = package[: len(package) - node.level + 1] + [first, *rest] * bool(first)
+            elif first == "askew":
+                base = rest
+            else:
+                continue
             for alias in node.names:
                 inner = ".".join([*base, alias.name])
                 yield inner if inner in MODULES else ".".join(base)
+    if "import_module" in (text := path.read_text()) or "__import__" in text:
+        yield from imports_by_name(trees()[path], package)
+
+
+def imports_by_name(tree: ast.Module, package: list[str]) -> Iterator[str]:
+    """The modules of askew that texts of a file name; where a name is put together, all that begin as it does."""
+    for node in ast.walk(tree):
+        text = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
+        if isinstance(text, ast.Constant) and str(text.value).startswith((".", "askew.")):
+            name = str(text.value).removeprefix("askew")[1:]
+            full = ".".join([*package, name]) if str(text.value).startswith(".") else name
+            yield from (m for m in MODULES if m == full or (text is not node and m.startswith(full)))
+
+
+def test_imports_in_functions_and_by_name_are_seen() -> None:
+    imports = {module_of(path): set(own_imports(path)) for path in SOURCES}
+    assert "report.runs" in imports[""]  # by name
+    assert {"kernels.cuda.triton_wide_conv", "kernels.cuda.triton_group_norm"} <= imports["kernels.cuda"]  # in part
+    assert "report.verdicts" in imports["report.runs"]  # in a function
 
 
 def test_imports_go_down_only() -> None:
