@@ -29,7 +29,6 @@ from ..engine.choose import (
     AS_CONFIGURED,
     FORBIDS_PADDING,
     EngineChoice,
-    EngineSettings,
     choose,
     fastest,
     forbids_padding,
@@ -47,6 +46,7 @@ from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric
 from ..engine.sequential import Sequential
 from ..engine.server import Server
+from ..engine.settings import EngineSettings
 from ..engine.slots import Slots
 from ..engine.stacked import Stacked
 from ..engine.vmapped import Vmapped
