@@ -236,16 +236,7 @@ class RemoteFederation(Federation):
         return self.pool, [np.arange(self.sizes[i]) for i in ids]
 
     def labels(self) -> dict[str, Any]:
-        shown = min(self.clients, SHOWN)
-        return {
-            "clients": self.clients,
-            "classes": self.classes,
-            "empty": self.clients - len(self.eligible),
-            "shown": shown,
-            "sizes": self.sizes[:shown].tolist(),
-            "samples": int(self.sizes.sum()),
-            "mean_size": self.mean_size,
-        }
+        return self.size_numbers() | {"mean_size": self.mean_size}
 
 
 class GivenFederationCache(BuildCache):
