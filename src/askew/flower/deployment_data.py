@@ -24,7 +24,7 @@ from torch import Tensor
 from ..core.settings import setting
 from ..data.arrays import UserData, make_dataset, to_samples
 from ..data.dataset import Dataset, Samples, Source, concatenate
-from ..data.federation import SHOWN, Federation
+from ..data.federation import Federation
 from ..data.partition import Natural
 from ..errors import AskewError, ConfigError, DataError
 from ..experiment.build import BuildCache, BuiltRun, build, device_of
