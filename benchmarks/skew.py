@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from askew.bench.workloads import workload_config
 from askew.engine.base import finished_time
-from askew.engine.choose import EngineSettings
+from askew.engine.settings import EngineSettings
 from askew.experiment.build import build
 from askew.experiment.process_state import torch_state
 from askew.experiment.process_tuning import tune_process

@@ -18,7 +18,7 @@ from askew.bench import baselines, start, timing, workloads
 from askew.cli import bench as cli_bench
 from askew.data.dataset import Dataset, Samples
 from askew.data.transform import PixelTransform
-from askew.engine.choose import EngineSettings
+from askew.engine.settings import EngineSettings
 from askew.errors import ConfigError
 from askew.experiment.build import build
 from askew.experiment.config import Config

@@ -14,8 +14,9 @@ import askew
 from askew.core.space import Space
 from askew.engine import choose as engine_choice
 from askew.engine.base import PhaseOutputs, PhaseRequest
-from askew.engine.choose import EngineChoice, EngineSettings, choose, fastest, first_steps, worth_a_trial
+from askew.engine.choose import EngineChoice, choose, fastest, first_steps, worth_a_trial
 from askew.engine.process_group import ProcessGroup
+from askew.engine.settings import EngineSettings
 from askew.experiment import build as run_parts
 from askew.experiment.build import BuildCache, build
 from askew.experiment.config import Config

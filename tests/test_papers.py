@@ -20,8 +20,8 @@ from askew.cli.main import main
 from askew.core.records import Record
 from askew.core.task import Functional
 from askew.data.federation import Federation
-from askew.engine.choose import EngineSettings
 from askew.engine.evaluate import Evaluator, selection_half
+from askew.engine.settings import EngineSettings
 from askew.errors import ConfigError, ModelError, StoreError, UnknownName
 from askew.experiment.build import build
 from askew.experiment.config import Config

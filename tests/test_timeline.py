@@ -26,9 +26,9 @@ from askew.core.rng import uniforms
 from askew.data import Natural, Synthetic
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation, LocalSettings
-from askew.engine.choose import EngineSettings
 from askew.engine.clock import VirtualClock, answer_bytes
 from askew.engine.privacy import PrivacyStage
+from askew.engine.settings import EngineSettings
 from askew.errors import AskewError, ConfigError
 from askew.experiment.build import BuiltRun, build
 from askew.experiment.config import Config

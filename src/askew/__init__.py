@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .errors import AskewError
+from .experiment import shown
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ HOMES = {
     "report.tuning": ("Tuning",),
 }
 PACKAGES = ("algorithms", "core", "data", "engine", "experiment", "kernels", "models", "participation", "report")
+
+shown.shown_by = lambda: import_module(".report.runs", __name__)
 
 
 if not TYPE_CHECKING:  # or type checkers would take every name for a public one

@@ -31,8 +31,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from ..core.records import Record
 from ..engine.base import finished_time
-from ..engine.choose import EngineSettings
 from ..engine.process_group import ProcessGroup, process_group
+from ..engine.settings import EngineSettings
 from ..errors import ConfigError
 from ..experiment.build import BuiltRun, build, device_of
 from ..experiment.config import Config

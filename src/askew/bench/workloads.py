@@ -15,7 +15,7 @@ from ..core.settings import setting
 from ..data import files, sources
 from ..data.dataset import Dataset, Samples, Source
 from ..data.images import Images
-from ..engine.choose import EngineSettings
+from ..engine.settings import EngineSettings
 from ..errors import ConfigError, did_you_mean
 from ..experiment.config import Config, FromPython
 from ..models import CNN64, MLP, CharLSTM, LeNet, Network, ResNet18, Softmax

@@ -17,7 +17,7 @@ from ..bench import timing
 from ..bench.baselines import FRAMEWORKS
 from ..bench.start import Stage, time_start
 from ..bench.workloads import FRAMEWORK_WORKLOADS, WORKLOADS, Workload, find_workload
-from ..engine.choose import EngineSettings
+from ..engine.settings import EngineSettings
 from ..errors import ConfigError
 from ..experiment.config import Config
 from ..experiment.workers import check_cores

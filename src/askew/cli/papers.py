@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..core.records import Record
-from ..engine.choose import EngineSettings
+from ..engine.settings import EngineSettings
 from ..errors import ConfigError
 from ..experiment.build import device_of
 from ..experiment.launch import TOGETHER

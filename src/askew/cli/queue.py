@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.records import Record
-from ..engine.choose import EngineSettings
+from ..engine.settings import EngineSettings
 from ..experiment.store import Run, write_text
 from ..report import terminal
 from ..report.plain_table import plain_table

@@ -463,10 +463,10 @@ class Federation:
         counts = [np.bincount(y[own], minlength=self.classes) for own in places]
         return torch.from_numpy(np.array(counts).reshape(len(ids), self.classes)).to(self.device, self.dtype)
 
-    def labels(self) -> dict[str, Any]:
-        """Sizes and label counts of the first clients, for pictures and for the stored page."""
+    def size_numbers(self) -> dict[str, Any]:
+        """How many clients, classes and samples there are, and the sizes of the first clients."""
         shown = min(self.clients, SHOWN)
-        page: dict[str, Any] = {
+        return {
             "clients": self.clients,
             "classes": self.classes,
             "empty": self.clients - len(self.eligible),
@@ -474,6 +474,11 @@ class Federation:
             "sizes": self.sizes[:shown].tolist(),
             "samples": int(self.sizes.sum()),
         }
+
+    def labels(self) -> dict[str, Any]:
+        """Sizes and label counts of the first clients, for pictures and for the stored page."""
+        page = self.size_numbers()
+        shown = page["shown"]
         if self.classes:
             pool, places = self.training_samples(range(shown))
             y = pool.y.cpu().numpy()

@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..core.settings import Settings, is_askews, setting
+from ..core.settings import is_askews
 from ..core.space import BATCH_NORMS, Space
 from ..errors import EngineError
 from ..kernels import batched_lstm
 from .base import Engine, PhaseRequest
 from .check import WrongResult
+from .settings import ROW_ENGINES
 
 MUCH_WORK = 10**11  # parameters times samples of all rounds; below, a trial costs more than it can win
 TRIAL_SECONDS = 0.06  # that one trial may take on a CPU, one client after another
@@ -39,60 +40,7 @@ RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 # attributes that a trial of a user's network, method and criterion gives the network
 DRAWS, FORBIDS_PADDING, NEEDS_NUMBERS = "_askew_draws", "_askew_forbids_padding", "_askew_needs_numbers"
 AS_CONFIGURED = "as configured"  # the reason for an engine that was named
-ROW_ENGINES = ("stacked", "vmapped")  # engines that train many networks as rows
 TENSOR_ENGINES = ("slots", "stacked")  # engines in which a client's numbers are tensors
-
-
-class EngineSettings(Settings):
-    """Where and how a run is computed."""
-
-    title = "engine"
-    name: str = setting(
-        "engine; auto chooses and says why",
-        default="auto",
-        choices=("auto", "sequential", "slots", "stacked", "vmapped"),
-    )
-    device: str = setting("auto, cpu, cuda or cuda:N", default="auto")
-    workers: int = setting(
-        "processes on this machine that share the work, with the same results; 0: one, and on a CPU more once long "
-        "rounds make it worth it",
-        default=0,
-        least=0,
-        most=128,
-    )
-    dtype: str = setting(
-        "precision; tf32: float32 with products of TF32 on CUDA; bf16: float32 with forward passes in bfloat16",
-        default="float32",
-        choices=("float32", "float64", "tf32", "bf16"),
-    )
-    compile: bool = setting(
-        "compile the network's forward and backward pass (torch.compile); slow to start", default=False
-    )
-    deterministic: bool = setting(
-        "the same bits in every run on one machine with the same versions; nothing is chosen by timing, and on CUDA "
-        "only deterministic functions are used",
-        default=False,
-    )
-
-    @property
-    def storage(self) -> torch.dtype:
-        """The type of weights and inputs."""
-        return torch.float64 if self.dtype == "float64" else torch.float32
-
-    def check(self) -> None:
-        if self.compile and self.name in ROW_ENGINES:
-            raise EngineError(
-                'engine: compile = true is for engine.name = "sequential" or "slots"; leave one of the two out.'
-            )
-        if self.compile and self.deterministic:
-            raise EngineError(
-                "engine: compile = true chooses kernels by timing, so deterministic = true cannot hold; "
-                "leave one of the two out."
-            )
-        if self.dtype == "bf16" and self.name in ROW_ENGINES:
-            raise EngineError(
-                'engine: dtype = "bf16" is for engine.name = "sequential" or "slots"; leave one of the two out.'
-            )
 
 
 def stochastic(module: nn.Module) -> bool:

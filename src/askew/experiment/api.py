@@ -24,7 +24,7 @@ from ..data.own_files import OwnFiles
 from ..data.partition import Partition
 from ..data.transform import InputTransform
 from ..data.user import from_user, is_divided
-from ..engine.choose import EngineSettings
+from ..engine.settings import EngineSettings
 from ..errors import ConfigError, DataWarning, ModelError, Remark
 from ..models import Network
 from ..participation import Participation

@@ -30,9 +30,7 @@ from ..engine.choose import (
     DRAWS,
     FORBIDS_PADDING,
     NEEDS_NUMBERS,
-    ROW_ENGINES,
     EngineChoice,
-    EngineSettings,
     choose,
     fastest,
     forbids_padding,
@@ -50,6 +48,7 @@ from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric
 from ..engine.sequential import Sequential
 from ..engine.server import Server
+from ..engine.settings import ROW_ENGINES, EngineSettings
 from ..engine.slots import Slots
 from ..engine.stacked import Stacked
 from ..engine.vmapped import Vmapped

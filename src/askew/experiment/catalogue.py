@@ -16,8 +16,8 @@ from ..data.federation import LocalSettings
 from ..data.partition import Natural
 from ..data.synthetic import Synthetic
 from ..engine.attacks import ATTACKS, Attack
-from ..engine.choose import EngineSettings
 from ..engine.robust import RULES, Robust
+from ..engine.settings import EngineSettings
 from ..errors import AskewError
 from ..models import MLP, networks
 from ..participation import participations

@@ -22,10 +22,10 @@ from ..data.dataset import Source
 from ..data.federation import LocalSettings
 from ..data.partition import Natural, Partition
 from ..engine.attacks import Attack
-from ..engine.choose import EngineSettings
 from ..engine.faults import Faults
 from ..engine.privacy import Privacy
 from ..engine.robust import Robust
+from ..engine.settings import EngineSettings
 from ..errors import ConfigError, did_you_mean
 from ..models import Network, networks
 from ..participation import CohortParticipation, Participation, participations

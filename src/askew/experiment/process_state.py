@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ..engine.choose import EngineSettings
 from ..engine.process_group import SINGLE, ProcessGroup
+from ..engine.settings import EngineSettings
 from ..errors import EngineError
 from .config import Config
 

@@ -23,13 +23,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.files import flush_to_disk, is_file, is_readable_file, write_atomically
 from ..core.records import Record
 from ..errors import AskewError, StoreError, StoreWarning
+from . import shown
 from .curves import rounds_to
 from .folder_lock import explain_write_errors, is_locked
 from .roll_call import RollCall, call_run
@@ -159,24 +159,25 @@ class Run:
 
     def frame(self) -> Any:
         """One row for each round, as a frame of pandas."""
-        return shown_by().data_frame(shown_by().round_rows(self))
+        report = shown.shown_by()
+        return report.data_frame(report.round_rows(self))
 
     def plot(self, key: str = "accuracy", size: str | None = None, over: str = "round") -> Figure:
         """A figure of one record key over the rounds, or with over="clock" over the seconds of the virtual clock;
         `size` is "column" or "page" of a two-column paper.
         """
-        figure: Figure = shown_by().draw_key([self], key, size, over)
+        figure: Figure = shown.shown_by().draw_key([self], key, size, over)
         return figure
 
     def __repr__(self) -> str:
         try:
-            text: str = shown_by().run_text(self)
+            text: str = shown.shown_by().run_text(self)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # not a whole run
             return f"Run({self.config!r:.200})"
         return text
 
     def _repr_html_(self) -> str:
-        html: str = shown_by().run_html(self)
+        html: str = shown.shown_by().run_html(self)
         return html
 
     def summary(self) -> dict[str, Any]:
@@ -203,11 +204,6 @@ class Run:
             "engine": self.facts.get("engine"),
             "device": self.facts.get("device"),
         }
-
-
-def shown_by() -> Any:
-    """The module that shows runs. It stands above this one, and is looked up by name when a run is to be shown."""
-    return import_module("askew.report.runs")
 
 
 def load(folder: str | Path) -> Run:

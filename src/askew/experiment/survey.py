@@ -11,7 +11,7 @@ from ..data.federation import Federation
 from ..data.own_files import TableFile
 from ..data.skew import heterogeneity
 from ..data.tables import Column, Table
-from ..engine.choose import EngineSettings
+from ..engine.settings import EngineSettings
 from .build import OWNERS_PASSED_OVER, build, client_label_counts, passes_over_owners
 from .config import Config
 

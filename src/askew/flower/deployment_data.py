@@ -24,7 +24,7 @@ from torch import Tensor
 from ..core.settings import setting
 from ..data.arrays import UserData, make_dataset, to_samples
 from ..data.dataset import Dataset, Samples, Source, concatenate
-from ..data.federation import SHOWN, Federation
+from ..data.federation import Federation
 from ..data.partition import Natural
 from ..errors import AskewError, ConfigError, DataError
 from ..experiment.build import BuildCache, BuiltRun, build, device_of
@@ -236,16 +236,7 @@ class RemoteFederation(Federation):
         return self.pool, [np.arange(self.sizes[i]) for i in ids]
 
     def labels(self) -> dict[str, Any]:
-        shown = min(self.clients, SHOWN)
-        return {
-            "clients": self.clients,
-            "classes": self.classes,
-            "empty": self.clients - len(self.eligible),
-            "shown": shown,
-            "sizes": self.sizes[:shown].tolist(),
-            "samples": int(self.sizes.sum()),
-            "mean_size": self.mean_size,
-        }
+        return self.size_numbers() | {"mean_size": self.mean_size}
 
 
 class GivenFederationCache(BuildCache):

@@ -75,6 +75,9 @@ def wants_layout(x: Tensor, layers: Sequence[nn.Module]) -> bool:
 def run_in_layout(x: Tensor, layers: Sequence[nn.Module], used: set[str]) -> Tensor:
     """The same with images in memory as is fast there: in oneDNN's own layout, which changes no number, or channels-
     last.
+
+    Without it, on an x86 core that has no C, a local step of cnn, lenet and cnn64 on 50 images takes 2.0, 1.2 and 1.4
+    times as long, and evaluation 2 to 4 times; with C, which takes no norm, a step of cnn with one 1.4 times.
     """
     flat = next(k for k, layer in enumerate(layers) if isinstance(layer, nn.Flatten))
     plain = all(isinstance(layer, (nn.Conv2d, nn.ReLU, nn.MaxPool2d)) for layer in layers[:flat])

@@ -27,7 +27,7 @@ from ..core.types import Cohort, State
 from ..data.federation import LocalSettings
 from ..data.partition import Natural
 from ..data.synthetic import Synthetic
-from ..engine.choose import EngineSettings
+from ..engine.settings import EngineSettings
 from ..experiment.build import BuiltRun, build
 from ..experiment.catalogue import costs
 from ..experiment.config import Config

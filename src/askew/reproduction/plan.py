@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..engine.choose import EngineSettings
+from ..engine.settings import EngineSettings
 from ..errors import ConfigError
 from ..experiment.config import Config
 from ..experiment.store import Run

@@ -20,7 +20,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..engine.choose import EngineSettings
+from ..engine.settings import EngineSettings
 from ..errors import AskewError, ConfigError
 from ..experiment.process_pool import Notify
 from ..experiment.process_state import stop_after
