@@ -141,12 +141,7 @@ def test_core_kernels_algorithms_and_engine_load_torch_and_numpy_alone() -> None
 def test_gradients_are_taken_in_few_places() -> None:
     pattern = re.compile(r"\.backward\(|torch\.optim|grad_and_value|autograd\.grad")
     owners = {str(path.relative_to(ROOT)) for path in SOURCES if pattern.search(path.read_text())}
-    kernels = {"kernels/dense.py"}  # gradients of dense networks
-    assert owners == {
-        "core/differentiate.py",
-        *kernels,
-        "bench/baselines.py",
-    }  # the last: the loops ours is timed against
+    assert owners == {"core/differentiate.py", "bench/baselines.py"}  # the last: the loops ours is timed against
 
 
 def test_the_local_loop_and_the_methods_do_not_know_kernels() -> None:

@@ -19,13 +19,13 @@ from askew.algorithms import FedAvg, FedCM, FedDC, FedDyn, FedProx, Scaffold, al
 from askew.core.algorithm import Algorithm, Gradient
 from askew.core.settings import setting
 from askew.core.space import Space
-from askew.core.task import Bound, Task
+from askew.core.task import Task
 from askew.core.types import Affine, Batch, Client, Number, State
 from askew.errors import ConfigError
 from askew.kernels import steps as step_kernels
 from askew.kernels.affine import declared_step, keeps_declaration, owns_step
 from askew.kernels.cpu import compiler
-from askew.kernels.cpu.dense import SOURCE
+from askew.kernels.cpu.dense import SOURCE, DenseKernel
 from askew.models import MLP
 
 in_c = pytest.mark.skipif(compiler.library(SOURCE, torch.float64) is None, reason="kernels cannot be compiled here")
@@ -494,24 +494,21 @@ def test_numbers_in_tensors_are_left_to_the_plain_step(space: Space) -> None:
         assert declared_step(FedAvg(), client._replace(**{name: torch.tensor(0.1)})) is None
 
 
-def test_a_wrong_kernel_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_c
+@pytest.mark.parametrize(("alg", "engine"), [(FedProx(mu=0.5), "sequential"), (FedAvg(), "vmapped")])
+def test_a_wrong_kernel_is_noticed_too(alg: Algorithm, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that a kernel takes wrongly, as a miscompiled one might, is refused at the first step of a run."""
-    right = trained(FedProx(mu=0.5), "sequential", "plain")
-    original = step_kernels.StepKernels._in_c
+    right = trained(alg, engine, "plain")
+    take = DenseKernel.steps
 
-    def wrong(self: step_kernels.StepKernels, alg: Algorithm, dense: Any, task: Bound) -> Any:
-        take = original(self, alg, dense, task)
+    def wrong(self: DenseKernel, w: Tensor, *given: Any) -> Tensor:
+        values = take(self, w, *given)
+        w[:, 7] += 1e-3
+        return values
 
-        def spoil(*args: Any) -> Any:
-            progress = take(*args)
-            progress.theta[7] += 1e-3
-            return progress
-
-        return spoil
-
-    monkeypatch.setattr(step_kernels.StepKernels, "_in_c", wrong)
+    monkeypatch.setattr(DenseKernel, "steps", wrong)
     with pytest.warns(UserWarning, match="steps of this network differ from torch's"):
-        model = trained(FedProx(mu=0.5), "sequential", "plain")
+        model = trained(alg, engine, "plain")
     torch.testing.assert_close(model, right, rtol=0, atol=1e-12)
 
 

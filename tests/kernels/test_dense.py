@@ -1,4 +1,4 @@
-"""Dense networks without autograd, in C and as products: against torch's autograd and optimisers."""
+"""Dense networks in C: gradients and steps, against torch's autograd and optimisers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import askew
+from askew.core.differentiate import differentiate
 from askew.core.space import Space
 from askew.core.task import Bound, Functional, Task, WithFeatures
 from askew.core.types import Affine, Batch, Client
 from askew.kernels import steps
 from askew.kernels.cpu import compiler
-from askew.kernels.cpu.dense import SOURCE, DenseKernel, StepRule
-from askew.kernels.dense import DenseNetwork, dense_layers, step_rule
+from askew.kernels.cpu.dense import SOURCE, DenseKernel, row_spans, step_rule
+from askew.kernels.dense import dense_kernel, dense_layers
 from askew.models import CNN, MLP, Softmax
 
 in_c = pytest.mark.skipif(compiler.library(SOURCE, torch.float64) is None, reason="kernels cannot be compiled here")
@@ -32,10 +33,17 @@ def linear_network(widths: list[int], biased: bool = True, activation: type[nn.M
 
 
 def kernel_of(module: nn.Module) -> tuple[DenseKernel, Space]:
-    task = Bound(module, Space(module, torch.float64))
-    dense = DenseNetwork.of(task)
-    assert dense is not None and dense.kernel is not None
-    return dense.kernel, task.space
+    space = Space(module, torch.float64)
+    kernel = dense_kernel(module, space)
+    assert kernel is not None
+    return kernel, space
+
+
+def make_client(rate: float, momentum: float = 0.0, decay: float = 0.0, clip: float = math.inf) -> Client:
+    """What a step asks a client for: rates and limits."""
+    nothing: dict[str, Tensor] = {}
+    numbers = (rate, rate, momentum, decay, clip, 3.0, 3.0, 1.0, 1, 0.5)
+    return Client(torch.zeros(0), torch.zeros(0), nothing, nothing, nothing, {}, *numbers)
 
 
 def cut(sizes: list[int]) -> tuple[list[int], Tensor]:
@@ -60,7 +68,7 @@ def test_steps_in_a_row_are_torchs(widths: list[int], biased: bool) -> None:
     kernel, space = kernel_of(module)
     x, y = torch.randn(sum(sizes), widths[0], dtype=torch.float64), torch.randint(0, widths[-1], (sum(sizes),))
     w, (cuts, spans) = space.start.clone()[None], cut(sizes)
-    (value,) = kernel.steps(w, rate, None, None, None, x, y, spans)
+    (value,) = kernel.steps(w, Batch(x, y), spans, Affine(), make_client(rate), torch.zeros_like(w))
     total, optimiser = 0.0, torch.optim.SGD(module.parameters(), lr=rate)
     for a, b in itertools.pairwise(cuts):
         optimiser.zero_grad()
@@ -75,7 +83,7 @@ def test_steps_in_a_row_are_torchs(widths: list[int], biased: bool) -> None:
 @in_c
 @pytest.mark.parametrize(
     ("momentum", "decay", "clip"),
-    [(0.9, 0.0, 0.0), (0.0, 0.01, 0.0), (0.0, 0.0, 0.3), (0.5, 0.02, 0.4), (0.5, 0.02, 1e3)],
+    [(0.9, 0.0, math.inf), (0.0, 0.01, math.inf), (0.0, 0.0, 0.3), (0.5, 0.02, 0.4), (0.5, 0.02, 1e3)],
 )
 def test_momentum_decay_and_clipping_in_c_are_torchs(momentum: float, decay: float, clip: float) -> None:
     """Decay and momentum come after clipping, as everywhere here; torch's optimiser is handed a clipped gradient."""
@@ -83,21 +91,21 @@ def test_momentum_decay_and_clipping_in_c_are_torchs(momentum: float, decay: flo
     kernel, space = kernel_of(module)
     x, y = 3 * torch.randn(sum(sizes), 17, dtype=torch.float64), torch.randint(0, 3, (sum(sizes),))
     w, (cuts, spans) = space.start.clone()[None], cut(sizes)
-    v, rule = torch.zeros_like(w) if momentum else None, StepRule(1.0, 0.0, momentum, decay, clip or math.inf)
-    (value,) = kernel.steps(w, 0.1, rule, None, v, x, y, spans)
+    client = make_client(0.1, momentum, decay, clip)
+    (value,) = kernel.steps(w, Batch(x, y), spans, Affine(), client, torch.zeros_like(w))
     total, clipped = 0.0, 0
     optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
     for a, b in itertools.pairwise(cuts):
         optimiser.zero_grad()
         loss = F.cross_entropy(module(x[a:b])[0], y[a:b])
         loss.backward()
-        if clip:
+        if clip < math.inf:
             clipped += bool(nn.utils.clip_grad_norm_(module.parameters(), clip) > clip)
         optimiser.step()
         total += loss.item()
     torch.testing.assert_close(w[0], flat(module), rtol=1e-12, atol=1e-13)
     assert value.item() == pytest.approx(total, rel=1e-13)
-    assert (clipped > 0) == (0 < clip < 1)
+    assert (clipped > 0) == (clip < 1)
 
 
 @in_c
@@ -113,18 +121,15 @@ def test_momentum_decay_and_clipping_in_c_are_torchs(momentum: float, decay: flo
 def test_an_affine_direction_in_c_is_the_formula(rule: Affine) -> None:
     """d = clip(gain·g + pull·θ + shift),  v ← ρ v + d + (decay)·θ,  θ ← θ − η v, coordinate by coordinate."""
     module, sizes = linear_network([17, 33, 3]), [20, 20, 7]
-    task = Bound(module, Space(module, torch.float64))
-    dense = DenseNetwork.of(task)
-    assert dense is not None and task.space.P == 696
+    kernel, space = kernel_of(module)
+    task = Bound(module, space)
+    assert space.P == 696
     x, y = torch.randn(sum(sizes), 17, dtype=torch.float64), torch.randint(0, 3, (sum(sizes),))
-    nothing: dict[str, Tensor] = {}
-    numbers = (0.1, 0.1, 0.5, 0.02, 0.9, 3.0, 3.0, 1.0, 1, 0.5)
-    client = Client(task.space.start, task.space.buffers, nothing, nothing, nothing, {}, *numbers)
-    theta, v = task.space.start.clone(), torch.zeros(696, dtype=torch.float64)
-    expected, momentum = theta.clone(), v.clone()
-    dense.affine_steps(theta, Batch(x, y), cut(sizes)[0], rule, client, v)
-    for a, b in itertools.pairwise(cut(sizes)[0]):
-        leaf = task.load(expected, task.space.buffers)
+    theta, v = space.start.clone(), torch.zeros(696, dtype=torch.float64)
+    expected, momentum, (cuts, spans) = theta.clone(), v.clone(), cut(sizes)
+    kernel.steps(theta[None], Batch(x, y), spans, rule, make_client(0.1, 0.5, 0.02, 0.9), v[None])
+    for a, b in itertools.pairwise(cuts):
+        leaf = task.load(expected, space.buffers)
         g = torch.cat(
             [p.reshape(-1) for p in torch.autograd.grad(task.loss(leaf, Batch(x[a:b], y[a:b])), task.parameters)]
         )
@@ -157,55 +162,34 @@ def test_many_declared_steps_at_once_are_those_one_by_one(method: str, monkeypat
         torch.testing.assert_close(value, plain.model[name], rtol=0, atol=1e-13)
 
 
-def products(task: Task) -> DenseNetwork:
-    """A network's gradients and steps as products of matrices, though C may be there."""
-    dense = DenseNetwork.of(task)
-    assert dense is not None
-    dense.kernel = None
-    return dense
-
-
-@pytest.mark.parametrize("way", [pytest.param("c", marks=in_c), "products"])
-def test_gradients_of_many_networks_are_each_ones_own(way: str) -> None:
+@in_c
+@pytest.mark.parametrize("padded", [False, True])
+def test_gradients_of_many_networks_are_each_ones_own(padded: bool) -> None:
+    """And so are steps of the first rows in place, which leave the others as they are."""
     module = linear_network([20, 11, 4])
-    task = Bound(module, Space(module, torch.float64))
-    dense = products(task) if way == "products" else DenseNetwork.of(task)
-    assert dense is not None
-    theta = torch.randn(3, task.space.P, dtype=torch.float64)
+    kernel, space = kernel_of(module)
+    task, client, start = Bound(module, space), make_client(0.1), torch.randn(4, space.P, dtype=torch.float64)
     x, y = torch.randn(3, 6, 20, dtype=torch.float64), torch.randint(0, 4, (3, 6))
-    weight = (torch.arange(6) < torch.tensor([[6], [1], [4]])).double()
-    gradients, values = dense.gradients(theta, Batch(x, y, weight))
-    for i, count in enumerate((6, 1, 4)):
-        leaf = task.load(theta[i], task.space.buffers)
+    counts = (6, 1, 4) if padded else (6, 6, 6)
+    weight = (torch.arange(6) < torch.tensor(counts)[:, None]).double() if padded else None
+    batch, stepped = Batch(x, y, weight), start.clone()
+    gradients, values = kernel.gradients(start[:3], batch)
+    losses = kernel.steps(stepped[:3], batch, row_spans(batch), Affine(), client, torch.zeros(3, dtype=torch.float64))
+    assert torch.equal(losses, values) and torch.equal(stepped[3], start[3])
+    for i, count in enumerate(counts):
+        leaf = task.load(start[i], space.buffers)
         loss = task.loss(leaf, Batch(x[i, :count], y[i, :count]))
         right = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, task.parameters)])
         torch.testing.assert_close(gradients[i], right, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(stepped[i], start[i] - 0.1 * right, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(values[i], loss.detach(), rtol=1e-13, atol=0)
-
-
-@pytest.mark.parametrize("criterion", ["cross_entropy", "squared_error"])
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.Identity])
-def test_products_are_autograds(activation: type[nn.Module], criterion: str) -> None:
-    """Every activation and criterion, with padded batches and without."""
-    module = linear_network([9, 6, 5, 3], activation=activation)
-    task = Functional(module, Space(module, torch.float64), criterion)
-    dense = products(task)
-    theta, x = torch.randn(2, task.space.P, dtype=torch.float64), torch.randn(2, 7, 9, dtype=torch.float64)
-    y = torch.randint(0, 3, (2, 7)) if criterion == "cross_entropy" else torch.randn(2, 7, 3, dtype=torch.float64)
-    for weight in (None, (torch.arange(7) < torch.tensor([[5], [7]])).double()):
-        gradients, values = dense.gradients(theta, Batch(x, y, weight))
-        for i in range(2):
-            batch = Batch(x[i], y[i], None if weight is None else weight[i])
-            right, value = torch.func.grad_and_value(lambda u, batch=batch: task.loss(u, batch))(theta[i])
-            torch.testing.assert_close(gradients[i], right, rtol=1e-11, atol=1e-13)
-            torch.testing.assert_close(values[i], value, rtol=1e-12, atol=1e-14)
 
 
 @in_c
 def test_what_does_not_fit_is_refused_and_a_loss_that_is_not_finite_is_seen() -> None:
     kernel, space = kernel_of(linear_network([4, 3]))
     w, x, spans = space.start.clone()[None], torch.randn(2, 4, dtype=torch.float64), torch.tensor([[[0, 2]]])
-    take = lambda x, y: kernel.steps(w, 1.0, None, None, None, x, torch.tensor(y), spans)
+    take = lambda x, y: kernel.steps(w, Batch(x, torch.tensor(y)), spans, Affine(), make_client(1.0), w.new_zeros(1))
     for wrong in (3, -1):
         with pytest.raises(IndexError, match="3 classes"):
             take(x, [0, wrong])
@@ -217,36 +201,95 @@ def test_what_does_not_fit_is_refused_and_a_loss_that_is_not_finite_is_seen() ->
     assert take(x, [0, 1]).isnan()
 
 
-def test_only_rows_of_linear_layers_and_known_functions_are_dense() -> None:
-    def dense(*layers: nn.Module) -> bool:
-        return bool(dense_layers(WithFeatures(nn.Sequential(*layers))))
+def row(*layers: nn.Module) -> WithFeatures:
+    return WithFeatures(nn.Sequential(nn.Flatten(), *layers))
 
-    assert dense(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    assert dense_layers(MLP().module((1, 8, 8), 10)) and dense_layers(Softmax().module((5,), 3))
-    assert not dense_layers(CNN().module((1, 8, 8), 10)) and not dense_layers(MLP(norm="batch").module((5,), 3))
-    assert not dense(nn.Linear(4, 3))  # nothing makes the input flat
-    assert not dense(nn.Flatten(2), nn.Linear(4, 3)) and not dense(nn.Flatten(), nn.Linear(4, 3), nn.Dropout())
-    assert not dense(nn.Flatten(), nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
-    tied = nn.Linear(4, 4)
-    assert not dense(nn.Flatten(), tied, nn.ReLU(), tied)
-    frozen = nn.Linear(4, 4)
-    frozen.weight.requires_grad_(False)
-    assert not dense(nn.Flatten(), frozen, nn.ReLU(), nn.Linear(4, 2))
-    assert not dense(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
 
-    class Mine(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * super().forward(x)
+def tied() -> WithFeatures:
+    network = row(nn.Linear(4, 4), nn.Linear(4, 4))
+    network.module[1].weight = network.module[2].weight  # type: ignore[index, union-attr]
+    return network
 
-    assert not dense(nn.Flatten(), Mine(4, 2))
+
+def frozen() -> nn.Linear:
+    layer = nn.Linear(4, 4)
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Reversed(nn.Sequential):
+    """Layers that are run from the last to the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in reversed(self):
+            x = layer(x)
+        return x
+
+
+def test_only_rows_of_linear_layers_and_relus_are_dense() -> None:
+    shared, relu = nn.Linear(4, 4), nn.ReLU(inplace=True)
+    names = lambda module: [name for name, _ in dense_layers(module)]
+    assert names(MLP(hidden=(8,)).module((1, 8, 8), 10)) == ["fc1", "fc_relu1", "out"]
+    assert names(Softmax().module((5,), 3)) == ["out"]
+    assert names(row(nn.Linear(4, 4), relu, nn.Linear(4, 4), relu, nn.Linear(4, 2))) == [
+        f"module.{k}" for k in range(1, 6)
+    ]
+    for module in (
+        CNN().module((1, 8, 8), 10),
+        MLP(norm="batch").module((5,), 3),
+        WithFeatures(nn.Sequential(nn.Linear(4, 3))),  # nothing makes the input flat
+        WithFeatures(nn.Sequential(nn.Linear(3, 2), nn.Flatten(), nn.Linear(4, 3))),
+        WithFeatures(nn.Sequential(nn.Flatten(2), nn.Linear(4, 3))),
+        WithFeatures(Reversed(nn.Linear(4, 3), nn.Flatten())),
+        row(nn.Linear(4, 3), nn.Dropout()),
+        row(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)),
+        row(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
+        row(nn.Sequential(nn.Linear(4, 2))),
+        row(shared, nn.ReLU(), shared),
+        tied(),
+        row(frozen(), nn.ReLU(), nn.Linear(4, 2)),
+        row(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2)),
+        row(Doubled(4, 2)),
+    ):
+        assert not dense_layers(module)
+
+
+@pytest.mark.parametrize("layers", [(nn.ReLU(), nn.Linear(4, 2)), (nn.Linear(4, 2), nn.ReLU())])
+def test_a_relu_before_or_after_all_linear_layers_is_left_to_torch(layers: tuple[nn.Module, ...]) -> None:
+    network = row(*layers)
+    assert dense_kernel(network, Space(network)) is None
+
+
+@in_c
+def test_an_in_place_relu_and_two_in_a_row_are_trained_in_c() -> None:
+    module = row(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.ReLU(), nn.Linear(5, 3, bias=False)).double()
+    kernel, space = kernel_of(module)
+    task, x, y = Bound(module, space), torch.randn(1, 6, 2, 2, dtype=torch.float64), torch.randint(0, 3, (1, 6))
+    gradient, value, _ = differentiate(
+        task, lambda leaf: task.loss(leaf, Batch(x[0], y[0])), space.start, space.buffers
+    )
+    (fast,), (loss,) = kernel.gradients(space.start[None], Batch(x, y))
+    torch.testing.assert_close(fast, gradient, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(loss, value, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("kind", [Functional, Bound])
+def test_bfloat16_and_other_criteria_are_left_to_torch(kind: type[Task]) -> None:
+    module = MLP(hidden=(8,)).module((6,), 3)
+    assert steps.StepKernels(kind(module, Space(module), bf16=True), set()).dense is None
+    assert steps.StepKernels(kind(module, Space(module), "squared_error"), set()).dense is None
 
 
 def test_a_plain_step_needs_no_rule() -> None:
-    nothing: dict[str, Tensor] = {}
-    numbers = (0.1, 0.1, 0.0, 0.0, math.inf, 3.0, 3.0, 1.0, 1, 0.5)
-    client = Client(torch.zeros(2), torch.zeros(0), nothing, nothing, nothing, {}, *numbers)
+    client = make_client(0.1)
     assert step_rule(Affine(), client) is None
     assert step_rule(Affine(decay=0.1), client) and step_rule(Affine(), client._replace(momentum=0.5))
+    assert step_rule(Affine(), client._replace(clip=1.0)) and step_rule(Affine(shift=torch.zeros(2)), client)
 
 
 @pytest.mark.parametrize("gathered", [1, 2000])

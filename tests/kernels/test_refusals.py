@@ -11,18 +11,22 @@ from torch import Tensor, nn
 
 import askew
 from askew.algorithms import FedAvg, FedSpeed
+from askew.core import hooks
 from askew.core.algorithm import Algorithm, Gradient
 from askew.core.settings import setting
 from askew.core.space import Space
-from askew.core.types import Affine, Client, Part
+from askew.core.task import Task
+from askew.core.types import Affine, Batch, Client, Part
 from askew.errors import AlgorithmError
 from askew.experiment.config import Config
 from askew.experiment.run import run_together
 from askew.kernels import steps as step_kernels
+from askew.kernels.cpu import compiler
 from askew.kernels.cpu import conv as cpu_conv
-from askew.kernels.dense import DenseNetwork
+from askew.kernels.cpu.dense import SOURCE, DenseKernel
 from askew.models.network import use_kernels
 
+in_c = pytest.mark.skipif(compiler.library(SOURCE, torch.float64) is None, reason="kernels cannot be compiled here")
 X = torch.randn(320, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
 
@@ -69,31 +73,81 @@ def test_a_hook_of_a_layer_is_not_left_out(alg: Algorithm, engine: str, monkeypa
     assert float((plain - trained(alg, engine)).abs().max()) > 1e-3  # the hook changes what is trained
 
 
+@in_c
 @pytest.mark.parametrize("engine", ["sequential", "vmapped"])
 def test_a_wrong_gradient_of_a_kernel_is_found(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         without_kernels(patch)
         plain = trained(FedSpeed(), engine)
-    right = DenseNetwork.gradients
+    right = DenseKernel.gradients
 
-    def wrong(self: DenseNetwork, *given: Any) -> tuple[Tensor, Tensor]:
+    def wrong(self: DenseKernel, *given: Any) -> tuple[Tensor, Tensor]:
         g, values = right(self, *given)
         return 1.01 * g, values
 
-    monkeypatch.setattr(DenseNetwork, "gradients", wrong)
+    monkeypatch.setattr(DenseKernel, "gradients", wrong)
     with pytest.warns(UserWarning, match="gradients of this network differ from torch's"):
         model = trained(FedSpeed(), engine)
     torch.testing.assert_close(model, plain, rtol=1e-12, atol=1e-12)
+
+
+def losses(output: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, y, reduction="none")
 
 
 def test_a_loss_that_looks_at_its_batch_sees_one_client_s() -> None:
     def balanced(output: Tensor, y: Tensor) -> Tensor:
         """Every class of a batch weighs the same."""
         same = (y[:, None] == y[None]).to(output.dtype).sum(1)
-        return nn.functional.cross_entropy(output, y, reduction="none") / same * len(y) / 3
+        return losses(output, y) / same * len(y) / 3
 
     one, many = (trained(FedAvg(), engine, criterion=balanced) for engine in ("sequential", "vmapped"))
     torch.testing.assert_close(many, one, rtol=1e-12, atol=1e-12)
+
+
+def masked(output: Tensor, y: Tensor) -> Tensor:
+    """Class 0 weighs twice, by a boolean index."""
+    each = losses(output, y)
+    each[y == 0] = 2 * each[y == 0]
+    return each
+
+
+def scaled(output: Tensor, y: Tensor) -> Tensor:
+    """Divided by a number taken out of a tensor."""
+    return losses(output, y) / (1 + (y == 0).sum().item())
+
+
+def branching(output: Tensor, y: Tensor) -> Tensor:
+    """By an `if` on what the batch holds."""
+    return 2 * losses(output, y) if y.max() < 2 else losses(output, y)
+
+
+@pytest.mark.parametrize("criterion", [masked, scaled, branching])
+@pytest.mark.parametrize("alg", [FedAvg(), FedSpeed()], ids=["steps", "gradients"])
+def test_a_loss_that_vmap_does_not_take_is_trained_one_client_at_a_time(
+    alg: Algorithm, criterion: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = trained(alg, "sequential", criterion=criterion)
+    without_kernels(monkeypatch)
+    assert torch.equal(model, trained(alg, "sequential", criterion=criterion))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmapped"])
+@pytest.mark.parametrize("alg", [FedAvg(), FedSpeed()], ids=["steps", "gradients"])
+def test_a_loss_put_in_the_place_of_the_base_class_s_is_not_left_out(
+    alg: Algorithm, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = trained(alg, engine)
+
+    def doubled(self: Algorithm, task: Task, theta: Tensor, batch: Batch, client: Client) -> Tensor:
+        return 2 * task.loss(theta, batch)
+
+    monkeypatch.setattr(Algorithm, "loss", doubled)
+    monkeypatch.setattr(hooks, "left", {})  # which hooks are askew's own is looked up once
+    model = trained(alg, engine)
+    assert float((model - usual).abs().max()) > 1e-3
+    without_kernels(monkeypatch)
+    torch.testing.assert_close(model, trained(alg, engine), rtol=1e-12, atol=1e-12)
 
 
 # runs of a sweep, side by side ----------------------------------------------------------------------------------------

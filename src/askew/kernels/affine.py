@@ -98,7 +98,7 @@ def overrides_more(kind: type, owner: type, settings: frozenset[str]) -> bool:
             continue
         if name in settings and isinstance(value, (bool, int, float, str, tuple, type(None))):
             continue  # another default
-        if name.startswith("__") and name not in ("__getattr__", "__getattribute__"):
+        if name.startswith("__") and name != "__getattribute__":
             continue  # what every class has, and what dataclasses add
         return True
     return False

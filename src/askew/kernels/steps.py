@@ -1,8 +1,8 @@
-"""Local steps by kernels, for the engines on a CPU: asked for by method and client, checked, then taken.
+"""Local steps in C, for the engines on a CPU: asked for by method and client, checked, then taken.
 
-The first step of every method is computed both ways, by the kernel and by the plain step (core/local.py), and compared
-in every coordinate; a difference refuses the kernel, with a warning that names the method or the network. Since a step
-may depend on the round and the client, this is done again in the rounds 2, 4, 8, … after it, with whoever is first. The
+The first step of every method is computed both ways, in C and by the plain step (core/local.py), and compared in every
+coordinate; a difference refuses the kernel, with a warning that names the method or the network. Since a step may
+depend on the round and the client, this is done again in the rounds 2, 4, 8, … after it, with whoever is first. The
 first gradient of a network is compared too.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,13 +21,13 @@ from ..core import local
 from ..core.algorithm import Algorithm
 from ..core.differentiate import GradientResult, differentiate
 from ..core.local import Progress
+from ..core.settings import is_askews
 from ..core.space import Space
 from ..core.task import Bound, Task
-from ..core.types import Batch, Client, State
+from ..core.types import Affine, Batch, Client
 from .affine import declared_step, has_numbers, keeps_declaration, largest, owns_step, takes_plain_steps
-from .cpu import compiler
-from .cpu.dense import SOURCE
-from .dense import DenseNetwork, dense_layers, is_bare
+from .cpu.dense import DenseKernel, row_spans
+from .dense import dense_kernel
 
 # Steps of a client for each client at work beside it: above, a call of C for each client is faster than a call for each
 # step of all of them. Measured with 10 to 100 clients, softmax regression and an MLP; where only the first can be done
@@ -34,8 +35,6 @@ from .dense import DenseNetwork, dense_layers, is_bare
 MANY_PLAIN_STEPS, MANY_STEPS = 1.3, 0.4
 GATHERED = 2**20  # bytes of samples that are gathered at a time: with a network, half of a usual cache
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # of the largest change: how near a kernel's step must be
-
-Take = Callable[[Client, Progress, Batch, Sequence[int]], Progress | None]  # None: the plain code takes these steps
 
 
 class Comparison(NamedTuple):
@@ -47,82 +46,48 @@ class Comparison(NamedTuple):
 
 
 class StepKernels:
-    """Which steps of a task's network can be taken by a kernel, and the kernels' names once they were used."""
+    """Which steps and gradients of a task's network are computed in C, and the kernels' names once they were used."""
 
     def __init__(self, task: Task, used: set[str]) -> None:
-        self.task, self.used, self.dense = task, used, DenseNetwork.of(task)
+        self.task, self.used = task, used
+        suited = task.is_cross_entropy and not task.bf16
+        self.dense = dense_kernel(task.module, task.space) if suited else None
         self.compared_gradients = False
         self.comparisons: dict[int, Comparison] = {}  # by the method's identity
 
     def client_steps(self, alg: Algorithm, client: Client, labels: torch.dtype) -> ClientSteps | None:
         """What takes the steps of one client; None: the plain code does."""
-        if self.dense is None or not has_plain_loss(alg) or self.refuses(alg):
+        dense = self._kernel(alg, labels)
+        if dense is None or self.refuses(alg) or not isinstance(self.task, Bound):
             return None
-        if not isinstance(self.task, Bound) or not (owns_step(alg) and has_numbers(client)):
+        return ClientSteps(self, alg, dense, self.task) if owns_step(alg) and has_numbers(client) else None
+
+    def row_steps(self, alg: Algorithm, client: Client, labels: torch.dtype) -> RowSteps | None:
+        """What takes one step of many clients in place; `client` is one of them. None: the plain code does."""
+        dense = self._kernel(alg, labels)
+        if dense is None or self.refuses(alg):
             return None
-        if self.dense.in_c(labels):
-            samples = 0 if alg.each else GATHERED // (self._inputs() * self.task.space.dtype.itemsize)
-            return ClientSteps(self, alg, self._in_c(alg, self.dense, self.task), samples, "C (dense steps)")
-        if takes_plain_steps(alg) and is_bare(client):
-            return ClientSteps(self, alg, self._by_products(self.dense, self.task), 0, "torch (dense steps)")
-        return None
+        return RowSteps(self, alg, dense, client) if takes_plain_steps(alg) and has_numbers(client) else None
 
     def gradient(self, alg: Algorithm, theta: Tensor, batch: Batch, buffers: Tensor) -> GradientResult | None:
-        """One network's gradient of the plain loss, in C; None: autograd does it."""
-        if self.dense is None or not self.dense.in_c(batch.y.dtype):
-            return None
-        if (found := self.row_gradients(alg, theta[None], one_row(batch))) is None:
+        """One network's gradient of the plain loss; None: autograd computes it."""
+        if self.dense is None or (found := self.row_gradients(alg, theta[None], one_row(batch))) is None:
             return None
         (g,), (value,) = found
         return GradientResult(g, value, buffers)
 
-    def row_steps(self, alg: Algorithm, client: Client, labels: torch.dtype) -> RowSteps | None:
-        """What takes one step of many clients in place; `client` is one of them. None: the plain code does."""
-        if self.dense is None or not has_plain_loss(alg) or self.refuses(alg):
-            return None
-        in_c = self.dense.in_c(labels)
-        if not (takes_plain_steps(alg) and has_numbers(client)) or not (in_c or is_bare(client)):
-            return None
-        return RowSteps(self, alg, self.dense, client, "C (dense steps)" if in_c else "torch (dense steps)")
-
     def row_gradients(self, alg: Algorithm, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Many networks' gradients [C, P] and losses [C] of the plain loss; None: autograd does it."""
-        if not has_plain_loss(alg):
+        """Many networks' gradients [C, P] and losses [C] of the plain loss; None: autograd computes them."""
+        if (dense := self._kernel(alg, batch.y.dtype)) is None:
             return None
-        if self.dense is not None and not self.compared_gradients:
-            self._compare_gradients(self.dense, theta[0], first_row(batch))
-        if self.dense is None:
+        if not self.compared_gradients and not self._gradients_agree(dense, theta[0], first_row(batch)):
             return None
-        self.used.add("C (dense gradients)" if self.dense.in_c(batch.y.dtype) else "torch (dense gradients)")
-        return self.dense.gradients(theta, batch)
+        self.used.add("C (dense gradients)")
+        return dense.gradients(theta, batch)
 
-    # the ways to take a client's steps ------------------------------------------------------------------------------
-
-    def _inputs(self) -> int:
-        assert self.dense is not None and self.dense.kernel is not None
-        return self.dense.kernel.inputs
-
-    def _in_c(self, alg: Algorithm, dense: DenseNetwork, task: Bound) -> Take:
-        def take(client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress | None:
-            rule = declared_step(alg, client._replace(carry=progress.carry))
-            if rule is None:
-                return None
-            v = progress.carry["momentum"]
-            if progress.theta is not task.flat:  # the first step: the momentum may be somebody else's until then
-                v = v.clone()
-            task.load(progress.theta, progress.carry["buffers"])
-            value = dense.affine_steps(task.flat, batch, cuts, rule, client, v)
-            return Progress(task.flat, progress.carry | {"momentum": v}, progress.loss_sum + value)
-
-        return take
-
-    def _by_products(self, dense: DenseNetwork, task: Bound) -> Take:
-        def take(client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress:
-            task.load(progress.theta, progress.carry["buffers"])
-            (value,) = dense.plain_steps(task.flat[None], one_row(batch), client)
-            return Progress(task.flat, progress.carry, progress.loss_sum + value)
-
-        return take
+    def _kernel(self, alg: Algorithm, labels: torch.dtype) -> DenseKernel | None:
+        """The kernel if it computes this method's loss; labels must be the numbers of classes, not probabilities."""
+        return self.dense if labels is torch.long and has_plain_loss(alg) else None
 
     # checking -------------------------------------------------------------------------------------------------------
 
@@ -137,11 +102,14 @@ class StepKernels:
         return known is None or (known.agreed and float(client.round) >= known.again)
 
     def compare(
-        self, alg: Algorithm, client: Client, carry: State, before: Tensor, plain: Progress, fast: Progress
+        self, alg: Algorithm, client: Client, progress: Progress, batch: Batch, take: Callable[[Progress], Progress]
     ) -> None:
-        """Note whether a kernel's step agrees with the plain one; say so where it does not."""
-        kept = keeps_declaration(alg, client._replace(carry=carry))
-        agreed = kept and same_step(before, plain, fast)
+        """Take one step both ways and note whether they agree; say so where they do not. Both steps are discarded."""
+        with torch.random.fork_rng(devices=[]):  # of a hook that draws, the real step's numbers are the same as ever
+            plain = local.step(alg, self.task, client, copied(progress), batch)
+            fast = take(copied(progress))
+        kept = keeps_declaration(alg, client._replace(carry=progress.carry))
+        agreed = kept and same_step(progress.theta, plain, fast)
         self.comparisons[id(alg)] = Comparison(alg, agreed, 2 * float(client.round))
         if not kept:
             warnings.warn(
@@ -152,14 +120,15 @@ class StepKernels:
         elif not agreed:
             self._refuse_network("steps")
 
-    def _compare_gradients(self, dense: DenseNetwork, theta: Tensor, batch: Batch) -> None:
+    def _gradients_agree(self, dense: DenseKernel, theta: Tensor, batch: Batch) -> bool:
         """Compare the kernel's gradient of one network with torch's, once."""
         self.compared_gradients = True
-        (fast,), _ = dense.gradients(theta[None], one_row(batch))
         plain = differentiate(self.task, lambda leaf: self.task.loss(leaf, batch), theta, self.task.space.buffers)
+        (fast,), _ = dense.gradients(theta[None], one_row(batch))
         finite = bool(torch.isfinite(plain.gradient).all())
         if finite and largest(plain.gradient - fast) > TOLERANCE[theta.dtype] * largest(plain.gradient):
             self._refuse_network("gradients")
+        return self.dense is not None
 
     def _refuse_network(self, what: str) -> None:
         """Leave this network to torch from now on."""
@@ -170,58 +139,63 @@ class StepKernels:
 class ClientSteps:
     """Takes the local steps of one client."""
 
-    def __init__(self, kernels: StepKernels, alg: Algorithm, take: Take, samples: int, name: str) -> None:
-        self.kernels, self.alg, self._take, self.name = kernels, alg, take, name
-        self.samples = samples  # to gather at a time, in whole batches; 0: one batch
+    def __init__(self, kernels: StepKernels, alg: Algorithm, dense: DenseKernel, task: Bound) -> None:
+        self.kernels, self.alg, self.dense, self.task = kernels, alg, dense, task
+        # to gather at a time, in whole batches; 0: one batch
+        self.samples = 0 if alg.each else GATHERED // (dense.inputs * task.space.dtype.itemsize)
 
     def take(self, client: Client, progress: Progress, batch: Batch, cuts: Sequence[int]) -> Progress:
         """Steps on the batches cuts[k]:cuts[k+1] of the samples, in turn; the first of a method is checked."""
-        if self.kernels.must_compare(self.alg, client):
-            self._check(client, progress, batch_slice(batch, cuts[0], cuts[1]))
-        if not self.kernels.refuses(self.alg) and (new := self._take(client, progress, batch, cuts)):
-            self.kernels.used.add(self.name)
-            return new
+        kernels, rule = self.kernels, declared_step(self.alg, client._replace(carry=progress.carry))
+        if rule is not None:
+            if kernels.must_compare(self.alg, client):
+                first = batch_slice(batch, cuts[0], cuts[1])
+                kernels.compare(self.alg, client, progress, first, partial(self._in_c, rule, client, batch, cuts[:2]))
+            if not kernels.refuses(self.alg):
+                kernels.used.add("C (dense steps)")
+                return self._in_c(rule, client, batch, cuts, progress)
         for a, b in pairwise(cuts):
-            progress = local.step(self.alg, self.kernels.task, client, progress, batch_slice(batch, a, b))
+            progress = local.step(self.alg, self.task, client, progress, batch_slice(batch, a, b))
         return progress
 
-    def _check(self, client: Client, progress: Progress, batch: Batch) -> None:
-        """Take the first step both ways and compare; both are discarded, so that the real step is the same as ever."""
-        if declared_step(self.alg, client._replace(carry=progress.carry)) is None:
-            return
-        carry = progress.carry | {"momentum": progress.carry["momentum"].clone()}
-        copy = Progress(progress.theta.clone(), carry, progress.loss_sum)
-        with torch.random.fork_rng(devices=[]):  # of a hook that draws, the real step's are the same as ever
-            plain = local.step(self.alg, self.kernels.task, client, copy, batch)
-            fast = self._take(client, copy, batch, (0, len(batch.y)))
-        assert fast is not None, "a step that is declared is taken"
-        self.kernels.compare(self.alg, client, progress.carry, progress.theta, plain, fast)
+    def _in_c(self, rule: Affine, client: Client, batch: Batch, cuts: Sequence[int], progress: Progress) -> Progress:
+        theta, v = self.task.flat, progress.carry["momentum"]
+        if progress.theta is not theta:  # the first step: the momentum may be somebody else's until then
+            v = v.clone()
+        self.task.load(progress.theta, progress.carry["buffers"])
+        spans = torch.tensor([list(pairwise(cuts))])
+        (value,) = self.dense.steps(theta[None], batch, spans, rule, client, v[None])
+        return Progress(theta, progress.carry | {"momentum": v}, progress.loss_sum + value)
 
 
 class RowSteps:
     """Takes one step of many clients' networks in place, by the common rule."""
 
-    def __init__(self, kernels: StepKernels, alg: Algorithm, dense: DenseNetwork, client: Client, name: str) -> None:
-        self.kernels, self.alg, self.dense, self.client, self.name = kernels, alg, dense, client, name
+    def __init__(self, kernels: StepKernels, alg: Algorithm, dense: DenseKernel, client: Client) -> None:
+        self.kernels, self.alg, self.dense, self.client = kernels, alg, dense, client
 
     def take(self, theta: Tensor, batch: Batch, v: Tensor) -> Tensor | None:
         """Change theta [C, P] and the momentum v; returns the batches' mean losses [C]. None: refused, no change."""
         if self.kernels.must_compare(self.alg, self.client):
-            self._check(theta[0], first_row(batch), v[0])
+            self._compare(theta[0], first_row(batch), v[0])
         if self.kernels.refuses(self.alg):
             return None
-        self.kernels.used.add(self.name)
-        return self.dense.plain_steps(theta, batch, self.client, v)
+        self.kernels.used.add("C (dense steps)")
+        return self._in_c(theta, batch, v)
 
-    def _check(self, theta: Tensor, batch: Batch, v: Tensor) -> None:
-        """Take the first row's step both ways."""
+    def _compare(self, theta: Tensor, batch: Batch, v: Tensor) -> None:
+        """Compare the first row's step."""
+
+        def in_c(at: Progress) -> Progress:
+            (value,) = self._in_c(at.theta[None], one_row(batch), at.carry["momentum"][None])
+            return at._replace(loss_sum=at.loss_sum + value)
+
         begun = local.begin(self.alg, self.client)
-        progress = Progress(theta.clone(), begun.carry | {"momentum": v.clone()}, begun.loss_sum)
-        plain = local.step(self.alg, self.kernels.task, self.client, progress, batch)
-        new, momentum = theta.clone()[None], v.clone()[None]
-        value = self.dense.plain_steps(new, one_row(batch), self.client, momentum)
-        fast = Progress(new[0], progress.carry | {"momentum": momentum[0]}, value[0])
-        self.kernels.compare(self.alg, self.client, progress.carry, theta, plain, fast)
+        progress = begun._replace(theta=theta, carry=begun.carry | {"momentum": v})
+        self.kernels.compare(self.alg, self.client, progress, batch, in_c)
+
+    def _in_c(self, theta: Tensor, batch: Batch, v: Tensor) -> Tensor:
+        return self.dense.steps(theta, batch, row_spans(batch), Affine(), self.client, v)
 
 
 def prefers_client_steps(alg: Algorithm, module: nn.Module, space: Space, width: float, steps: float) -> bool:
@@ -230,15 +204,15 @@ def prefers_client_steps(alg: Algorithm, module: nn.Module, space: Space, width:
     `width` clients are at work side by side, and take so many steps each.
     """
     many = width * (MANY_PLAIN_STEPS if takes_plain_steps(alg) else MANY_STEPS)
-    if space.device.type != "cpu" or steps <= many:
+    if steps <= many or alg.each or not (owns_step(alg) and has_plain_loss(alg)):
         return False
-    in_c = bool(dense_layers(module)) and compiler.library(SOURCE, space.dtype) is not None
-    return in_c and owns_step(alg) and has_plain_loss(alg) and not alg.each
+    return dense_kernel(module, space) is not None
 
 
 def has_plain_loss(alg: Algorithm) -> bool:
     """Is the task's own loss differentiated, and nothing else?"""
-    return type(alg).loss is Algorithm.loss and "loss" not in vars(alg)
+    loss = type(alg).loss
+    return loss is Algorithm.loss and is_askews(loss) and "loss" not in vars(alg)
 
 
 def one_row(batch: Batch) -> Batch:
@@ -254,6 +228,12 @@ def first_row(batch: Batch) -> Batch:
 def batch_slice(batch: Batch, a: int, b: int) -> Batch:
     """Some samples of a batch."""
     return Batch(batch.x[a:b], batch.y[a:b], None if batch.weight is None else batch.weight[a:b])
+
+
+def copied(progress: Progress) -> Progress:
+    """The same with a theta and a momentum of its own, which may be changed in place."""
+    carry = progress.carry | {"momentum": progress.carry["momentum"].clone()}
+    return progress._replace(theta=progress.theta.clone(), carry=carry)
 
 
 def same_step(before: Tensor, plain: Progress, fast: Progress) -> bool:

@@ -1,16 +1,19 @@
-"""Networks of linear layers and ReLUs on a CPU, in C: their gradients, or several SGD steps in a row."""
+"""Networks of linear layers and ReLUs on a CPU, in C: gradients or SGD steps of many at once.
+
+Rows: C networks w [C, P], batches [C, B, …].
+"""
 
 from __future__ import annotations
 
+import math
 from ctypes import CDLL, Structure, byref, c_double, c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...core.space import Space
-from . import compiler
+from ...core.types import Affine, Batch, Client
 
 SOURCE = Path(__file__).with_suffix(".c")
 
@@ -22,7 +25,7 @@ class StepRule(Structure):
 
 
 class DenseKernel:
-    """Gradients and steps of networks with these layers."""
+    """Gradients and steps of networks with these layers, under the mean cross-entropy."""
 
     def __init__(self, functions: CDLL, table: list[list[int]], dtype: torch.dtype) -> None:
         self.functions, self.dtype = functions, dtype
@@ -30,28 +33,23 @@ class DenseKernel:
         self.inputs: int = table[0][0]  # numbers of one sample
         self.real = c_double if dtype is torch.float64 else c_float
 
-    def gradients(self, w: Tensor, x: Tensor, y: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients [C, P] and mean losses [C] of networks w [C, P]: network c on samples spans[c, 0] of x and y."""
+    def gradients(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Gradients [C, P] and mean losses [C]."""
         g = torch.empty_like(w, memory_format=torch.contiguous_format)
-        return g, self._train(w.contiguous(), g, 1.0, None, None, None, x, y, spans)
+        return g, self._train(w.contiguous(), g, 1.0, None, None, None, batch, row_spans(batch))
 
-    def steps(
-        self,
-        w: Tensor,
-        lr: float,
-        rule: StepRule | None,
-        shift: Tensor | None,
-        v: Tensor | None,
-        x: Tensor,
-        y: Tensor,
-        spans: Tensor,
-    ) -> Tensor:
-        """Take steps in place: network c of w [C, P] steps on samples spans[c, s, 0:2] of x and y, for every s in turn.
+    def steps(self, w: Tensor, batch: Batch, spans: Tensor, rule: Affine, client: Client, momentum: Tensor) -> Tensor:
+        """Take steps in place: network c on the samples spans[c, s, 0:2] of the whole batch, for every s in turn.
 
-        Without a rule, lr times the gradient is subtracted. Returns the sums [C] of the batches' mean losses.
-        `shift` [C, P] belongs to the rule, v [C, P] is the momentum, changed in place.
+        The momentum [C, P] is changed in place too. Returns the sums [C] of the mean losses.
         """
-        return self._train(w, w, -lr, rule, shift, v, x, y, spans)
+        how, shift = step_rule(rule, client), rule.shift
+        if shift is None and (rule.gain, rule.pull) != (1.0, 0.0):  # gain and pull go with a shift
+            shift = w.new_zeros(())
+        if shift is not None:
+            shift = shift.to(w.dtype).expand(w.shape).contiguous()
+        v = momentum if how and how.momentum else None
+        return self._train(w, w, -float(client.lr), how, shift, v, batch, spans)
 
     def _train(
         self,
@@ -61,13 +59,13 @@ class DenseKernel:
         rule: StepRule | None,
         shift: Tensor | None,
         v: Tensor | None,
-        x: Tensor,
-        y: Tensor,
+        batch: Batch,
         spans: Tensor,
     ) -> Tensor:
+        x, y, values = batch.x.contiguous(), batch.y.contiguous(), w.new_empty(len(w))
         if x.dtype is not self.dtype or x.numel() != self.inputs * y.numel():
             raise ValueError(f"inputs must be {self.inputs} numbers of type {self.dtype} for every label")
-        (count, steps, _), x, values = spans.shape, x.contiguous(), w.new_empty(len(w))
+        count, steps, _ = spans.shape
         networks = (c_int64(count), c_int64(w.stride(0)), pointer(w), pointer(to), self.real(factor))
         how = (byref(rule) if rule else c_void_p(), c_int64(w.shape[1]), pointer(shift), pointer(v))
         data = (c_int64(steps), *map(pointer, (spans, x, y, values)))
@@ -83,21 +81,17 @@ def pointer(t: Tensor | None) -> c_void_p:
     return c_void_p(None if t is None else t.data_ptr())
 
 
-def dense_kernel(layers: list[tuple[str, nn.Module]], space: Space) -> DenseKernel | None:
-    """The kernel for a row of layers that is known to be dense; None where it is not what is written in C."""
-    places, at = dict[str, int](), 0
-    for name, size in zip(space.shapes, space.sizes, strict=True):
-        places[name], at = at, at + size
-    table = list[list[int]]()
-    for name, layer in layers:
-        if isinstance(layer, nn.Linear):
-            weight, bias = places[f"{name}.weight"], places.get(f"{name}.bias", -1)
-            table.append([layer.in_features, layer.out_features, weight, bias, 0])
-        elif type(layer) is nn.ReLU and table:
-            table[-1][4] = 1
-        elif type(layer) is not nn.Flatten:
-            return None
-    if not table or table[-1][4] or space.device.type != "cpu" or space.dtype not in (torch.float32, torch.float64):
-        return None
-    functions = compiler.library(SOURCE, space.dtype)
-    return DenseKernel(functions, table, space.dtype) if functions else None
+def row_spans(batch: Batch) -> Tensor:
+    """Where the real samples of batches [C, B, …] begin and end, [C, 1, 2]; padding comes last."""
+    count, size = batch.y.shape
+    begin = torch.arange(0, count * size, size)
+    length = size if batch.weight is None else batch.weight.sum(1).long()
+    return torch.stack((begin, begin + length), 1)[:, None].contiguous()
+
+
+def step_rule(rule: Affine, client: Client) -> StepRule | None:
+    """The rule as C takes it; None: a step along the gradient alone, which C adds to the weights as it comes."""
+    decay = float(client.decay) + float(rule.decay)
+    numbers = (float(rule.gain), float(rule.pull), float(client.momentum), decay, float(client.clip))
+    plain = rule.shift is None and numbers == (1.0, 0.0, 0.0, 0.0, math.inf)
+    return None if plain else StepRule(*numbers)
