@@ -31,22 +31,21 @@ class MethodTraits(NamedTuple):
     """What engines must know of a user's method."""
 
     counts_padding: bool = False  # does its loss, or the criterion, change if samples of weight 0 pad a batch?
-    draws: bool = False  # does a step give another result when it is taken again?
+    draws: bool = False  # does a step give another result when it is taken again, as with random numbers?
     needs_numbers: bool = False  # does it give another result where its numbers are tensors?
 
 
 def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: LocalSettings) -> MethodTraits:
     """What a trial of the method shows, on a few samples of the test set."""
     own = [hook for phase in alg.phases() for hook in LOCAL_HOOKS if not is_askews(getattr(type(phase), hook))]
-    if not own and not callable(fed.criterion):
+    own_criterion = callable(fed.criterion)
+    if not own and not own_criterion:
         return MethodTraits()
     space = Space(module, torch.float64)
     trial = Trial(alg, Bound(module, space, fed.criterion), fed, settings)
-    tried_loss = "loss" in own or callable(fed.criterion)
     with torch.random.fork_rng(devices=[]):
-        counts_padding = tried_loss and trial.counts_padding()
-        draws, needs_numbers = trial.compare_steps() if own else (False, False)
-    return MethodTraits(counts_padding, draws, needs_numbers)
+        counts_padding = ("loss" in own or own_criterion) and trial.counts_padding()
+        return MethodTraits(counts_padding, *trial.compare_steps())
 
 
 class Trial:
