@@ -142,7 +142,8 @@ class ClientRows:
         clients, rest = self.clients, iter(flat[len(PER_CLIENT) :])
         server = {n: v if n in self.shared else next(rest) for n, v in clients.server.items()}
         state, carry = ({n: next(rest) for n in entries} for entries in (clients.state, clients.carry))
-        return clients._replace(server=server, state=state, carry=carry, **dict(zip(PER_CLIENT, flat, strict=False)))
+        fields: dict[str, Any] = dict(zip(PER_CLIENT, flat, strict=False))
+        return clients._replace(server=server, state=state, carry=carry, **fields)
 
     def begin(self) -> Progress:
         return vmap(lambda flat: local.begin(self.alg, self.client(flat)))(self.flat)
@@ -155,7 +156,7 @@ class ClientRows:
         """One step of the rows that have a batch."""
 
         def step(client: Client, at: Progress, batch: Batch, *known: Tensor) -> Progress:
-            result = GradientResult(*known, at.carry["buffers"]) if known else None
+            result = GradientResult(known[0], known[1], at.carry["buffers"]) if known else None
             return local.step(self.alg, self.task, client, at, batch, result)
 
         for group in batches.groups:
