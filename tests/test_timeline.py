@@ -310,6 +310,25 @@ def test_a_round_ends_when_the_last_one_leaves(built: BuiltRun, began: float, le
     assert clock.turnout(1).record["away"] == 3 and clock.now == left
 
 
+def test_a_clock_is_refused_only_if_nobody_can_ever_answer(built: BuiltRun, tmp_path: Path) -> None:
+    """A client that stays just as long as its answer takes can answer, also where the file begins again."""
+    samples = int(built.fed.sizes[3])
+    for text, there in (
+        (f"0,0,{samples / 4}\n3,1,{1 + samples / 2}\n", True),
+        (f"0,0,{samples / 4}\n3,1,{0.99 + samples / 2}\n", False),
+        (f"3,0,{samples / 4}\n3,100,{100 + samples / 4}\n", True),  # half before the end of the file, half after it
+        (f"3,0,{samples / 4}\n3,100,{99.99 + samples / 4}\n", False),
+        ("3,0,1\n", True),  # without a break
+    ):
+        (tmp_path / "trace.csv").write_text(f"client,from,to\n{text}")
+        how = TimeSettings(wait="all", trace=str(tmp_path / "trace.csv"), seconds=0.5)
+        if there:
+            assert VirtualClock(how, Uniform(), built.server, 0).now == 0.0
+        else:
+            with pytest.raises(ConfigError, match="nobody can ever answer before it leaves: client 3, which misses"):
+                VirtualClock(how, Uniform(), built.server, 0)
+
+
 @pytest.fixture(scope="module")
 def built() -> BuiltRun:
     tables = {"model": {"name": "softmax"}, "partition": {"name": "iid", "clients": 12}}
@@ -677,6 +696,19 @@ def test_a_clock_too_late_for_a_short_stay_is_refused(tmp_path: Path) -> None:
     trace = TraceIntervals({0: {"from": [0.0], "to": [10.0]}, 1: {"from": [0.0001], "to": [0.0002]}}, 10.0)
     with pytest.raises(ConfigError, match="cannot be told apart"):
         trace.since(1, 8e17)
+    short = TraceIntervals({0: {"from": [0.0], "to": [1e-6]}}, 1e-6)
+    assert short.is_there(0, 1e9) and short.few(1e9, 1) is not None
+    for moment in (1e10, 1e300, math.inf):
+        with pytest.raises(ConfigError, match="cannot be told apart"):
+            short.is_there(0, moment)
+
+
+def test_a_client_comes_at_one_moment_whenever_that_is_asked() -> None:
+    """Also if it is asked before the file begins again: 12.3 and 4.5 added in two ways are two numbers."""
+    rule = TraceIntervals({0: {"from": [4.5], "to": [5.0]}}, 12.3)
+    for k in range(1, 300):
+        before, after = (k - 0.5) * 12.3, k * 12.3
+        assert rule.since(0, before) == rule.since(0, after) == pytest.approx(after + 4.5, rel=1e-15)
 
 
 def test_an_answer_that_was_lost_is_not_drawn_as_used(tmp_path: Path) -> None:
