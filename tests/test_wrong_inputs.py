@@ -1352,7 +1352,7 @@ CASES = [
                     "clients",
                     f"client,seconds,{wrong}\n0,2,5\n",
                     f"column '{wrong}', which is not read",
-                    f"call it {name}",
+                    f"call it {name!r}",
                 )
                 for wrong, name in (("latncy", "latency"), ("upload", "up"), ("Bytes down", "down"), ("UP", "up"))
             ),

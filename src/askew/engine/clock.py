@@ -47,7 +47,7 @@ class VirtualClock:
         self.check_answers()
 
     def check_answers(self) -> None:
-        """Refuse a clock on which nobody can ever answer: by the deadline, if later answers are lost, and while there."""
+        """Refuse a clock on which nobody can ever answer before it leaves, and by the deadline, if that is the end."""
         how, ids = self.settings, self.fed.eligible
         deadline = how.deadline if how.wait == "deadline" and not how.overlapping else math.inf
         if math.isinf(deadline) and not how.trace and how.availability != "day":
@@ -72,8 +72,8 @@ class VirtualClock:
         client, answer, stay = nearest
         raise ConfigError(
             f"time: nobody can ever answer before it leaves{'' if math.isinf(deadline) else ' and by the deadline'}: "
-            f"client {client}, which misses that by least, needs {answer:.4g} seconds and stays for {stay:.4g} at most; "
-            "lower the work or time.seconds, or let clients stay longer."
+            f"client {client}, which misses that by least, needs {answer:.4g} seconds and stays for {stay:.4g} at most"
+            "; lower the work or time.seconds, or let clients stay longer."
         )
 
     # durations ----------------------------------------------------------------------------------------------------

@@ -52,8 +52,8 @@ def read_rows(
         for name in optional:
             if name not in columns and (near := [column for column in columns if resembles(column, name)]):
                 raise ValueError(
-                    f"its first line names the column {near[0][:40]!r}, which is not read; call it {name} if it is meant, "
-                    "or leave it out"
+                    f"its first line names the column {near[0][:40]!r}, which is not read; call it {name!r} if that is "
+                    "meant, or leave it out"
                 )
         rows = [(reader.line_num, client_of(row["client"], clients, reader.line_num), row) for row in reader]
     if not rows:
