@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import askew
 import askew.engine.clock as clock_module
 import askew.participation.rules as participation_rules
+import askew.report.timeline_figure as timeline_figure
 from askew.algorithms import algorithms
-from askew.core.records import CLOCK, LATE, LEFT, NOT_AWAITED
+from askew.core.records import CLOCK, LATE, LEFT, NO_ANSWER, NOT_AWAITED
 from askew.core.rng import uniforms
 from askew.data import Natural, Synthetic
 from askew.data.dataset import Dataset, Samples
@@ -46,10 +47,19 @@ from askew.participation import (
     Uniform,
 )
 from askew.report.columns import Columns
-from askew.report.picture import BLUE, GREY
 from askew.report.tables import RunGroup, table
 from askew.report.terminal import clock_text
-from askew.report.timeline_figure import AT_WORK, GREEN, overlapping_bars, timeline_picture
+from askew.report.timeline_figure import (
+    AT_WORK,
+    DROPPED_OUT,
+    IN_TIME,
+    NEWEST,
+    NOT_USED,
+    OLDER,
+    bars_of,
+    overlapping_bars,
+    timeline_picture,
+)
 from askew.report.views import curves
 from askew.timeline import (
     AlwaysThere,
@@ -308,6 +318,25 @@ def test_a_round_ends_when_the_last_one_leaves(built: BuiltRun, began: float, le
     clock = VirtualClock(TimeSettings(wait="all", seconds=1e6), Uniform(cohort=3), built.server, 0)
     clock.availability, clock.now = LeaveAt(left), began
     assert clock.turnout(1).record["away"] == 3 and clock.now == left
+
+
+def test_a_clock_is_refused_only_if_nobody_can_ever_answer(built: BuiltRun, tmp_path: Path) -> None:
+    """A client that stays just as long as its answer takes can answer, also where the file begins again."""
+    samples = int(built.fed.sizes[3])
+    for text, there in (
+        (f"0,0,{samples / 4}\n3,1,{1 + samples / 2}\n", True),
+        (f"0,0,{samples / 4}\n3,1,{0.99 + samples / 2}\n", False),
+        (f"3,0,{samples / 4}\n3,100,{100 + samples / 4}\n", True),  # half before the end of the file, half after it
+        (f"3,0,{samples / 4}\n3,100,{99.99 + samples / 4}\n", False),
+        ("3,0,1\n", True),  # without a break
+    ):
+        (tmp_path / "trace.csv").write_text(f"client,from,to\n{text}")
+        how = TimeSettings(wait="all", trace=str(tmp_path / "trace.csv"), seconds=0.5)
+        if there:
+            assert VirtualClock(how, Uniform(), built.server, 0).now == 0.0
+        else:
+            with pytest.raises(ConfigError, match="nobody can ever answer before it leaves: client 3, which misses"):
+                VirtualClock(how, Uniform(), built.server, 0)
 
 
 @pytest.fixture(scope="module")
@@ -630,7 +659,7 @@ def test_tables_curves_and_the_picture_use_the_clock(tmp_path: Path) -> None:
     shown, without = (curves(SimpleNamespace(columns=Columns(r.rounds), config={})) for r in (run, plain))
     assert (shown["clock"], without["clock"]) == ([25.0, 50.0, 75.0], [])
     picture = timeline_picture([RunGroup("fedavg", (run,))])
-    assert picture is not None and "9 answer counts, 4 late or not awaited, 1 left or no answer" in picture.alt
+    assert picture is not None and "9 answer in time, 4 late answer, 1 left before its answer" in picture.alt
     ends = [line.get_xdata()[0] for line in picture.figure.axes[0].lines if line.get_linestyle() == "--"]
     assert ends == [25.0, 50.0, 75.0] and timeline_picture([RunGroup("fedavg", (plain,))]) is None
     stale = askew.run(five_clients("fedavg", time=how | {"late": "next"}))  # client 4 answers in round 3
@@ -677,6 +706,19 @@ def test_a_clock_too_late_for_a_short_stay_is_refused(tmp_path: Path) -> None:
     trace = TraceIntervals({0: {"from": [0.0], "to": [10.0]}, 1: {"from": [0.0001], "to": [0.0002]}}, 10.0)
     with pytest.raises(ConfigError, match="cannot be told apart"):
         trace.since(1, 8e17)
+    short = TraceIntervals({0: {"from": [0.0], "to": [1e-6]}}, 1e-6)
+    assert short.is_there(0, 1e9) and short.few(1e9, 1) is not None
+    for moment in (1e10, 1e300, math.inf):
+        with pytest.raises(ConfigError, match="cannot be told apart"):
+            short.is_there(0, moment)
+
+
+def test_a_client_comes_at_one_moment_whenever_that_is_asked() -> None:
+    """Also if it is asked before the file begins again: 12.3 and 4.5 added in two ways are two numbers."""
+    rule = TraceIntervals({0: {"from": [4.5], "to": [5.0]}}, 12.3)
+    for k in range(1, 300):
+        before, after = (k - 0.5) * 12.3, k * 12.3
+        assert rule.since(0, before) == rule.since(0, after) == pytest.approx(after + 4.5, rel=1e-15)
 
 
 def test_an_answer_that_was_lost_is_not_drawn_as_used(tmp_path: Path) -> None:
@@ -695,5 +737,47 @@ def test_an_answer_that_was_lost_is_not_drawn_as_used(tmp_path: Path) -> None:
     used = [staleness for record in run.rounds for staleness in record["staleness"]]
     lost = sum(len(clients) for record in run.rounds for clients in record.get("incidents", {}).values())
     assert lost and any(used) and not all(used)
-    colours = Counter(bar.colour for bar in bars if bar.reason != AT_WORK)
-    assert colours == {BLUE: used.count(0), GREEN: len(used) - used.count(0), GREY: lost}
+    fates = Counter(bar.fate for bar in bars if bar.fate != AT_WORK)
+    assert fates == {NEWEST: used.count(0), OLDER: len(used) - used.count(0), NOT_USED: lost}
+
+
+def test_a_client_that_left_dropped_out_or_whose_answer_was_lost_is_drawn_as_that() -> None:
+    record = {"participants": [0, 2], "incidents": {NO_ANSWER: [1, 2], LEFT: [3]}, "began": 10.0, "clock": 14.0}
+    bars = bars_of(record | {"answer_seconds": [4.0, 0.0, 2.0, 1.0]})
+    assert [bar.fate for bar in bars] == [IN_TIME, DROPPED_OUT, NOT_USED, LEFT]
+    _, absent, _, left = bars  # marks are within the round, and within the bar of a client that left
+    assert [absent.mark(inside) for inside in (0.5, 9.0)] == [10.5, 12.0]
+    assert [left.mark(inside) for inside in (0.25, 9.0)] == [10.75, 10.5]
+
+
+def test_the_picture_shows_deadlines_and_every_answer_on_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = link(tmp_path) | {"wait": "deadline", "deadline": 80.0}  # rounds end with client 4, after 71 seconds
+    run = askew.run(five_clients("fedavg", participation={"name": "full", "dropout": 0.2}, time=how))
+    monkeypatch.setattr(timeline_figure, "MOST_ROUNDS", 2)
+    picture = timeline_picture([RunGroup("fedavg", (run,))])
+    assert picture is not None and picture.note.startswith("The first 2 of 3 rounds of fedavg.")
+    (axes,), (legend,) = picture.figure.axes, picture.figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == [IN_TIME, LEFT, DROPPED_OUT, "end of a round", "deadline of a round"]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == 7] == [80.0]  # the second is outside
+    bars = [bar for group in axes.containers for bar in group.patches]
+    assert len(bars) == sum(len(record["participants"]) + record["away"] for record in run.rounds[:2])
+    assert {bar.get_edgecolor() for bar in bars} == {(1, 1, 1, 1)}
+    ends = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert max(line.zorder for line in ends) < min(bar.zorder for bar in bars)  # numbers on bars are not crossed
+
+
+def test_the_picture_is_grey_where_nobody_is_at_work(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("client,from,to\n1,40,60\n3,55,100\n")
+    for wait in ({"wait": "all"}, {"wait": "buffer", "buffer": 1}):
+        how = {**wait, "trace": str(tmp_path / "trace.csv"), "seconds": 0.5}
+        run = askew.run(five_clients("fedavg", participation={"name": "uniform", "cohort": 1}, time=how))
+        picture = timeline_picture([RunGroup("fedavg", (run,))])
+        assert picture is not None
+        (axes,), (legend,) = picture.figure.axes, picture.figure.legends
+        assert "nobody at work" in [text.get_text() for text in legend.get_texts()]
+        bars = {id(bar) for group in axes.containers for bar in group.patches}
+        (grey,) = [patch for patch in axes.patches if id(patch) not in bars]
+        assert (grey.get_x(), grey.get_width()) == (0.0, 40.0)

@@ -1300,6 +1300,21 @@ CASES = [
     setting(
         "time.wait=all time.trace=t.csv time.availability=day", "t.csv", "says when clients are there", "leave out"
     ),
+    reading(
+        "time.trace",
+        "short.csv",
+        b"client,from,to\n1,0,0.5\n2,1.25,2\n",
+        "nobody can ever answer before it leaves: client 2, which misses that by least, needs",
+        "seconds and stays for 0.75 at most",
+        "let clients stay longer",
+        more="time.wait=all time.seconds=1",
+    ),
+    setting(
+        "time.wait=deadline time.deadline=1e9 time.seconds=1e5 time.availability=day",
+        "nobody can ever answer before it leaves and by the deadline",
+        "stays for 2.88e+04 at most",
+        "lower the work or time.seconds",
+    ),
     setting("time.wait=all time.clients=c.csv time.speed=size", "c.csv", "says every client's seconds", "leave out"),
     *(
         reading(f"time.{key}", f"{key}.csv", text.encode(), f"cannot use {key}.csv", *says, more="time.wait=all")
@@ -1317,10 +1332,30 @@ CASES = [
             ("trace", "client,from,to\n0,1,5,9\n", "line 2 has more fields than the first line", "mend the file"),
             ("trace", f"client,from,to\n{'9' * 5000},1,5\n", f"names the client '{'9' * 40}'", "0 to 29; mend"),
             ("trace", "\x00\x00", "client is missing", "mend the file"),
+            (
+                "trace",
+                "client,from,to\n0,0,5e-324\n",
+                "its last second is 4.94066e-324",
+                "must be 1e-06 or later; mend",
+            ),
+            ("trace", "client,from,to\n0,0,1e-17\n", "its last second is 1e-17", "must be 1e-06 or later; mend"),
+            ("trace", "client,from,to\n1_0,1,5\n", "line 2 names the client '1_0'", "numbered from 0 to 29; mend"),
+            ("trace", "client,from,to\n٣,1,5\n", "line 2 names the client '٣'", "numbered from 0 to 29; mend"),
+            ("trace", "client,from,to\n3,1_0,5\n", "from in line 2 must be a number ≥ 0, got '1_0'", "mend the file"),
+            ("trace", "client,from,to\n3,1,٥\n", "to in line 2 must be a number ≥ 0, got '٥'", "mend the file"),
             ("clients", "client,speed\n0,1\n", "client, seconds; seconds is missing", "mend the file"),
             ("clients", "client,seconds\n0,1\n", "a row for each of the 30 clients", "none for client 1; mend"),
             ("clients", "client,seconds\n0,1\n0,2\n", "line 3 names the client 0 a second time", "mend the file"),
             ("clients", "client,seconds\n0,-2\n", "seconds in line 2 must be a number ≥ 0, got '-2'", "mend the file"),
+            *(
+                (
+                    "clients",
+                    f"client,seconds,{wrong}\n0,2,5\n",
+                    f"column '{wrong}', which is not read",
+                    f"call it {name!r}",
+                )
+                for wrong, name in (("latncy", "latency"), ("upload", "up"), ("Bytes down", "down"), ("UP", "up"))
+            ),
             ("clients", "client,seconds,up\n0,2,x\n", "up in line 2 must be a number ≥ 0, got 'x'", "mend the file"),
         )
     ),

@@ -1,8 +1,8 @@
-"""Draw the pictures of docs/data.md, in colours that can be seen on white and on black, and that of docs/time.md.
+"""Draw the pictures of docs/data.md, in colours that can be seen on white and on black, and those of docs/time.md.
 
 python docs/img/draw.py        partitions.png and participation.png; needs CIFAR-10 (askew data get cifar10)
 python docs/img/draw.py RUN    cifar10.png: the accuracy of the run in the folder RUN
-python docs/img/draw.py time   timeline.png
+python docs/img/draw.py time   timeline.png and timeline-buffer.png
 """
 
 from __future__ import annotations
@@ -49,10 +49,14 @@ PARTICIPATIONS: dict[str, dict[str, Any]] = {
     "markov, join = 0.02, leave = 0.1, fraction = 1": {"name": "markov", "join": 0.02, "leave": 0.1, "fraction": 1.0},
 }
 
-TIME = {"wait": "deadline", "deadline": 0.8, "speed": "lognormal", "sigma": 0.7, "up": 1e5} | {
+TIME = {"speed": "lognormal", "sigma": 0.7, "up": 1e5} | {
     "availability": "markov",
     "mean_on": 6.0,
     "mean_off": 2.0,
+}
+WAITS: dict[str, dict[str, Any]] = {
+    "timeline": {"wait": "deadline", "deadline": 0.8},
+    "timeline-buffer": {"wait": "buffer", "buffer": 3},
 }
 
 
@@ -103,10 +107,12 @@ def participation_figure(clients: int = 100, rounds: int = 100) -> Figure:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["time"]:
-        with style():
-            picture = timeline_picture(group_runs([askew.run("fedavg", rounds=6, model="softmax", time=TIME)]))
-        assert picture is not None
-        (HERE / "timeline.png").write_bytes(picture.render("png"))
+        for name, wait in WAITS.items():
+            run = askew.run("fedavg", rounds=6, model="softmax", participation={"dropout": 0.1}, time=TIME | wait)
+            with style():
+                picture = timeline_picture(group_runs([run]))
+            assert picture is not None
+            (HERE / f"{name}.png").write_bytes(picture.render("png"))
     elif len(sys.argv) > 1:
         with style():
             picture = accuracy_picture(group_runs([askew.load(sys.argv[1])]))

@@ -69,6 +69,9 @@ class FreeClients(NamedTuple):
         busy = members(np.array(sorted(self.busy), dtype=np.int64), clients)
         return self.availability.earliest(np.delete(clients, np.searchsorted(clients, busy)), t)
 
+    def longest_stay(self, client: int) -> float:
+        return self.availability.longest_stay(client)
+
     def few(self, t: float, most: int) -> np.ndarray | None:
         there = self.availability.few(t, most + len(self.busy))
         return None if there is None else np.array([i for i in there.tolist() if i not in self.busy], dtype=np.int64)

@@ -22,6 +22,8 @@ from .privacy import zero_uploads
 from .server import Server
 
 SPARSE = 64  # one client of so many is there, or fewer: too few to be found by looking at any
+CHECKED = 4096  # clients of which it is looked at together whether they can answer
+ROUNDED = 1e-9  # of a stay: what the difference of two moments may be wrong by
 PREVIEWED = 20  # rounds from which the expected length of a round is taken
 
 
@@ -42,22 +44,36 @@ class VirtualClock:
             raise ConfigError(
                 f"time: no client that has samples is ever there by {settings.trace}; name another file in time.trace."
             )
-        self.check_deadline()
+        self.check_answers()
 
-    def check_deadline(self) -> None:
-        """Refuse a deadline that nobody can meet."""
-        how = self.settings
-        if how.wait != "deadline" or how.overlapping or math.isinf(how.deadline):
-            return
-        ids, least = self.fed.eligible, self.rule.least_work if self.rule.stragglers else 1.0
-        fastest = math.inf
-        for i, samples in zip(ids.tolist(), self.planned_work(ids, np.full(len(ids), least))[1].tolist(), strict=True):
-            fastest = min(fastest, self.answer_seconds(i, samples, keep=False))
-            if fastest <= self.settings.deadline:
-                return
+    def check_answers(self) -> None:
+        """Refuse a clock on which nobody can ever answer before it leaves, and by the deadline, if that is the end."""
+        how, ids = self.settings, self.fed.eligible
+        deadline = how.deadline if how.wait == "deadline" and not how.overlapping else math.inf
+        if math.isinf(deadline) and not how.trace and how.availability != "day":
+            return  # a stay may be of any length
+        least, fastest = self.rule.least_work if self.rule.stragglers else 1.0, math.inf
+        misses, nearest = math.inf, (0, 0.0, 0.0)  # the client that misses by least: its answer and its longest stay
+        for k in range(0, len(ids), CHECKED):  # most often one of the first can answer
+            some = ids[k : k + CHECKED]
+            samples = self.planned_work(some, np.full(len(some), least))[1].tolist()
+            for i, count in zip(some.tolist(), samples, strict=True):
+                answer, stay = self.answer_seconds(i, count, keep=False), self.availability.longest_stay(i)
+                if answer <= deadline and answer <= stay * (1 + ROUNDED):
+                    return
+                fastest = min(fastest, answer)
+                if stay and answer - min(deadline, stay) < misses:
+                    misses, nearest = answer - min(deadline, stay), (i, answer, stay)
+        if fastest > deadline:
+            raise ConfigError(
+                f"time: no client can answer within time.deadline = {deadline:g} seconds, the fastest needs "
+                f"{fastest:.4g}; raise the deadline, or lower the work or time.seconds."
+            )
+        client, answer, stay = nearest
         raise ConfigError(
-            f"time: no client can answer within time.deadline = {self.settings.deadline:g} seconds, the fastest needs "
-            f"{fastest:.4g}; raise the deadline, or lower the work or time.seconds."
+            f"time: nobody can ever answer before it leaves{'' if math.isinf(deadline) else ' and by the deadline'}: "
+            f"client {client}, which misses that by least, needs {answer:.4g} seconds and stays for {stay:.4g} at most"
+            "; lower the work or time.seconds, or let clients stay longer."
         )
 
     # durations ----------------------------------------------------------------------------------------------------

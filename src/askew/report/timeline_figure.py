@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.records import LATE, LEFT, NO_ANSWER, NOT_AWAITED, Record
@@ -17,17 +18,29 @@ if TYPE_CHECKING:
 
 MOST_ROUNDS, MOST_CLIENTS = 8, 40  # that the picture shows
 NARROW = 0.03  # of the picture's width: the least distance of two numbers of rounds
+ROUNDED = 1e-9  # of the picture's width: a gap that is due to rounding
+DIGIT = 0.012  # of the picture's width: a digit of a staleness
+INSIDE = 0.012  # of the picture's width: how far within its round a mark is drawn
 GREEN, PALE = COLOURS[2], COLOURS[5]
-LABELS = {BLUE: "answer counts", ORANGE: "late or not awaited", GREY: "left or no answer"}
+IN_TIME = "answer in time"
 # where answers may be used in later rounds
-OVERLAPPING_LABELS = {
-    BLUE: "answer from the newest model",
-    GREEN: "from an older model; number: staleness",
-    PALE: "not used yet",
-    GREY: "left, or not used",
+NEWEST, OLDER = "answer from the newest model", "from an older model; number: staleness"
+AT_WORK = "at work, or not used yet"  # in the last round that is shown
+NOT_USED = "answer not used"
+DROPPED_OUT = "dropped out, no answer"
+# What became of an answer, as the legend says it: for lost ones as in the records.
+FATES = {
+    IN_TIME: BLUE,
+    NEWEST: BLUE,
+    OLDER: GREEN,
+    LATE: ORANGE,
+    NOT_AWAITED: ORANGE,
+    AT_WORK: PALE,
+    NOT_USED: GREY,
+    LEFT: GREY,
+    DROPPED_OUT: "",  # there is no bar
 }
-AT_WORK = "at work"  # in the last round that is shown
-NOT_USED = "not used"  # why an answer does not count that came
+MARKS = {LEFT: "x", DROPPED_OUT: "o"}
 
 
 class Bar(NamedTuple):
@@ -37,23 +50,30 @@ class Bar(NamedTuple):
     start: float
     seconds: float  # until its answer came, or it left
     end: float  # of the round, if the answer is then late
-    reason: str  # why its answer does not count; empty: it does
+    fate: str
     staleness: int = 0
 
     @property
-    def colour(self) -> str:
-        if not self.reason:
-            return GREEN if self.staleness else BLUE
-        return {LATE: ORANGE, NOT_AWAITED: ORANGE, AT_WORK: PALE}.get(self.reason, GREY)
+    def worked(self) -> float:
+        """The seconds for which the client was at work: it stops when the round ends."""
+        return min(self.seconds, self.end - self.start)
+
+    def mark(self, inside: float) -> float:
+        """Where it is marked that the client left, or that it dropped out: so far within its bar, or its round."""
+        if self.fate == DROPPED_OUT:
+            return self.start + min(inside, (self.end - self.start) / 2)
+        return self.start + max(self.worked - inside, self.worked / 2)
 
 
 def bars_of(record: Record) -> list[Bar]:
     """A bar for each client that was asked in a round."""
     call, began, end = call_round(record), float(record["began"]), float(record["clock"])
-    dropped = (LATE, NOT_AWAITED, LEFT, NO_ANSWER)  # what became of a good answer is not a matter of time
-    reasons = {client: reason for reason in dropped for client in call.incidents.get(reason, ())}
-    pairs = zip(call.asked, record["answer_seconds"], strict=True)
-    return [Bar(client, began, float(seconds), end, reasons.get(client, "")) for client, seconds in pairs]
+    fates = dict.fromkeys(call.asked, NOT_USED) | dict.fromkeys(call.used, IN_TIME)
+    fates |= {client: reason for reason in (LATE, NOT_AWAITED, LEFT) for client in call.incidents.get(reason, ())}
+    pairs = zip(call.asked, map(float, record["answer_seconds"]), strict=True)
+    bars = [Bar(client, began, seconds, end, fates[client]) for client, seconds in pairs]
+    absent = call.incidents.get(NO_ANSWER, ())
+    return [bar._replace(fate=DROPPED_OUT) if bar.client in absent and not bar.seconds else bar for bar in bars]
 
 
 def overlapping_bars(records: Sequence[Record]) -> list[Bar]:
@@ -68,8 +88,11 @@ def overlapping_bars(records: Sequence[Record]) -> list[Bar]:
         staleness = dict(zip(record["participants"], record["staleness"], strict=True))
         for client in call.asked:
             if bar := at_work.pop(client, None):
-                reason = "" if client in call.used else NOT_USED
-                bars.append(bar._replace(reason=reason, staleness=staleness.get(client, 0)))
+                stale = staleness.get(client, 0)
+                fate = OLDER if stale else NEWEST
+                if client not in call.used:
+                    fate = LEFT if client in call.incidents.get(LEFT, ()) else NOT_USED
+                bars.append(bar._replace(fate=fate, staleness=stale))
     return [*bars, *at_work.values()]
 
 
@@ -82,94 +105,129 @@ def timeline_picture(groups: Sequence[RunGroup]) -> Picture | None:
     records = run.rounds[:MOST_ROUNDS]
     overlapping = "started" in records[0]
     bars = overlapping_bars(records) if overlapping else [bar for record in records for bar in bars_of(record)]
-    labels = OVERLAPPING_LABELS if overlapping else LABELS
-    shown = sorted({bar.client for bar in bars})[:MOST_CLIENTS]
-    rows = {client: row for row, client in enumerate(shown)}
-    figure = canvas(WIDTH, 1.6 + 0.19 * max(6, len(shown)))
+    asked = sorted({bar.client for bar in bars})
+    rows = {client: row for row, client in enumerate(asked[:MOST_CLIENTS])}
+    figure = canvas(WIDTH, 2.0 + 0.19 * max(6, len(rows)))
     axes = figure.add_subplot(xlabel="Virtual clock, seconds", ylabel="Client")
-    draw_rounds(axes, records, overlapping)
-    colours = draw_bars(axes, [bar for bar in bars if bar.client in rows], rows, labels)
-    axes.set_yticks(range(len(shown)), [str(client) for client in shown], fontsize=8)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_yticks(range(len(rows)), [str(client) for client in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1.02 * float(records[-1]["clock"]) or 1.0)
     axes.grid(visible=False, axis="y")
-    draw_legend(figure, list(colours.values()), [labels[colour] for colour in colours])
-    note = timeline_note(run, groups, records, len({bar.client for bar in bars}) - len(shown))
-    counts = ", ".join(f"{sum(bar.colour == colour for bar in bars)} {text}" for colour, text in labels.items())
-    alt = f"Gantt chart of clients over the virtual clock, {len(records)} rounds. Bars: {counts}."
-    return Picture("timeline", "Timeline", alt, note, figure)
+    handles = draw_bars(axes, [bar for bar in bars if bar.client in rows], rows)
+    handles |= draw_rounds(axes, records, run.config["time"]) | draw_gaps(axes, bars, float(records[-1]["clock"]))
+    draw_legend(figure, list(handles.values()), list(handles))
+    counts = Counter(bar.fate for bar in bars)
+    words = ", ".join(f"{counts[fate]} {fate}" for fate in FATES if counts[fate])
+    alt = f"Gantt chart of clients over the virtual clock, {len(records)} rounds. Bars: {words}."
+    return Picture("timeline", "Timeline", alt, timeline_note(run, groups, records, len(asked)), figure)
 
 
-def draw_bars(axes: Axes, bars: Sequence[Bar], rows: dict[int, int], labels: Iterable[str]) -> dict[str, Any]:
-    """Draw the bars, the part after the round's end pale; returns a handle for each colour that is there."""
+def draw_bars(axes: Axes, bars: Sequence[Bar], rows: dict[int, int]) -> dict[str, Any]:
+    """Draw the bars, and thin what a late answer still needed; returns what the legend shows, by its words."""
     handles: dict[str, Any] = {}
-    for colour in labels:
-        own = [bar for bar in bars if bar.colour == colour]
+    width = axes.get_xlim()[1]
+    for fate, colour in FATES.items():
+        own = [bar for bar in bars if bar.fate == fate]
         if not own:
             continue
-        places = [rows[bar.client] for bar in own]
-        inside = [min(bar.seconds, bar.end - bar.start) for bar in own]
-        starts = [bar.start for bar in own]
-        handles[colour] = axes.barh(
-            places, inside, left=starts, height=0.62, color=colour, edgecolor=colour, linewidth=0.6, zorder=3
-        )
-        over = [bar.seconds - length for bar, length in zip(own, inside, strict=True)]
-        ends = [bar.start + length for bar, length in zip(own, inside, strict=True)]
-        axes.barh(places, over, left=ends, height=0.2, color=colour, alpha=0.35, zorder=2)
-        if colour == GREY:
-            axes.plot(ends, places, "x", color=INK, markersize=5, zorder=4)
+        places, starts = [rows[bar.client] for bar in own], [bar.start for bar in own]
+        worked = [bar.worked for bar in own]
+        if colour:  # white edges: two answers of a client, one right after the other, are two bars
+            handles[fate] = axes.barh(
+                places, worked, left=starts, height=0.66, color=colour, edgecolor="white", linewidth=1, zorder=3
+            )
+        if fate in MARKS:
+            style: Any = {"color": INK, "markersize": 5, "markerfacecolor": "none", "linestyle": "none", "zorder": 4}
+            (mark,) = axes.plot([bar.mark(INSIDE * width) for bar in own], places, MARKS[fate], **style)
+            handles[fate] = (handles[fate][0], mark) if colour else mark
+        if colour == ORANGE:
+            ends = [start + length for start, length in zip(starts, worked, strict=True)]
+            rests = [bar.seconds - bar.worked for bar in own]
+            thin = axes.barh(places, rests, left=ends, height=0.16, color=colour, alpha=0.45, zorder=2)
+            handles["time that it still needed"] = thin
     for bar in bars:
         if bar.staleness:
+            fits = bar.seconds > DIGIT * (1 + len(str(bar.staleness))) * width
             place: Any = (bar.start + bar.seconds, rows[bar.client])
-            shift: Any = (-1.5, 0)
+            shift: Any = (-2.5 if fits else 1.5, 0)
             axes.annotate(
                 str(bar.staleness),
                 place,
                 shift,
                 textcoords="offset points",
-                ha="right",
+                ha="right" if fits else "left",
                 va="center",
                 fontsize=7.5,
-                color="white",
+                color="white" if fits else INK,
                 zorder=5,
                 annotation_clip=True,
             )
     return handles
 
 
-def draw_rounds(axes: Axes, records: Sequence[Record], overlapping: bool) -> None:
-    """Draw where rounds end, their numbers, and where the clock went on because nobody was there."""
-    before, numbered = 0.0, -math.inf
-    narrow = NARROW * float(records[-1]["clock"])
+def draw_rounds(axes: Axes, records: Sequence[Record], time: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw where rounds end, their numbers, and their deadlines; returns what the legend shows, by its words."""
+    steps = time["wait"] == "buffer"
+    deadline = float(time["deadline"]) if time["wait"] == "deadline" else math.inf
+    handles, numbered, narrow = dict[str, Any](), -math.inf, NARROW * axes.get_xlim()[1]
     for record in records:
         began, end = float(record["began"]), float(record["clock"])
-        if began > before:
-            axes.axvspan(before, began, color=GREY, alpha=0.2, linewidth=0, zorder=0.5)
-        axes.axvline(end, color=INK, linewidth=1, linestyle="--", zorder=4)
-        place: Any = (end if overlapping else (began + end) / 2, 1.01)
-        first = f"{'step' if overlapping else 'round'} {record['round']}"
+        # Behind the bars: their numbers and ends can be seen, and the line is seen between them.
+        line = axes.axvline(end, color=INK, linewidth=1, linestyle="--", zorder=2.5)
+        handles["step of the server" if steps else "end of a round"] = line
+        place: Any = (end if steps else (began + end) / 2, 1.0)
         if place[0] - numbered > narrow:
-            text = first if record["round"] == 1 else str(record["round"])
-            axes.annotate(text, place, xycoords=("data", "axes fraction"), ha="center", fontsize=9)
+            what = ("step " if steps else "round ") if record is records[0] else ""
+            shift: Any = (0, 8 if math.isfinite(deadline) else 4)
+            axes.annotate(
+                f"{what}{record['round']}",
+                place,
+                shift,
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha="center",
+                fontsize=9,
+            )
             numbered = place[0]
-        before = end
+        if began + deadline <= axes.get_xlim()[1]:
+            style: Any = {"color": ORANGE, "markersize": 7, "linestyle": "none", "clip_on": False, "zorder": 6}
+            # 7 is matplotlib's triangle that stands on its tip
+            (mark,) = axes.plot([began + deadline], [1], marker=7, transform=axes.get_xaxis_transform(), **style)
+            handles["deadline of a round"] = mark
+    return handles
 
 
-def timeline_note(run: Run, groups: Sequence[RunGroup], records: Sequence[Record], left_out: int) -> str:
+def draw_gaps(axes: Axes, bars: Sequence[Bar], end: float) -> dict[str, Any]:
+    """Draw when nobody was at work; returns what the legend shows, by its words."""
+    handles, until = dict[str, Any](), 0.0
+    for start, stop in sorted([(bar.start, bar.start + bar.worked) for bar in bars] + [(end, end)]):
+        if start - until > ROUNDED * end:
+            span = axes.axvspan(until, start, color=GREY, alpha=0.2, linewidth=0, zorder=0.5)
+            handles["nobody at work"] = span
+        until = max(until, stop)
+    return handles
+
+
+def timeline_note(run: Run, groups: Sequence[RunGroup], records: Sequence[Record], asked: int) -> str:
     """What the picture shows, and of what."""
+    time = run.config["time"]
     ends = {
-        "deadline": "its deadline or last answer",
-        "first": "the last answer that is wanted",
-        "buffer": "the server's step with the answers that have come",
+        "all": "A round ends with its last answer.",
+        "deadline": f"A round ends {time['deadline']:g} seconds after its begin, or when nobody is at work any more.",
+        "first": "A round ends with the last answer that is wanted; who is still at work then stops.",
+        "buffer": "The server makes a step when enough answers have come; those that came before wait for it.",
     }
-    wait = str(run.config.get("time", {}).get("wait"))
-    end = ends.get(wait, "its last answer")
-    note = f"Rounds 1 to {len(records)} of {run.algorithm}; dashed: the end of a round, which is {end}."
-    note += " Pale: what was still missing of a late answer." if wait != "all" and "started" not in records[0] else ""
-    note += " Cross: the client left." if any(record["away"] for record in records) else ""
-    before = [0.0, *(float(record["clock"]) for record in records)]
-    waited = any(float(record["began"]) > clock for record, clock in zip(records, before, strict=False))
-    note += " Grey background: nobody was there." if waited else ""
-    note += f" {left_out} more clients were asked." if left_out else ""
+    what = "steps" if time["wait"] == "buffer" else "rounds"
+    shown = "All" if len(records) == len(run.rounds) else f"The first {len(records)} of"
+    note = f"{shown} {len(run.rounds)} {what} of {run.algorithm}. A bar is one answer, from when the client was asked. "
+    note += ends[time["wait"]]
+    if "started" in records[0]:
+        note += " Staleness: the steps between the model that a client began with and the one that its answer changes."
+        absent = sum(int(record["asked"]) - len(record["started"]) for record in records)
+        note += f" {absent} clients that were asked and dropped out are not shown." if absent else ""
+    more = asked - MOST_CLIENTS
+    note += (
+        f" Shown are the {MOST_CLIENTS} clients with the lowest numbers; {more} more were asked." if more > 0 else ""
+    )
     several = len(groups) > 1 or len(groups[0].runs) > 1
     return note + (" One run is shown." if several else "")

@@ -22,6 +22,7 @@ REFRESHES = 3  # of a client's on/off state in one block of time, on average
 BLOCK = 4096  # intervals of a trace that are looked at together
 AVAILABILITY = "time availability"  # the purpose of these draws
 MOST_REMEMBERED = 2**20  # clients of which it is remembered until when they are away
+MOST_CYCLES = 2.0**53  # of a trace: from there on not every whole number is a float
 ROUNDING = 64  # neighbouring numbers among which a moment must be, if its sum was rounded
 
 
@@ -44,6 +45,10 @@ class Availability(Protocol):
         """The first moment from t on at which one of these is there; infinity if none ever comes."""
         ...
 
+    def longest_stay(self, client: int) -> float:
+        """The most seconds that a client is there without a break; 0 if it never comes."""
+        ...
+
     def few(self, t: float, most: int) -> np.ndarray | None:
         """The clients that are there at t, sorted, if they are at most so many and need not be searched; else None."""
         ...
@@ -63,6 +68,9 @@ class AlwaysThere:
 
     def earliest(self, clients: np.ndarray, t: float) -> float:
         return t if len(clients) else math.inf
+
+    def longest_stay(self, client: int) -> float:
+        return math.inf
 
     def few(self, t: float, most: int) -> np.ndarray | None:
         return None
@@ -84,7 +92,12 @@ def round_up(moment: float, is_there: Callable[[float], bool]) -> float:
         if is_there(moment):
             return moment
         moment = math.nextafter(moment, math.inf)
-    raise ConfigError(
+    raise too_late(moment)
+
+
+def too_late(moment: float) -> ConfigError:
+    """The refusal of a moment near which numbers are too far apart."""
+    return ConfigError(
         f"time: the clock is at {moment:.3g} seconds, where moments of the same stay cannot be told apart any more; "
         "make answers shorter (time.seconds, time.up, time.down), or stays longer."
     )
@@ -194,6 +207,9 @@ class SearchedOnOff:
                 break
         return first
 
+    def longest_stay(self, client: int) -> float:
+        return math.inf
+
     def few(self, t: float, most: int) -> np.ndarray | None:
         return None
 
@@ -259,6 +275,9 @@ class DayNight(NamedTuple):
     def earliest(self, clients: np.ndarray, t: float) -> float:
         return search_earliest(self, clients, t, min(self.zone_since(zone, t) for zone in range(self.zones)))
 
+    def longest_stay(self, client: int) -> float:
+        return (self.closes - self.opens) % 24 * HOUR
+
     def few(self, t: float, most: int) -> np.ndarray | None:
         away = all(self.zone_until(zone, t) <= t for zone in range(self.zones))
         return np.zeros(0, dtype=np.int64) if away else None
@@ -312,7 +331,7 @@ class TraceIntervals:
             return t
         begun, at = self.place(t)
         k = bisect_right(own["from"], at)
-        moment = begun + (own["from"][k] if k < len(own["from"]) else self.period + own["from"][0])
+        moment = begun + own["from"][k] if k < len(own["from"]) else self.next_begin(t) + own["from"][0]
         return round_up(moment, lambda moment: self.until(client, moment) > moment)
 
     def earliest(self, clients: np.ndarray, t: float) -> float:
@@ -326,6 +345,15 @@ class TraceIntervals:
                 if len(coming := members(order[k : k + BLOCK], clients)):
                     return self.since(int(coming[0]), t)
         return math.inf
+
+    def longest_stay(self, client: int) -> float:
+        own = self.intervals.get(client)
+        if own is None:
+            return 0.0
+        stays = [end - begin for begin, end in zip(own["from"], own["to"], strict=True)]
+        if own["from"][0] == 0 and own["to"][-1] == self.period:  # it goes on where the file begins again
+            return math.inf if len(stays) == 1 else max(*stays, stays[-1] + stays[0])
+        return max(stays)
 
     def few(self, t: float, most: int) -> np.ndarray | None:
         (began, at), (begins, ends, client, sorted_ends) = self.place(t), self.sorted
@@ -351,6 +379,8 @@ class TraceIntervals:
 
     def cycle(self, t: float) -> int:
         """How often the file has begun again by t. A quotient alone may be rounded to the wrong side."""
+        if t / self.period >= MOST_CYCLES:
+            raise too_late(t)
         number = math.floor(t / self.period)
         return number + ((number + 1) * self.period <= t) - (number * self.period > t)
 
