@@ -207,7 +207,7 @@ def check_value(value: object, kind: Any, field: dataclasses.Field[Any], owner: 
     """The value, made canonical (2 → 2.0, list → tuple), or a sentence."""
     meta = field.metadata
     if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
-        value = value.item()  # a number of numpy or torch
+        value = typing.cast(Any, value).item()  # a number of numpy or torch
 
     def refuse(rule: str) -> ConfigError:
         usual = (

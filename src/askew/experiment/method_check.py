@@ -7,7 +7,7 @@ hand over as tensors? Of what is askew's own nothing is tried.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -125,9 +125,10 @@ class Trial:
             }
             client = Client(space.start, space.buffers, sent, state, carry, parts, *rates, 1.0, 1.0, 1.0, round, 0.5)
             if as_tensors:
-                client = client._replace(
-                    **{name: torch.tensor(getattr(client, name), dtype=space.dtype) for name in NUMBERS}
-                )
+                numbers: dict[str, Any] = {
+                    name: torch.tensor(getattr(client, name)).to(space.dtype) for name in NUMBERS
+                }
+                client = client._replace(**numbers)
             begun = local.begin(phase, client)
             yield phase, client._replace(carry=begun.carry)
             result = local.finish(phase, client, begun)

@@ -194,8 +194,8 @@ def plain_numbers(module: nn.Module) -> dict[str, float]:
 
 def generator_states() -> tuple[object, ...]:
     """The states of the generators of Python and numpy, to compare."""
-    _, keys, *rest = np.random.get_state()  # noqa: NPY002 the one that a network may draw from
-    return random.getstate(), bytes(keys), *rest
+    state = np.random.get_state(legacy=False)  # noqa: NPY002 the one that a network may draw from
+    return random.getstate(), repr(state), state["state"]["key"].tobytes()
 
 
 @contextmanager
@@ -255,13 +255,18 @@ def check_rows(engine: str, task: Functional, fed: Federation) -> None:
         )
     x, y = (torch.stack([t[:TRIED], t[:TRIED].flip(0)]) for t in (fed.inputs(fed.test.x[:TRIED]), fed.test.y[:TRIED]))
     rows = [t.expand(2, -1).clone() for t in (task.space.start, task.space.buffers)] + [x, y]
-    loss = lambda x, y: partial(task.loss, batch=Batch(x, y))
+
+    def for_all(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return value_and_buffers(task, partial(task.loss, batch=Batch(x, y)), buffers, theta)
+
+    def for_each(theta: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return tuple(differentiate(task, partial(task.loss, batch=Batch(x, y)), theta, buffers))
+
     try:
         if engine == "stacked":
-            evaluate = lambda theta, buffers, x, y: value_and_buffers(task, loss(x, y), buffers, theta)
-            differentiate_rows(evaluate, *rows)
+            differentiate_rows(for_all, *rows)
         else:
-            vmap(lambda theta, buffers, x, y: tuple(differentiate(task, loss(x, y), theta, buffers)))(*rows)
+            vmap(for_each)(*rows)
     except Exception as e:
         what = "criterion" if is_own(task.module) else "network or criterion" if callable(fed.criterion) else "network"
         raise EngineError(
