@@ -77,9 +77,9 @@ def test_outputs_and_gradients(
     """Two networks, whose weights are rows of a longer vector; `counted`: only some samples are real."""
     kernels, groups, (ci, h, w, co, k, pad) = kernels_of(shape, split, tmp_path), 2, shape
     (ho, wo), blocks = shape.pooled, -(-batch // each)
-    columns, shares, abreast = shape.shares
+    columns, warps, warps_per_block = shape.column_tiles
     numbers = [shape.image, shape.back, shape.patches(shape.part), shape.channel_tiles * 32 * columns * 8]
-    numbers += [WARPS // abreast, *shape.groups, shares, abreast]
+    numbers += [WARPS // warps_per_block, *shape.groups, warps, warps_per_block]
     assert [kernels.number(n) for n in range(9)] == numbers and shape.fits()
 
     draw = torch.Generator().manual_seed(0)
@@ -104,7 +104,7 @@ def test_outputs_and_gradients(
     want = torch.autograd.grad((same_choice * g.double()).sum(), exact)
     parts, sums, dx = empty(groups, blocks * numbers[4], numbers[3]), empty(groups, long - 5), empty(*x.shape)
     given = [address(t) for t in (x, g, which, parts, real)]
-    kernels.run_weights(blocks, groups, shape.channel_tiles * -(-shares // abreast), *given, batch, each, images)
+    kernels.run_weights(blocks, groups, shape.channel_tiles * -(-warps // warps_per_block), *given, batch, each, images)
     kernels.run_fold(-(-sums.shape[1] // 128), groups, 1, address(parts), address(sums), parts.shape[1])
     given = [address(t) for t in (g, which, flat, dx, real)]
     kernels.run_inputs(blocks, groups, -(-ci // shape.part), *given, batch, long, each, images)
