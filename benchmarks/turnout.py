@@ -1,16 +1,18 @@
-"""The study of turnouts, ours/turnout: its learning rates, the numbers of docs/turnout.md and its pictures.
+"""The study of turnouts, ours/turnout: its learning rates, the numbers of its pages in docs and its pictures.
 
     python benchmarks/turnout.py --rates     write the rates that ours/turnout-rates chose into papers/ours/turnout.toml
-    python benchmarks/turnout.py --write     write tables, sentences and pictures of docs/turnout.md from results alone
+    python benchmarks/turnout.py --write     write tables, sentences and pictures of the pages from results alone
 
-tests/test_turnout.py compares the page and the rates with what this file makes of results.
+tests/test_turnout.py compares the pages and the rates with what this file makes of results.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +29,8 @@ from askew.reproduction.papers import find_experiment
 from askew.reproduction.results import metrics_by_run, parse_curve, read_results_file, results_file
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE, PICTURES = ROOT / "results", ROOT / "docs/turnout.md", ROOT / "docs/img"
+RESULTS, PICTURES = ROOT / "results", ROOT / "docs/img"
+PAGES = (ROOT / "docs/turnout.md", ROOT / "docs/turnout-tables.md")
 STUDY, SEARCH, FILE = "ours/turnout", "ours/turnout-rates", ROOT / "papers/ours/turnout.toml"
 BASE = "FedAvg"
 START = 0.1  # accuracy before the first round: ten classes
@@ -38,12 +41,23 @@ SPAN = 15.0  # points from FedAvg at which the colours of the picture end
 FULL_IS_FEDAVG = ("FedVARP", "MIFA", "FedAU")
 WAYS = {"rounds": "equal rounds", "bytes": "equal bytes", "seconds": "equal virtual time"}
 ASYNCHRONOUS, ASYNCHRONOUS_METHODS = "asynchronous", ("FedBuff", "FedAsync")
+SIZED = "uniform, size"  # FedAvg alone: uniform turnout at the deadline's speeds, with which the deadline is compared
 METHODS = (
     *("FedAvg", "SCAFFOLD", "FedDyn", "FedCM", "FedDPC", "FedVARP", "MIFA", "FedAU", "FedAWE", "FOCUS"),
     *ASYNCHRONOUS_METHODS,
 )
 PARTIAL = ("uniform", "uneven", "Markov", "cyclic", "day and night", "deadline")
 TITLES = {"digits": "Digits", "cifar10": "CIFAR-10"}
+EDGE = " †"  # after a method whose learning rate is the smallest or the largest that was tried
+# FedAvg in one turnout and way: with which other turnout it is compared, and in which words.
+TENTH = "compared with waiting for a tenth"
+WAITS = {
+    ("full", "bytes"): ("uniform", f"**Everybody in every round**, FedAvg after equal bytes, {TENTH}"),
+    ("full", "seconds"): ("uniform", f"**Everybody in every round**, FedAvg after equal virtual time, {TENTH}"),
+    ("deadline", "seconds"): (SIZED, f"**A deadline**, FedAvg after equal virtual time, {TENTH} at the same speeds"),
+    (ASYNCHRONOUS, "seconds"): ("uniform", f"**Asynchronous steps**, FedAvg after equal virtual time, {TENTH}"),
+    (ASYNCHRONOUS, "rounds"): ("uniform", f"**Asynchronous steps**, FedAvg after equal rounds, {TENTH}"),
+}
 # What a case says of a method beside its rate. FedAsync's server steps with every answer: it has as many answers.
 EXTRA = {
     ("digits", "FedAsync"): ("rounds = 500", "time = { buffer = 1 }", "evaluation = { every = 50 }"),
@@ -100,6 +114,7 @@ def read_study(folder: Path = RESULTS) -> Runs:
 # rates ----------------------------------------------------------------------------------------------------------------
 
 
+@cache
 def measured_rates(folder: Path = RESULTS) -> dict[tuple[str, str], dict[float, float]]:
     """Of each block (dataset and skew) and method: the mean validation accuracy by learning rate."""
     path = results_file(folder, SEARCH, "full")
@@ -112,6 +127,7 @@ def measured_rates(folder: Path = RESULTS) -> dict[tuple[str, str], dict[float, 
     return {key: {rate: fmean(values) for rate, values in sorted(rates.items())} for key, rates in found.items()}
 
 
+@cache
 def chosen_rates(folder: Path = RESULTS) -> dict[tuple[str, str], float]:
     """The learning rate of each block and method: the best on held-out samples, of equal ones the smallest."""
     return {key: max(rates, key=lambda rate: rates[rate]) for key, rates in measured_rates(folder).items()}
@@ -150,17 +166,28 @@ def method_entry(block: str, turnout: str, method: str, rate: float | None) -> s
 # statistics -----------------------------------------------------------------------------------------------------------
 
 
+Turnouts = Mapping[str, Mapping[str, Mapping[int, RunCurve]]]  # by turnout, method and seed
+
+
 class Block(NamedTuple):
     """One dataset with one skew: the accuracy of each turnout and method by seed, in percent, in each of the ways."""
 
     name: str  # "digits-0.1"
+    runs: Turnouts
     limits: dict[str, float]  # of bytes and seconds, and 1: all rounds
     values: dict[str, dict[str, dict[str, dict[int, float]]]]  # by way, turnout, method and seed
 
     @property
+    def data(self) -> str:
+        return TITLES[self.name.partition("-")[0]]
+
+    @property
+    def skew(self) -> str:
+        return f"α = {float(self.name.partition('-')[2]):.1f}"
+
+    @property
     def title(self) -> str:
-        data, _, alpha = self.name.partition("-")
-        return f"{TITLES[data]}, Dirichlet {float(alpha):.1f}"
+        return f"{self.data}, {self.skew}"
 
     @property
     def turnouts(self) -> list[str]:
@@ -170,20 +197,17 @@ class Block(NamedTuple):
         return list(self.values["rounds"].get(turnout, {}))
 
     def mean(self, way: str, turnout: str, method: str) -> float | None:
-        """The mean over the seeds; that of FedAvg for a method that is FedAvg there."""
-        own = self.values[way][turnout].get(method)
+        """The mean over the seeds; that of FedAvg for a method that is FedAvg there; None without runs in this way."""
+        turnouts = self.values[way].get(turnout, {})
+        own = turnouts.get(method)
         if own is None and turnout == "full" and method in FULL_IS_FEDAVG:
-            own = self.values[way][turnout].get(BASE)
+            own = turnouts.get(BASE)
         return fmean(own.values()) if own else None
 
-    def compare(self, way: str, turnout: str, method: str, other: str) -> PairedComparison:
-        """A method less another one, seed by seed, tested alone."""
-        return judge_pairs([self.pairs(way, turnout, method, other)])[0]
-
     def pairs(self, way: str, turnout: str, method: str, other: str) -> PairedComparison:
+        """A method less another one, seed by seed."""
         one, two = (self.values[way][turnout][name] for name in (method, other))
-        seeds = sorted(one.keys() & two.keys())
-        return PairedComparison(method, other, turnout, way, seeds, [one[s] - two[s] for s in seeds], {}, [])
+        return paired(method, other, turnout, way, one, two)
 
     def against(self, way: str, turnout: str, reference: str) -> dict[str, PairedComparison]:
         """Every other method of a turnout less a reference; Holm's correction is over these methods."""
@@ -203,6 +227,14 @@ class Block(NamedTuple):
         return [best, *sorted(near, key=lambda m: -(self.mean(way, turnout, m) or 0.0))]
 
 
+def paired(
+    method: str, other: str, turnout: str, way: str, one: Mapping[int, float], two: Mapping[int, float]
+) -> PairedComparison:
+    """Differences at the seeds that both have; nothing is tested yet."""
+    seeds = sorted(one.keys() & two.keys())
+    return PairedComparison(method, other, turnout, way, seeds, [one[s] - two[s] for s in seeds], {}, [])
+
+
 def study_blocks(runs: Runs) -> list[Block]:
     """The blocks of the study, of what is stored of at least three seeds: fewer decide nothing."""
     blocks: dict[str, dict[str, dict[str, dict[int, RunCurve]]]] = {}
@@ -214,25 +246,24 @@ def study_blocks(runs: Runs) -> list[Block]:
     return [make_block(name, turnouts) for name, turnouts in blocks.items()]
 
 
-def make_block(name: str, turnouts: Mapping[str, Mapping[str, Mapping[int, RunCurve]]]) -> Block:
+def make_block(name: str, runs: Turnouts) -> Block:
     """A block of runs: its limits are what the run that spent least has spent, to two digits.
 
-    Asynchronous runs are not asked: they end hours before the others, and their own last fifth counts.
+    Asynchronous runs have no share in equal virtual time: they end hours before the others.
     """
-    asked = [methods for turnout, methods in turnouts.items() if turnout != ASYNCHRONOUS]
-    every = [run for methods in asked for seeds in methods.values() for run in seeds.values()]
-    limits = {way: round_down(min(run.total(way) for run in every)) for way in WAYS}
+    shown = {way: [t for t in runs if t != SIZED and (way, t) != ("seconds", ASYNCHRONOUS)] for way in WAYS}
+    asked = [run for t in shown["seconds"] for seeds in runs[t].values() for run in seeds.values()]
+    limits = {way: round_down(min(run.total(way) for run in asked)) for way in WAYS}
     values = {
-        way: {
-            turnout: {
-                method: {seed: 100 * run.at(way, limits[way]) for seed, run in sorted(seeds.items())}
-                for method, seeds in methods.items()
-            }
-            for turnout, methods in turnouts.items()
-        }
+        way: {t: {m: accuracies(seeds, way, limits[way]) for m, seeds in runs[t].items()} for t in shown[way]}
         for way in WAYS
     }
-    return Block(name, limits, values)
+    return Block(name, runs, limits, values)
+
+
+def accuracies(seeds: Mapping[int, RunCurve], way: str, limit: float) -> dict[int, float]:
+    """Accuracies of runs in percent."""
+    return {seed: 100 * run.at(way, limit) for seed, run in sorted(seeds.items())}
 
 
 def round_down(value: float) -> float:
@@ -252,19 +283,18 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers:
 
 def accuracy_table(block: Block, way: str) -> str:
     """Methods by turnouts: mean accuracies, the highest of a turnout in bold; marks tell the tests against FedAvg."""
-    tests = {turnout: block.against(way, turnout, BASE) for turnout in block.turnouts}
-    methods = [m for m in METHODS if any(m in block.methods(turnout) for turnout in block.turnouts)]
-    rows = [[m, *(accuracy_cell(block, way, turnout, m, tests) for turnout in block.turnouts)] for m in methods]
-    return markdown_table(["method", *block.turnouts], rows)
+    shown = [turnout for turnout in block.turnouts if turnout in block.values[way]]
+    tests = {turnout: block.against(way, turnout, BASE) for turnout in shown}
+    methods = [m for m in METHODS if any(m in block.methods(turnout) for turnout in shown)]
+    rows = [[marked(m, block), *(accuracy_cell(block, way, t, m, tests[t]) for t in shown)] for m in methods]
+    return markdown_table(["method", *shown], rows)
 
 
-def accuracy_cell(
-    block: Block, way: str, turnout: str, method: str, tests: Mapping[str, Mapping[str, PairedComparison]]
-) -> str:
+def accuracy_cell(block: Block, way: str, turnout: str, method: str, tests: Mapping[str, PairedComparison]) -> str:
     """One accuracy in percent."""
     if method not in block.methods(turnout):
         return "= FedAvg" if turnout == "full" and method in FULL_IS_FEDAVG else "–"
-    test = tests[turnout].get(method)
+    test = tests.get(method)
     mark = {BETTER: " ↑", WORSE: " ↓"}.get(test.verdict, "") if test else ""
     text = f"{block.mean(way, turnout, method):.1f}"
     return (f"**{text}**" if method == block.best(way, turnout) else text) + mark
@@ -276,38 +306,94 @@ def choice_table(block: Block) -> str:
     for turnout in block.turnouts:
         cells = []
         for way in WAYS:
-            best, *near = block.as_good(way, turnout)
-            cells.append(f"**{best}**" + (f" ({', '.join(near)})" if near else ""))
+            best, *near = block.as_good(way, turnout) if turnout in block.values[way] else ("",)
+            others = f" ({', '.join(marked(m, block) for m in near)})" if near else ""
+            cells.append(f"**{marked(best, block)}**{others}" if best else "–")
         rows.append([turnout, *cells])
     return markdown_table(["turnout", *WAYS.values()], rows, numbers=False)
 
 
+def spent_table(blocks: Sequence[Block]) -> str:
+    """What 100 rounds of FedAvg take by turnout: hours, from the fastest to the slowest seed, and bytes."""
+    rows = []
+    for turnout in blocks[0].runs:
+        cells = []
+        for block in blocks:
+            low, high = hours(block, turnout)
+            sent = fmean(run.total("bytes") for run in block.runs[turnout][BASE].values())
+            span = f"{low:.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}"
+            cells.append(f"{span} h, {sent / 1e6:.{1 if sent < 1e8 else 0}f} MB")
+        rows.append([turnout, *cells])
+    return markdown_table(["turnout", *(block.title for block in blocks)], rows)
+
+
+def hours(block: Block, *turnouts: str) -> tuple[float, float]:
+    """Virtual hours of 100 rounds of FedAvg, at the fastest and the slowest seed of some turnouts."""
+    every = [run.total("seconds") / HOUR for turnout in turnouts for run in block.runs[turnout][BASE].values()]
+    return min(every), max(every)
+
+
+def spent_sentence(blocks: Sequence[Block]) -> str:
+    """What 100 rounds of FedAvg take, over all blocks."""
+
+    def span(*turnouts: str) -> str:
+        each = [hours(block, *turnouts) for block in blocks]
+        return f"{min(low for low, _ in each):.0f} to {max(high for _, high in each):.0f}"
+
+    waiting = [turnout for turnout in PARTIAL if turnout != "deadline"]
+    sent = [
+        fmean(run.total("bytes") for run in b.runs[t][BASE].values()) for b in blocks for t in ("deadline", "uniform")
+    ]
+    more = sorted(100 * (late / plain - 1) for late, plain in zip(sent[::2], sent[1::2], strict=True))
+    return (
+        f"100 rounds of FedAvg take {span(*waiting)} hours, with everybody {span('full')}, with the deadline "
+        f"{span('deadline')} and asynchronously {span(ASYNCHRONOUS)}. The rounds of partial turnouts send about as "
+        f"many bytes; those with the deadline send {more[0]:.0f} to {more[-1]:.0f}% more, as more clients are asked."
+    )
+
+
+def at_edge(method: str, block: str) -> bool:
+    """Is the chosen rate the smallest or the largest that was tried?"""
+    tried = measured_rates().get((block, method))
+    return bool(tried) and chosen_rates()[block, method] in (min(tried), max(tried))
+
+
+def marked(method: str, *blocks: Block) -> str:
+    """A method's name, marked if its rate is at the edge of those that were tried in one of the blocks."""
+    return method + EDGE * any(at_edge(method, block.name) for block in blocks)
+
+
 def rates_table() -> str:
     """The chosen learning rates by method and block; † is the smallest or largest that was tried."""
-    chosen, tried = chosen_rates(), measured_rates()
-
-    def cell(key: tuple[str, str]) -> str:
-        if key not in chosen:
-            return "–"
-        return f"{chosen[key]:g}" + (" †" if chosen[key] in (min(tried[key]), max(tried[key])) else "")
-
+    chosen = chosen_rates()
     blocks = list(dict.fromkeys(block for block, _ in chosen))
-    rows = [[m, *(cell((b, m)) for b in blocks)] for m in METHODS]
-    return markdown_table(["method", *blocks], rows)
+    cell = lambda m, b: f"{chosen[b, m]:g}" + EDGE * at_edge(m, b) if (b, m) in chosen else "–"
+    return markdown_table(["method", *blocks], [[m, *(cell(m, b) for b in blocks)] for m in METHODS])
 
 
 # picture --------------------------------------------------------------------------------------------------------------
 
 
 def picture(blocks: Sequence[Block]) -> Any:
-    """Heat maps of differences from FedAvg in points, methods by turnouts: a row for each skew, a column each way."""
+    """Heat maps of differences from FedAvg in points, methods by turnouts: a row for each way, a column each skew."""
+    methods = {
+        way: [m for m in METHODS if any(m in ms for b in blocks for ms in b.values[way].values())] for way in WAYS
+    }
     with style():
-        figure = canvas(13, 4.6 * len(blocks))
-        grid: Any = figure.subplots(len(blocks), len(WAYS), squeeze=False)
-        for axes_row, block in zip(grid, blocks, strict=True):
-            for axes, way in zip(axes_row, WAYS, strict=True):
-                draw_differences(axes, block, way)
-                axes.set_title(f"{block.title}: {WAYS[way]}")
+        figure = canvas(3.6 * len(blocks), 9.0)
+        ratios = [len(each) for each in methods.values()]
+        grid: Any = figure.subplots(len(WAYS), len(blocks), squeeze=False, sharey="row", height_ratios=ratios)
+        for axes_row, way in zip(grid, WAYS, strict=True):
+            for axes, block in zip(axes_row, blocks, strict=True):
+                draw_differences(axes, block, way, methods[way])
+                axes.set_title(f"{block.title}: {WAYS[way]}", fontsize=9)
+            axes_row[0].set_yticks(range(len(methods[way])), [marked(m, *blocks) for m in methods[way]], fontsize=8)
+        for axes in (*grid[0], *grid[-1]):
+            at_top = axes in grid[0]
+            axes.set_xticks(range(len(blocks[0].turnouts)), blocks[0].turnouts, fontsize=8)
+            axes.tick_params(labelbottom=not at_top, labeltop=at_top)
+            for label in axes.get_xticklabels():
+                label.set(rotation=40, ha="left" if at_top else "right", rotation_mode="anchor")
     return figure
 
 
@@ -316,9 +402,8 @@ def whole_points(value: float) -> str:
     return f"{value:+.0f}".replace("-", "−") if abs(value) >= 0.5 else "0"
 
 
-def draw_differences(axes: Any, block: Block, way: str) -> None:
+def draw_differences(axes: Any, block: Block, way: str, methods: Sequence[str]) -> None:
     """One heat map; the first row has FedAvg's own accuracy."""
-    methods = [m for m in METHODS if any(m in block.methods(t) for t in block.turnouts)]
     table = np.full((len(methods), len(block.turnouts)), np.nan)
     for column, turnout in enumerate(block.turnouts):
         base = block.mean(way, turnout, BASE)
@@ -328,19 +413,103 @@ def draw_differences(axes: Any, block: Block, way: str) -> None:
                 table[row, column] = mean - base
                 text = f"{mean:.0f}" if method == BASE else whole_points(mean - base)
                 dark = method != BASE and abs(mean - base) > 0.6 * SPAN
-                axes.text(column, row, text, ha="center", va="center", fontsize=9, color="white" if dark else "#333333")
+                axes.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else "#333333")
     axes.imshow(table, cmap="RdBu", vmin=-SPAN, vmax=SPAN, aspect="auto")
     axes.grid(visible=False)
-    axes.set_xticks(range(len(block.turnouts)), block.turnouts, rotation=40, ha="right")
-    axes.set_yticks(range(len(methods)), methods)
+    axes.set_xticks([])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
+
+
+# advice ---------------------------------------------------------------------------------------------------------------
+
+Tests = Mapping[str, Mapping[str, PairedComparison]]  # methods against FedAvg, by way and method
+
+
+def advice_table(blocks: Sequence[Block], waited: Waits) -> str:
+    """By case and skew, which method; last what FedAvg gains in time where the server does not wait for the slowest."""
+    groups: dict[str, Callable[[Block], Tests]] = {
+        f"the server waits ({', '.join(PARTIAL)})": lambda b: {way: overall(b, way) for way in WAYS},
+        "everybody in every round": lambda b: {way: b.against(way, "full", BASE) for way in WAYS},
+        "asynchronous steps": lambda b: {way: b.against(way, ASYNCHRONOUS, BASE) for way in ("rounds", "bytes")},
+    }
+    skews = list(dict.fromkeys(block.skew for block in blocks))
+
+    def row(words: str, text_of: Callable[[Block], str]) -> list[str]:
+        texts = [{b.data: text_of(b) for b in blocks if b.skew == skew} for skew in skews]
+        return [words, *("<br>".join(f"{data}: {text}" for data, text in its.items()) for its in texts)]
+
+    rows = [row(words, lambda b, tests_of=tests_of: advice(b, tests_of(b))) for words, tests_of in groups.items()]
+    rows.append(row("time counts most: what FedAvg gains over waiting for a tenth", lambda b: time_gains(b, waited)))
+    names = ("strongly skewed data", "mildly skewed data")
+    return markdown_table(
+        ["your case", *(f"{name} ({skew})" for name, skew in zip(names, skews, strict=True))], rows, numbers=False
+    )
+
+
+def advice(block: Block, tests: Tests) -> str:
+    """The method that is ahead of FedAvg in most ways, of several the one with the largest mean lead; and its leads."""
+    methods = list(next(iter(tests.values())))
+    wins = {m: [way for way in tests if tests[way][m].verdict == BETTER] for m in methods}
+    leads = {m: sorted(tests[way][m].mean or 0.0 for way in tests) for m in methods}
+    first = max(methods, key=lambda m: (len(wins[m]), fmean(leads[m])))
+    name = f"**{marked(first, block)}**" if 2 * len(wins[first]) >= len(tests) else marked(first, block)
+    text = f"{name} {points(leads[first][0])} to {points(leads[first][-1])}"
+    better = better_elsewhere(first, tests)
+    parts = [f"{marked(m, block)} after {WAYS[way]}" for way, m in better.items()]
+    if unclear := [WAYS[way] for way in tests if way not in (*better, *wins[first])]:
+        parts.append("undecided" if len(unclear) == len(tests) else f"undecided after {' and '.join(unclear)}")
+    if others := [m for m in methods if m != first and len(wins[m]) == len(tests)]:
+        parts.append(f"then {', '.join(marked(m, block) for m in sorted(others, key=lambda m: -fmean(leads[m])))}")
+    return "; ".join([text, *parts])
+
+
+def better_elsewhere(first: str, tests: Tests) -> dict[str, str]:
+    """Ways in which another method has the highest mean, and is told from FedAvg and from this one."""
+    found, pairs = dict[str, str](), []
+    for way, its in tests.items():
+        best = max(its, key=lambda m: its[m].mean or 0.0)
+        if best != first and its[best].verdict == BETTER:
+            one, two = (dict(zip(its[m].seeds, its[m].differences, strict=True)) for m in (best, first))
+            found[way] = best
+            pairs.append(paired(best, first, "", way, one, two))
+    return {way: m for (way, m), test in zip(found.items(), judge_pairs(pairs), strict=True) if test.verdict == BETTER}
+
+
+def time_gains(block: Block, waited: Waits) -> str:
+    """What FedAvg gains with a deadline and asynchronously, after equal virtual time."""
+    texts = []
+    for turnout, words in (("deadline", "a deadline"), (ASYNCHRONOUS, "asynchronous steps")):
+        if (block.name, turnout, "seconds") in waited:
+            test, _ = waited[block.name, turnout, "seconds"]
+            texts.append(f"{words} {points(test.mean or 0.0)}" + " (undecided)" * (test.verdict not in (BETTER, WORSE)))
+    return ", ".join(texts)
 
 
 # findings -------------------------------------------------------------------------------------------------------------
 
 
-def findings(blocks: Sequence[Block]) -> list[str]:
+Waits = dict[tuple[str, str, str], tuple[PairedComparison, float]]  # by block, turnout and way
+
+
+def waits(blocks: Sequence[Block]) -> Waits:
+    """FedAvg in one turnout less FedAvg in another one, and where: by the end of the run that spent least of both.
+
+    Holm's correction is over all of them.
+    """
+    found: Waits = {}
+    for (turnout, way), (other, _) in WAITS.items():
+        for block in blocks:
+            if {turnout, other} <= {*block.runs}:
+                both = [block.runs[name][BASE] for name in (turnout, other)]
+                limit = min(block.limits[way], *(run.total(way) for seeds in both for run in seeds.values()))
+                one, two = (accuracies(seeds, way, limit) for seeds in both)
+                found[block.name, turnout, way] = paired(BASE, BASE, turnout, way, one, two), limit
+    judged = judge_pairs([pairs for pairs, _ in found.values()])
+    return {key: (test, limit) for (key, (_, limit)), test in zip(found.items(), judged, strict=True)}
+
+
+def findings(blocks: Sequence[Block], waited: Waits) -> list[str]:
     """What the tables of one dataset say, each sentence from the numbers; those without runs are left out."""
     found = [
         *leads(blocks),
@@ -349,7 +518,7 @@ def findings(blocks: Sequence[Block]) -> list[str]:
         *memories(blocks),
         *messages(blocks),
     ]
-    return [*found, *costs_of_turnout(blocks), *waiting(blocks)]
+    return [*found, *costs_of_turnout(blocks), *waiting(blocks, waited), *asynchronous_methods(blocks)]
 
 
 def overall(block: Block, way: str) -> dict[str, PairedComparison]:
@@ -365,13 +534,12 @@ def overall(block: Block, way: str) -> dict[str, PairedComparison]:
     return dict(zip(methods, judge_pairs(pairs), strict=True))
 
 
-def overall_table(blocks: Sequence[Block]) -> str:
-    """Methods by blocks and ways: mean differences from FedAvg over the partial turnouts, with intervals."""
-    columns = [(block, way) for block in blocks for way in WAYS]
-    tests = [overall(block, way) for block, way in columns]
-    heads = ["method", *(f"{TITLES[b.name.partition('-')[0]]}, {skew(b)}, {WAYS[way]}" for b, way in columns)]
-    methods = [m for m in METHODS if any(m in its for its in tests)]
-    return markdown_table(heads, [[m, *(interval(its[m]) if m in its else "–" for its in tests)] for m in methods])
+def overall_table(block: Block) -> str:
+    """Methods by ways: mean differences from FedAvg over the partial turnouts, with intervals."""
+    tests = {way: overall(block, way) for way in WAYS}
+    methods = [m for m in METHODS if m in tests["rounds"]]
+    rows = [[marked(m, block), *(interval(its[m]) for its in tests.values())] for m in methods]
+    return markdown_table(["method", *WAYS.values()], rows)
 
 
 def leads(blocks: Sequence[Block]) -> list[str]:
@@ -383,7 +551,7 @@ def leads(blocks: Sequence[Block]) -> list[str]:
             tests = overall(block, way)
             first = max(tests, key=lambda m: tests[m].mean or 0.0)
             lead = tests[first].mean or 0.0
-            firsts.append(f"{skew(block)} {f'{first} {interval(tests[first])}' if lead > 0 else 'none'}")
+            firsts.append(f"{block.skew} {f'{marked(first, block)} {interval(tests[first])}' if lead > 0 else 'none'}")
         texts.append(f"{words}: {', '.join(firsts)}")
     return [f"**The largest lead over FedAvg**, on average over the six partial turnouts, after {'; '.join(texts)}."]
 
@@ -394,10 +562,11 @@ def by_turnout(blocks: Sequence[Block]) -> list[str]:
     for turnout in dict.fromkeys(t for block in blocks for t in block.turnouts):
         its = [block for block in blocks if turnout in block.turnouts]
         methods = [m for m in METHODS if all(m in block.methods(turnout) for block in its)]
-        behind = {m: fmean(behind_best(b, way, turnout, m) for b in its for way in WAYS) for m in methods}
+        ways = [way for way in WAYS if turnout in its[0].values[way]]
+        behind = {m: fmean(behind_best(b, way, turnout, m) for b in its for way in ways) for m in methods}
         near = sorted(methods, key=lambda m: behind[m])[:2]
         shown = list(dict.fromkeys([*near, BASE]))
-        texts.append(f"{turnout}: {', '.join(f'{m} {behind[m]:.1f}' for m in shown)}")
+        texts.append(f"{turnout}: {', '.join(f'{marked(m, *its)} {behind[m]:.1f}' for m in shown)}")
     return [
         "**By turnout**, how many points a method is behind the best of its column, on average over skews and equal "
         f"rounds, bytes and time; the two nearest, and FedAvg: {'; '.join(texts)}."
@@ -414,7 +583,7 @@ def against_fedavg(blocks: Sequence[Block], methods: Sequence[str], way: str) ->
     """Methods less FedAvg on average over the partial turnouts, in words."""
     tests = [(block, overall(block, way)) for block in blocks]
     return "; ".join(
-        f"{m} {', '.join(f'{interval(its[m])} with {skew(block)}' for block, its in tests if m in its)}"
+        f"{marked(m, *blocks)} {', '.join(f'{interval(its[m])} with {block.skew}' for block, its in tests if m in its)}"
         for m in methods
     )
 
@@ -422,7 +591,7 @@ def against_fedavg(blocks: Sequence[Block], methods: Sequence[str], way: str) ->
 def made_for_turnout(blocks: Sequence[Block]) -> list[str]:
     """FedAU, FedAWE and FOCUS against FedAvg."""
     uneven = [block for block in blocks if "FedAU" in block.methods("uneven")]
-    tests = [f"{interval(block.against('rounds', 'uneven', BASE)['FedAU'])} with {skew(block)}" for block in uneven]
+    tests = [f"{interval(block.against('rounds', 'uneven', BASE)['FedAU'])} with {block.skew}" for block in uneven]
     return [
         "**Methods made for unknown participation** against FedAvg, on average over the six partial turnouts, after "
         f"equal rounds: {against_fedavg(blocks, ('FedAU', 'FedAWE', 'FOCUS'), 'rounds')}. Under uneven chances alone: "
@@ -447,52 +616,46 @@ def costs_of_turnout(blocks: Sequence[Block]) -> list[str]:
     texts = []
     for block in blocks:
         others = [t for t in PARTIAL if t != "uniform" and t in block.turnouts]
-        tests = judge_pairs([across(block, "rounds", turnout, "uniform") for turnout in others])
+        fedavg = {turnout: block.values["rounds"][turnout][BASE] for turnout in ("uniform", *others)}
+        pairs = [paired(BASE, BASE, t, "rounds", fedavg[t], fedavg["uniform"]) for t in others]
+        tests = judge_pairs(pairs)
         texts.append(
-            f"{skew(block)}: {', '.join(f'{t} {interval(test)}' for t, test in zip(others, tests, strict=True))}"
+            f"{block.skew}: {', '.join(f'{t} {interval(test)}' for t, test in zip(others, tests, strict=True))}"
         )
     return [
         "**What a turnout costs FedAvg** after equal rounds, compared with uniform turnout: " + "; ".join(texts) + "."
     ]
 
 
-def waiting(blocks: Sequence[Block]) -> list[str]:
-    """FedAvg with everybody, with a deadline and asynchronously, compared with waiting for a uniform tenth."""
+def waiting(blocks: Sequence[Block], waited: Waits) -> list[str]:
+    """FedAvg with everybody, with a deadline and asynchronously, compared with waiting for a tenth."""
     lines = []
-    for turnout, way, name in (
-        ("full", "bytes", "**Everybody in every round**, FedAvg after equal bytes"),
-        ("full", "seconds", "**Everybody in every round**, FedAvg after equal virtual time"),
-        ("deadline", "seconds", "**A deadline**, FedAvg after equal virtual time"),
-        (ASYNCHRONOUS, "seconds", "**Asynchronous steps**, FedAvg after equal virtual time"),
-        (ASYNCHRONOUS, "rounds", "**Asynchronous steps**, FedAvg after equal rounds"),
-    ):
-        its = [block for block in blocks if {turnout, "uniform"} <= {*block.turnouts}]
-        texts = [f"{skew(b)}: {interval(judge_pairs([across(b, way, turnout, 'uniform')])[0])}" for b in its]
-        if texts:
-            lines.append(f"{name}, compared with waiting for a uniform tenth: {'; '.join(texts)}.")
-    its = [block for block in blocks if "FedBuff" in block.methods(ASYNCHRONOUS)]
-    if its:
+    for (turnout, way), (other, words) in WAITS.items():
         texts = []
-        for block in its:
-            tests = block.against("seconds", ASYNCHRONOUS, BASE)
-            listed = ", ".join(f"{m} {interval(tests[m])}" for m in ASYNCHRONOUS_METHODS if m in tests)
-            texts.append(f"{skew(block)}: {listed}")
-        lines.append(
-            f"**FedBuff and FedAsync** against FedAvg, all asynchronous, after equal virtual time: {'; '.join(texts)}."
-        )
+        for block in blocks:
+            if (block.name, turnout, way) in waited:
+                test, limit = waited[block.name, turnout, way]
+                end = f", {limit / HOUR:.3g} h" if way == "seconds" else ""
+                few = f" ({stored_by(block, other, limit)})" if turnout == ASYNCHRONOUS and way == "seconds" else ""
+                texts.append(f"{block.skew}{end}{few}: {interval(test)}")
+        lines.append(f"{words}: {'; '.join(texts)}.")
     return lines
 
 
-def across(block: Block, way: str, turnout: str, other: str, method: str = BASE) -> PairedComparison:
-    """A method under one turnout less the same method under another, seed by seed."""
-    one, two = (block.values[way][name][method] for name in (turnout, other))
-    seeds = sorted(one.keys() & two.keys())
-    return PairedComparison(method, method, turnout, way, seeds, [one[s] - two[s] for s in seeds], {}, [])
+def stored_by(block: Block, turnout: str, seconds: float) -> str:
+    """How many accuracies of FedAvg are stored up to a time, at the seeds that have fewest and most."""
+    counts = [int((run.spent("seconds") <= seconds).sum()) for run in block.runs[turnout][BASE].values()]
+    span = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} or {max(counts)}"
+    return f"{span} {'accuracy' if max(counts) == 1 else 'accuracies'} of {turnout} turnout stored by then"
 
 
-def skew(block: Block) -> str:
-    """The skew of a block."""
-    return f"α = {float(block.name.partition('-')[2]):.1f}"
+def asynchronous_methods(blocks: Sequence[Block]) -> list[str]:
+    """FedBuff and FedAsync against FedAvg, all asynchronous."""
+    texts = []
+    for block in blocks:
+        tests = block.against("rounds", ASYNCHRONOUS, BASE)
+        texts.append(f"{block.skew}: {', '.join(f'{m} {interval(tests[m])}' for m in ASYNCHRONOUS_METHODS)}")
+    return [f"**FedBuff and FedAsync** against FedAvg, all asynchronous, after as many answers: {'; '.join(texts)}."]
 
 
 def points(value: float) -> str:
@@ -514,31 +677,38 @@ def interval(test: PairedComparison) -> str:
 
 
 def sections(blocks: Sequence[Block]) -> dict[str, str]:
-    """What the page has between its marks, by their names."""
+    """What the pages have between their marks, by their names."""
     by_data = {data: [b for b in blocks if b.name.startswith(data)] for data in TITLES}
-    known = {data: its for data, its in by_data.items() if its}
-    told = [[f"**{TITLES[data]}**\n", *(f"- {text}" for text in findings(its)), ""] for data, its in known.items()]
-    choices = [[f"**{block.title}**\n", choice_table(block), ""] for block in blocks]
+    waited = waits(blocks)
+    told = [
+        [f"**{TITLES[data]}**\n", *(f"- {text}" for text in findings(its, waited)), ""] for data, its in by_data.items()
+    ]
+    drawn = [f"img/turnout-{data}.png" for data in TITLES]
     pictures = [
-        f"![{TITLES[data]}: accuracy less that of FedAvg by method and turnout](img/turnout-{data}.png)\n"
-        for data in known
+        f"[![{title}: accuracy less that of FedAvg by method and turnout]({path})]({path})\n"
+        for title, path in zip(TITLES.values(), drawn, strict=True)
     ]
     return {
-        "findings": "\n".join(line for lines in told for line in lines),
-        "overall": overall_table(blocks) + "\n",
-        "choice": "\n".join(line for lines in choices for line in lines),
+        "advice": advice_table(blocks, waited) + "\n",
         "pictures": "\n".join(pictures),
+        "spent": textwrap.fill(spent_sentence(blocks), 120) + "\n",
+        "findings": "\n".join(line for lines in told for line in lines),
+        "overall": "\n".join(f"**{block.title}**\n\n{overall_table(block)}\n" for block in blocks),
+        "choice": "\n".join(f"**{block.title}**\n\n{choice_table(block)}\n" for block in blocks),
         "tables": "\n".join([*(line for block in blocks for line in block_section(block)), refusals()]),
+        "hours": spent_table(blocks) + "\n",
+        "last": "\n".join(last_round(blocks)) + "\n",
         "rates": rates_table() + "\n",
     }
 
 
 def page(text: str, blocks: Sequence[Block]) -> str:
-    """The text of docs/turnout.md with its sections written anew."""
+    """The text of a page with its sections written anew."""
     for name, section in sections(blocks).items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{section}\n{end}{rest.partition(end)[2]}"
+        if begin in text:
+            before, _, rest = text.partition(begin)
+            text = f"{before}{begin}\n{section}\n{end}{rest.partition(end)[2]}"
     return text
 
 
@@ -564,40 +734,38 @@ def block_section(block: Block) -> list[str]:
     return lines
 
 
-def last_round(runs: Runs) -> list[str]:
+def last_round(blocks: Sequence[Block]) -> list[str]:
     """Leads over FedAvg in the accuracy of the last round, on average over the partial turnouts, with 95% intervals."""
     lines = []
-    for block in sorted({case.partition(" ")[0] for case in runs if case.endswith(PARTIAL[0])}):
-        cells = [runs[f"{block} {turnout}"] for turnout in PARTIAL]
+    for block in blocks:
+        cells, texts = [block.runs[turnout] for turnout in PARTIAL], []
         for method in cells[0]:
             seeds = sorted(set.intersection(*({*cell[method]} & {*cell[BASE]} for cell in cells)))
             last = lambda cell, name, seed: 100 * cell[name][seed].accuracy[1][-1]
             each = [fmean(last(cell, method, seed) - last(cell, BASE, seed) for cell in cells) for seed in seeds]
-            if method != BASE and len(each) >= MIN_SEEDS:
+            if method != BASE:
                 low, high = t_interval(each, 0.95)
-                lines.append(f"{block} {method} {fmean(each):+.1f} ({low:+.1f} to {high:+.1f}), {len(each)} seeds")
+                texts.append(f"{marked(method, block)} {points(fmean(each))} ({points(low)} to {points(high)})")
+        lines.append(f"- {block.title}: {', '.join(texts)}.")
     return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", action="store_true", help="write papers/ours/turnout.toml with the chosen rates")
-    parser.add_argument("--write", action="store_true", help="write docs/turnout.md and the pictures")
-    parser.add_argument("--last-round", action="store_true", help="print leads by the accuracy of the last round")
+    parser.add_argument("--write", action="store_true", help="write the pages and the pictures")
     options = parser.parse_args()
-    if options.last_round:
-        print("\n".join(last_round(read_study())))
     if options.rates:
         FILE.write_text(write_rates(FILE.read_text(encoding="utf-8"), chosen_rates()), encoding="utf-8")
     if options.write:
         blocks = study_blocks(read_study())
-        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), blocks), encoding="utf-8")
+        for path in PAGES:
+            path.write_text(page(path.read_text(encoding="utf-8"), blocks), encoding="utf-8")
         for data in TITLES:
-            if its := [block for block in blocks if block.name.startswith(data)]:
-                drawn = BytesIO()
-                picture(its).savefig(drawn, dpi=100)
-                few = Image.open(drawn).convert("RGB").quantize(200)  # colours: half of the bytes
-                few.save(PICTURES / f"turnout-{data}.png", optimize=True)
+            drawn = BytesIO()
+            picture([block for block in blocks if block.name.startswith(data)]).savefig(drawn, dpi=200)
+            few = Image.open(drawn).convert("RGB").quantize(200)  # colours: half of the bytes
+            few.save(PICTURES / f"turnout-{data}.png", optimize=True)
 
 
 if __name__ == "__main__":

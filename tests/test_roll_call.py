@@ -25,7 +25,7 @@ def record(t: int, participants: list[int], **incidents: list[int]) -> dict[str,
     """The record of a round; incidents by a reason whose blanks are underscores."""
     by_reason = {reason.replace("_", " "): clients for reason, clients in incidents.items()}
     lost = {client for reason, clients in by_reason.items() if reason != REPEATED for client in clients}
-    share = sum(SIZES[client] for client in lost) / sum(SIZES[client] for client in {*participants, *lost})
+    share = sum(SIZES[client] for client in lost) / max(1, sum(SIZES[client] for client in {*participants, *lost}))
     more = {"incidents": by_reason, "lost_share": share} if incidents else {}
     numbers = {"train_loss": 1.0, "accuracy": 0.5, "loss": 1.0, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
     return {"round": t, "participants": participants, "dropped": len(by_reason.get(NOT_FINITE, [])), **numbers, **more}
@@ -81,6 +81,14 @@ def test_clients_without_an_answer_are_missed_in_a_deployment_even_if_nothing_wa
     assert (
         data_share([700], FEDERATION) == "" and name_clients(range(12)) == "clients 0, 1, 2, 3, 4, 5, 6, 7 and 4 more"
     )
+
+
+def test_a_run_in_which_nobody_took_part_is_warned_of() -> None:
+    nobody = make_run([record(1, []), record(2, [])])
+    warning = "In no round did a client take part: the model is the one that the run started with."
+    assert warning in printed(terminal.summary(nobody))
+    for rounds in ([nobody.rounds[0], record(2, [0])], [record(1, [0])]):
+        assert "take part:" not in printed(terminal.summary(make_run(rounds)))
 
 
 WARNING = "Clients 2, 3 were asked, but no answer was ever used (55% of all data)."

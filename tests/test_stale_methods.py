@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from askew.algorithms import FedAsync, FedAvg, FedBuff, algorithms
+from askew.algorithms._staleness import hinge
 from askew.core.algorithm import Algorithm
 from askew.engine.asynchronous import OverlappingClock
 from askew.errors import ConfigError
+from askew.experiment.build import build
 from askew.experiment.config import Config
 from askew.participation import Uniform
 from askew.timeline import TimeSettings
@@ -59,9 +61,11 @@ def test_fedbuff_with_a_full_buffer_of_equal_clients_is_fedavg_bit_for_bit() -> 
 
 
 def test_the_page_says_which_methods_are_refused_as_they_are() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (yes|no) \|", PAGE.read_text("utf-8"), re.M))
+    rows = dict(re.findall(r"^\| `(\w+)` \| (yes|yes, to another point|no) \|", PAGE.read_text("utf-8"), re.M))
     assert {*algorithms} - {*rows} == {"solo", "centralised", "fedalign", "fedpdc", "moon"}
     assert {name for name, sound in rows.items() if sound == "no"} == {n for n in algorithms if algorithms[n].stale}
+    counts_less = {name for name in algorithms if hasattr(algorithms[name], "staleness")}
+    assert {name for name, sound in rows.items() if sound == "yes, to another point"} == counts_less
 
 
 @pytest.mark.parametrize("name", [name for name in algorithms if algorithms[name].stale])
@@ -78,3 +82,23 @@ def test_settings_decide_where_the_reason_is_theirs() -> None:
     for name in ("feddyn", "fedspeed"):
         with pytest.raises(ConfigError, match="log_all adds an update to the newest model"):
             Config.build({"algorithm": {"name": name, "log_all": True}, "time": BUFFER})
+
+
+def test_a_method_for_stale_answers_says_where_there_are_none() -> None:
+    tiny = {"rounds": 1, "model": {"name": "softmax"}, "participation": {"cohort": 2}}
+    for name, time, said in (
+        ("fedbuff", {}, True),
+        ("fedasync", {}, True),
+        ("fedavg", {}, False),
+        ("fedbuff", BUFFER, False),
+    ):
+        built = build(Config.build(tiny | {"algorithm": {"name": name}, "time": time}))
+        assert ("staleness has no effect" in built.facts["remark"]) == said, (name, time)
+
+
+def test_the_hinge_stays_a_number() -> None:
+    """In single precision ∞ · 0 is none: slope and free end before a fresh answer could come to that."""
+    with pytest.raises(ConfigError, match="slope"):
+        FedAsync(staleness="hinge", slope=1e39)
+    factors = hinge(torch.tensor([0.0, 1e6]), 1e6, 0.0)
+    assert factors.isfinite().all() and factors[0] == 1

@@ -43,8 +43,10 @@ class FedAsync(Algorithm):
         choices=("constant", "polynomial", "hinge"),
     )
     exponent: float = setting("a, with staleness = polynomial", default=0.5, least=0)
-    slope: float = setting("a, with staleness = hinge", default=10.0, least=0)
-    free: float = setting("b: up to this staleness an answer counts as a fresh one, with hinge", default=4.0, least=0)
+    slope: float = setting("a, with staleness = hinge", default=10.0, least=0, most=1e6)
+    free: float = setting(
+        "b: up to this staleness an answer counts as a fresh one, with hinge", default=4.0, least=0, most=1e6
+    )
 
     def check_learning_rate(self, lr: float) -> None:
         check_stability(self.display_name(), self.rho, lr, "rho")

@@ -167,7 +167,7 @@ def build(
     if config.privacy.on:
         check_supported(config.privacy, server, zero_uploads(server))
     facts = run_facts(config, choice, space, kernels, group) | config.attack.facts(config.seed, fed)
-    facts["remark"] = " ".join(filter(None, [facts["remark"], *data_remarks(config, fed)]))
+    facts["remark"] = " ".join(filter(None, [facts["remark"], staleness_remark(config), *data_remarks(config, fed)]))
     evaluator = shared.evaluators[evaluator_key]
     clock = make_clock(config, server)
     return BuiltRun(config, fed, module, space, task, evaluator, server, kernels, facts, validator, clock)
@@ -497,6 +497,16 @@ def run_facts(
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def staleness_remark(config: Config) -> str:
+    """Where every answer starts from the newest model, a method that counts stale answers less has none to count."""
+    if not hasattr(config.algorithm, "staleness") or config.time.overlapping or not config.simulated:
+        return ""
+    return (
+        "every answer starts from the newest model here, so that the method's staleness has no effect; "
+        'set time.wait = "buffer".'
+    )
 
 
 def data_remarks(config: Config, fed: Federation) -> list[str]:

@@ -30,6 +30,7 @@ class RollCall(NamedTuple):
     largest_round: int  # in which that was
     unused: list[int]  # clients that were asked and of which no answer was used
     unasked: list[int]  # clients that were never asked
+    deserted: bool = False  # did nobody take part in any round?
 
     @property
     def empty(self) -> bool:
@@ -68,7 +69,8 @@ def call_run(rounds: Sequence[Mapping[str, Any]], federation: Mapping[str, Any],
     sizes = federation.get("sizes") or []
     complete = len(sizes) == federation.get("clients")
     known = {client for client, size in enumerate(sizes if complete else ()) if size or deployed}
-    return RollCall(count, reasons, lost, share, at, sorted(asked - used), sorted(known - asked))
+    deserted = bool(rounds) and not reasons and all(record.get("participants") == [] for record in rounds)
+    return RollCall(count, reasons, lost, share, at, sorted(asked - used), sorted(known - asked), deserted)
 
 
 # in words -------------------------------------------------------------------------------------------------------
@@ -122,8 +124,11 @@ def data_share(clients: Sequence[int], federation: Mapping[str, Any]) -> str:
 def never_sentences(call: RollCall, federation: Mapping[str, Any], deployed: bool = False) -> list[str]:
     """Warnings about clients of which nothing is in the model, with their share of all data.
 
-    That some were never asked is said of a deployment, and of a simulation in which answers were lost.
+    That some were never asked is said of a deployment, and of a simulation in which answers were lost or nobody took
+    part.
     """
+    if call.deserted and not deployed:
+        return ["In no round did a client take part: the model is the one that the run started with."]
     sentences = []
     whys = [(call.unused, "asked, but no answer was ever used")]
     whys += [(call.unasked, "never asked")] if deployed or not call.empty else []
