@@ -125,9 +125,7 @@ class Trial:
             }
             client = Client(space.start, space.buffers, sent, state, carry, parts, *rates, 1.0, 1.0, 1.0, round, 0.5)
             if as_tensors:
-                numbers: dict[str, Any] = {
-                    name: torch.tensor(getattr(client, name)).to(space.dtype) for name in NUMBERS
-                }
+                numbers: dict[str, Any] = {n: torch.tensor(getattr(client, n), dtype=space.dtype) for n in NUMBERS}
                 client = client._replace(**numbers)
             begun = local.begin(phase, client)
             yield phase, client._replace(carry=begun.carry)
