@@ -173,11 +173,11 @@ def named_leads(section: PaperSection, about: str) -> tuple[str, str, list[Lead]
 def beat_words(section: PaperSection, about: str) -> str:
     """Whether a method beats another one, as a sentence."""
     method, rival, leads = named_leads(section, about)
-    ahead, behind = any(lead.is_ahead for lead in leads), any(lead.is_behind for lead in leads)
+    ahead, behind = sum(lead.is_ahead for lead in leads), any(lead.is_behind for lead in leads)
     if not ahead and not behind:
         return f"**Whether {method} beats {rival} is undecided.**"
-    verb, end = "beats" if ahead else "does not beat", " in part" if ahead and behind else ""
-    return f"**{method} {verb} {rival}{end}.**"
+    where = " in part" if behind else f" in {ahead} of {len(leads)} columns" if ahead < len(leads) else ""
+    return f"**{method} beats {rival}{where}.**" if ahead else f"**{method} does not beat {rival}.**"
 
 
 def brief_words(section: PaperSection, about: str) -> str:

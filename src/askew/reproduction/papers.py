@@ -231,7 +231,11 @@ def find_experiment(id: str) -> Experiment:
     for experiment in known.values():
         if id in (experiment.id, *experiment.also):
             return experiment
-    near = get_close_matches(id, [name for e in known.values() for name in (e.id, *e.also)], n=1, cutoff=0.5)
+    paper = id.rstrip("/").lower()
+    if own := [name for name, e in known.items() if e.paper == paper]:
+        raise UnknownName(f"{id!r} is a paper, which has {', '.join(own)}; name one of them.")
+    names = [name for e in known.values() for name in (e.id, *e.also)]
+    near = get_close_matches(id.lower(), names, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]!r}? " if near else ""
     raise UnknownName(
         f"there is no experiment {id!r}; {meant}`askew list experiments` shows all, or name a .toml file of your own."
@@ -240,7 +244,7 @@ def find_experiment(id: str) -> Experiment:
 
 def read_experiment(path: Path) -> Experiment:
     """Read one experiment's file and check it."""
-    page, name = read_toml(path), f"{path.parent.name}/{path.stem}"
+    page, name = read_toml(path), "/".join(filter(None, (path.parent.name, path.stem)))
     refuse_unknown_keys(page, EXPERIMENT_KEYS, f"{path}: ")
     for kind, keys in ENTRY_KEYS.items():
         for entry in page.get(kind, []):
@@ -481,9 +485,8 @@ def wanted_values(only: Iterable[str], specs: Sequence[RunSpec]) -> dict[str, li
                 f"--only: nothing here is called {kind!r}; {did_you_mean(kind, ['case', 'method', 'seed', *keys])}"
             )
         if kind in ("case", "method") and text.strip() not in known:
-            raise UnknownName(
-                f"--only: there is no {text.strip()!r} here; {did_you_mean(text.strip(), cases | methods)}"
-            )
+            among = known if equals else cases | methods
+            raise UnknownName(f"--only: there is no {text.strip()!r} here; {did_you_mean(text.strip(), among)}")
         value = text.strip() if kind in ("case", "method") else parse_value(text.strip())
         if not any(spec_value(s, kind) == value for s in specs):
             values = dict.fromkeys(hyper_value_text(v) for s in specs if (v := spec_value(s, kind)) is not None)
