@@ -290,8 +290,12 @@ def readme() -> str:
 def findings() -> str:
     """The findings of the ledger, one line for each paper, with links from README.md."""
     text = (DOCS / "reproduction.md").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.startswith("- **[")]
-    return "\n".join(line.replace("](reproduction/", "](docs/reproduction/") for line in lines)
+    rows = [line.split(" | ") for line in text.partition("\n\n*Column*")[0].splitlines() if line.startswith("| [")]
+    return "\n".join(
+        f"- **{paper[2:].replace('](', '](docs/')}**: better than the others? "
+        f"**{answer.strip('*').capitalize()}.** {finding}"
+        for paper, answer, finding, *_ in rows
+    )
 
 
 def pages() -> dict[Path, str]:

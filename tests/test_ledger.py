@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shlex
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from askew.report.statistics import (
     welch_test,
 )
 from askew.report.tables import MeanCurve
-from askew.reproduction import ledger_summary, papers
+from askew.reproduction import papers
 from askew.reproduction.bills import MissingRuns
 from askew.reproduction.claim_checks import CLAIM_CHECKS
 from askew.reproduction.claim_rules import (
@@ -61,11 +62,13 @@ from askew.reproduction.ledger_summary import (
     COUNTED,
     DEDUCED,
     TRAINED,
-    accuracy_rows,
+    Lead,
+    best_rivals,
     claim_grounds,
-    count_wins,
-    find_gaps,
     find_leads,
+    find_standing,
+    gap_sizes,
+    place_words,
     summary_texts,
 )
 from askew.reproduction.papers import CURVES
@@ -705,9 +708,25 @@ def cells(text: str, start: str) -> list[str]:
     ]
 
 
+def number(text: str, metric: str, method: str, column: int = 1) -> str:
+    """The cell of a method in the table of a metric."""
+    return cells(text.partition(f"**{metric}")[2], f"{method} |")[column]
+
+
 def test_without_results_everything_is_not_run_and_has_a_cost(desk: Path) -> None:
     text = ledger_text(desk)
-    assert cells(text, "[toy]") == ["[toy](reproduction/toy.md)", "6", "0", "0", "0", "0", "2", "1", *["–"] * 4]
+    assert cells(text, "[toy](reproduction/toy.md) | 6") == [
+        "[toy](reproduction/toy.md)",
+        "6",
+        "0",
+        "–",
+        "–",
+        "0",
+        "0",
+        "0",
+        "2",
+        "1",
+    ]
     row = cells(text, "easy | FedProx | best_accuracy")
     assert row[3:] == ["50.00 (bold)", "not run: 3 runs, 4.31 k samples, time unknown"]
     command = "askew reproduce toy/table --scale full --only case=easy --only method=FedProx"
@@ -717,11 +736,11 @@ def test_without_results_everything_is_not_run_and_has_a_cost(desk: Path) -> Non
     assert cells(text, "**toy-01**")[1:] == [
         "**not run**",
         "needs 12 runs, 17.2 k samples, time unknown at full scale: 2 cells at 3 seeds (a cell passes where t > 2.92, "
-        "one of 2 refutes where t < −4.3: power 0.71 and 0.47 for a difference of 2 standard deviations)",
-        "yes",
-        "another one<br>easy alone: not run",
+        "one of 2 refutes where t < −4.3: power 0.71 and 0.47 for a difference of 2 standard deviations)"
+        "<br>*Control*: another one<br>*Control*: easy alone: not run",
     ]
-    assert cells(text, "**toy-02**")[1:3] == ["**not testable**", "needs a proof"]
+    assert "in print: yes" in cells(text, "**toy-01**")[0]
+    assert cells(text, "**toy-02**")[1:] == ["**not testable**", "needs a proof"]
     assert cells(text, "easy | FedProx | rounds_to")[4] == (
         "not run: 6 runs, 8.62 k samples, time unknown"  # FedAvg sets the target
     )
@@ -731,20 +750,21 @@ def test_without_results_everything_is_not_run_and_has_a_cost(desk: Path) -> Non
 def test_numbers_and_verdicts_follow_from_results(desk: Path) -> None:
     measure(desk, plain)
     text = ledger_text(desk)
-    assert cells(text, "[toy]")[1:10] == ["6", "5", "2", "0", "0", "0", "1", "0.1", "+0.1"]
-    row = cells(text, "easy | FedAvg | best_accuracy")
-    assert row[3:7] == ["48.00 ± 0.20", "48.10 ± 0.10 (3 seeds)", "47.10 ± 0.10", "+0.10"]
-    assert cells(text, "easy | FedProx | rounds_to")[3:7] == ["3", "3.0 ± 0.0 (3 seeds)", "–", "+0.0"]
-    assert cells(text, "easy | FedProx | speedup")[4] == "1.33 ± 0.00 (3 seeds)"
+    assert cells(text, "[toy](reproduction/toy.md) | 6")[1:] == ["6", "5", "0.1", "0 of 2", "2", "0", "0", "0", "1"]
+    seeds = "<br><small>3 seeds"
+    assert number(text, "Best", "FedAvg") == f"48.10 ± 0.10 (48.00 ± 0.20){seeds}; validated 47.10 ± 0.10</small>"
+    assert number(text, "Rounds", "FedProx") == f"3.0 ± 0.0 (3){seeds}</small>"
+    assert number(text, "Speed", "FedProx") == f"1.33 ± 0.00 (1.33){seeds}</small>"
+    assert "`askew reproduce toy/table --scale full --only case=CASE --only method=METHOD --seeds N`" in text
     verdict = cells(text, "**toy-01**")
     assert (
         verdict[1] == "**holds**"
         and verdict[2].startswith("2 of 2 cells by sign; weakest")
         and "paired t, one-sided, Holm" in verdict[2]
     )
-    assert verdict[4] == "another one<br>easy alone: +2.03 ± 0.058 (3), p < 0.001"
+    assert verdict[2].endswith("<br>*Control*: another one<br>*Control*: easy alone: +2.03 ± 0.058 (3), p < 0.001")
     assert cells(text, "**toy-03**")[1] == "**holds**"
-    assert "Measured on cpu, askew 0; commit, torch and date not recorded." in text
+    assert "<li>measured on cpu, askew 0; commit, torch and date not recorded</li>" in text
 
 
 def test_a_changed_number_changes_the_page(desk: Path) -> None:
@@ -766,18 +786,18 @@ def test_missing_seeds_cells_and_misses_are_told(desk: Path) -> None:
         only=lambda run: run.case == "easy",
     )
     text = ledger_text(desk)
-    assert cells(text, "easy | FedProx | rounds_to")[4:7] == ["3.7 ± 1.2 (3 seeds, 1 missed)", "–", "–"]
+    assert number(text, "Rounds", "FedProx") == "3.7 ± 1.2 (3)<br><small>3 seeds, 1 missed</small>"
     assert cells(text, "hard | FedProx | rounds_to")[4].startswith("not run")
     row = cells(text, "**toy-01**")
     assert row[1] == "**undecided at 3 seeds**" and "1 not run" in row[2]
     assert cells(text, "toy-01")[2].startswith("needs 6 runs")
-    assert cells(text, "easy | FedProx | best_accuracy")[4] == "43.40 ± 11.61 (3 seeds)"
+    assert number(text, "Best", "FedProx").startswith("43.40 ± 11.61 (50.00; bold)")
 
 
 def test_targets_nobody_reaches_are_shown_as_such(desk: Path) -> None:
     measure(desk, lambda run: plain(run) - 0.1 * (run.method == "FedProx"), seeds=[0])
     text = ledger_text(desk)
-    assert cells(text, "hard | FedProx | rounds_to")[3:7] == [">4", "> 4 (1 seed)", "–", "–"]
+    assert number(text, "Rounds", "FedProx", 2) == "> 4 (>4)<br><small>1 seed</small>"
     assert cells(text, "**toy-01**")[1] == "**undecided at 1 seed**"
 
 
@@ -789,7 +809,7 @@ def test_reduced_runs_decide_as_such_and_stand_beside_no_printed_number(desk: Pa
     assert cells(text, "easy | FedAvg | best_accuracy")[4].startswith("not run")
     measure(desk, lambda run: 1 - plain(run))
     verdict = cells(ledger_text(desk), "**toy-01**")
-    assert verdict[1] == "**does not hold**" and verdict[2].endswith("<br>holds (reduced)")
+    assert verdict[1] == "**does not hold**" and "<br>holds (reduced)<br>*Control*" in verdict[2]
 
 
 def test_results_of_other_settings_are_not_taken(desk: Path) -> None:
@@ -811,10 +831,8 @@ def test_tuning_is_as_published_for_numbers_and_on_other_seeds_for_claims(desk: 
     better = {0: 0.2, 1: 0.1, 2: 0.1, 3: 0.1}  # the rate that is better at each seed
     lift = lambda run: plain(run) + 0.05 * (run.hyper["local.lr"] == better[run.seed])
     measure(desk, lift, seeds=[0])
-    text = ledger_text(desk)
-    row = cells(text, "easy | FedAvg | best_accuracy")
-    assert row[4] == "53.00 (1 seed)" and row[7] == "local.lr=0.2"
-    assert row[5] == "47.00"  # the other half of the test set chooses the other rate here
+    cell = number(ledger_text(desk), "Best", "FedAvg")  # the other half of the test set chooses the other rate
+    assert cell == "53.00 (48.00 ± 0.20)<br><small>1 seed; local.lr=0.2; validated 47.00</small>"
     measure(
         desk, lift, seeds=[1, 2, 3], only=lambda run: run.hyper["local.lr"] == 0.2
     )  # further seeds at the chosen point
@@ -823,8 +841,8 @@ def test_tuning_is_as_published_for_numbers_and_on_other_seeds_for_claims(desk: 
     assert {c.n for f in first.findings["full"] for c in f.cells} == {
         3
     } and first.verdict_text == HOLDS  # seed 0 tuned, so it tests nothing
-    row = cells(ledger_text(desk), "easy | FedAvg | best_accuracy")
-    assert row[4] == "49.40 ± 2.40 (4 seeds)" and row[8].endswith("--seeds 4`")
+    assert number(ledger_text(desk), "Best", "FedAvg").startswith("49.40 ± 2.40 (48.00 ± 0.20)<br><small>4 seeds")
+    assert sections[0].rows[0].command.endswith("--seeds 4")
 
 
 def test_an_unfinished_grid_gives_no_number(desk: Path) -> None:
@@ -901,14 +919,15 @@ def test_choices_and_causes_stand_beside_their_table(desk: Path) -> None:
     papers.experiments.cache_clear()
     measure(desk, lambda run: plain(run) - 0.05 * (run.case == "easy"))
     text = ledger_text(desk)
-    assert "\nOur choices. local.lr: not stated: 0.1.\n" in text
-    gaps = "\nGaps over 2 points. FedAvg in easy (-4.90), FedProx in easy (-4.87)"
-    assert f"{gaps}: no cause looked for yet.\n" in text
-    cause = '[[gap]]\ncases = ["easy"]\nmethods = ["FedAvg"]\ncause = "it rained"\n[base]'
+    assert "<li>local.lr: not stated: 0.1</li>" in text
+    assert "- toy/table: **FedAvg, easy (-4.90), FedProx, easy (-4.87)**: no cause looked for yet.\n" in text
+    assert cells(text, "[toy](reproduction/toy.md) | 6")[4] == "[2 of 2](reproduction/toy.md#not-reproduced)"
+    cause = '[[gap]]\ncases = ["easy"]\nmethods = ["FedAvg"]\ncause = "rain. Tried: sun"\n[base]'
     path.write_text(table.replace("[base]", cause))
     papers.experiments.cache_clear()
     text = ledger_text(desk)
-    assert "FedAvg in easy (-4.90): it rained; FedProx in easy (-4.87): no cause looked for yet.\n" in text
+    assert "- toy/table: **FedAvg, easy (-4.90)**: rain. *Tried:* sun.\n" in text
+    assert "- toy/table: **FedProx, easy (-4.87)**: no cause looked for yet.\n" in text
     path.write_text(table.replace("[base]", cause.replace("easy", "eazy")))
     papers.experiments.cache_clear()
     with pytest.raises(ConfigError, match="there is no 'eazy' here"):
@@ -933,15 +952,15 @@ def test_a_cause_says_if_it_was_written_of_other_runs(desk: Path) -> None:
         )
         path.write_text(table.replace("[base]", cause))
         papers.experiments.cache_clear()
-        assert f"FedProx in easy (-4.87): {words}\n" in ledger_text(desk)
+        assert f"FedProx, easy (-4.87)**: {words}\n" in ledger_text(desk)
 
 
 def test_the_command_of_a_number_has_the_precision_of_its_runs(desk: Path) -> None:
     measure(desk, plain)
     rows = [row._replace(device="cpu, tf32, compiled") for row in read_results(desk / "results")]
     write_results(desk / "results", rows)
-    row = cells(ledger_text(desk), "easy | FedProx | best_accuracy")
-    assert row[8].startswith("`askew reproduce toy/table --scale full --dtype tf32 --compile --only case=easy")
+    text = ledger_text(desk)
+    assert "`askew reproduce toy/table --scale full --dtype tf32 --compile --only case=CASE --only method=" in text
 
 
 # what the ledger comes to ---------------------------------------------------------------------------------------
@@ -949,7 +968,7 @@ def test_the_command_of_a_number_has_the_precision_of_its_runs(desk: Path) -> No
 
 def toy_section(desk: Path, monkeypatch: pytest.MonkeyPatch, summary: str = "") -> PaperSection:
     """The toy paper as if FedProx were its own method."""
-    monkeypatch.setitem(ledger_summary.OWN_METHODS, "toy", ("FedProx",))
+    monkeypatch.setitem(papers.OWN_METHODS, "toy", ("FedProx",))
     (desk / "papers" / "toy" / "summary.md").write_text(summary)
     return collect_ledger(desk / "papers", desk / "results")[0]
 
@@ -957,38 +976,61 @@ def toy_section(desk: Path, monkeypatch: pytest.MonkeyPatch, summary: str = "") 
 def test_gaps_leads_and_wins_by_hand(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure(desk, lambda run: plain(run) - 0.05 * (run.method == "FedProx"))
     section = toy_section(desk, monkeypatch)
-    gaps = find_gaps(accuracy_rows(section.rows))  # ours 48.10 and 45.13, printed 48 and 50
-    assert gaps.total == 2 and gaps.close == 1 and gaps.median == pytest.approx((0.1 + 4.8667) / 2, abs=1e-3)
-    assert gaps.largest is not None and gaps.largest.printed.method == "FedProx"
+    assert gap_sizes(section.rows) == pytest.approx([0.1, 4.8667], abs=1e-3)  # 48.10, 45.13; printed 48 and 50
     (lead,) = find_leads(section)
     assert (lead.method, lead.rival, lead.printed, lead.seeds) == ("FedProx", "FedAvg", 2.0, 3)
-    assert lead.ours == pytest.approx(-2.9667, abs=1e-3)
-    assert count_wins([lead]) == (1, 0, 1)  # first in print, and not here
-    assert "| FedProx | FedAvg | 1 | 3 | -2.97 | +2.00 | -2.97 in easy | -2.97 in easy |" in paper_page(section, "x.md")
+    assert lead.ours == pytest.approx(-2.9667, abs=1e-3) and lead.is_behind
+    standing = find_standing([lead])
+    assert standing == (0, 1, 1, 1) and standing.answer == "no"  # first in print, clearly behind here
+    row = "| FedProx – FedAvg | clearly ahead in 0, behind in 1 of 1 | -2.97 (+2.00) | -2.97 in easy (3 seeds, clear) |"
+    assert row in paper_page(section, "x.md")
+
+
+def lead(case: str, method: str, rival: str, low: float, high: float, seeds: int = 3) -> Lead:
+    """A lead with this interval."""
+    return Lead("a table", case, method, rival, (low + high) / 2, 1.0, seeds, low, high)
+
+
+def test_a_column_counts_once_and_is_won_or_lost_only_if_it_is_clear() -> None:
+    ahead, behind, unsure = (1.0, 2.0), (-2.0, -1.0), (-1.0, 2.0)
+    first = [lead("a", "Own", "X", *ahead), lead("a", "Own", "Y", *ahead), lead("a", "Second", "X", *behind)]
+    beaten = [lead("b", "Own", "X", *ahead), lead("b", "Own", "Y", *behind)]
+    neither = [lead("c", "Own", "X", *behind), lead("c", "Second", "X", *unsure)]
+    one_seed = [lead("d", "Own", "X", 5.0, 5.0, seeds=1)]
+    assert find_standing([*first, *beaten, *neither, *one_seed])[:3] == (1, 1, 4)
+    answers = [find_standing(each).answer for each in (first, beaten, [*first, *beaten], neither + one_seed)]
+    assert answers == ["yes", "no", "in part", "undecided"]
+    assert [(each.method, each.rival) for each in best_rivals([*first, *beaten, *neither])] == [
+        ("Own", "X"),
+        ("Own", "Y"),
+        ("Second", "X"),
+    ]
 
 
 def test_a_summary_has_its_numbers_and_verdicts_from_the_results(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "It wins {wins}.\n\nThat it wins {verdict toy-01}: {lead easy | FedProx | FedAvg}; {gap}, {measured}."
+    text = "it is {brief easy | FedProx | FedAvg}.\n\n{beats FedProx | FedAvg} That {verdict toy-01}."
     found = summary_texts(toy_section(desk, monkeypatch, text))
-    assert found[1] == "That it wins **was not run** (toy-01): not run; 0.0 points, 0 of 6."
+    assert found[0] == "It is not run beside FedAvg."
+    undecided = "**Whether FedProx beats FedAvg is undecided.**"
+    assert found[1] == f"{undecided} That **was not run** (toy-01)."
     measure(desk, plain)
     finding, summary = summary_texts(toy_section(desk, monkeypatch, text))
-    assert finding == "It wins in 1 of 1 measured column (in print 1)."
-    assert summary == "That it wins **holds** (toy-01): +2.0 points (3 seeds; printed +2.0); 0.1 points, 5 of 6."
-    for wrong in ("{verdit toy-01}", "{verdict toy-99}", "{lead easy | FedProxy | FedAvg}"):
+    assert finding == "It is 2.0 points ahead of FedAvg (3 seeds, clear)."
+    assert summary == "**FedProx beats FedAvg.** That **holds** (toy-01)."
+    for wrong in ("{verdit toy-01}", "{verdict toy-99}", "{ahead easy | FedProxy | FedAvg}"):
         with pytest.raises(ConfigError, match=r"toy/summary\.md"):
             summary_texts(toy_section(desk, monkeypatch, wrong))
 
 
-def test_who_is_ahead_and_whether_it_could_be_chance(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "It {ahead easy | FedProx | FedAvg}."
-    assert summary_texts(toy_section(desk, monkeypatch, text))[0] == "It FedProx and FedAvg were not both run."
-    measure(desk, plain)
-    found = summary_texts(toy_section(desk, monkeypatch, text))[0]
-    assert found == "It FedProx is 2.0 points ahead of FedAvg (3 seeds, clear; in print too, by 2.0)."
+def test_who_is_ahead_and_whether_it_is_clear(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "It is {ahead easy | FedProx | FedAvg}."
     measure(desk, lambda run: plain(run) - (0.05 + 0.04 * run.seed) * (run.method == "FedProx"))
     found = summary_texts(toy_section(desk, monkeypatch, text))[0]
-    assert found.endswith("(3 seeds, could be chance; in print FedProx is ahead, by 2.0).") and "FedAvg is 7" in found
+    assert found == "It is 7.0 points behind FedAvg (3 seeds, unsure; in print 2.0 ahead)."
+    leads = [lead("a", "A", "B", 0.5, 1.0), lead("b", "A", "B", -1.0, -0.6), lead("c", "A", "B", -0.2, 0.1)]
+    assert (
+        place_words(-0.03, "B", leads) == "level with B on average (3 columns, clearly ahead in 1, clearly behind in 1"
+    )
 
 
 def test_no_run_is_stored_twice_with_different_results() -> None:
@@ -1019,11 +1061,11 @@ def test_the_effect_of_a_claim_is_its_weakest_cell_with_a_t_interval(
 ) -> None:
     measure(desk, lambda run: plain(run) + 0.01 * (run.case == "hard") * (run.method == "FedProx"))
     section = toy_section(desk, monkeypatch)
-    (effect,) = claim_effects([section])
+    (effect,) = claim_effects(section)
     low, high = stats.ttest_1samp([2.0, 2.1, 2.0], 0).confidence_interval(0.9)
     assert effect.points and (effect.mean, effect.low, effect.high) == pytest.approx(((low + high) / 2, low, high))
     assert effect.others == pytest.approx([3.0333], abs=1e-3)
-    picture = forest_picture([section])
+    picture = forest_picture(section)
     assert picture is not None and svg_with_text(picture) == svg_with_text(picture)
     assert b"FedProx wins." in svg_with_text(picture)
 
@@ -1036,7 +1078,7 @@ def test_the_effect_of_a_claim_with_two_readings_is_that_of_the_default_one(
     text = head + rule.format("default", "") + rule.format("other", "-50 + ") + "[[claim.beside]]"
     (desk / "papers" / "toy" / "claims.toml").write_text(text + rest.partition("[[claim.beside]]")[2])
     measure(desk, plain)
-    (effect,) = claim_effects([toy_section(desk, monkeypatch)])
+    (effect,) = claim_effects(toy_section(desk, monkeypatch))
     assert effect.mean > 0 and not effect.others  # that of the other reading is 50 points lower
 
 
@@ -1054,8 +1096,8 @@ def test_a_figure_is_the_mean_of_stored_curves_and_names_what_is_missing(desk: P
     assert line.mean == pytest.approx(expected.mean(0)) and line.std == pytest.approx(expected.std(0, ddof=1))
     assert found.note.startswith("Means over 3 seeds") and found.note.endswith("Not run: all lines in hard.")
     page = paper_page(section, "x.md")
-    assert "![Figure 1 from our runs: FedAvg, FedProx.](toy-fig1.svg)" in page and found.note in page
-    assert ledger_page([section]).count("data:image/svg+xml;base64,") == 3  # and this figure
+    assert "[![Figure 1 from our runs: FedAvg, FedProx.](toy-fig1.svg)](toy-fig1.svg)" in page and found.note in page
+    assert ledger_page([section]).count("data:image/svg+xml;base64,") == 3  # numbers, effects and this figure
     picture = figure_picture(found)
     assert svg_with_text(picture) == svg_with_text(picture) and len(svg_with_text(picture)) < 40_000
 
@@ -1120,7 +1162,7 @@ def test_curves_of_points_that_no_rule_chose_are_dropped_and_nothing_else(desk: 
     measure(desk, lifted, seeds=[0])
     measure(desk, lifted, seeds=[1, 2], only=lambda run: run.hyper["local.lr"] < 0.3)
     before, rows = ledger_text(desk), {r.key: r for r in read_results(desk / "results")}
-    assert cells(before, "easy | FedProx | rounds_to")[4] == "3.0 ± 0.0 (3 seeds)"  # which is read off curves
+    assert number(before, "Rounds", "FedProx").startswith("3.0 ± 0.0 (3)<br><small>3 seeds")  # read off curves
     prune(desk)
     kept = {r.key: r for r in read_results(desk / "results")}
     assert (
@@ -1249,7 +1291,7 @@ def test_the_command_writes_checks_and_refuses_a_stale_page(desk: Path, capsys: 
     measure(desk, plain)
     page, files = (
         ["--out", "page.md"],
-        {"page.md", "page/toy.md", "page/not-run.md", "page/numbers.svg", "page/effects.svg"},
+        {"page.md", "page/toy.md", "page/not-run.md", "page/numbers.svg", "page/toy-effects.svg"},
     )
     assert main(["ledger", "--check", *page]) == 2
     assert "does not follow from results; write it again: askew ledger" in " ".join(capsys.readouterr().err.split())
@@ -1291,11 +1333,11 @@ def test_the_page_in_a_browser_holds_everything_and_loads_nothing(desk: Path) ->
     measure(desk, plain)
     (desk / "papers" / "toy" / "summary.md").write_text("that it wins {verdict toy-01}")
     text = ledger_page(collect_ledger(desk / "papers", desk / "results"))
-    assert "that it wins <strong>holds</strong> (toy-01)" in text and text.count("data:image/svg+xml;base64,") == 2
+    assert "That it wins <strong>holds</strong> (toy-01)" in text and text.count("data:image/svg+xml;base64,") == 2
     for word in (
         "toy-01",
         "FedProx wins.",
-        "48.10 ± 0.10 (3 seeds)",
+        "48.10 ± 0.10 (48.00 ± 0.20)",
         "not testable",
         "askew reproduce toy/table",
         "another one",
@@ -1307,7 +1349,8 @@ def test_the_page_in_a_browser_holds_everything_and_loads_nothing(desk: Path) ->
 def pages_text() -> str:
     """The text of all pages of the ledger in the documentation."""
     docs = PAPERS.parent / "docs"
-    return "\n".join(page.read_text() for page in (docs / "reproduction.md", *(docs / "reproduction").glob("*.md")))
+    pages = (docs / "reproduction.md", *(docs / "reproduction").glob("*.md"))
+    return unescape("\n".join(page.read_text() for page in pages))
 
 
 def test_every_printed_number_and_claim_of_the_papers_is_on_a_page() -> None:
@@ -1316,7 +1359,8 @@ def test_every_printed_number_and_claim_of_the_papers_is_on_a_page() -> None:
         assert f"| **{claim.id}** " in text
     for folder in (path.parent for path in PAPERS.glob("*/claims.toml")):  # others are no part of the ledger
         for row in read_printed(folder):
-            assert f"| {row.case} | {row.method} | {row.metric} | {row.value}" in text, row
+            missing = f"| {row.case} | {row.method} | {row.metric} | {row.value}"
+            assert missing in text or f"({row.text}{f'; {row.note}' if row.note else ''})" in text, row
     for e in papers.experiments().values():
         for key, choice in e.choices.items() if (PAPERS / e.paper / "claims.toml").exists() else ():
             assert f"{key}: {choice}" in text, (e.id, key)  # nothing is chosen in silence

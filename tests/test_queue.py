@@ -19,13 +19,13 @@ from rich.console import Console
 
 from askew.cli import progress
 from askew.cli.main import main
-from askew.errors import EngineError
+from askew.errors import AskewError, EngineError
 from askew.experiment.config import Config
 from askew.reproduction import schedule as schedule_module
 from askew.reproduction.cost import MeasuredSpeed, Speeds
 from askew.reproduction.papers import find_experiment, papers_folder, run_specs, spec_value, wanted_values
 from askew.reproduction.plan import prepare_reproduction
-from askew.reproduction.queue import read_queue
+from askew.reproduction.queue import prepare_queue, read_queue
 from askew.reproduction.reproduce import reproduce
 from askew.reproduction.results import read_results
 from askew.reproduction.schedule import (
@@ -396,3 +396,28 @@ def test_runs_of_one_method_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> 
     # runs of one method that are too many for a part are cut evenly
     many = scheduled("fedpmvr/table1", "mnist-lenet-0.1", "mnist-lenet-0.3", "FedAvg", seeds=9).waiting
     assert [whole_methods(many, most) for most in (8, 10, 17, 18)] == [6, 9, 9, 18]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ('experiment = "feddpc/table2"\ndtype = "int8"\n', "int8"),
+        ('experiment = "FedDPC/Table2"\n', "did you mean 'feddpc/table2'?"),
+        ('experiment = "feddpc"\n', "is a paper, which has feddpc/fair-scale"),
+        ('experiment = "feddpc/table2"\nonly = ["method=feddpc"]\n', "did you mean 'FedDPC'? Known: FedAvg two-sided"),
+    ],
+)
+def test_a_mistake_in_an_entry_names_the_entry(tmp_path: Path, lines: str, words: str) -> None:
+    path = tmp_path / "q.toml"
+    path.write_text(f'[[entry]]\nexperiment = "feddpc/fig6"\n[[entry]]\n{lines}')
+    with pytest.raises(AskewError) as caught:
+        prepare_queue(path, tmp_path)
+    assert str(caught.value).startswith(f"{path}, entry 2: ") and words in str(caught.value)
+
+
+def test_a_file_of_ones_own_has_an_id_without_a_slash_at_its_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text((papers_folder() / "feddpc" / "table2.toml").read_text())
+    assert find_experiment("mine.toml").id == "mine"

@@ -78,7 +78,8 @@ warnings.simplefilter("always", Remark, append=True)
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Say the nearest match, then the rest: "did you mean 'feddyn'? Known: …"."""
     names = sorted(known)
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    spelled = {known_name.lower(): known_name for known_name in names}
+    near = [spelled[match] for match in get_close_matches(name.lower(), spelled, n=1, cutoff=0.5)]
     if not names:
         return "none is known here: leave it out."
     return (

@@ -16,7 +16,7 @@ from ..engine.settings import EngineSettings
 from ..experiment.store import Run, write_text
 from ..report import terminal
 from ..report.plain_table import plain_table
-from ..reproduction.queue import QueueEntry, prepare_queue, queue_schedule, read_queue, run_queue
+from ..reproduction.queue import QueueEntry, prepare_queue, queue_schedule, run_queue
 from ..reproduction.queue_plan import EntryPlan, plan_queue, sort_entries
 from ..reproduction.schedule import ScheduledExperiment
 from .options import PlainConsole, exit_with_command, interruptible, print_json, print_rich
@@ -42,8 +42,7 @@ def run_queue_file(path: Path, options: QueueOptions) -> None:
     """Train what is missing of a queue's entries, within the given time, and say what was done."""
     began, console = time.monotonic(), PlainConsole(stderr=True)
     _, _, out, results, processes, seconds, as_json, again = options
-    entries = read_queue(path)
-    experiments = prepare_queue(entries, results, options.scale, options.engine)
+    entries, experiments = prepare_queue(path, results, options.scale, options.engine)
     left = None if seconds is None else seconds - (time.monotonic() - began)
     schedule = queue_schedule(experiments, results, processes, left)
     said = set[str]()  # names of runs of which it was said that they diverged
@@ -80,8 +79,8 @@ def run_queue_file(path: Path, options: QueueOptions) -> None:
 
 def show_queue_plan(path: Path, options: QueueOptions, sorted_file: Path | None) -> None:
     """Print what the entries would bring and take; write them to a file, the most numbers a minute first."""
-    entries = read_queue(path)
-    experiments = prepare_queue(entries, options.results, options.scale, options.engine)
+    PlainConsole(stderr=True).print(Text("planning what is missing: up to a minute", terminal.QUIET))
+    entries, experiments = prepare_queue(path, options.results, options.scale, options.engine)
     plans = plan_queue(entries, experiments, options.results, H200)
     if sorted_file is not None:
         write_text(sorted_file, "\n".join(entry.toml() for entry in sort_entries(plans)))

@@ -32,7 +32,7 @@ from .claims import CLAIM_SCALES, Claim, read_claims
 from .cost import training_speeds
 from .evidence import Evidence, GridPoint, metric_value
 from .ledger_curves import PaperFigure, collect_figure
-from .papers import Experiment, Gap, experiments, hyper_text
+from .papers import TITLES, Experiment, Gap, experiments, hyper_text
 from .printed import PrintedNumber, PrintedNumbers, printed_by_key, read_printed
 from .results import (
     HELD_OUT,
@@ -47,9 +47,8 @@ from .results import (
 )
 
 VERDICTS = (HOLDS, FAILS, UNDECIDED, NOT_RUN, UNTESTABLE)
-# Papers in the order of the ledger, by folder, with their titles.
-TITLES = {"feddpc": "FedDPC", "feddc": "FedDC", "mldl24": "MLDL24", "fedpmvr": "FedPMVR", "fedpdc": "FedPDC"}
 RECORDED_METRIC = re.compile(r"[a-z_0-9]+")  # how the metrics are spelled that runs record
+TRIED = re.compile(r"\b(Tried|Not tried(?: yet)?|Suspected(?: and not tried)?):")  # which begins a part of a cause
 LARGE_GAP = 2.0  # points of accuracy; a larger difference from a printed number needs a cause
 
 
@@ -74,20 +73,33 @@ class LedgerRow(NamedTuple):
         return decimals or int(len(self.values) > 1)
 
     @property
+    def gap(self) -> float | None:
+        """Our mean less the printed number, in points of accuracy; None where one of them is no accuracy."""
+        known = bool(self.values) and is_number(self.printed.value) and "accuracy" in self.printed.metric
+        return fmean(self.values) - float(self.printed.value) if known else None
+
+    @property
     def is_gap(self) -> bool:
         """Whether ours is more than two points of accuracy from the printed number."""
-        known = bool(self.values) and is_number(self.printed.value) and "accuracy" in self.printed.metric
-        return known and abs(fmean(self.values) - float(self.printed.value)) > LARGE_GAP
+        return self.gap is not None and abs(self.gap) > LARGE_GAP
 
     @property
     def ours(self) -> str:
         """Our number in words: "48.10 ± 0.10 (3 seeds)", "> 4 (1 seed)", "not run: 3 runs, 4.31 k samples"."""
         if not self.values:
             return f"{NOT_RUN}: {self.missing}" if self.missing else "–"
-        if self.missed == len(self.values):
-            return f"> {self.values[0] - 1:.0f} ({count_seeds(self.missed)})"
-        missed = f", {self.missed} missed" if self.missed else ""
-        return f"{self.mean_text(self.values)} ({count_seeds(len(self.values))}{missed})"
+        return f"{self.number} ({self.seeds_text})"
+
+    @property
+    def number(self) -> str:
+        """Our number alone: "48.10 ± 0.10", "> 4"."""
+        return f"> {self.values[0] - 1:.0f}" if self.missed == len(self.values) else self.mean_text(self.values)
+
+    @property
+    def seeds_text(self) -> str:
+        """The number of its seeds, and of those that missed a target which others reached."""
+        missed = f", {self.missed} missed" if 0 < self.missed < len(self.values) else ""
+        return f"{count_seeds(len(self.values))}{missed}"
 
     @property
     def validated(self) -> str:
@@ -204,19 +216,16 @@ class LedgerTable(NamedTuple):
     choices: Mapping[str, str]  # what the paper leaves open, and what is done here
     missing: MissingRuns | None = None  # of all its numbers that were not measured, together
 
-    @property
-    def remarks(self) -> list[str]:
-        """What stands beside the table: notes, choices, and the causes of large gaps."""
-        return self.remarks_beside()
-
-    def remarks_beside(self, shared: Collection[tuple[str, str]] = ()) -> list[str]:
-        """The remarks; of shared choices, whose texts stand elsewhere, the names only."""
+    def choice_texts(self, shared: Collection[tuple[str, str]] = ()) -> list[str]:
+        """What the paper leaves open and what is done; of shared choices, whose texts stand elsewhere, the names."""
         own = [f"{key}: {text}" for key, text in self.choices.items() if (key, text) not in shared]
         names = [key for key, text in self.choices.items() if (key, text) in shared]
-        choices = [*([f"as above: {', '.join(names)}"] if names else []), *own]
-        left_open = [f"Our choices. {'; '.join(choices)}."] if choices else []
-        gaps = [f"Gaps over {LARGE_GAP:g} points. {'; '.join(self.causes)}."] if self.causes else []
-        return [*self.experiment.notes, *left_open, *gaps]
+        return [*([f"as above: {', '.join(names)}"] if names else []), *own]
+
+    def remarks(self, shared: Collection[tuple[str, str]] = ()) -> list[str]:
+        """Notes and choices in sentences."""
+        choices = self.choice_texts(shared)
+        return [*self.experiment.notes, *([f"Our choices. {'; '.join(choices)}."] if choices else [])]
 
     def count_runs(self, gap: Gap) -> int:
         """How many stored runs the accuracies come from that a cause is about."""
@@ -229,7 +238,7 @@ class LedgerTable(NamedTuple):
 
     @property
     def causes(self) -> list[str]:
-        """The causes of gaps, each with the cells that it is about; last the cells without an entry."""
+        """The causes of large gaps, each with the cells that it is about; last the cells without an entry."""
         open_gaps = {(r.printed.case, r.printed.method.partition(" @ ")[0]): r for r in self.rows if r.is_gap}
         texts = list[str]()
         for gap in self.experiment.gaps:
@@ -238,13 +247,14 @@ class LedgerTable(NamedTuple):
             if own:
                 stored = self.count_runs(gap)
                 stale = f" (written of {gap.runs} runs, and {stored} are stored)" if gap.runs not in (0, stored) else ""
-                texts.append(f"{gap_cells(own.values())}: {gap.cause}{stale}")
-        return texts + ([f"{gap_cells(open_gaps.values())}: no cause looked for yet"] if open_gaps else [])
+                cause = TRIED.sub(r"*\1:*", gap.cause)
+                texts.append(f"**{gap_cells(own.values())}**: {cause}{stale}")
+        return texts + ([f"**{gap_cells(open_gaps.values())}**: no cause looked for yet"] if open_gaps else [])
 
 
 def gap_cells(rows: Iterable[LedgerRow]) -> str:
     """The cells of some rows with their differences."""
-    return ", ".join(f"{r.printed.method} in {r.printed.case} ({r.difference})" for r in rows)
+    return ", ".join(f"{r.printed.method}, {r.printed.case} ({r.difference})" for r in rows)
 
 
 class PaperSection(NamedTuple):

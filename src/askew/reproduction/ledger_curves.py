@@ -12,7 +12,7 @@ from ..report.picture import Picture, style
 from ..report.tables import MeanCurve
 from .evidence import Evidence, GridPoint, choose_point
 from .paper_figures import LineKey, Lines, Panel, draw_panels, measured_panels, panel_columns
-from .papers import Experiment, build_config, hyper_text, run_specs
+from .papers import Experiment, build_config, hyper_text, own_methods, run_specs
 from .results import TO_TARGET, Metrics
 
 FIGURE = re.compile(r"\bFigures? \d")  # in the place in the paper of what has a published figure
@@ -43,8 +43,9 @@ class PaperFigure(NamedTuple):
         paper = f" (the paper: {self.published})" if few < self.published else ""
         band = "; bands: ± one standard deviation over seeds" if any(any(line.std) for line in self.lines) else ""
         band += "; a line that ends early: the run was stopped at its target" if self.stopped else ""
-        missing = f"Not run: {self.missing}." if self.missing else "No line of it is missing."
-        return f"Means over {seeds}{paper}{band}. {missing}"
+        legend = ", in brackets behind each name" if few < most else ""
+        missing = f"Not run: {self.missing}." if self.missing else "All lines of the paper's figure are here."
+        return f"Means over {seeds}{legend}{paper}{band}. {missing}"
 
     @property
     def file_name(self) -> str:
@@ -142,5 +143,5 @@ def figure_picture(figure: PaperFigure) -> Picture:
     """The figure drawn, with its note."""
     e = figure.experiment
     with style():
-        drawn = draw_panels(figure.panels, min(2, panel_columns(e)), below=True)
+        drawn = draw_panels(figure.panels, min(2, panel_columns(e)), below=True, own=own_methods(e.paper))
     return Picture(figure.file_name, figure.title, figure.alt, figure.note, drawn)

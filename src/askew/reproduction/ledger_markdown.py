@@ -2,75 +2,83 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from statistics import fmean
+from collections.abc import Collection, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from statistics import fmean, median
+from types import MappingProxyType
 
 from ..report.picture import Picture
 from .claim_rules import FAILS, HOLDS, NOT_RUN
-from .ledger import VERDICTS, ClaimResult, LedgerRow, LedgerTable, PaperSection, count_measured
+from .ledger import LARGE_GAP, VERDICTS, ClaimResult, LedgerRow, LedgerTable, PaperSection, count_measured
 from .ledger_curves import figure_picture
-from .ledger_figures import forest_picture, scatter_picture, svg_with_text
+from .ledger_figures import forest_picture, leads_picture, scatter_picture, svg_with_text
 from .ledger_summary import (
     COUNTED,
     DEDUCED,
     NO_RULE,
     TRAINED,
     Lead,
-    accuracy_rows,
     claim_grounds,
-    count_wins,
-    find_gaps,
     find_leads,
-    gap_of,
-    lead_seeds,
+    find_standing,
+    gap_sizes,
     summary_texts,
 )
+from .papers import case_title
 
 PAGE_NAME, NOT_RUN_PAGE = "reproduction.md", "not-run.md"
 HEAD = """# Reproduction ledger
 
-Which of these methods should I believe, and by how much? This page answers from what was measured; it is made by \
-`askew ledger`
-from `papers/` (the papers' experiments, printed numbers and claims) and `results/` (our runs) alone.
-
-Differences are in points of accuracy, at the same seeds. *Clear*: the 95% interval over the seeds is on one side of 0.
-A claim *holds* or *does not hold* by a test at 5%; everything else is *undecided* ([how to read it](#how-to-read-it)).
+Which of these methods should I believe, and by how much? In points of test accuracy, from our runs.
 """
+FINDING_NOTE = (
+    "*Column*: one dataset and split of the paper's tables. *Clear*: three seeds or more put the 95% interval of the "
+    "mean difference on one side of 0. *First*: ahead of every other method that was run; *behind*: another is ahead. "
+    "*Yes*: clearly first in a column and clearly behind in none; *no*: the reverse; *in part*: both are found."
+)
 HOW = """## How to read it
 
+- These pages are made by `askew ledger` from `papers/` (the papers' experiments, printed numbers and claims) and \
+`results/` (our runs) alone.
 - **Ours** is the mean over seeds ± one standard deviation, at full scale only. Where an experiment has a grid, \
 settings are chosen as the
-  paper chooses them, on the test set; **validated** chooses settings and round on one half of the test set and \
-measures on the other.
-- A **verdict** is *holds*, *does not hold*, *undecided* (at so many seeds) or *not run*. Differences are taken \
-within a seed; the test is
-  a one-sided paired t-test at 5%; from five seeds on all flips of signs decide at 5% where the two disagree. A claim \
-about many cells
-  holds if every cell passes, and does not hold if one is reversed by both: by the flips at 5%, and by the t-test \
-after Holm's
-  correction over all cells (the flips are not corrected: ten seeds could not pass a family of fifty). Tuned settings \
-are chosen on
-  other seeds than those tested.
+  paper chooses them, on the test set and at all seeds; **validated** chooses settings and round on one half of the \
+test set and measures on
+  the other. Leads are differences of these numbers within a seed, so that two methods are compared at the seeds of \
+both only; *clear* is
+  not corrected for the number of comparisons.
+- A **verdict** on a claim is *holds*, *does not hold*, *undecided* (at so many seeds) or *not run*. Differences are \
+taken within a seed, and
+  tuned settings are chosen at other seeds than the tested one. The test is a one-sided paired t-test at 5%; from \
+five seeds on all
+  flips of signs decide at 5% where the two disagree. A claim about many cells holds if every cell passes, and does \
+not hold if one is
+  reversed by both: by the flips at 5%, and by the t-test after Holm's correction over all cells (the flips are not \
+corrected: ten seeds
+  could not pass a family of fifty).
 - Seeds were added where they promised a verdict, so their number differs between cells, and the first seeds of a cell \
 are among those
   that test it. A p-value just below 5% says less than it would with seeds fixed beforehand.
 - **Signs**: α, β: Dirichlet parameter, smaller is more skewed; D1, D2: FedDC's two Dirichlet splits (0.6 and 0.3); γ: \
 skew of participation;
-  C: share of clients in a round; J: local steps; N_c: labels of a client.
+  C: share of clients in a round; J: local steps; N_c: labels of a client; 15%: of the clients take part in a round.
 - Where a paper can be read in several ways, there is a verdict for each reading, the default one first. A claim does \
 not hold if it
   implies one that does not.
 - Verdicts are **trained** (from runs), **counted** (bytes or samples of runs) or **deduced** (from the methods' code \
 and arithmetic, no run).
-- **Paper**: do the paper's own numbers support its claim? n/a: it prints none.
-- Beside every table: what the paper leaves open and what was done, and why ours is more than two points of accuracy \
-from a printed
-  number, or what was tried to find out.
 - Verdicts from smaller runs read *(reduced)* and never stand beside published numbers. A run that was not made is \
 never filled in.
 """
+CLAIM_NOTE = (
+    "*In print*: do the paper's own numbers support the claim (n/a: it prints none)? *By sign*: how many comparisons "
+    "point as the claim says. *Weakest*: the comparison with the largest p; *against*: one that refutes the claim, "
+    "with p after Holm's correction. *Exact p*: from all flips of signs. `best_accuracy`, `last_accuracy`, "
+    "`mean_accuracy_50`: the best, the last, and the mean of the last 50 rounds."
+)
 NOT_RUN_HEAD = """# Not run
 
 What was not measured, and what it costs. Times come from measured speeds; in brackets the range in which eight of ten \
@@ -82,18 +90,24 @@ OPEN_HEAD = """An undecided claim **needs** the cheapest runs that would decide 
 way is taken to the number of seeds at
 which it refutes the claim in eight of ten trials, if its difference stays as it is.
 """
-CLAIM_COLUMNS = ("claim", "verdict", "evidence", "paper", "controls")
-NUMBER_COLUMNS = ("case", "method", "metric", "paper", "ours", "validated", "difference", "chosen", "command")
-LEAD_COLUMNS = ("method", "against", "columns", "seeds", "lead here", "lead in print", "least here", "most here")
-LEAD_NOTE = "Points of accuracy, on average over the columns of the tables and the seeds that both methods have."
-GAP_COLUMNS = ("median gap", "largest gap", "first here", "first in print")
-OVERVIEW_COLUMNS = ("paper", "printed numbers", "measured", *VERDICTS, *GAP_COLUMNS)
-OVERVIEW_NOTE = (
-    "Gap: distance of an accuracy from the printed one, in points; beside its table stands what is known of the cause. "
-    "First: columns of the tables in which a method that the paper proposes (MLDL24: loss-biased weights, MGDA) is "
-    "above every other one that was measured, at the seeds that both have."
+CLAIM_COLUMNS = ("claim", "verdict", "evidence")
+LEAD_COLUMNS = ("methods", "columns", "mean (printed)", "least", "most")
+LEAD_NOTE = (
+    "Points of accuracy of the first method ahead of the second (−: behind), over the columns of the tables. Rows of "
+    "a table have different seeds; comparisons use common seeds only."
 )
+FINDING_COLUMNS = ("paper", "better than the others?", "by how much", "its columns here", "first in print")
+OVERVIEW_COLUMNS = ("paper", "printed numbers", "measured", "median gap", f"over {LARGE_GAP:g} points off", *VERDICTS)
 MISSING_COLUMNS = ("case", "method", "metric", "paper", "ours")
+METRIC_TITLES = {
+    "best_accuracy": "Best test accuracy, %",
+    "last_accuracy": "Last test accuracy, %",
+    "best_round": "Round of the best accuracy",
+    "rounds_to": "Rounds to the target",
+    "speedup": "Speed-up: rounds of FedAvg to the target by those of the method",
+    "seconds_per_round": "Seconds a round",
+}
+MAX_COLUMNS = 6  # of a table of numbers beside its heading
 GROUNDS_TITLES = {
     TRAINED: "Claims that training tests",
     COUNTED: "Claims that are counted",
@@ -108,103 +122,105 @@ def ledger_files(sections: Sequence[PaperSection], out: Path) -> dict[Path, byte
     An `out` without a suffix is the folder of the first page.
     """
     out = out if out.suffix else out / PAGE_NAME
-    pictures = [picture for draw in (scatter_picture, forest_picture) if (picture := draw(sections))]
-    files = {path: text.encode() for path, text in markdown_pages(sections, out, pictures).items()}
-    pictures += [figure_picture(figure) for section in sections for figure in section.figures if figure.is_shown]
-    return files | {out.with_suffix("") / f"{p.name}.svg": svg_with_text(p) for p in pictures}
-
-
-def markdown_pages(sections: Sequence[PaperSection], out: Path, pictures: Sequence[Picture] = ()) -> dict[Path, str]:
-    """The text of every page by its path; the first one shows the pictures."""
     folder = out.with_suffix("")
-    shown = [f"![{p.alt}]({folder.name}/{p.name}.svg)\n\n*{p.title}. {p.note}*\n" for p in pictures]
-    pages = {out: first_page(sections, folder.name, shown)}
-    pages |= {folder / f"{section.name}.md": paper_page(section, out.name) for section in sections}
+    pictures = ledger_pictures(sections)
+    files = {path: text.encode() for path, text in markdown_pages(sections, out, pictures).items()}
+    shown = [figure_picture(figure) for section in sections for figure in section.figures if figure.is_shown]
+    return files | {folder / f"{p.name}.svg": svg_with_text(p) for p in [*pictures.values(), *shown]}
+
+
+def ledger_pictures(sections: Sequence[PaperSection]) -> dict[str, Picture]:
+    """The pictures that are no figures of papers, by their names: two of all papers, and one of each paper's claims."""
+    drawn = [leads_picture(sections), scatter_picture(sections), *map(forest_picture, sections)]
+    return {picture.name: picture for picture in drawn if picture}
+
+
+def markdown_pages(
+    sections: Sequence[PaperSection], out: Path, pictures: Mapping[str, Picture] = MappingProxyType({})
+) -> dict[Path, str]:
+    """The text of every page by its path, with the pictures."""
+    folder = out.with_suffix("")
+    pages = {out: first_page(sections, folder.name, pictures)}
+    pages |= {folder / f"{s.name}.md": paper_page(s, out.name, pictures.get(f"{s.name}-effects")) for s in sections}
     return pages | {folder / NOT_RUN_PAGE: not_run_page(sections, out.name)}
+
+
+def picture_lines(picture: Picture, folder: str = "") -> list[str]:
+    """A picture that links to its file, where it can be seen larger, and what it shows."""
+    file = f"{folder}{picture.name}.svg"
+    return ["", f"[![{picture.alt}]({file})]({file})", "", f"*{picture.title}. {picture.note}*"]
 
 
 # the first page -------------------------------------------------------------------------------------------------
 
 
-def first_page(sections: Sequence[PaperSection], folder: str, pictures: Sequence[str]) -> str:
-    """What the ledger comes to: findings, counts by paper, the pictures, and how to read the other pages."""
-    links = {section.name: str(PurePosixPath(folder) / f"{section.name}.md") for section in sections}
-    lines = [HEAD, "## Findings", "", *finding_lines(sections, links), ""]
-    lines += [totals_text(sections, f"{folder}/{NOT_RUN_PAGE}"), ""]
-    lines += markdown_table(OVERVIEW_COLUMNS, [overview_cells(section, links[section.name]) for section in sections])
-    lines += ["", f"*{OVERVIEW_NOTE}*"]
-    lines += ["", *pictures]
-    for section in sections:
-        lines += paper_overview(section, links[section.name])
-    return "\n".join([*lines, HOW])
+def first_page(sections: Sequence[PaperSection], folder: str, pictures: Mapping[str, Picture]) -> str:
+    """What the ledger comes to: the methods beside their rivals, two pictures, and counts by paper."""
+    lines = [HEAD, *markdown_table(FINDING_COLUMNS, [finding_cells(s, f"{folder}/{s.name}.md") for s in sections])]
+    lines += ["", FINDING_NOTE]
+    for name in ("leads", "numbers"):
+        lines += picture_lines(pictures[name], f"{folder}/") if name in pictures else []
+    lines += [
+        "",
+        "## Numbers and claims",
+        "",
+        f"{totals_text(sections)} [What was not run]({folder}/{NOT_RUN_PAGE}).",
+        "",
+    ]
+    lines += markdown_table(OVERVIEW_COLUMNS, [overview_cells(s, f"{folder}/{s.name}.md") for s in sections])
+    return "\n".join([*lines, "", HOW])
 
 
-def finding_lines(sections: Iterable[PaperSection], links: Mapping[str, str]) -> list[str]:
-    """One finding for each paper that has one."""
-    findings = [(section, summary_texts(section)[0]) for section in sections]
-    return [f"- **[{s.title}]({links[s.name]})**: {text}" for s, text in findings if text]
+def finding_cells(section: PaperSection, link: str) -> list[str]:
+    """A paper's line in the first table: whether its method is better than the others, and by how much."""
+    standing = find_standing(find_leads(section))
+    here, printed = (standing.text, f"{standing.printed} of {standing.columns}") if standing.columns else ("–", "–")
+    return [f"[{section.title}]({link})", f"**{standing.answer}**", summary_texts(section)[0], here, printed]
 
 
-def totals_text(sections: Sequence[PaperSection], not_run: str = "") -> str:
+def totals_text(sections: Sequence[PaperSection]) -> str:
     """Numbers and claims of all papers together, in a few sentences."""
     rows = [row for section in sections for row in section.rows]
-    gaps = find_gaps([row for section in sections for row in accuracy_rows(section.rows)])
+    sizes = gap_sizes(rows)
     claims = [result for section in sections for result in section.claims]
     decided = [result for result in claims if result.verdict in (HOLDS, FAILS)]
     trained = [result for result in decided if claim_grounds(result) == TRAINED]
     counts = {verdict: sum(r.verdict == verdict for r in trained) for verdict in (HOLDS, FAILS)}
-    more = f" [What was not run, and what it costs]({not_run})." if not_run else ""
     return (
-        f"Of {len(rows):,} printed numbers {count_measured(rows):,} are measured. Of the {gaps.total:,} accuracies "
-        f"among them {gaps.close:,} are within a point of the printed one, and half of all within {gaps.median:.1f}. "
+        f"Of {len(rows):,} printed numbers {count_measured(rows):,} are measured. Of the {len(sizes):,} accuracies "
+        f"among them {sum(size <= 1 for size in sizes):,} are within a point of the printed one, and "
+        f"{sum(size > LARGE_GAP for size in sizes):,} more than {LARGE_GAP:g} points off. "
         f"Of {len(claims)} claims {len(decided)} are decided: {len(trained)} by training ({counts[HOLDS]} hold, "
-        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction.{more}"
+        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction."
     )
 
 
 def overview_cells(section: PaperSection, link: str) -> list[str]:
-    """A paper's line in the table of the first page."""
-    gaps, wins = find_gaps(accuracy_rows(section.rows)), count_wins(find_leads(section))
-    title, *counts = section.summary()
-    sizes = [f"{gaps.median:.1f}", f"{gap_of(gaps.largest):+z.1f}"] if gaps.largest else ["–", "–"]
-    first = [f"{n} of {wins.columns}" for n in (wins.ours, wins.printed)] if wins.columns else ["–", "–"]
-    return [f"[{title}]({link})", *counts, *sizes, *first]
-
-
-def paper_overview(section: PaperSection, link: str = "") -> list[str]:
-    """A paper's claims that training decided, by verdict; and its number that is farthest from the printed one."""
-    lines = [f"## {section.title}", ""]
-    for verdict, what in ((HOLDS, "Holds"), (FAILS, "Does not hold")):
-        found = [r.claim for r in section.claims if r.verdict == verdict and claim_grounds(r) == TRAINED]
-        if found:
-            lines.append(f"- {what}, by training:")
-            lines += [f"    - {claim.text} ({claim.id})" for claim in found]
-    gaps = {table.experiment.id: find_gaps(accuracy_rows(table.rows)) for table in section.tables}
-    gaps = {experiment: each for experiment, each in gaps.items() if each.largest}
-    largest = find_gaps(accuracy_rows(section.rows)).largest
-    if largest:
-        best = min(gaps, key=lambda experiment: gaps[experiment].median)
-        numbers = f"{gaps[best].total} measured accuracies, half of them within {gaps[best].median:.2f} points"
-        lines.append(f"- Best reproduced: {best}, {numbers} of the printed ones.")
-        p = largest.printed
-        lines.append(f"- Largest gap: {p.method} in {p.experiment}, {p.case}: {largest.ours}, printed {p.text}.")
-    return [*lines, *([f"- [All claims and tables]({link})"] if link else []), ""]
+    """A paper's line in the table of numbers and claims."""
+    sizes, (title, numbers, measured, *verdicts) = gap_sizes(section.rows), section.summary()
+    large = sum(size > LARGE_GAP for size in sizes)
+    far = f"[{large} of {len(sizes)}]({link}#not-reproduced)" if large else f"0 of {len(sizes)}"
+    gaps = [f"{median(sizes):.1f}", far] if sizes else ["–", "–"]
+    return [f"[{title}]({link})", numbers, measured, *gaps, *verdicts]
 
 
 # the page of a paper --------------------------------------------------------------------------------------------
 
 
-def paper_page(section: PaperSection, first: str) -> str:
-    """A paper's summary, leads, claims by their grounds, and tables with the measured rows."""
-    lines = [f"# {section.title}", "", f"Back to the [first page](../{first}), which says how to read this page."]
-    summary = summary_texts(section)[1]
-    lines += ["", summary] if summary else []
-    lines += [*lead_lines(section), *figure_lines(section)]
+def paper_page(section: PaperSection, first: str, effects: Picture | None = None) -> str:
+    """A paper's summary, leads, large gaps, figures, claims by their grounds, and tables."""
+    lines = [f"# {section.title}", ""]
+    lines += [summary_texts(section)[1], ""] if section.summary_template else []
+    lines += [f"[First page](../{first}), which says how to read this one."]
+    if leads := lead_rows(section):
+        lines += ["", "## Does it beat the others?", "", LEAD_NOTE, "", *markdown_table(LEAD_COLUMNS, leads)]
+    lines += [*gap_lines(section), *figure_lines(section), "", "## Claims", "", CLAIM_NOTE]
+    lines += picture_lines(effects) if effects else []
     for grounds, title in GROUNDS_TITLES.items():
         shown = [r for r in section.claims if claim_grounds(r) == grounds and r.verdict != NOT_RUN]
         shown.sort(key=lambda r: VERDICTS.index(r.verdict))
         if shown:
-            lines += ["", f"## {title}", ""]
+            lines += ["", f"### {title}", ""]
             lines += markdown_table(CLAIM_COLUMNS, [claim_cells(result, result.grounds) for result in shown])
     missing = [r.claim.id for r in section.claims if r.verdict == NOT_RUN]
     lines += ["", f"[Not run]({NOT_RUN_PAGE}#{section.name}-claims): {', '.join(missing)}."] if missing else []
@@ -217,7 +233,7 @@ def paper_page(section: PaperSection, first: str) -> str:
         lines += table_lines(table, shared)
     if section.unprinted:
         lines += ["", "## Experiments without printed numbers", ""]
-        lines += [f"- {table.experiment.id}: {' '.join(table.remarks_beside(shared))}" for table in section.unprinted]
+        lines += [f"- {t.experiment.id}: {' '.join(t.remarks(shared))}" for t in section.unprinted]
     return "\n".join(lines) + "\n"
 
 
@@ -227,27 +243,33 @@ def shared_choices(section: PaperSection) -> list[tuple[str, str]]:
     return [choice for choice, count in counts.items() if count > 1]
 
 
-def lead_lines(section: PaperSection) -> list[str]:
-    """A table of the leads of the paper's methods over each other one: a row for each, with mean and extremes."""
-    rows = [[*pair, *lead_cells(leads)] for pair, leads in leads_by_rival(section).items()]
-    table = markdown_table(LEAD_COLUMNS, rows)
-    return ["", "## Does it beat the others?", "", LEAD_NOTE, "", *table] if rows else []
-
-
-def leads_by_rival(section: PaperSection) -> dict[tuple[str, str], list[Lead]]:
-    """The leads of the paper's methods, by method and other method."""
+def lead_rows(section: PaperSection) -> list[list[str]]:
+    """The leads of the paper's methods over each other one: a row for each, with mean and extremes."""
     by_rival: dict[tuple[str, str], list[Lead]] = {}
     for lead in find_leads(section):
         by_rival.setdefault((lead.method, lead.rival), []).append(lead)
-    return by_rival
+    return [[f"{method} – {rival}", *lead_cells(leads)] for (method, rival), leads in by_rival.items()]
 
 
 def lead_cells(leads: Sequence[Lead]) -> list[str]:
-    """Numbers of columns and of seeds, mean leads, and the columns with the least and the most."""
-    means = (fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads))
+    """In how many columns the method is clearly ahead or behind, mean leads, and the extremes."""
+    ahead, behind = sum(lead.is_ahead for lead in leads), sum(lead.is_behind for lead in leads)
+    mean, printed = fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads)
     ends = (min(leads, key=lambda lead: lead.ours), max(leads, key=lambda lead: lead.ours))
-    counts = [str(len(leads)), lead_seeds(leads).partition(" seed")[0]]
-    return [*counts, *(f"{mean:+z.2f}" for mean in means), *(f"{e.ours:+z.2f} in {e.case}" for e in ends)]
+    return [
+        f"clearly ahead in {ahead}, behind in {behind} of {len(leads)}",
+        f"{mean:+z.2f} ({printed:+z.2f})",
+        *(f"{e.ours:+z.2f} in {case_title(e.case)} ({e.sure})" for e in ends),
+    ]
+
+
+def gap_lines(section: PaperSection) -> list[str]:
+    """The accuracies that are far from the printed ones, with what is known of the cause."""
+    sizes = gap_sizes(section.rows)
+    lines = [f"- {table.experiment.id}: {cause}." for table in section.tables for cause in table.causes]
+    large = sum(size > LARGE_GAP for size in sizes)
+    text = f"{large} of {len(sizes)} accuracies are more than {LARGE_GAP:g} points from the printed ones."
+    return ["", "## Not reproduced", "", text, "", *lines] if lines else []
 
 
 def figure_lines(section: PaperSection) -> list[str]:
@@ -255,22 +277,64 @@ def figure_lines(section: PaperSection) -> list[str]:
     lines = ["", "## Figures"] if section.figures else []
     for figure in section.figures:
         if figure.is_shown:
-            image = f"![{figure.alt}]({figure.file_name}.svg)"
-            lines += ["", f"### {figure.title}", "", image, "", f"*{figure.note}*"]
+            file = f"{figure.file_name}.svg"
+            lines += ["", f"### {figure.title}", "", f"[![{figure.alt}]({file})]({file})", "", f"*{figure.note}*"]
     few = [f"{figure.experiment.id} ({figure.experiment.where})" for figure in section.figures if not figure.is_shown]
     return [*lines, *(["", f"Of these one line only was run: {', '.join(few)}."] if few else [])]
 
 
 def table_lines(table: LedgerTable, shared: Collection[tuple[str, str]] = ()) -> list[str]:
-    """The measured numbers of one experiment below a heading; without any, what is to be known of it."""
-    e = table.experiment
-    machines = f" Measured on {'; '.join(table.machines)}." if table.machines else ""
-    rows = [row for row in table.rows if row.values]
-    missing = len(table.rows) - len(rows)
-    left_out = f" {missing} of {len(table.rows)} numbers are [not run]({NOT_RUN_PAGE})." if missing else ""
-    lines = ["", f"### {e.id}: {e.title}", "", f"{e.where}.{machines}{left_out}", ""]
-    lines += [line for remark in table.remarks_beside(shared) for line in (remark, "")]
-    return lines + markdown_table(NUMBER_COLUMNS, [row_cells(row) for row in rows]) if rows else lines[:-1]
+    """The numbers of one experiment below a heading; without any, what is to be known of it."""
+    e, measured = table.experiment, count_measured(table.rows)
+    left_out = len(table.rows) - measured
+    missing = f" {left_out} of {len(table.rows)} numbers are [not run]({NOT_RUN_PAGE})." if left_out else ""
+    lines = ["", f"### {e.id}: {e.title}", "", f"{e.where}.{f' {cell_note(table.rows)}' if measured else ''}{missing}"]
+    for metric, (headings, rows) in number_grids(table.rows).items():
+        lines += ["", f"**{METRIC_TITLES.get(metric, metric)}**", "", *markdown_table(headings, rows)]
+    lines += [text for note in e.notes for text in ("", note)]
+    folded = [*table.choice_texts(shared), *(f"measured on {machine}" for machine in table.machines)]
+    items = "".join(f"<li>{escape(text, quote=False)}</li>" for text in folded)
+    return (
+        [*lines, "", f"<details><summary>Choices and machines</summary><ul>{items}</ul></details>"] if folded else lines
+    )
+
+
+def cell_note(rows: Sequence[LedgerRow]) -> str:
+    """What the cells of tables of numbers show, and how one is measured again."""
+    commands = dict.fromkeys(again_command(row) for row in rows if row.values)
+    return (
+        f"Ours (printed), in a smaller line seeds and settings; one again: {', or '.join(f'`{c}`' for c in commands)}."
+    )
+
+
+def again_command(row: LedgerRow) -> str:
+    """The command of a number with CASE, METHOD and N for what differs between numbers."""
+    words = shlex.split(row.command)
+    named = [n for n, word in enumerate(words) if word in ("--only", "--seeds")]
+    kept = [word for n, word in enumerate(words) if n not in named and n - 1 not in named]
+    return f"{shlex.join(kept)} --only case=CASE --only method=METHOD --seeds N"
+
+
+def number_grids(rows: Sequence[LedgerRow]) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """By metric: headings and rows of a table of methods by cases, or of cases by methods where there are many cases.
+
+    Cases and methods of which nothing was measured are left out.
+    """
+    grids = dict[str, tuple[list[str], list[list[str]]]]()
+    for metric in dict.fromkeys(row.printed.metric for row in rows if row.values):
+        cells = {(row.printed.case, row.printed.method): row for row in rows if row.printed.metric == metric}
+        measured = [key for key, row in cells.items() if row.values]
+        cases, methods = (dict.fromkeys(key[n] for key in measured) for n in (0, 1))
+        titles = {
+            case: f"{case_title(case)}<br>`{case}`" if case_title(case) != case else f"`{case}`" for case in cases
+        }
+        if len(cases) > MAX_COLUMNS:
+            lines = [[titles[c], *(number_cell(cells.get((c, m))) for m in methods)] for c in cases]
+            grids[metric] = ["case", *methods], lines
+        else:
+            lines = [[m, *(number_cell(cells.get((c, m))) for c in cases)] for m in methods]
+            grids[metric] = ["method", *titles.values()], lines
+    return grids
 
 
 # what was not run -----------------------------------------------------------------------------------------------
@@ -288,7 +352,7 @@ def not_run_page(sections: Sequence[PaperSection], first: str) -> str:
             rows = [row for row in table.rows if not row.values]
             if rows:
                 lines += ["", f"### {table.experiment.id}: numbers", ""]
-                lines += markdown_table(MISSING_COLUMNS, [row_cells(row)[: len(MISSING_COLUMNS)] for row in rows])
+                lines += markdown_table(MISSING_COLUMNS, [missing_cells(row) for row in rows])
     return "\n".join(lines) + "\n"
 
 
@@ -311,34 +375,29 @@ def open_claims(section: PaperSection) -> list[str]:
 # cells ----------------------------------------------------------------------------------------------------------
 
 
+def number_cell(row: LedgerRow | None) -> str:
+    """Our number and the printed one; in a second line its seeds and settings."""
+    if row is None:
+        return ""
+    printed = f"({row.printed.text}{f'; {row.printed.note}' if row.printed.note else ''})"
+    if not row.values:
+        return f"– {printed}"
+    more = [row.seeds_text, row.hyper, f"validated {row.validated}" if row.held_out else ""]
+    return f"{row.number} {printed}<br><small>{'; '.join(filter(None, more))}</small>"
+
+
 def claim_cells(result: ClaimResult, evidence: Sequence[str]) -> list[str]:
     """The cells of a claim, as CLAIM_COLUMNS names them."""
     claim = result.claim
-    where = f"{claim.where}; {', '.join(claim.experiments)}"
-    return [
-        f"**{claim.id}** {claim.text} *{where}*",
-        f"**{result.verdict_text}**",
-        "<br>".join(evidence),
-        claim.printed,
-        "<br>".join(result.controls),
-    ]
+    where = f"{claim.where}; {', '.join(claim.experiments)}; in print: {claim.printed}"
+    controls = [f"*Control*: {text}" for text in result.controls]
+    return [f"**{claim.id}** {claim.text} *{where}*", f"**{result.verdict_text}**", "<br>".join([*evidence, *controls])]
 
 
-def row_cells(row: LedgerRow) -> list[str]:
-    """The cells of a printed number, as NUMBER_COLUMNS names them."""
+def missing_cells(row: LedgerRow) -> list[str]:
+    """The cells of a printed number that was not measured, as MISSING_COLUMNS names them."""
     p = row.printed
-    note = f" ({p.note})" if p.note else ""
-    return [
-        p.case,
-        p.method,
-        p.metric,
-        f"{p.text}{note}",
-        row.ours,
-        row.validated,
-        row.difference,
-        row.hyper,
-        f"`{row.command}`",
-    ]
+    return [p.case, p.method, p.metric, f"{p.text}{f' ({p.note})' if p.note else ''}", row.ours]
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

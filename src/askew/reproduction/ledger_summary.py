@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import NamedTuple
 
 from ..errors import ConfigError
 from ..report.statistics import MIN_SEEDS, t_interval
 from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED
-from .ledger import ClaimResult, LedgerRow, PaperSection, count_measured, count_seeds, is_number
+from .ledger import ClaimResult, LedgerRow, PaperSection, count_seeds
+from .papers import own_methods
 
-# The methods that a paper proposes or compares with FedAvg, where they are not called like the paper.
-OWN_METHODS = {"mldl24": ("Loss-biased", "MGDA")}
+LEVEL = 0.1  # points; a smaller mean difference is called level
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 # A verdict as the end of a sentence: "That it is fair …"
 VERDICT_WORDS = {HOLDS: "holds", FAILS: "does not hold", UNDECIDED: "is undecided", NOT_RUN: "was not run"}
@@ -21,28 +21,12 @@ VERDICT_WORDS = {HOLDS: "holds", FAILS: "does not hold", UNDECIDED: "is undecide
 
 def accuracy_rows(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
     """Those of the rows that are measured in percent of accuracy whose printed number is one."""
-    return [row for row in rows if row.values and "accuracy" in row.printed.metric and is_number(row.printed.value)]
+    return [row for row in rows if row.gap is not None]
 
 
-def gap_of(row: LedgerRow) -> float:
-    """Our mean less the printed number."""
-    return fmean(row.values) - float(row.printed.value)
-
-
-class Gaps(NamedTuple):
-    """Distances of measured accuracies from the printed ones, in points."""
-
-    total: int
-    median: float
-    largest: LedgerRow | None
-    close: int  # how many are within a point
-
-
-def find_gaps(rows: Sequence[LedgerRow]) -> Gaps:
-    """The distances of rows of accuracy."""
-    sizes = [abs(gap_of(row)) for row in rows]
-    largest = max(rows, key=lambda row: abs(gap_of(row)), default=None)
-    return Gaps(len(rows), median(sizes) if sizes else 0.0, largest, sum(size <= 1 for size in sizes))
+def gap_sizes(rows: Iterable[LedgerRow]) -> list[float]:
+    """How far our accuracies are from the printed ones, in points."""
+    return [abs(row.gap) for row in rows if row.gap is not None]
 
 
 # leads ----------------------------------------------------------------------------------------------------------
@@ -58,12 +42,23 @@ class Lead(NamedTuple):
     ours: float
     printed: float
     seeds: int  # at which both were measured
-    clear: bool = False  # whether the 95% interval of the mean over these seeds is on one side of 0
+    low: float  # the ends of the 95% interval of the mean over these seeds
+    high: float
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether three seeds or more put the whole interval above 0."""
+        return self.seeds >= MIN_SEEDS and self.low > 0
 
-def own_methods(section: PaperSection) -> tuple[str, ...]:
-    """The methods that the paper proposes."""
-    return OWN_METHODS.get(section.name, (section.title,))
+    @property
+    def is_behind(self) -> bool:
+        """Whether three seeds or more put the whole interval below 0."""
+        return self.seeds >= MIN_SEEDS and self.high < 0
+
+    @property
+    def sure(self) -> str:
+        """The number of seeds, and whether they tell the lead from 0."""
+        return f"{count_seeds(self.seeds)}, {'clear' if self.is_ahead or self.is_behind else 'unsure'}"
 
 
 def find_leads(section: PaperSection) -> list[Lead]:
@@ -72,7 +67,7 @@ def find_leads(section: PaperSection) -> list[Lead]:
     for row in accuracy_rows(section.rows):
         p = row.printed
         columns.setdefault((p.experiment, p.case, p.metric), {})[p.method] = row
-    own, leads = own_methods(section), list[Lead]()
+    own, leads = own_methods(section.name), list[Lead]()
     for (experiment, case, _), rows in columns.items():
         for method in (name for name in own if name in rows):
             for rival, other in ((name, row) for name, row in rows.items() if name not in own):
@@ -81,41 +76,56 @@ def find_leads(section: PaperSection) -> list[Lead]:
                 if both:
                     points = [by_seed[seed] - rival_by_seed[seed] for seed in both]
                     printed = float(rows[method].printed.value) - float(other.printed.value)
-                    clear = is_clear(points)
-                    leads.append(Lead(experiment, case, method, rival, fmean(points), printed, len(both), clear))
+                    ends = t_interval(points, 0.95)
+                    leads.append(Lead(experiment, case, method, rival, fmean(points), printed, len(both), *ends))
     return leads
 
 
-def is_clear(points: Sequence[float]) -> bool:
-    """Whether three seeds or more tell a difference from 0: its 95% interval is on one side of it."""
-    low, high = t_interval(points, 0.95)
-    return len(points) >= MIN_SEEDS and (low > 0 or high < 0)
+class Standing(NamedTuple):
+    """How a paper's methods stand in the columns of its tables beside all others that were measured."""
 
-
-def lead_seeds(leads: Sequence[Lead]) -> str:
-    """The numbers of seeds of some leads in words: "1 seed", "2 to 10 seeds"."""
-    fewest, most = min(lead.seeds for lead in leads), max(lead.seeds for lead in leads)
-    return f"{fewest} to {most} seeds" if fewest < most else count_seeds(most)
-
-
-class Wins(NamedTuple):
-    """In how many columns of the tables a paper's method is above every other one that was measured."""
-
+    first: int  # columns in which one of them is clearly ahead of every other one
+    behind: int  # in which another one is clearly ahead of each of them
     columns: int
-    ours: int
-    printed: int
+    printed: int  # in which one of them is ahead of every other one in print
+
+    @property
+    def answer(self) -> str:
+        """Whether the paper's methods are better than the others."""
+        if self.first and self.behind:
+            return "in part"
+        return "yes" if self.first else "no" if self.behind else "undecided"
+
+    @property
+    def text(self) -> str:
+        """The columns in words."""
+        unsure = self.columns - self.first - self.behind
+        return f"clearly first in {self.first}, unsure in {unsure}, clearly behind in {self.behind}"
 
 
-def count_wins(leads: Sequence[Lead]) -> Wins:
-    """The wins, here and in the paper's own numbers for the same methods."""
-    columns: dict[tuple[str, str, str], list[Lead]] = {}
+def leads_by_column(leads: Iterable[Lead]) -> dict[tuple[str, str], list[list[Lead]]]:
+    """The leads by experiment and case; in each of these, those of every method of the paper apart."""
+    columns: dict[tuple[str, str], dict[str, list[Lead]]] = {}
     for lead in leads:
-        columns.setdefault((lead.experiment, lead.case, lead.method), []).append(lead)
-    ours, printed = (
-        sum(all(getattr(lead, which) > 0 for lead in each) for each in columns.values())
-        for which in ("ours", "printed")
+        columns.setdefault((lead.experiment, lead.case), {}).setdefault(lead.method, []).append(lead)
+    return {column: list(methods.values()) for column, methods in columns.items()}
+
+
+def find_standing(leads: Iterable[Lead]) -> Standing:
+    """The standing, here and in the paper's own numbers for the same methods."""
+    columns = leads_by_column(leads).values()
+    return Standing(
+        first=sum(any(all(lead.is_ahead for lead in each) for each in methods) for methods in columns),
+        behind=sum(all(any(lead.is_behind for lead in each) for each in methods) for methods in columns),
+        columns=len(columns),
+        printed=sum(any(all(lead.printed > 0 for lead in each) for each in methods) for methods in columns),
     )
-    return Wins(len(columns), ours, printed)
+
+
+def best_rivals(leads: Iterable[Lead]) -> list[Lead]:
+    """The lead over the best other method in every column, of that method of the paper which has the most of it."""
+    columns = leads_by_column(leads).values()
+    return [max((min(each, key=lambda lead: lead.ours) for each in m), key=lambda lead: lead.ours) for m in columns]
 
 
 # summaries ------------------------------------------------------------------------------------------------------
@@ -128,7 +138,8 @@ def summary_texts(section: PaperSection) -> tuple[str, str]:
     """
     finding, _, summary = section.summary_template.partition("\n\n")
     first, second = (PLACEHOLDER.sub(lambda m: fill_placeholder(section, m[1]), text) for text in (finding, summary))
-    return " ".join(first.split()), " ".join(second.split())
+    finding = " ".join(first.split())
+    return finding[:1].upper() + finding[1:], " ".join(second.split())
 
 
 def fill_placeholder(section: PaperSection, text: str) -> str:
@@ -159,68 +170,47 @@ def named_leads(section: PaperSection, about: str) -> tuple[str, str, list[Lead]
     return method, rival, [lead for lead in leads if not case or lead.case == case[0]]
 
 
-def lead_words(section: PaperSection, about: str) -> str:
-    """A lead as a number with its sign, on average where there are several columns."""
-    _, _, leads = named_leads(section, about)
-    if not leads:
-        return "not run"
-    mean = " on average" if len(leads) > 1 else ""
-    ours, printed = fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads)
-    return f"{ours:+z{point_digits(ours)}} points{mean} ({lead_seeds(leads)}; printed {printed:+z.1f})"
+def beat_words(section: PaperSection, about: str) -> str:
+    """Whether a method beats another one, as a sentence."""
+    method, rival, leads = named_leads(section, about)
+    ahead, behind = sum(lead.is_ahead for lead in leads), any(lead.is_behind for lead in leads)
+    if not ahead and not behind:
+        return f"**Whether {method} beats {rival} is undecided.**"
+    where = " in part" if behind else f" in {ahead} of {len(leads)} columns" if ahead < len(leads) else ""
+    return f"**{method} beats {rival}{where}.**" if ahead else f"**{method} does not beat {rival}.**"
+
+
+def brief_words(section: PaperSection, about: str) -> str:
+    """How far a method is ahead of another one or behind, and how sure that is."""
+    _, rival, leads = named_leads(section, about)
+    return f"{place_words(fmean(lead.ours for lead in leads), rival, leads)})" if leads else f"not run beside {rival}"
 
 
 def ahead_words(section: PaperSection, about: str) -> str:
-    """Which of two methods is ahead, and by how much; in one column, whether that could be chance."""
-    method, rival, leads = named_leads(section, about)
+    """The same, and what the paper prints of it."""
+    _, rival, leads = named_leads(section, about)
     if not leads:
-        return f"{method} and {rival} were not both run"
-    ours, printed = fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads)
-    first, second = (method, rival) if ours > 0 else (rival, method)
-    in_print = "too" if printed * ours > 0 else f"{second} is ahead"
-    of = f"on average over {len(leads)} columns, {lead_seeds(leads)}" if len(leads) > 1 else chance_words(leads[0])
-    return (
-        f"{first} is {abs(ours):{point_digits(ours)}} points ahead of {second} ({of}; in print {in_print}, by "
-        f"{abs(printed):.1f})"
-    )
+        return f"not run beside {rival}"
+    printed = fmean(lead.printed for lead in leads)
+    in_print = f"{abs(printed):.1f} {'ahead' if printed > 0 else 'behind'}"
+    return f"{place_words(fmean(lead.ours for lead in leads), rival, leads)}; in print {in_print})"
 
 
-def chance_words(lead: Lead) -> str:
-    """The number of seeds of one lead, and whether they tell it from 0."""
-    sure = "clear" if lead.clear else "could be chance" if lead.seeds >= MIN_SEEDS else "too few to be sure"
-    return f"{count_seeds(lead.seeds)}, {sure}"
-
-
-def point_digits(points: float) -> str:
-    """How points are printed: with one digit, where this is not 0.0."""
-    return ".1f" if abs(points) >= 0.05 else ".2f"
-
-
-def win_words(section: PaperSection, about: str) -> str:
-    """In how many columns the paper's method is first, here and in print."""
-    wins = count_wins(find_leads(section))
-    if not wins.columns:
-        return "in no measured column (none has it beside another method)"
-    plural = "s" * (wins.columns != 1)
-    return f"in {wins.ours} of {wins.columns} measured column{plural} (in print {wins.printed})"
-
-
-def gap_words(section: PaperSection, about: str) -> str:
-    """The median distance of our accuracies from the printed ones."""
-    return f"{find_gaps(accuracy_rows(section.rows)).median:.1f} points"
-
-
-def measured_words(section: PaperSection, about: str) -> str:
-    """How many printed numbers are measured."""
-    return f"{count_measured(section.rows)} of {len(section.rows)}"
+def place_words(mean: float, rival: str, leads: Sequence[Lead]) -> str:
+    """A mean lead in words, with an open bracket in which stands how sure it is."""
+    place = f"{abs(mean):.1f} points {'ahead of' if mean > 0 else 'behind'}" if abs(mean) >= LEVEL else "level with"
+    if len(leads) == 1:
+        return f"{place} {rival} ({leads[0].sure}"
+    counts = {"ahead": sum(lead.is_ahead for lead in leads), "behind": sum(lead.is_behind for lead in leads)}
+    clear = ", ".join(f"clearly {where} in {count}" for where, count in counts.items() if count) or "none clear"
+    return f"{place} {rival} on average ({len(leads)} columns, {clear}"
 
 
 PLACEHOLDERS: dict[str, Callable[[PaperSection, str], str]] = {
     "verdict": verdict_words,
-    "lead": lead_words,
+    "beats": beat_words,
+    "brief": brief_words,
     "ahead": ahead_words,
-    "wins": win_words,
-    "gap": gap_words,
-    "measured": measured_words,
 }
 
 

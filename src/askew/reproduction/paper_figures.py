@@ -5,8 +5,9 @@ Curves with the paper's axes, bars and prediction sets; and what is there before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import ceil
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
+from math import ceil, inf, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,10 +18,10 @@ from ..data.skew import heterogeneity
 from ..experiment.build import client_label_counts
 from ..experiment.store import write_atomic
 from ..report.figures import draw_line
-from ..report.picture import BLUE, Picture, bar_width, canvas, legend_label, style
+from ..report.picture import BLUE, COLOURS, Picture, bar_width, canvas, legend_label, style
 from ..report.skew import draw_skew
 from ..report.tables import MeanCurve, partition_name, sample_std
-from .papers import Experiment, PlannedRun, configure_runs, hyper_text
+from .papers import Experiment, PlannedRun, case_title, configure_runs, hyper_text, own_methods
 from .participation_counts import Counts, gini, participation_counts
 from .plan import Reproduction, chosen_points, runs_by_method
 from .results import Metrics, parse_curve
@@ -45,6 +46,7 @@ class Panel(NamedTuple):
     title: str
     y: str  # label of the axis
     lines: dict[str, MeanCurve]  # by label
+    seeds: Mapping[str, int]  # of the lines, where one number says it
     x: str = "Round"
 
 
@@ -69,11 +71,11 @@ def draw_paper_figures(reproduction: Reproduction, example: WorkedExample | None
     if example is not None:
         paths = example.curves.items()
         lines = {name: MeanCurve(list(range(len(path))), path, [0.0] * len(path)) for name, path in paths}
-        panels = [Panel("", example.axis, lines)] if lines else []
+        panels = [Panel("", example.axis, lines, {})] if lines else []
     else:
         clients = {p.case: p.config.partition.clients for p in reproduction.planned}
         panels = measured_panels(e, shown_lines(reproduction), clients)
-    return {"": draw_panels(panels, panel_columns(e))} if panels else {}
+    return {"": draw_panels(panels, panel_columns(e), own=own_methods(e.paper))} if panels else {}
 
 
 def panel_columns(e: Experiment) -> int:
@@ -136,24 +138,25 @@ def curve_panels(axis: Mapping[str, Any], lines: Lines) -> list[Panel]:
                 labels = without_common_end(panel_cases)
                 members.append((title, [(c, method, label) for c, label in zip(panel_cases, labels, strict=True)]))
     else:
-        members = [(case if len(cases) > 1 else "", [(case, m, m) for m in methods]) for case in cases]
+        members = [(case_title(case) if len(cases) > 1 else "", [(case, m, m) for m in methods]) for case in cases]
     found = []
     for title, entries in members:
         for y in axis.get("y", ()):
-            curves = dict[str, MeanCurve]()
+            curves, seeds = dict[str, MeanCurve](), dict[str, int]()
             for case, method, label in entries:
                 for (c, m, hyper), runs in lines.items():
                     if (c, m) == (case, method) and (curve := mean_curve(runs, y, last)).rounds:
-                        curves[f"{label}, {hyper}" if hyper else label] = curve
-            found.append(Panel(title, AXIS_LABELS[y], curves))
+                        label = f"{label}, {hyper}" if hyper else label
+                        curves[label], seeds[label] = curve, len(runs)
+            found.append(Panel(title, AXIS_LABELS[y], curves, seeds))
     return found
 
 
 def without_common_end(names: Sequence[str]) -> list[str]:
-    """Names without the part after the last "-" if all have the same: a line keeps its colour from panel to panel."""
+    """Names in words, without the part after the last "-" if all have the same: a line keeps its colour everywhere."""
     parts = [name.rpartition("-") for name in names]
     common = len(names) > 1 and all(begin and end == parts[0][2] for begin, _, end in parts)
-    return [begin for begin, _, _ in parts] if common else list(names)
+    return [case_title(begin if common else name) for name, (begin, _, _) in zip(names, parts, strict=True)]
 
 
 def clients_panel(metric: str, lines: Lines, clients: Mapping[str, int]) -> Panel:
@@ -171,12 +174,12 @@ def clients_panel(metric: str, lines: Lines, clients: Mapping[str, int]) -> Pane
         )
         for method, by_clients in found.items()
     }
-    return Panel("", "Best test accuracy, %", curves, "Clients")
+    return Panel("", "Best test accuracy, %", curves, {}, "Clients")
 
 
 def coverage_panel(lines: Lines) -> Panel:
     """Coverage of each method over the mean size of prediction sets, means over seeds."""
-    curves: dict[str, MeanCurve] = {}
+    curves, seeds = dict[str, MeanCurve](), dict[str, int]()
     for (_, method, _), runs in lines.items():
         measured = [metrics for metrics in runs if metrics.get("coverages_raps")]
         if measured:
@@ -186,15 +189,23 @@ def coverage_panel(lines: Lines) -> Panel:
             )
             shown = coverages >= LOWEST_COVERAGE
             no_band = [0.0] * int(shown.sum())
+            seeds[method] = len(measured)
             curves[method] = MeanCurve(sizes[shown].tolist(), (100 * coverages[shown]).tolist(), no_band)
-    return Panel("", "Empirical coverage, %", curves, SET_SIZE_LABEL)
+    return Panel("", "Empirical coverage, %", curves, seeds, SET_SIZE_LABEL)
 
 
-def draw_panels(panels: Sequence[Panel], max_columns: int, below: bool = False) -> Figure:
-    """Draw all panels with one legend, at the right or below; a method keeps its colour in all of them."""
+def draw_panels(panels: Sequence[Panel], max_columns: int, below: bool = False, own: Collection[str] = ()) -> Figure:
+    """Draw all panels with one legend, at the right or below; a method keeps its colour in all of them.
+
+    The dark colour is that of the paper's `own` methods alone.
+    """
     columns = min(max_columns, len(panels))
     rows = ceil(len(panels) / columns)
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
+    dark = count(len(COLOURS) - 1, len(COLOURS))
+    others = (n for n in count() if n % len(COLOURS) != len(COLOURS) - 1)
+    places = {label: next(dark if label.partition(",")[0] in own else others) for label in labels}
+    ranges = shown_ranges(panels)
     legend = 0.22 * ceil(len(labels) / LEGEND_COLUMNS if below else len(labels))  # its height in inches
     height = 3.1 * rows + legend if below else max(legend + 0.6, 3.3 * rows)
     figure = canvas(max(6.0, 4.2 * columns), height)
@@ -203,16 +214,48 @@ def draw_panels(panels: Sequence[Panel], max_columns: int, below: bool = False) 
     for n, panel in enumerate(panels, 1):
         axes = figure.add_subplot(rows, columns, n, xlabel=panel.x, ylabel=panel.y, title=panel.title)
         for label, curve in panel.lines.items():
-            handles[label] = draw_line(axes, labels.index(label), curve.rounds, curve.mean, curve.std)
+            handles[label] = draw_line(axes, places[label], curve.rounds, curve.mean, curve.std)
+        axes.set_ylim(*ranges[n - 1])
         if panel.x != SET_SIZE_LABEL:
             axes.locator_params(axis="x", integer=True)
     if len(labels) > 1:
-        texts = [legend_label(label) for label in labels]
+        texts = [legend_label(f"{label}{seeds_text(panels, label)}") for label in labels]
         where: Any = (
             {"loc": "outside lower center", "ncols": LEGEND_COLUMNS} if below else {"loc": "outside right upper"}
         )
         figure.legend([handles[label] for label in labels], texts, fontsize=9.5, **where)
     return figure
+
+
+def shown_ranges(panels: Sequence[Panel]) -> list[tuple[float, float]]:
+    """From where to where each panel goes: its means after a tenth of the rounds, and a little more.
+
+    Panels of one quantity have the same range where it is not much longer than theirs.
+    """
+    own = list[tuple[float, float]]()
+    for panel in panels:
+        curves = panel.lines.values()
+        first = max((at for c in curves for at in c.rounds), default=0) / 10 if panel.x == "Round" else -inf
+        means = [m for c in curves for at, m in zip(c.rounds, c.mean, strict=True) if at >= first and isfinite(m)]
+        own.append((min(means, default=0.0), max(means, default=1.0)))
+    found = list[tuple[float, float]]()
+    for panel, (low, high) in zip(panels, own, strict=True):
+        same = [span for other, span in zip(panels, own, strict=True) if other.y == panel.y]
+        lowest, highest = min(span[0] for span in same), max(span[1] for span in same)
+        if highest - lowest < 2 * min(span[1] - span[0] for span in same):
+            low, high = lowest, highest
+        room = 0.1 * (high - low) or 1.0
+        limits = (0.0, 100.5) if panel.y.endswith("%") else (-inf, inf)  # bands do not leave what is possible
+        found.append((max(low - room, limits[0]), min(high + room, limits[1])))
+    return found
+
+
+def seeds_text(panels: Sequence[Panel], label: str) -> str:
+    """The seeds of a line, where lines differ in it: " (1 to 3)"."""
+    seeds = sorted({panel.seeds[label] for panel in panels if label in panel.seeds})
+    if len({number for panel in panels for number in panel.seeds.values()}) < 2 or not seeds:
+        return ""
+    return f" ({seeds[0]} to {seeds[-1]})" if len(seeds) > 1 else f" ({seeds[0]})"
 
 
 # before training ------------------------------------------------------------------------------------------------

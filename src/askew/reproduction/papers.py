@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -30,6 +31,30 @@ SCALES = ("full", "reduced", "smoke")
 SHOWS = ("table", "curves", "bars", "coverage", "histogram", "heatmap", "toy", "cost")
 UNTRAINED = ("histogram", "heatmap", "toy")  # of SHOWS: those for which nothing is trained
 # Keys that a file may have, at its top level, in [[case]] and [[method]], and in [scale.NAME].
+# Papers in the order of the ledger, by folder, with their titles.
+TITLES = {"feddpc": "FedDPC", "feddc": "FedDC", "mldl24": "MLDL24", "fedpmvr": "FedPMVR", "fedpdc": "FedPDC"}
+# The methods that a paper proposes or compares with FedAvg, where they are not called like the paper.
+OWN_METHODS = {"mldl24": ("Loss-biased", "MGDA")}
+DATA_PATTERNS = (r"cifar(\d+)", "mnist", "fashion_mnist", "tiny_imagenet", r"synthetic-(\d)-(\d)")
+CASE_PARTS = re.compile(r"synthetic-\d-\d|gamma-[\d.]+|by-role|[^-]+")  # of the name of a case
+CASE_WORDS = {  # how they read, by their pattern
+    r"cifar(\d+)": r"CIFAR-\1",
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "tiny_imagenet": "Tiny ImageNet",
+    "cnn": "CNN",
+    "lenet": "LeNet",
+    r"vgg(\d+)": r"VGG\1",
+    r"resnet(\d+)": r"ResNet\1",
+    r"synthetic-(\d)-(\d)": r"Synthetic (\1, \2)",
+    r"gamma-(.+)": r"γ \1",
+    r"(0\.\d+)": r"Dirichlet \1",
+    "15": "15%",
+    "by-role": "by role",
+    "Nc1": "1 label",
+    r"Nc(\d+)": r"\1 labels",
+    r"J(\d+)": r"J \1",
+}
 EXPERIMENT_KEYS = (
     *("title", "where", "shows", "metric", "target", "also", "seeds", "choose", "choices", "notes", "axis"),
     *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap", "curves", "curves_every", "stored"),
@@ -161,6 +186,26 @@ class PlannedRun(NamedTuple):
         return self.digest, self.seed
 
 
+def own_methods(paper: str) -> tuple[str, ...]:
+    """The methods that a paper proposes, by its folder."""
+    return OWN_METHODS.get(paper, (TITLES.get(paper, paper),))
+
+
+def case_title(name: str) -> str:
+    """A case in words: "cifar10-cnn-0.1" is "CIFAR-10, CNN, Dirichlet 0.1"."""
+    parts = CASE_PARTS.findall(name)
+    for pattern, words in CASE_WORDS.items():
+        parts = [re.sub(pattern, words, part) if re.fullmatch(pattern, part) else part for part in parts]
+    return ", ".join(parts)
+
+
+def data_title(e: Experiment, case: str) -> str:
+    """A case of an experiment in words, with its data where its name does not say them."""
+    title, data = case_title(case), case_title(e.base.get("data", {}).get("name", "")).capitalize()
+    named = any(re.match(pattern, case) for pattern in DATA_PATTERNS)
+    return title if named or not data else f"{data.replace('Cifar', 'CIFAR')}, {title}"
+
+
 def papers_folder() -> Path:
     """The folder of the papers' files: beside the modules in an installed package, at the root of a checkout."""
     installed = Path(__file__).resolve().parents[1] / "papers"
@@ -186,7 +231,11 @@ def find_experiment(id: str) -> Experiment:
     for experiment in known.values():
         if id in (experiment.id, *experiment.also):
             return experiment
-    near = get_close_matches(id, [name for e in known.values() for name in (e.id, *e.also)], n=1, cutoff=0.5)
+    paper = id.rstrip("/").lower()
+    if own := [name for name, e in known.items() if e.paper == paper]:
+        raise UnknownName(f"{id!r} is a paper, which has {', '.join(own)}; name one of them.")
+    names = [name for e in known.values() for name in (e.id, *e.also)]
+    near = get_close_matches(id.lower(), names, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]!r}? " if near else ""
     raise UnknownName(
         f"there is no experiment {id!r}; {meant}`askew list experiments` shows all, or name a .toml file of your own."
@@ -195,7 +244,7 @@ def find_experiment(id: str) -> Experiment:
 
 def read_experiment(path: Path) -> Experiment:
     """Read one experiment's file and check it."""
-    page, name = read_toml(path), f"{path.parent.name}/{path.stem}"
+    page, name = read_toml(path), "/".join(filter(None, (path.parent.name, path.stem)))
     refuse_unknown_keys(page, EXPERIMENT_KEYS, f"{path}: ")
     for kind, keys in ENTRY_KEYS.items():
         for entry in page.get(kind, []):
@@ -436,9 +485,8 @@ def wanted_values(only: Iterable[str], specs: Sequence[RunSpec]) -> dict[str, li
                 f"--only: nothing here is called {kind!r}; {did_you_mean(kind, ['case', 'method', 'seed', *keys])}"
             )
         if kind in ("case", "method") and text.strip() not in known:
-            raise UnknownName(
-                f"--only: there is no {text.strip()!r} here; {did_you_mean(text.strip(), cases | methods)}"
-            )
+            among = known if equals else cases | methods
+            raise UnknownName(f"--only: there is no {text.strip()!r} here; {did_you_mean(text.strip(), among)}")
         value = text.strip() if kind in ("case", "method") else parse_value(text.strip())
         if not any(spec_value(s, kind) == value for s in specs):
             values = dict.fromkeys(hyper_value_text(v) for s in specs if (v := spec_value(s, kind)) is not None)

@@ -97,27 +97,31 @@ def entry_from_table(table: dict[str, Any], where: str) -> QueueEntry:
 
 
 def prepare_queue(
-    entries: Sequence[QueueEntry], results: str | Path, scale: str = "full", engine: EngineSettings | None = None
-) -> list[ScheduledExperiment]:
-    """Plan the entries; what an entry does not say of scale and precision is as given here."""
-    runs, scheduled = metrics_by_run(read_results(results)), list[ScheduledExperiment]()
-    usual = engine or EngineSettings()
-    for entry in entries:
-        settings = EngineSettings(
-            dtype=entry.dtype or usual.dtype, compile=usual.compile if entry.compile is None else entry.compile
-        )
-        own = settings if settings != EngineSettings() else None
-        reproduction = prepare_reproduction(
-            entry.experiment, entry.scale or scale, entry.only, entry.seeds, results, own, runs=runs
-        )
+    path: Path, results: str | Path, scale: str = "full", engine: EngineSettings | None = None
+) -> tuple[list[QueueEntry], list[ScheduledExperiment]]:
+    """Read and plan the entries of a file; what an entry does not say of scale and precision is as given here."""
+    entries, scheduled = read_queue(path), list[ScheduledExperiment]()
+    runs, usual = metrics_by_run(read_results(results)), engine or EngineSettings()
+    for n, entry in enumerate(entries, 1):
+        try:
+            settings = EngineSettings(
+                dtype=entry.dtype or usual.dtype, compile=usual.compile if entry.compile is None else entry.compile
+            )
+            own = settings if settings != EngineSettings() else None
+            reproduction = prepare_reproduction(
+                entry.experiment, entry.scale or scale, entry.only, entry.seeds, results, own, runs=runs
+            )
+        except AskewError as e:
+            raise type(e)(f"{path}, entry {n}: {e}") from None
         if reproduction.alone:
             raise ConfigError(
-                f"{entry.experiment} times rounds, one run at a time; take it out of the queue and run it by itself."
+                f"{path}, entry {n}: {entry.experiment} times rounds, one run at a time; take it out of the queue and "
+                "run it by itself."
             )
         missing = reproduction.missing
         stored = len({p.key for p in reproduction.planned}) - len(missing)
         scheduled.append(ScheduledExperiment(reproduction, entry.processes or 10**6, missing, stored=stored))
-    return scheduled
+    return entries, scheduled
 
 
 def run_queue(
