@@ -203,7 +203,7 @@ def test_a_time_is_a_number_with_a_unit(text: str | None, seconds: float | None)
 @pytest.mark.parametrize("text", ["", "2", "h", "-1h", "2 hours", "1e3s", "nan", "9" * 40 + "s", "2h30m"])
 def test_other_times_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", f"--stop-after={text}", "--quiet"]) == 2
-    assert "--stop-after takes a time above 0 such as 30s, 10m, 2h" in " ".join(capsys.readouterr().err.split())
+    assert "--stop-after takes a time such as 30s, 10m, 2h" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_run_stops_when_its_time_is_over_and_goes_on_to_the_same_bits(

@@ -404,7 +404,7 @@ def test_runs_of_one_method_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> 
         ('experiment = "feddpc/table2"\ndtype = "int8"\n', "int8"),
         ('experiment = "FedDPC/Table2"\n', "did you mean 'feddpc/table2'?"),
         ('experiment = "feddpc"\n', "is a paper, which has feddpc/fair-scale"),
-        ('experiment = "feddpc/table2"\nonly = ["method=feddpc"]\n', "did you mean 'FedDPC'? Known: FedAvg two-sided"),
+        ('experiment = "feddpc/table2"\nonly = ["method=feddpc"]\n', "did you mean 'FedDPC'? Known: FedCM"),
     ],
 )
 def test_a_mistake_in_an_entry_names_the_entry(tmp_path: Path, lines: str, words: str) -> None:

@@ -181,8 +181,8 @@ def parse_time(text: str | None) -> float | None:
     """The seconds of a time such as 30s, 10m, 2h or 1d; None where there is none."""
     if text is None:
         return None
-    if not (found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text.strip())) or not float(found[1]):
-        raise ConfigError(f"--stop-after takes a time above 0 such as 30s, 10m, 2h or 1d, got {text!r}; try 2h.")
+    if not (found := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text.strip())):
+        raise ConfigError(f"--stop-after takes a time such as 30s, 10m, 2h or 1d, got {text!r}; try 2h.")
     return float(found[1]) * UNITS[found[2]]
 
 

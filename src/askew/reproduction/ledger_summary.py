@@ -81,7 +81,7 @@ def find_leads(section: PaperSection) -> list[Lead]:
     return leads
 
 
-class Standing(NamedTuple):
+class PaperStanding(NamedTuple):
     """How a paper's methods stand in the columns of its tables beside all others that were measured."""
 
     first: int  # columns in which one of them is clearly ahead of every other one
@@ -111,10 +111,10 @@ def leads_by_column(leads: Iterable[Lead]) -> dict[tuple[str, str], list[list[Le
     return {column: list(methods.values()) for column, methods in columns.items()}
 
 
-def find_standing(leads: Iterable[Lead]) -> Standing:
+def find_standing(leads: Iterable[Lead]) -> PaperStanding:
     """The standing, here and in the paper's own numbers for the same methods."""
     columns = leads_by_column(leads).values()
-    return Standing(
+    return PaperStanding(
         first=sum(any(all(lead.is_ahead for lead in each) for each in methods) for methods in columns),
         behind=sum(all(any(lead.is_behind for lead in each) for each in methods) for methods in columns),
         columns=len(columns),
