@@ -29,7 +29,7 @@ DEVICES = ("NVIDIA H200", "cpu")  # whose times are given: the first of them tha
 LARGE_EFFECT = 2.0  # standard deviations; the power of a test is given for it where nothing was measured
 POWER = 0.8  # with which all cells of a claim are to pass together
 MEAN_TESTS = ("above", "trend")  # rules whose cells pass by a t-test
-OTHER_PROBLEMS = "cells that are not comparable with the paper's keep it from holding"
+OTHER_PROBLEMS = "it can only be refuted, as other cells are not comparable with the paper's"
 CLEAR_EFFECT = 3.0  # standard deviations that a difference is taken to have which was measured at one seed alone
 
 Needs = Mapping[tuple[str, Term], int]  # seeds by experiment and term

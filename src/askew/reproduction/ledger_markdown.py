@@ -153,12 +153,14 @@ def totals_text(sections: Sequence[PaperSection], not_run: str = "") -> str:
     decided = [result for result in claims if result.verdict in (HOLDS, FAILS)]
     trained = [result for result in decided if claim_grounds(result) == TRAINED]
     counts = {verdict: sum(r.verdict == verdict for r in trained) for verdict in (HOLDS, FAILS)}
+    corrected = sum(result.if_corrected != result.verdict for result in decided)
+    exact = f" {corrected} of these verdicts would be undecided if exact p-values were corrected too." * bool(corrected)
     more = f" [What was not run, and what it costs]({not_run})." if not_run else ""
     return (
         f"Of {len(rows):,} printed numbers {count_measured(rows):,} are measured. Of the {gaps.total:,} accuracies "
         f"among them {gaps.close:,} are within a point of the printed one, and half of all within {gaps.median:.1f}. "
         f"Of {len(claims)} claims {len(decided)} are decided: {len(trained)} by training ({counts[HOLDS]} hold, "
-        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction.{more}"
+        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction.{exact}{more}"
     )
 
 

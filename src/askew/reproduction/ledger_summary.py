@@ -146,7 +146,10 @@ def verdict_words(section: PaperSection, about: str) -> str:
     found = [result for result in section.claims if result.claim.id == about]
     if not found:
         raise ConfigError(f"papers/{section.name}/summary.md: there is no claim {about!r}; correct it.")
-    return f"**{VERDICT_WORDS.get(found[0].verdict, found[0].verdict)}** ({about})"
+    (result, *_), word = found, lambda verdict: f"**{VERDICT_WORDS.get(verdict, verdict)}**"
+    if result.claim.rules and not result.refuted_by and result.verdict != next(iter(result.readings.values())):
+        return f"{', '.join(f'{word(v)} with the {reading}' for reading, v in result.readings.items())} ({about})"
+    return f"{word(result.verdict)} ({about})"
 
 
 def named_leads(section: PaperSection, about: str) -> tuple[str, str, list[Lead]]:
