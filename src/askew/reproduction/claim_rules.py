@@ -363,7 +363,8 @@ def check_similar(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """In every cell the interval, at 90% or the level of the rule, lies inside the range; one outside refutes it."""
     cells, level = evaluator.cells(rule), rule.interval or LEVEL
     answers = [is_within(c.values, rule.low, rule.high, level) for c in cells]
-    inside = f"{sum(a is True for a in answers)} of {len(cells)} intervals inside {rule.low:.3g} to {rule.high:.3g}"
+    count = sum(a is True and c.comparable for a, c in zip(answers, cells, strict=True))
+    inside = f"{count} of {len(cells)} intervals inside {rule.low:.3g} to {rule.high:.3g}"
     intervals = cell_list(cells, lambda c: interval_text(c, level))
     inside += empty_cells(cells)
     found = cells_verdict(cells, [a is True for a in answers], [a is False for a in answers])
