@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median, stdev
 from typing import NamedTuple
@@ -26,6 +27,9 @@ from .results import TO_TARGET
 
 DEVICES = ("NVIDIA H200", "cpu")  # whose times are given: the first of them that was measured
 LARGE_EFFECT = 2.0  # standard deviations; the power of a test is given for it where nothing was measured
+POWER = 0.8  # with which all cells of a claim are to pass together
+MEAN_TESTS = ("above", "trend")  # rules whose cells pass by a t-test
+OTHER_PROBLEMS = "it can only be refuted, as other cells are not comparable with the paper's"
 CLEAR_EFFECT = 3.0  # standard deviations that a difference is taken to have which was measured at one seed alone
 
 Needs = Mapping[tuple[str, Term], int]  # seeds by experiment and term
@@ -154,9 +158,11 @@ class Biller:
             return min(bills, key=lambda bill: bill.missing.price)
         needs: dict[tuple[str, Term], int] = {}
         plans = list[str]()
+        tested = sum(len(rule.cells) for rule in rules if rule.test in MEAN_TESTS)
+        power = POWER ** (1 / max(1, tested))  # of each cell, such that all pass with POWER
         for rule, f in zip(rules, findings, strict=True):
             if rule.d:
-                plans.append(self.plan_cells(evaluator, rule, f, needs))
+                plans.append(self.plan_cells(evaluator, rule, f, needs, power))
         if not needs:
             return None
         return ClaimBill(self.missing_runs(needs, tested=True), "; ".join(dict.fromkeys(plans)))
@@ -169,7 +175,8 @@ class Biller:
         if rule.test != "above" or not rule.refutes or len(f.cells) != len(rule.cells):
             return []
         bound = rule.bound if rule.below is None else rule.below
-        cells = [(names, cell) for names, cell in zip(rule.cells, f.cells, strict=True) if cell.mean < bound]
+        pairs = zip(rule.cells, f.cells, strict=True)
+        cells = [(names, cell) for names, cell in pairs if cell.mean < bound and cell.comparable]
         bills = list[ClaimBill]()
         for names, cell in cells:
             if effect := cell_effect(cell, bound):
@@ -206,30 +213,52 @@ class Biller:
         return [ClaimBill(self.missing_runs(needs, tested=True), plan)]
 
     def plan_cells(
-        self, evaluator: RuleEvaluator, rule: ClaimRule, f: Finding, needs: dict[tuple[str, Term], int]
+        self, evaluator: RuleEvaluator, rule: ClaimRule, f: Finding, needs: dict[tuple[str, Term], int], power: float
     ) -> str:
-        """Adds the seeds that every cell needs to pass to `needs`; returns what that plan can find."""
-        used, hopeless = list[int](), list[str]()
+        """Adds the seeds at which every cell passes with this power to `needs`; returns what that plan can find."""
+        used, hopeless, joint, assumed = list[int](), list[str](), 1.0, False
         measured = f.cells[: len(rule.cells)] if rule.test == "trend" else f.cells  # slopes, then pairs of neighbours
         cells = measured if len(measured) == len(rule.cells) else [None] * len(rule.cells)
+        others = sum(not cell.comparable for cell in cells if cell)
         for names, cell in zip(rule.cells, cells, strict=True):
+            if cell and not cell.comparable:
+                continue
             seeds = 1 if rule.test == "fact" else rule.seeds  # what is counted needs no repetition
-            effect = cell_effect(cell, rule.bound) if cell else None
-            if rule.test in ("above", "trend") and cell and effect is not None:
-                found = seeds_needed(effect, SIGNIFICANCE, rule.seeds) if effect > 0 else None
+            if rule.test in MEAN_TESTS:
+                effect = cell_effect(cell, rule.bound) if cell else None
+                if cell and effect is None and cell.n >= MIN_SEEDS:  # without variance its sign decides
+                    effect = math.copysign(math.inf, cell.mean - rule.bound)
+                assumed |= effect is None
+                effect = LARGE_EFFECT if effect is None else effect
+                found = seeds_to_pass(effect, rule.seeds, power)
                 seeds = found or rule.seeds
-                hopeless += [] if found else [cell.name]
+                joint *= (1.0 if math.isinf(effect) else find_power(effect, seeds, SIGNIFICANCE)) if found else 0.0
+                hopeless += [] if found else [cell.name if cell else "all"]
             used.append(seeds)
             for t in cell_terms(rule, names):
                 key = evaluator.owner(t), t
                 needs[key] = max(needs.get(key, 0), seeds)
+        if not used:
+            return OTHER_PROBLEMS
         seeds_text = f"{min(used)}" if min(used) == max(used) else f"{min(used)} to {max(used)}"
         cells_text = f"{len(used)} cell{'s' * (len(used) != 1)} at {seeds_text} seed{'s' * (max(used) != 1)}"
         plan = f"{cells_text}{rule_limits(rule, min(used))}"
+        if rule.test in MEAN_TESTS and len(used) > 1 and not hopeless:
+            unknown = f", if those not measured yet are {LARGE_EFFECT:g} standard deviations" if assumed else ""
+            plan += f"; all {len(used)} pass with power {joint:.2f}{unknown}"
+        if others:
+            plan += f"; {OTHER_PROBLEMS}"
         if hopeless:
             some = ", ".join(hopeless[:3]) + (f" and {len(hopeless) - 3} more" if len(hopeless) > 3 else "")
             plan += f"; as measured so far, up to {MAX_SEEDS} seeds would not make {some} pass"
         return plan
+
+
+def seeds_to_pass(effect: float, least: int, power: float) -> int | None:
+    """The fewest seeds at which a cell passes with this power; None if it does not at any number that is planned."""
+    if math.isinf(effect):
+        return least if effect > 0 else None
+    return seeds_needed(effect, SIGNIFICANCE, least, power) if effect > 0 else None
 
 
 def cell_effect(cell: ClaimCell, bound: float) -> float | None:

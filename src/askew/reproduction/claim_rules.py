@@ -45,6 +45,7 @@ class ClaimCell(NamedTuple):
     values: list[float]
     missing: tuple[Term, ...] = ()  # terms that no run has
     undefined: int = 0  # seeds that were run and at which it has no value, such as a level that is never reached
+    comparable: bool = True  # whether all of its terms are about problems that the paper can have run
 
     @property
     def n(self) -> int:
@@ -63,6 +64,7 @@ class Finding(NamedTuple):
     test: str
     evidence: str
     cells: tuple[ClaimCell, ...] = ()
+    if_corrected: str = ""  # the verdict if exact p-values are corrected for the number of cells too, where it differs
 
 
 class ClaimRule(NamedTuple):
@@ -127,7 +129,13 @@ class RuleEvaluator:
         missing = tuple(t for name, t in formula.terms.items() if not values[name])
         title = " · ".join(value for name, value in names.items() if name not in rule.hidden) or "all"
         found = finite_values(numbers)
-        return ClaimCell(title, found, missing, len(numbers) - len(found))
+        comparable = all(self.is_comparable(t) for t in formula.terms.values())
+        return ClaimCell(title, found, missing, len(numbers) - len(found), comparable)
+
+    def is_comparable(self, t: Term) -> bool:
+        """Whether the runs of a term are on the problem that the paper ran, as far as is known."""
+        e = self.evidence.known[self.owner(t)]
+        return all(self.evidence.known[id].is_comparable(t.case) for id in (e.id, *e.runs))
 
     def cells(self, rule: ClaimRule, d: str = "") -> list[ClaimCell]:
         """All cells of a rule, of its own expression or of another."""
@@ -206,9 +214,14 @@ def reading_verdicts(rules: Sequence[ClaimRule], findings: Sequence[Finding]) ->
 # texts of findings ----------------------------------------------------------------------------------------------
 
 
-def cells_verdict(passes: Iterable[bool], fails: Iterable[bool]) -> str:
-    """The verdict on a rule from its cells: one that fails refutes it, all must pass for it to hold."""
-    return FAILS if any(fails) else HOLDS if all(passes) else UNDECIDED
+def cells_verdict(cells: Sequence[ClaimCell], passes: Iterable[bool], fails: Iterable[bool]) -> str:
+    """The verdict on a rule from its cells: one that fails refutes it, all must pass for it to hold.
+
+    A cell that is not comparable with the paper's does neither.
+    """
+    failed = any(fail and c.comparable for c, fail in zip(cells, fails, strict=False))
+    passed = all(ok and c.comparable for c, ok in zip(cells, passes, strict=True))
+    return FAILS if failed else HOLDS if passed else UNDECIDED
 
 
 def p_text(p: float) -> str:
@@ -223,19 +236,21 @@ def mean_text(test: MeanTest, bound: float = 0.0) -> str:
 
 def count_above(cells: Sequence[ClaimCell], bound: float = 0.0) -> str:
     """How many cells have a mean above the bound, and how many were not run."""
-    above, measured = sum(c.mean > bound for c in cells if c.n), sum(1 for c in cells if c.n)
+    means = [c.mean for c in cells if c.n and c.comparable]
     sign = f"above {bound:g}" if bound else "by sign"
-    return f"{above} of {measured} cell{'s' * (measured != 1)} {sign}{empty_cells(cells)}"
+    return f"{sum(m > bound for m in means)} of {len(means)} cell{'s' * (len(means) != 1)} {sign}{empty_cells(cells)}"
 
 
 def empty_cells(cells: Sequence[ClaimCell]) -> str:
-    """How many cells have no number, in words: those that were not run, and those where the runs reach none."""
-    undefined = [c for c in cells if not c.n and c.undefined]
-    not_run = sum(not c.n for c in cells) - len(undefined)
-    text = f", {not_run} not run" if not_run else ""
+    """How many cells lack numbers, in words: those that decide nothing, that were not run, or whose runs reach none."""
+    others = [c for c in cells if not c.comparable]
+    undefined = [c for c in cells if c.undefined]
+    not_run = sum(not c.n and not c.undefined for c in cells)
+    text = f", {len(others)} not comparable with the paper's, which decide nothing" if others else ""
+    text += f", {not_run} not run" if not_run else ""
     if undefined:
-        names = ", ".join(c.name for c in undefined[:MAX_CELLS])
-        text += f", {len(undefined)} without a value though run, as a level is out of reach ({names})"
+        names = "; ".join(f"{c.name}: {c.undefined} of {c.n + c.undefined} seeds" for c in undefined)
+        text += f", {len(undefined)} without a value at seeds that were run, as a level is out of reach there ({names})"
     return text
 
 
@@ -266,7 +281,9 @@ def extreme_cells(
     `adjusted` are the p-values of "below" after Holm.
     """
     several = len(cells) > 1
-    tested = [(test, c.name, p) for test, c, p in zip(tests, cells, adjusted, strict=True) if test.n >= 2]
+    tested = [
+        (test, c.name, p) for test, c, p in zip(tests, cells, adjusted, strict=True) if test.n >= 2 and c.comparable
+    ]
     if not tested:
         return []
     test, name, _ = max(tested, key=lambda entry: (entry[0].p_above, -entry[0].mean))
@@ -301,26 +318,43 @@ def check_above(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     reversals = tests
     if rule.below is not None:
         reversals = [paired_test([v - rule.below for v in c.values]) for c in cells]
-    adjusted = holm_below(reversals, rule.seeds)
-    passes, fails = [], []
-    for c, test, reversal, p in zip(cells, tests, reversals, adjusted, strict=True):
+    adjusted, corrected = (holm_below(cells, reversals, rule.seeds, exact) for exact in (False, True))
+    passes, fails, sure = [], [], []
+    for c, test, reversal, p, stricter in zip(cells, tests, reversals, adjusted, corrected, strict=True):
         enough = c.n >= rule.seeds
         tied = rule.tie > 0 and enough and fmean(map(abs, c.values)) < rule.tie
         passes.append(tied or (enough and (test.is_above or (test.is_zero and not rule.strict))))
         fails.append(enough and not tied and reversal.is_below and p < SIGNIFICANCE)
+        sure.append(fails[-1] and stricter < SIGNIFICANCE)
     parts = [count_above(cells, rule.bound), *extreme_cells(cells, tests, adjusted, rule.bound)]
-    return Finding(cells_verdict(passes, fails), paired_test_name(cells), "; ".join(parts), tuple(cells))
+    found, if_corrected = (cells_verdict(cells, passes, reversed_cells) for reversed_cells in (fails, sure))
+    return corrected_finding(Finding(found, paired_test_name(cells), "; ".join(parts), tuple(cells)), if_corrected)
 
 
-def holm_below(tests: Sequence[MeanTest], seeds: int = MIN_SEEDS) -> list[float]:
-    """The p-values of "below" after Holm over all cells; a cell with too few seeds counts, and its p-value is 1."""
-    return holm_adjust([test.p_below if test.n >= seeds else 1.0 for test in tests])
+def corrected_finding(f: Finding, if_corrected: str) -> Finding:
+    """The finding with a remark, where its verdict would be another if exact p-values were corrected too."""
+    if f.verdict == if_corrected:
+        return f
+    evidence = f"{f.evidence}; {if_corrected} if the exact p is corrected too"
+    return f._replace(evidence=evidence, if_corrected=if_corrected)
+
+
+def holm_below(
+    cells: Sequence[ClaimCell], tests: Sequence[MeanTest], seeds: int = MIN_SEEDS, exact: bool = False
+) -> list[float]:
+    """The p-values of "below" after Holm over all cells: Student's, or the exact ones where they are there.
+
+    A cell that has too few seeds or is not comparable counts, and its p-value is 1.
+    """
+    ps = [test.p_below if test.exact_below is None or not exact else test.exact_below for test in tests]
+    used = [c.comparable and test.n >= seeds for c, test in zip(cells, tests, strict=True)]
+    return holm_adjust([p if use else 1.0 for p, use in zip(ps, used, strict=True)])
 
 
 def check_sign(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """A condition beside a test: every cell's mean is above the bound. Where it is not, nothing is decided."""
     cells = evaluator.cells(rule)
-    found = cells_verdict([c.n >= rule.seeds and c.mean > rule.bound for c in cells], [])
+    found = cells_verdict(cells, [c.n >= rule.seeds and c.mean > rule.bound for c in cells], [])
     parts = [*([rule.what] if rule.what else []), count_above(cells, rule.bound)]
     return Finding(found, "by sign", "; ".join(parts), tuple(cells))
 
@@ -329,10 +363,11 @@ def check_similar(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """In every cell the interval, at 90% or the level of the rule, lies inside the range; one outside refutes it."""
     cells, level = evaluator.cells(rule), rule.interval or LEVEL
     answers = [is_within(c.values, rule.low, rule.high, level) for c in cells]
-    inside = f"{sum(a is True for a in answers)} of {len(cells)} intervals inside {rule.low:.3g} to {rule.high:.3g}"
+    count = sum(a is True and c.comparable for a, c in zip(answers, cells, strict=True))
+    inside = f"{count} of {len(cells)} intervals inside {rule.low:.3g} to {rule.high:.3g}"
     intervals = cell_list(cells, lambda c: interval_text(c, level))
     inside += empty_cells(cells)
-    found = cells_verdict([a is True for a in answers], [a is False for a in answers])
+    found = cells_verdict(cells, [a is True for a in answers], [a is False for a in answers])
     name = f"{'' if rule.interval else 'two one-sided t, '}{100 * level:g}% interval"
     return Finding(found, name, f"{inside}; {intervals}", tuple(cells))
 
@@ -351,17 +386,20 @@ def check_trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
             cell = evaluator.cell(rule, names, f"{rule.sign} * ({second} - {first})")
             pairs.append(cell._replace(name=f"{cell.name}, {x} to {y}"))
     slope_tests, pair_tests = ([paired_test(c.values) for c in cells] for cells in (slopes, pairs))
-    tests = [*slope_tests, *(pair_tests if rule.neighbours else [])]
-    adjusted = holm_below(tests)
+    cells, tests = [*slopes, *pairs], [*slope_tests, *pair_tests]
+    refuting = len(tests) if rule.neighbours else len(slopes)
+    adjusted, corrected = (holm_below(cells[:refuting], tests[:refuting], exact=exact) for exact in (False, True))
     passes = [test.is_above for test in slope_tests]
     passes += [not test.is_below and test.n >= MIN_SEEDS for test in pair_tests]
-    fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
+    fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=False)]
+    sure = [fail and p < SIGNIFICANCE for fail, p in zip(fails, corrected, strict=True)]
     parts = [f"slopes as stated: {count_above(slopes)}", *extreme_cells(slopes, slope_tests, adjusted[: len(slopes)])]
     parts += [f"{sum(test.is_below for test in pair_tests)} of {len(pairs)} neighbours reversed"]
     if rule.neighbours:
         parts += against_texts(pairs, pair_tests, adjusted[len(slopes) :])
     name = f"t on slopes{' and neighbours' * rule.neighbours}, one-sided, Holm"
-    return Finding(cells_verdict(passes, fails), name, "; ".join(parts), (*slopes, *pairs))
+    found, if_corrected = (cells_verdict(cells, passes, reversed_cells) for reversed_cells in (fails, sure))
+    return corrected_finding(Finding(found, name, "; ".join(parts), tuple(cells)), if_corrected)
 
 
 def check_printed(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
@@ -379,7 +417,7 @@ def check_printed(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
         texts[id(c)] = f"{c.mean:.2f}{spread}, printed {value:g}, room {room:.2f}"
     fails = [c.n >= rule.seeds and not ok for c, ok in zip(cells, passes, strict=True)]
     name = "within 2 standard deviations, at least 0.5"
-    return Finding(cells_verdict(passes, fails), name, cell_list(cells, lambda c: texts[id(c)]), tuple(cells))
+    return Finding(cells_verdict(cells, passes, fails), name, cell_list(cells, lambda c: texts[id(c)]), tuple(cells))
 
 
 def printed_value(evaluator: RuleEvaluator, rule: ClaimRule, names: Mapping[str, str]) -> tuple[float, float]:
@@ -410,7 +448,7 @@ def check_between(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     )
     by = f"{100 * rule.interval:g}% interval" if rule.interval else "standard errors"
     name = f"mean in {rule.low:g} to {rule.high:g}, by {by}"
-    return Finding(cells_verdict(passes, fails), name, means, tuple(cells))
+    return Finding(cells_verdict(cells, passes, fails), name, means, tuple(cells))
 
 
 def check_share(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
@@ -419,7 +457,7 @@ def check_share(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     passes = [c.n >= rule.seeds and c.mean > rule.more for c in cells]
     fails = [c.n >= rule.seeds and c.mean < min(0.5, rule.more) for c in cells]
     counts = cell_list(cells, lambda c: f"{sum(c.values):g} of {c.n}")
-    return Finding(cells_verdict(passes, fails), f"more than {rule.more:g} of the seeds", counts, tuple(cells))
+    return Finding(cells_verdict(cells, passes, fails), f"more than {rule.more:g} of the seeds", counts, tuple(cells))
 
 
 def check_count(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
@@ -440,14 +478,14 @@ def check_unpaired(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """The mean of `d` is above that of `b`, which comes from other data."""
     firsts, seconds = evaluator.cells(rule), evaluator.cells(rule, rule.b)
     tests = [welch_test(a.values, b.values) for a, b in zip(firsts, seconds, strict=True)]
-    adjusted = holm_below(tests)
-    fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
     cells = [
         a._replace(values=a.values if b.n else [], missing=a.missing + b.missing)
         for a, b in zip(firsts, seconds, strict=True)
     ]
+    adjusted = holm_below(cells, tests)
+    fails = [test.is_below and p < SIGNIFICANCE for test, p in zip(tests, adjusted, strict=True)]
     parts = [f"{mean_text(test)}, {p_text(test.p_above)}" for c, test in zip(cells, tests, strict=True) if c.n]
-    found = cells_verdict([test.is_above for test in tests], fails)
+    found = cells_verdict(cells, [test.is_above for test in tests], fails)
     return Finding(found, "Welch's t, one-sided", "; ".join(parts), tuple(cells))
 
 
@@ -455,7 +493,7 @@ def check_fact(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """Counted, not estimated: true in every cell and seed, and one seed suffices."""
     cells = evaluator.cells(rule)
     true = [all(c.values) for c in cells if c.n]
-    found = cells_verdict([bool(c.n) and all(c.values) for c in cells], [not t for t in true])
+    found = cells_verdict(cells, [bool(c.n) and all(c.values) for c in cells], [not all(c.values) for c in cells])
     counts = f"true in {sum(true)} of {len(true)} cell{'s' * (len(true) != 1)}{empty_cells(cells)}"
     return Finding(found, "counted", counts, tuple(cells))
 
@@ -491,9 +529,9 @@ def report_cells(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
 
 
 def run_claim_check(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
-    """Decided by the methods' code or by arithmetic, without a stored run."""
+    """Decided by the methods' code or by arithmetic, without a stored run; undecided where that does not suffice."""
     true, grounds = CLAIM_CHECKS[rule.function]()
-    return Finding(HOLDS if true else FAILS, "deduced", grounds)
+    return Finding(UNDECIDED if true is None else HOLDS if true else FAILS, "deduced", grounds)
 
 
 # The tests by the names that claims.toml uses.

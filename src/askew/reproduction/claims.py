@@ -16,7 +16,7 @@ from .papers import refuse_unknown_keys
 KINDS = ("ordering", "trend", "value", "ablation", "cost", "robustness", "theory-not-testable")
 CLAIM_SCALES = ("full", "reduced")  # scales at which claims are decided; smoke decides nothing
 CLAIM_KEYS = ("id", "where", "text", "experiments", "kind", "printed", "control", "rule", "beside", "needs", "implies")
-RULE_KEYS = sorted({"each", "let", *ClaimRule._fields} - {"cells"})
+RULE_KEYS = sorted({"each", "let", "readings", *ClaimRule._fields} - {"cells"})
 
 
 class Claim(NamedTuple):
@@ -70,11 +70,28 @@ def claim_from_table(table: Mapping[str, Any], lists: Mapping[str, Any]) -> Clai
         kind=table["kind"],
         printed=table["printed"],
         control=table.get("control", ""),
-        rules=tuple(rule_from_table(r, lists, table["id"]) for r in (rules if isinstance(rules, list) else [])),
+        rules=tuple(
+            rule_from_table(each, lists, table["id"])
+            for r in (rules if isinstance(rules, list) else [])
+            for each in rule_readings(r, lists)
+        ),
         beside=tuple(rule_from_table({"test": "report"} | r, lists, table["id"]) for r in table.get("beside", [])),
         needs=table.get("needs", ""),
         implies=tuple(table.get("implies", ())),
     )
+
+
+def rule_readings(table: Mapping[str, Any], lists: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rule once for each of its `readings`, a table of names with what {variant} is in each; itself without."""
+    readings = table.get("readings")
+    if readings is None:
+        return [dict(table)]
+    variants: Mapping[str, str] = lists[readings] if isinstance(readings, str) else readings
+    rest = {key: value for key, value in table.items() if key != "readings"}
+    return [
+        rest | {"reading": name, "let": table.get("let", {}) | {"variant": variant}}
+        for name, variant in variants.items()
+    ]
 
 
 def rule_from_table(table: Mapping[str, Any], lists: Mapping[str, Any], owner: str) -> ClaimRule:

@@ -139,10 +139,18 @@ class ClaimResult(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS; where the paper has several readings, that of the default one."""
+        """One of VERDICTS; where the paper has several readings, that of the default one once all are decided."""
         if not self.claim.rules:
             return UNTESTABLE if self.claim.kind == "theory-not-testable" else NOT_RUN
-        return FAILS if self.refuted_by else next(iter(self.readings.values()))
+        return FAILS if self.refuted_by else joint_verdict(self.readings)
+
+    @property
+    def if_corrected(self) -> str:
+        """The verdict if exact p-values were corrected for the number of comparisons too."""
+        if not self.claim.rules or self.refuted_by:
+            return self.verdict
+        found = [f._replace(verdict=f.if_corrected or f.verdict) for f in self.findings[self.scale]]
+        return joint_verdict(reading_verdicts(self.claim.rules, found))
 
     @property
     def seeds(self) -> int:
@@ -190,6 +198,13 @@ class ClaimResult(NamedTuple):
             found = f"{f.verdict}: {f.evidence}" if f.verdict and f.evidence else f.evidence or NOT_RUN
             lines.append(f"{rule.what}: {found}")
         return lines
+
+
+def joint_verdict(readings: Mapping[str, str]) -> str:
+    """The verdict in the default reading, which is the first; open while that in any reading is."""
+    first, *others = readings.values()
+    is_open = {NOT_RUN, UNDECIDED}.intersection(others)
+    return UNDECIDED if is_open and first in (HOLDS, FAILS) else first
 
 
 def deciding_scale(claim: Claim, findings: Mapping[str, Sequence[Finding]]) -> str:

@@ -200,7 +200,8 @@ def claim_effects(section: PaperSection) -> list[Effect]:
 
 def rule_effect(result: ClaimResult, rule: ClaimRule, finding: Finding) -> list[Effect]:
     """The effect of one rule, if a cell of it has enough seeds for an interval; otherwise nothing."""
-    tested = [(n, c) for n, c in enumerate(finding.cells) if c.n >= MIN_SEEDS and stdev(c.values) > 1e-9]
+    deciding = [(n, c) for n, c in enumerate(finding.cells) if c.n >= MIN_SEEDS and c.comparable]
+    tested = [(n, c) for n, c in deciding if stdev(c.values) > 1e-9]
     if not tested:
         return []
     points = all(in_points(rule, rule.cells[n]) for n, _ in tested)

@@ -186,12 +186,14 @@ def totals_text(sections: Sequence[PaperSection]) -> str:
     decided = [result for result in claims if result.verdict in (HOLDS, FAILS)]
     trained = [result for result in decided if claim_grounds(result) == TRAINED]
     counts = {verdict: sum(r.verdict == verdict for r in trained) for verdict in (HOLDS, FAILS)}
+    corrected = sum(result.if_corrected != result.verdict for result in decided)
+    exact = f" {corrected} of these verdicts would be undecided if exact p-values were corrected too." * bool(corrected)
     return (
         f"Of {len(rows):,} printed numbers {count_measured(rows):,} are measured. Of the {len(sizes):,} accuracies "
         f"among them {sum(size <= 1 for size in sizes):,} are within a point of the printed one, and "
         f"{sum(size > LARGE_GAP for size in sizes):,} more than {LARGE_GAP:g} points off. "
         f"Of {len(claims)} claims {len(decided)} are decided: {len(trained)} by training ({counts[HOLDS]} hold, "
-        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction."
+        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction.{exact}"
     )
 
 

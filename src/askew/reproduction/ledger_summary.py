@@ -157,7 +157,15 @@ def verdict_words(section: PaperSection, about: str) -> str:
     found = [result for result in section.claims if result.claim.id == about]
     if not found:
         raise ConfigError(f"papers/{section.name}/summary.md: there is no claim {about!r}; correct it.")
-    return f"**{VERDICT_WORDS.get(found[0].verdict, found[0].verdict)}** ({about})"
+    verdict, readings = found[0].verdict, found[0].readings
+    if verdict == UNDECIDED and next(iter(readings.values())) != UNDECIDED:  # decided in the default reading alone
+        return f"{', '.join(f'{bold_verdict(v)} with the {reading}' for reading, v in readings.items())} ({about})"
+    return f"{bold_verdict(verdict)} ({about})"
+
+
+def bold_verdict(verdict: str) -> str:
+    """A verdict as the end of a sentence."""
+    return f"**{VERDICT_WORDS.get(verdict, verdict)}**"
 
 
 def named_leads(section: PaperSection, about: str) -> tuple[str, str, list[Lead]]:

@@ -60,7 +60,7 @@ EXPERIMENT_KEYS = (
     *("runs", "cases", "methods", "base", "case", "method", "grid", "scale", "gap", "curves", "curves_every", "stored"),
 )
 ENTRY_KEYS = {"case": ("name", "set", "methods"), "method": ("name", "set", "grid", "cases")}
-GAP_KEYS = ("cases", "methods", "cause", "runs")
+GAP_KEYS = ("cases", "methods", "cause", "runs", "comparable")
 SCALE_KEYS = ("set", "grid", "seeds", "cases", "methods")
 # Record keys that can be stored as curves, and the rounds between two points of each.
 CURVES = {"accuracy": 1, "train_loss": 1, "loss": 1, "public_share": 1, "public_ratio": 1, "drift_relative": 20}
@@ -93,6 +93,7 @@ class Gap(NamedTuple):
     methods: tuple[str, ...]
     cause: str
     runs: int  # of these cases and methods that were stored when the cause was written; 0: not said
+    comparable: bool = True  # whether it is the published problem at all; otherwise it decides no claim
 
 
 class Scale(NamedTuple):
@@ -154,6 +155,10 @@ class Experiment:
         if scale not in SCALES:
             raise ConfigError(f"unknown scale {scale!r}; {did_you_mean(scale, SCALES)}")
         return self.scales.get(scale, Scale({}, {}, (), (), ()))
+
+    def is_comparable(self, case: str) -> bool:
+        """Whether a case is the published problem, as far as is known."""
+        return all(gap.comparable or case not in gap.cases for gap in self.gaps)
 
     def includes(self, case: str, method: str) -> bool:
         """Whether an experiment that shows the runs of others shows those of this case and method."""
@@ -323,7 +328,8 @@ def positive_whole(value: object, key: str) -> int:
 
 def gap_from_table(table: Mapping[str, Any]) -> Gap:
     """One [[gap]] of an experiment's file."""
-    return Gap(tuple(table["cases"]), tuple(table["methods"]), table["cause"], table.get("runs", 0))
+    runs, comparable = table.get("runs", 0), table.get("comparable", True)
+    return Gap(tuple(table["cases"]), tuple(table["methods"]), table["cause"], runs, comparable)
 
 
 def scale_from_table(table: Mapping[str, Any]) -> Scale:
