@@ -231,7 +231,7 @@ def test_late_answers_without_a_deadline_are_waiting_for_all() -> None:
 
 
 def check_timeline(records: Sequence[Record], how: TimeSettings, at_work: int, final: float) -> None:
-    """Every client that began has one fate, the clock never runs back, and the model is the sum of what was used."""
+    """Every client that began has one outcome, the clock never runs back, and the model is the sum of what was used."""
     began: dict[int, tuple[int, float, float]] = {}  # of those at work: round, begin and end
     w, steps, at = 0.0, 0, 0.0
     before = [(0.0, 0)]  # the model and the number of steps before each round

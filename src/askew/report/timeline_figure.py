@@ -29,7 +29,7 @@ AT_WORK = "at work, or not used yet"  # in the last round that is shown
 NOT_USED = "answer not used"
 DROPPED_OUT = "dropped out, no answer"
 # What became of an answer, as the legend says it: for lost ones as in the records.
-FATES = {
+OUTCOMES = {
     IN_TIME: BLUE,
     NEWEST: BLUE,
     OLDER: GREEN,
@@ -50,7 +50,7 @@ class Bar(NamedTuple):
     start: float
     seconds: float  # until its answer came, or it left
     end: float  # of the round, if the answer is then late
-    fate: str
+    outcome: str
     staleness: int = 0
 
     @property
@@ -60,7 +60,7 @@ class Bar(NamedTuple):
 
     def mark(self, inside: float) -> float:
         """Where it is marked that the client left, or that it dropped out: so far within its bar, or its round."""
-        if self.fate == DROPPED_OUT:
+        if self.outcome == DROPPED_OUT:
             return self.start + min(inside, (self.end - self.start) / 2)
         return self.start + max(self.worked - inside, self.worked / 2)
 
@@ -68,12 +68,12 @@ class Bar(NamedTuple):
 def bars_of(record: Record) -> list[Bar]:
     """A bar for each client that was asked in a round."""
     call, began, end = call_round(record), float(record["began"]), float(record["clock"])
-    fates = dict.fromkeys(call.asked, NOT_USED) | dict.fromkeys(call.used, IN_TIME)
-    fates |= {client: reason for reason in (LATE, NOT_AWAITED, LEFT) for client in call.incidents.get(reason, ())}
+    outcomes = dict.fromkeys(call.asked, NOT_USED) | dict.fromkeys(call.used, IN_TIME)
+    outcomes |= {client: reason for reason in (LATE, NOT_AWAITED, LEFT) for client in call.incidents.get(reason, ())}
     pairs = zip(call.asked, map(float, record["answer_seconds"]), strict=True)
-    bars = [Bar(client, began, seconds, end, fates[client]) for client, seconds in pairs]
+    bars = [Bar(client, began, seconds, end, outcomes[client]) for client, seconds in pairs]
     absent = call.incidents.get(NO_ANSWER, ())
-    return [bar._replace(fate=DROPPED_OUT) if bar.client in absent and not bar.seconds else bar for bar in bars]
+    return [bar._replace(outcome=DROPPED_OUT) if bar.client in absent and not bar.seconds else bar for bar in bars]
 
 
 def overlapping_bars(records: Sequence[Record]) -> list[Bar]:
@@ -89,10 +89,10 @@ def overlapping_bars(records: Sequence[Record]) -> list[Bar]:
         for client in call.asked:
             if bar := at_work.pop(client, None):
                 stale = staleness.get(client, 0)
-                fate = OLDER if stale else NEWEST
+                outcome = OLDER if stale else NEWEST
                 if client not in call.used:
-                    fate = LEFT if client in call.incidents.get(LEFT, ()) else NOT_USED
-                bars.append(bar._replace(fate=fate, staleness=stale))
+                    outcome = LEFT if client in call.incidents.get(LEFT, ()) else NOT_USED
+                bars.append(bar._replace(outcome=outcome, staleness=stale))
     return [*bars, *at_work.values()]
 
 
@@ -116,8 +116,8 @@ def timeline_picture(groups: Sequence[RunGroup]) -> Picture | None:
     handles = draw_bars(axes, [bar for bar in bars if bar.client in rows], rows)
     handles |= draw_rounds(axes, records, run.config["time"]) | draw_gaps(axes, bars, float(records[-1]["clock"]))
     draw_legend(figure, list(handles.values()), list(handles))
-    counts = Counter(bar.fate for bar in bars)
-    words = ", ".join(f"{counts[fate]} {fate}" for fate in FATES if counts[fate])
+    counts = Counter(bar.outcome for bar in bars)
+    words = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
     alt = f"Gantt chart of clients over the virtual clock, {len(records)} rounds. Bars: {words}."
     return Picture("timeline", "Timeline", alt, timeline_note(run, groups, records, len(asked)), figure)
 
@@ -126,20 +126,20 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], rows: dict[int, int]) -> dict[str
     """Draw the bars, and thin what a late answer still needed; returns what the legend shows, by its words."""
     handles: dict[str, Any] = {}
     width = axes.get_xlim()[1]
-    for fate, colour in FATES.items():
-        own = [bar for bar in bars if bar.fate == fate]
+    for outcome, colour in OUTCOMES.items():
+        own = [bar for bar in bars if bar.outcome == outcome]
         if not own:
             continue
         places, starts = [rows[bar.client] for bar in own], [bar.start for bar in own]
         worked = [bar.worked for bar in own]
         if colour:  # white edges: two answers of a client, one right after the other, are two bars
-            handles[fate] = axes.barh(
+            handles[outcome] = axes.barh(
                 places, worked, left=starts, height=0.66, color=colour, edgecolor="white", linewidth=1, zorder=3
             )
-        if fate in MARKS:
+        if outcome in MARKS:
             style: Any = {"color": INK, "markersize": 5, "markerfacecolor": "none", "linestyle": "none", "zorder": 4}
-            (mark,) = axes.plot([bar.mark(INSIDE * width) for bar in own], places, MARKS[fate], **style)
-            handles[fate] = (handles[fate][0], mark) if colour else mark
+            (mark,) = axes.plot([bar.mark(INSIDE * width) for bar in own], places, MARKS[outcome], **style)
+            handles[outcome] = (handles[outcome][0], mark) if colour else mark
         if colour == ORANGE:
             ends = [start + length for start, length in zip(starts, worked, strict=True)]
             rests = [bar.seconds - bar.worked for bar in own]

@@ -98,7 +98,7 @@ def round_up(moment: float, is_there: Callable[[float], bool]) -> float:
 def too_late(moment: float) -> ConfigError:
     """The refusal of a moment near which numbers are too far apart."""
     return ConfigError(
-        f"time: the clock is at {moment:.3g} seconds, where moments of the same stay cannot be told apart any more; "
+        f"time: the clock is at {moment:.3g} seconds, where two moments of one stay are the same number; "
         "make answers shorter (time.seconds, time.up, time.down), or stays longer."
     )
 
