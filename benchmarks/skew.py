@@ -1,17 +1,12 @@
 """Rounds of equal clients and of unequal ones (Dirichlet 0.2) with as many samples in all, in turn.
 
-    python benchmarks/skew.py --work lenet-100x10x50 --dtype tf32 --engine stacked --pairs 3
-
-On CUDA it also tells how many kernels a round of equal clients has and how long they take.
+$ python benchmarks/skew.py --work lenet-100x10x50 --dtype tf32 --engine stacked --pairs 3
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-
-import torch
-from torch.profiler import ProfilerActivity, profile
 
 from askew.bench.workloads import workload_config
 from askew.engine.base import finished_time
@@ -33,13 +28,6 @@ def round_ms(workload: str, engine: EngineSettings, skewed: bool, count: int) ->
             began = finished_time(device)
             server.run_round(t, ids, meanwhile=lambda t=t: server.prepare(t + 1, ids))
             took.append(1e3 * (finished_time(device) - began))
-        if device.type == "cuda" and not skewed:
-            with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-                server.run_round(WARM_UP + count + 1, ids)
-                torch.cuda.synchronize()
-            kernels = profiler.key_averages()
-            busy = sum(k.device_time_total for k in kernels) / 1e3
-            print(f"  {sum(k.count for k in kernels)} kernels a round, {busy:.2f} ms of them on the GPU")
     return statistics.median(took[WARM_UP:])
 
 
