@@ -35,7 +35,7 @@ from ..models import MLP, LeNet, LeNetPMVR
 from ..participation import chances
 from .participation_counts import gini, skewed_counts
 
-CheckResult = tuple[bool | None, str]  # whether the claim holds, None if this cannot say, and the grounds
+CheckResult = tuple[bool, str]  # whether the claim holds, and the grounds
 DRAWS = 20  # seeds at which participation is counted
 ROUNDS = 2000  # rounds over which it is counted
 
@@ -114,17 +114,6 @@ def dpc_server_slope() -> CheckResult:
     ratio = added[4000] / added[1000]
     grounds = f"what a further participant adds is {ratio:.2f} times as much for 4 times the parameters (counted)"
     return ratio < 2, grounds
-
-
-def dpc_server_linear() -> CheckResult:
-    """Is the server's work linear in the number of participants? Seconds would say, and counts stand in for them."""
-    cohorts = (5, 10, 20, 50, 100)
-    values = np.array([count_server_values(algorithms["feddpc"](), c, 1000) for c in cohorts], dtype=float)
-    line = np.polyval(np.polyfit(cohorts, values, 1), cohorts)
-    off = float(np.abs(values - line).max() / values.max())
-    counts = ", ".join(map(str, cohorts))
-    handled = f"values handled for {counts} participants are off a line by {size_text(off)}"
-    return None, f"{handled} (counted); the server's seconds at these numbers, which decide, were not measured"
 
 
 def dpc_client_extra() -> CheckResult:
@@ -338,7 +327,7 @@ def fedavg_is_fedsgd() -> CheckResult:
 CLAIM_CHECKS: dict[str, Callable[[], CheckResult]] = {
     check.__name__: check
     for check in (
-        *(dpc_server_slope, dpc_server_linear, dpc_client_extra, dpc_state, dpc_orthogonal),
+        *(dpc_server_slope, dpc_client_extra, dpc_state, dpc_orthogonal),
         *(sigmoid_average, participation_gini, pmvr_quadratics, bn_without_norm, pdc_penalty, pdc_insensitive),
         *(scaffold_traffic, fedavg_is_fedsgd, shortest_descends),
     )

@@ -15,6 +15,8 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+import numpy as np
+
 from ..errors import ConfigError
 from ..report.statistics import (
     MIN_SEEDS,
@@ -78,12 +80,12 @@ class ClaimRule(NamedTuple):
     reading: str = ""  # the reading of the paper that it is about; each has a verdict of its own
     seeds: int = MIN_SEEDS  # a cell with fewer decides nothing
     refutes: bool = True  # whether it can refute a claim; otherwise it can only keep one from holding
-    bound: float = 0.0  # above: what the mean must exceed
+    bound: float = 0.0  # above: what the mean must exceed; linear: what R² must exceed
     below: float | None = None  # above: what a refuting mean lies below, if not the bound
     strict: bool = True  # above: differences of 0 do not support it
     tie: float = 0.0  # above: a cell whose mean |d| is smaller passes
     low: float = -math.inf  # similar, between: the range
-    high: float = math.inf
+    high: float = math.inf  # of linear: the largest spread, as a share of a cell's mean
     errors: Sequence[float] = (1, 2)  # between: standard errors by which a mean may be out, and by which it refutes
     interval: float = 0.0  # similar: the level, if not 90%; between: of a t-interval that refutes instead of errors
     sign: int = 1  # trend
@@ -402,6 +404,27 @@ def check_trend(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     return corrected_finding(Finding(found, name, "; ".join(parts), tuple(cells)), if_corrected)
 
 
+def check_linear(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
+    """The numbers lie on a line over the cells, whose names are numbers too: R² is large and nothing is quadratic.
+
+    A parabola is fitted at every seed; where the mean of its quadratic terms is not 0, by a 95% interval, the claim is
+    refuted. Numbers that spread more than allowed decide nothing.
+    """
+    cells, name = evaluator.cells(rule), "straight line; t on quadratic terms, two-sided"
+    if min(c.n for c in cells) < rule.seeds or len({c.n for c in cells}) > 1:
+        return Finding(UNDECIDED, name, count_seeds_of(cells), tuple(cells))
+    x, y = np.array([float(c.name) for c in cells]), np.array([c.values for c in cells])
+    spread = float((y.std(axis=1, ddof=1) / y.mean(axis=1)).max())
+    slope, intercept = np.polyfit(x, y.mean(axis=1), 1)  # as many numbers at each x: the line through all of them
+    r2 = 1 - float(((y - (slope * x + intercept)[:, None]) ** 2).sum() / ((y - y.mean()) ** 2).sum())
+    left, right = t_interval(np.polyfit(x, y, 2)[0], 0.95)
+    is_straight = left <= 0 <= right
+    found = UNDECIDED if spread > rule.high else FAILS if not is_straight else HOLDS if r2 > rule.bound else UNDECIDED
+    term = f"quadratic term {fmean((left, right)):.3g} ({left:.3g} to {right:.3g})"
+    evidence = f"R² {r2:.4f} of {intercept:.3g} + {slope:.3g} n; {term}; largest spread {100 * spread:.0f}%"
+    return Finding(found, name, evidence, tuple(cells))
+
+
 def check_printed(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """Every cell is within two standard deviations, ours and the paper's together, of the printed number.
 
@@ -529,9 +552,9 @@ def report_cells(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
 
 
 def run_claim_check(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
-    """Decided by the methods' code or by arithmetic, without a stored run; undecided where that does not suffice."""
+    """Decided by the methods' code or by arithmetic, without a stored run."""
     true, grounds = CLAIM_CHECKS[rule.function]()
-    return Finding(UNDECIDED if true is None else HOLDS if true else FAILS, "deduced", grounds)
+    return Finding(HOLDS if true else FAILS, "deduced", grounds)
 
 
 # The tests by the names that claims.toml uses.
@@ -541,6 +564,7 @@ RULE_TESTS: dict[str, Callable[[RuleEvaluator, ClaimRule], Finding]] = {
     "sign": check_sign,
     "similar": check_similar,
     "trend": check_trend,
+    "linear": check_linear,
     "printed": check_printed,
     "between": check_between,
     "share": check_share,
