@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from askew.algorithms import algorithms
 from askew.algorithms.fedpmvr import READINGS
 from askew.cli.ledger import check_page
 from askew.cli.main import main
@@ -76,6 +77,7 @@ from askew.reproduction.participation_counts import participation_counts, skewed
 from askew.reproduction.plan import prepare_reproduction
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.prune_curves import curve_uses, is_pruned, prune_curves
+from askew.reproduction.queue_plan import undecided_claims
 from askew.reproduction.results import (
     TO_TARGET,
     ResultRow,
@@ -529,11 +531,50 @@ def test_every_reading_has_its_verdict() -> None:
     assert reading_verdicts(rules, findings) == {"one": UNDECIDED, "two": FAILS}
     claim = read_claims(PAPERS / "fedpdc")[9]
     result = ClaimResult(claim, {"full": tuple(map(verdict_of, (FAILS, NOT_RUN)))}, (), None)
-    assert result.verdict == UNDECIDED and result.verdict_text == "does not hold (literal), not run (prox)"
+    assert result.verdict == UNDECIDED and result.verdict_text == "does not hold (literal); not run (prox)"
     both = result._replace(findings={"full": tuple(map(verdict_of, (FAILS, HOLDS)))})
     assert both.verdict == FAILS  # that of the default reading, once all are decided
     unrun = result._replace(findings={"full": tuple(map(verdict_of, (NOT_RUN, HOLDS)))})
     assert unrun.verdict == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "declared", "undeclared", "has_open_reading"),
+    [
+        (FAILS, UNDECIDED, FAILS, UNDECIDED, True),
+        (HOLDS, NOT_RUN, HOLDS, UNDECIDED, True),
+        (HOLDS, FAILS, HOLDS, HOLDS, False),
+        (UNDECIDED, FAILS, UNDECIDED, UNDECIDED, False),
+        (NOT_RUN, FAILS, NOT_RUN, NOT_RUN, False),
+    ],
+)
+def test_a_declared_default_reading_decides_alone(
+    first: str, other: str, declared: str, undeclared: str, has_open_reading: bool
+) -> None:
+    findings = {"full": (verdict_of(first), verdict_of(other))}
+    without = ClaimResult(read_claims(PAPERS / "fedpdc")[9], findings, (), None)
+    result = without._replace(claim=without.claim._replace(default_reading="literal"))
+    assert (result.verdict, without.verdict) == (declared, undeclared)
+    assert (result.has_open_reading, without.has_open_reading) == (has_open_reading, False)
+    assert result.verdict_text == f"{first} (literal, the default); {other} (prox)"
+    assert without.verdict_text == f"{first} (literal); {other} (prox)"
+    assert result.if_corrected == result.verdict
+
+
+def test_a_verdict_in_the_default_reading_may_rest_on_exact_p_values_that_are_not_corrected() -> None:
+    claim = read_claims(PAPERS / "fedpdc")[9]._replace(default_reading="literal")
+    unsure = verdict_of(FAILS)._replace(if_corrected=UNDECIDED)
+    for findings, expected in (((unsure, verdict_of(UNDECIDED)), UNDECIDED), ((verdict_of(FAILS), unsure), FAILS)):
+        result = ClaimResult(claim, {"full": findings}, (), None)
+        assert (result.verdict, result.if_corrected) == (FAILS, expected)
+
+
+def test_the_default_readings_of_the_papers_are_those_of_feddc_s_code() -> None:
+    declared = {c.id: c.default_reading for c in REAL if c.default_reading}
+    assert declared == {f"feddc-{n:02}": "variate of the code" for n in (9, 13, 22, 23, 25)}
+    methods = {m.name: m.set["algorithm"] for m in papers.experiments()["feddc/table3-setting3"].methods if m.set}
+    assert methods["FedDC, variate of the text"]["variate"] == "displacement"
+    assert methods["FedDC"].get("variate", algorithms["feddc"]().variate) == "code"
 
 
 def test_a_rule_may_be_read_in_several_ways() -> None:
@@ -578,6 +619,15 @@ def test_a_wrong_rule_is_refused_with_its_claim(text: str, message: str, tmp_pat
     assert message in str(e.value)
     (tmp_path / "claims.toml").write_text(f'{head}rule = "needs"\n')
     with pytest.raises(ConfigError, match="what it would take"):
+        read_claims(tmp_path)
+
+
+@pytest.mark.parametrize(("default", "readings"), [("two", "one two"), ("three", "one two"), ("one", "one")])
+def test_a_default_reading_is_the_first_of_several(default: str, readings: str, tmp_path: Path) -> None:
+    head = '[[claim]]\nid = "toy-01"\nwhere = "1"\ntext = "t"\nexperiments = []\nkind = "trend"\nprinted = "yes"\n'
+    rules = "".join(f'[[claim.rule]]\ntest = "above"\nreading = "{each}"\nd = "1"\n' for each in readings.split())
+    (tmp_path / "claims.toml").write_text(f'{head}default_reading = "{default}"\n{rules}')
+    with pytest.raises(ConfigError, match=f"toy-01: default_reading = '{default}' is not the first of several"):
         read_claims(tmp_path)
 
 
@@ -874,11 +924,13 @@ def test_reduced_runs_decide_as_such_and_stand_beside_no_printed_number(desk: Pa
     measure(desk, plain, "reduced")
     text = ledger_text(desk)
     assert cells(text, "**toy-01**")[1] == "**holds (reduced)**"
+    assert "Of these verdicts, 1 come from smaller runs alone (reduced)." in text
     assert cells(text, "**toy-03**")[1] == "**not run**"  # a value is decided at full scale only
     assert cells(text, "easy | FedAvg | best_accuracy")[4].startswith("not run")
     measure(desk, lambda run: 1 - plain(run))
     verdict = cells(ledger_text(desk), "**toy-01**")
     assert verdict[1] == "**does not hold**" and "<br>holds (reduced)<br>*Control*" in verdict[2]
+    assert "smaller runs alone" not in ledger_text(desk)
 
 
 def test_results_of_other_settings_are_not_taken(desk: Path) -> None:
@@ -922,6 +974,51 @@ def test_an_unfinished_grid_gives_no_number(desk: Path) -> None:
         "not run: 3 runs, 4.31 k samples, time unknown"  # the rest of the grid, then two seeds at the chosen point
     )
     assert cells(text, "**toy-01**")[1] == "**not run**"
+
+
+def read_in_two_ways(desk: Path, default: str = "") -> None:
+    """The first claim is about the easy case in one reading, and about the hard one in the other."""
+    head, _, rest = CLAIMS.partition("[[claim.rule]]")
+    rule = '[[claim.rule]]\ntest = "above"\nreading = "as {0}"\nd = "[{0} | FedProx] - [{0} | FedAvg]"\n'
+    text = f"{head}{default}\n{rule.format('easy')}{rule.format('hard')}[[claim.beside]]"
+    (desk / "papers" / "toy" / "claims.toml").write_text(text + rest.partition("[[claim.beside]]")[2])
+
+
+def test_a_claim_that_its_default_reading_decides_is_counted_and_has_no_bill(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_in_two_ways(desk, 'default_reading = "as easy"')
+    measure(desk, plain, only=lambda run: run.case == "easy")
+    text, shown = ledger_text(desk), "holds (as easy, the default); not run (as hard)"
+    assert cells(text, "**toy-01**")[1] == f"**{shown}**"
+    assert "Of 3 claims 2 are decided: 2 by training (2 hold, 0 do not)" in text
+    assert "Of these verdicts, 1 are open in another reading." in text
+    assert "| toy-01 " not in text  # in the list of what open claims need
+    sections = collect_ledger(desk / "papers", desk / "results")
+    page = ledger_page(sections)
+    assert shown in page and "Of these verdicts, 1 are open in another reading." in page
+    assert '<tr data-kind="yes" id="toy-01">' in page
+    assert main(["ledger", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)["claims"][0]
+    assert (record["verdict"], record["counts_as"]) == (shown, "holds")
+    assert list(undecided_claims(sections, {("toy/table", "hard", "FedProx")})) == []
+    read_in_two_ways(desk)
+    text = ledger_text(desk)
+    assert cells(text, "**toy-01**")[1] == "**holds (as easy); not run (as hard)**"
+    assert "Of 3 claims 1 are decided" in text and "another reading" not in text.partition("## How")[0]
+    assert cells(text, "toy-01 ")[2].startswith("needs 8 runs")  # those of the other reading
+
+
+def test_only_its_default_reading_is_missing_for_a_claim(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("askew.reproduction.queue_plan.experiments", lambda: papers.experiments(desk / "papers"))
+    read_in_two_ways(desk, 'default_reading = "as easy"')
+    measure(desk, plain, only=lambda run: run.case == "hard")
+    sections = collect_ledger(desk / "papers", desk / "results")
+    claim = sections[0].claims[0]
+    assert (claim.verdict, claim.verdict_text) == (NOT_RUN, "not run (as easy, the default); holds (as hard)")
+    assert claim.bill and claim.bill.missing.runs == 8
+    assert list(undecided_claims(sections, {("toy/table", "easy", "FedProx")})) == ["toy-01", "toy-03"]
+    assert list(undecided_claims(sections, {("toy/table", "hard", "FedProx")})) == []
 
 
 def test_a_claim_that_implies_one_that_fails_does_not_hold(desk: Path) -> None:
@@ -1386,7 +1483,13 @@ def test_without_an_option_the_command_prints_and_writes_nothing(
     printed = json.loads(capsys.readouterr().out)
     assert sorted(desk.rglob("*")) == before
     (test,) = printed["claims"][0].pop("tests")
-    assert printed["claims"][0] == {"id": "toy-01", "verdict": "holds", "from": "trained", "paper": "yes"}
+    assert printed["claims"][0] == {
+        "id": "toy-01",
+        "verdict": "holds",
+        "counts_as": "holds",
+        "from": "trained",
+        "paper": "yes",
+    }
     assert test["verdict"] == "holds" and test["level"] == 0.9
     for comparison in test["comparisons"]:
         low, high = comparison["interval"]

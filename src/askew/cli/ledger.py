@@ -75,12 +75,13 @@ def ledger(
 
 
 def claim_records(sections: Iterable[PaperSection]) -> list[dict[str, Any]]:
-    """Every claim with its verdict, where that comes from, and the numbers behind it."""
+    """Every claim with its verdict as the pages show and count it, where that comes from, and the numbers behind it."""
     claims = [result for section in sections for result in section.claims]
     return [
         {
             "id": r.claim.id,
             "verdict": r.verdict_text,
+            "counts_as": r.verdict,
             "from": claim_grounds(r),
             "paper": r.claim.printed,
             "tests": [finding_record(finding) for finding in r.findings.get("full", ())],

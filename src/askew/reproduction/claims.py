@@ -15,7 +15,10 @@ from .papers import refuse_unknown_keys
 
 KINDS = ("ordering", "trend", "value", "ablation", "cost", "robustness", "theory-not-testable")
 CLAIM_SCALES = ("full", "reduced")  # scales at which claims are decided; smoke decides nothing
-CLAIM_KEYS = ("id", "where", "text", "experiments", "kind", "printed", "control", "rule", "beside", "needs", "implies")
+CLAIM_KEYS = (
+    *("id", "where", "text", "experiments", "kind", "printed", "control"),
+    *("rule", "beside", "needs", "implies", "default_reading"),
+)
 RULE_KEYS = sorted({"each", "let", "readings", *ClaimRule._fields} - {"cells"})
 
 
@@ -33,6 +36,11 @@ class Claim(NamedTuple):
     beside: tuple[ClaimRule, ...]  # controls and readings, reported beside the verdict
     needs: str  # of a claim without rules: what it would take
     implies: tuple[str, ...] = ()  # ids of claims whose comparisons are all among its own
+    default_reading: str = ""  # whose verdict is the claim's; "": all readings must be decided
+
+    def needs_reading(self, reading: str) -> bool:
+        """Whether the claim is open while it is open in this reading."""
+        return self.default_reading in ("", reading)
 
     @property
     def scales(self) -> tuple[str, ...]:
@@ -62,7 +70,7 @@ def claim_from_table(table: Mapping[str, Any], lists: Mapping[str, Any]) -> Clai
         raise ConfigError(
             f'{table["id"]}: rule = "needs" goes with needs = "…", which says what it would take; give both or neither.'
         )
-    return Claim(
+    claim = Claim(
         id=table["id"],
         where=table["where"],
         text=table["text"],
@@ -78,7 +86,15 @@ def claim_from_table(table: Mapping[str, Any], lists: Mapping[str, Any]) -> Clai
         beside=tuple(rule_from_table({"test": "report"} | r, lists, table["id"]) for r in table.get("beside", [])),
         needs=table.get("needs", ""),
         implies=tuple(table.get("implies", ())),
+        default_reading=table.get("default_reading", ""),
     )
+    readings = list(dict.fromkeys(rule.reading for rule in claim.rules))
+    if claim.default_reading and (len(readings) < 2 or claim.default_reading != readings[0]):
+        raise ConfigError(
+            f"{claim.id}: default_reading = {claim.default_reading!r} is not the first of several readings; name "
+            "that one, or leave it out."
+        )
+    return claim
 
 
 def rule_readings(table: Mapping[str, Any], lists: Mapping[str, Any]) -> list[dict[str, Any]]:

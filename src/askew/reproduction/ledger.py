@@ -47,6 +47,7 @@ from .results import (
 )
 
 VERDICTS = (HOLDS, FAILS, UNDECIDED, NOT_RUN, UNTESTABLE)
+OPEN = {NOT_RUN, UNDECIDED}
 RECORDED_METRIC = re.compile(r"[a-z_0-9]+")  # how the metrics are spelled that runs record
 TRIED = re.compile(r"\b(Tried|Not tried(?: yet)?|Suspected(?: and not tried)?):")  # which begins a part of a cause
 LARGE_GAP = 2.0  # points of accuracy; a larger difference from a printed number needs a cause
@@ -139,10 +140,10 @@ class ClaimResult(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """One of VERDICTS; where the paper has several readings, that of the default one once all are decided."""
+        """One of VERDICTS; of several readings that of the first, for which some claims need all to be decided."""
         if not self.claim.rules:
             return UNTESTABLE if self.claim.kind == "theory-not-testable" else NOT_RUN
-        return FAILS if self.refuted_by else joint_verdict(self.readings)
+        return FAILS if self.refuted_by else joint_verdict(self.claim, self.readings)
 
     @property
     def if_corrected(self) -> str:
@@ -150,7 +151,21 @@ class ClaimResult(NamedTuple):
         if not self.claim.rules or self.refuted_by:
             return self.verdict
         found = [f._replace(verdict=f.if_corrected or f.verdict) for f in self.findings[self.scale]]
-        return joint_verdict(reading_verdicts(self.claim.rules, found))
+        return joint_verdict(self.claim, reading_verdicts(self.claim.rules, found))
+
+    @property
+    def is_decided(self) -> bool:
+        return self.verdict in (HOLDS, FAILS)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether its verdict comes from smaller runs; what another claim refutes was refuted at full scale."""
+        return self.scale == "reduced" and not self.refuted_by
+
+    @property
+    def has_open_reading(self) -> bool:
+        """Whether it is decided, by its default reading, and open in another one."""
+        return self.is_decided and not self.refuted_by and bool(OPEN.intersection(self.readings.values()))
 
     @property
     def seeds(self) -> int:
@@ -159,11 +174,14 @@ class ClaimResult(NamedTuple):
 
     @property
     def verdict_text(self) -> str:
-        """The verdict as it is shown: "holds (reduced)", "undecided at 1 seed", "holds (literal), not run (prox)"."""
+        """The verdict as it is shown: "holds (reduced)", "undecided at 1 seed", "holds (literal); not run (prox)"."""
         seeds = f" at {count_seeds(self.seeds)}" if self.verdict == UNDECIDED and self.seeds else ""
-        scale = " (reduced)" if self.scale == "reduced" else ""
+        scale = " (reduced)" if self.is_reduced else ""
         if self.claim.rules and len(self.readings) > 1 and not self.refuted_by:
-            return ", ".join(f"{verdict} ({reading})" for reading, verdict in self.readings.items()) + scale
+            default = self.claim.default_reading
+            titles = {default: f"{default}, the default"} if default else {}
+            texts = [f"{verdict} ({titles.get(reading, reading)})" for reading, verdict in self.readings.items()]
+            return "; ".join(texts) + scale
         return f"{self.verdict}{seeds}{scale}"
 
     @property
@@ -200,10 +218,10 @@ class ClaimResult(NamedTuple):
         return lines
 
 
-def joint_verdict(readings: Mapping[str, str]) -> str:
-    """The verdict in the default reading, which is the first; open while that in any reading is."""
-    first, *others = readings.values()
-    is_open = {NOT_RUN, UNDECIDED}.intersection(others)
+def joint_verdict(claim: Claim, readings: Mapping[str, str]) -> str:
+    """The verdict in the first reading; open while that in any reading is which the claim needs."""
+    first = next(iter(readings.values()))
+    is_open = any(verdict in OPEN for reading, verdict in readings.items() if claim.needs_reading(reading))
     return UNDECIDED if is_open and first in (HOLDS, FAILS) else first
 
 
@@ -450,7 +468,8 @@ class LedgerBuilder:
         controls = evaluators[deciding_scale(claim, findings)]
         beside = tuple((rule, controls.evaluate(rule)) for rule in claim.beside)
         verdicts = reading_verdicts(claim.rules, findings["full"])
-        still_open = [n for n, rule in enumerate(claim.rules) if verdicts[rule.reading] in (NOT_RUN, UNDECIDED)]
+        wanted = {reading for reading, verdict in verdicts.items() if verdict in OPEN and claim.needs_reading(reading)}
+        still_open = [n for n, rule in enumerate(claim.rules) if rule.reading in wanted]
         rules, found = [claim.rules[n] for n in still_open], [findings["full"][n] for n in still_open]
         bill = self.biller.claim_bill(evaluators["full"], rules, found)
         return ClaimResult(claim, findings, beside, bill)
@@ -462,7 +481,7 @@ def imply_verdicts(results: Sequence[ClaimResult]) -> list[ClaimResult]:
     found = list[ClaimResult]()
     for r in results:
         by = [id for id in r.claim.implies if id in refuted and refuted[id].scale == "full"]
-        open_yet = r.verdict in (NOT_RUN, UNDECIDED)
+        open_yet = r.verdict in OPEN
         found.append(r._replace(refuted_by=by[0]) if by and open_yet else r)
     return imply_verdicts(found) if [r.verdict for r in found] != [r.verdict for r in results] else found
 

@@ -65,7 +65,9 @@ are among those
 - **Signs**: α, β: Dirichlet parameter, smaller is more skewed; D1, D2: FedDC's two Dirichlet splits (0.6 and 0.3); γ: \
 skew of participation;
   C: share of clients in a round; J: local steps; N_c: labels of a client; 15%: of the clients take part in a round.
-- Where a paper can be read in several ways, there is a verdict for each reading, the default one first. A claim does \
+- Where a paper can be read in several ways, there is a verdict for each reading. One that is marked as the default \
+decides the claim; where
+  none is, the claim is undecided until all readings are decided, and then has the verdict of the first. A claim does \
 not hold if it
   implies one that does not.
 - Verdicts are **trained** (from runs), **counted** (bytes or samples of runs) or **deduced** (from the methods' code \
@@ -183,17 +185,22 @@ def totals_text(sections: Sequence[PaperSection]) -> str:
     rows = [row for section in sections for row in section.rows]
     sizes = gap_sizes(rows)
     claims = [result for section in sections for result in section.claims]
-    decided = [result for result in claims if result.verdict in (HOLDS, FAILS)]
+    decided = [result for result in claims if result.is_decided]
     trained = [result for result in decided if claim_grounds(result) == TRAINED]
     counts = {verdict: sum(r.verdict == verdict for r in trained) for verdict in (HOLDS, FAILS)}
-    corrected = sum(result.if_corrected != result.verdict for result in decided)
-    exact = f" {corrected} of these verdicts would be undecided if exact p-values were corrected too." * bool(corrected)
+    remarks = {
+        "are open in another reading": sum(result.has_open_reading for result in decided),
+        "come from smaller runs alone (reduced)": sum(result.is_reduced for result in decided),
+        "would be undecided if exact p-values were corrected too": sum(r.if_corrected != r.verdict for r in decided),
+    }
+    of_these = " and ".join(f"{count} {text}" for text, count in remarks.items() if count)
     return (
         f"Of {len(rows):,} printed numbers {count_measured(rows):,} are measured. Of the {len(sizes):,} accuracies "
         f"among them {sum(size <= 1 for size in sizes):,} are within a point of the printed one, and "
         f"{sum(size > LARGE_GAP for size in sizes):,} more than {LARGE_GAP:g} points off. "
         f"Of {len(claims)} claims {len(decided)} are decided: {len(trained)} by training ({counts[HOLDS]} hold, "
-        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction.{exact}"
+        f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction."
+        f"{f' Of these verdicts, {of_these}.' if of_these else ''}"
     )
 
 

@@ -158,7 +158,8 @@ def verdict_words(section: PaperSection, about: str) -> str:
     if not found:
         raise ConfigError(f"papers/{section.name}/summary.md: there is no claim {about!r}; correct it.")
     verdict, readings = found[0].verdict, found[0].readings
-    if verdict == UNDECIDED and next(iter(readings.values())) != UNDECIDED:  # decided in the default reading alone
+    undecided = verdict == UNDECIDED and next(iter(readings.values())) != UNDECIDED  # as other readings are open
+    if undecided or found[0].has_open_reading:
         return f"{', '.join(f'{bold_verdict(v)} with the {reading}' for reading, v in readings.items())} ({about})"
     return f"{bold_verdict(verdict)} ({about})"
 

@@ -81,8 +81,9 @@ def undecided_claims(sections: Sequence[PaperSection], missing: set[MethodKey]) 
 
 
 def claim_keys(claim: Claim) -> Iterator[MethodKey]:
-    """The experiments, cases and methods that a claim's rules are about."""
-    for term in [term for rule in claim.rules for term in rule_terms(rule)]:
+    """The experiments, cases and methods that the rules are about on which a claim's verdict rests."""
+    rules = [rule for rule in claim.rules if claim.needs_reading(rule.reading)]
+    for term in [term for rule in rules for term in rule_terms(rule)]:
         for id in [term.experiment] if term.experiment else claim.experiments:
             for owner in (id, *experiments()[id].runs):
                 yield owner, term.case, term.method
