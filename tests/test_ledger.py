@@ -924,7 +924,7 @@ def test_reduced_runs_decide_as_such_and_stand_beside_no_printed_number(desk: Pa
     measure(desk, plain, "reduced")
     text = ledger_text(desk)
     assert cells(text, "**toy-01**")[1] == "**holds (reduced)**"
-    assert "Of these verdicts, 1 come from smaller runs alone (reduced)." in text
+    assert "Of these verdicts: 1 from smaller runs alone (reduced)." in text
     assert cells(text, "**toy-03**")[1] == "**not run**"  # a value is decided at full scale only
     assert cells(text, "easy | FedAvg | best_accuracy")[4].startswith("not run")
     measure(desk, lambda run: 1 - plain(run))
@@ -992,11 +992,11 @@ def test_a_claim_that_its_default_reading_decides_is_counted_and_has_no_bill(
     text, shown = ledger_text(desk), "holds (as easy, the default); not run (as hard)"
     assert cells(text, "**toy-01**")[1] == f"**{shown}**"
     assert "Of 3 claims 2 are decided: 2 by training (2 hold, 0 do not)" in text
-    assert "Of these verdicts, 1 are open in another reading." in text
+    assert "Of these verdicts: 1 open in another reading." in text
     assert "| toy-01 " not in text  # in the list of what open claims need
     sections = collect_ledger(desk / "papers", desk / "results")
     page = ledger_page(sections)
-    assert shown in page and "Of these verdicts, 1 are open in another reading." in page
+    assert shown in page and "Of these verdicts: 1 open in another reading." in page
     assert '<tr data-kind="yes" id="toy-01">' in page
     assert main(["ledger", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)["claims"][0]

@@ -189,18 +189,18 @@ def totals_text(sections: Sequence[PaperSection]) -> str:
     trained = [result for result in decided if claim_grounds(result) == TRAINED]
     counts = {verdict: sum(r.verdict == verdict for r in trained) for verdict in (HOLDS, FAILS)}
     remarks = {
-        "are open in another reading": sum(result.has_open_reading for result in decided),
-        "come from smaller runs alone (reduced)": sum(result.is_reduced for result in decided),
-        "would be undecided if exact p-values were corrected too": sum(r.if_corrected != r.verdict for r in decided),
+        "open in another reading": sum(result.has_open_reading for result in decided),
+        "from smaller runs alone (reduced)": sum(result.is_reduced for result in decided),
+        "undecided if exact p-values were corrected too": sum(r.if_corrected != r.verdict for r in decided),
     }
-    of_these = " and ".join(f"{count} {text}" for text, count in remarks.items() if count)
+    of_these = ", ".join(f"{count} {text}" for text, count in remarks.items() if count)
     return (
         f"Of {len(rows):,} printed numbers {count_measured(rows):,} are measured. Of the {len(sizes):,} accuracies "
         f"among them {sum(size <= 1 for size in sizes):,} are within a point of the printed one, and "
         f"{sum(size > LARGE_GAP for size in sizes):,} more than {LARGE_GAP:g} points off. "
         f"Of {len(claims)} claims {len(decided)} are decided: {len(trained)} by training ({counts[HOLDS]} hold, "
         f"{counts[FAILS]} do not), {len(decided) - len(trained)} by counting or deduction."
-        f"{f' Of these verdicts, {of_these}.' if of_these else ''}"
+        f"{f' Of these verdicts: {of_these}.' if of_these else ''}"
     )
 
 
