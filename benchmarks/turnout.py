@@ -702,9 +702,9 @@ def sections(blocks: Sequence[Block]) -> dict[str, str]:
     }
 
 
-def page(text: str, blocks: Sequence[Block]) -> str:
-    """The text of a page with its sections written anew."""
-    for name, section in sections(blocks).items():
+def page(text: str, sections: Mapping[str, str]) -> str:
+    """The text of a page with its sections, by name, written anew."""
+    for name, section in sections.items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
         if begin in text:
             before, _, rest = text.partition(begin)
@@ -759,8 +759,9 @@ def main() -> None:
         FILE.write_text(write_rates(FILE.read_text(encoding="utf-8"), chosen_rates()), encoding="utf-8")
     if options.write:
         blocks = study_blocks(read_study())
+        written = sections(blocks)
         for path in PAGES:
-            path.write_text(page(path.read_text(encoding="utf-8"), blocks), encoding="utf-8")
+            path.write_text(page(path.read_text(encoding="utf-8"), written), encoding="utf-8")
         for data in TITLES:
             drawn = BytesIO()
             picture([block for block in blocks if block.name.startswith(data)]).savefig(drawn, dpi=200)

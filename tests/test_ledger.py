@@ -54,7 +54,7 @@ from askew.reproduction.claims import Claim, read_claims, rule_from_table, rule_
 from askew.reproduction.cost import Estimate
 from askew.reproduction.evidence import Evidence
 from askew.reproduction.expressions import FUNCTIONS, Formula, RecordedCurve, Term
-from askew.reproduction.ledger import ClaimResult, PaperSection, collect_ledger
+from askew.reproduction.ledger import ClaimResult, LedgerBuilder, PaperSection, collect_ledger
 from askew.reproduction.ledger_curves import figure_picture, thin_curve
 from askew.reproduction.ledger_figures import claim_effects, forest_picture, svg_with_text
 from askew.reproduction.ledger_markdown import markdown_pages, paper_page
@@ -1634,8 +1634,8 @@ def test_runs_whose_rounds_are_timed_are_left_to_one_process() -> None:
 
 def test_only_synthetic_data_refute_that_feddc_is_the_most_accurate() -> None:
     """As papers/feddc/summary.md says."""
-    sections = collect_ledger(PAPERS, PAPERS.parent / "results")
-    [found] = [r for section in sections for r in section.claims if r.claim.id == "feddc-09"]
+    section = LedgerBuilder(PAPERS, PAPERS.parent / "results").section("feddc")
+    [found] = [r for r in section.claims if r.claim.id == "feddc-09"]
     cells = [cell for finding in found.findings["full"] for cell in finding.cells]
     reversed_cells = [cell.name for cell in cells if paired_test(cell.values).is_below]
     assert reversed_cells and all("synthetic" in name for name in reversed_cells)

@@ -40,9 +40,10 @@ def page() -> str:
 
 
 def test_the_pages_are_what_the_results_say(study: dict[str, Any], blocks: list[Any]) -> None:
+    sections = study["sections"](blocks)
     for path in study["PAGES"]:
         written = path.read_text(encoding="utf-8")
-        assert written == study["page"](written, blocks), "run python benchmarks/turnout.py --write"
+        assert written == study["page"](written, sections), "run python benchmarks/turnout.py --write"
 
 
 def verdicts(study: dict[str, Any], block: Any) -> dict[str, dict[str, str]]:

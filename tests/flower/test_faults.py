@@ -151,15 +151,8 @@ def start_federation(folder: Path, clients: int = 3, nodes: int = 2) -> Iterator
             proxy.close()
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyFederation]:
-    """A federation that several tests share."""
-    with start_federation(tmp_path_factory.mktemp("faults")) as shared:
-        yield shared
-
-
 @pytest.fixture
-def new_federation(tmp_path: Path) -> Iterator[FaultyFederation]:
+def federation(tmp_path: Path) -> Iterator[FaultyFederation]:
     """A federation in which client 2 has never been."""
     with start_federation(tmp_path / "federation") as new:
         yield new
@@ -185,25 +178,31 @@ def assert_simulated(run: Run, tables: dict[str, Any], participants: Sequence[Se
     assert largest_difference(load_file(run.folder / "model.safetensors"), simulated.model) <= TOLERANCE
 
 
-def test_clients_join_late_reply_late_are_killed_and_come_again(
-    new_federation: FaultyFederation, tmp_path: Path
+def test_clients_join_late_reply_late_are_killed_come_again_and_send_garbage(
+    federation: FaultyFederation, tmp_path: Path
 ) -> None:
+    """Two runs of one federation, which takes long to start."""
+    check_late_clients(federation, tmp_path / "late")
+    check_garbage(federation, tmp_path / "garbage")
+
+
+def check_late_clients(federation: FaultyFederation, folder: Path) -> None:
     """All connected clients are asked, and two replies waited for.
 
     SCAFFOLD's variates show who went on from which round.
     """
-    federation = new_federation
+    folder.mkdir()
     participation, evaluation = {"name": "uniform", "cohort": 2}, {"every": 6}
     tables = three_clients("scaffold", rounds=6, participation=participation, evaluation=evaluation)
     orders = {"1-0": "hold", "2-0": "hold", "3-1": "late", "4-0": "hold", "4-2": "hold", "5-0": "hold", "6-1": "late"}
-    federation.start(tmp_path, tables, orders, nodes=2, spare=1.0)
+    federation.start(folder, tables, orders, nodes=2, spare=1.0)
     federation.wait_for_message("1-0")
     federation.connect_node(2)  # it joins in round 1, and is asked which client it is when round 2 begins
     federation.go("1-0")
     federation.wait_for_message("2-0")
     federation.wait_until(lambda: federation.replies_sent(2))
     federation.go("2-0")
-    federation.wait_for_rounds(tmp_path, 3)  # without client 1, whose reply comes now
+    federation.wait_for_rounds(folder, 3)  # without client 1, whose reply comes now
     federation.go("3-1")
     federation.wait_for_message("4-2")
     federation.link.stop_process("node-2", kill=True)
@@ -213,7 +212,7 @@ def test_clients_join_late_reply_late_are_killed_and_come_again(
     federation.wait_for_message("5-0")
     federation.wait_until(lambda: federation.replies_sent(2) > before)
     federation.go("5-0")
-    run = federation.finish(tmp_path)
+    run = federation.finish(folder)
     participants = [[0, 1], [0, 1], [0, 2], [0, 1], [0, 1], [0, 2]]
     assert [r["participants"] for r in run.rounds] == participants
     assert [r.get("absent", 0) for r in run.rounds[:4]] == [0, 0, 1, 1] and run.rounds[5]["absent"] == 1
@@ -221,7 +220,7 @@ def test_clients_join_late_reply_late_are_killed_and_come_again(
     log = federation.read_log("run")
     assert "round 3: client 1: enough others answered first" in log
     assert "client 2 is now node" in log
-    assert_simulated(run, tables, participants, tmp_path)
+    assert_simulated(run, tables, participants, folder)
 
 
 @on_request  # a client must answer within 30 seconds, which a busy machine may not
@@ -266,21 +265,22 @@ GARBAGE = {  # by "ROUND-CLIENT": the order, and the sentence in the server's lo
 }
 
 
-def test_garbage_is_refused_and_the_clients_evaluate_the_model(federation: FaultyFederation, tmp_path: Path) -> None:
-    """Two of three clients send garbage in every round; nobody but the clients has test data."""
+def check_garbage(federation: FaultyFederation, folder: Path) -> None:
+    """Two of three clients send garbage in every round; nobody but the clients has test data, and they evaluate."""
+    folder.mkdir()
     tables = three_clients("fedavg", rounds=3, model={"name": "softmax"}, evaluation={"every": 3})
-    (tmp_path / "data.py").write_text(DATA_MODULE.format(folder=str(tmp_path)))
-    samples, log, passed = write_samples(tmp_path), len(federation.read_log("run")), ByteCount(federation.proxies)
+    (folder / "data.py").write_text(DATA_MODULE.format(folder=str(folder)))
+    samples, log, passed = write_samples(folder), len(federation.read_log("run")), ByteCount(federation.proxies)
     orders = {name: order for name, (order, _) in GARBAGE.items()}
-    federation.start(tmp_path, tables, orders, tmp_path / "data.py")
+    federation.start(folder, tables, orders, folder / "data.py")
     federation.start_missing_nodes()
-    run, lines = federation.finish(tmp_path), federation.read_log("run")[log:].splitlines()
+    run, lines = federation.finish(folder), federation.read_log("run")[log:].splitlines()
     for name, (_, sentence) in GARBAGE.items():
         assert sum(f"round {name[0]}: " in line and sentence in line for line in lines) == 1, (name, lines)
     assert not any("Traceback" in line for line in lines)
     assert [r["participants"] for r in run.rounds] == [[1, 2], [2], [2]]
     assert [r["dropped"] for r in run.rounds] == [1, 0, 0] and [r["absent"] for r in run.rounds] == [1, 2, 2]
-    assert_simulated(run, tables, [[2], [2], [2]], tmp_path)
+    assert_simulated(run, tables, [[2], [2], [2]], folder)
     assert run.folder is not None
     bias, weight = sorted(load_file(run.folder / "model.safetensors").values(), key=torch.Tensor.dim)
     x, y = (torch.from_numpy(np.concatenate([one[name] for one in samples])) for name in ("x_test", "y_test"))

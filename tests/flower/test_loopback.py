@@ -57,6 +57,9 @@ class MeasuredFederation(NamedTuple):
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasuredFederation]:
+    """A federation for all tests; at its end all its processes end, and those that they started, even where one is
+    killed.
+    """
     with Loopback(tmp_path_factory.mktemp("loopback"), 0, env={"OMP_NUM_THREADS": "1"}) as link:
         link.clients, proxies = CLIENTS, [CountingProxy(link.port) for _ in range(CLIENTS)]
         for client, proxy in enumerate(proxies):
@@ -64,6 +67,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasuredFed
         yield MeasuredFederation(link, proxies)
         for proxy in proxies:
             proxy.close()
+        link.stop_process("node-0", kill=True)
+    assert_none_left(Path(link.env["FLWR_HOME"]))
 
 
 def wide_full_run(key: str, rounds: int = 2) -> dict[str, Any]:
@@ -124,10 +129,3 @@ def test_flowers_own_simulation_plays_the_same_app(tmp_path: Path) -> None:
     deployed, simulated = load(next((tmp_path / "runs").iterdir())), simulate(tables)
     assert deployed.finished
     assert deployed.rounds[-1]["loss"] == pytest.approx(simulated.rounds[-1]["loss"], rel=1e-5)
-
-
-def test_no_process_is_left_behind(tmp_path: Path) -> None:
-    """All processes end, those that they started included, even where one is killed."""
-    with Loopback(tmp_path, 1) as link:
-        link.stop_process("node-0", kill=True)
-    assert_none_left(Path(link.env["FLWR_HOME"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +37,7 @@ class Digits(Source):
         return Dataset(train, test, classes=10)
 
 
+@cache  # half of a small run would be to read the file
 def read_digits() -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]:
     """Pixels [n, 64], 0 to 16, and labels [n], from scikit-learn's own file: to import it takes as long as torch."""
     found = find_spec("sklearn")

@@ -26,6 +26,8 @@ from .value_text import Undescribed, ValueTexts, is_library, is_plain, qualified
 # by function: values in its closure that may change, as they were when they were first met. What a hook collects in a
 # list does not make it another hook.
 FIRST_TEXTS: WeakKeyDictionary[FunctionType, dict[str, tuple[object, str]]] = WeakKeyDictionary()
+# by class: its lines, and the number of the first; empty where they cannot be read
+CLASS_LINES: WeakKeyDictionary[type, tuple[list[str], int]] = WeakKeyDictionary()
 
 
 def source_text(thing: object, values: ValueTexts | None = None) -> str:
@@ -58,9 +60,8 @@ def own_text(thing: type | FunctionType) -> str:
     """The source text of a function or class alone; where it cannot be read, what else identifies it."""
     if isinstance(thing, FunctionType):
         return function_text(thing)
-    try:
-        lines, first = inspect.getsourcelines(thing)
-    except (OSError, TypeError):
+    lines, first = class_lines(thing)
+    if not lines:
         return plain_class_text(thing)
     own = [f for f in vars(thing).values() if isinstance(f, FunctionType) and not hasattr(f, "__wrapped__")]
     starts = [
@@ -72,6 +73,19 @@ def own_text(thing: type | FunctionType) -> str:
     # Python finds a class by its name, which a file may give to two classes
     is_another = any(not first <= start < first + len(lines) for start in starts)
     return plain_class_text(thing) if is_another else "".join(lines)
+
+
+def class_lines(cls: type) -> tuple[list[str], int]:
+    """The lines of a class in its file, and the number of the first; none where they cannot be read.
+
+    They are looked up once, since Python parses the whole file for them.
+    """
+    if cls not in CLASS_LINES:
+        try:
+            CLASS_LINES[cls] = inspect.getsourcelines(cls)
+        except (OSError, TypeError):
+            CLASS_LINES[cls] = [], 0
+    return CLASS_LINES[cls]
 
 
 def class_text(cls: type) -> str:
@@ -280,10 +294,10 @@ def first_text(function: FunctionType, name: str, value: object, values: ValueTe
 
 def class_literals(cls: type) -> dict[str, str]:
     """The attributes to which the text of a class gives a literal value, with its representation."""
-    try:
-        return literal_attributes(inspect.getsource(cls))
-    except (OSError, TypeError):
+    lines, _ = class_lines(cls)
+    if not lines:
         return {name: repr(value) for name, value in vars(cls).items() if is_plain(value)}  # its text has them
+    return literal_attributes("".join(lines))
 
 
 @lru_cache(maxsize=1000)

@@ -136,16 +136,14 @@ def device_options(device: str) -> list[str]:
     return precision_options(dtypes[0] if dtypes else "float32", "compiled" in words)
 
 
-def complete_command(row: ResultRow) -> str:
-    """The command of a stored run; older versions left out some options that follow from its device."""
-    options = device_options(row.device)
-    return with_options(row.command, tuple(options)) if options else row.command
-
-
 @lru_cache(maxsize=1024)  # the rows of a run have one command
-def with_options(command: str, options: tuple[str, ...]) -> str:
-    """A command that has these options, put behind its scale where some were left out."""
-    words = shlex.split(command)
+def complete_command(command: str, device: str) -> str:
+    """The command of a stored run; older versions left out some options that follow from its device.
+
+    They are put behind the scale.
+    """
+    options = device_options(device)
+    words = shlex.split(command) if options else []
     if "--scale" not in words or all(word in words for word in options):
         return command
     kept = [word for word in words if word not in options]
@@ -436,10 +434,27 @@ def read_results(folder: str | Path, leave_out: bool = False) -> list[ResultRow]
 
 
 def read_results_file(path: Path) -> list[ResultRow]:
-    """The rows of one file; columns that a run's later rows leave empty are filled from the row before."""
+    """The rows of one file without checksums; runs that are damaged are left out, with a warning."""
+    rows, damaged = parse_results(path, read_text(path))
+    for digest, seed in damaged:
+        warnings.warn(
+            f"{path}: the results of the run {digest} with seed {seed} are damaged or were changed by hand, "
+            "and are left out; restore the file, or let askew reproduce run it again.",
+            StoreWarning,
+            stacklevel=2,
+        )
+    return list(rows)
+
+
+@lru_cache(maxsize=100)  # a file is read many times while its runs are planned, trained and shown
+def parse_results(path: Path, text: str) -> tuple[tuple[ResultRow, ...], tuple[RunKey, ...]]:
+    """The intact rows of the text of a file, and its damaged runs.
+
+    Columns that a run's later rows leave empty are filled from the row before.
+    """
     csv.field_size_limit(2**24)
     try:
-        lines = list(csv.reader(io.StringIO(read_text(path), newline="")))
+        lines = list(csv.reader(io.StringIO(text, newline="")))
     except csv.Error as e:
         raise StoreError(f"{path} is not a table ({e}); restore the file, or remove it and run again.") from None
     if not lines or tuple(lines[0]) != ResultRow._fields:
@@ -459,9 +474,10 @@ def read_results_file(path: Path) -> list[ResultRow]:
                 f"{path}, line {number} is not a result; restore the file, or remove it and run again."
             ) from None
         if rows and rows[-1].run == row.run:
-            row = row._replace(**{name: getattr(row, name) or getattr(rows[-1], name) for name in RUN_COLUMNS})
+            filled = ResultRow._make(new or old for new, old in zip(row, rows[-1], strict=True))
+            row = filled._replace(metric=row.metric, value=row.value)
         rows.append(row)
-    return intact_rows(path, rows)
+    return intact_rows(rows)
 
 
 def write_results(folder: str | Path, rows: Iterable[ResultRow]) -> list[Path]:
@@ -513,8 +529,8 @@ def rows_hash(rows: Iterable[ResultRow]) -> str:
     return text_hash("\n".join("\t".join(map(str, row)) for row in sorted(rows, key=lambda row: row.metric)))
 
 
-def intact_rows(path: Path, rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """The rows without checksums; runs whose checksum does not fit or is lost are left out, with a warning.
+def intact_rows(rows: Sequence[ResultRow]) -> tuple[tuple[ResultRow, ...], tuple[RunKey, ...]]:
+    """The rows without checksums and without the runs whose checksum does not fit or is lost; and these runs.
 
     A file without any, as older versions wrote it, is taken as it is.
     """
@@ -524,15 +540,10 @@ def intact_rows(path: Path, rows: Sequence[ResultRow]) -> list[ResultRow]:
         if row.metric != CHECKSUM:
             runs.setdefault(row.run, []).append(row)
     known = {run for run, its in runs.items() if not stored or stored.get(run) == rows_hash(its)}
-    damaged = (runs.keys() | stored.keys()) - known
-    for digest, seed in sorted(damaged):
-        warnings.warn(
-            f"{path}: the results of the run {digest} with seed {seed} are damaged or were changed by hand, "
-            "and are left out; restore the file, or let askew reproduce run it again.",
-            StoreWarning,
-            stacklevel=2,
-        )
-    return [row._replace(command=complete_command(row)) for row in rows if row.metric != CHECKSUM and row.run in known]
+    kept = [row for row in rows if row.metric != CHECKSUM and row.run in known]
+    commands = [complete_command(row.command, row.device) for row in kept]
+    intact = (row._replace(command=command) for row, command in zip(kept, commands, strict=True))
+    return tuple(intact), tuple(sorted((runs.keys() | stored.keys()) - known))
 
 
 def metrics_by_run(rows: Iterable[ResultRow]) -> dict[RunKey, dict[str, str]]:
