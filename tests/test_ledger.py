@@ -449,6 +449,9 @@ def test_linear() -> None:
     assert evaluate(flat, **rule).verdict == UNDECIDED  # no line explains what does not change
     assert evaluate({**curved(0), ("8", "M", ACC): [19.0, 19.1, 18.9]}, **rule).verdict == UNDECIDED  # other seeds
     assert evaluate({(n, "M", ACC): {} for n in "1248"}, **rule).verdict == NOT_RUN
+    for each in ({"n": ["a", "b", "c", "d"]}, {"n": [1, 2, 4]}, {"n": [1, 2, 4, 8], "m": [1]}, {}):
+        with pytest.raises(ConfigError, match="toy-01: the test 'linear' has four or more numbers as cells"):
+            rule_from_table(rule | {"each": each}, {}, "toy-01")
 
 
 def test_a_share_below_a_half_is_not_passed_and_refuted_at_once() -> None:

@@ -126,6 +126,12 @@ def rule_from_table(table: Mapping[str, Any], lists: Mapping[str, Any], owner: s
         for span in (spans if isinstance(spans, list) else [spans])
         for values in product(*(cell_values(name, v, lists) for name, v in span.items()))
     ]
+    if test == "linear":
+        steps = [v for cell in cells for name, v in cell.items() if name not in let]
+        if len(steps) < 4 or len(steps) > len(cells) or not all(isinstance(v, int | float) for v in steps):
+            raise ConfigError(
+                f"{owner}: the test 'linear' has four or more numbers as cells; write each = {{ n = [1, 2, 4, 8] }}."
+            )
     settings = {k: v for k, v in table.items() if k not in ("each", "let")}
     return ClaimRule(
         d=settings.pop("d", "{d}" if any("d" in cell for cell in cells) else ""),
