@@ -926,7 +926,8 @@ def test_targets_nobody_reaches_are_shown_as_such(desk: Path) -> None:
 def test_reduced_runs_decide_as_such_and_stand_beside_no_printed_number(desk: Path) -> None:
     measure(desk, plain, "reduced")
     text = ledger_text(desk)
-    assert cells(text, "**toy-01**")[1] == "**holds (reduced)**"
+    row = cells(text, "**toy-01**")
+    assert row[1] == "**holds (reduced)**" and row[2].startswith("smaller runs: digits, ")
     assert "Of these verdicts: 1 from smaller runs alone (reduced)." in text
     assert cells(text, "**toy-03**")[1] == "**not run**"  # a value is decided at full scale only
     assert cells(text, "easy | FedAvg | best_accuracy")[4].startswith("not run")

@@ -32,7 +32,7 @@ from .claims import CLAIM_SCALES, Claim, read_claims
 from .cost import training_speeds
 from .evidence import Evidence, GridPoint, metric_value
 from .ledger_curves import PaperFigure, collect_figure
-from .papers import TITLES, Experiment, Gap, experiments, hyper_text
+from .papers import TITLES, Experiment, Gap, experiments, hyper_text, plan_runs, settings_text
 from .printed import PrintedNumber, PrintedNumbers, printed_by_key, read_printed
 from .results import (
     HELD_OUT,
@@ -127,6 +127,7 @@ class ClaimResult(NamedTuple):
     findings: dict[str, tuple[Finding, ...]]  # by scale, one for each rule
     beside: tuple[tuple[ClaimRule, Finding], ...]  # controls
     bill: ClaimBill | None  # what a verdict at full scale still needs, where it is open
+    smaller: str = ""  # the settings of its smaller runs, where these decide
     refuted_by: str = ""  # the claim that it implies and that does not hold
 
     @property
@@ -202,6 +203,7 @@ class ClaimResult(NamedTuple):
             return [f"needs {self.claim.needs}"]
         rules, found = self.claim.rules, self.findings[self.scale]
         lines = [f"it implies {self.refuted_by}, which does not hold"] if self.refuted_by else []
+        lines += [f"smaller runs: {self.smaller}"] if self.smaller else []
         lines += [finding_text(f, len(rules) > 1, rule.reading) for rule, f in zip(rules, found, strict=True)]
         reduced = self.findings.get("reduced", ()) if self.scale == "full" else ()
         if any(c.n for f in reduced for c in f.cells):
@@ -465,14 +467,16 @@ class LedgerBuilder:
         scales = [scale for scale in claim.scales if scale == "full" or self.evidence[scale].seeds]
         evaluators = {scale: RuleEvaluator(self.evidence[scale], claim.experiments, printed) for scale in scales}
         findings = {scale: tuple(map(evaluator.evaluate, claim.rules)) for scale, evaluator in evaluators.items()}
-        controls = evaluators[deciding_scale(claim, findings)]
-        beside = tuple((rule, controls.evaluate(rule)) for rule in claim.beside)
+        deciding = deciding_scale(claim, findings)
+        beside = tuple((rule, evaluators[deciding].evaluate(rule)) for rule in claim.beside)
+        owners = [owner for id in claim.experiments for owner in (self.known[id].runs or (id,))]
+        smaller = [] if deciding == "full" else [p for id in owners for p in plan_runs(self.known[id], deciding, [0])]
         verdicts = reading_verdicts(claim.rules, findings["full"])
         wanted = {reading for reading, verdict in verdicts.items() if verdict in OPEN and claim.needs_reading(reading)}
         still_open = [n for n, rule in enumerate(claim.rules) if rule.reading in wanted]
         rules, found = [claim.rules[n] for n in still_open], [findings["full"][n] for n in still_open]
         bill = self.biller.claim_bill(evaluators["full"], rules, found)
-        return ClaimResult(claim, findings, beside, bill)
+        return ClaimResult(claim, findings, beside, bill, settings_text(smaller) if smaller else "")
 
 
 def imply_verdicts(results: Sequence[ClaimResult]) -> list[ClaimResult]:

@@ -16,7 +16,7 @@ from ..report.tables import sample_std
 from ..report.terminal import QUIET, duration, pairs, size
 from .comparison import TableCell
 from .cost import Estimate, short_count
-from .papers import PlannedRun, hyper_text
+from .papers import PlannedRun, hyper_text, settings_text
 from .plan import Reproduction, chosen_points
 
 METRIC_HEADINGS = {
@@ -179,21 +179,11 @@ def table_remarks(reproduction: Reproduction, cells: Sequence[TableCell]) -> str
     sentences += ["Means ± one standard deviation."] if len(seeds) > 1 else []
     scale, missing = reproduction.scale, len(reproduction.missing)
     if scale != "full":
-        sentences.append(f"Scale {scale}: {scale_text(reproduction)}; not comparable with the paper's numbers.")
+        sentences.append(
+            f"Scale {scale}: {settings_text(reproduction.planned)}; not comparable with the paper's numbers."
+        )
     sentences += [f"{missing} runs are still to be made."] if missing else []
     return " ".join(sentences)
-
-
-def scale_text(reproduction: Reproduction) -> str:
-    """What is trained at a scale instead of the published settings: "digits, 4 clients, mlp, 8 rounds"."""
-    tables = [p.config.tables() for p in reproduction.planned]
-    names = [sorted({t[key]["name"] for t in tables}) for key in ("data", "model")]
-    counts = [sorted({t["partition"]["clients"] for t in tables}), sorted({t["rounds"] for t in tables})]
-    (data, models), (clients, rounds) = names, counts
-    ranges = [str(c[0]) if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in (clients, rounds) if c]
-    if not ranges:
-        return "not the published settings"
-    return f"{', '.join(data)}, {ranges[0]} clients, {', '.join(models)}, {ranges[1]} rounds"
 
 
 def mean_text(values: Sequence[float], cell: TableCell) -> str:

@@ -407,6 +407,18 @@ def configure_runs(
     return planned
 
 
+def settings_text(planned: Sequence[PlannedRun]) -> str:
+    """What is trained at a scale instead of the published settings: "digits, 4 clients, mlp, 8 rounds"."""
+    tables = [p.config.tables() for p in planned]
+    names = [sorted({t[key]["name"] for t in tables}) for key in ("data", "model")]
+    counts = [sorted({t["partition"]["clients"] for t in tables}), sorted({t["rounds"] for t in tables})]
+    (data, models), (clients, rounds) = names, counts
+    ranges = [str(c[0]) if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in (clients, rounds) if c]
+    if not ranges:
+        return "not the published settings"
+    return f"{', '.join(data)}, {ranges[0]} clients, {', '.join(models)}, {ranges[1]} rounds"
+
+
 def run_specs(e: Experiment, scale: str = "full", seeds: int | Sequence[int] | None = None) -> Iterator[RunSpec]:
     """Cases × methods × grid × seeds; the seed changes slowest, so that the runs that tune come first."""
     at = e.at(scale)
