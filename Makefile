@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 setup: $(STAMP)
 
-# Nothing is compiled ahead: Python compiles a file when it is first used, and six in seven lines here never are.
+# Nothing is compiled ahead: Python compiles a file when it is first used, and most of these never are.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \

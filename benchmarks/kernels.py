@@ -1,6 +1,6 @@
 """Where the time of a round goes on a GPU: its milliseconds, and the kernels that take most of them.
 
-    python benchmarks/kernels.py cnn64-15x50x50:tf32 resnet18-10x2x256:bf16 charlstm-10x10x10
+$ python benchmarks/kernels.py cnn64-15x50x50:tf32 resnet18-10x2x256:bf16 charlstm-10x10x10
 
 Only askew's rounds are run, so that a row takes seconds; `askew bench` has the bare loop beside them. Clients that
 train on several streams overlap, so that their kernels' times add up to more than the round.
@@ -14,8 +14,8 @@ import statistics
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from askew.bench.timing import time_own_rounds
 from askew.bench.workloads import workload_config
-from askew.engine.base import finished_time
 from askew.engine.settings import EngineSettings
 from askew.experiment.build import build
 from askew.experiment.process_state import torch_state
@@ -30,18 +30,13 @@ def show_workload(name: str, engine: EngineSettings, rounds: int, most: int) -> 
     config = workload_config(name, engine)
     with torch_state(config):
         built = build(config)
-        server, device, ids, took = built.server, built.space.device, built.fed.eligible.tolist(), list[float]()
-        for t in range(1, WARM_UP + rounds + 1):
-            began = finished_time(device)
-            server.run_round(t, ids, meanwhile=lambda t=t: server.prepare(t + 1, ids))
-            took.append(1e3 * (finished_time(device) - began))
-        timed = took[WARM_UP:]
+        timed = [1e3 * seconds for seconds in time_own_rounds(built, WARM_UP + rounds)[WARM_UP:]]
         median, least = statistics.median(timed), min(timed)
         print(f"{name} {engine.dtype} {built.facts['engine']}: {median:.2f} ms, least {least:.2f}")
-        if device.type != "cuda":
+        if built.space.device.type != "cuda":
             return
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            server.run_round(WARM_UP + rounds + 1, ids)
+            built.server.run_round(WARM_UP + rounds + 1, built.fed.eligible.tolist())
             torch.cuda.synchronize()
     kernels = sorted(profiler.key_averages(), key=lambda k: -k.device_time_total)
     busy = sum(k.device_time_total for k in kernels) / 1e3

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from askew.bench.timing import time_own_rounds
 from askew.bench.workloads import workload_config
-from askew.engine.base import finished_time
 from askew.engine.settings import EngineSettings
 from askew.experiment.build import build
 from askew.experiment.process_state import torch_state
@@ -22,13 +22,8 @@ def round_ms(workload: str, engine: EngineSettings, skewed: bool, count: int) ->
     """The median of a round's milliseconds."""
     config = workload_config(workload, engine, skewed)
     with torch_state(config):
-        built = build(config)
-        server, device, ids, took = built.server, built.space.device, built.fed.eligible.tolist(), list[float]()
-        for t in range(1, WARM_UP + count + 1):
-            began = finished_time(device)
-            server.run_round(t, ids, meanwhile=lambda t=t: server.prepare(t + 1, ids))
-            took.append(1e3 * (finished_time(device) - began))
-    return statistics.median(took[WARM_UP:])
+        took = time_own_rounds(build(config), WARM_UP + count)
+    return 1e3 * statistics.median(took[WARM_UP:])
 
 
 def main() -> None:

@@ -1553,7 +1553,9 @@ def test_every_gap_over_two_points_has_a_cause_or_says_what_was_tried() -> None:
 # stored runs again --------------------------------------------------------------------------------------------
 
 
-LONG = pytest.mark.skipif(os.environ.get("ASKEW_LONG") != "all", reason="takes a minute; ASKEW_LONG=all runs it")
+LONG = pytest.mark.skipif(
+    os.environ.get("ASKEW_LONG") != "all", reason="takes minutes and the datasets; ASKEW_LONG=all runs it"
+)
 PICK = int(os.environ.get("ASKEW_PICK", "22"))  # the seed that picks stored runs
 # Another processor or another torch adds in another order, which hundreds of rounds make larger; the same one gives
 # the same bits. Half a point is a quarter of the smallest gap that the ledger asks a cause for.
@@ -1577,7 +1579,10 @@ def run_again(command: str, folder: Path) -> tuple[list[str], int]:
 
 
 def stored_commands(paper: str = "") -> list[str]:
-    """The commands of stored runs on a CPU, in order, without those whose rounds were timed; of one paper or all."""
+    """The commands of stored runs on a CPU, in order, without those whose rounds were timed.
+
+    `paper` is how the names of their experiments begin.
+    """
     known = papers.experiments()
     rows = [row for row in read_results(PAPERS.parent / "results") if row.device == "cpu"]
     shown = [row for row in rows if known[row.experiment].shows != "cost" and row.experiment.startswith(paper)]
@@ -1585,9 +1590,12 @@ def stored_commands(paper: str = "") -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_stored_run_comes_out_again_from_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("paper", ["ours/", "feddc/table3-setting3"])  # whose runs on a CPU need no download
+def test_a_stored_run_comes_out_again_from_its_own_command(
+    paper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(PAPERS.parent)
-    command = random.Random(PICK).choice(stored_commands("ours/"))
+    command = random.Random(PICK).choice(stored_commands(paper))
     far, same = run_again(command, tmp_path)
     assert not far and same, command
 

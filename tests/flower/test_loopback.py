@@ -57,9 +57,7 @@ class MeasuredFederation(NamedTuple):
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasuredFederation]:
-    """A federation for all tests; at its end all its processes end, and those that they started, even where one is
-    killed.
-    """
+    """A federation for all tests. When it ends, no process of it is left, even where one is killed."""
     with Loopback(tmp_path_factory.mktemp("loopback"), 0, env={"OMP_NUM_THREADS": "1"}) as link:
         link.clients, proxies = CLIENTS, [CountingProxy(link.port) for _ in range(CLIENTS)]
         for client, proxy in enumerate(proxies):

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -208,6 +208,19 @@ def alternate_rounds(built: BuiltRun, rounds: int, group: ProcessGroup, on_round
         on_round_end()
     first = ours.pop(0)
     return RoundTimes(first, ours, plain or ours, [peak for peak in peaks if peak is not None], apart)
+
+
+def time_own_rounds(built: BuiltRun, rounds: int) -> list[float]:
+    """The seconds of each of the first rounds of all clients, without the plain loop."""
+    device, ids, server = built.space.device, built.fed.eligible.tolist(), built.server
+
+    def prepare(t: int) -> None:
+        server.prepare(t, ids)
+
+    def train(t: int) -> None:
+        server.run_round(t, ids, meanwhile=lambda: prepare(t + 1))
+
+    return [seconds_of(device, partial(train, t)) for t in range(1, rounds + 1)]
 
 
 def seconds_of(device: torch.device, work: Callable[[], object]) -> float:

@@ -59,7 +59,7 @@ not hold if one is
   reversed by both: by the flips at 5%, and by the t-test after Holm's correction over all cells (the flips are not \
 corrected: ten seeds
   could not pass a family of fifty).
-- Seeds were added where they promised a verdict, so their number differs between cells, and the first seeds of a cell \
+- Seeds were added where a verdict seemed near, so their number differs between cells, and the first seeds of a cell \
 are among those
   that test it. A p-value just below 5% says less than it would with seeds fixed beforehand.
 - **Signs**: α, β: Dirichlet parameter, smaller is more skewed; D1, D2: FedDC's two Dirichlet splits (0.6 and 0.3); γ: \
