@@ -36,6 +36,22 @@ class Deadly(FedAvg):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().aggregate(w, up, cohort, server)
 """
+HUNGRY = """
+from pathlib import Path
+import askew
+from askew.algorithms import FedAvg
+
+@askew.register("hungry")
+class Hungry(FedAvg):
+    \"\"\"FedAvg that finds no memory as often as a file has letters.\"\"\"
+
+    def aggregate(self, w, up, cohort, server):
+        lives = Path({lives!r})
+        if cohort.round == 2 and (left := lives.read_text()):
+            lives.write_text(left[1:])
+            raise RuntimeError("CUDA error: out of memory")
+        return super().aggregate(w, up, cohort, server)
+"""
 FAILING = """
 import askew
 from askew.algorithms import FedAvg
@@ -143,6 +159,28 @@ def test_a_run_that_kills_twice_is_named_and_all_others_are_stored(
     assert methods(folder) == {"A", "B"}
     assert main(["reproduce", id, "--processes", "2"]) == 0
     assert methods(folder) == {"A", "B", "C"}
+
+
+@pytest.mark.slow
+def test_where_memory_runs_out_fewer_processes_do_the_rest(folder: Path) -> None:
+    """Each of two processes finds no memory: the first one's run is taken by the other, and its own by a fresh one."""
+    (folder / "own.py").write_text(HUNGRY.format(lives=str(folder / "lives")))
+    id, sentences = experiment(folder, 'rounds = 3, algorithm = { name = "hungry" }', "xx"), list[str]()
+    begun = prepare_reproduction(id, results=folder / "results")
+    runs = list(run_missing(begun, folder / "runs", folder / "results", None, 2, sentences.append))
+    assert sorted(run.algorithm for run in runs) == ["fedavg", "fedprox", "hungry"] and not begun.lost
+    ends = [sentence.rpartition("; ")[2] for sentence in sentences]
+    assert ends == ["the other one goes on and takes its 1 unfinished run", "a fresh one takes its 1 unfinished run"]
+    assert all("failed in line 14: RuntimeError: CUDA error: out of memory" in sentence for sentence in sentences)
+    assert [sentence.split(" failed")[0] for sentence in sentences] == ["one of 2 processes", "the only process"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "others", "end"),
+    [(0, 1, "the other one goes on"), (2, 3, "the other 3 go on and take its 2 unfinished runs")],
+)
+def test_the_sentence_on_a_process_without_memory(runs: int, others: int, end: str) -> None:
+    assert process_pool.shrunk_sentence("one failed", runs, others) == f"one failed; {end}"
 
 
 @pytest.mark.slow
@@ -260,7 +298,8 @@ def test_mps_that_runs_already_is_left_alone(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "control").touch()
     monkeypatch.setenv(process_pool.MPS_PIPES, str(tmp_path))
     with process_pool.mps_server(6, lambda sentence: None):
-        assert os.environ[process_pool.MPS_PIPES] == str(tmp_path) and os.environ[process_pool.QUEUES] == "16"
+        assert os.environ[process_pool.MPS_PIPES] == str(tmp_path)
+        assert os.environ[process_pool.QUEUES] == "10"  # 32 of 96 are this process's
     assert not (tmp_path / "calls").exists() and os.environ[process_pool.MPS_PIPES] == str(tmp_path)
     monkeypatch.setenv("PATH", "")
     (tmp_path / "control").unlink()

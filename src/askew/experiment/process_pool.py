@@ -40,13 +40,15 @@ from .workers import (
     next_order,
 )
 
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory")  # in the messages of CUDA and torch
+
 MOST_MESSAGES = 100  # messages of one process that are read before the others have their turn
 
 MPS = "nvidia-cuda-mps-control"  # NVIDIA's program that lets several processes compute on one GPU at the same time
 MPS_PIPES, MPS_LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"  # environment variables that it reads
 MPS_DEFAULT_PIPES = "/tmp/nvidia-mps"  # where its pipes are if the variable is not set
 MPS_SECONDS = 30.0  # seconds for it to start, and to end
-MPS_MOST_QUEUES = 96  # of all processes: on an H200 116 were served, and with 128 a process found no device
+MPS_MOST_QUEUES = 96  # of all processes: on an H200 116 were served, and with 128 a process found no memory or device
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 Notify = Callable[[str], None]  # gets a sentence for the user
@@ -71,9 +73,10 @@ def run_in_pool(
 ) -> Generator[Run, None, None]:
     """Run parts, each in one of several processes, and yield the runs as they end.
 
-    After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up,
-    and one that `is_too_slow` is stopped: `on_loss` gets the unfinished runs, which are not yielded. With `on_failure`
-    a run that fails does not end the others; parts must have one run each then.
+    After a request to stop, the last run yielded is one that was stopped. A part that lost two processes is given up
+    (one whose memory ran out while others went on is not counted), and one that `is_too_slow` is stopped: `on_loss`
+    gets the unfinished runs, which are not yielded. With `on_failure` a run that fails does not end the others; parts
+    must have one run each then.
     """
     check_cores(processes, "--processes")
     coming = iter(parts)
@@ -188,13 +191,24 @@ class ProcessPool:
             worker.give(part)
 
     def _replace(self, lost: PoolWorker) -> None:
-        """Let a new process take the part of one that was lost, unless it lost a process before."""
+        """Let a new process take the part of one that was lost, unless it lost a process before.
+
+        Where memory ran out, the other processes take it: a new one would find no more memory.
+        """
         left = [config for config in lost.part or () if config.name() in self.unfinished]
+        what = f"one of {self.size} processes" if self.size > 1 else "the only process"
+        others = sum(not (worker.ends or worker.stopped) for worker in self.workers)
+        if is_out_of_memory(lost.failure) and others:
+            self.notify(shrunk_sentence(f"{what} {lost.failure}", len(left), others))
+            self.size = others
+            if left:
+                self.again.append(left)
+            return
         names = {config.name() for config in left}
         again = bool(left) and not lost.stopped and not names & self.lost_once
         if not lost.stopped:
             self.lost_once |= names
-            self.notify(loss_sentence(f"one of {self.size} processes {lost.failure}", len(left), again))
+            self.notify(loss_sentence(f"{what} {lost.failure}", len(left), again))
         if again:
             self.again.append(left)
         else:
@@ -215,12 +229,26 @@ def loss_sentence(what: str, runs: int, again: bool) -> str:
     return f"{what}; its {unfinished} had lost one before: given up"
 
 
+def shrunk_sentence(what: str, runs: int, others: int) -> str:
+    """The sentence on a process that memory was too small for."""
+    goes_on = f"{what}; {'the other one goes' if others == 1 else f'the other {others} go'} on"
+    if not runs:
+        return goes_on
+    return f"{goes_on} and take{'s' * (others == 1)} its {runs} unfinished run{'s' * (runs != 1)}"
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Does the message of an error say that memory ran out?"""
+    return any(words in message for words in OUT_OF_MEMORY)
+
+
 class PoolWorker:
     """One process of the pool, and the last part that it got."""
 
     def __init__(self, job: Message, stopping: Callable[[], bool]) -> None:
         self.part: Part | None = None
         self.waits, self.stopped, self.is_over, self.failure = False, False, False, ""
+        self.ends = False  # whether it was told that there is nothing left
         self.group = WorkerGroup(1, run_parts, job)
         self.incoming = self.group.messages(stopping, poll_seconds=0)
 
@@ -230,7 +258,7 @@ class PoolWorker:
         Every run is run by one process alone: the other cores are the other processes'.
         """
         alone = [replace(config, engine=replace(config.engine, workers=1)) for config in part or ()]
-        self.part, self.waits = part or self.part, False
+        self.part, self.waits, self.ends = part or self.part, False, part is None
         self.group.send(0, [stored_tables(config) for config in alone])
 
     def stop(self) -> None:
@@ -270,13 +298,16 @@ class PoolWorker:
 def mps_server(processes: int, notify: Notify) -> Iterator[None]:
     """Start NVIDIA's MPS, so that processes compute on a GPU at the same time, unless it runs or is not installed.
 
-    Without it the processes take turns. With it they share the GPU's queues, of which each gets as many.
+    Without it the processes take turns. With it they share the GPU's queues, of which each gets as many. If it runs
+    already, this process has its own queues among them.
     """
     if not shutil.which(MPS):
         yield
         return
-    queues = min(int(ENVIRONMENT[QUEUES]), max(1, MPS_MOST_QUEUES // processes))
-    if (Path(os.environ.get(MPS_PIPES, MPS_DEFAULT_PIPES)) / "control").exists():
+    own = int(os.environ.get(QUEUES, ENVIRONMENT[QUEUES]))
+    runs = (Path(os.environ.get(MPS_PIPES, MPS_DEFAULT_PIPES)) / "control").exists()
+    queues = min(own, max(1, (MPS_MOST_QUEUES - own * runs) // processes))
+    if runs:
         with changed_environment({QUEUES: str(queues)}):
             yield
         return
@@ -349,6 +380,6 @@ def run_parts(job: Message, send: Send) -> None:
         except (OSError, DiskFull):
             raise
         except Exception as e:
-            if not job["each"]:
+            if not job["each"] or is_out_of_memory(str(e)):
                 raise
             send({"run": configs[0].name(), "failed": failure_message(e)})
