@@ -419,7 +419,8 @@ class Federation:
         rng, n = generator(self.seed, "batches", round, client), len(places)
         size = local.batch or n
         smallest_batch = max(smallest_batch, min(size, n)) if local.drop_last else smallest_batch
-        per_epoch = sum(1 for a in range(0, n, size) if min(size, n - a) >= smallest_batch)
+        full, rest = divmod(n, size) if n else (0, 0)
+        per_epoch = (full if size >= smallest_batch else 0) + (0 < rest >= smallest_batch)
         epochs = math.ceil(local.steps / max(per_epoch, 1)) if local.steps else local.epochs
         orders = [places[rng.permutation(n)] for _ in range(epochs)]
         batches = cut_batches(orders[0] if epochs == 1 else np.concatenate(orders), size, smallest_batch, n)
@@ -562,7 +563,7 @@ def cut_batches(order: np.ndarray, size: int, smallest_batch: int, epoch: int | 
     epoch = epoch or max(len(order), 1)
     starts = [a for e in range(0, len(order), epoch) for a in range(e, min(e + epoch, len(order)), size)]
     ends = [*starts[1:], len(order)]
-    if any(b - a < smallest_batch for a, b in zip(starts, ends, strict=True)):
+    if smallest_batch > 1 and any(b - a < smallest_batch for a, b in zip(starts, ends, strict=True)):
         large = [(a, b) for a, b in zip(starts, ends, strict=True) if b - a >= smallest_batch]
         order = np.concatenate([order[a:b] for a, b in large]) if large else order[:0]
         ends = np.cumsum([b - a for a, b in large]).tolist()
