@@ -27,31 +27,17 @@ from askew.algorithms import FedAvg
 
 @askew.register("deadly")
 class Deadly(FedAvg):
-    \"\"\"FedAvg that kills its process as often as a file has letters.\"\"\"
+    \"\"\"FedAvg that fails as often as a file has letters.\"\"\"
 
     def aggregate(self, w, up, cohort, server):
         lives = Path({lives!r})
         if cohort.round == 2 and (left := lives.read_text()):
             lives.write_text(left[1:])
-            os.kill(os.getpid(), signal.SIGKILL)
+            {failure}
         return super().aggregate(w, up, cohort, server)
 """
-HUNGRY = """
-from pathlib import Path
-import askew
-from askew.algorithms import FedAvg
-
-@askew.register("hungry")
-class Hungry(FedAvg):
-    \"\"\"FedAvg that finds no memory as often as a file has letters.\"\"\"
-
-    def aggregate(self, w, up, cohort, server):
-        lives = Path({lives!r})
-        if cohort.round == 2 and (left := lives.read_text()):
-            lives.write_text(left[1:])
-            raise RuntimeError("CUDA error: out of memory")
-        return super().aggregate(w, up, cohort, server)
-"""
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+OUT_OF_MEMORY = "raise RuntimeError('CUDA error: out of memory')"
 FAILING = """
 import askew
 from askew.algorithms import FedAvg
@@ -87,8 +73,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for registry in CHOICES.values():
         monkeypatch.setattr(registry, "members", dict(registry.members))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(PLUGIN.format(lives=str(tmp_path / "lives")))
+    write_plugin(tmp_path, KILLED)
     return tmp_path
+
+
+def write_plugin(folder: Path, failure: str) -> None:
+    """The method "deadly", which fails by this statement."""
+    (folder / "own.py").write_text(PLUGIN.format(lives=str(folder / "lives"), failure=failure))
 
 
 def experiment(folder: Path, more: str, lives: str = "") -> str:
@@ -164,14 +155,14 @@ def test_a_run_that_kills_twice_is_named_and_all_others_are_stored(
 @pytest.mark.slow
 def test_where_memory_runs_out_fewer_processes_do_the_rest(folder: Path) -> None:
     """Each of two processes finds no memory: the first one's run is taken by the other, and its own by a fresh one."""
-    (folder / "own.py").write_text(HUNGRY.format(lives=str(folder / "lives")))
-    id, sentences = experiment(folder, 'rounds = 3, algorithm = { name = "hungry" }', "xx"), list[str]()
+    write_plugin(folder, OUT_OF_MEMORY)
+    id, sentences = experiment(folder, DEADLY, "xx"), list[str]()
     begun = prepare_reproduction(id, results=folder / "results")
     runs = list(run_missing(begun, folder / "runs", folder / "results", None, 2, sentences.append))
-    assert sorted(run.algorithm for run in runs) == ["fedavg", "fedprox", "hungry"] and not begun.lost
+    assert sorted(run.algorithm for run in runs) == ["deadly", "fedavg", "fedprox"] and not begun.lost
     ends = [sentence.rpartition("; ")[2] for sentence in sentences]
     assert ends == ["the other one goes on and takes its 1 unfinished run", "a fresh one takes its 1 unfinished run"]
-    assert all("failed in line 14: RuntimeError: CUDA error: out of memory" in sentence for sentence in sentences)
+    assert all("failed in line 15: RuntimeError: CUDA error: out of memory" in sentence for sentence in sentences)
     assert [sentence.split(" failed")[0] for sentence in sentences] == ["one of 2 processes", "the only process"]
 
 
