@@ -34,9 +34,10 @@ from askew.report.statistics import (
     welch_test,
 )
 from askew.report.tables import MeanCurve
-from askew.reproduction import papers
+from askew.reproduction import papers, planned_runs, titles
 from askew.reproduction.bills import MissingRuns
 from askew.reproduction.claim_checks import CLAIM_CHECKS
+from askew.reproduction.claim_results import ClaimResult
 from askew.reproduction.claim_rules import (
     FAILS,
     HOLDS,
@@ -54,7 +55,7 @@ from askew.reproduction.claims import Claim, read_claims, rule_from_table, rule_
 from askew.reproduction.cost import Estimate
 from askew.reproduction.evidence import Evidence
 from askew.reproduction.expressions import FUNCTIONS, Formula, RecordedCurve, Term
-from askew.reproduction.ledger import ClaimResult, LedgerBuilder, PaperSection, collect_ledger
+from askew.reproduction.ledger import LedgerBuilder, PaperSection, collect_ledger
 from askew.reproduction.ledger_curves import figure_picture, thin_curve
 from askew.reproduction.ledger_figures import claim_effects, forest_picture, svg_with_text
 from askew.reproduction.ledger_markdown import markdown_pages, paper_page
@@ -793,7 +794,7 @@ def measure(
 ) -> None:
     """Store results as runs would: `accuracy` is the last of four, from the case, method, seed and grid point."""
     rows = []
-    for run in papers.plan_runs(papers.experiments(desk / "papers")[id], scale, list(seeds)):
+    for run in planned_runs.plan_runs(papers.experiments(desk / "papers")[id], scale, list(seeds)):
         if only(run):
             best = accuracy(run)
             metrics = {
@@ -802,7 +803,15 @@ def measure(
                 "accuracy": f"0.1 0.2 {best - 0.001:.4g} {best:.4g}",
             }
             metrics |= {"chosen_accuracy": f"{1 - best:.6g}", "reported_accuracy": f"{best - 0.01:.6g}"}
-            where = run.digest, run.experiment, scale, run.case, run.method, papers.hyper_text(run.hyper), run.seed
+            where = (
+                run.digest,
+                run.experiment,
+                scale,
+                run.case,
+                run.method,
+                planned_runs.hyper_text(run.hyper),
+                run.seed,
+            )
             rows += [ResultRow(*where, metric, value, "cpu", "0", "askew …") for metric, value in metrics.items()]
     write_results(desk / "results", rows)
 
@@ -1138,7 +1147,7 @@ def test_the_command_of_a_number_has_the_precision_of_its_runs(desk: Path) -> No
 
 def toy_section(desk: Path, monkeypatch: pytest.MonkeyPatch, summary: str = "") -> PaperSection:
     """The toy paper as if FedProx were its own method."""
-    monkeypatch.setitem(papers.OWN_METHODS, "toy", ("FedProx",))
+    monkeypatch.setitem(titles.OWN_METHODS, "toy", ("FedProx",))
     (desk / "papers" / "toy" / "summary.md").write_text(summary)
     return collect_ledger(desk / "papers", desk / "results")[0]
 

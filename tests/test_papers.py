@@ -37,23 +37,14 @@ from askew.reproduction.cost import (
     run_cost,
     training_speeds,
 )
+from askew.reproduction.digests import result_digest, seed_digests
 from askew.reproduction.evidence import GridPoint, choose_point, metric_value
 from askew.reproduction.expressions import RecordedCurve, is_missed, rounds_or_last, rounds_or_one_more
 from askew.reproduction.paper_figures import untrained_table, write_paper_figures
 from askew.reproduction.paper_tables import metric_table
-from askew.reproduction.papers import (
-    PlannedRun,
-    configure_runs,
-    find_experiment,
-    hyper_text,
-    merge_tables,
-    papers_folder,
-    plan_runs,
-    result_digest,
-    run_specs,
-    seed_digests,
-)
+from askew.reproduction.papers import find_experiment, papers_folder
 from askew.reproduction.plan import Reproduction, chosen_points, prepare_reproduction
+from askew.reproduction.planned_runs import PlannedRun, configure_runs, hyper_text, merge_tables, plan_runs, run_specs
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.reproduce import reproduce, run_missing
 from askew.reproduction.results import (

@@ -23,8 +23,9 @@ from askew.errors import AskewError, EngineError
 from askew.experiment.config import Config
 from askew.reproduction import schedule as schedule_module
 from askew.reproduction.cost import MeasuredSpeed, Speeds
-from askew.reproduction.papers import find_experiment, papers_folder, run_specs, spec_value, wanted_values
+from askew.reproduction.papers import find_experiment, papers_folder
 from askew.reproduction.plan import prepare_reproduction
+from askew.reproduction.planned_runs import run_specs, spec_value, wanted_values
 from askew.reproduction.queue import prepare_queue, read_queue
 from askew.reproduction.reproduce import reproduce
 from askew.reproduction.results import read_results

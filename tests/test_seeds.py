@@ -12,7 +12,7 @@ import askew
 from askew.errors import ConfigError
 from askew.experiment.build import BuiltRun, build
 from askew.experiment.config import Config
-from askew.reproduction.papers import result_digest
+from askew.reproduction.digests import result_digest
 
 TABLES: dict[str, Any] = {
     "rounds": 3,

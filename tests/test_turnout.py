@@ -14,8 +14,9 @@ import pytest
 from askew.algorithms import algorithms
 from askew.experiment.build import build
 from askew.reproduction.comparison import table_cells
-from askew.reproduction.papers import find_experiment, plan_runs, run_specs, settings_tables
+from askew.reproduction.papers import find_experiment
 from askew.reproduction.plan import prepare_reproduction
+from askew.reproduction.planned_runs import plan_runs, run_specs, settings_tables
 from askew.reproduction.results import parse_curve, read_results_file
 
 ROOT = Path(__file__).parents[1]

@@ -24,7 +24,8 @@ from ..experiment.workers import check_cores
 from ..report import terminal
 from ..report.plain_table import plain_table
 from ..reproduction.cost import short_count
-from ..reproduction.papers import build_config, find_experiment, run_specs
+from ..reproduction.papers import find_experiment
+from ..reproduction.planned_runs import build_config, run_specs
 from .options import AsJson, Compiled, Dtype, PlainConsole, examples, print_json, print_rich
 
 app = typer.Typer(add_completion=False)

@@ -14,8 +14,9 @@ from ..errors import StoreError
 from ..experiment.store import write_atomic
 from ..report import terminal
 from ..report.statistics import MIN_SEEDS, t_interval
+from ..reproduction.claim_results import VERDICTS
 from ..reproduction.claim_rules import LEVEL, Finding
-from ..reproduction.ledger import VERDICTS, PaperSection, collect_ledger
+from ..reproduction.ledger import PaperSection, collect_ledger
 from ..reproduction.ledger_markdown import ledger_files
 from ..reproduction.ledger_page import write_ledger_page
 from ..reproduction.ledger_summary import claim_grounds

@@ -25,8 +25,9 @@ from ..reproduction import paper_tables
 from ..reproduction.comparison import TableCell, table_cells
 from ..reproduction.cost import estimate_memory, estimate_seconds, experiment_cost, run_cost, training_speeds
 from ..reproduction.paper_figures import untrained_table, write_paper_figures
-from ..reproduction.papers import PlannedRun, experiments, find_experiment
+from ..reproduction.papers import experiments, find_experiment
 from ..reproduction.plan import Reproduction, prepare_reproduction
+from ..reproduction.planned_runs import PlannedRun
 from ..reproduction.reproduce import run_missing
 from ..reproduction.results import ResultRow, metrics_by_run, read_results
 from ..reproduction.worked_examples import WorkedExample, worked_example

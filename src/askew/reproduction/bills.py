@@ -22,7 +22,8 @@ from .cost import (
 from .evidence import Evidence
 from .expressions import Term
 from .paper_tables import long_duration
-from .papers import Experiment, build_config, hyper_text, run_specs
+from .papers import Experiment
+from .planned_runs import build_config, hyper_text, run_specs
 from .results import TO_TARGET
 
 DEVICES = ("NVIDIA H200", "cpu")  # whose times are given: the first of them that was measured

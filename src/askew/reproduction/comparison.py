@@ -12,8 +12,9 @@ from ..core.records import TIMES
 from ..experiment.curves import rounds_to
 from ..report.tables import sample_std
 from .evidence import metric_value
-from .papers import PlannedRun, hyper_text, papers_folder
+from .papers import papers_folder
 from .plan import TIME_METRIC, MethodKey, Reproduction, chosen_points, runs_by_method
+from .planned_runs import PlannedRun, hyper_text
 from .printed import PrintedNumber, printed_by_key, read_printed
 from .results import HELD_OUT, curve_to, parse_curve
 

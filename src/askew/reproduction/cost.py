@@ -21,7 +21,8 @@ from ..experiment import catalogue
 from ..experiment.config import Config
 from ..models import Network
 from ..participation import Bernoulli, ByClass, CohortParticipation, Poisson, Uneven
-from .papers import Experiment, RunSpec, Tables, build_config, find_experiment, hyper_text, run_specs, settings_tables
+from .papers import Experiment, Tables, find_experiment
+from .planned_runs import RunSpec, build_config, hyper_text, run_specs, settings_tables
 from .results import PROVENANCE, ResultRow, parse_provenance, read_results
 
 # Tables of a configuration on which the cost of a run depends, besides the length of local training.

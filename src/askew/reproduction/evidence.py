@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .digests import seed_digests
 from .expressions import RecordedCurve, Term, Value
-from .papers import CURVES, Experiment, Hyper, hyper_text, plan_runs, seed_digests
+from .papers import CURVES, Experiment, Hyper
+from .planned_runs import hyper_text, plan_runs
 from .results import HELD_OUT, TO_TARGET, Metrics, RunMetrics, parse_curve, was_stopped
 
 CellKey = tuple[str, str]  # case and method

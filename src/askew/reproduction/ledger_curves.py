@@ -12,8 +12,10 @@ from ..report.picture import Picture, style
 from ..report.tables import MeanCurve
 from .evidence import Evidence, GridPoint, choose_point
 from .paper_figures import LineKey, Lines, Panel, draw_panels, measured_panels, panel_columns
-from .papers import Experiment, build_config, hyper_text, own_methods, run_specs
+from .papers import Experiment
+from .planned_runs import build_config, hyper_text, run_specs
 from .results import TO_TARGET, Metrics
+from .titles import own_methods
 
 FIGURE = re.compile(r"\bFigures? \d")  # in the place in the paper of what has a published figure
 POINTS = 60  # of a line at most: a page with all figures stays small

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..report.picture import COLOURS, GREY, INK, MARKERS, WIDTH, Picture, canvas, style
 from ..report.statistics import MIN_SEEDS, paired_test, t_interval
+from .claim_results import ClaimResult
 from .claim_rules import FAILS, HOLDS, ClaimRule, Finding, cell_terms, fill_names
-from .ledger import LARGE_GAP, ClaimResult, LedgerRow, PaperSection
+from .ledger import PaperSection
+from .ledger_rows import LARGE_GAP, LedgerRow
 from .ledger_summary import accuracy_rows, best_rivals, find_leads, find_standing, gap_sizes
-from .papers import case_title, data_title
+from .titles import case_title, data_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

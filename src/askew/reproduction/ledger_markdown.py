@@ -11,10 +11,12 @@ from statistics import fmean, median
 from types import MappingProxyType
 
 from ..report.picture import Picture
+from .claim_results import VERDICTS, ClaimResult
 from .claim_rules import FAILS, HOLDS, NOT_RUN
-from .ledger import LARGE_GAP, VERDICTS, ClaimResult, LedgerRow, LedgerTable, PaperSection, count_measured
+from .ledger import PaperSection
 from .ledger_curves import figure_picture
 from .ledger_figures import forest_picture, leads_picture, scatter_picture, svg_with_text
+from .ledger_rows import LARGE_GAP, LedgerRow, LedgerTable, count_measured
 from .ledger_summary import (
     COUNTED,
     DEDUCED,
@@ -27,7 +29,7 @@ from .ledger_summary import (
     gap_sizes,
     summary_texts,
 )
-from .papers import case_title
+from .titles import case_title
 
 PAGE_NAME, NOT_RUN_PAGE = "reproduction.md", "not-run.md"
 HEAD = """# Reproduction ledger

@@ -11,8 +11,9 @@ from pathlib import Path
 from ..experiment.store import write_text
 from ..report.picture import Picture
 from ..report.shell import read_static
+from .claim_results import VERDICTS, ClaimResult
 from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED, UNTESTABLE
-from .ledger import LARGE_GAP, VERDICTS, ClaimResult, LedgerTable, PaperSection, count_measured
+from .ledger import PaperSection
 from .ledger_curves import figure_picture
 from .ledger_figures import svg_with_text
 from .ledger_markdown import (
@@ -38,6 +39,7 @@ from .ledger_markdown import (
     overview_cells,
     totals_text,
 )
+from .ledger_rows import LARGE_GAP, LedgerTable, count_measured
 from .ledger_summary import TRAINED, claim_grounds, summary_texts
 
 BOLD, ITALIC, CODE = re.compile(r"\*\*(.+?)\*\*"), re.compile(r"(?<!\*)\*([^*]+)\*"), re.compile(r"`(.+?)`")

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 from ..report.statistics import MIN_SEEDS, t_interval
+from .claim_results import ClaimResult
 from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED
-from .ledger import ClaimResult, LedgerRow, PaperSection, count_seeds
-from .papers import own_methods
+from .ledger import PaperSection
+from .ledger_rows import LedgerRow, count_seeds
+from .titles import own_methods
 
 LEVEL = 0.1  # points; a smaller mean difference is called level
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")

@@ -21,10 +21,12 @@ from ..report.figures import draw_line
 from ..report.picture import BLUE, COLOURS, Picture, bar_width, canvas, legend_label, style
 from ..report.skew import draw_skew
 from ..report.tables import MeanCurve, partition_name, sample_std
-from .papers import Experiment, PlannedRun, case_title, configure_runs, hyper_text, own_methods
+from .papers import Experiment
 from .participation_counts import Counts, gini, participation_counts
 from .plan import Reproduction, chosen_points, runs_by_method
+from .planned_runs import PlannedRun, configure_runs, hyper_text
 from .results import Metrics, parse_curve
+from .titles import case_title, own_methods
 from .worked_examples import WorkedExample
 
 if TYPE_CHECKING:

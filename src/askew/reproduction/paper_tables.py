@@ -16,8 +16,8 @@ from ..report.tables import sample_std
 from ..report.terminal import QUIET, duration, pairs, size
 from .comparison import TableCell
 from .cost import Estimate, short_count
-from .papers import PlannedRun, hyper_text, settings_text
 from .plan import Reproduction, chosen_points
+from .planned_runs import PlannedRun, hyper_text, settings_text
 
 METRIC_HEADINGS = {
     "best_accuracy": "best\naccuracy, %",

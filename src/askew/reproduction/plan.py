@@ -11,7 +11,8 @@ from ..errors import ConfigError
 from ..experiment.config import Config
 from ..experiment.store import Run
 from .evidence import GridPoint, choice_rules, choose_point
-from .papers import Experiment, Hyper, PlannedRun, find_experiment, hyper_text, plan_runs
+from .papers import Experiment, Hyper, find_experiment
+from .planned_runs import PlannedRun, hyper_text, plan_runs
 from .prune_curves import is_pruned, runs_with_used_curves
 from .results import Metrics, RunKey, curve_to, metrics_by_run, read_results, was_stopped
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ..experiment.folder_lock import wait_for_folder
 from .evidence import Evidence, choice_rules, choose_point
-from .papers import CURVES, Experiment, experiments, find_experiment, hyper_text
+from .papers import CURVES, Experiment, experiments, find_experiment
+from .planned_runs import hyper_text
 from .results import (
     Metrics,
     RunKey,

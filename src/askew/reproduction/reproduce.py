@@ -18,8 +18,8 @@ from ..experiment.process_pool import Notify, run_in_pool
 from ..experiment.run import OnRound
 from ..experiment.store import Run
 from .comparison import TableCell, table_cells
-from .papers import PlannedRun
 from .plan import Reproduction, prepare_reproduction
+from .planned_runs import PlannedRun
 from .prune_curves import prune_curves
 from .results import ResultRow, RunKey, metrics_by_run, result_rows, write_results
 from .schedule import RunSchedule, ScheduledExperiment

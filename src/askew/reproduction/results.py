@@ -27,7 +27,9 @@ from ..experiment.config import Config
 from ..experiment.folder_lock import remove_leftovers, wait_for_folder
 from ..experiment.store import REACHED, Run, read_text, write_text
 from ..experiment.toml import text_hash
-from .papers import CURVES, PlannedRun, changed_settings, hyper_text
+from .digests import changed_settings
+from .papers import CURVES
+from .planned_runs import PlannedRun, hyper_text
 
 WARM_UP = 10  # first rounds that are left out of a run's median time
 MEAN_PERCENTS = (10, 50, 100)  # percent of the rounds over which means of accuracy and training loss are taken

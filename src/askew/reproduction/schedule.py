@@ -32,8 +32,8 @@ from ..experiment.config import Config
 from ..experiment.launch import TOGETHER
 from ..experiment.store import Run
 from .cost import Speeds, estimate_memory, estimate_seconds, network_name, run_cost, training_speeds
-from .papers import PlannedRun
 from .plan import Reproduction
+from .planned_runs import PlannedRun
 from .results import RunKey, read_results
 
 PART_SECONDS = 150.0  # seconds after which a part's results should be there
