@@ -58,15 +58,17 @@ from askew.reproduction.expressions import FUNCTIONS, Formula, RecordedCurve, Te
 from askew.reproduction.ledger import LedgerBuilder, PaperSection, collect_ledger
 from askew.reproduction.ledger_curves import figure_picture, thin_curve
 from askew.reproduction.ledger_figures import claim_effects, forest_picture, svg_with_text
-from askew.reproduction.ledger_markdown import markdown_pages, paper_page
+from askew.reproduction.ledger_markdown import first_page, markdown_pages, paper_page
 from askew.reproduction.ledger_page import ledger_page
 from askew.reproduction.ledger_summary import (
     COUNTED,
     DEDUCED,
     TRAINED,
     Lead,
+    beat_words,
     best_rivals,
     claim_grounds,
+    count_columns,
     find_leads,
     find_standing,
     gap_sizes,
@@ -497,6 +499,10 @@ def test_between_counts_standard_errors() -> None:
     assert evaluate(two([0.1, -0.05, 0.2]), **first).verdict == HOLDS
     assert evaluate(two([-0.1, 0.05, -0.02]), **first).verdict == UNDECIDED
     assert evaluate(two(DOWN), **first).verdict == FAILS
+    both = first | {"each": {"case": ["a", "b"]}, "d": "[{case} | M]"}
+    found = evaluate(two([2.0, 2.1, 2.2], [-1.0, -1.1, -1.2]), **both)
+    assert (found.verdict, found.evidence) == (FAILS, "b: -1.1; a: 2.1")  # first what refutes
+    assert evaluate(two([2.0, 2.1, 2.2], {}), **both).evidence == "a: 2.1; 1 of 2 not run"
 
 
 def test_share_and_count() -> None:
@@ -937,7 +943,7 @@ def test_reduced_runs_decide_as_such_and_stand_beside_no_printed_number(desk: Pa
     text = ledger_text(desk)
     row = cells(text, "**toy-01**")
     assert row[1] == "**holds (reduced)**" and row[2].startswith("smaller runs: digits, ")
-    assert "Of these verdicts: 1 from smaller runs alone (reduced)." in text
+    assert "Of these verdicts: 1 from smaller runs alone (reduced) (toy-01)." in text
     assert cells(text, "**toy-03**")[1] == "**not run**"  # a value is decided at full scale only
     assert cells(text, "easy | FedAvg | best_accuracy")[4].startswith("not run")
     measure(desk, lambda run: 1 - plain(run))
@@ -1005,11 +1011,11 @@ def test_a_claim_that_its_default_reading_decides_is_counted_and_has_no_bill(
     text, shown = ledger_text(desk), "holds (as easy, the default); not run (as hard)"
     assert cells(text, "**toy-01**")[1] == f"**{shown}**"
     assert "Of 3 claims 2 are decided: 2 by training (2 hold, 0 do not)" in text
-    assert "Of these verdicts: 1 open in another reading." in text
+    assert "Of these verdicts: 1 open in another reading (toy-01)." in text
     assert "| toy-01 " not in text  # in the list of what open claims need
     sections = collect_ledger(desk / "papers", desk / "results")
     page = ledger_page(sections)
-    assert shown in page and "Of these verdicts: 1 open in another reading." in page
+    assert shown in page and "Of these verdicts: 1 open in another reading (toy-01)." in page
     assert '<tr data-kind="yes" id="toy-01">' in page
     assert main(["ledger", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)["claims"][0]
@@ -1161,7 +1167,8 @@ def test_gaps_leads_and_wins_by_hand(desk: Path, monkeypatch: pytest.MonkeyPatch
     assert lead.ours == pytest.approx(-2.9667, abs=1e-3) and lead.is_behind
     standing = find_standing([lead])
     assert standing == (0, 1, 1, 1) and standing.answer == "no"  # first in print, clearly behind here
-    row = "| FedProx – FedAvg | clearly ahead in 0, behind in 1 of 1 | -2.97 (+2.00) | -2.97 in easy (3 seeds, clear) |"
+    counts = "clearly ahead in 0, clearly behind in 1 of 1"
+    row = f"| FedProx – FedAvg | {counts} | -2.97 (+2.00) | -2.97 in easy (3 seeds, clear) |"
     assert row in paper_page(section, "x.md")
 
 
@@ -1312,6 +1319,53 @@ def test_a_lead_is_taken_at_the_seeds_of_both(desk: Path, monkeypatch: pytest.Mo
     measure(desk, lower, seeds=[2], only=lambda run: run.method == "FedProx")
     (lead,) = find_leads(toy_section(desk, monkeypatch))
     assert lead.seeds == 2 and lead.ours == pytest.approx(2.0, abs=0.11)
+
+
+def test_a_seed_that_tuned_and_a_case_that_is_another_problem_lead_nobody(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_grid(desk)
+    measure(desk, plain, seeds=[0])  # chooses the first of two equal rates
+    measure(desk, plain, seeds=[1, 2], only=lambda run: run.hyper["local.lr"] == 0.1)
+    (lead,) = find_leads(toy_section(desk, monkeypatch))
+    assert lead.seeds == 2 and lead.ours == pytest.approx(2.05)  # 2.1 at seed 1 and 2.0 at seed 2
+    path = desk / "papers" / "toy" / "table.toml"
+    gap = '[[gap]]\ncases = ["easy"]\nmethods = ["FedAvg"]\ncause = "other data"\ncomparable = false\n'
+    path.write_text(path.read_text().replace("[base]", f"{gap}[base]"))
+    papers.experiments.cache_clear()
+    section = toy_section(desk, monkeypatch)
+    assert not find_leads(section) and count_columns(section) == 0
+
+
+def test_the_first_page_says_how_many_columns_were_not_run(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = "toy/table,hard,FedAvg,best_accuracy,40.00,,\ntoy/table,hard,FedProx,best_accuracy,41.00,,\n"
+    (desk / "papers" / "toy" / "printed.csv").write_text(PRINTED + hard)
+    measure(desk, plain, only=lambda run: run.case == "easy")
+    section = toy_section(desk, monkeypatch, "x")
+    assert count_columns(section) == 2
+    standing = "clearly first in 1, unsure in 0, clearly behind in 0; 1 not run"
+    assert f"| {standing} | 1 of 1 |" in first_page([section], "", {})
+
+
+def test_opposite_readings_are_named(desk: Path) -> None:
+    read_in_two_ways(desk, 'default_reading = "as easy"')
+    measure(desk, lambda run: plain(run) - 0.1 * (run.case == "hard" and run.method == "FedProx"))
+    text = ledger_text(desk)
+    assert cells(text, "**toy-01**")[1] == "**holds (as easy, the default); does not hold (as hard)**"
+    assert "1 the opposite in another reading (toy-01)" in text
+
+
+def test_beaten_in_some_columns_is_said_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, behind, unsure = (lead(f"{ends}", "A", "B", *ends) for ends in ((1, 2), (-2, -1), (-1, 2)))
+
+    def words(*leads: Lead) -> str:
+        monkeypatch.setattr("askew.reproduction.ledger_summary.named_leads", lambda *given: ("A", "B", list(leads)))
+        return beat_words(None, "")  # type: ignore[arg-type]
+
+    assert words(ahead, unsure) == "**A beats B in 1 of 2 columns.**" and words(ahead) == "**A beats B.**"
+    assert words(ahead, behind) == "**A beats B in 1 of 2 columns, and is clearly behind in 1.**"
+    assert words(behind, unsure) == "**A does not beat B: it is clearly behind in 1 of 2 columns.**"
+    assert words(behind) == "**A does not beat B.**" and words(unsure) == "**Whether A beats B is undecided.**"
 
 
 # which curves stay ------------------------------------------------------------------------------------------

@@ -73,6 +73,11 @@ class ClaimResult(NamedTuple):
         return self.is_decided and not self.refuted_by and bool(OPEN.intersection(self.readings.values()))
 
     @property
+    def is_reversed(self) -> bool:
+        """Whether another reading has the opposite verdict."""
+        return self.is_decided and not self.refuted_by and {HOLDS, FAILS} <= {*self.readings.values()}
+
+    @property
     def seeds(self) -> int:
         """The fewest seeds of any cell that has some."""
         return min((c.n for f in self.findings[self.scale] for c in f.cells if c.n), default=0)

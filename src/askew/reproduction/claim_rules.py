@@ -455,7 +455,7 @@ def printed_value(evaluator: RuleEvaluator, rule: ClaimRule, names: Mapping[str,
 
 def check_between(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     """Every cell's mean is in the range within some standard errors; one that is out by more refutes it."""
-    cells, passes, fails = evaluator.cells(rule), list[bool](), list[bool]()
+    cells, passes, fails, distances = evaluator.cells(rule), list[bool](), list[bool](), list[float]()
     for c in cells:
         error = stdev(c.values) / c.n**0.5 if c.n > 1 else 0.0
         out = max(rule.low - c.mean, c.mean - rule.high, 0.0) if c.n else math.inf
@@ -465,10 +465,14 @@ def check_between(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
             left, right = t_interval(c.values, rule.interval)
             refuted = left > rule.high or right < rule.low
         fails.append(c.n >= rule.seeds and refuted and not passes[-1])
+        distances.append(out)
+    farthest = sorted(range(len(cells)), key=lambda n: (-fails[n], -distances[n]))
     means = cell_list(
-        cells,
+        [cells[n] for n in farthest],
         lambda c: f"{c.mean:.3g}" + (f" ({interval_text(c, rule.interval)})" if rule.interval and c.n > 1 else ""),
     )
+    left_out = sum(not c.n for c in cells)
+    means += f"; {left_out} of {len(cells)} not run" if means and left_out else ""
     by = f"{100 * rule.interval:g}% interval" if rule.interval else "standard errors"
     name = f"mean in {rule.low:g} to {rule.high:g}, by {by}"
     return Finding(cells_verdict(cells, passes, fails), name, means, tuple(cells))

@@ -172,6 +172,7 @@ class LedgerBuilder:
             missing=missing if missing and missing.runs else None,
             command=shlex.join(command),
             seeds=tuple(seeds) if len(seeds) == len(values) else (),
+            tuned=tuple(full.tuning_seeds(points)) if len(points) > 1 else (),
         )
 
     def measured_values(self, e: Experiment, number: PrintedNumber, tuned: GridPoint | None) -> tuple[list[float], int]:

@@ -24,6 +24,7 @@ from .ledger_summary import (
     TRAINED,
     Lead,
     claim_grounds,
+    count_columns,
     find_leads,
     find_standing,
     gap_sizes,
@@ -38,8 +39,9 @@ Which of these methods should I believe, and by how much? In points of test accu
 """
 FINDING_NOTE = (
     "*Column*: one dataset and split of the paper's tables. *Clear*: three seeds or more put the 95% interval of the "
-    "mean difference on one side of 0. *First*: ahead of every other method that was run; *behind*: another is ahead. "
-    "*Yes*: clearly first in a column and clearly behind in none; *no*: the reverse; *in part*: both are found."
+    "mean difference on one side of 0 (not corrected for the number of comparisons). *First*: ahead of every other "
+    "method that was run; *behind*: another is ahead. *Yes*: clearly first in a column and clearly behind in none; "
+    "*no*: the reverse; *in part*: both are found. The answer is for the columns that were run."
 )
 HOW = """## How to read it
 
@@ -47,20 +49,22 @@ HOW = """## How to read it
 `results/` (our runs) alone.
 - **Ours** is the mean over seeds ± one standard deviation, at full scale only. Where an experiment has a grid, \
 settings are chosen as the
-  paper chooses them, on the test set and at all seeds; **validated** chooses settings and round on one half of the \
-test set and measures on
-  the other. Leads are differences of these numbers within a seed, so that two methods are compared at the seeds of \
-both only; *clear* is
-  not corrected for the number of comparisons.
+  paper chooses them: on the test set, at the seeds at which the whole grid was run, which mostly is the first alone. \
+**Validated** chooses
+  settings and round on one half of the test set and measures on the other. Leads are differences of our numbers \
+within a seed, at the seeds
+  that both methods have, without those by which the settings of one of them were chosen, where there are others.
 - A **verdict** on a claim is *holds*, *does not hold*, *undecided* (at so many seeds) or *not run*. Differences are \
 taken within a seed, and
-  tuned settings are chosen at other seeds than the tested one. The test is a one-sided paired t-test at 5%; from \
-five seeds on all
-  flips of signs decide at 5% where the two disagree. A claim about many cells holds if every cell passes, and does \
-not hold if one is
-  reversed by both: by the flips at 5%, and by the t-test after Holm's correction over all cells (the flips are not \
-corrected: ten seeds
-  could not pass a family of fifty).
+  tuned settings are chosen at other seeds than the tested one. Each comparison is tested by a one-sided paired t-test \
+at 5%. From five
+  seeds on an exact test is made too (all flips of the signs of the differences), and it decides where the two \
+disagree. A claim of many
+  comparisons holds if every one passes. It does not hold if one of them is significant in the opposite direction: by \
+the t-test after
+  Holm's correction for the number of comparisons, and by the exact test without correction (corrected, it could not \
+refute a claim of
+  fifty comparisons with ten seeds).
 - Seeds were added where a verdict seemed near, so their number differs between cells, and the first seeds of a cell \
 are among those
   that test it. A p-value just below 5% says less than it would with seeds fixed beforehand.
@@ -80,8 +84,9 @@ never filled in.
 CLAIM_NOTE = (
     "*In print*: do the paper's own numbers support the claim (n/a: it prints none)? *By sign*: how many comparisons "
     "point as the claim says. *Weakest*: the comparison with the largest p; *against*: one that refutes the claim, "
-    "with p after Holm's correction. *Exact p*: from all flips of signs. `best_accuracy`, `last_accuracy`, "
-    "`mean_accuracy_50`: the best, the last, and the mean of the last 50 rounds."
+    "with p after Holm's correction. *Exact p*: from all flips of signs. `best_accuracy`, `last_accuracy`: of the best "
+    "and of the last round; `mean_accuracy_50`, `mean_accuracy_100`: the mean over the first half of the rounds, and "
+    "over all."
 )
 NOT_RUN_HEAD = """# Not run
 
@@ -101,14 +106,21 @@ LEAD_NOTE = (
     "a table have different seeds; comparisons use common seeds only."
 )
 FINDING_COLUMNS = ("paper", "better than the others?", "by how much", "its columns here", "first in print")
-OVERVIEW_COLUMNS = ("paper", "printed numbers", "measured", "median gap", f"over {LARGE_GAP:g} points off", *VERDICTS)
+OVERVIEW_COLUMNS = (
+    "paper",
+    "printed numbers",
+    "measured",
+    "median distance",
+    f"over {LARGE_GAP:g} points off",
+    *VERDICTS,
+)
 MISSING_COLUMNS = ("case", "method", "metric", "paper", "ours")
 METRIC_TITLES = {
     "best_accuracy": "Best test accuracy, %",
     "last_accuracy": "Last test accuracy, %",
     "best_round": "Round of the best accuracy",
-    "rounds_to": "Rounds to the target",
-    "speedup": "Speed-up: rounds of FedAvg to the target by those of the method",
+    "rounds_to": "Rounds to the target (a run that misses it counts as one more than all its rounds)",
+    "speedup": "Speed-up: rounds of FedAvg to the target by those of the method (a miss counts as all rounds)",
     "seconds_per_round": "Seconds a round",
 }
 MAX_COLUMNS = 6  # of a table of numbers beside its heading
@@ -179,6 +191,8 @@ def finding_cells(section: PaperSection, link: str) -> list[str]:
     """A paper's line in the first table: whether its method is better than the others, and by how much."""
     standing = find_standing(find_leads(section))
     here, printed = (standing.text, f"{standing.printed} of {standing.columns}") if standing.columns else ("–", "–")
+    left_out = count_columns(section) - standing.columns
+    here += f"; {left_out} not run" if left_out and standing.columns else ""
     return [f"[{section.title}]({link})", f"**{standing.answer}**", summary_texts(section)[0], here, printed]
 
 
@@ -190,12 +204,13 @@ def totals_text(sections: Sequence[PaperSection]) -> str:
     decided = [result for result in claims if result.is_decided]
     trained = [result for result in decided if claim_grounds(result) == TRAINED]
     counts = {verdict: sum(r.verdict == verdict for r in trained) for verdict in (HOLDS, FAILS)}
-    remarks = {
-        "open in another reading": sum(result.has_open_reading for result in decided),
-        "from smaller runs alone (reduced)": sum(result.is_reduced for result in decided),
-        "undecided if exact p-values were corrected too": sum(r.if_corrected != r.verdict for r in decided),
+    weak = {
+        "open in another reading": [r.claim.id for r in decided if r.has_open_reading],
+        "the opposite in another reading": [r.claim.id for r in decided if r.is_reversed],
+        "from smaller runs alone (reduced)": [r.claim.id for r in decided if r.is_reduced],
+        "undecided if exact p-values were corrected too": [r.claim.id for r in decided if r.if_corrected != r.verdict],
     }
-    of_these = ", ".join(f"{count} {text}" for text, count in remarks.items() if count)
+    of_these = "; ".join(f"{len(ids)} {text} ({', '.join(ids)})" for text, ids in weak.items() if ids)
     return (
         f"Of {len(rows):,} printed numbers {count_measured(rows):,} are measured. Of the {len(sizes):,} accuracies "
         f"among them {sum(size <= 1 for size in sizes):,} are within a point of the printed one, and "
@@ -268,7 +283,7 @@ def lead_cells(leads: Sequence[Lead]) -> list[str]:
     mean, printed = fmean(lead.ours for lead in leads), fmean(lead.printed for lead in leads)
     ends = (min(leads, key=lambda lead: lead.ours), max(leads, key=lambda lead: lead.ours))
     return [
-        f"clearly ahead in {ahead}, behind in {behind} of {len(leads)}",
+        f"clearly ahead in {ahead}, clearly behind in {behind} of {len(leads)}",
         f"{mean:+z.2f} ({printed:+z.2f})",
         *(f"{e.ours:+z.2f} in {case_title(e.case)} ({e.sure})" for e in ends),
     ]

@@ -28,6 +28,7 @@ class LedgerRow(NamedTuple):
     missing: MissingRuns | None  # of a number that was not measured
     command: str
     seeds: tuple[int, ...] = ()  # of the values
+    tuned: tuple[int, ...] = ()  # seeds by which a grid point was chosen, where there is a grid
 
     @property
     def digits(self) -> int:

@@ -12,7 +12,7 @@ from ..report.statistics import MIN_SEEDS, t_interval
 from .claim_results import ClaimResult
 from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from .ledger import PaperSection
-from .ledger_rows import LedgerRow, count_seeds
+from .ledger_rows import LedgerRow, count_seeds, is_number
 from .titles import own_methods
 
 LEVEL = 0.1  # points; a smaller mean difference is called level
@@ -63,18 +63,39 @@ class Lead(NamedTuple):
         return f"{count_seeds(self.seeds)}, {'clear' if self.is_ahead or self.is_behind else 'unsure'}"
 
 
-def find_leads(section: PaperSection) -> list[Lead]:
-    """The leads of the paper's methods over all others, wherever both were measured."""
+def accuracy_columns(section: PaperSection) -> dict[tuple[str, str, str], dict[str, LedgerRow]]:
+    """The rows with printed accuracies by method, for every experiment, case and metric; where a case is not the
+    published problem, its numbers say nothing of the methods.
+    """
     columns: dict[tuple[str, str, str], dict[str, LedgerRow]] = {}
-    for row in accuracy_rows(section.rows):
-        p = row.printed
-        columns.setdefault((p.experiment, p.case, p.metric), {})[p.method] = row
+    for table in section.tables:
+        for row in table.rows:
+            p = row.printed
+            if "accuracy" in p.metric and is_number(p.value) and table.experiment.is_comparable(p.case):
+                columns.setdefault((p.experiment, p.case, p.metric), {})[p.method] = row
+    return columns
+
+
+def count_columns(section: PaperSection) -> int:
+    """In how many columns the paper prints accuracies of its own methods and of others."""
+    own = own_methods(section.name)
+    beside = {key[:2]: rows.keys() for key, rows in accuracy_columns(section).items() if rows.keys() & {*own}}
+    return sum(bool(methods - {*own}) for methods in beside.values())
+
+
+def find_leads(section: PaperSection) -> list[Lead]:
+    """The leads of the paper's methods over all others, wherever both were measured.
+
+    A seed by which the settings of one of the two were chosen is left out where there are others: there it is ahead by
+    the choice.
+    """
     own, leads = own_methods(section.name), list[Lead]()
-    for (experiment, case, _), rows in columns.items():
+    for (experiment, case, _), rows in accuracy_columns(section).items():
         for method in (name for name in own if name in rows):
             for rival, other in ((name, row) for name, row in rows.items() if name not in own):
                 by_seed, rival_by_seed = (dict(zip(r.seeds, r.values, strict=False)) for r in (rows[method], other))
                 both = sorted(by_seed.keys() & rival_by_seed.keys())
+                both = [seed for seed in both if seed not in (*rows[method].tuned, *other.tuned)] or both
                 if both:
                     points = [by_seed[seed] - rival_by_seed[seed] for seed in both]
                     printed = float(rows[method].printed.value) - float(other.printed.value)
@@ -161,7 +182,7 @@ def verdict_words(section: PaperSection, about: str) -> str:
         raise ConfigError(f"papers/{section.name}/summary.md: there is no claim {about!r}; correct it.")
     verdict, readings = found[0].verdict, found[0].readings
     undecided = verdict == UNDECIDED and next(iter(readings.values())) != UNDECIDED  # as other readings are open
-    if undecided or found[0].has_open_reading:
+    if undecided or found[0].has_open_reading or found[0].is_reversed:
         return f"{', '.join(f'{bold_verdict(v)} with the {reading}' for reading, v in readings.items())} ({about})"
     return f"{bold_verdict(verdict)} ({about})"
 
@@ -184,11 +205,15 @@ def named_leads(section: PaperSection, about: str) -> tuple[str, str, list[Lead]
 def beat_words(section: PaperSection, about: str) -> str:
     """Whether a method beats another one, as a sentence."""
     method, rival, leads = named_leads(section, about)
-    ahead, behind = sum(lead.is_ahead for lead in leads), any(lead.is_behind for lead in leads)
+    ahead, behind = sum(lead.is_ahead for lead in leads), sum(lead.is_behind for lead in leads)
     if not ahead and not behind:
         return f"**Whether {method} beats {rival} is undecided.**"
-    where = " in part" if behind else f" in {ahead} of {len(leads)} columns" if ahead < len(leads) else ""
-    return f"**{method} beats {rival}{where}.**" if ahead else f"**{method} does not beat {rival}.**"
+    if ahead and behind:
+        return f"**{method} beats {rival} in {ahead} of {len(leads)} columns, and is clearly behind in {behind}.**"
+    if ahead:
+        return f"**{method} beats {rival}{f' in {ahead} of {len(leads)} columns' if ahead < len(leads) else ''}.**"
+    where = f": it is clearly behind in {behind} of {len(leads)} columns" if behind < len(leads) else ""
+    return f"**{method} does not beat {rival}{where}.**"
 
 
 def brief_words(section: PaperSection, about: str) -> str:
