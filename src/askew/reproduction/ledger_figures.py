@@ -70,14 +70,14 @@ def scatter_picture(sections: Sequence[PaperSection]) -> Picture | None:
         left.legend(loc="upper left", fontsize=9.5, handletextpad=0.1)
         right.set_yticks(range(len(rows)), [f"{title}\n{len(each)} numbers" for title, each in rows.items()])
         right.set(xlim=(-GAP_RANGE, GAP_RANGE), ylim=(len(rows) - 0.4, -0.6), title="Differences")
-        right.set_xlabel("Ours less printed, points")
+        right.set_xlabel("Ours minus printed, points")
         right.grid(visible=False, axis="y")
     medians = ", ".join(f"{title} {median(gap_sizes(each)):.1f}" for title, each in rows.items())
     alt = f"Printed accuracies against ours. Median distances in points: {medians}."
     cases = Counter(far_place(row) for each in rows.values() for row in each if abs(row.gap or 0.0) > FAR)
     far = "; ".join(f"{count} in {place}" for place, count in cases.items())
     note = f"Grey: within {LARGE_GAP:g} points. Left: the line is where both are equal. " + (
-        f"Right: a bar is the median of ours less printed.{f' More than {FAR:g} points off: {far}.' if far else ''}"
+        f"Right: the bar is the median difference, ours minus printed.{f' More than {FAR:g} points off: {far}.' if far else ''}"
     )
     return Picture("numbers", "Paper against ours", alt, note, figure)
 

@@ -65,9 +65,9 @@ the t-test after
   Holm's correction for the number of comparisons, and by the exact test without correction (corrected, it could not \
 refute a claim of
   fifty comparisons with ten seeds).
-- Seeds were added where a verdict seemed near, so their number differs between cells, and the first seeds of a cell \
-are among those
-  that test it. A p-value just below 5% says less than it would with seeds fixed beforehand.
+- Seeds were added where a verdict seemed near. So their number differs between comparisons, and the seeds that \
+suggested a verdict also
+  count in its test: a p-value just below 5% says less than it would with a number of seeds fixed beforehand.
 - **Signs**: α, β: Dirichlet parameter, smaller is more skewed; D1, D2: FedDC's two Dirichlet splits (0.6 and 0.3); γ: \
 skew of participation;
   C: share of clients in a round; J: local steps; N_c: labels of a client; 15%: of the clients take part in a round.
