@@ -77,7 +77,8 @@ def scatter_picture(sections: Sequence[PaperSection]) -> Picture | None:
     cases = Counter(far_place(row) for each in rows.values() for row in each if abs(row.gap or 0.0) > FAR)
     far = "; ".join(f"{count} in {place}" for place, count in cases.items())
     note = f"Grey: within {LARGE_GAP:g} points. Left: the line is where both are equal. " + (
-        f"Right: the bar is the median difference, ours minus printed.{f' More than {FAR:g} points off: {far}.' if far else ''}"
+        "Right: the bar is the median difference, ours minus printed."
+        f"{f' More than {FAR:g} points off: {far}.' if far else ''}"
     )
     return Picture("numbers", "Paper against ours", alt, note, figure)
 
