@@ -148,6 +148,13 @@ SETTINGS: dict[str, tuple[Attempt, str]] = {
     "no such keyword": (run(optimizer="adam"), "unknown setting algorithm.optimizer"),
     "several seeds": (run(seeds=[0, 1]), r"askew.sweep\(…, seeds=\[0, 1, 2\]\)"),
     "several rates": (run(lr=[0.1, 0.2]), r"lr must be a number, got \[0.1, 0.2\]"),
+    "two rates": (run(lr=0.1, local={"lr": 0.2}), r"lr = 0.1 and local = {'lr': 0.2} contradict each other; leave one"),
+    "swept and given": (lambda: askew.sweep(over={"lr": [0.1]}, lr=0.2), "sweep: lr is given twice; leave it out"),
+    "swept by two words": (
+        lambda: askew.sweep(over={"lr": [0.1], "local.lr": [0.2]}),
+        "sweep: local.lr is given twice",
+    ),
+    "seeds twice": (lambda: askew.sweep(over={"seed": [7, 8]}, seeds=3), "both name the seeds; leave one of them out"),
     "watch": (run(watch=3), "watch must be a function"),
     "out": (run(out=3), "out must be a folder, got int"),
     "device": (run(device="gpu"), "unknown device 'gpu'; allowed are auto, cpu"),

@@ -24,7 +24,7 @@ import askew
 from askew.cli.main import main
 from askew.errors import StoreError, StoreWarning
 from askew.experiment.folder_lock import lock_folder
-from askew.experiment.store import DIVERGED, REACHED, Run, load
+from askew.experiment.store import DIVERGED, REACHED, Run, find_run_folders, load, load_all
 from askew.experiment.toml import to_toml
 from askew.report import figures, labels, page, page_comparison, table, terminal, views, write_figures, write_report
 from askew.report.figures import draw_pictures, use_log_axis
@@ -234,8 +234,17 @@ def test_a_seed_that_was_stopped_counts_in_later_rounds_too(make: Make) -> None:
     assert reached.curve("accuracy").mean == pytest.approx([0.35, 0.5, 0.55, 0.7])
     assert reached.rounds_to(0.55) == 3 and reached.rounds_to(0.75) is None
     assert diverged.rounds_to(0.8) is None
-    going_on = RunGroup("fedavg", (whole, stopped("interrupted", 0.4, 0.6)))
-    assert going_on.curve("accuracy").mean == pytest.approx([0.35, 0.5, 0.5, 0.8])
+
+
+def test_an_interrupted_seed_is_left_out_beside_one_that_ended(make: Make) -> None:
+    whole, other = make(accuracy=(0.3, 0.4, 0.5, 0.8)), make("fedprox", (0.3, 0.4, 0.5, 0.7))
+    begun = make(accuracy=(0.1, 0.2), rounds=4, seed=2)
+    begun = replace(begun, facts=begun.facts | {"state": "interrupted"})
+    alone, both = table([whole, other]), table([whole, begun, other])
+    assert both == [alone[0] | {"left_out": 1}, alone[1]] and both[0]["target"] == 0.8
+    assert "Left out: 1 seed that did not reach the last round." in terminal.comparison_remarks(both, None)
+    (unfinished,) = table([begun])
+    assert (unfinished["seeds"], unfinished["left_out"], unfinished["final_accuracy"]) == (1, 0, 0.2)
 
 
 def test_the_target_is_that_of_the_same_federation(make: Make) -> None:
@@ -431,7 +440,7 @@ def test_a_run_that_is_being_trained_is_said_to_be_running(make: Make, tmp_path:
     assert "1 of 2 runs was still being trained; the figures count the rounds so far." in text
     assert "did not reach" not in compared + text
     shown, compared = plain(terminal.run_details(run)), plain(terminal.comparison([run, other]))
-    assert "go on askew run" in shown and "1 of 2 did not reach the last round." in compared
+    assert "go on askew run" in shown and "1 of 2 rows did not reach the last round." in compared
 
 
 @pytest.mark.parametrize("size", [None, "column", "page"])
@@ -522,6 +531,19 @@ def test_the_heading_of_a_column_names_no_long_baseline(make: Make) -> None:
     assert "Rounds to fedavg local.lr=0.2's best" in short and "Rounds are counted" not in short
     assert "Rounds to target" in long
     assert "Rounds are counted to 30.0 %, the best of fedavg local.lr=0.2 local.momentum=0.9." in long
+
+
+def test_a_configuration_beside_run_folders_hides_none_of_them(make: Make) -> None:
+    first = make()
+    make("fedprox")
+    assert first.folder is not None
+    runs = first.folder.parent
+    (runs / "run.toml").write_text("rounds = 3\n", encoding="utf-8")
+    assert [run.algorithm for run in load_all([runs])] == ["fedavg", "fedprox"]
+    alone = runs.parent / "alone"
+    alone.mkdir()
+    shutil.copy(runs / "run.toml", alone)
+    assert list(find_run_folders(alone)) == [alone]  # a run of which all else was lost
 
 
 def test_runs_of_one_name_are_shown_with_their_folders(make: Make, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class TableSettings(Settings):
         "categories": "name it in data.categories",
         "missing": 'set data.missing to "drop", which leaves such rows out',
         "fill": ', or to "fill"',
-        "test": "raise it, or name a file of test rows in data.test",
+        "test": "raise it (every client keeps one row to train on), or name a file of test rows in data.test",
         "task": 'set data.task = "regression" or "classes"',
     }
     label: str = setting("the column to predict", default="")

@@ -348,6 +348,9 @@ def sweep_configs(
 ) -> list[Config]:
     """The configurations of every combination of some settings' values; the arguments are those of `askew.sweep`."""
     tables, spans = sweep_tables(what, keywords)
+    if seeds is not None and "seed" in over:
+        raise ConfigError("sweep: seeds and over = {'seed': …} both name the seeds; leave one of them out.")
+    varied = set[str]()
     if seeds is not None:
         over = {**over, "seed": range(seeds) if isinstance(seeds, int) else seeds}
     for word, values in over.items():
@@ -357,6 +360,11 @@ def sweep_configs(
         given = [plain_numbers(value) for value in values]
         if key == "algorithm.name" and any(isinstance(value, Algorithm) for value in given):
             key = "algorithm"
+        name, _, own = key.partition(".")
+        table = keywords.get(name)
+        if key in varied or keywords.get(word) is not None or (isinstance(table, Mapping) and own in table):
+            raise ConfigError(f"sweep: {word} is given twice; leave it out of over, or out of the other settings.")
+        varied.add(key)
         spans[key] = [table_of(key, value) for value in given] if key in CHOICES else given
     return grid(tables, spans)
 
@@ -457,9 +465,20 @@ def put_settings(
     for path, value in short.items():
         name, _, key = path.partition(".")
         if value is not None:
+            refuse_two_values(path, value, given.get(name))
             merge(tables, name, {key: value})
     if parameters:
         merge(tables, "algorithm", parameters)
+
+
+def refuse_two_values(path: str, value: Any, table: Any) -> None:
+    """Refuse a setting that a keyword of its own and the keyword of its table give different values."""
+    name, _, key = path.partition(".")
+    if isinstance(table, Mapping) and key in table and table[key] != value:
+        word = next(word for word, its in WORDS.items() if its == path)
+        raise ConfigError(
+            f"{word} = {value!r} and {name} = {{{key!r}: {table[key]!r}}} contradict each other; leave one of them out."
+        )
 
 
 def take_tables(keywords: dict[str, Any]) -> dict[str, Any]:

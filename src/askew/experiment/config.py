@@ -408,8 +408,9 @@ def build_table(kind: type[S], name: str, table: Any, tables: Mapping[str, Any])
             and not get_close_matches(key, known, n=1, cutoff=0.75)
             and (place := place_of(key, tables))
         ):
+            there = f"another {name} has it" if place == f"{name}.{key}" else f"there is {place}"
             raise ConfigError(
-                f"{kind.display_name()}: unknown setting {name}.{key} (there is {place}); {did_you_mean(key, known)}"
+                f"{kind.display_name()}: unknown setting {name}.{key} ({there}); {did_you_mean(key, known)}"
             )
     return kind.build(table, name)
 

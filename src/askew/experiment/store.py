@@ -298,7 +298,9 @@ def find_run_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
         return
     except OSError:
         return
-    if any(entry.name in ("run.toml", "run.json", "rounds.jsonl") for entry in entries):
+    names, inside = {entry.name for entry in entries}, any(map(leads_to_folder, entries))
+    # a run.toml beside folders and without results is somebody's configuration, as `askew tune` writes one
+    if names & {"run.json", "rounds.jsonl"} or ("run.toml" in names and not inside):
         yield root
         return
     for entry in entries if depth else ():

@@ -261,8 +261,10 @@ def run_notices(groups: Sequence[RunGroup], data: views.Answer) -> list[str]:
     running, of_all = sum(map(is_running, runs)), f"of {count_text(len(runs), 'run')}"
     unfinished = sum(not run.finished for run in runs) - running
     were = "was" if running == 1 else "were"
+    left_out = any(len(g.measured) < len(g.runs) for g in groups)
+    counted = f"the figures {'leave them out where other seeds ended' if left_out else 'count the rounds so far'}"
     for count, what in ((running, f"{were} still being trained"), (unfinished, "did not reach the last round")):
-        found += [f"{count} {of_all} {what}; the figures count the rounds so far."] if count else []
+        found += [f"{count} {of_all} {what}; {counted}."] if count else []
     lossy = [run for run in runs if not run.roll_call().empty]
     if lossy:
         share = percent(max(run.roll_call().largest_share for run in lossy))

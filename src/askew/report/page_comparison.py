@@ -63,7 +63,9 @@ def comparison_table(groups: Sequence[RunGroup], rows: Sequence[ComparisonRow]) 
     headings, several = [heading_cell("Method")], any(row["seeds"] > 1 for row in rows)
     numbered = zip(colour_numbers(groups), groups, rows, strict=True)
     cells = [[method_cell(number, g, row)] for number, g, row in numbered]
-    baselines = sorted({r["baseline"] for r in rows if r["baseline"] not in (None, r["label"])})
+    baselines = sorted({r["baseline"] for r in rows if r["baseline"] is not None})
+    compared = any(r["baseline"] not in (None, r["label"]) for r in rows)
+    baselines = baselines if compared else []  # rounds to one's own best say nothing
     tasks = [g.task for g in groups]
     named = len(baselines) == 1 and len(baselines[0]) <= MAX_LETTERS
     for column in COLUMNS:

@@ -62,22 +62,29 @@ class RunGroup:
 
     @property
     def diverged(self) -> int:
-        """How many of its runs have diverged."""
-        return sum(map(has_diverged, self.runs))
+        """How many of its measured runs have diverged."""
+        return sum(map(has_diverged, self.measured))
+
+    @property
+    def measured(self) -> tuple[Run, ...]:
+        """The runs that figures are of: those that are over or, while none is, all. One that was interrupted beside
+        others would draw their means to its early rounds.
+        """
+        return tuple(run for run in self.runs if run.over) or self.runs
 
     def values(self, figure: Callable[[Run], float | None]) -> list[float]:
-        """One figure of each seed, where there is one."""
-        return [v for v in map(figure, self.runs) if v is not None]
+        """One figure of each measured seed, where there is one."""
+        return [v for v in map(figure, self.measured) if v is not None]
 
     def last(self, key: str) -> list[float]:
-        """The last recorded value of each seed, where there is one."""
-        return [values[-1] for run in self.runs if (values := run.curve(key)[1])]
+        """The last recorded value of each measured seed, where there is one."""
+        return [values[-1] for run in self.measured if (values := run.curve(key)[1])]
 
     def curve(self, key: str) -> MeanCurve:
-        """The mean curve of a record key over the seeds; a seed that was stopped early stays where it ended."""
-        curves = [dict(zip(*run.curve(key), strict=True)) for run in self.runs]
+        """The mean curve of a record key over the measured seeds; one that was stopped early stays where it ended."""
+        curves = [dict(zip(*run.curve(key), strict=True)) for run in self.measured]
         rounds = sorted({r for curve in curves for r in curve})
-        for run, curve in zip(self.runs, curves, strict=True):
+        for run, curve in zip(self.measured, curves, strict=True):
             if curve and run.over:
                 last = max(curve)
                 curve |= {r: curve[last] for r in rounds if r > last}
@@ -317,6 +324,8 @@ def labels(runs: Iterable[Run]) -> list[str]:
 def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRow]:
     """One row for each group; every figure is the mean over its seeds, None where nothing was recorded.
 
+    Seeds that did not end are left out where others did (`left_out`).
+
     Labels are distinct within a federation. The target, unless given, is the best value of the mean accuracy curve of
     the first fedavg group with the same data, partition, participation and model; `speedup` is that group's rounds to
     it divided by the row's.
@@ -334,7 +343,8 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "label": g.label,
                 "federation": g.federation,
                 "algorithm": g.runs[0].algorithm,
-                "seeds": len(g.runs),
+                "seeds": len(g.measured),
+                "left_out": len(g.runs) - len(g.measured),
                 "best_accuracy": average(best),
                 "best_accuracy_std": sample_std(best),
                 "best_round": average(g.values(lambda run: run.best_round)),
@@ -344,8 +354,8 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "train_loss": average(g.last("train_loss")),
                 "test_loss": average(g.last("loss")),
                 "test_loss_std": sample_std(g.last("loss")),
-                "rounds": average([len(run.rounds) for run in g.runs]),
-                "finished": all(run.finished for run in g.runs),
+                "rounds": average(g.values(lambda run: len(run.rounds))),
+                "finished": all(run.finished for run in g.measured),
                 "running": sum(map(is_running, g.runs)),
                 "diverged": g.diverged,
                 "baseline": base.label if base and goal is not None else None,
@@ -355,10 +365,10 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "speedup": needed_by_base / needed if needed and needed_by_base else None,
                 "seconds_per_round": average(g.values(lambda run: run.seconds_per_round)),
                 "clock": average(g.last("clock")),
-                "bytes_up": average([run.bytes_up for run in g.runs]),
-                "bytes_down": average([run.bytes_down for run in g.runs]),
-                "dropped": average([run.dropped for run in g.runs]),
-                "lost_answers": average([run.roll_call().lost for run in g.runs]),
+                "bytes_up": average(g.values(lambda run: run.bytes_up)),
+                "bytes_down": average(g.values(lambda run: run.bytes_down)),
+                "dropped": average(g.values(lambda run: run.dropped)),
+                "lost_answers": average(g.values(lambda run: run.roll_call().lost)),
                 "epsilon": average(g.last("epsilon")),
             }
         )

@@ -436,7 +436,10 @@ def comparison_remarks(rows: Sequence[ComparisonRow], given: float | None) -> st
         are = "is" if running == 1 else "are"
         sentences.append(f"{running} of {len(rows)} {are} still being trained; the figures are those so far.")
     unfinished = sum(not row["finished"] and not row["running"] for row in rows)
-    sentences += [f"{unfinished} of {len(rows)} did not reach the last round."] if unfinished else []
+    sentences += [f"{unfinished} of {len(rows)} rows did not reach the last round."] if unfinished else []
+    left_out = sum(row["left_out"] for row in rows)
+    seed_words = f"{left_out} seed{'s' * (left_out != 1)}"
+    sentences += [f"Left out: {seed_words} that did not reach the last round."] if left_out else []
     lost = sum(bool(row["lost_answers"]) for row in rows)
     sentences += [f"{lost} of {len(rows)} lost answers of clients: askew show RUN says whose and why."] if lost else []
     return " ".join(filter(None, sentences))
