@@ -172,7 +172,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
     source = ImageFolder(file=str(divided), size=4)
     data = source.read()
     assert data.client_names == ("ann", "bob") and source.owners == 2 and data.train.x.shape == (16, 3, 4, 4)
-    assert data.train.x.dtype == torch.uint8 and data.remarks == ("1 files are no images and left out: notes.txt.",)
+    assert data.train.x.dtype == torch.uint8 and data.remarks == ("1 file is no image and left out: notes.txt.",)
     pictures(split, "train/a/1.png", "train/b/2.png", "test/a/3.png", "test/b/4.png", "test/b/5.png")
     data = ImageFolder(file=str(split)).read()
     assert len(data.train.y) == 2 and data.test.y.tolist() == [0, 1, 1] and data.class_names == ("a", "b")
@@ -440,7 +440,7 @@ SHELL: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "images of two sizes": (
         lambda f: (pictures(f / "p", "a/1.png"), pictures(f / "p", "b/2.png", size=9)),
         settings("folder", "p"),
-        "1.png has 8×8 pixels, 2.png 9×9; set data.size",
+        "p/a/1.png has 8×8 pixels, p/b/2.png 9×9; set data.size",
     ),
     "row numbers of pandas": (
         table("," + ROWS.replace("\n", "\n0,")),
@@ -644,3 +644,15 @@ def test_a_reader_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: py
     shutil.copy(write(tmp_path), tmp_path / "p.parquet")
     with pytest.raises(DataError, match="read by pyarrow, which is not installed; pip install pyarrow"):
         Config.build({"data": {"name": "parquet", "file": str(tmp_path / "p.parquet"), **BOTH}})
+
+
+def test_test_samples_that_nothing_can_be_learnt_of_are_remarked(tmp_path: Path) -> None:
+    train, other = (
+        write(tmp_path),
+        write(tmp_path, "hospital,age,sex,outcome\nBern,31,f,dead\nBern,32,m,ill\n", "test.csv"),
+    )
+    unseen = csv_source(train, test=other, client="").load(0, 1).remarks
+    assert "no training sample has the label dead, which 50% of the test samples have." in unseen
+    same = csv_source(train, test=train, client="").load(0, 1).remarks
+    assert "the test samples are the training samples, so that the accuracy says little about new ones." in same
+    assert not csv_source(train, client="").load(0, 1).remarks

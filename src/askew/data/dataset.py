@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -196,3 +196,15 @@ class NaturalSource(Source):
             )
         train = concatenate(self.client(seed, i) for i in range(clients))
         return Dataset(train, self.test_set(seed, clients), self.classes, np.repeat(np.arange(clients), sizes))
+
+
+def test_remark(train: Samples, test: Samples, names: Sequence[str] | None, classes: bool = True) -> str:
+    """What makes the accuracy on test samples mean little; empty if nothing is seen."""
+    if len(train.y) == len(test.y) and torch.equal(train.y, test.y) and torch.equal(train.x, test.x):
+        return "the test samples are the training samples, so that the accuracy says little about new ones."
+    unseen = sorted({*test.y.unique().tolist()} - {*train.y.unique().tolist()}) if classes else []
+    if not unseen:
+        return ""
+    shown = ", ".join(str(names[label] if names else label) for label in unseen[:3]) + (", …" if unseen[3:] else "")
+    share = float(torch.isin(test.y, torch.tensor(unseen)).double().mean())
+    return f"no training sample has the label {shown}, which {100 * share:.3g}% of the test samples have."

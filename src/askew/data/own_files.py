@@ -369,7 +369,8 @@ class ImageFolder(OwnFiles):
             owner, test_owner = (None, None) if owner is None else (owner[~is_test], owner[is_test])
         parts = [samples.select(torch.from_numpy(rows)) for rows in (~is_test, is_test)]
         more: dict[str, Any] = {"owner": owner, "test_owner": test_owner, "client_names": names}
-        remarks = [f"{len(others):,} files are no images and left out: {listed(others)}."] if others else []
+        are = "file is no image" if len(others) == 1 else "files are no images"
+        remarks = [f"{len(others):,} {are} and left out: {listed(others)}."] if others else []
         return replace_remarks(with_unit_range(label_classes(parts[0], parts[1], labels.names, **more)), remarks)
 
 
@@ -429,7 +430,7 @@ class ImageReader:
         if not self.side and len(sizes) > 1:
             (one, first), (two, second) = list(sizes.items())[:2]
             raise DataError(
-                f"the images must have one size, and {first.name} has {one[0]}×{one[1]} pixels, {second.name} "
+                f"the images must have one size, and {first} has {one[0]}×{one[1]} pixels, {second} "
                 f"{two[0]}×{two[1]}; set data.size, for example data.size = 32, to resize them."
             )
         width, height = (self.side, self.side) if self.side else next(iter(sizes))
