@@ -257,7 +257,7 @@ class Federation:
             self.public = self.pool.select(chosen)
             self.assignment = split_without(partition, labels, seed, owner, chosen)
         else:
-            self.assignment = partition.split(labels, seed, owner)
+            self.assignment = partition.divide(labels, seed, owner)
         self.sizes = self.assignment.sizes
         if self.shift:
             self.pool = Samples(self._shift_pool(self.assignment, self.shift), self.pool.y)
@@ -538,9 +538,9 @@ def split_without(
 ) -> Assignment:
     """Who holds which samples, where nobody holds the `chosen` ones."""
     if isinstance(partition, FromFile):  # whose indices are those of all samples
-        return partition.split(labels, seed, owner).without(chosen)
+        return partition.divide(labels, seed, owner).without(chosen)
     remaining = np.setdiff1d(np.arange(len(labels)), chosen)
-    assignment = partition.split(labels[remaining], seed, None if owner is None else owner[remaining])
+    assignment = partition.divide(labels[remaining], seed, None if owner is None else owner[remaining])
     return Assignment(remaining[assignment.order], assignment.offsets)
 
 
