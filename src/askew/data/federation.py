@@ -26,6 +26,7 @@ from .partition import Natural, Partition
 from .partition_file import FromFile
 from .shift import FeatureShift, shift_inputs
 from .transform import InputTransform, sample_draws
+from .user import load_checked
 
 CHUNK = 1024  # samples in one chunk of a look
 CACHED_PLANS = 8  # plans of the latest rounds that are kept
@@ -213,7 +214,7 @@ class Federation:
         if isinstance(source, NaturalSource) and isinstance(partition, Natural):
             self._draw_natural_clients(source, partition, needs)
         else:
-            dataset = source if isinstance(source, Dataset) else source.load(seed, partition.clients)
+            dataset = source if isinstance(source, Dataset) else load_checked(source, seed, partition.clients)
             self._divide_pooled_data(dataset.to(self.device, dtype), partition, partition_seed, needs)
         if self.validation:
             self.validation_counts = validation_sizes(self.sizes, self.validation)
