@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import nn
 
+import askew
 from askew.algorithms import FedAvg
 from askew.core.algebra import clip_norm, dot, norm, step_along
 from askew.core.bank import Bank
@@ -25,6 +27,7 @@ from askew.core.task import Bound, Functional, WithFeatures
 from askew.core.types import Batch, momentum_length
 from askew.engine.finite import half_means
 from askew.errors import AlgorithmError, ConfigError, ModelError, UnknownName
+from askew.experiment.plugins import REGISTRIES
 from askew.models import networks
 from problems import with_features
 
@@ -330,6 +333,24 @@ def test_a_registry_knows_the_nearest_name_and_keeps_its_members() -> None:
     assert registry.name_of(OtherDefault()) == "other" and list(registry) == ["example", "other"]
     with pytest.raises(ConfigError, match="exists already"):
         registry.register("example", OtherDefault)
+
+
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "-x", "../evil/x y", "a b", "fedavg,v2", "a/b", "a\n"])
+def test_a_name_that_no_folder_or_option_can_have_is_refused(name: str) -> None:
+    registry: Registry[Example] = Registry("example", {})
+    with pytest.raises(ConfigError) as caught:
+        registry.register(name, Example)
+    assert str(caught.value).startswith(f"the example cannot have the name {name!r}; use letters, digits,")
+    assert not list(registry)
+
+
+@pytest.mark.parametrize("base", REGISTRIES, ids=lambda base: base.__name__)
+def test_names_of_every_registry_are_checked_and_those_of_askew_pass(base: type[Any]) -> None:
+    registry = REGISTRIES[base]
+    for name in registry:
+        registry.register(name, registry[name])
+    with pytest.raises(ConfigError, match=r"cannot have the name '\.\./evil'"):
+        askew.register("../evil")(type("Evil", (base,), {}))
 
 
 def test_hooks_that_break_the_interface_are_named() -> None:

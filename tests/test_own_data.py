@@ -21,10 +21,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import askew
 from askew.cli.main import main
 from askew.data import ImageFolder, Npz, from_user
-from askew.data.dataset import hold_out_share
+from askew.data.dataset import Source, hold_out_share
+from askew.data.federation import Federation
 from askew.data.names import in_order, number_labels
 from askew.data.own_files import Csv
+from askew.data.partition import Iid, Natural
 from askew.errors import AskewError, DataError, DataWarning
+from askew.experiment.build import BuildCache
 from askew.experiment.config import Config
 
 ROWS = """hospital,age,sex,outcome
@@ -537,6 +540,27 @@ PYTHON: dict[str, tuple[Any, dict[str, Any], str]] = {
         "one owner for each of its 60 training samples, got 5",
     ),
 }
+TENSORS = askew.Samples(torch.from_numpy(X).float(), torch.from_numpy(Y))
+NARROW, MISSING = TENSORS._replace(x=TENSORS.x[:, :2]), TENSORS._replace(x=TENSORS.x / 0)
+READY: dict[str, tuple[askew.Dataset, str]] = {  # ready datasets, from Python or from a user's own source
+    "targets too few": (askew.Dataset(TENSORS._replace(y=TENSORS.y[:5]), TENSORS, 2), "got 60 inputs and 5 targets"),
+    "labels beyond": (askew.Dataset(TENSORS, TENSORS, 1), "labels of the Dataset must be 0 to 0"),
+    "owners too few": (askew.Dataset(TENSORS, TENSORS, 2, owner=OWNER[:5]), "one owner for each of its 60"),
+    "missing values": (askew.Dataset(MISSING, TENSORS, 2), "training inputs of the Dataset must be finite"),
+    "missing values in the test": (askew.Dataset(TENSORS, MISSING, 2), "test inputs of the Dataset must be finite"),
+    "missing targets": (
+        askew.Dataset(*[askew.Samples(TENSORS.x, TENSORS.x[:, 0] / 0)] * 2, 0, criterion="squared_error"),
+        "training targets of the Dataset must be finite",
+    ),
+    "a narrow test": (askew.Dataset(TENSORS, NARROW, 2), r"inputs of shape \(4,\) and the test data \(2,\)"),
+    "labels without classes": (askew.Dataset(TENSORS, TENSORS, 0), "has labels, whole numbers, and classes = 0"),
+    "fewer than no classes": (askew.Dataset(TENSORS, TENSORS, -1), "classes of the Dataset must be .* got -1"),
+    "classes by name": (askew.Dataset(TENSORS, TENSORS, "two"), "classes of the Dataset must be .* got 'two'"),  # type: ignore[arg-type]
+    "no such criterion": (
+        askew.Dataset(TENSORS, TENSORS, 2, criterion="foo"),
+        "must be 'cross_entropy' or 'squared_error', or a function .* got 'foo'",
+    ),
+}
 
 
 @pytest.mark.parametrize("mistake", PYTHON)
@@ -545,6 +569,47 @@ def test_a_mistake_in_python_is_one_sentence(mistake: str) -> None:
     with pytest.raises(AskewError, match=sentence) as caught, warnings.catch_warnings():
         askew.run(data=data, rounds=1, **more)
     assert "\n" not in str(caught.value)
+
+
+def own_source(data: Any) -> Source:
+    """A source of a user's own that loads these data."""
+    return type("Own", (Source,), {"__module__": __name__, "load": lambda self, seed, clients: data})()
+
+
+@pytest.mark.parametrize("mistake", READY)
+def test_a_ready_dataset_is_checked_wherever_it_comes_from(mistake: str) -> None:
+    data, sentence = READY[mistake]
+    source, partition = own_source(data), Iid(clients=3)
+    for attempt in (
+        lambda: askew.run(data=data, rounds=1),
+        lambda: Federation(source, partition, 0),
+        lambda: BuildCache().samples(source, partition, 3, 0, torch.device("cpu"), torch.float32),
+    ):
+        with pytest.raises(AskewError, match=sentence) as caught:
+            attempt()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [None, TENSORS])
+def test_a_source_must_load_a_dataset(data: object) -> None:
+    with pytest.raises(DataError, match=rf"load\(\) of the dataset Own must return .* got {type(data).__name__}; end"):
+        Federation(own_source(data), Iid(clients=3), 0)
+
+
+def test_owners_that_a_source_names_are_numbered() -> None:
+    fed = Federation(own_source(askew.Dataset(TENSORS, TENSORS, 2, owner=OWNER)), Natural(clients=3), 0)
+    assert fed.client_names == tuple(sorted(set(map(str, OWNER))))
+
+
+def test_what_a_check_of_a_dataset_lets_pass() -> None:
+    """Inputs of another precision, targets that are missing under a criterion of one's own, a count as target."""
+    double, holes = TENSORS._replace(x=TENSORS.x.double()), TENSORS._replace(y=TENSORS.x[:, 0] / 0)
+    for data in (
+        askew.Dataset(double, TENSORS, 2),
+        askew.Dataset(holes, holes, 0, criterion=lambda output, y: (output[:, 0] - y).nan_to_num()),
+        askew.Dataset(TENSORS, TENSORS, 0, criterion="squared_error"),
+    ):
+        assert len(Federation(own_source(data), Iid(clients=3), 0).pool.y) == 60
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from askew.core.rng import generator
+from askew.core.settings import setting
 from askew.data import Digits, partitions
 from askew.data.assignment import Assignment, lognormal_sizes
+from askew.data.dataset import Dataset, Samples
+from askew.data.federation import Federation
 from askew.data.partition import (
     Dirichlet,
     DirichletPrior,
@@ -722,3 +726,60 @@ def test_too_few_samples_or_classes_are_refused(rule: Partition, sentence: str) 
     with pytest.raises(DataError) as error:
         rule.split(np.arange(29) % 7, 0)
     assert sentence in str(error.value)
+
+
+# rules of a user -------------------------------------------------------------------------------------------------
+
+
+class Given(Partition):
+    """A rule that returns what a test gives it."""
+
+    answer: object = setting("what split returns", default=None)
+
+    def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
+        for array in (labels, owner):
+            if array is not None:
+                array[:] = 0
+        return self.answer  # type: ignore[return-value]
+
+
+WHOLE, ENDS = np.arange(6), np.array([0, 2, 6])
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (None, r"the partition Given must return an askew.Assignment, got NoneType; end split\(\)"),
+        ((WHOLE, ENDS), "must return an askew.Assignment, got tuple"),
+        (Assignment(WHOLE.tolist(), ENDS), "order of the Assignment must be .* of whole numbers, got list"),  # type: ignore[arg-type]
+        (Assignment(WHOLE, ENDS / 1), r"offsets of the Assignment must be .*, got float64 of shape \[3\]"),
+        (Assignment(WHOLE[:, None], ENDS), r"order .*, got int64 of shape \[6, 1\]"),
+        (Assignment(WHOLE, np.array([0, 6])), "partition.clients = 2 clients, .* 3 offsets, got 2"),
+        (Assignment(WHOLE, np.array([0, 2, 4, 6])), "3 offsets, got 4"),
+        (Assignment(WHOLE, np.array([1, 2, 6])), "must begin at 0, never decrease and end at 6"),
+        (Assignment(WHOLE, np.array([0, 7, 6])), "must begin at 0, never decrease and end at 6"),
+        (Assignment(WHOLE, np.array([0, 2, 5])), "must begin at 0, never decrease and end at 6"),
+        (Assignment(WHOLE + 1, ENDS), "must assign samples 0 to 5, got 6"),
+        (Assignment(WHOLE - 1, ENDS), "must assign samples 0 to 5, got -1"),
+    ],
+)
+def test_what_a_rule_of_a_user_may_not_return(answer: object, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence) as caught:
+        Given(clients=2, answer=answer).divide(np.arange(6), 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rule_of_a_user_may_share_samples_and_cannot_change_the_data() -> None:
+    labels, owner = np.arange(6) + 1, np.arange(6) + 1
+    made = Given(clients=2, answer=Assignment(np.array([5, 0, 0, 5], np.int32), np.array([0, 0, 4]))).divide(
+        labels, 0, owner
+    )
+    assert made.order.tolist() == [5, 0, 0, 5] and made.order.dtype == np.int64 and made.sizes.tolist() == [0, 4]
+    assert labels.min() == owner.min() == 1
+    y = torch.arange(6) + 1
+    data = Dataset(Samples(y[:, None].float(), y), Samples(y[:, None].float(), y), classes=7)
+    for public in (0, 2):
+        fed = Federation(data, Given(clients=2, public=public, answer=Assignment(WHOLE[:4], np.array([0, 2, 4]))), 0)
+        assert fed.pool.y.tolist() == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(DataError, match="must assign samples 0 to 3, got 4"):  # the others are public
+        Federation(data, Given(clients=2, public=2, answer=Assignment(WHOLE, ENDS)), 0)

@@ -78,6 +78,10 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
     "needs arguments": (run(model=Sized), "model=Sized is called without arguments, .*'outputs'.*lambda: Sized"),
     "makes no network": (run(model=lambda: 3), "must make a network, an nn.Module, and made a value of type int"),
     "a number as model": (run(model=3), "model must be a network's name, .* got int"),
+    "a plug-in without a network": (
+        lambda: type("Bare", (askew.Network,), {"module": lambda self, shape, classes: None})().build_module((6,), 4),
+        r"module\(\) of the network Bare must return an nn.Module, got NoneType; end it",
+    ),
     "misspelt model": (run(model="sofmax"), "unknown model 'sofmax'; did you mean 'softmax'"),
     "other targets": (run(model=LINE, data=(X, X[:, :2])), r"returns \[1\] numbers .* a target has shape \[2\]"),
     "criterion averages": (run(model=LINE, data=regression(mean_criterion)), "one loss for each sample, .*average"),

@@ -329,9 +329,11 @@ def test_what_cannot_be_asked_for_is_said_in_a_sentence(tmp_path: Path, capsys: 
     for sentence, options in cases.items():
         with pytest.raises(ConfigError, match=sentence):
             tuner(tmp_path, made, **options).run()
-    for text in ("5", "10x", "0s", "rounds"):
-        with pytest.raises(ConfigError, match="such as 6000rounds, 90s"):
+    for text in ("5", "10x", "0s", "rounds", 3):
+        with pytest.raises(ConfigError, match=f"such as 6000rounds, 90s.* got {text!r}"):
             Budget.parse(text)
+    with pytest.raises(ConfigError, match="too small for 1 method with 1 fresh seed: runs"):
+        tuner(tmp_path / "one", made, methods=["fedavg"], over={}, seeds=1, budget=Budget(2, "rounds")).run()
     parsed = [Budget.parse(text) for text in ("6000rounds", "1.5m", "2 GB")]
     assert parsed == [(6000, "rounds"), (90, "seconds"), (2e9, "bytes")]
     assert main(["tune", "--budget", "5", "--out", str(tmp_path)]) == 2 and "6000rounds" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import math
 import operator
+import re
 import types
 import typing
 import warnings
@@ -292,6 +293,11 @@ class Registry(Generic[T]):
 
     def register(self, name: str, member: type[T], *, replace: bool = False) -> type[T]:
         """Add a class under a name of its own; replacing another one than its own earlier version must be said."""
+        if not re.fullmatch(r"\w[\w.-]*", name):  # folders of runs have it, options take it, and commas separate names
+            raise ConfigError(
+                f'the {self.kind} cannot have the name {name!r}; use letters, digits, "_", "-" and ".", and begin with '
+                "none of the last two."
+            )
         old = self.members.get(name, member)
         if old is not member and not replace:
             if not is_edited(old, member):

@@ -166,11 +166,16 @@ def require_alike(train: Samples, test: Samples) -> None:
         ("inputs of type", train.x.dtype, test.x.dtype),
         ("targets of type", train.y.dtype, test.y.dtype),
     ):
-        if of_train != of_test:
-            raise DataError(
-                f"the training data have {what} {of_train} and the test data {of_test}; "
-                "both must be alike: prepare them alike."
-            )
+        require_same(what, of_train, of_test)
+
+
+def require_same(what: str, of_train: object, of_test: object) -> None:
+    """Refuse training and test samples that differ in something."""
+    if of_train != of_test:
+        raise DataError(
+            f"the training data have {what} {of_train} and the test data {of_test}; "
+            "both must be alike: prepare them alike."
+        )
 
 
 def to_samples(data: UserData, what: str, keep_bytes: bool = False) -> Samples:

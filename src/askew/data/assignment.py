@@ -50,6 +50,39 @@ class Assignment(NamedTuple):
         return counts.reshape(self.clients, classes)
 
 
+def checked_assignment(given: object, samples: int, clients: int, rule: str) -> Assignment:
+    """What a rule made of so many samples and clients, with indices of type int64, or a sentence on what is wrong."""
+    if not isinstance(given, Assignment):
+        raise DataError(
+            f"{rule} must return an askew.Assignment, got {type(given).__name__}; "
+            "end split() with return askew.Assignment(order, offsets)."
+        )
+    for name, part in zip(given._fields, given, strict=True):
+        if not isinstance(part, np.ndarray) or part.dtype.kind not in "iu" or part.ndim != 1:
+            what = f"{part.dtype} of shape {list(part.shape)}" if isinstance(part, np.ndarray) else type(part).__name__
+            raise DataError(
+                f"{rule}: {name} of the Assignment must be a one-dimensional array of whole numbers, got {what}; "
+                "make it by np.array(…, dtype=np.int64)."
+            )
+    order, offsets = (part.astype(np.int64, copy=False) for part in given)
+    if len(offsets) != clients + 1:
+        raise DataError(
+            f"{rule} must divide the samples among partition.clients = {clients:,} clients, so that its Assignment has "
+            f"{clients + 1:,} offsets, got {len(offsets):,}; correct split(), or set partition.clients."
+        )
+    if offsets[0] != 0 or offsets[-1] != len(order) or (np.diff(offsets) < 0).any():
+        raise DataError(
+            f"{rule}: the offsets of the Assignment must begin at 0, never decrease and end at {len(order):,}, the "
+            "length of order; give client i the samples order[offsets[i]:offsets[i + 1]]."
+        )
+    wrong = order[(order < 0) | (order >= samples)]
+    if len(wrong):
+        raise DataError(
+            f"{rule} must assign samples 0 to {samples - 1:,}, got {wrong[0]}; give indices of the labels in split()."
+        )
+    return Assignment(order, offsets)
+
+
 def group_by_owner(owner: np.ndarray, clients: int) -> Assignment:
     """The assignment that gives every sample to its owner; −1 is nobody."""
     ends = np.cumsum(np.bincount(owner + 1, minlength=clients + 1))

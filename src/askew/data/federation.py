@@ -26,6 +26,7 @@ from .partition import Natural, Partition
 from .partition_file import FromFile
 from .shift import FeatureShift, shift_inputs
 from .transform import InputTransform, sample_draws
+from .user import load_checked
 
 CHUNK = 1024  # samples in one chunk of a look
 CACHED_PLANS = 8  # plans of the latest rounds that are kept
@@ -213,7 +214,7 @@ class Federation:
         if isinstance(source, NaturalSource) and isinstance(partition, Natural):
             self._draw_natural_clients(source, partition, needs)
         else:
-            dataset = source if isinstance(source, Dataset) else source.load(seed, partition.clients)
+            dataset = source if isinstance(source, Dataset) else load_checked(source, seed, partition.clients)
             self._divide_pooled_data(dataset.to(self.device, dtype), partition, partition_seed, needs)
         if self.validation:
             self.validation_counts = validation_sizes(self.sizes, self.validation)
@@ -257,7 +258,7 @@ class Federation:
             self.public = self.pool.select(chosen)
             self.assignment = split_without(partition, labels, seed, owner, chosen)
         else:
-            self.assignment = partition.split(labels, seed, owner)
+            self.assignment = partition.divide(labels, seed, owner)
         self.sizes = self.assignment.sizes
         if self.shift:
             self.pool = Samples(self._shift_pool(self.assignment, self.shift), self.pool.y)
@@ -538,9 +539,9 @@ def split_without(
 ) -> Assignment:
     """Who holds which samples, where nobody holds the `chosen` ones."""
     if isinstance(partition, FromFile):  # whose indices are those of all samples
-        return partition.split(labels, seed, owner).without(chosen)
+        return partition.divide(labels, seed, owner).without(chosen)
     remaining = np.setdiff1d(np.arange(len(labels)), chosen)
-    assignment = partition.split(labels[remaining], seed, None if owner is None else owner[remaining])
+    assignment = partition.divide(labels[remaining], seed, None if owner is None else owner[remaining])
     return Assignment(remaining[assignment.order], assignment.offsets)
 
 

@@ -14,6 +14,7 @@ from ..core.settings import Settings, setting
 from ..errors import DataError
 from .assignment import (
     Assignment,
+    checked_assignment,
     class_sizes,
     deal_samples,
     deal_sizes,
@@ -63,6 +64,11 @@ class Partition(Settings):
     def split(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         """Who owns which of n samples, by their labels [n] and, where they are known, their natural clients [n]."""
         raise NotImplementedError
+
+    def divide(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
+        """What `split` returns, after a check; it gets copies, so that it cannot change the samples."""
+        given = self.split(labels.copy(), seed, None if owner is None else owner.copy())
+        return checked_assignment(given, len(labels), self.clients, f"the partition {self.display_name()}")
 
 
 class Iid(Partition):

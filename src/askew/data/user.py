@@ -10,10 +10,12 @@ import numpy as np
 import torch
 import torch.utils.data as torch_data
 
+from ..core.settings import is_askews
+from ..core.task import CRITERIA
 from ..errors import DataError
 from .adapt import adapt, library_type
-from .arrays import RawSamples, make_user_dataset, to_raw_samples
-from .dataset import Dataset, Samples
+from .arrays import RawSamples, make_user_dataset, require_finite, require_same, to_raw_samples
+from .dataset import Dataset, Samples, Source
 from .encode import from_frame
 from .names import is_counted, listed, number_names, to_names
 from .tables import FrameSettings, is_frame
@@ -125,10 +127,28 @@ def raw_samples(data: Any, what: str) -> RawSamples:
 # a ready dataset ------------------------------------------------------------------------------------------------
 
 
+def load_checked(source: Source, seed: int, clients: int) -> Dataset:
+    """The data of a source, after the check of a ready dataset if the source is a user's own."""
+    data = source.load(seed, clients)
+    if is_askews(source):
+        return data
+    if not isinstance(data, Dataset):
+        raise DataError(
+            f"load() of the dataset {source.display_name()} must return an askew.Dataset, got {type(data).__name__}; "
+            "end it with return askew.Dataset(train, test, classes)."
+        )
+    return checked_dataset(data)
+
+
 def checked_dataset(data: Dataset) -> Dataset:
     """A ready dataset after a check; owners that are names, or not 0 … N − 1, are numbered."""
+    check_kind(data)
     for what, samples in (("training", data.train), ("test", data.test)):
         check_samples(samples, what, data)
+    of_train, of_test = (tuple(samples.x.shape[1:]) for samples in (data.train, data.test))
+    if data.transform:
+        of_train, of_test = data.transform.shape(of_train), data.transform.shape(of_test)
+    require_same("inputs of shape", of_train, of_test)
     if data.owner is None:
         return data
     owner = to_names(data.owner, "owners of the Dataset")
@@ -153,6 +173,25 @@ def checked_dataset(data: Dataset) -> Dataset:
     return dataclasses.replace(data, owner=numbers, test_owner=test_owner, client_names=names)
 
 
+def check_kind(data: Dataset) -> None:
+    """Refuse classes and a criterion of a ready dataset that are none, or do not go together."""
+    if not isinstance(data.classes, (int, np.integer)) or data.classes < 0:
+        raise DataError(
+            f"classes of the Dataset must be the number of classes, or 0 for a regression, got {data.classes!r}; "
+            "count the labels."
+        )
+    if not callable(data.criterion) and data.criterion not in CRITERIA:
+        raise DataError(
+            f"the criterion of the Dataset must be {' or '.join(map(repr, CRITERIA))}, or a function of the output and "
+            f"the targets, got {data.criterion!r}; correct it."
+        )
+    if not data.classes and data.criterion == "cross_entropy" and not data.train.y.is_floating_point():
+        raise DataError(
+            "the Dataset has labels, whole numbers, and classes = 0, which is for a regression; set classes to the "
+            'number of classes, or criterion = "squared_error".'
+        )
+
+
 def check_samples(samples: Samples, what: str, data: Dataset) -> None:
     """Refuse samples of a ready dataset that cannot be trained on."""
     x, y = samples
@@ -161,6 +200,10 @@ def check_samples(samples: Samples, what: str, data: Dataset) -> None:
             f"the {what} samples of the Dataset must have as many targets as inputs and at least one, got {len(x)} "
             f"inputs and {len(y)} targets; give one target to each input."
         )
+    if not data.transform:
+        require_finite(x, f"{what} inputs of the Dataset")
+    if not callable(data.criterion):  # a user's own may pass over targets that are missing
+        require_finite(y, f"{what} targets of the Dataset")
     if not data.classes or y.is_floating_point() or data.criterion != "cross_entropy":
         if data.classes and y.is_floating_point() and data.criterion == "cross_entropy":
             raise DataError(

@@ -21,6 +21,7 @@ from ..core.task import Bound, Functional, Task
 from ..data.dataset import Dataset, NaturalSource, Samples, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
+from ..data.user import load_checked
 from ..engine.asynchronous import OverlappingClock, OverlappingServer
 from ..engine.attacks import AttackStage
 from ..engine.base import Engine, OutputStage
@@ -115,7 +116,7 @@ class BuildCache:
             return source
         key = (source, seed if source.seeded else 0, clients, device, dtype)
         if key not in self.data:
-            self.data[key] = source.load(seed, clients).to(device, dtype)
+            self.data[key] = load_checked(source, seed, clients).to(device, dtype)
         return self.data[key]
 
     def federation(self, config: Config, device: torch.device) -> Federation:

@@ -60,9 +60,9 @@ class Budget(NamedTuple):
     unit: str  # "rounds", "seconds" or "bytes"
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
+    def parse(cls, text: object) -> Budget:
         """A budget from a text such as 6000rounds, 10m or 2GB."""
-        found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)\s*([A-Za-z]+)", text.strip())
+        found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)\s*([A-Za-z]+)", str(text).strip())
         if not found or found[2] not in UNITS or not float(found[1]):
             raise ConfigError(
                 f"tune: a budget is rounds, a time or bytes of all runs together, such as 6000rounds, 90s, 10m, 2h, "
@@ -260,10 +260,11 @@ class Tuner:
         plan = make_plan(methods, rounds, self.seeds, rest)
         if plan is None:
             least = self.spent() + least_budget(methods, 1, self.seeds)
+            who = f"{len(methods)} method{'s' * (len(methods) != 1)}"
             raise ConfigError(
-                f"tune: the budget is too small for {len(methods)} methods with {self.seeds} fresh seeds: runs of a "
-                f"single round would take {amount_text(least, self.unit)}; raise it, or give fewer methods, values "
-                "or seeds."
+                f"tune: the budget is too small for {who} with {self.seeds} fresh seed{'s' * (self.seeds != 1)}: runs "
+                f"of a single round would take {amount_text(least, self.unit)}; raise it, or give fewer methods, "
+                "values or seeds."
             )
         self.state["plan"] = plan._asdict()
         self.save()

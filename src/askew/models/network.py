@@ -170,6 +170,11 @@ class Network(Settings):
     def build_module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The module with its projection head and the weights to start from."""
         module = self.module(shape, classes)
+        if not isinstance(module, nn.Module):
+            raise ModelError(
+                f"module() of the network {self.display_name()} must return an nn.Module, got {type(module).__name__}; "
+                "end it with return and the network."
+            )
         if self.head or self.weights:
             module = copy.deepcopy(module)  # one handed in from Python stays as it is
         if self.head:
