@@ -202,7 +202,7 @@ def test_remark(train: Samples, test: Samples, names: Sequence[str] | None, clas
     """What makes the accuracy on test samples mean little; empty if nothing is seen."""
     if len(train.y) == len(test.y) and torch.equal(train.y, test.y) and torch.equal(train.x, test.x):
         return "the test samples are the training samples, so that the accuracy says little about new ones."
-    unseen = sorted({*test.y.unique().tolist()} - {*train.y.unique().tolist()}) if classes else []
+    unseen = np.setdiff1d(test.y.numpy(), train.y.numpy()).tolist() if classes else []
     if not unseen:
         return ""
     shown = ", ".join(str(names[label] if names else label) for label in unseen[:3]) + (", …" if unseen[3:] else "")

@@ -205,6 +205,10 @@ class Tuner:
         """What may be spent: the budget, of seconds this share without those for the end."""
         return share * (self.amount - END_SECONDS) if self.unit == "seconds" else self.amount
 
+    def budget_for(self, planned: float) -> float:
+        """The budget of which so much can be planned."""
+        return planned / PLANNED_TIME + END_SECONDS if self.unit == "seconds" else planned
+
     def elapsed(self) -> float:
         """The seconds that this and earlier attempts took."""
         return self.before + time.monotonic() - self.began
@@ -259,12 +263,12 @@ class Tuner:
         rest = self.limit(PLANNED_TIME) - self.spent() if self.budget else None
         plan = make_plan(methods, rounds, self.seeds, rest)
         if plan is None:
-            least = self.spent() + least_budget(methods, 1, self.seeds)
+            least = self.budget_for(self.spent() + least_budget(methods, 1, self.seeds))
             who = f"{len(methods)} method{'s' * (len(methods) != 1)}"
             raise ConfigError(
                 f"tune: the budget is too small for {who} with {self.seeds} fresh seed{'s' * (self.seeds != 1)}: runs "
-                f"of a single round would take {amount_text(least, self.unit)}; raise it, or give fewer methods, "
-                "values or seeds."
+                f"of a single round need {amount_text(least, self.unit)}; raise it, or give fewer methods, values or "
+                "seeds."
             )
         self.state["plan"] = plan._asdict()
         self.save()
