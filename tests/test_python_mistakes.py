@@ -81,6 +81,14 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
     "misspelt model": (run(model="sofmax"), "unknown model 'sofmax'; did you mean 'softmax'"),
     "other targets": (run(model=LINE, data=(X, X[:, :2])), r"returns \[1\] numbers .* a target has shape \[2\]"),
     "criterion averages": (run(model=LINE, data=regression(mean_criterion)), "one loss for each sample, .*average"),
+    "criterion without gradient": (
+        run(model=LINE, data=regression(lambda o, y: (o - y).square().sum(1).detach()), engine="stacked"),
+        "losses that the criterion returned have no gradient",
+    ),
+    "network without gradient": (
+        run(model=Net(lambda out: out.detach()), engine="vmapped"),
+        "the output of the network Net has no gradient",
+    ),
     "criterion fails": (run(model=LINE, data=regression(lambda o, y: 1 / 0)), "criterion failed on the output"),
 }
 
