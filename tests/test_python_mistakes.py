@@ -14,7 +14,7 @@ import askew
 from askew.algorithms import FedAvg
 from askew.cli.main import main
 from askew.core.algorithm import Algorithm
-from askew.errors import AskewError, Remark
+from askew.errors import AlgorithmError, AskewError, Remark
 
 X, Y = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 4
 BASE: dict[str, Any] = {"data": (X, Y), "clients": 3, "cohort": 3, "rounds": 1, "partition": "iid", "progress": False}
@@ -85,6 +85,14 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
     "misspelt model": (run(model="sofmax"), "unknown model 'sofmax'; did you mean 'softmax'"),
     "other targets": (run(model=LINE, data=(X, X[:, :2])), r"returns \[1\] numbers .* a target has shape \[2\]"),
     "criterion averages": (run(model=LINE, data=regression(mean_criterion)), "one loss for each sample, .*average"),
+    "criterion without gradient": (
+        run(model=LINE, data=regression(lambda o, y: (o - y).square().sum(1).detach()), engine="stacked"),
+        "losses that the criterion returned have no gradient",
+    ),
+    "network without gradient": (
+        run(model=Net(lambda out: out.detach()), engine="vmapped"),
+        "the output of the network Net has no gradient",
+    ),
     "criterion fails": (run(model=LINE, data=regression(lambda o, y: 1 / 0)), "criterion failed on the output"),
 }
 
@@ -111,6 +119,14 @@ HOOKS: dict[str, tuple[Attempt, str]] = {
         run(method(direction=lambda self, theta, grad, client: theta.sub_(grad(theta)))),
         r"direction\(\) changed theta in place",
     ),
+    "gradient in place": (
+        run(method(direction=lambda self, theta, grad, client: grad(theta).mul_(0.5)), engine="stacked"),
+        r"direction\(\) changed grad\(theta\) in place",
+    ),
+    "gradient in place under vmap": (
+        run(method(direction=lambda self, theta, grad, client: grad(theta).mul_(0.5)), engine="vmapped"),
+        r"direction\(\) changed grad\(theta\) in place",
+    ),
     "received model in place": (
         run(method(finish=lambda self, theta, client: ({"delta": client.w.sub_(theta)}, {})), engine="stacked"),
         r"finish\(\) changed client.w in place",
@@ -135,6 +151,37 @@ HOOKS: dict[str, tuple[Attempt, str]] = {
         run(method(finish=lambda self, theta, client: 1 / 0)),
         r"Own: finish\(\) failed in line .*: ZeroDivisionError: division by zero; correct the hook",
     ),
+    "begin with a gradient": (
+        run(method(begin=lambda self, client: client.w.requires_grad_()), engine="stacked"),
+        r"Own: begin\(\) returned a tensor that requires a gradient; return it without",
+    ),
+    "carry with a gradient": (
+        run(method(carry=lambda self, client: {"g": client.w.clone().requires_grad_()})),
+        r"Own: carry\(\) returned a tensor that requires a gradient",
+    ),
+    "direction with a gradient": (
+        run(method(direction=lambda self, theta, grad, client: grad(theta) * torch.ones((), requires_grad=True))),
+        r"Own: direction\(\) returned a tensor that requires a gradient",
+    ),
+    "weights that sum to 2": (
+        run(method(weights=lambda self, up, cohort: 2 * cohort.p)),
+        r"weights\(\) must return weights of 0 or more that sum to 1, .* sum 2; divide",
+    ),
+    "negative weights": (
+        run(method(weights=lambda self, up, cohort: 2 * cohort.p - cohort.p.flip(0).cumsum(0))),
+        r"weights\(\) must return weights of 0 or more",
+    ),
+    "weights not finite": (
+        run(method(weights=lambda self, up, cohort: cohort.p / 0)),
+        r"weights\(\) must return weights of 0 or more that sum to 1, .*inf",
+    ),
+    "one name for two states": (
+        run(method(server_state=lambda self, s: {"h": s.zeros()}, memory=lambda self, s: {"h": s.zeros()})),
+        r"Own: server_state\(\) and memory\(\) both declare 'h', .*; rename one",
+    ),
+    "combines what": (run(method(combines="foo")), "combines must be one of mean, rows, .*, got 'foo'"),
+    "exact as text": (run(method(exact="yes")), "Own: exact must be True or False, got 'yes'"),
+    "title as number": (run(method(title=3)), "Own: title must be a text, got 3"),
     "needs what is not": (run(method(needs=("label",)), model="softmax"), r"offers label\(x\), .*may need labels,"),
     "labels of a regression": (
         run(method(needs=("labels",)), data=regression("squared_error"), model=nn.Linear(6, 1)),
@@ -162,6 +209,10 @@ SETTINGS: dict[str, tuple[Attempt, str]] = {
     "watch": (run(watch=3), "watch must be a function"),
     "out": (run(out=3), "out must be a folder, got int"),
     "device": (run(device="gpu"), "unknown device 'gpu'; allowed are auto, cpu"),
+    "batches of one under batch norm": (
+        run(model=nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), local={"batch": 1}),
+        "local.batch = 1 leaves nothing to train on, as batch norm takes batches of two .*; set local.batch to 2",
+    ),
     "cohort": (run(cohort=400), "cohort must be at most the number of clients, 3"),
     "sweep over a text": (lambda: askew.sweep(over={"lr": "0.1"}), "lr must be a list of values, got '0.1'"),
     "sweep over nothing": (lambda: askew.sweep(over={"lr": []}), "local.lr must be a list of one value or more"),
@@ -198,6 +249,49 @@ def test_one_sentence_in_a_shell(line: str, capsys: pytest.CaptureFixture[str], 
     assert main(line.split()) == 2
     err = capsys.readouterr().err
     assert SHELL[line].lower() in err.lower() and err.count("\n") == 1 and err.startswith("error: ")
+
+
+def no_grad_loss(self: Any, task: Any, theta: Tensor, batch: Any, client: Any) -> Tensor:
+    with torch.no_grad():
+        loss: Tensor = task.loss(theta, batch)
+    return loss
+
+
+WITHOUT_GRADIENT = {
+    "no_grad": no_grad_loss,
+    "detached": lambda self, task, theta, batch, client: task.loss(theta, batch).detach(),
+    "constant": lambda self, task, theta, batch, client: theta.new_ones(()),
+}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmapped", "stacked", "slots"])
+@pytest.mark.parametrize("loss", WITHOUT_GRADIENT)
+def test_a_loss_without_a_gradient_is_refused_in_every_engine(loss: str, engine: str) -> None:
+    with pytest.raises(AlgorithmError, match=r"^Own: loss\(\) returned a number that has no gradient, .*\.$"):
+        run(method(loss=WITHOUT_GRADIENT[loss]), engine=engine)()
+
+
+def test_batches_of_two_under_batch_norm_are_trained_on() -> None:
+    network = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    assert run(model=network, local={"batch": 2})().rounds[-1]["train_loss"] is not None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("total", [1, 2])
+def test_weights_that_a_report_of_nan_spoils_are_not_the_methods_fault(total: int) -> None:
+    """The clients with this report are left out, as with weights of askew's own; the weights of the others count."""
+
+    def finish(self: Any, theta: Tensor, client: askew.Client) -> Any:
+        report = torch.where(torch.as_tensor(client.size) > 1, torch.nan, 1.0).to(theta.dtype)
+        return {"delta": theta - client.w, "a": report}, client.state
+
+    own = method(finish=finish, weights=lambda self, up, cohort: total * up["a"] / up["a"].sum())
+    samples, owner = askew.Samples(X, Y), torch.arange(60).numpy() % 7 // 3  # of three clients, the last has least
+    attempt = run(own, data=askew.Dataset(samples, samples, classes=4, owner=owner), partition="natural")
+    if total == 1:
+        assert attempt().rounds[-1]["dropped"] == 2  # type: ignore[attr-defined]
+    else:
+        with pytest.raises(AlgorithmError, match="with the sum 2;"):
+            attempt()
 
 
 def test_clients_that_are_all_nan_are_not_silent() -> None:

@@ -61,7 +61,7 @@ def direction(alg: Algorithm, theta: Tensor, grad: Gradient, client: Client) -> 
     """The direction of a local step."""
     if is_ours(alg, "direction"):
         return alg.direction(theta, grad, client)
-    with unchanged(alg, "direction", client, theta=theta):
+    with unchanged(alg, "direction", client, theta=theta, **{"grad(theta)": grad(theta)}):  # computed already
         d = alg.direction(theta, grad, client)
     if not fits(d, theta):
         raise wrong_return(alg, "direction", f"the direction of a step, {in_words(theta)}", d)

@@ -19,6 +19,9 @@ from .types import Part, State
 INTERFACE = {name: value for name, value in vars(Algorithm).items() if not name.startswith("_")}
 HOOKS = {name for name, value in INTERFACE.items() if isinstance(value, FunctionType)}
 TUPLES = ("broadcast", "before", "each", "after", "needs")  # class attributes that are tuples of names
+TEXTS = ("title", "paper", "idea", "drift_state", "own_weights", "stale")  # that are texts
+SWITCHES = ("trains", "pooled", "exact", "alike")  # that are True or False
+COMBINED = ("mean", "rows", "directions", "models", "reports", "nothing")  # what `combines` may be
 LOOKS = ("gradient", "validation")
 MODELS = ("global", "clients", "mean")  # what `evaluates` may return
 
@@ -127,7 +130,8 @@ def check_arguments(alg: Algorithm) -> None:
 
 
 def check_attributes(alg: Algorithm) -> None:
-    """Refuse class attributes that are no tuples of names, and looks that there are not."""
+    """Refuse class attributes of another type than the interface's, and names that there are not."""
+    check_simple_attributes(alg)
     for name in TUPLES:
         value = getattr(alg, name)
         if not isinstance(value, tuple) or not all(isinstance(entry, str) for entry in value):
@@ -142,6 +146,19 @@ def check_attributes(alg: Algorithm) -> None:
                     f"{alg.display_name()}: {name} names the look {look!r}; there are {' and '.join(LOOKS)}. "
                     f"{correct_hook(alg)}"
                 )
+
+
+def check_simple_attributes(alg: Algorithm) -> None:
+    """Refuse class attributes that are not the text, the switch or the name that they must be."""
+    name = alg.display_name() if isinstance(alg.title, str) else alg.settings_class().__name__
+    wanted = [(text, "a text", isinstance(getattr(alg, text), str)) for text in TEXTS]
+    wanted += [(switch, "True or False", isinstance(getattr(alg, switch), bool)) for switch in SWITCHES]
+    wanted += [("combines", f"one of {', '.join(COMBINED)}", alg.combines in COMBINED)]
+    for attribute, what, right in wanted:
+        if not right:
+            raise AlgorithmError(
+                f"{name}: {attribute} must be {what}, got {getattr(alg, attribute)!r}. {correct_hook(alg)}"
+            )
 
 
 def check_declared(alg: Algorithm, kept: State, parts: object, private: object) -> None:

@@ -113,7 +113,7 @@ class Server:
         self.memory = Bank(server_hooks.declared_state(alg, "memory", space))
         check_declared(alg, self.state | self.memory.start, self.parts, self.private)
         self.parts_key = parts_key(self.parts)
-        self.unchecked = {id(phase) for phase in self.phases}  # whose weights were not asked for yet
+        self.unchecked = {id(phase) for phase in self.phases}  # whose weights were not checked yet
         own = {"w": space.start[self.private.indices], "b": space.buffers[self.private.buffer_indices]}
         self.privates = Bank({} if self.private.empty else own)
         self.looks = sorted({name for phase in self.phases for name in (*phase.before, *phase.each, *phase.after)})
@@ -125,10 +125,20 @@ class Server:
             raise ConfigError(
                 f"{name}: full gradients of a batch-norm network are not defined (chunks differ); use another norm."
             )
+        if 0 < self.local.batch < self.smallest_batch and any(phase.trains for phase in self.phases):
+            raise ConfigError(
+                f"local.batch = {self.local.batch} leaves nothing to train on, as batch norm takes batches of two "
+                "samples or more; set local.batch to 2 or more, or use another norm."
+            )
         if "labels" in self.alg.needs and not self.fed.classes:
             raise ConfigError(f"{name} needs label counts, and a regression has no classes; use another method.")
         if clash := sorted({*self.state, *self.memory.start} & {*RECORD, *TIMES}):
             raise AlgorithmError(f"{name}: {clash[0]!r} is a name of the round's record; rename that server state.")
+        if both := sorted({*self.state} & {*self.memory.start}):
+            raise AlgorithmError(
+                f"{name}: server_state() and memory() both declare {both[0]!r}, and hooks would find only one of them; "
+                "rename one."
+            )
 
     @property
     def recording(self) -> list[RecordingStage]:
@@ -332,9 +342,9 @@ class Server:
     ) -> RoundState:
         """What a phase's reports make of model, buffers, state and rows."""
         cohort, updates, buffers = self._cohort(round, plan, outputs, at.w, phase), at.updates, at.buffers
-        if id(phase) in self.unchecked:  # aggregate() would fail on wrong weights, and not say why
+        # aggregate() would fail on wrong weights, and not say why
+        if id(phase) in self.unchecked and server_hooks.check_weights(phase, outputs.up, cohort):
             self.unchecked.discard(id(phase))
-            server_hooks.weights(phase, outputs.up, cohort)
         w, server, memory = server_hooks.aggregate(phase, at.w, outputs.up, cohort, at.server, at.rows["memory"])
         if "delta" in outputs.up and (self.drift_history is not None or self.metrics):
             weights = server_hooks.weights(phase, outputs.up, cohort)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm
-from ..core.hooks import STATE, correct_hook, in_words, is_pair, is_state, is_users, unchanged, wrong_return
+from ..core.hooks import STATE, correct_hook, in_words, is_ours, is_pair, is_state, is_users, unchanged, wrong_return
 from ..core.space import Space
 from ..core.types import Cohort, State
 from ..errors import AlgorithmError
+
+WEIGHTS_CLOSE = 1e-3  # how far from 1 the sum of weights may be, by rounding
 
 
 def declared_state(alg: Algorithm, hook: str, space: Space) -> State:
@@ -31,6 +34,23 @@ def weights(phase: Algorithm, up: State, cohort: Cohort) -> Tensor:
     if not fitting or (is_users(phase) and given.dtype != cohort.p.dtype):
         raise wrong_return(phase, "weights", f"a weight for each client, {in_words(cohort.p)}", given)
     return given.to(cohort.p.dtype)
+
+
+def check_weights(phase: Algorithm, up: State, cohort: Cohort) -> bool:
+    """Refuse weights that are no shares of a whole; False if a report that is not finite may have spoilt them."""
+    given = weights(phase, up, cohort)
+    if is_ours(phase, "weights"):
+        return True
+    if not all(bool(torch.isfinite(report).all()) for report in (*up.values(), cohort.loss)):
+        return False
+    total = float(given.sum())
+    if not (bool((given >= 0).all()) and abs(total - 1) <= WEIGHTS_CLOSE):  # of a number that is none, neither holds
+        raise AlgorithmError(
+            f"{phase.display_name()}: weights() must return weights of 0 or more that sum to 1, and returned "
+            f"{float(given.min()):.4g} to {float(given.max()):.4g}, with the sum {total:.4g}; divide them by their "
+            f"sum. {correct_hook(phase)}"
+        )
+    return True
 
 
 def aggregate(

@@ -1,7 +1,8 @@
 """A trial of a user's own method or criterion, before a run: what do engines have to know of it?
 
 Does its loss count samples that pad a batch? Does it draw random numbers? Does it take for numbers what some engines
-hand over as tensors? Of what is askew's own nothing is tried.
+hand over as tensors? A loss without a gradient, which some engines would train on in silence, and results that still
+require one are refused. Of what is askew's own nothing is tried.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from ..core import local
 from ..core.algorithm import Algorithm
 from ..core.differentiate import GradientResult, differentiate
+from ..core.hooks import correct_hook
 from ..core.settings import is_askews
 from ..core.space import Space
 from ..core.task import Bound
@@ -25,6 +27,10 @@ from .network_check import CLOSE, LARGE, TRIED, with_copies
 
 LOCAL_HOOKS = ("begin", "carry", "loss", "direction", "descend", "note", "finish")
 NUMBERS = ("lr", "lr0", "steps", "tau", "size", "round", "coin")  # tensors in `slots` and `stacked`
+
+
+class Refused(Exception):
+    """What the trial itself refuses, in a sentence; whatever else a hook raises is shown when the run calls it."""
 
 
 class MethodTraits(NamedTuple):
@@ -44,8 +50,12 @@ def method_traits(alg: Algorithm, module: nn.Module, fed: Federation, settings: 
     space = Space(module, torch.float64)
     trial = Trial(alg, Bound(module, space, fed.criterion), fed, settings)
     with torch.random.fork_rng(devices=[]):
-        counts_padding = ("loss" in own or own_criterion) and trial.counts_padding()
-        return MethodTraits(counts_padding, *trial.compare_steps())
+        try:
+            trial.check_losses()
+            counts_padding = ("loss" in own or own_criterion) and trial.counts_padding()
+            return MethodTraits(counts_padding, *trial.compare_steps())
+        except Refused as refused:
+            raise AlgorithmError(str(refused)) from None
 
 
 class Trial:
@@ -54,6 +64,24 @@ class Trial:
     def __init__(self, alg: Algorithm, task: Bound, fed: Federation, settings: LocalSettings) -> None:
         self.alg, self.task, self.fed, self.settings, self.space = alg, task, fed, settings, task.space
         self.batch = first_samples(fed, self.space.dtype)
+
+    def check_losses(self) -> None:
+        """Refuse a loss that has no gradient, on which some engines would train in silence."""
+        try:
+            for phase, client in self.first_clients(1):
+                if phase.trains and not is_askews(type(phase).loss):
+                    leaf = self.task.load(client.w, client.buffers)
+                    value = phase.loss(self.task, leaf, self.batch, client)
+                    if isinstance(value, Tensor) and not value.requires_grad:
+                        raise Refused(
+                            f"{phase.display_name()}: loss() returned a number that has no gradient, so that nothing "
+                            "would be trained; compute it from task and theta, without torch.no_grad(), .detach() or "
+                            f".item(). {correct_hook(phase)}"
+                        )
+        except Refused:
+            raise
+        except Exception:  # it is shown when the run calls it
+            return
 
     def counts_padding(self) -> bool:
         """Does the loss change if further samples, of weight 0, pad its batch? True too where this cannot be tried.
@@ -87,6 +115,8 @@ class Trial:
         for round in (1, 2) if self.space.P <= LARGE else (1,):  # a table by rounds shows itself in the first two
             try:
                 once, again = self.steps(round), self.steps(round)
+            except Refused:
+                raise
             except Exception:  # it is shown when the run calls it
                 break
             draws |= differ(once, again)
@@ -107,7 +137,10 @@ class Trial:
         left = list[Tensor]()
         for phase, client in self.first_clients(round, as_tensors):
             progress = local.step(phase, self.task, client, local.begin(phase, client), self.batch)
+            refuse_gradients(phase, ("direction", "descend"), progress.theta, progress.carry["momentum"])
+            refuse_gradients(phase, ("note",), *progress.carry.values())
             result = local.finish(phase, client, progress)
+            refuse_gradients(phase, ("finish",), *result.up.values(), *result.state.values())
             left += [result.theta, *result.up.values(), *result.state.values()]
         return left
 
@@ -128,9 +161,21 @@ class Trial:
                 numbers: dict[str, Any] = {n: torch.tensor(getattr(client, n), dtype=space.dtype) for n in NUMBERS}
                 client = client._replace(**numbers)
             begun = local.begin(phase, client)
+            refuse_gradients(phase, ("carry",), *begun.carry.values())
+            refuse_gradients(phase, ("begin",), begun.theta)
             yield phase, client._replace(carry=begun.carry)
             result = local.finish(phase, client, begun)
             state, carry = result.state, result.carry
+
+
+def refuse_gradients(phase: Algorithm, hooks: tuple[str, ...], *results: Tensor) -> None:
+    """Refuse what these hooks left if it requires a gradient: engines keep it, and compute with it in place."""
+    if any(result.requires_grad for result in results):
+        own = [f"{hook}()" for hook in hooks if not is_askews(getattr(type(phase), hook))]
+        raise Refused(
+            f"{phase.display_name()}: {' or '.join(own) or hooks[0] + '()'} returned a tensor that requires a "
+            f"gradient; return it without, as by .detach(). {correct_hook(phase)}"
+        )
 
 
 def first_samples(fed: Federation, dtype: torch.dtype) -> Batch:

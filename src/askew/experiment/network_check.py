@@ -66,6 +66,7 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str], batch: in
     if not is_own(module):
         samples = fed.inputs(fed.test.x[:TRIED]).cpu()
         draws = check_training(module, samples.to(example.dtype), name)
+        check_gradient(module, samples.to(example.dtype), name)
         setattr(module, DRAWS, draws)
         is_large = sum(p.numel() for p in module.parameters()) > LARGE
         length = len(samples) + 1 if is_large else min(batch or LONGEST, LONGEST)
@@ -180,6 +181,17 @@ def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
             "and keep what changes in a buffer of floats, changed in place."
         )
     return draws
+
+
+def check_gradient(module: nn.Module, x: Tensor, name: str) -> None:
+    """Refuse a network whose output has no gradient, on which some engines would train in silence."""
+    with torch.random.fork_rng(devices=[]), other_generators():
+        output = copy.deepcopy(module).train()(x)[0]
+    if not output.requires_grad and any(p.requires_grad for p in module.parameters()):
+        raise ModelError(
+            f"the output of the network {name} has no gradient, so that nothing would be trained; compute it from the "
+            "weights, without torch.no_grad(), .detach() or .item()."
+        )
 
 
 def plain_numbers(module: nn.Module) -> dict[str, float]:
@@ -319,6 +331,7 @@ def check_targets(output: Tensor, fed: Federation, name: str) -> None:
         return
     assert callable(fed.criterion)
     try:
+        output = output.detach().requires_grad_().clone()  # no leaf, which nothing may change in place
         losses = fed.criterion(output, y.to(output.dtype) if y.is_floating_point() else y)
     except Exception as e:
         raise ModelError(
@@ -329,6 +342,11 @@ def check_targets(output: Tensor, fed: Federation, name: str) -> None:
         raise ModelError(
             f"the criterion must return one loss for each sample, a tensor of shape [{len(output)}] here, and returned "
             f'{in_words(losses)}; leave out its average, as by reduction="none", and sum over further dimensions.'
+        )
+    if not losses.requires_grad:
+        raise ModelError(
+            "the losses that the criterion returned have no gradient, so that nothing would be trained; compute them "
+            "from the output, without torch.no_grad(), .detach() or .item()."
         )
 
 
