@@ -318,6 +318,8 @@ def test_a_plan_brings_its_methods_and_refuses_others_before_anything_is_trained
     untouched = MadeUp(lr_quality)
     with pytest.raises(ConfigError, match="the plan has no method fedprox, only fedavg, fedavgm; give some of these"):
         tuner(tmp_path / "other", untouched, methods=["fedavg", "fedprox"], plan=plan).run()
+    with pytest.raises(ConfigError, match="a plan is followed whatever it costs; leave out the budget, or the plan"):
+        tuner(tmp_path / "other", untouched, methods=[], plan=plan, budget=Budget(90, "rounds"))
     assert not untouched.stages and not (tmp_path / "other").exists()
 
 

@@ -145,6 +145,8 @@ class Tuner:
         if seeds < 1:
             raise ConfigError(f"tune: seeds must be ≥ 1, got {seeds}; methods are ranked at fresh seeds.")
         self.out, self.launch, self.budget, self.seeds, self.processes = out, launch, budget, seeds, processes
+        if plan is not None and budget is not None:
+            raise ConfigError("tune: a plan is followed whatever it costs; leave out the budget, or the plan.")
         self.given = plan  # which is then followed, whatever it costs
         self.contenders = [make_contender(tables, name, names, over) for name in names]
         self.began = time.monotonic() if began is None else began
