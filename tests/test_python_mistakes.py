@@ -193,6 +193,7 @@ SETTINGS: dict[str, tuple[Attempt, str]] = {
     "register without a name": (lambda: askew.register(FedAvg), r'write @askew.register\("mine"\)'),  # type: ignore[arg-type]
     "a built-in's name": (lambda: askew.register("fedavg")(type(method())), "'fedavg' exists already; choose another"),
     "first argument": (run(3), "first argument must be a method's name .* got int"),
+    "a table with a name": (run({"name": "fedprox"}), "unknown setting 'name'; write algorithm.name"),
     "two methods": (run(FedAvg, method="fedprox"), "both name a method"),
     "misspelt method": (run("scafold"), "did you mean 'scaffold'"),
     "another method's setting": (run("fedavg", mu=0.1), "unknown setting algorithm.mu"),
@@ -229,6 +230,7 @@ SHELL = {  # what is typed, by what is said
     "compare nowhere": "there is no run folder 'nowhere'",
     "report": "missing argument 'RUN...'; askew report takes RUN...",
     "lists": "no such command 'lists'",
+    "plot": "no such command 'plot'. Did you mean 'report', 'deploy'? commands are",
 }
 
 

@@ -238,7 +238,8 @@ def usage_sentence(e: Any, app: Any, arguments: Sequence[str]) -> str:
     else:
         names = (p.opts[0] if p.param_type_name == "option" else p.metavar for p in command.params)
         takes = f"{path} takes {' '.join(names)}"
-    message = re.sub(r"(Did you mean [^?]*\?)( \1)+", r"\1", e.format_message()).strip().rstrip(".")
+    message = re.sub(r"(Did you mean [^?]*\?)( \1| \(Did you mean [^?]*\?\))+", r"\1", e.format_message())
+    message = message.strip().rstrip(".")
     for pattern, words in PLAINER.items():
         message = re.sub(f"^Invalid value for '(--[a-z-]+)': {pattern}$", words, message)
     word = str(getattr(e, "option_name", "")).lstrip("-").replace("-", "_")

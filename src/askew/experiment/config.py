@@ -123,6 +123,7 @@ COMMON_WORDS = {
     "local_epochs": "local.epochs",
     "method": "algorithm.name",
     "n_clients": "partition.clients",
+    "name": "algorithm.name",
     "network": "model.name",
     "num_clients": "partition.clients",
     "num_rounds": "rounds",
