@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
-from ..errors import EngineError
+from ..errors import EngineError, StoreError
 from ..experiment.run import OnRound
 from ..experiment.run_folder import is_finished
 from ..experiment.store import Run, load, read_json, read_rounds, write_json, write_text
@@ -303,9 +303,10 @@ class RunProgress:
                 self.say(line.removeprefix("INFO").lstrip(" :"))
 
     def _read_rounds(self) -> None:
-        if self.run is None and modification_time(self.folder / "run.json") != self.facts_before:
-            self.run = load(self.folder)
-            if self.on_round:
+        if self.run is None and modification_time(self.folder / "run.json") not in (0, self.facts_before):
+            with suppress(StoreError):  # a folder that is being cleared or written is read at the next look
+                self.run = load(self.folder)
+            if self.run and self.on_round:
                 self.on_round(self.run, None)
         written = modification_time(self.folder / "rounds.jsonl")
         if self.run is None or written == self.rounds_time:
