@@ -329,7 +329,7 @@ def test_a_folder_that_is_cleared_or_half_written_is_read_later(tmp_path: Path) 
     progress = RunProgress(folder, log, lambda run, record: begun.append(len(run.rounds)), None, lambda text: None)
     clear_run(folder)
     progress.update(finished=False)
-    (folder / "run.json").write_text("{}")
+    write_json(folder / "run.json", {})
     progress.update(finished=False)
     assert progress.run is None and begun == []
     (folder / "run.toml").write_text(config)
