@@ -19,7 +19,7 @@ from askew.experiment.config import Config
 from askew.experiment.launch import run_config
 from askew.experiment.store import Run
 from askew.experiment.toml import to_toml
-from askew.flower.client import DeployedClient, describe_client
+from askew.flower.client import DeployedClient, answer_query
 from askew.flower.client_state import FileStore
 from askew.flower.deployment_data import ClientSetup, DataModule, DeploymentConfig, NodeConfig, read_config
 from askew.flower.rules import DeploymentRules
@@ -170,9 +170,10 @@ class InProcessTransport:
         """The reply of a node that remembers no more than a new process would: its file and its secrets."""
         try:
             classes = None if kind == "query" else payload.numbers["classes"]
-            setup = ClientSetup(self.config, self.node_config(node), self.data, classes)
+            make_setup = lambda: ClientSetup(self.config, self.node_config(node), self.data, classes)
             if kind == "query":
-                return describe_client(setup)
+                return answer_query(self.config, self.node_config(node), make_setup)
+            setup = make_setup()
             store = FileStore(self.folder / f"client-{setup.client}.safetensors")
             answers = self.folder / f"client-{setup.client}-answers.safetensors"
             return DeployedClient(setup, store, self.secrets.setdefault(node, {}), answers).answer(kind, payload)
