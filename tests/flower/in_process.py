@@ -30,6 +30,7 @@ from askew.flower.wire import Payload, RawPayload, encode_payload, from_records,
 # Is given the kind of a message, its client, its payload and the reply; returns what to use instead, None for no reply.
 ChangeReply = Callable[[str, int, Payload, Payload], Reply | Payload | None]
 
+OF_DEPLOYMENTS = ("wire_up", "wire_down", "unreachable")  # keys of records that simulations do not have
 FIRST_NODE = 100  # the node of client 0; client i is node 100 + i
 SCORES = ("accuracy", "loss")
 NO_NORM = {"name": "mlp", "hidden": [8], "norm": "none"}
@@ -233,7 +234,7 @@ def assert_same_rounds(deployed: Run, simulated: Run) -> None:
     """Compare records, but for times and message sizes; scores up to rounding, as means are taken in another order."""
     assert len(deployed.rounds) == len(simulated.rounds)
     for one, other in zip(deployed.rounds, simulated.rounds, strict=True):
-        assert {k: v for k, v in one.items() if k not in ("seconds", "wire_up", "wire_down", *SCORES)} == {
+        assert {k: v for k, v in one.items() if k not in ("seconds", *OF_DEPLOYMENTS, *SCORES)} == {
             k: v for k, v in other.items() if k not in ("seconds", *SCORES)
         }
         for name in SCORES:

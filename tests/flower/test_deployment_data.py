@@ -340,8 +340,8 @@ def test_others_are_waited_for_in_place_of_a_client_that_is_refused(tmp_path: Pa
         looks = 0
 
         def connected_nodes(self) -> list[int]:
-            self.looks += 1
-            return [FIRST_NODE + client for client in (0, 1, 2, 3)[: 3 + (self.looks > 1)]]
+            self.looks += 1  # of which the second is already that of the first round, if nobody is waited for
+            return [FIRST_NODE + client for client in (0, 1, 2, 3)[: 3 + (self.looks > 2)]]
 
     tables = FEDAVG | {"participation": {"name": "full"}, "rounds": 1}
     rules = {"nodes": 3, "wait": 5.0}

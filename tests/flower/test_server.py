@@ -354,6 +354,7 @@ def test_a_client_that_disappears_is_reported_once(tmp_path: Path) -> None:
     deployed, _, warnings = deploy_on(nodes_at, small_run(VARIANTS["fedavg"]), tmp_path)
     assert deployed.finished and len(warnings) == 1
     assert warnings[0].startswith("client 1 is left out, as its node 101 is no longer connected; start it again")
+    assert [r.get("unreachable") for r in deployed.rounds] == [None, [1], [1], [1]]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,10 @@ class ClientRegistry:
         for client in [client for client, is_logged in self.silent.items() if not is_logged]:
             self.silent[client] = True
             self.warn(f"client {client} was late and is left out until its node says again which client it is.")
+        return self.reachable()
+
+    def reachable(self) -> set[int]:
+        """The clients that were connected at the last look and are not silent."""
         return self.node_of.keys() - self.silent.keys()
 
     def _note_problem(self, node: int, problem: InvalidMessage) -> None:
