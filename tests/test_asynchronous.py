@@ -457,6 +457,18 @@ NOISE = {"clip": 1.0, "noise": 1.0}
         ({"time": BUFFER, "evaluation": {"fit": True}}, "evaluation.fit and evaluation.weights evaluate the clients'"),
         ({"time": BUFFER, "algorithm": {"name": "fedpdc", "adaptive": True}}, "FedPDC evaluates the clients' models"),
         ({"time": BUFFER, "privacy": NOISE}, "the server's noise and secret_sampling have no account"),
+        *(
+            ({"time": how | {name: value}}, rf'time\.{name} has no effect with wait = "{how["wait"]}"; .* "{user}"\.$')
+            for name, value, user in (
+                ("deadline", 1.0, "deadline"),
+                ("late", "next", "deadline"),
+                ("spare", 1, "first"),
+                ("buffer", 2, "buffer"),
+                ("at_work", 2, "buffer"),
+            )
+            for how in ({"wait": "all"}, {"wait": "deadline", "deadline": 1.0}, {"wait": "first"}, BUFFER)
+            if how["wait"] != user
+        ),
         ({"time": {"late": "next"}}, 'the clock is off without time.wait; set wait = "all", "deadline", "first" or'),
     ],
 )

@@ -104,7 +104,11 @@ def draw_tables(rng: random.Random) -> dict[str, Any]:
             tables["model"] = {"name": rng.choice(("mlp", "softmax"))}
         if "time" in tables:
             wait = rng.choice(("all", "deadline", "first", "buffer"))
-            tables["time"] |= {"wait": wait, "deadline": 5.0, "buffer": 1}
+            used = {"deadline": ("deadline", "late"), "first": ("spare",), "buffer": ("buffer", "at_work")}
+            for name in {name for names in used.values() for name in names} - {*used.get(wait, ())}:
+                tables["time"].pop(name, None)
+            least = {"deadline": {"deadline": 5.0}, "buffer": {"buffer": 1}}
+            tables["time"] |= {"wait": wait, **least.get(wait, {})}
         if "privacy" in tables:
             tables["privacy"] |= {"clip": 1.0, "secret_sampling": False}
         faults = tables.get("faults", {})

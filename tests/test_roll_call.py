@@ -83,6 +83,16 @@ def test_clients_without_an_answer_are_missed_in_a_deployment_even_if_nothing_wa
     )
 
 
+def test_clients_that_were_gone_are_named_with_their_rounds() -> None:
+    """Nothing is lost then, as only who is connected is asked; client 4 never was, which is said of it anyway."""
+    rounds = [record(t, [0, 1, 2, 3, 5][: 5 if t == 1 else 3]) for t in (1, 2, 3)]
+    rounds[1]["unreachable"], rounds[2]["unreachable"] = [3, 4], [1, 3, 4]
+    text = "Not connected or silent when a round began: client 3 in 2 of 3 rounds, client 1 in 1 of 3 rounds."
+    call = call_run(rounds, FEDERATION, deployed=True)
+    assert never_sentences(call, FEDERATION, deployed=True) == ["Client 4 was never asked (15% of all data).", text]
+    assert text in printed(terminal.summary(make_run(rounds, "flower")))
+
+
 def test_a_run_in_which_nobody_took_part_is_warned_of() -> None:
     nobody = make_run([record(1, []), record(2, [])])
     warning = "In no round did a client take part: the model is the one that the run started with."

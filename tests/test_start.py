@@ -43,6 +43,31 @@ def test_commands_that_read_load_no_torch(tmp_path: Path) -> None:
     assert loaded_by(code, tmp_path) == ""
 
 
+# Presses Ctrl-C when a module is first looked for, and says whether the module with the command was still loaded.
+PRESSES = """
+import os, signal, sys
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.path.insert(0, sys.argv[2])
+sys.meta_path.insert(0, Press())
+from askew.cli.main import main
+code = main(["deploy"])
+print("askew.cli.deploy" in sys.modules)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(("module", "says"), [("typer", ""), ("torch", "True\n")])
+def test_ctrl_c_while_modules_are_loaded_ends_the_command_once_they_are(module: str, says: str) -> None:
+    """Never between: half of numpy or torch can be neither used nor imported again."""
+    source = str(Path(askew.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", PRESSES, module, source], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, says, "")
+
+
 def test_lazy_names_are_those_that_type_checkers_see() -> None:
     tree = ast.parse(Path(askew.__file__).read_text())
     checked = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")

@@ -19,7 +19,7 @@ from askew.experiment.config import Config
 from askew.experiment.launch import run_config
 from askew.experiment.store import Run
 from askew.experiment.toml import to_toml
-from askew.flower.client import DeployedClient, describe_client
+from askew.flower.client import DeployedClient, answer_query
 from askew.flower.client_state import FileStore
 from askew.flower.deployment_data import ClientSetup, DataModule, DeploymentConfig, NodeConfig, read_config
 from askew.flower.rules import DeploymentRules
@@ -30,6 +30,7 @@ from askew.flower.wire import Payload, RawPayload, encode_payload, from_records,
 # Is given the kind of a message, its client, its payload and the reply; returns what to use instead, None for no reply.
 ChangeReply = Callable[[str, int, Payload, Payload], Reply | Payload | None]
 
+OF_DEPLOYMENTS = ("wire_up", "wire_down", "unreachable")  # keys of records that simulations do not have
 FIRST_NODE = 100  # the node of client 0; client i is node 100 + i
 SCORES = ("accuracy", "loss")
 NO_NORM = {"name": "mlp", "hidden": [8], "norm": "none"}
@@ -170,9 +171,10 @@ class InProcessTransport:
         """The reply of a node that remembers no more than a new process would: its file and its secrets."""
         try:
             classes = None if kind == "query" else payload.numbers["classes"]
-            setup = ClientSetup(self.config, self.node_config(node), self.data, classes)
+            make_setup = lambda: ClientSetup(self.config, self.node_config(node), self.data, classes)
             if kind == "query":
-                return describe_client(setup)
+                return answer_query(self.config, self.node_config(node), make_setup)
+            setup = make_setup()
             store = FileStore(self.folder / f"client-{setup.client}.safetensors")
             answers = self.folder / f"client-{setup.client}-answers.safetensors"
             return DeployedClient(setup, store, self.secrets.setdefault(node, {}), answers).answer(kind, payload)
@@ -232,7 +234,7 @@ def assert_same_rounds(deployed: Run, simulated: Run) -> None:
     """Compare records, but for times and message sizes; scores up to rounding, as means are taken in another order."""
     assert len(deployed.rounds) == len(simulated.rounds)
     for one, other in zip(deployed.rounds, simulated.rounds, strict=True):
-        assert {k: v for k, v in one.items() if k not in ("seconds", "wire_up", "wire_down", *SCORES)} == {
+        assert {k: v for k, v in one.items() if k not in ("seconds", *OF_DEPLOYMENTS, *SCORES)} == {
             k: v for k, v in other.items() if k not in ("seconds", *SCORES)
         }
         for name in SCORES:

@@ -23,11 +23,13 @@ from in_process import largest_difference, simulate, small_run, write_config
 from processes import assert_none_left, on_request, processes_of
 from safetensors.torch import load_file
 
+import askew
 from askew import flower
 from askew.cli.main import main
 from askew.experiment import checkpoint
 from askew.experiment.config import load_config
 from askew.experiment.folder_lock import is_locked, lock_folder
+from askew.experiment.run_folder import clear_run
 from askew.experiment.store import load, write_json
 from askew.experiment.toml import seal
 from askew.flower import app
@@ -315,6 +317,25 @@ def test_the_console_says_who_is_connected_while_a_federation_starts(tmp_path: P
     progress.update(finished=False)
     nodes = [f"{n} of 2 SuperNodes are connected" for n in (1, 2)]
     assert said == [*nodes, "waiting for clients: 1 of 2 are ready"]
+
+
+def test_a_folder_that_is_cleared_or_half_written_is_read_later(tmp_path: Path) -> None:
+    """As by --fresh: the server removes an earlier run's files, and writes its own one after the other."""
+    earlier = askew.run("fedavg", clients=2, rounds=1, model={"name": "softmax"}, out=tmp_path, progress=False)
+    folder, log, begun = earlier.folder, tmp_path / "run.log", list[int]()
+    assert folder is not None
+    config = (folder / "run.toml").read_text()
+    log.touch()
+    progress = RunProgress(folder, log, lambda run, record: begun.append(len(run.rounds)), None, lambda text: None)
+    clear_run(folder)
+    progress.update(finished=False)
+    write_json(folder / "run.json", {})
+    progress.update(finished=False)
+    assert progress.run is None and begun == []
+    (folder / "run.toml").write_text(config)
+    (folder / "rounds.jsonl").touch()
+    progress.update(finished=False)
+    assert progress.run is not None and begun == [0]
 
 
 # whole federations ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -314,6 +315,38 @@ def test_clients_with_other_inputs_are_left_out(tmp_path: Path) -> None:
     sentence = "client 3 has real inputs of shape [9] and class labels, the others have real inputs of shape [8]"
     assert sentence in warnings[0]
     assert deployed.finished and all(3 not in r["participants"] for r in deployed.rounds)
+
+
+@pytest.mark.parametrize("rules", [{"nodes": 0}, {"nodes": 4}])
+def test_a_client_whose_data_cannot_be_used_is_named_and_not_waited_for(rules: dict[str, int], tmp_path: Path) -> None:
+    """As one whose data are of another shape, though here the client itself finds out."""
+
+    def client(node: NodeConfig) -> Any:
+        x = torch.full((9, 8), math.nan if node["partition-id"] == 0 else 1.0)
+        return (x, torch.arange(9) % 3), None, None
+
+    tables = FEDAVG | {"participation": {"name": "full"}}
+    deployed, transport, warnings = deploy(tables, tmp_path, rules, data=DataModule(client))
+    assert deployed.finished and all(r["participants"] == [1, 2, 3, 4] for r in deployed.rounds)
+    assert len(warnings) == 1 and warnings[0].startswith("node 100, client 0, is left out: ")
+    assert sum(kind == "query" for kind, _, _ in transport.sent) == 4 + 3
+
+
+def test_others_are_waited_for_in_place_of_a_client_that_is_refused(tmp_path: Path) -> None:
+    """Of five clients three are to be there: one is refused, and another comes later."""
+    client = lambda node: ((torch.ones(9, 8 + (node["partition-id"] == 2)), torch.arange(9) % 3), None, None)
+
+    class LateTransport(InProcessTransport):
+        looks = 0
+
+        def connected_nodes(self) -> list[int]:
+            self.looks += 1  # of which the second is already that of the first round, if nobody is waited for
+            return [FIRST_NODE + client for client in (0, 1, 2, 3)[: 3 + (self.looks > 2)]]
+
+    tables = FEDAVG | {"participation": {"name": "full"}, "rounds": 1}
+    rules = {"nodes": 3, "wait": 5.0}
+    deployed, _, _ = deploy(tables, tmp_path, rules, data=DataModule(client), transport_class=LateTransport)
+    assert deployed.rounds[0]["participants"] == [0, 1, 3]
 
 
 def test_a_module_without_the_function_is_named() -> None:

@@ -307,7 +307,8 @@ def test_nodes_that_do_not_say_which_client_they_are_are_asked_three_times_and_l
     tables = small_run(VARIANTS["fedavg"])
     deployed, transport, warnings = deploy_on(lambda look: nodes, tables, tmp_path, configs, nodes=4)
     for node, (_, sentence) in wrong.items():
-        about_node = [text for text in warnings if text.startswith(f"node {node} is left out: ")]
+        who = f"node {node}, client 4, is" if node == 113 else f"node {node} is"
+        about_node = [text for text in warnings if text.startswith(f"{who} left out: ")]
         assert len(about_node) == 1 and sentence in about_node[0]
     assert deployed.finished and len(warnings) == len(wrong)
     assert sum(kind == "query" for kind, _, _ in transport.sent) == 4 + 3 * len(wrong)
@@ -353,6 +354,7 @@ def test_a_client_that_disappears_is_reported_once(tmp_path: Path) -> None:
     deployed, _, warnings = deploy_on(nodes_at, small_run(VARIANTS["fedavg"]), tmp_path)
     assert deployed.finished and len(warnings) == 1
     assert warnings[0].startswith("client 1 is left out, as its node 101 is no longer connected; start it again")
+    assert [r.get("unreachable") for r in deployed.rounds] == [None, [1], [1], [1]]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from rich.text import Text
 
+from ..core.signals import END_SIGNALS
 from ..errors import ConfigError
 from ..experiment.config import load_tables
 from ..experiment.folder_lock import lock_folder
@@ -31,7 +32,7 @@ from ..flower.deployment_data import ClientDataset, DeploymentConfig, NodeConfig
 from ..flower.guard import can_identify_users
 from ..flower.keys import VALID_DAYS, KeyFiles, make_keys, temporary_keys
 from ..flower.launch import run_program
-from ..flower.loopback import END_SIGNALS, Loopback
+from ..flower.loopback import Loopback
 from ..flower.rules import DeploymentRules, check_same_buffer
 from ..report import terminal
 from .options import (

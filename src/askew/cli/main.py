@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import io
-import os
-import re
-import signal
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from importlib import import_module
-from itertools import pairwise
-from typing import Annotated, Any
 
-import typer
-from rich.text import Text
-from typer.completion import completion_init  # type: ignore[attr-defined]
-from typer.core import TyperGroup
+from ..core.signals import defer_signals
 
-from ..core.ranks import rank_and_size
-from ..errors import ConfigError
-from ..experiment.plain_warnings import show_plain_warnings
-from ..experiment.process_tuning import quick_imports, tune_process
-from ..version import __version__
-from .options import SHORT_OPTIONS, PlainConsole, examples, explain, fail, set_interrupt
+try:  # this takes a third of a second
+    with defer_signals():
+        import io
+        import os
+        import re
+        import signal
+        import warnings
+        from collections.abc import Iterator, Sequence
+        from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+        from importlib import import_module
+        from itertools import pairwise
+        from typing import Annotated, Any
+
+        import typer
+        from rich.text import Text
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+        from typer.core import TyperGroup
+
+        from ..core.ranks import rank_and_size
+        from ..errors import ConfigError
+        from ..experiment.plain_warnings import show_plain_warnings
+        from ..experiment.process_tuning import quick_imports, tune_process
+        from ..version import __version__
+        from .options import SHORT_OPTIONS, PlainConsole, examples, explain, fail, set_interrupt
+except KeyboardInterrupt:
+    sys.exit(130)
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has moved about
 
@@ -164,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = signal.getsignal(signal.SIGINT)
     try:
         return run_command_line(argv)
+    except KeyboardInterrupt:  # before or after the command
+        return 130
     finally:  # one Ctrl-C more would interrupt Python as it ends, amid torch's own last steps
         set_interrupt(signal.SIG_IGN if argv is None else before)
 
@@ -192,8 +201,6 @@ def run_command_line(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
         return 0
-    except KeyboardInterrupt:
-        return 130
     except OSError as e:
         return fail(
             f"{e.filename or 'the system'}: {e.strerror or e}; "

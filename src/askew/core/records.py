@@ -7,7 +7,7 @@ from typing import Any
 Record = dict[str, Any]  # of one round
 RECORD = (  # keys of a round's record that are the server's own
     *("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"),
-    *("absent", "incidents", "lost_share", "epsilon"),
+    *("absent", "incidents", "lost_share", "epsilon", "unreachable"),
 )
 CLOCK = ("clock", "began", "asked", "late", "away", "answer_seconds")  # where there is a virtual clock
 OVERLAPPING = ("started", "started_at", "staleness")  # where answers may be used in later rounds

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..core.signals import defer_signals
+
 # Environment variables, with the values that are set where the user set none.
 # CUDA reads this one when it starts: with its default of 8 queues, clients trained side by side wait for each other.
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
@@ -44,17 +46,20 @@ def tune_process() -> None:
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Inside, imports are not interrupted by searches for garbage; what they leave in memory is searched never again.
+    """Inside, imports are interrupted neither by signals nor by searches for garbage; the end acts on signals.
+
+    What imports leave in memory is not searched again.
 
     Loading torch makes some hundred thousand objects, and Python looks through all of them several times: a quarter of
     the time in which a run starts. Where torch is loaded already, nothing is changed.
     """
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
+    with defer_signals():
+        if "torch" in sys.modules or not gc.isenabled():
+            yield
+            return
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.freeze()
+            gc.enable()

@@ -31,6 +31,8 @@ class RollCall(NamedTuple):
     unused: list[int]  # clients that were asked and of which no answer was used
     unasked: list[int]  # clients that were never asked
     deserted: bool = False  # did nobody take part in any round?
+    played: int = 0  # all rounds
+    unreachable: Mapping[int, int] = {}  # in a deployment: by client that was asked, rounds in which it could not be
 
     @property
     def empty(self) -> bool:
@@ -54,13 +56,14 @@ def call_run(rounds: Sequence[Mapping[str, Any]], federation: Mapping[str, Any],
     Clients without samples are not missed; in a deployment, those of unknown size are. Who was never asked is known
     only where the sizes of all clients are stored.
     """
-    reasons, asked, used = dict[str, Counter[int]](), set[int](), set[int]()
+    reasons, asked, used, away = dict[str, Counter[int]](), set[int](), set[int](), Counter[int]()
     count = at = lost = 0
     share = 0.0
     for record in rounds:
         one = call_round(record)
         asked.update(one.asked)
         used.update(one.used)
+        away.update(record.get("unreachable") or ())
         lost, count = lost + len(one.asked) - len(one.used), count + bool(one.incidents)
         for reason, clients in one.incidents.items():
             reasons.setdefault(reason, Counter()).update(clients)
@@ -70,7 +73,9 @@ def call_run(rounds: Sequence[Mapping[str, Any]], federation: Mapping[str, Any],
     complete = len(sizes) == federation.get("clients")
     known = {client for client, size in enumerate(sizes if complete else ()) if size or deployed}
     deserted = bool(rounds) and not reasons and all(record.get("participants") == [] for record in rounds)
-    return RollCall(count, reasons, lost, share, at, sorted(asked - used), sorted(known - asked), deserted)
+    unreachable = {client: away[client] for client in sorted(away) if client in asked}
+    unused, unasked = sorted(asked - used), sorted(known - asked)
+    return RollCall(count, reasons, lost, share, at, unused, unasked, deserted, len(rounds), unreachable)
 
 
 # in words -------------------------------------------------------------------------------------------------------
@@ -122,7 +127,7 @@ def data_share(clients: Sequence[int], federation: Mapping[str, Any]) -> str:
 
 
 def never_sentences(call: RollCall, federation: Mapping[str, Any], deployed: bool = False) -> list[str]:
-    """Warnings about clients of which nothing is in the model, with their share of all data.
+    """Warnings about clients of which nothing is in the model, with their share of all data, or not that of all rounds.
 
     That some were never asked is said of a deployment, and of a simulation in which answers were lost or nobody took
     part.
@@ -137,6 +142,11 @@ def never_sentences(call: RollCall, federation: Mapping[str, Any], deployed: boo
             share = data_share(clients, federation)
             verb = "was" if len(clients) == 1 else "were"
             sentences.append(f"{name_clients(clients)} {verb} {why}" + (f" ({share})" if share else "") + ".")
+    if call.unreachable:
+        most = sorted(call.unreachable.items(), key=lambda item: (-item[1], item[0]))
+        each = ", ".join(f"client {client} in {count} of {call.played} rounds" for client, count in most[:MOST_NAMED])
+        more = f", and {len(most) - MOST_NAMED} others" if len(most) > MOST_NAMED else ""
+        sentences.append(f"not connected or silent when a round began: {each}{more}.")
     return [sentence[0].upper() + sentence[1:] for sentence in sentences]
 
 

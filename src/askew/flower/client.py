@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,11 @@ from ..engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.evaluate import with_private
 from ..engine.noise import SystemNoise
 from ..engine.privacy import add_noise, clip_upload
-from ..errors import DataError
+from ..errors import AskewError, DataError
 from ..experiment.checkpoint import layout_digest
 from ..version import __version__
 from .client_state import AnswerLog, StateHistory, StateStore, request_hash
-from .deployment_data import ClientSetup
+from .deployment_data import ClientSetup, DeploymentConfig, NodeConfig, client_number
 from .wire import (
     MODEL,
     SAME_SETUP,
@@ -33,6 +34,7 @@ from .wire import (
     read_tensors,
     read_value,
     strip_prefix,
+    to_one_line,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +64,14 @@ def describe_client(setup: ClientSetup) -> Payload:
         "version": __version__,
     }
     return Payload(numbers, {})
+
+
+def answer_query(config: DeploymentConfig, node: NodeConfig, make_setup: Callable[[], ClientSetup]) -> Payload:
+    """The reply to a node's first message: `describe_client`, or why its client cannot take part."""
+    try:
+        return describe_client(make_setup())
+    except AskewError as e:
+        return Payload({"client": client_number(node, config.client_count), "fault": to_one_line(str(e))}, {})
 
 
 class DeployedClient:

@@ -11,9 +11,9 @@ from flwr.clientapp import ClientApp
 
 from ..errors import AskewError
 from ..experiment.process_state import explain_out_of_memory, torch_state
-from .client import SECURE_STAGES, SERVER, DeployedClient, describe_client
+from .client import SECURE_STAGES, SERVER, DeployedClient, answer_query
 from .client_state import ContextStore, FileStore, StateStore, lock_answers
-from .deployment_data import ClientSetup, DataModule, read_config
+from .deployment_data import ClientSetup, DataModule, DeploymentConfig, read_config
 from .wire import Payload, from_records, read_value, to_records
 
 CLIENT_ERROR = 2  # Flower's code for an error that the client app itself reports
@@ -23,18 +23,21 @@ def client_app(config_path: Path, data: DataModule | None = None) -> ClientApp:
     """The client of an app whose configuration is in this TOML file."""
     app, setups = ClientApp(), dict[tuple[int, int | None], ClientSetup]()
 
+    def find_setup(config: DeploymentConfig, context: Context, classes: int | None) -> ClientSetup:
+        key = (context.node_id, classes)
+        if key not in setups:  # a process with many nodes, as in Flower's simulation, keeps the latest alone
+            setups.clear()
+            setups[key] = ClientSetup(config, context.node_config, data, classes)
+        return setups[key]
+
     def answer(kind: str, message: Message, context: Context) -> Payload:
         config = read_config(config_path, data)
         payload = from_records(message.content, SERVER)
         classes = None if kind == "query" else read_value(payload, "classes", int, SERVER)
         with torch_state(config), explain_out_of_memory():
-            key = (context.node_id, classes)
-            if key not in setups:  # a process with many nodes, as in Flower's simulation, keeps the latest alone
-                setups.clear()
-                setups[key] = ClientSetup(config, context.node_config, data, classes)
-            setup = setups[key]
             if kind == "query":
-                return describe_client(setup)
+                return answer_query(config, context.node_config, lambda: find_setup(config, context, classes))
+            setup = find_setup(config, context, classes)
             if config.privacy.secure and "secure" not in context.state:
                 context.state["secure"] = ConfigRecord()
             secrets = context.state.config_records.get("secure")

@@ -8,17 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from secrets import randbelow
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
-from ..errors import EngineError
+from ..core.signals import defer_signals
+from ..errors import EngineError, StoreError
 from ..experiment.run import OnRound
 from ..experiment.run_folder import is_finished
 from ..experiment.store import Run, load, read_json, read_rounds, write_json, write_text
@@ -36,7 +36,6 @@ START_SECONDS = 60.0  # until a process listens, or a key is registered
 STOP_SECONDS = 5.0  # in which a process may end by itself
 POLL_SECONDS = 0.2  # between two looks at a run
 PORTS = range(20_000, 32_000)  # below those that systems give to connections, of which one could take a free port
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 UNINFORMATIVE = re.compile(  # lines of a log that say nothing about a failure
     r"(?!ERROR)[A-Z]+ ?:|ERROR ?: Exit Code|\d{4}-\d\d-|For more information|An unhandled exception|"
     r"The SuperNode could not|Error$"
@@ -303,9 +302,10 @@ class RunProgress:
                 self.say(line.removeprefix("INFO").lstrip(" :"))
 
     def _read_rounds(self) -> None:
-        if self.run is None and modification_time(self.folder / "run.json") != self.facts_before:
-            self.run = load(self.folder)
-            if self.on_round:
+        if self.run is None and modification_time(self.folder / "run.json") not in (0, self.facts_before):
+            with suppress(StoreError):  # a folder that is being cleared or written is read at the next look
+                self.run = load(self.folder)
+            if self.run and self.on_round:
                 self.on_round(self.run, None)
         written = modification_time(self.folder / "rounds.jsonl")
         if self.run is None or written == self.rounds_time:
@@ -315,24 +315,6 @@ class RunProgress:
             self.run.rounds.append(record)
             if self.on_round:
                 self.on_round(self.run, record)
-
-
-@contextmanager
-def defer_signals() -> Iterator[None]:
-    """Delay signals that end this process: a process that is just being started would be left behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[int] = []
-    note = lambda number, frame: received.append(number)
-    before = {s: signal.signal(s, note) for s in END_SIGNALS if callable(signal.getsignal(s))}
-    try:
-        yield
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
-    for number in received[:1]:
-        signal.raise_signal(number)
 
 
 def processes_with(marker: str) -> list[int]:

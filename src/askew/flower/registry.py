@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Collection
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from ..version import __version__
 from .deployment_data import DeploymentConfig, RemoteFederation
 from .rules import DeploymentRules
 from .transport import WAITING, Reply, Transport, Warn
-from .wire import SAME_SETUP, InvalidMessage, Payload, RawPayload, check_values, read_tensors, read_value
+from .wire import SAME_SETUP, InvalidMessage, Payload, RawPayload, check_values, read_tensors, read_value, to_one_line
 
 MAX_ATTEMPTS = 3  # how often a node that does not say which client it is, is asked
 MAX_INPUT_SIZE = 10**7  # numbers in one input
@@ -30,6 +31,10 @@ class RefusedClient(InvalidMessage):
     def __init__(self, client: int, sentence: str) -> None:
         super().__init__(sentence)
         self.client = client
+
+
+class FaultyClient(RefusedClient):
+    """A client that said which it is, and that it cannot take part, as with data that are not finite."""
 
 
 class ClientInfo(NamedTuple):
@@ -59,6 +64,7 @@ class ClientRegistry:
         self.attempts: dict[int, int] = {}  # by node, of those that are connected
         self.pending: dict[str, tuple[int, float]] = {}  # by message without a reply: its node, the time it ends
         self.refused: set[int] = set()  # clients that said which they are, and whose data cannot be used
+        self.faulty: set[int] = set()  # clients that said which they are, and that they cannot take part
         self.silent: dict[int, bool] = {}  # clients that were late and have shown no life since: does the log say so?
         self.problems: dict[int, str] = {}  # by node: why it was left out the last time
         self.sizes: dict[int, int] = {}  # by client with its own data: samples that the run, once begun, counts with
@@ -89,11 +95,7 @@ class ClientRegistry:
             try:
                 self._add_client(node, reply)
             except InvalidMessage as e:
-                if isinstance(e, RefusedClient):
-                    self.refused.add(e.client)
-                if self.problems.get(node) != str(e):  # a node is asked again, and says the same
-                    self.warn(f"node {node} is left out: {e}")
-                self.problems[node] = str(e)
+                self._note_problem(node, e)
         for client in [client for client in gone if client not in self.node_of]:
             self.warn(
                 f"client {client} is left out, as its node {gone[client]} is no longer connected; start it again if it "
@@ -102,7 +104,25 @@ class ClientRegistry:
         for client in [client for client, is_logged in self.silent.items() if not is_logged]:
             self.silent[client] = True
             self.warn(f"client {client} was late and is left out until its node says again which client it is.")
+        return self.reachable()
+
+    def reachable(self) -> set[int]:
+        """The clients that were connected at the last look and are not silent."""
         return self.node_of.keys() - self.silent.keys()
+
+    def _note_problem(self, node: int, problem: InvalidMessage) -> None:
+        """Note why a node is left out, and say it once: a node is asked again, and says the same."""
+        client = next((client for client, its_node in self.node_of.items() if its_node == node), None)
+        if isinstance(problem, RefusedClient):
+            client = problem.client
+            if not isinstance(problem, FaultyClient):
+                self.refused.add(client)
+            elif self.attempts[node] >= MAX_ATTEMPTS:
+                self.faulty.add(client)
+        if self.problems.get(node) != str(problem):
+            is_named = client is None or re.search(rf"\bclient {client}\b", str(problem))
+            self.warn(f"node {node}{'' if is_named else f', client {client},'} is left out: {problem}")
+        self.problems[node] = str(problem)
 
     def _reset_displaced(self, clients: Collection[int]) -> None:
         """Let nodes be asked again that were these clients before others displaced them.
@@ -124,13 +144,16 @@ class ClientRegistry:
         """Note which client a node is, or raise why it is none."""
         if isinstance(reply, str):
             raise InvalidMessage(reply)
-        self.attempts[node] = MAX_ATTEMPTS  # a node that answered is not asked again
+        if "fault" not in reply.numbers:
+            self.attempts[node] = MAX_ATTEMPTS  # a node that answered is not asked again
         client = read_value(reply, "client", int, f"node {node}")
         if client >= self.clients:
             raise InvalidMessage(
                 f"it says it is client {client}, and clients are numbered from 0 to {self.clients - 1}; "
                 "start it with another partition-id."
             )
+        if "fault" in reply.numbers:
+            raise FaultyClient(client, to_one_line(read_value(reply, "fault", str, f"client {client}")))
         try:
             info = self._read_info(client, reply)
         except InvalidMessage as e:
@@ -142,6 +165,7 @@ class ClientRegistry:
         self.node_of[client], self.info[client] = node, info
         self.silent.pop(client, None)
         self.refused.discard(client)
+        self.faulty.discard(client)
         if isinstance(self.fed, RemoteFederation):
             self.fed.set_size(client, info.samples)
             self._check_growth(self.fed, client)
@@ -207,6 +231,10 @@ class ClientRegistry:
             reasons = dict.fromkeys(self.problems[node] for node in self.attempts if node in self.problems)
             raise EngineError(f"none of the {len(self.attempts)} connected nodes can take part: {'; '.join(reasons)}")
 
+    def _count_able(self, connected: Collection[int]) -> int:
+        """How many clients can take part, as far as is known: those that are connected, and others that may come."""
+        return self.clients - len((self.refused | self.faulty).difference(connected))
+
     def set_silent(self, client: int) -> None:
         """Note that a client did not answer in time: it is asked nothing but which client it is, until it says so."""
         node = self.node_of.get(client)
@@ -215,10 +243,10 @@ class ClientRegistry:
             self._reset_displaced([client])
 
     def wait_for(self, count: int) -> set[int]:
-        """The clients that are connected, once there are so many; those that were refused are not waited for."""
+        """The clients that are connected, once there are so many; those that cannot take part are not waited for."""
         needed, end = min(count, self.clients), time.monotonic() + self.rules.wait
         least, reported = min(needed, self.rules.answers), -1
-        while len(connected := self.refresh()) < max(needed - len(self.refused - connected), least):
+        while len(connected := self.refresh()) < max(min(needed, self._count_able(connected)), least):
             self._check_hope(needed)
             if time.monotonic() > end:
                 raise EngineError(

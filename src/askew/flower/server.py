@@ -47,6 +47,7 @@ class DeployedRun(ActiveRun):
     def __init__(self, built: BuiltRun, engine: RemoteEngine, folder: Path, on_round: OnRound | None) -> None:
         self.engine, self.folder = engine, folder
         self.wire_bytes = (0, 0)  # of the round's training messages, down and up
+        self.unreachable: list[int] = []  # clients with data that could not be asked when the round began
         super().__init__(built, folder, on_round, save_every=0.0)
 
     def prepare_round(self, t: int) -> None:
@@ -58,10 +59,13 @@ class DeployedRun(ActiveRun):
         self.before = (self.server.w, self.server.buffers)
         engine.transport.bytes_sent = engine.transport.bytes_received = 0
         if isinstance(engine, BufferedEngine):
-            return self.server.turnout_requests(t, engine.collect(t))
+            turnout = engine.collect(t)
+            self.unreachable = sorted({*fed.eligible.tolist()} - engine.registry.reachable())
+            return self.server.turnout_requests(t, turnout)
         if engine.privacy.secret_sampling:  # every round anew, and never stored: a round that is repeated draws again
             seed = secrets.randbits(128)
         connected = engine.registry.wait_for(engine.rules.answers)
+        self.unreachable = sorted({*fed.eligible.tolist()} - connected)
         present = np.array([i for i in fed.eligible.tolist() if i in connected], dtype=np.int64)
         turnout = self.config.participation.turnout(seed, t, present, fed.clients)
         share = dict(zip(turnout.ids.tolist(), turnout.share.tolist(), strict=True))
@@ -88,6 +92,8 @@ class DeployedRun(ActiveRun):
     def write_record(self, trained: TrainedRound) -> None:
         """Complete and write the round's record; write the federation too if a client joined."""
         trained.record |= dict(zip(("wire_down", "wire_up"), self.wire_bytes, strict=True))
+        if self.unreachable:
+            trained.record["unreachable"] = self.unreachable
         if self.engine.privacy.clip:
             trained.record["train_loss"] = None  # clients do not send it
         super().write_record(trained)

@@ -9,6 +9,8 @@ from ..core.settings import Settings, setting
 from ..errors import ConfigError
 from .files import read_table
 
+# Settings that one way to wait alone uses.
+USER = {"deadline": "deadline", "late": "deadline", "spare": "first", "buffer": "buffer", "at_work": "buffer"}
 FURTHEST = 1e4  # times that one mean stay may be longer than the other: more would take long to search
 
 
@@ -93,6 +95,13 @@ class TimeSettings(Settings):
             raise ConfigError(
                 'time: the clock is off without time.wait; set wait = "all", "deadline", "first" or "buffer".'
             )
+        for field in fields(self):
+            user = USER.get(field.name, self.wait)
+            if self.on and self.wait != user and getattr(self, field.name) != field.default:
+                raise ConfigError(
+                    f'time: time.{field.name} has no effect with wait = "{self.wait}"; leave it out, or set '
+                    f'wait = "{user}".'
+                )
         if self.wait == "deadline" and not self.deadline:
             raise ConfigError('time: wait = "deadline" needs time.deadline, in seconds; set it, for example to 60.')
         if self.wait == "buffer" and not self.buffer:
