@@ -53,6 +53,9 @@ def test_a_setting_is_tried_where_it_exists() -> None:
     assert [c.partition.table().get("alpha") for c in configs] == [None, 1.0]
     with pytest.raises(ConfigError, match="unknown setting"):
         grid(TINY, {"algorithm.name": ["fedavg", "feddyn"], "algorithm.mu": [0.1]})
+    with pytest.warns(Remark, match=r"time\.deadline is tried only where it exists: time\.wait = all has no such"):
+        configs = grid(TINY | {"time": {"deadline": 2.0}}, {"time.wait": ["all", "deadline"]})
+    assert [(c.time.wait, c.time.deadline) for c in configs] == [("all", 0.0), ("deadline", 2.0)]
 
 
 def test_a_file_and_the_command_line_span_together(tmp_path: Path) -> None:

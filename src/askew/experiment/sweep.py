@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, Remark
+from ..timeline.settings import USED_BY
 from .config import CHOICES, Config, load_tables, set_key
 from .plugins import load_plugin
 from .toml import parse_value
@@ -118,7 +119,8 @@ def grid(tables: Mapping[str, Any], spans: Mapping[str, Any]) -> list[Config]:
 def leave_out_settings(combination: Mapping[str, Any], spans: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Leave out settings that others of a sweep's members have and the chosen one has not; yields them with its name.
 
-    With `algorithm.name` = fedavg, fedprox the setting `algorithm.mu` is fedprox's alone.
+    With `algorithm.name` = fedavg, fedprox the setting `algorithm.mu` is fedprox's alone; so are settings of the clock
+    that one `time.wait` alone uses.
     """
     for table, registry in CHOICES.items():
         names, settings = spans.get(f"{table}.name"), combination.get(table)
@@ -130,6 +132,11 @@ def leave_out_settings(combination: Mapping[str, Any], spans: Mapping[str, Any])
             if any(key in its for its in known.values()):
                 del settings[key]
                 yield f"{table}.{key}", str(chosen)
+    clock = combination.get("time")
+    if "time.wait" in spans and isinstance(clock, dict):
+        for key in [key for key in clock if USED_BY.get(key, clock["wait"]) != clock["wait"]]:
+            del clock[key]
+            yield f"time.{key}", f"time.wait = {clock['wait']}"
 
 
 def join_words(words: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from ..errors import ConfigError
 from .files import read_table
 
 # Settings that one way to wait alone uses.
-USER = {"deadline": "deadline", "late": "deadline", "spare": "first", "buffer": "buffer", "at_work": "buffer"}
+USED_BY = {"deadline": "deadline", "late": "deadline", "spare": "first", "buffer": "buffer", "at_work": "buffer"}
 FURTHEST = 1e4  # times that one mean stay may be longer than the other: more would take long to search
 
 
@@ -96,7 +96,7 @@ class TimeSettings(Settings):
                 'time: the clock is off without time.wait; set wait = "all", "deadline", "first" or "buffer".'
             )
         for field in fields(self):
-            user = USER.get(field.name, self.wait)
+            user = USED_BY.get(field.name, self.wait)
             if self.on and self.wait != user and getattr(self, field.name) != field.default:
                 raise ConfigError(
                     f'time: time.{field.name} has no effect with wait = "{self.wait}"; leave it out, or set '
