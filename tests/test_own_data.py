@@ -334,6 +334,11 @@ SHELL: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         settings("csv", "patients.csv", label="hospital", client="hospital"),
         "both name the column 'hospital'",
     ),
+    "the label dropped": (
+        table(ROWS),
+        settings("csv", "patients.csv", **BOTH, drop=["outcome"]),
+        "data.drop and data.label both name the column 'outcome'; leave it out of data.drop.",
+    ),
     "semicolons": (
         table(ROWS.replace(",", ";")),
         settings("csv", "patients.csv", **BOTH),

@@ -116,6 +116,9 @@ def input_columns(table: Table, settings: TableSettings) -> list[str]:
                 raise DataError(f"data.{what}: {table.where} has no column {name!r}; {did_you_mean(name, known)}")
     if settings.label == settings.client:
         raise DataError(f"data.label and data.client both name the column {settings.label!r}; name two columns.")
+    for what, column in (("label", settings.label), ("client", settings.client)):
+        if column and column in settings.drop:
+            raise DataError(f"data.drop and data.{what} both name the column {column!r}; leave it out of data.drop.")
     features = [name for name in known if name not in (settings.label, settings.client, *settings.drop)]
     if not features:
         raise DataError(
