@@ -5,6 +5,7 @@ Where a file holds a hash, damage must not change what is read. ASKEW_LONG=all t
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import warnings
@@ -184,6 +185,21 @@ def test_files_of_a_client(tmp_path: Path) -> None:
         return None if reply is None else (reply.numbers, reply.tensors["up"].tolist())
 
     assert attack(answers, read, read(answers)) > TIMES // 2
+
+
+def test_decoded_datasets_are_hashed_once_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, hashed = tmp_path / "cache.safetensors", list[int]()
+    files.write_cache(path, {"x": torch.arange(100.0)}, "stamp")
+    monkeypatch.setattr(files, "CHECKED", set())
+    monkeypatch.setattr(files, "tensors_sha256", lambda tensors: hashed.append(1) or tensors_sha256(tensors))
+    read = lambda: files.read_cache(path, "stamp") is not None
+    assert read() and read() and len(hashed) == 2  # just written: another write in this tick would look the same
+    os.utime(path, ns=(0, 0))
+    assert read() and read() and len(hashed) == 3
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert not read() and len(hashed) == 4
 
 
 def test_decoded_datasets(tmp_path: Path) -> None:
