@@ -12,6 +12,7 @@ import askew
 from askew.cli.main import main
 from askew.data.federation import LocalSettings
 from askew.errors import ConfigError, Remark
+from askew.experiment.api import sweep_configs
 from askew.experiment.config import Config
 from askew.experiment.launch import run_all, run_config
 from askew.experiment.run import run_together
@@ -56,6 +57,14 @@ def test_a_setting_is_tried_where_it_exists() -> None:
     with pytest.warns(Remark, match=r"time\.deadline is tried only where it exists: time\.wait = all has no such"):
         configs = grid(TINY | {"time": {"deadline": 2.0}}, {"time.wait": ["all", "deadline"]})
     assert [(c.time.wait, c.time.deadline) for c in configs] == [("all", 0.0), ("deadline", 2.0)]
+
+
+def test_a_methods_setting_is_swept_under_its_own_name() -> None:
+    configs = sweep_configs("fedprox", {"mu": [0.1, 0.5]}, None, {"clients": 6})
+    assert [c.algorithm.table()["mu"] for c in configs] == [0.1, 0.5]
+    with pytest.warns(Remark, match="algorithm.mu is tried only where it exists: fedavg has no such setting"):
+        configs = sweep_configs(None, {"method": ["fedavg", "fedprox"], "mu": [0.1, 0.5]}, None, {"clients": 6})
+    assert [c.algorithm.table().get("mu") for c in configs] == [None, 0.1, 0.5]
 
 
 def test_a_file_and_the_command_line_span_together(tmp_path: Path) -> None:

@@ -350,23 +350,33 @@ def sweep_configs(
     tables, spans = sweep_tables(what, keywords)
     if seeds is not None and "seed" in over:
         raise ConfigError("sweep: seeds and over = {'seed': …} both name the seeds; leave one of them out.")
-    varied = set[str]()
+    own, varied = method_settings(tables, over), set[str]()
     if seeds is not None:
         over = {**over, "seed": range(seeds) if isinstance(seeds, int) else seeds}
     for word, values in over.items():
         if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
             raise ConfigError(f"sweep: {word} must be a list of values, got {values!r}; write [{values!r}].")
         key = "algorithm.name" if word == "method" else WORDS.get(word, word)
+        key = f"algorithm.{key}" if key in own and key not in PARTS else key
         given = [plain_numbers(value) for value in values]
         if key == "algorithm.name" and any(isinstance(value, Algorithm) for value in given):
             key = "algorithm"
-        name, _, own = key.partition(".")
+        name, _, inner = key.partition(".")
         table = keywords.get(name)
-        if key in varied or keywords.get(word) is not None or (isinstance(table, Mapping) and own in table):
+        if key in varied or keywords.get(word) is not None or (isinstance(table, Mapping) and inner in table):
             raise ConfigError(f"sweep: {word} is given twice; leave it out of over, or out of the other settings.")
         varied.add(key)
         spans[key] = [table_of(key, value) for value in given] if key in CHOICES else given
     return grid(tables, spans)
+
+
+def method_settings(tables: Mapping[str, Any], over: Mapping[str, Any]) -> set[str]:
+    """The settings that the methods of a sweep have, as far as these are named."""
+    chosen = tables.get("algorithm")
+    names = [*over.get("method", ()), *over.get("algorithm.name", ())]
+    names += [chosen.get("name")] if isinstance(chosen, Mapping) else []
+    registry = CHOICES["algorithm"].members
+    return {f.name for name in names if isinstance(name, str) and name in registry for f in fields(registry[name])}
 
 
 def sweep_tables(what: Any, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
