@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, Remark
-from ..timeline.settings import USED_BY
+from ..timeline.settings import unused_settings
 from .config import CHOICES, Config, load_tables, set_key
 from .plugins import load_plugin
 from .toml import parse_value
@@ -134,7 +134,7 @@ def leave_out_settings(combination: Mapping[str, Any], spans: Mapping[str, Any])
                 yield f"{table}.{key}", str(chosen)
     clock = combination.get("time")
     if "time.wait" in spans and isinstance(clock, dict):
-        for key in [key for key in clock if USED_BY.get(key, clock["wait"]) != clock["wait"]]:
+        for key in unused_settings(clock):
             del clock[key]
             yield f"time.{key}", f"time.wait = {clock['wait']}"
 

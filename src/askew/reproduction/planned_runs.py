@@ -14,6 +14,7 @@ from ..errors import ConfigError, UnknownName, did_you_mean
 from ..experiment.config import CHOICES, DEFAULT_NAMES, Config, set_key
 from ..experiment.store import STOPS
 from ..experiment.toml import literal, parse_value
+from ..timeline.settings import unused_settings
 from .digests import result_digest
 from .papers import Case, Experiment, Hyper, Method, Tables, find_experiment
 
@@ -127,6 +128,8 @@ def settings_tables(spec: RunSpec, scale: str) -> Tables:
         spec.experiment.at(scale).set,
     ):
         whole = merge_tables(whole, part)
+    for key in unused_settings(whole.get("time", {})):  # a scale sets them for all cases
+        del whole["time"][key]
     for key, value in spec.hyper.items():
         set_key(whole, key, value, "grid: ")
     return whole | {"seed": spec.seed}

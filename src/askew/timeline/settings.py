@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ..core.settings import Settings, setting
 from ..errors import ConfigError
@@ -12,6 +14,12 @@ from .files import read_table
 # Settings that one way to wait alone uses.
 USED_BY = {"deadline": "deadline", "late": "deadline", "spare": "first", "buffer": "buffer", "at_work": "buffer"}
 FURTHEST = 1e4  # times that one mean stay may be longer than the other: more would take long to search
+
+
+def unused_settings(clock: Mapping[str, Any]) -> list[str]:
+    """The settings in a clock's table that its `wait` does not use."""
+    wait = clock.get("wait", "none")
+    return [key for key in clock if USED_BY.get(key, wait) != wait]
 
 
 class TimeSettings(Settings):
