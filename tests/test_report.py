@@ -242,7 +242,7 @@ def test_an_interrupted_seed_is_left_out_beside_one_that_ended(make: Make) -> No
     begun = replace(begun, facts=begun.facts | {"state": "interrupted"})
     alone, both = table([whole, other]), table([whole, begun, other])
     assert both == [alone[0] | {"left_out": 1}, alone[1]] and both[0]["target"] == 0.8
-    assert "Left out: 1 seed that did not reach the last round." in terminal.comparison_remarks(both, None)
+    assert "Left out: 1 seed that has not reached the last round." in terminal.comparison_remarks(both, None)
     (unfinished,) = table([begun])
     assert (unfinished["seeds"], unfinished["left_out"], unfinished["final_accuracy"]) == (1, 0, 0.2)
 

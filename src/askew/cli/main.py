@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import os
+import re
+import signal
 import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from importlib import import_module
+from itertools import pairwise
+from typing import Annotated, Any
 
-from ..core.signals import defer_signals
+import typer
+from rich.text import Text
+from typer.completion import completion_init  # type: ignore[attr-defined]
+from typer.core import TyperGroup
 
-try:  # this takes a third of a second
-    with defer_signals():
-        import io
-        import os
-        import re
-        import signal
-        import warnings
-        from collections.abc import Iterator, Sequence
-        from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-        from importlib import import_module
-        from itertools import pairwise
-        from typing import Annotated, Any
-
-        import typer
-        from rich.text import Text
-        from typer.completion import completion_init  # type: ignore[attr-defined]
-        from typer.core import TyperGroup
-
-        from ..core.ranks import rank_and_size
-        from ..errors import ConfigError
-        from ..experiment.plain_warnings import show_plain_warnings
-        from ..experiment.process_tuning import quick_imports, tune_process
-        from ..version import __version__
-        from .options import SHORT_OPTIONS, PlainConsole, examples, explain, fail, set_interrupt
-except KeyboardInterrupt:
-    sys.exit(130)
+from ..core.ranks import rank_and_size
+from ..errors import ConfigError
+from ..experiment.plain_warnings import show_plain_warnings
+from ..experiment.process_tuning import quick_imports, tune_process
+from ..version import __version__
+from .options import SHORT_OPTIONS, PlainConsole, examples, explain, fail, set_interrupt
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which typer has moved about
 

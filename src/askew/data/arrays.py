@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.rng import generator
 from ..errors import DataError
-from .dataset import Dataset, Samples, hold_out_fifth, hold_out_share, test_remark
+from .dataset import Dataset, Samples, hold_out_fifth, hold_out_share, remark_on_tests
 from .names import number_labels, number_names, plain_numbers, spelling_remark, to_names
 
 ArrayPair = tuple[Tensor | np.ndarray, Tensor | np.ndarray]
@@ -155,7 +155,7 @@ def label_classes(
             f"{int(train.y.min())} to {int(max(train.y.max(), test.y.max()))}; drop samples without a label."
         )
     classes = len(names) if names else 1 + int(max(train.y.max(), test.y.max()))
-    remarks = (remark, spelling_remark(more.get("client_names") or (), "clients"), test_remark(train, test, names))
+    remarks = (remark, spelling_remark(more.get("client_names") or (), "clients"), remark_on_tests(train, test, names))
     return Dataset(train, test, classes, class_names=names, remarks=tuple(filter(None, remarks)), **more)
 
 

@@ -198,7 +198,7 @@ class NaturalSource(Source):
         return Dataset(train, self.test_set(seed, clients), self.classes, np.repeat(np.arange(clients), sizes))
 
 
-def test_remark(train: Samples, test: Samples, names: Sequence[str] | None, classes: bool = True) -> str:
+def remark_on_tests(train: Samples, test: Samples, names: Sequence[str] | None, classes: bool = True) -> str:
     """What makes the accuracy on test samples mean little; empty if nothing is seen."""
     if len(train.y) == len(test.y) and torch.equal(train.y, test.y) and torch.equal(train.x, test.x):
         return "the test samples are the training samples, so that the accuracy says little about new ones."

@@ -16,7 +16,7 @@ import torch
 from ..core.memory import require_memory
 from ..core.rng import generator
 from ..errors import DataError, did_you_mean
-from .dataset import Dataset, Samples, hold_out_share, test_remark
+from .dataset import Dataset, Samples, hold_out_share, remark_on_tests
 from .names import in_order, listed, number_labels, spelling_remark
 from .tables import (
     EXACT,
@@ -73,7 +73,7 @@ def encode(train: Table, test: Table | None, settings: TableSettings) -> Dataset
     spelt = [spelling_remark(names or (), "clients")]
     texts = {name: joined[name].texts for name in features if joined[name].numbers is None}
     spelt += [spelling_remark(texts[name], f"categories of column {name!r}") for name in texts]
-    spelt.append(test_remark(parts[0], parts[1], target.names, bool(target.classes)))
+    spelt.append(remark_on_tests(parts[0], parts[1], target.names, bool(target.classes)))
     remarks += [remark for remark in (target.remark, *spelt) if remark]
     test_owner = None
     if owner is not None and test is None:

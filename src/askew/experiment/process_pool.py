@@ -248,7 +248,7 @@ class PoolWorker:
     def __init__(self, job: Message, stopping: Callable[[], bool]) -> None:
         self.part: Part | None = None
         self.waits, self.stopped, self.is_over, self.failure = False, False, False, ""
-        self.ends = False  # whether it was told that there is nothing left
+        self.ends = False  # whether it ends, as there is nothing left for it
         self.group = WorkerGroup(1, run_parts, job)
         self.incoming = self.group.messages(stopping, poll_seconds=0)
 

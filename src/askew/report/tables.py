@@ -356,7 +356,7 @@ def table(runs: Iterable[Run], target: float | None = None) -> list[ComparisonRo
                 "test_loss_std": sample_std(g.last("loss")),
                 "rounds": average(g.values(lambda run: len(run.rounds))),
                 "finished": all(run.finished for run in g.measured),
-                "running": sum(map(is_running, g.runs)),
+                "running": sum(map(is_running, g.measured)),
                 "diverged": g.diverged,
                 "baseline": base.label if base and goal is not None else None,
                 "target": goal,

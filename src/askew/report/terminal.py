@@ -438,8 +438,8 @@ def comparison_remarks(rows: Sequence[ComparisonRow], given: float | None) -> st
     unfinished = sum(not row["finished"] and not row["running"] for row in rows)
     sentences += [f"{unfinished} of {len(rows)} rows did not reach the last round."] if unfinished else []
     left_out = sum(row["left_out"] for row in rows)
-    seed_words = f"{left_out} seed{'s' * (left_out != 1)}"
-    sentences += [f"Left out: {seed_words} that did not reach the last round."] if left_out else []
+    seeds_left = "1 seed that has" if left_out == 1 else f"{left_out} seeds that have"
+    sentences += [f"Left out: {seeds_left} not reached the last round."] if left_out else []
     lost = sum(bool(row["lost_answers"]) for row in rows)
     sentences += [f"{lost} of {len(rows)} lost answers of clients: askew show RUN says whose and why."] if lost else []
     return " ".join(filter(None, sentences))

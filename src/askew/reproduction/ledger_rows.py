@@ -41,8 +41,13 @@ class LedgerRow(NamedTuple):
     @property
     def gap(self) -> float | None:
         """Our mean less the printed number, in points of accuracy; None where one of them is no accuracy."""
-        known = bool(self.values) and is_number(self.printed.value) and "accuracy" in self.printed.metric
+        known = bool(self.values) and self.prints_accuracy
         return fmean(self.values) - float(self.printed.value) if known else None
+
+    @property
+    def prints_accuracy(self) -> bool:
+        """Whether the printed number is an accuracy."""
+        return "accuracy" in self.printed.metric and is_number(self.printed.value)
 
     @property
     def is_gap(self) -> bool:

@@ -12,7 +12,7 @@ from ..report.statistics import MIN_SEEDS, t_interval
 from .claim_results import ClaimResult
 from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from .ledger import PaperSection
-from .ledger_rows import LedgerRow, count_seeds, is_number
+from .ledger_rows import LedgerRow, count_seeds
 from .titles import own_methods
 
 LEVEL = 0.1  # points; a smaller mean difference is called level
@@ -71,7 +71,7 @@ def accuracy_columns(section: PaperSection) -> dict[tuple[str, str, str], dict[s
     for table in section.tables:
         for row in table.rows:
             p = row.printed
-            if "accuracy" in p.metric and is_number(p.value) and table.experiment.is_comparable(p.case):
+            if row.prints_accuracy and table.experiment.is_comparable(p.case):
                 columns.setdefault((p.experiment, p.case, p.metric), {})[p.method] = row
     return columns
 

@@ -128,8 +128,10 @@ def settings_tables(spec: RunSpec, scale: str) -> Tables:
         spec.experiment.at(scale).set,
     ):
         whole = merge_tables(whole, part)
-    for key in unused_settings(whole.get("time", {})):  # a scale sets them for all cases
-        del whole["time"][key]
+    of_scale = spec.experiment.at(scale).set.get("time", {})  # for all cases, which may wait in several ways
+    for key in unused_settings(whole.get("time", {})):
+        if key in of_scale:
+            del whole["time"][key]
     for key, value in spec.hyper.items():
         set_key(whole, key, value, "grid: ")
     return whole | {"seed": spec.seed}
