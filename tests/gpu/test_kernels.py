@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from askew.core.types import Client
 from askew.data.transform import PixelTransform, sample_draws
 from askew.engine.sample_buffer import Needs, SampleBuffer
 from askew.kernels import batched_linear, batched_lstm
+from askew.kernels.affine_rows import AffineRows
 from askew.kernels.cuda import conv as cuda_conv
 from askew.kernels.cuda import cross_entropy as cuda_cross_entropy
 from askew.kernels.cuda import gather as cuda_gather
@@ -431,3 +434,23 @@ def test_images_are_changed_as_on_a_cpu(changes: dict[str, Any]) -> None:
     images, draws = torch.randint(256, (5000, 3, 32, 32), dtype=torch.uint8), sample_draws(seed=1, count=5000)
     on_gpu = transform.to(torch.device("cuda"))(images.cuda(), torch.float32, draws.cuda())
     assert torch.equal(on_gpu.cpu(), transform(images, torch.float32, draws))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("clip", [math.inf, 1.5, 1e9])
+@pytest.mark.parametrize("terms", [(), ("shift",), ("gain", "pull", "decay", "shift")])
+@pytest.mark.parametrize("size", [3, 70001])
+def test_affine_steps_of_rows(momentum: float, clip: float, terms: tuple[str, ...], size: int) -> None:
+    """Against the same step in float64, which torch computes; a second time bit for bit the same."""
+    zero = torch.zeros(3, device="cuda")
+    steps = AffineRows(Client(zero, zero, {}, {}, {}, {}, 0.1, 0.1, momentum, 0.1, clip, 1.0, 1.0, 1.0, 1, 0.5))
+    theta, v, g = (torch.randn(4, size, device="cuda") for _ in range(3))
+    lr = torch.rand(4, 2, device="cuda")[:, 0]
+    rule = {name: torch.randn_like(g) if name == "shift" else torch.rand(4, device="cuda") for name in terms}
+    exact = [t.double() for t in (theta, v, g)]
+    steps.take(exact[0], exact[1], exact[2], {name: t.double() for name, t in rule.items()}, lr.double())
+    one, other = ([t.clone() for t in (theta, v, g)] for _ in range(2))
+    for rows in (one, other):
+        steps.take(rows[0], rows[1], rows[2], rule, lr)
+    assert all(relative_error(a, b) < 1e-6 for a, b in zip(one[:2], exact[:2], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -1,7 +1,7 @@
 """One local step of many clients in a few passes over their parameters, for methods whose step is affine.
 
 The plain step (core/local.py) makes a new tensor for every term of a method, and the engine then copies the result.
-Here what stays for the round is added up once, and the gradients become the step in place.
+Here what stays for the round is added up once, and the gradients become the step in place; on CUDA by a kernel of ours.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..core.algorithm import Algorithm
 from ..core.settings import is_off
 from ..core.types import Affine, Client, State
 from .affine import keeps_declaration, owns_step
+from .cuda import affine_rows as cuda_rows
 
 USUAL = Affine()
 
@@ -52,6 +53,9 @@ class AffineRows:
 
     def take(self, theta: Tensor, v: Tensor, g: Tensor, rule: State, lr: Tensor) -> None:
         """Change theta [C, P], the momentum v and, on the way, the gradients g; rule and lr have one row a client."""
+        if cuda_rows.can_run(theta):
+            cuda_rows.take(theta, v, g, rule, lr, self.momentum, self.decay, self.clip)
+            return
         d = g
         if "gain" in rule:
             d.mul_(column(rule["gain"]))
