@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import EngineError
 from .types import State, select_rows
 
-BLOCK = 32 * 2**20  # bytes of a full block; blocks start small and double up to this
+BLOCK = 256 * 2**20  # bytes of a full block; blocks start small and double up to this
 
 
 def free_host_bytes() -> int:
