@@ -10,39 +10,49 @@ from triton.language import constexpr
 loose = triton.jit(do_not_specialize=["total", "parts", "rows", "chunks", "images"])
 
 
+@triton.jit
+def product(patch, taps, acc, exact: constexpr, HALF: constexpr):
+    if HALF:
+        return tl.dot(patch.to(tl.bfloat16), taps.to(tl.bfloat16), acc)
+    return tl.dot(patch.to(tl.float32), taps.to(tl.float32), acc, input_precision=exact)
+
+
 @loose
 def forward(x, w, bias, y, which, real, total,
             ci: constexpr, h: constexpr, wd: constexpr, co: constexpr, k: constexpr, ho: constexpr, wo: constexpr,
-            BLOCK: constexpr, STEP: constexpr, exact: constexpr, HALF: constexpr, COUNTED: constexpr):  # fmt: skip
-    """A program has some pooled pixels of one network, four rows each."""
+            BLOCK: constexpr, OUT: constexpr, STEP: constexpr, exact: constexpr, HALF: constexpr,
+            COUNTED: constexpr):  # fmt: skip
+    """A program has some pooled pixels of one network, for some outputs.
+
+    Each of the four pixels below has sums of its own, so that a thread has all four, and taps are read once for them.
+    """
     run: tl.constexpr = k * ci
     tiles: tl.constexpr = (run + STEP - 1) // STEP
     group = tl.program_id(1).to(tl.int64)
     x += group * (total // (ho * wo)) * (h * wd * ci)
     w += group * (co * k * run)
-    at, out, depth = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, co), tl.arange(0, STEP)
-    pooled, place = at // 4, at % 4
-    image, spot, live = pooled // (ho * wo), pooled % (ho * wo), pooled < total
-    corner = image * (h * wd * ci) + (2 * (spot // wo) + place // 2) * (wd * ci) + (2 * (spot % wo) + place % 2) * ci
-    acc, stop = tl.zeros((BLOCK, co), dtype=tl.float32), k * tiles
+    pooled, out, depth = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, OUT), tl.arange(0, STEP)
+    if co > OUT:
+        out += tl.program_id(2) * OUT
+    image, spot, live = pooled // (ho * wo), pooled % (ho * wo), (pooled < total)[:, None]
+    corner = image * (h * wd * ci) + spot // wo * (2 * wd * ci) + spot % wo * (2 * ci)
+    stop = k * tiles
     if COUNTED:
-        stop = tl.where(tl.program_id(0) * BLOCK < tl.load(real + group) * (4 * ho * wo), k * tiles, 0)
+        stop = tl.where(tl.program_id(0) * BLOCK < tl.load(real + group) * (ho * wo), k * tiles, 0)
+    a0 = tl.zeros((BLOCK, OUT), dtype=tl.float32)
+    a1, a2, a3 = a0, a0, a0
     for n in range(stop):
         row, begin = n // tiles, n % tiles * STEP
-        inside, seen = live[:, None], out[None, :] < co
+        inside, seen = live, out[None, :] < co
         if run % STEP != 0:
             inside, seen = inside & (begin + depth < run)[None, :], seen & (begin + depth < run)[:, None]
-        patch = tl.load(x + corner[:, None] + (row * (wd * ci) + begin + depth)[None, :], mask=inside, other=0.0)
         taps = tl.load(w + (row * run + begin + depth)[:, None] + (out * (k * run))[None, :], mask=seen, other=0.0)
-        if HALF:
-            acc = tl.dot(patch.to(tl.bfloat16), taps.to(tl.bfloat16), acc)
-        else:
-            acc = tl.dot(patch.to(tl.float32), taps.to(tl.float32), acc, input_precision=exact)
-    four = tl.permute(tl.reshape(acc, (BLOCK // 4, 2, 2, co)), (0, 3, 1, 2))
-    even, odd = tl.split(four)
-    a0, a2 = tl.split(even)
-    a1, a3 = tl.split(odd)
-    best, arg = a0, tl.zeros((BLOCK // 4, co), dtype=tl.int32)
+        here = x + corner[:, None] + (row * (wd * ci) + begin + depth)[None, :]
+        a0 = product(tl.load(here, mask=inside, other=0.0), taps, a0, exact, HALF)
+        a1 = product(tl.load(here + ci, mask=inside, other=0.0), taps, a1, exact, HALF)
+        a2 = product(tl.load(here + wd * ci, mask=inside, other=0.0), taps, a2, exact, HALF)
+        a3 = product(tl.load(here + (wd * ci + ci), mask=inside, other=0.0), taps, a3, exact, HALF)
+    best, arg = a0, tl.zeros((BLOCK, OUT), dtype=tl.int32)
     arg = tl.where(a1 > best, 1, arg)
     best = tl.maximum(best, a1, tl.PropagateNan.ALL)
     arg = tl.where(a2 > best, 2, arg)
@@ -51,10 +61,9 @@ def forward(x, w, bias, y, which, real, total,
     best = tl.maximum(best, a3, tl.PropagateNan.ALL) + tl.load(bias + group * co + out).to(tl.float32)[None, :]
     arg = tl.where(best > 0, arg, 4)  # 4: the ReLU is off, nothing flows back
     best = tl.where(best != best, best, tl.maximum(best, 0.0))
-    mine = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
-    spots = (group * total + mine)[:, None] * co + out[None, :]
-    tl.store(y + spots, best, mask=(mine < total)[:, None])
-    tl.store(which + spots, arg.to(tl.uint8), mask=(mine < total)[:, None])
+    spots = pooled[:, None] * co + out[None, :]  # `which` is stored first: nothing but the largest is kept after that
+    tl.store(which + group * total * co + spots, arg.to(tl.uint8), mask=live)
+    tl.store(y + group * total * co + spots, best, mask=live)
 
 
 @triton.jit

@@ -20,7 +20,8 @@ from . import triton_kernels
 
 kernels = partial(triton_kernels, "wide_conv")
 WIDTHS = (32, 64, 128)  # channels of the output
-FORWARD = (128, 32, 8, 3)  # pixels of one program, inputs at a time, its warps, and the stages of its loop
+# pooled pixels of one program, its outputs at most, those of one warp, inputs at a time, the stages of its loop
+FORWARD = {"tf32": (64, 128, 16, 16, 3), "tf32x3": (64, 64, 8, 32, 2)}
 WEIGHTS = {"tf32": (256, 32, 4, 528), "tf32x3": (64, 32, 3, 528)}  # rows, numbers at a time, stages, programs
 FIRST = (128, 32, 8, 3, 256)  # rows of one program, numbers at a time, warps, stages, programs
 INPUTS = {"tf32": (64, 64, 4, 3), "tf32x3": (64, 32, 4, 3)}  # pixels of one program, outputs at a time
@@ -49,12 +50,12 @@ def outputs(x: Tensor, w: Tensor, bias: Tensor, real: Tensor | None, exact: str,
     ho, wo = (h - k + 1) // 2, (wd - k + 1) // 2
     y = torch.empty((groups, b, ho, wo, co), dtype=torch.bfloat16 if half else x.dtype, device=x.device)
     which = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-    block, step, warps, stages = FORWARD
-    total, step = b * ho * wo, 16 if k * ci <= 16 else step
-    sizes = (total, ci, h, wd, co, k, ho, wo, block, step, exact, half, real is not None)
-    grid = (-(-4 * total // block), groups)
+    block, most, each, step, stages = FORWARD[exact]
+    total, out, step = b * ho * wo, min(co, most), 16 if k * ci <= 16 else step
+    sizes = (total, ci, h, wd, co, k, ho, wo, block, out, step, exact, half, real is not None)
+    grid = (-(-total // block), groups, co // out)
     kernels().forward[grid](
-        x, w, bias, y, which, x if real is None else real, *sizes, num_warps=warps, num_stages=stages
+        x, w, bias, y, which, counts(real, x), *sizes, num_warps=max(4, out // each), num_stages=stages
     )
     return channels_first(y), channels_first(which)
 
