@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import askew
 from askew.algorithms import FedAvg, Scaffold
 from askew.cli.main import main
 from askew.core.algorithm import Algorithm
+from askew.core.space import Space
+from askew.core.types import Client, Cohort, State
 from askew.data.federation import LocalSettings
 from askew.errors import AlgorithmError
 from askew.experiment.config import CHOICES
@@ -165,3 +168,48 @@ def test_runs_that_were_trained_together_go_on_without_the_one_that_failed(
     monkeypatch.setattr("askew.experiment.launch.run_batch", lambda *args: (_ for _ in ()).throw(full))
     with pytest.raises(OSError, match="No space left"):
         list(run_each(configs, os.fspath(tmp_path / "more")))
+
+
+class Personal(Algorithm):
+    """A phase: every client trains a model of its own, which stays near the new global one."""
+
+    lam: float = askew.setting("pull", default=0.1, least=0)
+
+    def begin(self, client: Client) -> Tensor:
+        return client.state["v"]
+
+    def direction(self, theta: Tensor, grad: Any, client: Client) -> Tensor:
+        return grad(theta) + self.lam * (theta - client.w)
+
+    def finish(self, theta: Tensor, client: Client) -> tuple[State, State]:
+        return {}, {"v": theta}
+
+    def aggregate(self, w: Tensor, up: State, cohort: Cohort, server: State) -> tuple[Tensor, State]:
+        return w, server
+
+
+class TwoModels(FedAvg):
+    """As in Ditto: FedAvg, then each client's own model. The second phase is made anew, with a setting of the first."""
+
+    lam: float = askew.setting("pull", default=0.25, least=0)
+
+    def client_state(self, space: Space) -> State:
+        return {"v": space.start.clone()}
+
+    def phases(self) -> tuple[Algorithm, ...]:
+        return (self, Personal(lam=self.lam))
+
+
+class OwnFirst(TwoModels):
+    """The same in the other order: the second phase begins with the model that the clients know."""
+
+    def phases(self) -> tuple[Algorithm, ...]:
+        return (Personal(lam=self.lam), self)
+
+
+@pytest.mark.parametrize(("method", "models"), [(TwoModels, 2), (OwnFirst, 1)])
+def test_a_phase_counts_the_model_where_the_one_before_changed_it(method: type[Algorithm], models: int) -> None:
+    common: dict[str, Any] = {"rounds": 2, "partition": {"name": "iid", "clients": 6}, "cohort": 2, "model": "softmax"}
+    run, reference = askew.run(method(lam=0.5), **common), askew.run("fedavg", **common)
+    assert run.bytes_down == models * reference.bytes_down and run.bytes_up == reference.bytes_up
+    assert run.curve("loss") == reference.curve("loss")

@@ -15,7 +15,7 @@ from PIL import Image
 
 from askew.data import ImageFolder, from_user
 from askew.data.adapt import HubColumn
-from askew.data.dataset import Dataset
+from askew.data.dataset import Dataset, Samples
 from askew.data.names import to_names
 from askew.data.own_files import Csv, Parquet
 from askew.data.tables import number_text
@@ -229,3 +229,24 @@ def test_a_missing_owner_of_pandas_is_named() -> None:
     pandas = pytest.importorskip("pandas")
     with pytest.raises(DataError, match="sample 1 has none"):
         to_names(np.array(["a", pandas.NA], dtype=object), "owners")
+
+
+# --- arrays as numpy keeps them
+
+
+@pytest.mark.parametrize("kept", [lambda a: a[::-1].copy()[::-1], lambda a: a.astype(a.dtype.newbyteorder(">"))])
+def test_flipped_arrays_and_those_of_another_byte_order_are_plain_arrays(kept: Any) -> None:
+    y = np.arange(60) % 3
+    plain, own = from_user((X, y)), from_user((kept(X), kept(y)))
+    given = Dataset(Samples(kept(X), kept(y)), Samples(X, y), 3)
+    assert all(map(torch.equal, plain.train, own.train)) and all(map(torch.equal, given.train, given.test))
+
+
+def test_masked_values_are_not_taken_for_values() -> None:
+    y = np.arange(60) % 3
+    for x, labels, part in ((np.ma.masked_array(X, X > 1), y, "x"), (X, np.ma.masked_array(y, y == 2), "y")):
+        with pytest.raises(DataError, match=f"^{part} of the training data must have a value everywhere, .* masked"):
+            from_user((x, labels))
+        with pytest.raises(DataError, match=r"^the training samples must have a value everywhere"):
+            Dataset(Samples(x, labels), Samples(X, y), 3)
+    from_user((np.ma.masked_array(X), y))

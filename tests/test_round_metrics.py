@@ -261,6 +261,18 @@ def test_clients_with_test_samples_of_their_own() -> None:
     assert Federation(dataset_with_owners(), Iid(clients=4), 0).test_owner is None
 
 
+def test_what_no_test_sample_tells_is_null() -> None:
+    """Of at most three classes none is common; the client that took part most often has no test samples."""
+    owner, test_owner = np.array([0, *[1] * 9, *[2] * 9]), np.repeat([1, 2], 4)
+    train, test = (Samples(torch.randn(n, 4), torch.arange(n) % 2) for n in (19, 8))
+    data = Dataset(train, test, 2, owner, test_owner=test_owner)
+    table = {"rare": True, "spread": True}
+    run = askew.run("fedavg", data=data, model="softmax", participation="full", rounds=1, evaluation=table)
+    record = run.rounds[-1]
+    assert record["accuracy_common"] is None and record["often_gap"] is None
+    assert record["accuracy_rare"] == record["accuracy"]
+
+
 # what results keep ----------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from rich.console import Console
 
+import askew
 from askew.data import partition, shift
 from askew.data.shift import shift_inputs
 from askew.data.skew import heterogeneity
@@ -170,6 +171,13 @@ def test_the_summary_holds_the_measures() -> None:
         "mean 0.500, largest 0.750",
     ):
         assert part in page
+
+
+def test_of_a_regression_only_sizes_are_measured() -> None:
+    x = np.arange(60.0)[:, None]
+    described = askew.describe((x, x[:, 0] / 7), clients=4)
+    assert not {"tv_mean", "js_mean", "classes_mean", "effective_classes_mean"} & described.summary()["skew"].keys()
+    assert "variation of sizes" in str(described) and "classes of a client" not in str(described)
 
 
 # --- shifts

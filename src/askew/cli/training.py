@@ -250,7 +250,7 @@ def partition(
         raise ConfigError(f"partition: --out must end in .png, .svg or .pdf, got {str(out)!r}; try partition.png.")
     config = load_config(file, overrides or (), plugins or ())
     counts, sizes = client_label_counts(config)
-    figures = heterogeneity(counts if counts.shape[1] else sizes[:, None])
+    figures = heterogeneity(counts, sizes)
     if as_json:
         print_json(figures)
         return

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.rng import generator
 from ..errors import DataError
-from .dataset import Dataset, Samples, hold_out_fifth, hold_out_share, remark_on_tests
+from .dataset import Dataset, Samples, hold_out_fifth, hold_out_share, plain_array, remark_on_tests
 from .names import number_labels, number_names, plain_numbers, spelling_remark, to_names
 
 ArrayPair = tuple[Tensor | np.ndarray, Tensor | np.ndarray]
@@ -246,7 +246,7 @@ def to_targets(value: object, what: str) -> Tensor | np.ndarray:
     """A user's targets: numbers as a tensor, names as an array of texts."""
     if not isinstance(value, Tensor):
         try:
-            array = np.asarray(value)
+            array = plain_array(value, f"y of the {what}")
         except ValueError:
             array = np.zeros(0)
         if array.dtype.kind in "USOu" and array.ndim == 1:
@@ -290,8 +290,8 @@ def to_tensor(value: object, what: str) -> Tensor:
     try:
         if hasattr(value, "to_numpy"):  # a table or a column of pandas
             value = value.to_numpy()
-        if isinstance(value, np.ndarray) and not value.flags.writeable:
-            value = value.copy()
+        if isinstance(value, np.ndarray):
+            value = plain_array(value, what)
         copy = torch.as_tensor(value).detach().to("cpu", copy=True)
     except (TypeError, ValueError, RuntimeError):
         copy = None

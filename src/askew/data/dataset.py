@@ -63,7 +63,7 @@ def as_tensors(samples: Any, what: str) -> Samples:
         x, y = samples
         return Samples(x, y if y.is_floating_point() or y.is_complex() else y.long())
     try:
-        x, y = (torch.as_tensor(np.asarray(part)) for part in samples)
+        x, y = (torch.as_tensor(plain_array(part, f"the {what} samples")) for part in samples)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(
             f"the {what} samples of a Dataset must be askew.Samples(x, y) of tensors or arrays of numbers; "
@@ -71,6 +71,16 @@ def as_tensors(samples: Any, what: str) -> Samples:
         ) from None
     is_kept = x.is_floating_point() or x.dtype == torch.uint8  # bytes may be what a transform takes
     return Samples(x if is_kept else x.long(), y if y.is_floating_point() else y.long())
+
+
+def plain_array(value: Any, what: str) -> np.ndarray:
+    """An array as torch takes it: not flipped, in this machine's byte order, writable; masked values are refused."""
+    if np.ma.is_masked(value):
+        raise DataError(
+            f"{what} must have a value everywhere, and some are masked; fill them in by .filled(…), or drop their rows."
+        )
+    array = np.asarray(value)
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
 
 
 def hold_out_share(owner: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:

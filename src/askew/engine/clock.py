@@ -236,10 +236,14 @@ def takes_any(rule: CohortParticipation) -> bool:
 
 
 def answer_bytes(server: Server) -> tuple[int, int]:
-    """Bytes that travel to and from one client in a round, in all phases, as the server will count them."""
+    """Bytes that travel to and from one client in a round, in all phases, as the server will count them.
+
+    A phase after one that trains is taken to bring the model anew: whether it moves is not known beforehand.
+    """
     down = up = 0
     for n, (phase, upload) in enumerate(zip(server.phases, zero_uploads(server), strict=True)):
         sent = [(t.shape, t.element_size()) for t in upload.values()]
-        one_down, one_up = server.message_bytes(phase, server.received_sizes(phase), sent, n == 0)
+        brings_model = n == 0 or server.phases[n - 1].trains
+        one_down, one_up = server.message_bytes(phase, server.received_sizes(phase), sent, brings_model)
         down, up = down + one_down, up + one_up
     return down, up

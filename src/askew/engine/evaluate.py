@@ -182,23 +182,23 @@ def rarest_classes(fed: Federation) -> np.ndarray[Any, Any]:
     return np.argsort(holders, kind="stable")[:RARE]
 
 
-def accuracy_by_rarity(task: Task, w: Tensor, buffers: Tensor, fed: Federation) -> dict[str, float]:
-    """Test accuracy on the rarest classes and on the others."""
+def accuracy_by_rarity(task: Task, w: Tensor, buffers: Tensor, fed: Federation) -> dict[str, float | None]:
+    """Test accuracy on the rarest classes and on the others; None where there are no test samples of them."""
     right, rare = (
         per_sample(task, w, buffers, fed.test, fed)[0].double(),
         torch.from_numpy(rarest_classes(fed)).to(fed.test.y.device),
     )
     among = torch.isin(fed.test.y, rare)
-    few, rest = torch.stack([right[among].mean(), right[~among].mean()]).tolist()
+    few, rest = (float(some.mean()) if some.numel() else None for some in (right[among], right[~among]))
     return {"accuracy_rare": few, "accuracy_common": rest}
 
 
 def accuracy_by_owner(
     task: Task, w: Tensor, buffers: Tensor, fed: Federation, rounds_taken: Sequence[int]
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """How clients with test samples of their own are served: the standard deviation of their test accuracy, and by how
     much the mean loss on test samples is above that on training samples for the tenth that took part most often
-    (`rounds_taken`: how often each).
+    (`rounds_taken`: how often each); None where that tenth has no test samples.
     """
     assert fed.test_owner is not None
     right, tested = (t.double().cpu().numpy() for t in per_sample(task, w, buffers, fed.test, fed))
@@ -207,5 +207,6 @@ def accuracy_by_owner(
     pool, places = fed.training_samples(often.tolist())
     own = torch.from_numpy(np.concatenate(places)).to(pool.y.device)
     trained = per_sample(task, w, buffers, Samples(pool.x[own], pool.y[own]), fed)[1].double().mean()
-    gap = tested[np.isin(fed.test_owner, often)].mean() - float(trained)
-    return {"client_test_accuracy_std": float(np.std(accuracy)), "often_gap": float(gap)}
+    of_often = tested[np.isin(fed.test_owner, often)]
+    gap = float(of_often.mean() - float(trained)) if of_often.size else None
+    return {"client_test_accuracy_std": float(np.std(accuracy)), "often_gap": gap}

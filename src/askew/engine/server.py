@@ -224,12 +224,15 @@ class Server:
         if not plan.ids:
             first = self.phases[0]
             log.bytes_down = len(absent) * self.message_bytes(first, self.received_sizes(first), (), True)[0]
+        known = None
         for n, phase in enumerate(self.phases):
             if not plan.ids:
                 break
             request = self._request(n, round, plan, at, carry)
             outputs = self._through_stages(request, (yield request))
-            self._count_bytes(log, phase, request.inputs, outputs, len(absent) if n == 0 else None)
+            brings_model = known is None or not all(map(same_values, known, (at.w, at.buffers)))
+            self._count_bytes(log, phase, request.inputs, outputs, brings_model, len(absent) if n == 0 else 0)
+            known = at.w, at.buffers
             plan, at, carry = self._receive(phase, round, plan, outputs, at, log)
         return self._end_round(round, ids, absent, plan, at, log)
 
@@ -492,7 +495,7 @@ class Server:
         return sizes + [(v.shape, v.element_size()) for v in memory]
 
     def message_bytes(
-        self, phase: Algorithm, received: Iterable[TensorSize], sent: Iterable[TensorSize], first: bool
+        self, phase: Algorithm, received: Iterable[TensorSize], sent: Iterable[TensorSize], brings_model: bool
     ) -> tuple[int, int]:
         """Bytes of a phase's messages to and from one client that receives and sends these tensors beside a model."""
         hidden, one = self.private.indices.numel(), torch.empty((), dtype=self.space.dtype).element_size()
@@ -503,20 +506,30 @@ class Server:
                 (shape.numel() - (hidden if shape.numel() == self.space.P else 0)) * item for shape, item in tensors
             )
 
-        model = (self.space.P - hidden + buffers) * one if first else 0
+        model = (self.space.P - hidden + buffers) * one if brings_model else 0
         return size(received) + model, size(sent) + (buffers * one if phase.trains else 0)
 
     def _count_bytes(
-        self, log: RoundLog, phase: Algorithm, inputs: PhaseInputs, outputs: PhaseOutputs, absent: int | None
+        self,
+        log: RoundLog,
+        phase: Algorithm,
+        inputs: PhaseInputs,
+        outputs: PhaseOutputs,
+        brings_model: bool,
+        absent: int,
     ) -> None:
-        """Count the bytes that travel to and from all asked clients; `absent` is None after the first phase."""
+        """Count the bytes that travel to and from all asked clients."""
         asked, answers_sent = len(inputs.steps), len(outputs.loss) + sum(i.arrived for i in outputs.incidents)
         received = [(t.shape, t.element_size()) for t in inputs.server.values()]
         received += [(t.shape[1:], t.element_size()) for t in inputs.memory.values()]
         sent = [(t.shape[1:], t.element_size()) for t in outputs.up.values()]
-        down, up = self.message_bytes(phase, received, sent, absent is not None)
-        log.bytes_down += down * (asked + (absent or 0))
+        down, up = self.message_bytes(phase, received, sent, brings_model)
+        log.bytes_down += down * (asked + absent)
         log.bytes_up += up * answers_sent
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    return one is other or torch.equal(one, other)
 
 
 def explained_incidents(ids: Sequence[int], outputs: PhaseOutputs) -> list[Incident]:

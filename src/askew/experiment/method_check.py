@@ -63,6 +63,7 @@ class Trial:
 
     def __init__(self, alg: Algorithm, task: Bound, fed: Federation, settings: LocalSettings) -> None:
         self.alg, self.task, self.fed, self.settings, self.space = alg, task, fed, settings, task.space
+        self.phases = alg.phases()  # once, as in a run: a method may make them anew at every call
         self.batch = first_samples(fed, self.space.dtype)
 
     def check_losses(self) -> None:
@@ -111,7 +112,7 @@ class Trial:
     def compare_steps(self) -> tuple[bool, bool]:
         """Does a step give another result when it is taken again, and where the client's numbers are tensors?"""
         draws = needs_numbers = False
-        before = [dict(vars(phase)) for phase in self.alg.phases()]
+        before = [dict(vars(phase)) for phase in self.phases]
         for round in (1, 2) if self.space.P <= LARGE else (1,):  # a table by rounds shows itself in the first two
             try:
                 once, again = self.steps(round), self.steps(round)
@@ -124,7 +125,7 @@ class Trial:
                 needs_numbers |= differ(once, self.steps(round, as_tensors=True))
             except Exception:
                 needs_numbers = True
-        for phase, old in zip(self.alg.phases(), before, strict=True):
+        for phase, old in zip(self.phases, before, strict=True):
             if changed := [name for name, value in vars(phase).items() if old.get(name, value) is not value]:
                 raise AlgorithmError(
                     f"{phase.display_name()}: {changed[0]} was changed by one of its hooks, while all clients share "
@@ -150,7 +151,7 @@ class Trial:
         state, parts, declared = alg.client_state(space), alg.parts(space), alg.server_state(space) | alg.memory(space)
         carry = {"labels": fed.label_counts(fed.eligible[:1].tolist())[0].cpu()} if "labels" in alg.needs else {}
         rates = (settings.lr, settings.lr, settings.momentum, settings.weight_decay, settings.clip_limit)
-        for phase in alg.phases():
+        for phase in self.phases:
             sent = {
                 n: v.to(space.dtype) if v.is_floating_point() else v
                 for n, v in declared.items()

@@ -37,7 +37,7 @@ class Survey:
     @property
     def skew(self) -> dict[str, float | int]:
         """The measures of how unequal the clients are."""
-        return heterogeneity(self.counts if self.classes else self.sizes[:, None])
+        return heterogeneity(self.counts, self.sizes)
 
     def summary(self) -> dict[str, Any]:
         """All of it as plain values."""

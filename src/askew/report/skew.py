@@ -78,15 +78,17 @@ def skew_table(figures: dict[str, float | int], *more: tuple[str, str]) -> Rende
     """The measures of `heterogeneity` as a small table, and further lines."""
     f = figures
     empty = f["clients"] - f["clients_with_samples"]
-    return pairs(
-        [
-            ("clients", f"{f['clients']:,}" + (f", {empty:,} of them without samples" if empty else "")),
-            ("samples", f"{f['samples']:,}"),
-            (
-                "samples of a client",
-                f"{f['size_min']:,} to {f['size_max']:,}, median {f['size_median']:,.10g}, mean {f['size_mean']:,.1f}",
-            ),
-            ("variation of sizes", f"{f['size_cv']:.3f}, standard deviation by mean"),
+    rows = [
+        ("clients", f"{f['clients']:,}" + (f", {empty:,} of them without samples" if empty else "")),
+        ("samples", f"{f['samples']:,}"),
+        (
+            "samples of a client",
+            f"{f['size_min']:,} to {f['size_max']:,}, median {f['size_median']:,.10g}, mean {f['size_mean']:,.1f}",
+        ),
+        ("variation of sizes", f"{f['size_cv']:.3f}, standard deviation by mean"),
+    ]
+    if "tv_mean" in f:  # not in a regression
+        rows += [
             ("classes of a client", f"mean {f['classes_mean']:.2f}"),
             (
                 "effective classes",
@@ -94,6 +96,5 @@ def skew_table(figures: dict[str, float | int], *more: tuple[str, str]) -> Rende
             ),
             ("total variation", f"mean {f['tv_mean']:.3f}, largest {f['tv_max']:.3f}; a client's labels against all"),
             ("Jensen–Shannon", f"mean {f['js_mean']:.3f}, largest {f['js_max']:.3f} bits; likewise"),
-            *more,
         ]
-    )
+    return pairs([*rows, *more])
