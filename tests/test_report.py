@@ -346,6 +346,8 @@ def test_a_lead_within_the_spread_is_called_so(make: Make) -> None:
         headline(table([make("fedavg", (0.5,)), make("fedcm", (0.5,))]))
         == "fedavg reaches 50.0 % test accuracy, as does fedcm."
     )
+    fewer = [runs[0], *runs[2:]]
+    assert "11.0 points above fedavg (2 seeds against 1)" in headline(table(fewer))
 
 
 def test_rounds_without_evaluation_and_regression(make: Make, tmp_path: Path) -> None:

@@ -324,6 +324,8 @@ def headline(rows: Sequence[ComparisonRow]) -> str:
     gap = best["best_accuracy"] - rival["best_accuracy"]
     noise = max(best["best_accuracy_std"] or 0, rival["best_accuracy_std"] or 0)
     text += f", {100 * gap:.1f} points above {method_words(rival)}" if gap else f", as does {method_words(rival)}"
+    if best["seeds"] != rival["seeds"]:
+        text += f" ({count_text(best['seeds'], 'seed')} against {rival['seeds']})"
     text += ", a lead within the spread between seeds." if 0 < gap <= noise else "."
     fast = fastest(rows)
     if fast:
