@@ -160,37 +160,49 @@ def weights(x, dy, partial, real, parts, rows,
 @loose
 def first_weights(x, g, which, partial, real, parts, chunks,
                   ci: constexpr, h: constexpr, wd: constexpr, co: constexpr, k: constexpr, ho: constexpr, wo: constexpr,
-                  PAD: constexpr, DEPTH: constexpr, TAPS: constexpr, exact: constexpr, COUNTED: constexpr):  # fmt: skip
+                  PAD: constexpr, DEPTH: constexpr, SPOTS: constexpr, exact: constexpr,
+                  COUNTED: constexpr):  # fmt: skip
     """The same for few channels of the input: g and which [G, ho, co, wo, PAD] are those of pooled pixels.
 
-    A program has some runs of pooled pixels, and sums over the four places in turn.
+    A program has some runs of pooled pixels, and some spots of the square of k + 1 by k + 1 pixels that a pooled one
+    depends on. Each of the four places has sums of its own over the whole square, so that the square is read once; of
+    these sums, those of its k by k taps are kept.
     """
     group, part = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
     x += group * (h * ci * wd * PAD)
     g += group * (ho * co * wo * PAD)
     which += group * (ho * co * wo * PAD)
-    out, lane, depth = tl.arange(0, co), tl.program_id(1) * TAPS + tl.arange(0, TAPS), tl.arange(0, DEPTH)
-    tap, valid = lane // ci, lane < k * k * ci
+    out, lane, depth = tl.arange(0, co), tl.program_id(1) * SPOTS + tl.arange(0, SPOTS), tl.arange(0, DEPTH)
+    channel, across, down = lane % ci, lane // ci % (k + 1), lane // (ci * (k + 1))
     aligned: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth  # numbers that are read at once
-    begin = tl.multiple_of((tap // k * ci + lane % ci) * (wd * PAD) + tap % k * PAD, aligned)
+    begin = tl.multiple_of((down * ci + channel) * (wd * PAD) + across * PAD, aligned)
     runs: tl.constexpr = (wo * PAD + DEPTH - 1) // DEPTH
     first, stop = part * chunks, tl.minimum(part * chunks + chunks, ho * runs)
     if COUNTED:
-        stop = tl.where(tl.load(real + group) > 0, stop, first)
-    acc = tl.zeros((TAPS, co), dtype=tl.float32)
-    for n in range(first * 4, stop * 4):
-        place, row, at = n % 4, n // 4 // runs, n // 4 % runs * DEPTH + depth
+        stop = tl.where(tl.load(real + group) > 0, stop, first + 1)  # of no images: one run, all of it zeros
+    tl.assume(stop > first)  # where a loop may be skipped, ptxas has each product wait for the one before it
+    a0 = tl.zeros((co, SPOTS), dtype=tl.float32)
+    a1, a2, a3 = a0, a0, a0
+    for n in range(first, stop):
+        row, at = n // runs, n % runs * DEPTH + depth
         inside = (at < wo * PAD)[None, :]
         spots = (row * co + out)[:, None] * (wo * PAD) + at[None, :]
-        arg = tl.load(which + spots, mask=inside, other=4).to(tl.int32)
+        arg = tl.load(which + spots, mask=inside, other=0).to(tl.int32)
         grad = tl.load(g + spots, mask=inside, other=0.0)
-        sent = tl.where(arg == place, grad, 0.0)
         wide = tl.max_contiguous(tl.multiple_of(at + at // PAD * PAD, aligned), aligned)  # every second pixel of a row
-        shift = (2 * row + place // 2) * (ci * wd * PAD) + place % 2 * PAD
-        seen = tl.load(x + (shift + begin)[:, None] + wide[None, :], mask=inside & valid[:, None], other=0.0)
-        acc = tl.dot(seen, tl.trans(sent), acc, input_precision=exact)
-    base = partial + tl.program_id(0).to(tl.int64) * (k * k * ci * co)
-    tl.store(base + lane[:, None] * co + out[None, :], acc, mask=valid[:, None])
+        square = x + (2 * row * (ci * wd * PAD) + begin)[:, None] + wide[None, :]
+        seen = tl.trans(tl.load(square, mask=inside & (down <= k)[:, None], other=0.0))
+        a0 = tl.dot(tl.where(arg == 0, grad, 0.0), seen, a0, input_precision=exact)
+        a1 = tl.dot(tl.where(arg == 1, grad, 0.0), seen, a1, input_precision=exact)
+        a2 = tl.dot(tl.where(arg == 2, grad, 0.0), seen, a2, input_precision=exact)
+        a3 = tl.dot(tl.where(arg == 3, grad, 0.0), seen, a3, input_precision=exact)
+    sums = (a0, a1, a2, a3)
+    for place in tl.static_range(4):
+        ky, kx = down - place // 2, across - place % 2
+        tap = (ky * k + kx) * ci + channel
+        base = partial + (tl.program_id(0).to(tl.int64) * 4 + place) * (k * k * ci * co)
+        mine = (ky >= 0) & (ky < k) & (kx >= 0) & (kx < k)
+        tl.store(base + tap[None, :] * co + out[:, None], sums[place], mask=mine[None, :])
 
 
 @loose

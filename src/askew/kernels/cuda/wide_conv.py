@@ -23,7 +23,7 @@ WIDTHS = (32, 64, 128)  # channels of the output
 # pooled pixels of one program, its outputs at most, those of one warp, inputs at a time, the stages of its loop
 FORWARD = {"tf32": (64, 128, 16, 16, 3), "tf32x3": (64, 64, 8, 32, 2)}
 WEIGHTS = {"tf32": (256, 32, 4, 528), "tf32x3": (64, 32, 3, 528)}  # rows, numbers at a time, stages, programs
-FIRST = (128, 32, 8, 3, 256)  # rows of one program, numbers at a time, warps, stages, programs
+FIRST = {"tf32": (64, 32, 4, 264), "tf32x3": (32, 16, 4, 264)}  # spots, numbers at a time, stages, programs
 INPUTS = {"tf32": (64, 64, 4, 3), "tf32x3": (64, 32, 4, 3)}  # pixels of one program, outputs at a time
 IMAGES = 64  # that are copied at a time
 FOLDED = 8192  # numbers of all parts that are added at a time
@@ -152,16 +152,16 @@ def weights(seen: Tensor, sent: Tensor, shape: tuple[int, ...], real: Tensor | N
 def first_weights(
     seen: Tensor, sent: Tensor, places: Tensor, shape: tuple[int, ...], real: Tensor | None, exact: str
 ) -> Tensor:
-    """The same for few inputs, from the gradients of pooled pixels; each part is of some runs of them."""
+    """The same for few inputs, from the gradients of pooled pixels; parts of some runs, and of each of four places."""
     groups, (ci, _, _, co, k, ho, wo, pad) = len(seen), shape
-    taps, depth, warps, stages, programs = FIRST
-    tiles, chunks = -(-k * k * ci // taps), ho * -(-wo * pad // depth)
+    spots, depth, stages, programs = FIRST[exact]
+    tiles, chunks = -(-(k + 1) * (k + 1) * ci // spots), ho * -(-wo * pad // depth)
     each = -(-chunks // max(1, min(chunks, programs // (groups * tiles))))
     parts = -(-chunks // each)
-    partial = torch.empty((groups, parts, k * k * ci * co), dtype=torch.float32, device=seen.device)
-    sizes = (parts, each, *shape, depth, taps, exact, real is not None)
+    partial = torch.empty((groups, parts * 4, k * k * ci * co), dtype=torch.float32, device=seen.device)
+    sizes = (parts, each, *shape, depth, spots, exact, real is not None)
     kernels().first_weights[(parts * groups, tiles)](
-        seen, sent, places, partial, counts(real, seen), *sizes, num_warps=warps, num_stages=stages
+        seen, sent, places, partial, counts(real, seen), *sizes, num_warps=8 if co > 64 else 4, num_stages=stages
     )
     return partial
 
