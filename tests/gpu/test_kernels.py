@@ -439,18 +439,21 @@ def test_images_are_changed_as_on_a_cpu(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("clip", [math.inf, 1.5, 1e9])
 @pytest.mark.parametrize("terms", [(), ("shift",), ("gain", "pull", "decay", "shift")])
-@pytest.mark.parametrize("size", [3, 70001])
-def test_affine_steps_of_rows(momentum: float, clip: float, terms: tuple[str, ...], size: int) -> None:
+@pytest.mark.parametrize("size", [3, 4095, 70001])
+@pytest.mark.parametrize("idle", [False, True])
+def test_affine_steps_of_rows(momentum: float, clip: float, terms: tuple[str, ...], size: int, idle: bool) -> None:
     """Against the same step in float64, which torch computes; a second time bit for bit the same."""
     zero = torch.zeros(3, device="cuda")
     steps = AffineRows(Client(zero, zero, {}, {}, {}, {}, 0.1, 0.1, momentum, 0.1, clip, 1.0, 1.0, 1.0, 1, 0.5))
     theta, v, g = (torch.randn(4, size, device="cuda") for _ in range(3))
     lr = torch.rand(4, 2, device="cuda")[:, 0]
     rule = {name: torch.randn_like(g) if name == "shift" else torch.rand(4, device="cuda") for name in terms}
+    active = torch.tensor([True, False, True, True], device="cuda") if idle else None
     exact = [t.double() for t in (theta, v, g)]
-    steps.take(exact[0], exact[1], exact[2], {name: t.double() for name, t in rule.items()}, lr.double())
+    steps.take(exact[0], exact[1], exact[2], {name: t.double() for name, t in rule.items()}, lr.double(), active)
     one, other = ([t.clone() for t in (theta, v, g)] for _ in range(2))
     for rows in (one, other):
-        steps.take(rows[0], rows[1], rows[2], rule, lr)
+        steps.take(rows[0], rows[1], rows[2], rule, lr, active)
     assert all(relative_error(a, b) < 1e-6 for a, b in zip(one[:2], exact[:2], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert not idle or all(torch.equal(a[1], b[1]) for a, b in zip(one, (theta, v), strict=False))

@@ -27,8 +27,11 @@ def client_with(momentum: float, decay: float, clip: float) -> Client:
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("clip", [math.inf, 1.5])
 @pytest.mark.parametrize("terms", [(), ("shift",), ("gain", "pull", "decay", "shift")])
-def test_the_formula(momentum: float, decay: float, clip: float, terms: tuple[str, ...]) -> None:
-    """d = clip(gain·g + pull·θ + shift), v ← momentum·v + d + decay·θ, θ ← θ − η v, row by row in float64."""
+@pytest.mark.parametrize("idle", [False, True])
+def test_the_formula(momentum: float, decay: float, clip: float, terms: tuple[str, ...], idle: bool) -> None:
+    """d = clip(gain·g + pull·θ + shift), v ← momentum·v + d + decay·θ, θ ← θ − η v, row by row in float64; a row that
+    is not active stays as it is.
+    """
     draw = torch.Generator().manual_seed(0)
     random: Callable[..., Tensor] = lambda *shape: torch.randn(*shape, generator=draw, dtype=torch.float64)
     theta, v, g, lr = random(4, 3), random(4, 3), random(4, 3), random(4).abs()
@@ -42,7 +45,10 @@ def test_the_formula(momentum: float, decay: float, clip: float, terms: tuple[st
         outer = d + (decay + own.get("decay", 0.0)) * theta[k]
         new = momentum * v[k] + outer if momentum else outer
         expected.append((theta[k] - lr[k] * new, new if momentum else v[k]))
-    AffineRows(client_with(momentum, decay, clip)).take(theta, v, g, rule, lr)
+    steps = AffineRows(client_with(momentum, decay, clip))
+    if idle:
+        g[2], expected[2] = math.nan, (theta[2].clone(), v[2].clone())
+    steps.take(theta, v, g, rule, lr, torch.tensor([True, True, False, True]) if idle else None)
     for k, (new_theta, new_v) in enumerate(expected):
         assert torch.allclose(theta[k], new_theta, rtol=0, atol=1e-14)
         assert torch.allclose(v[k], new_v, rtol=0, atol=1e-14)

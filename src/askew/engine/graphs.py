@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.local import Progress
+from ..kernels.affine_rows import put_active
 
 SMALL_TENSOR = 4096  # numbers; so few are copied together with others
 SPARE_BYTES = 2**30  # bytes that rehearsals may leave behind
@@ -99,5 +100,5 @@ def overwrite(old: Progress, new: Progress, active: Tensor | None = None) -> Non
         copy_tensors(to, source)
         return
     for a, b in zip(to, source, strict=True):
-        if a is not b and a.numel():
-            torch.where(active.view(-1, *[1] * (a.dim() - 1)), b, a, out=a)
+        if a is not b:
+            put_active(a, b, active)

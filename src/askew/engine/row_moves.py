@@ -16,7 +16,7 @@ from ..core.algorithm import Algorithm
 from ..core.differentiate import GradientResult, differentiate_rows, value_and_buffers
 from ..core.local import Look, Move, Progress, Result, Step
 from ..core.types import Batch, State
-from ..kernels.affine_rows import AffineRows
+from ..kernels.affine_rows import AffineRows, put_active
 from ..kernels.cuda.gather import gather
 from ..kernels.cuda.rows import real_samples
 from .graphs import copy_tensors, overwrite
@@ -180,10 +180,11 @@ class RowMoves:
         # a loss of a user's own may put samples in another order, and padding is then not at their end
         in_order = hooks.is_ours(self.alg, "loss")
         with real_samples(data.real if in_order and (padded or not every) else None, length):
-            if every and isinstance(move, Step) and buffers.affine is not None:
-                self._affine_step(buffers.affine, move, rows)
+            active = None if every else data.active
+            if isinstance(move, Step) and buffers.affine is not None:
+                self._affine_step(buffers.affine, move, rows, active)
             else:
-                overwrite(old, self._vmapped(move, rows), None if every else data.active)
+                overwrite(old, self._vmapped(move, rows), active)
         buffers.counter[name].add_(1)
 
     def _prepare_rule(self) -> None:
@@ -207,14 +208,16 @@ class RowMoves:
             to = [t[:m] for t in own.values()]
             buffers.graphs.replay(("rule", m), lambda: copy_tensors(to, [*rule().values()]), buffers.changed)
 
-    def _affine_step(self, affine: AffineRows, move: Move[StackedBatch], rows: tuple[Any, ...]) -> None:
-        """A step of all these rows in place."""
+    def _affine_step(
+        self, affine: AffineRows, move: Move[StackedBatch], rows: tuple[Any, ...], active: Tensor | None
+    ) -> None:
+        """A step in place of the rows that are active (None: all)."""
         _, numbers, (theta, carry, loss_sum), *_ = rows
         gradients, values, after = self._gradients(move, rows)
         rule = {n: t[: len(theta)] for n, t in (self.buffers.rule or {}).items()}
-        affine.take(theta, carry["momentum"], gradients, rule, numbers[:, 0])
-        loss_sum.add_(values)
-        carry["buffers"].copy_(after)
+        affine.take(theta, carry["momentum"], gradients, rule, numbers[:, 0], active)
+        put_active(loss_sum, loss_sum + values, active)
+        put_active(carry["buffers"], after, active)
 
     def _vmapped(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> Progress:
         """The new progress of all rows: first their gradients, then the move."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ..core import hooks
@@ -51,11 +52,23 @@ class AffineRows:
         }
         return entries if rule.shift is None else entries | {"shift": rule.shift.to(client.w.dtype)}
 
-    def take(self, theta: Tensor, v: Tensor, g: Tensor, rule: State, lr: Tensor) -> None:
-        """Change theta [C, P], the momentum v and, on the way, the gradients g; rule and lr have one row a client."""
+    def take(self, theta: Tensor, v: Tensor, g: Tensor, rule: State, lr: Tensor, active: Tensor | None = None) -> None:
+        """Change theta [C, P] and the momentum v of the rows that are active (None: all), and maybe the gradients g.
+
+        The rule and lr have one row a client.
+        """
         if cuda_rows.can_run(theta):
-            cuda_rows.take(theta, v, g, rule, lr, self.momentum, self.decay, self.clip)
-            return
+            cuda_rows.take(theta, v, g, rule, lr, active, self.momentum, self.decay, self.clip)
+        elif active is None:
+            self._take_all(theta, v, g, rule, lr)
+        else:
+            new_theta, new_v = theta.clone(), v.clone()
+            self._take_all(new_theta, new_v, g, rule, lr)
+            put_active(theta, new_theta, active)
+            put_active(v, new_v, active)
+
+    def _take_all(self, theta: Tensor, v: Tensor, g: Tensor, rule: State, lr: Tensor) -> None:
+        """The same for all rows, by torch."""
         d = g
         if "gain" in rule:
             d.mul_(column(rule["gain"]))
@@ -75,6 +88,14 @@ class AffineRows:
             v.addcmul_(theta, column(decay)) if isinstance(decay, Tensor) else v.add_(theta, alpha=decay)
         v.add_(d) if scale is None else v.addcmul_(d, column(scale))
         theta.addcmul_(v, column(-lr))
+
+
+def put_active(old: Tensor, new: Tensor, active: Tensor | None) -> None:
+    """Put new rows in the place of old ones, those of rows that are active (None: all)."""
+    if active is None:
+        old.copy_(new)
+    elif old.numel():
+        torch.where(active.view(-1, *[1] * (old.dim() - 1)), new, old, out=old)
 
 
 def column(numbers: Tensor) -> Tensor:

@@ -27,19 +27,29 @@ def can_run(theta: Tensor) -> bool:
 
 
 def take(
-    theta: Tensor, v: Tensor, g: Tensor, rule: State, lr: Tensor, momentum: Number, decay: Number, clip: Number
+    theta: Tensor,
+    v: Tensor,
+    g: Tensor,
+    rule: State,
+    lr: Tensor,
+    active: Tensor | None,
+    momentum: Number,
+    decay: Number,
+    clip: Number,
 ) -> None:
-    """Change theta [C, P] and the momentum v; `rule` has what a row's step has beside the gradient."""
+    """Change theta [C, P] and the momentum v of active rows (None: all); `rule` is what a step has beside gradients."""
     (rows, size), g, lr = theta.shape, g.contiguous(), lr.contiguous()
-    parts = -(-size // BLOCK)
+    parts = -(-(size + kernels().ALIGNED.value - 1) // BLOCK)  # a row may begin within its first block
+    some = active is not None
+    who = lr if active is None else active
     terms = (rule.get("shift", theta), rule.get("gain", lr), rule.get("pull", lr))
     has = ("gain" in rule, "shift" in rule, "pull" in rule)
     clips, grid = not math.isinf(clip), (parts, rows)
     squares = torch.empty((rows, parts) if clips else 0, dtype=torch.float64, device=theta.device)
     if clips:
-        kernels().squares[grid](theta, g, *terms, squares, size, parts, *has, BLOCK, num_warps=WARPS)
+        kernels().squares[grid](theta, g, *terms, who, squares, size, parts, *has, some, BLOCK, num_warps=WARPS)
     numbers = (size, parts, float(momentum), float(decay), float(clip))
-    flags = (*has, "decay" in rule, clips, not is_off(momentum))
+    flags = (*has, "decay" in rule, clips, not is_off(momentum), some)
     kernels().step[grid](
-        theta, v, g, *terms, rule.get("decay", lr), lr, squares, *numbers, *flags, BLOCK, PARTS, num_warps=WARPS
+        theta, v, g, *terms, rule.get("decay", lr), lr, who, squares, *numbers, *flags, BLOCK, PARTS, num_warps=WARPS
     )

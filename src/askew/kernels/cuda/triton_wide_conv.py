@@ -108,7 +108,7 @@ def spread(g, which, dy, last, places, sums, real, images, g_group, g_image, g_c
     arg = tl.load(which + at, mask=live, other=4).to(tl.int32)
     begin = g + group * g_group + py * g_row + px * g_column
     grad = tl.load(begin + image[:, None] * g_image + out[None, :] * g_channel, mask=live, other=0.0).to(tl.float32)
-    part = (group * tl.num_programs(2) + tl.program_id(2)) * (ho * wo) + spot
+    part = (tl.program_id(2) * tl.num_programs(1) + group) * (ho * wo) + spot
     tl.store(sums + part * co + out, tl.sum(tl.where(arg < 4, grad, 0.0), 0))
     if ALL:
         for place in tl.static_range(4):
@@ -236,28 +236,3 @@ def inputs(dy, w, dx, images,
         acc = tl.dot(sent, weight.to(tl.bfloat16) if HALF else weight, acc, input_precision=exact)
     into = dx + ((group * images + image) * (h * wd) + y * wd + x)[:, None] * ci + channel[None, :]
     tl.store(into, acc, mask=live[:, None] & (channel < ci)[None, :])
-
-
-@loose
-def fold(partial, sums, dw, db, parts, rows,
-         ci: constexpr, co: constexpr, k: constexpr, PARTS: constexpr, TAPS: constexpr):  # fmt: skip
-    """A program adds up what one input of one network gets, in a fixed order; the last one of a network, its bias.
-
-    partial [G, parts, taps, ci, co] becomes dw [G, co, ci, taps], and sums [G, rows, co] becomes db [G, co].
-    """
-    group, channel, out = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.arange(0, co)
-    part, tap = tl.arange(0, PARTS), tl.arange(0, TAPS)
-    if channel < ci:
-        weight = tl.zeros((TAPS, co), dtype=tl.float32)
-        for start in range(0, parts, PARTS):
-            inside = (start + part < parts)[:, None, None] & (tap < k * k)[None, :, None]
-            line = ((group * parts + start + part)[:, None] * (k * k) + tap[None, :]) * ci + channel
-            weight += tl.sum(tl.load(partial + line[:, :, None] * co + out[None, None, :], mask=inside, other=0.0), 0)
-        to = ((group * co + out)[None, :] * ci + channel) * (k * k) + tap[:, None]
-        tl.store(dw + to, weight, mask=(tap < k * k)[:, None])
-    else:
-        bias = tl.zeros((co,), dtype=tl.float32)
-        for start in range(0, rows, TAPS):
-            spots = (group * rows + start + tap)[:, None] * co + out[None, :]
-            bias += tl.sum(tl.load(sums + spots, mask=(start + tap < rows)[:, None], other=0.0), 0)
-        tl.store(db + group * co + out, bias)

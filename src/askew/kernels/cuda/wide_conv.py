@@ -23,10 +23,9 @@ WIDTHS = (32, 64, 128)  # channels of the output
 # pooled pixels of one program, its outputs at most, those of one warp, inputs at a time, the stages of its loop
 FORWARD = {"tf32": (64, 128, 16, 16, 3), "tf32x3": (64, 64, 8, 32, 2)}
 WEIGHTS = {"tf32": (256, 32, 4, 528), "tf32x3": (64, 32, 3, 528)}  # rows, numbers at a time, stages, programs
-FIRST = {"tf32": (64, 32, 4, 264), "tf32x3": (32, 16, 4, 264)}  # spots, numbers at a time, stages, programs
+FIRST = {"tf32": (64, 16, 4, 264), "tf32x3": (32, 16, 4, 264)}  # spots, numbers at a time, stages, programs
 INPUTS = {"tf32": (64, 64, 4, 3), "tf32x3": (64, 32, 4, 3)}  # pixels of one program, outputs at a time
 IMAGES = 64  # that are copied at a time
-FOLDED = 8192  # numbers of all parts that are added at a time
 
 
 def supports(ci: int, co: int, k: int, pad: int) -> bool:
@@ -52,7 +51,9 @@ def outputs(x: Tensor, w: Tensor, bias: Tensor, real: Tensor | None, exact: str,
     y = torch.empty((groups, b, ho, wo, co), dtype=torch.bfloat16 if half else x.dtype, device=x.device)
     which = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
     block, most, each, step, stages = FORWARD[exact]
-    total, out, step = b * ho * wo, min(co, most), 16 if k * ci <= 16 else step
+    total, out = b * ho * wo, min(co, most)
+    if k * ci <= 16:
+        step, stages = 16, 2  # short rows: more programs at a time bring more than more stages
     sizes = (total, ci, h, wd, co, k, ho, wo, block, out, step, exact, half, real is not None)
     grid = (-(-total // block), groups, co // out)
     kernels().forward[grid](
@@ -76,8 +77,8 @@ def slopes(
         dy = spread(g, which, pad, dtype, True, real)[2]
     across = 1 if few else 2  # pixels of a row that each of `sent` stands for
     shape = (ci, h, wd, co, k, across * ho, across * wo, pad)
-    partial = first_weights(seen, sent, places, shape, real, exact) if few else weights(seen, sent, shape, real, exact)
-    dw, db = fold(partial, sums, ci, co, k)
+    dw = first_weights(seen, sent, places, shape, real, exact) if few else weights(seen, sent, shape, real, exact)
+    dw, db = dw.view(groups, k, k, ci, co).permute(0, 4, 3, 1, 2), sums.sum((0, 2))
     if not inner:
         return dw, db, x.new_empty((groups, 0))
     turned = w.permute(0, 3, 4, 2, 1).contiguous()
@@ -102,7 +103,7 @@ def spread(
     dy = g.new_empty((groups, b, 2 * ho, 2 * wo, co) if everywhere else 0, dtype=dtype)
     block = min(IMAGES, 1 << (pad - 1).bit_length())
     grid = (ho * wo, groups, -(-pad // block))
-    sums = torch.empty((groups, grid[2] * ho * wo, co), dtype=torch.float32, device=g.device)
+    sums = torch.empty((grid[2], groups, ho * wo, co), dtype=torch.float32, device=g.device)
     sizes = (b, *g.stride(), co, ho, wo, pad, block, everywhere, real is not None)
     kernels().spread[grid](g, which, dy, sent, places, sums, counts(real, which), *sizes, num_warps=8, num_stages=1)
     return sent, places, dy, sums
@@ -134,7 +135,7 @@ def images_last(x: Tensor, pad: int, dtype: torch.dtype, real: Tensor | None) ->
 
 
 def weights(seen: Tensor, sent: Tensor, shape: tuple[int, ...], real: Tensor | None, exact: str) -> Tensor:
-    """Gradients of weights [G, parts, taps · inputs · outputs], each part of some rows of pixels."""
+    """Gradients of weights [G, taps, inputs, outputs], flat; summed in parts, in a fixed order."""
     groups, (ci, _, _, co, k, ho, *_) = len(seen), shape
     rows, depth, stages, programs = WEIGHTS[exact]
     taps = max(1, rows // ci)
@@ -146,13 +147,13 @@ def weights(seen: Tensor, sent: Tensor, shape: tuple[int, ...], real: Tensor | N
     kernels().weights[(parts * groups, tiles)](
         seen, sent, partial, counts(real, seen), *sizes, num_warps=8 if co > 64 else 4, num_stages=stages
     )
-    return partial
+    return partial.sum(1)
 
 
 def first_weights(
     seen: Tensor, sent: Tensor, places: Tensor, shape: tuple[int, ...], real: Tensor | None, exact: str
 ) -> Tensor:
-    """The same for few inputs, from the gradients of pooled pixels; parts of some runs, and of each of four places."""
+    """The same for few inputs, from the gradients of pooled pixels, with sums for each of the four places."""
     groups, (ci, _, _, co, k, ho, wo, pad) = len(seen), shape
     spots, depth, stages, programs = FIRST[exact]
     tiles, chunks = -(-(k + 1) * (k + 1) * ci // spots), ho * -(-wo * pad // depth)
@@ -163,14 +164,4 @@ def first_weights(
     kernels().first_weights[(parts * groups, tiles)](
         seen, sent, places, partial, counts(real, seen), *sizes, num_warps=8 if co > 64 else 4, num_stages=stages
     )
-    return partial
-
-
-def fold(partial: Tensor, sums: Tensor, ci: int, co: int, k: int) -> tuple[Tensor, Tensor]:
-    """Gradients of weights [G, co, ci, k, k] and bias [G, co]: parts are added in a fixed order."""
-    groups, device = len(partial), partial.device
-    dw, db = torch.empty((groups, co, ci, k, k), device=device), torch.empty((groups, co), device=device)
-    taps = 1 << (k * k - 1).bit_length()
-    together = max(1, FOLDED // (taps * co))
-    kernels().fold[(ci + 1, groups)](partial, sums, dw, db, partial.shape[1], sums.shape[1], ci, co, k, together, taps)
-    return dw, db
+    return partial.sum(1)
