@@ -6,7 +6,7 @@ On CUDA the forward and the backward pass are one kernel each, which leave paddi
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +15,10 @@ from .cuda import available, triton_kernels
 from .cuda.rows import contiguous_rows, cublas_precision, real_counts, rows_first
 
 kernels = partial(triton_kernels, "linear")
-
-
-class Tile(NamedTuple):
-    """How a kernel of the backward pass divides its work."""
-
-    samples: int  # at a time
-    outputs: int  # of one program
-    inputs: int
-    warps: int
-    stages: int  # of its loop
-
-
 SAMPLES = 64  # of one program
 OUTPUTS = 32
 INPUTS = 64
 FORWARD = {"tf32": (SAMPLES, 32), "tf32x3": (16, 64)}  # samples and inputs at a time; three products need registers
-MANY_SAMPLES = Tile(32, 64, 64, 4, 3)  # for the gradients of an LSTM layer's weights
 MAX_WIDTH = 1024  # inputs or outputs; for wider layers cuBLAS computes the gradients faster
 MAX_SAMPLES = 2**13  # of all networks; for more, cuBLAS computes the gradients faster
 # The same limit for the forward pass; in TF32 cuBLAS is slow unless rows of weights start at multiples of 16 bytes.
@@ -72,35 +59,27 @@ def backward(
     g: Tensor, x: Tensor, w: Tensor, y: Tensor, relu: bool, deep: bool, real: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of weights, bias and, if `deep`, of the input."""
-    batch, outer = g.shape[1:]
-    samples, outputs = SAMPLES // 2 if batch <= SAMPLES else SAMPLES, OUTPUTS // 2 if outer <= OUTPUTS // 2 else OUTPUTS
-    return launch_backward(g.contiguous(), x.contiguous(), w, y, relu, deep, real, Tile(samples, outputs, INPUTS, 4, 2))
-
-
-def weight_gradient(g: Tensor, x: Tensor) -> Tensor:
-    """The gradient of the weights, where samples are many: in float32 cuBLAS has no matrix units for it."""
-    return launch_backward(whole_rows(g), whole_rows(x), x, g, False, False, None, MANY_SAMPLES)[0]
-
-
-def whole_rows(t: Tensor) -> Tensor:
-    """Samples [G, B, …] that are contiguous in every network, where networks are whole samples apart."""
-    return t if t[0].is_contiguous() and t.stride(0) % t.shape[2] == 0 else t.contiguous()
-
-
-def launch_backward(
-    g: Tensor, x: Tensor, w: Tensor, y: Tensor, relu: bool, deep: bool, real: Tensor | None, tile: Tile
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, divided as asked; networks of g and x are whole rows apart."""
-    (groups, batch, inner), outer, w = x.shape, g.shape[2], contiguous_rows(w)
+    g, x, w = g.contiguous(), x.contiguous(), contiguous_rows(w)
+    (groups, batch, inner), outer = x.shape, w.shape[1]
     dw, db = x.new_empty((groups, outer, inner)), x.new_empty((groups, outer))
-    dx = x.new_empty(x.shape) if deep else x
-    samples, outputs, inputs, warps, stages = tile
-    down = -(-outer // outputs)
-    grid = (-(-inner // inputs), down + (-(-batch // samples) if deep else 0), groups)
-    apart = (g.stride(0) // outer, x.stride(0) // inner, w.stride(0))
-    sizes = (inner, outer, down, samples, outputs, inputs, relu, real is not None, cublas_precision())
-    tensors = (g, x, w, y, dw, db, dx, x if real is None else real)
-    kernels().backward[grid](*tensors, batch, *apart, *sizes, num_warps=warps, num_stages=stages)
+    dx = torch.empty_like(x) if deep else x
+    samples, outputs = SAMPLES // 2 if batch <= SAMPLES else SAMPLES, OUTPUTS // 2 if outer <= OUTPUTS // 2 else OUTPUTS
+    across, down = -(-inner // INPUTS), -(-outer // outputs)
+    grid = (across, down + (-(-batch // samples) if deep else 0), groups)
+    sizes = (
+        batch,
+        w.stride(0),
+        inner,
+        outer,
+        down,
+        samples,
+        outputs,
+        INPUTS,
+        relu,
+        real is not None,
+        cublas_precision(),
+    )
+    kernels().backward[grid](g, x, w, y, dw, db, dx, x if real is None else real, *sizes, num_warps=4, num_stages=2)
     return dw, db, dx
 
 

@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import batched_linear
 from .cuda import available
 from .cuda import lstm as cuda_lstm
-from .cuda.rows import cublas_precision, rows_first
+from .cuda.rows import rows_first
 
 TENSORS = 4  # of a layer: weights of input and hidden state, biases of both
 ON_ARM = platform.machine() in ("aarch64", "arm64")
@@ -127,21 +126,15 @@ def backward(dy: Tensor, x: Tensor, first: Tensor, steps: Steps, deep: bool) -> 
     gradients = list[Tensor]()
     for layer in range(layers):
         below = times_first(x) if layer == 0 else hidden[:, layer - 1, 1:].flatten(1, 2)
-        before, wide = hidden[:, layer, :-1].flatten(1, 2), x.shape[3] if layer == 0 else units
-        of_input, of_state = (weight_gradient(flat[:, layer], seen) for seen in (below, before))
-        gradients += [cut_units(of_input, units, wide), cut_units(of_state, units, units)]
+        before = hidden[:, layer, :-1].flatten(1, 2)
+        back = flat[:, layer].mT
+        wide = x.shape[3] if layer == 0 else units
+        gradients += [cut_units(back @ below, units, wide), cut_units(back @ before, units, units)]
         gradients += [sums[:, layer], sums[:, layer]]
     if not deep:
         return x.new_empty((groups, 0)), *gradients
     dx = flat[:, 0] @ pad_units(first, size, x.shape[3])
     return dx.view(groups, times, batch, -1).transpose(1, 2), *gradients
-
-
-def weight_gradient(slopes: Tensor, seen: Tensor) -> Tensor:
-    """The gradient of weights [G, 4 H, …], from what flows back to the gates [G, T·B, 4 H] and what they have seen."""
-    if cuda_lstm.can_launch(seen) and cublas_precision() != "tf32":
-        return batched_linear.weight_gradient(slopes, seen)
-    return slopes.mT @ seen
 
 
 def times_first(x: Tensor) -> Tensor:

@@ -2,14 +2,13 @@
 
 A layer at a time needs the layer below at the same time and itself one time before. So while the first layer is at time
 t, the second one is at t - 1, and so on; all of them are in one launch. Such a launch reads every weight once, which is
-what it takes its time for. Where the device can, a launch begins while the one before it ends, and waits for it only
-where it reads what that one wrote.
+what it takes its time for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -51,12 +50,6 @@ def can_launch(x: Tensor) -> bool:
     return x.is_cuda and x.dtype is torch.float32 and available()
 
 
-@cache
-def can_overlap() -> bool:
-    """Can a launch begin while the one before it ends?"""
-    return bool(kernels().CAN_OVERLAP) and torch.cuda.get_device_capability() >= (9, 0)
-
-
 def run_forward(pre: Tensor, weights: Tensor, bias: Tensor, hidden: Tensor, cells: Tensor, gates: Tensor) -> None:
     """Fill hidden, cells and gates, from the first layer's inputs `pre`; shapes as in batched_lstm.py."""
     launches = list(steps(gates.shape[2], gates.shape[1]))
@@ -78,11 +71,9 @@ def launch(kernel: Any, shape: Shape, launches: Sequence[Launch], gates: Tensor,
     block = SMALL_BLOCK if batch <= SMALL_BLOCK else LARGE_BLOCK
     tiles, sizes = -(-batch // block), (layers, size, block, shape.units, shape.depth, cudnn_precision())
     options = {"num_warps": shape.warps, "num_stages": shape.stages}
-    for n, (step, low, top) in enumerate(launches):
+    for step, low, top in launches:
         grid = (size // shape.units, groups, tiles * (top - low + 1))
-        # the first launch waits for all that came before, so that the others need not wait for weights
-        overlap = {"launch_pdl": True} if n and can_overlap() else {}
-        kernel[grid](*tensors, step, top, times, batch, tiles, *sizes, bool(overlap), **options, **overlap)
+        kernel[grid](*tensors, step, top, times, batch, tiles, *sizes, **options)
 
 
 def steps(times: int, layers: int) -> Iterator[Launch]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-loose = triton.jit(do_not_specialize=["batch", "apart", "bias_apart", "g_rows", "x_rows"])
+loose = triton.jit(do_not_specialize=["batch", "apart", "bias_apart"])
 
 
 @loose
@@ -45,15 +45,14 @@ def forward(x, w, bias, y, real, batch, apart, bias_apart, inner: constexpr, out
 
 
 @loose
-def backward(g, x, w, y, dw, db, dx, real, batch, g_rows, x_rows, apart,
-             inner: constexpr, outer: constexpr, down: constexpr,
+def backward(g, x, w, y, dw, db, dx, real, batch, apart, inner: constexpr, outer: constexpr, down: constexpr,
              SAMPLES: constexpr, OUTPUTS: constexpr, INPUTS: constexpr,
              RELU: constexpr, COUNTED: constexpr, exact: constexpr):  # fmt: skip
     """A program has a tile of the weights' gradient of one network or, beyond the last of these, one of the input's."""
     group = tl.program_id(2).to(tl.int64)
-    g += group * g_rows * outer
+    g += group * batch * outer
     y += group * batch * outer
-    x += group * x_rows * inner
+    x += group * batch * inner
     dx += group * batch * inner
     k, tile, count = tl.program_id(0) * INPUTS + tl.arange(0, INPUTS), tl.program_id(1), batch
     if COUNTED:

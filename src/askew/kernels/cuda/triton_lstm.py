@@ -8,8 +8,6 @@ import triton.language as tl
 from triton.language import constexpr
 
 loose = triton.jit(do_not_specialize=["step", "top", "times", "batch", "tiles"])
-# Can a launch begin while the one before it ends? What that one wrote is read after gdc_wait().
-CAN_OVERLAP = hasattr(tl.extra.cuda, "gdc_wait")
 
 
 @triton.jit
@@ -23,15 +21,12 @@ def tanh(x):
 
 @loose
 def forward(pre, w, bias, hidden, cells, gates, step, top, times, batch, tiles, layers: constexpr, size: constexpr,
-            SAMPLES: constexpr, UNITS: constexpr, DEPTH: constexpr, exact: constexpr,
-            OVERLAP: constexpr):  # fmt: skip
+            SAMPLES: constexpr, UNITS: constexpr, DEPTH: constexpr, exact: constexpr):  # fmt: skip
     """A program has some units of one layer of one network, at the time `step` - layer, for some samples.
 
     A column of the product is one gate of one unit. Layer 0 adds `pre`, the part of its input; the others multiply
     the output of the layer below, which is of the step before, and add the bias.
     """
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
     group = tl.program_id(1).to(tl.int64)
     layer, first = top - tl.program_id(2) // tiles, tl.program_id(2) % tiles * SAMPLES
     time, own = step - layer, group * layers + layer
@@ -47,8 +42,6 @@ def forward(pre, w, bias, hidden, cells, gates, step, top, times, batch, tiles, 
     below = ((own - 1) * (times + 1) + time + 1) * batch * size
     matrix = (group * (2 * layers - 1) + tl.maximum(2 * layer - 1, 0)) * (4 * size * size)
     spots, rows = sample[:, None] * size + depth[None, :], output[None, :] * size + depth[:, None]
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
     for k in range(0, tl.where(layer == 0, size, 2 * size), DEPTH):
         second = k >= size
         a = tl.load(hidden + tl.where(second, below - size, before) + k + spots, mask=real, other=0.0)
@@ -72,16 +65,13 @@ def forward(pre, w, bias, hidden, cells, gates, step, top, times, batch, tiles, 
 
 @loose
 def backward(dy, w, cells, gates, slopes, carried, step, top, times, batch, tiles, layers: constexpr, size: constexpr,
-             SAMPLES: constexpr, UNITS: constexpr, DEPTH: constexpr, exact: constexpr,
-             OVERLAP: constexpr):  # fmt: skip
+             SAMPLES: constexpr, UNITS: constexpr, DEPTH: constexpr, exact: constexpr):  # fmt: skip
     """A program has some units of one layer of one network, at the time `step` - layer, for some samples.
 
     What flows back to a unit comes from the gates of the same layer one time later and of the layer above at the same
     time, which are both of the step before; each of the four gates is a product of its own, so that warps share them.
     `carried` is what flows back through the cells.
     """
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
     group = tl.program_id(1).to(tl.int64)
     layer, first = top - tl.program_id(2) // tiles, tl.program_id(2) % tiles * SAMPLES
     time, own = step - layer, group * layers + layer
@@ -94,24 +84,22 @@ def backward(dy, w, cells, gates, slopes, carried, step, top, times, batch, tile
     spots = gate[:, None, None] * size + sample[None, :, None] * (4 * size) + depth[None, None, :]
     rows = (gate[:, None, None] * size + depth[None, :, None]) * size + unit[None, None, :]
     begin, stop = tl.where(time < times - 1, 0, size), tl.where(layer < layers - 1, 2 * size, size)
-    mine = sample[:, None] * size + unit[None, :]
-    before, carry = (own * (times + 1) + time) * batch * size + mine, carried + own * batch * size + mine
-    place = ((own * times + time) * batch + sample)[:, None] * (4 * size) + unit[None, :]
-    i, f = tl.load(gates + place, mask=real, other=0.0), tl.load(gates + place + size, mask=real, other=0.0)
-    g = tl.load(gates + place + 2 * size, mask=real, other=0.0)
-    o = tl.load(gates + place + 3 * size, mask=real, other=0.0)
-    tc = tanh(tl.load(cells + before + batch * size, mask=real, other=0.0))
     acc = tl.zeros((4, SAMPLES, UNITS), dtype=tl.float32)
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
     for k in range(begin, stop, DEPTH):
         second = k >= size
         a = tl.load(slopes + tl.where(second, above - size, later) + k + spots, mask=real[None, :, :], other=0.0)
         b = tl.load(w + tl.where(second, upper - size * size, matrix) + k * size + rows)
         acc = tl.dot(a, b, acc, input_precision=exact)
     dh = tl.sum(acc, 0)
+    spots = sample[:, None] * size + unit[None, :]
     if begin == stop:  # the last time of the last layer
-        dh += tl.load(dy + group * batch * size + mine, mask=real, other=0.0)
+        dh += tl.load(dy + group * batch * size + spots, mask=real, other=0.0)
+    before, carry = (own * (times + 1) + time) * batch * size + spots, carried + own * batch * size + spots
+    place = ((own * times + time) * batch + sample)[:, None] * (4 * size) + unit[None, :]
+    i, f = tl.load(gates + place, mask=real, other=0.0), tl.load(gates + place + size, mask=real, other=0.0)
+    g = tl.load(gates + place + 2 * size, mask=real, other=0.0)
+    o = tl.load(gates + place + 3 * size, mask=real, other=0.0)
+    tc = tanh(tl.load(cells + before + batch * size, mask=real, other=0.0))
     dc = dh * o * (1 - tc * tc) + tl.load(carry, mask=real, other=0.0)
     tl.store(carry, dc * f, mask=real)
     tl.store(slopes + place, dc * g * i * (1 - i), mask=real)
