@@ -1119,6 +1119,16 @@ def test_choices_and_causes_stand_beside_their_table(desk: Path) -> None:
         ledger_text(desk)
 
 
+def test_tables_keep_the_printed_order_whatever_was_measured_first(desk: Path) -> None:
+    hard = "".join(f"toy/table,hard,{method},best_accuracy,40.00,,\n" for method in ("FedAvg", "FedProx"))
+    (desk / "papers" / "toy" / "printed.csv").write_text(PRINTED + hard)
+    measure(desk, plain, only=lambda run: (run.case, run.method) in (("easy", "FedProx"), ("hard", "FedAvg")))
+    lines = [[c.strip() for c in line.split("|")[1:-1]] for line in ledger_text(desk).splitlines() if line[:1] == "|"]
+    at = next(n for n, line in enumerate(lines) if line[0] == "method")
+    assert [line[0] for line in lines[at : at + 4]] == ["method", "---", "FedAvg", "FedProx"]
+    assert [heading.strip("`") for heading in lines[at][1:]] == ["easy", "hard"]
+
+
 def test_every_gap_of_the_papers_is_between_cells_that_are_printed() -> None:
     for e in papers.experiments().values():
         printed = {(n.case, n.method) for n in read_printed(PAPERS / e.paper) if n.experiment == e.id}

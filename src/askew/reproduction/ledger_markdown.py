@@ -344,13 +344,19 @@ def again_command(row: LedgerRow) -> str:
 def number_grids(rows: Sequence[LedgerRow]) -> dict[str, tuple[list[str], list[list[str]]]]:
     """By metric: headings and rows of a table of methods by cases, or of cases by methods where there are many cases.
 
-    Cases and methods of which nothing was measured are left out.
+    They are in the order in which they are printed; those of which nothing was measured are left out.
     """
     grids = dict[str, tuple[list[str], list[list[str]]]]()
     for metric in dict.fromkeys(row.printed.metric for row in rows if row.values):
         cells = {(row.printed.case, row.printed.method): row for row in rows if row.printed.metric == metric}
-        measured = [key for key, row in cells.items() if row.values]
-        cases, methods = (dict.fromkeys(key[n] for key in measured) for n in (0, 1))
+        cases, methods = (
+            [
+                name
+                for name in dict.fromkeys(key[n] for key in cells)
+                if any(cells[k].values for k in cells if k[n] == name)
+            ]
+            for n in (0, 1)
+        )
         titles = {
             case: f"{case_title(case)}<br>`{case}`" if case_title(case) != case else f"`{case}`" for case in cases
         }
