@@ -35,7 +35,7 @@ def show_workload(name: str, engine: EngineSettings, rounds: int, most: int) -> 
         print(f"{name} {engine.dtype} {built.facts['engine']}: {median:.2f} ms, least {least:.2f}")
         if built.space.device.type != "cuda":
             return
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:  # else it warns
             built.server.run_round(WARM_UP + rounds + 1, built.fed.eligible.tolist())
             torch.cuda.synchronize()
     kernels = sorted(profiler.key_averages(), key=lambda k: -k.device_time_total)
