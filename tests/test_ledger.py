@@ -1278,6 +1278,22 @@ def test_the_effect_of_a_claim_with_two_readings_is_that_of_the_default_one(
     assert effect.mean > 0 and not effect.others  # that of the other reading is 50 points lower
 
 
+def test_lines_of_a_figure_are_means_over_the_seeds_that_they_share(desk: Path) -> None:
+    figure = 'title = "Accuracy by round"\nwhere = "Figure 1"\nshows = "curves"\nmetric = "best_accuracy"\n'
+    (desk / "papers" / "toy" / "fig1.toml").write_text(f'{figure}runs = "toy/table"\naxis = {{ y = ["accuracy"] }}\n')
+    papers.experiments.cache_clear()
+    lift = lambda run: plain(run) + 0.1 * (run.seed == 4)
+    measure(desk, lift, seeds=range(3), only=lambda run: run.case == "easy")
+    measure(desk, lift, seeds=[4], only=lambda run: (run.case, run.method) == ("easy", "FedAvg"))
+    (found,) = collect_ledger(desk / "papers", desk / "results")[0].figures
+    assert found.note.startswith("Means over 3 seeds;") and found.panels[0].seeds == {"FedAvg": 3, "FedProx": 3}
+    last = [line.mean[-1] for line in found.panels[0].lines.values()]
+    measure(desk, lift, seeds=[4], only=lambda run: (run.case, run.method) == ("easy", "FedProx"))
+    (found,) = collect_ledger(desk / "papers", desk / "results")[0].figures
+    assert found.note.startswith("Means over 4 seeds;")
+    assert all(line.mean[-1] > before for line, before in zip(found.panels[0].lines.values(), last, strict=True))
+
+
 def test_a_figure_is_the_mean_of_stored_curves_and_names_what_is_missing(desk: Path) -> None:
     figure = 'title = "Accuracy by round"\nwhere = "Figure 1"\nshows = "curves"\nmetric = "best_accuracy"\n'
     (desk / "papers" / "toy" / "fig1.toml").write_text(f'{figure}runs = "toy/table"\naxis = {{ y = ["accuracy"] }}\n')

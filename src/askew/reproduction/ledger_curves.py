@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from statistics import fmean
 from typing import NamedTuple
 
 from ..report.picture import Picture, style
+from ..report.statistics import MIN_SEEDS
 from ..report.tables import MeanCurve
 from .evidence import Evidence, GridPoint, choose_point
 from .paper_figures import LineKey, Lines, Panel, draw_panels, measured_panels, panel_columns
@@ -86,17 +87,18 @@ def collect_figure(e: Experiment, evidence: Evidence) -> PaperFigure | None:
     """A figure of a paper from what is stored; None where an experiment has none, or nothing of it was run."""
     if not FIGURE.search(e.where) or not (e.axis or e.shows == "coverage"):
         return None
-    lines, stopped = dict[LineKey, list[Metrics]](), False
+    by_seed, stopped = dict[LineKey, Mapping[int, Metrics]](), False
     for (case, method), points in evidence.points(e.id).items():
         if method in e.axis.get("methods", (method,)):
             shown = line_points(e, evidence, points)
             for point in shown:
                 hyper = hyper_text(point.hyper) if len(shown) > 1 else ""
-                runs = [metrics for _, metrics in sorted(point.runs.items())]
-                lines[case, method, hyper] = runs or stopped_curves(e, evidence, point)
-                stopped = stopped or bool(lines[case, method, hyper] and not runs)
+                runs = point.runs or stopped_curves(e, evidence, point)
+                by_seed[case, method, hyper] = runs
+                stopped = stopped or bool(runs and not point.runs)
             if not shown:
-                lines[case, method, ""] = []
+                by_seed[case, method, ""] = {}
+    lines = with_shared_seeds(by_seed, of_cases=e.axis.get("lines") == "case")
     seeds = sorted(len(runs) for runs in lines.values() if runs)
     if not seeds:
         return None
@@ -109,11 +111,27 @@ def collect_figure(e: Experiment, evidence: Evidence) -> PaperFigure | None:
     return figure if panels else None
 
 
-def stopped_curves(e: Experiment, evidence: Evidence, point: GridPoint) -> list[Metrics]:
-    """The accuracies of runs that were stopped at one, where a figure shows nothing else."""
+def with_shared_seeds(by_seed: Mapping[LineKey, Mapping[int, Metrics]], *, of_cases: bool) -> Lines:
+    """Runs of lines that are drawn together are of the same seeds where they share enough, for a seed is a partition.
+
+    Those are the lines of one case; `of_cases`: of one method.
+    """
+    shares, together = 1 if of_cases else 0, dict[str, list[set[int]]]()
+    for key, runs in by_seed.items():
+        if runs:
+            together.setdefault(key[shares], []).append({*runs})
+    shared = {name: seeds for name, each in together.items() if len(seeds := set.intersection(*each)) >= MIN_SEEDS}
+    return {
+        key: [metrics for seed, metrics in sorted(runs.items()) if seed in shared.get(key[shares], runs)]
+        for key, runs in by_seed.items()
+    }
+
+
+def stopped_curves(e: Experiment, evidence: Evidence, point: GridPoint) -> dict[int, Metrics]:
+    """The accuracies of runs that were stopped at one, by seed, where a figure shows nothing else."""
     if e.shows in ("bars", "coverage"):
-        return []
-    return [{"accuracy": evidence.stopped[digest, seed][TO_TARGET]} for seed, digest in sorted(point.stopped.items())]
+        return {}
+    return {seed: {"accuracy": evidence.stopped[digest, seed][TO_TARGET]} for seed, digest in point.stopped.items()}
 
 
 def line_points(e: Experiment, evidence: Evidence, points: Sequence[GridPoint]) -> list[GridPoint]:
