@@ -48,6 +48,10 @@ class ManualClock:
         return self.seconds
 
 
+class OutOfResources(Exception):
+    """Triton's errors are no RuntimeErrors."""
+
+
 class TimedEngine:
     """An engine that trains nothing and moves the clock by `pace` seconds for every step of a client."""
 
@@ -58,7 +62,7 @@ class TimedEngine:
     def run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
         self.requests += requests
         if self.fails:
-            raise RuntimeError("not with this network")
+            raise OutOfResources("not on this GPU")
         self.clock.seconds += self.pace * sum(work.batches for request in requests for work in request.plan.train)
         return []
 
@@ -146,8 +150,10 @@ def test_the_rule_for_a_gpu(network: Any, shape: tuple[int, ...], name: str, oth
     space.device = torch.device("cuda")
     choice = choose("auto", module, space, 10.0)
     assert (choice.name, choice.others) == (name, others) and choice.reason
-    compiled = choose("auto", module, space, 10.0, compiled_or_bf16=True)
+    compiled = choose("auto", module, space, 10.0, compiled=True)
     assert (compiled.name, compiled.others) == ("slots", ())
+    in_bf16 = choose("auto", module, space, 10.0, bf16=True)
+    assert (in_bf16.name, in_bf16.others) == ("slots", others if name == "slots" else ("stacked",))
 
 
 def test_networks_that_draw_random_numbers_or_have_unknown_layers_are_trained_one_client_at_a_time() -> None:

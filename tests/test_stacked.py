@@ -71,6 +71,19 @@ def count_jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 # runs that share rows -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [16]}, {"name": "cnn", "width": 8}])
+def test_rows_in_lower_precision_are_near(model: dict[str, object]) -> None:
+    """Forward passes in bfloat16; weights and updates keep their precision."""
+    dtypes = ("float32", "bf16")
+    engines = [{"name": "stacked", "device": "cpu", "dtype": dtype} for dtype in dtypes]
+    plain, lower = (
+        run_together([make_config({"name": "scaffold"}, model=model, engine=engine)])[0] for engine in engines
+    )
+    alone = sequential_run(make_config({"name": "scaffold"}, model=model, engine=engines[1]))
+    assert all(weights.dtype == torch.float32 for weights in lower.model.values())
+    assert 1e-5 < model_gap(plain, lower) < 0.03 and model_gap(alone, lower) < 0.03
+
+
 @pytest.mark.parametrize(
     ("method", "own"),
     [

@@ -730,6 +730,12 @@ CASES = [
         'is for engine.name = "sequential"',
         "leave one of the two out",
     ),
+    setting(
+        "engine.dtype=bf16 engine.name=vmapped",
+        'dtype = "bf16"',
+        '"sequential", "slots" or "stacked"',
+        "leave one of the two out",
+    ),
     setting("engine.dtype=fp16", "engine: unknown dtype 'fp16'", "Known: bf16,", "did you mean 'bf16'?"),
     setting("engine.name=slot", "unknown name 'slot'", "Known: auto, sequential, slots,", "did you mean 'slots'?"),
     setting("local.drop_last=2", "local: drop_last", "must be true or false, got 2", "the default is false"),

@@ -138,6 +138,29 @@ def test_a_convolution_in_lower_precision(bf16: bool) -> None:
     assert (y - exact_y).abs().max() < (0.02 if bf16 else 5e-3)
 
 
+@pytest.mark.parametrize(
+    ("shape", "out", "kernel"), [((9, 3, 32, 32), 64, 5), ((9, 64, 14, 14), 64, 5), ((9, 3, 32, 32), 6, 5)]
+)
+def test_convolutions_of_many_networks_in_bfloat16(shape: tuple[int, ...], out: int, kernel: int) -> None:
+    """Forward and backward, against float64 of the rounded inputs, up to roundings of single numbers."""
+    x = torch.randn((3, *shape), device="cuda", dtype=torch.bfloat16 if shape[1] > 3 else None, requires_grad=True)
+    convs = [nn.Conv2d(shape[1], out, kernel).cuda() for _ in range(3)]
+    w, bias = (
+        torch.stack([getattr(conv, name).detach() for conv in convs]).requires_grad_() for name in ("weight", "bias")
+    )
+    with torch.autocast("cuda", torch.bfloat16):
+        y, which = cuda_conv._Grouped.apply(x, w, bias, 0, None)
+    assert y.dtype == torch.bfloat16
+    exact = [t.detach().double().requires_grad_() for t in (x, w, bias)]
+    before = torch.stack([F.conv2d(*each) for each in zip(*exact, strict=True)])
+    weight = torch.randn_like(y)
+    assert relative_error(y, torch.stack([F.max_pool2d(each.relu(), 2) for each in before])) < 0.01
+    gradients = torch.autograd.grad((y * weight).sum(), (x, w, bias))
+    exact_gradients = torch.autograd.grad((pooled_by_choice(before, which) * weight.double()).sum(), exact)
+    for a, b in zip(gradients, exact_gradients, strict=True):
+        assert a.shape == b.shape and relative_error(a, b) < 0.01
+
+
 def test_nothing_passes_where_the_relu_is_off() -> None:
     conv = nn.Conv2d(1, 4, 3).cuda()
     nn.init.constant_(conv.bias, -100.0)

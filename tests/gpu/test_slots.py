@@ -246,8 +246,9 @@ def test_out_of_memory_halves_the_slots() -> None:
     assert model_gap(one, other) < 1e-4
 
 
+@pytest.mark.parametrize("engine", ["slots", "stacked"])
 @pytest.mark.parametrize("dtype", ["tf32", "bf16"])
-def test_lower_precision_is_near(dtype: str) -> None:
+def test_lower_precision_is_near(dtype: str, engine: str) -> None:
     model = {"name": "cnn", "width": 8}
-    one, other = run("fedavg", "slots", model), run("fedavg", "slots", model, dtype=dtype)
+    one, other = run("fedavg", engine, model), run("fedavg", engine, model, dtype=dtype)
     assert 0 < model_gap(one, other) < 0.1 and other.model["conv1.weight"].dtype == torch.float32

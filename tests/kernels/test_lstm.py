@@ -98,16 +98,17 @@ def test_a_layer_with_extras_is_left_to_torch(extra: dict[str, bool | float]) ->
 
 def test_the_engine_of_an_lstm_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     module = CharLSTM(hidden=4).build_module((6,), 5)
-    for there, dtype, plain, name in (
-        (True, torch.float32, False, "stacked"),
-        (False, torch.float32, False, "slots"),
-        (True, torch.float64, False, "slots"),
-        (True, torch.float32, True, "slots"),
+    for there, dtype, lower, name in (
+        (True, torch.float32, {}, "stacked"),
+        (False, torch.float32, {}, "slots"),
+        (True, torch.float64, {}, "slots"),
+        (True, torch.float32, {"compiled": True}, "slots"),
+        (True, torch.float32, {"bf16": True}, "slots"),
     ):
         monkeypatch.setattr(batched_lstm, "available", lambda there=there: there)
         space = Space(module)
         space.device, space.dtype = torch.device("cuda"), dtype
-        choice = choose("auto", module, space, 10.0, compiled_or_bf16=plain)
+        choice = choose("auto", module, space, 10.0, **lower)
         assert (choice.name, choice.others) == (name, ("slots",) if name == "stacked" else ())
 
 

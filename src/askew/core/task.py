@@ -61,6 +61,8 @@ class WithFeatures(nn.Module):
 class Task:
     """What a method's `loss` hook may call."""
 
+    in_rows = False  # may the network be one of many that are vmapped?
+
     def __init__(
         self,
         module: nn.Module,
@@ -80,7 +82,7 @@ class Task:
 
     def run_forward(self, forward: Callable[[Tensor], Any], x: Tensor) -> Output:
         """A forward pass in the task's memory format and precision."""
-        if self.space.channels_last and x.dim() == 4:
+        if self.space.channels_last and x.dim() == 4 and not self.in_rows:  # vmap has no other memory formats
             x = x.contiguous(memory_format=torch.channels_last)
         if not self.bf16:
             return cast(Output, forward(x))
@@ -165,6 +167,7 @@ class Bound(Task):
 class Functional(Task):
     """The module called with parameters split from theta and with buffers that are kept for one step."""
 
+    in_rows = True
     live: dict[str, Tensor] = {}  # replaced by every load, never changed
 
     def load(self, buffers: Tensor) -> None:

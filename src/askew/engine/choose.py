@@ -77,7 +77,14 @@ class EngineChoice(NamedTuple):
 
 
 def choose(
-    name: str, module: nn.Module, space: Space, width: float, compiled_or_bf16: bool = False, client_steps: bool = False
+    name: str,
+    module: nn.Module,
+    space: Space,
+    width: float,
+    *,
+    compiled: bool = False,
+    bf16: bool = False,
+    client_steps: bool = False,
 ) -> EngineChoice:
     """The engine by the rule; `width` is a cohort's work divided by its longest client's.
 
@@ -106,10 +113,10 @@ def choose(
     if space.device.type == "cuda" and getattr(module, NEEDS_NUMBERS, False):
         return EngineChoice("sequential", "a hook of the method needs numbers where a GPU has tensors")
     if space.device.type == "cuda":
-        return choose_on_cuda(module, space, not_dense, compiled_or_bf16)
+        return choose_on_cuda(module, space, not_dense, compiled, bf16)
     if not_dense:
         return EngineChoice("sequential", f"{not_dense[0]} is faster, or only known to work, one client at a time")
-    if compiled_or_bf16:
+    if compiled or bf16:
         return EngineChoice("sequential", "compiled and bfloat16 networks are trained one client at a time")
     side_by_side = f"only about {width:.1f} clients would be at work side by side"
     if width < 2:
@@ -125,14 +132,18 @@ def choose(
     return EngineChoice("vmapped", few, ("sequential",))
 
 
-def choose_on_cuda(module: nn.Module, space: Space, not_dense: Collection[str], compiled_or_bf16: bool) -> EngineChoice:
+def choose_on_cuda(
+    module: nn.Module, space: Space, not_dense: Collection[str], compiled: bool, bf16: bool
+) -> EngineChoice:
     """The engine on a GPU by the rule; `not_dense` are the names of its layers that are not known to be dense."""
     slots = "a GPU is kept busy by many clients at a time"
-    known = not compiled_or_bf16 and not forbids_padding(module) and not skips_a_token(module)
-    if known and {*not_dense} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
+    known = not compiled and not forbids_padding(module) and not skips_a_token(module)
+    if known and not bf16 and {*not_dense} <= {"Embedding"} and batched_lstm.runs_on_gpu(module, space.dtype):
         return EngineChoice("stacked", "an LSTM: one kernel a time step serves many clients", ("slots",))
     if not known or {*not_dense} - CONVOLUTION_LAYERS:
         return EngineChoice("slots", slots)
+    if bf16:  # kernels take rows of convolutions that are pooled; of others, torch makes one slow convolution
+        return EngineChoice("slots", slots, ("stacked",) if not not_dense or getattr(module, "pooled", False) else ())
     if space.P <= SMALL_NETWORK:
         return EngineChoice("stacked", f"a small network ({space.P:,} parameters): one kernel serves many clients")
     if not_dense:
@@ -176,7 +187,7 @@ def fastest(
     for name in (rule.name, *rule.others):
         try:
             seconds(engines[name], request)
-        except (RuntimeError, WrongResult) as e:  # not with this network, not in this memory, or another result
+        except Exception as e:  # not this network, not in this memory, not on this GPU (Triton's own), another result
             if len(engines) == 1:
                 raise
             del engines[name]

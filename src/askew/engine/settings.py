@@ -56,7 +56,8 @@ class EngineSettings(Settings):
                 "engine: compile = true chooses kernels by timing, so deterministic = true cannot hold; "
                 "leave one of the two out."
             )
-        if self.dtype == "bf16" and self.name in ROW_ENGINES:
+        if self.dtype == "bf16" and self.name == "vmapped":
             raise EngineError(
-                'engine: dtype = "bf16" is for engine.name = "sequential" or "slots"; leave one of the two out.'
+                'engine: dtype = "bf16" is for engine.name = "sequential", "slots" or "stacked"; '
+                "leave one of the two out."
             )

@@ -336,11 +336,18 @@ def choose_engine(
     ids = config.participation.draw(draw, 1, fed.eligible, fed.clients)
     first = fed.sizes[ids]
     width = float(first.sum() / first.max()) if len(first) else 1.0
-    compiled_or_bf16 = config.engine.dtype == "bf16" or config.engine.compile
     steps = float(fed.planned_work(ids, config.local)[0].mean()) if len(ids) else 0.0
     classes = fed.criterion == "cross_entropy"
     client_steps = classes and prefers_client_steps(config.algorithm, module, space, width, steps)
-    choice = choose(config.engine.name, module, space, width, compiled_or_bf16, client_steps)
+    choice = choose(
+        config.engine.name,
+        module,
+        space,
+        width,
+        compiled=config.engine.compile,
+        bf16=config.engine.dtype == "bf16",
+        client_steps=client_steps,
+    )
     if callable(fed.criterion) and config.engine.name == "auto":
         choice = without_failing_rows(choice, make, space)
     if config.engine.deterministic:

@@ -62,9 +62,15 @@ def conv_relu_pool(x: Tensor, conv: nn.Module) -> Tensor:
 def forward(x: Tensor, w: Tensor, bias: Tensor, pad: int, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Pooled output and which of its four pixels each is; x [G, B, …], weights [G, …]: G networks at once."""
     half = x.is_cuda and torch.is_autocast_enabled("cuda")
+    exact = precision(half)
     if max(w.shape[1:3]) > WIDTH:
-        return wide_conv.outputs(x, w, bias, real, cudnn_precision(), half)
-    return small_conv.outputs(aligned(x), w, bias, pad, real, cudnn_precision() != "tf32", half)
+        return wide_conv.outputs(x, w, bias, real, exact, half)
+    return small_conv.outputs(aligned(x), w, bias, pad, real, exact != "tf32", half)
+
+
+def precision(half: bool) -> str:
+    """Of the products; where bfloat16 is asked for (`half`), TF32 is more than that."""
+    return "tf32" if half else cudnn_precision()
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -77,9 +83,11 @@ def backward(
     g: Tensor, x: Tensor, w: Tensor, which: Tensor, pad: int, inner: bool, real: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of weights, bias and, if `inner`, of the input."""
+    half = g.dtype is torch.bfloat16
+    exact = precision(half)
     if max(w.shape[1:3]) > WIDTH:
-        return wide_conv.slopes(g, x, w, which, inner, real, cudnn_precision(), g.dtype is torch.bfloat16)
-    g, x, which, split = g.contiguous(), aligned(x), which.contiguous(), cudnn_precision() != "tf32"
+        return wide_conv.slopes(g, x, w, which, inner, real, exact, half)
+    g, x, which, split = g.contiguous(), aligned(x), which.contiguous(), exact != "tf32"
     co, sums = w.shape[1], small_conv.weight_gradients(g, x, which, w.shape[3], pad, real, split)
     dx = small_conv.input_gradients(g, x, w, which, pad, real, split) if inner else x.new_empty((len(x), 0))
     return sums[:, :-co].view(w.shape), sums[:, -co:], dx

@@ -11,7 +11,7 @@ time.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ WEIGHTS = {"tf32": (256, 32, 4, 528), "tf32x3": (64, 32, 3, 528)}  # rows, numbe
 FIRST = {"tf32": (64, 16, 4, 264), "tf32x3": (32, 16, 4, 264)}  # spots, numbers at a time, stages, programs
 INPUTS = {"tf32": (64, 64, 4, 3), "tf32x3": (64, 32, 4, 3)}  # pixels of one program, outputs at a time
 IMAGES = 64  # that are copied at a time
+# bytes of shared memory on a multiprocessor that four stages of WEIGHTS need; a GeForce has 100 KiB, enough for three
+FOUR_STAGES = 145 * 2**10
 
 
 def supports(ci: int, co: int, k: int, pad: int) -> bool:
@@ -137,7 +139,8 @@ def images_last(x: Tensor, pad: int, dtype: torch.dtype, real: Tensor | None) ->
 def weights(seen: Tensor, sent: Tensor, shape: tuple[int, ...], real: Tensor | None, exact: str) -> Tensor:
     """Gradients of weights [G, taps, inputs, outputs], flat; summed in parts, in a fixed order."""
     groups, (ci, _, _, co, k, ho, *_) = len(seen), shape
-    rows, depth, stages, programs = WEIGHTS[exact]
+    rows, depth, most, programs = WEIGHTS[exact]
+    stages = most if has_shared_memory(seen.device, FOUR_STAGES) else min(most, 3)
     taps = max(1, rows // ci)
     tiles = -(-k * k // taps)
     each = -(-ho // max(1, min(ho, programs // (groups * tiles))))
@@ -148,6 +151,12 @@ def weights(seen: Tensor, sent: Tensor, shape: tuple[int, ...], real: Tensor | N
         seen, sent, partial, counts(real, seen), *sizes, num_warps=8 if co > 64 else 4, num_stages=stages
     )
     return partial.sum(1)
+
+
+@cache
+def has_shared_memory(device: torch.device, size: int) -> bool:
+    """Has a multiprocessor so many bytes?"""
+    return bool(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor >= size)
 
 
 def first_weights(
