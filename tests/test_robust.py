@@ -17,6 +17,7 @@ import askew
 from askew.algorithms import algorithms
 from askew.core.algorithm import Algorithm
 from askew.data.federation import LocalSettings, RoundPlan
+from askew.engine.answers import NOT_FINITE
 from askew.engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
 from askew.engine.robust import (
     NOT_CHOSEN,
@@ -32,7 +33,7 @@ from askew.engine.robust import (
     trimmed_mean,
     weighted_median,
 )
-from askew.engine.server import NOT_FINITE, Server
+from askew.engine.server import Server
 from askew.errors import ConfigError
 from askew.experiment.build import build
 from askew.experiment.config import Config, stored_tables

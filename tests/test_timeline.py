@@ -27,7 +27,8 @@ from askew.core.rng import uniforms
 from askew.data import Natural, Synthetic
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation, LocalSettings
-from askew.engine.clock import VirtualClock, answer_bytes
+from askew.engine.clock import VirtualClock
+from askew.engine.expected_uploads import answer_bytes
 from askew.engine.privacy import PrivacyStage
 from askew.engine.settings import EngineSettings
 from askew.errors import AskewError, ConfigError

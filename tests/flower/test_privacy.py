@@ -26,8 +26,9 @@ from in_process import (
 
 from askew.algorithms import algorithms
 from askew.engine import accounting
+from askew.engine.expected_uploads import zero_uploads
 from askew.engine.noise import SystemNoise
-from askew.engine.privacy import Privacy, add_noise, check_supported, clip_upload, zero_uploads
+from askew.engine.privacy import Privacy, add_noise, check_supported, clip_upload
 from askew.errors import ConfigError
 from askew.experiment.build import BuildCache
 from askew.flower.deployment_data import build_run, read_config

@@ -24,12 +24,11 @@ from ..core.types import State
 from ..data.federation import ClientBatches, RoundPlan
 from ..participation import MANY, CohortParticipation, Participation, Skewed, Turnout, UsedAnswer, keep, looks_at_all
 from ..timeline import Availability, TimeSettings, members
-from .answers import NO_BATCH
-from .base import Incident, PhaseOutputs, PhaseRequest
-from .clock import SPARSE, VirtualClock, answer_bytes, takes_any
+from .base import PhaseOutputs, PhaseRequest
+from .clock import SPARSE, VirtualClock, takes_any
+from .expected_uploads import answer_bytes, zero_uploads
 from .finite import finite_rows
-from .privacy import zero_uploads
-from .server import RoundLog, Server, with_work
+from .server import Server, answers_sent, with_work
 
 NOTHING = torch.zeros(0, dtype=torch.int64)
 LEAST_TRIES = 8  # random clients that are looked at before all are
@@ -359,27 +358,23 @@ class OverlappingServer(Server):
     def turnout_requests(self, round: int, turnout: Turnout) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """One round: train those who begin in it, keep their answers, and make a step with those that have come."""
         assert turnout.used is not None
-        (phase,), log = self.phases, RoundLog()
-        plan = with_work(self.prepare(round, turnout.ids.tolist(), turnout.share.tolist()))
-        self.times = dict.fromkeys(self.times, 0.0)
+        (phase,) = self.phases
+        beginning = with_work(self.prepare(round, turnout.ids.tolist(), turnout.share.tolist()))
+        if beginning.ids:
+            self.keep(beginning.ids, (yield self.first_request(round, beginning)))
         never_trained = turnout.record["asked"] - len(turnout.ids)  # as they leave, or never answer
-        log.bytes_down = self.bytes_down * (len(plan.ids) + never_trained)
-        if plan.ids:
-            self.keep(plan.ids, (yield self.first_request(round, plan)))
-        ids = [answer.client for answer in turnout.used]
         self.staleness = {a.client: self.versions[round - 1] - self.versions[a.round - 1] for a in turnout.used}
-        plan = self.used_plan(plan, turnout.used)
-        working = {*plan.ids}
-        log.incidents += [Incident(client, NO_BATCH, True) for client in ids if client not in working]
-        at = self.round_state(round, plan.ids)
-        if plan.ids:
-            outputs = self.take(plan.ids)
+        ids = [answer.client for answer in turnout.used]
+        current = self.begin_round(round, ids, turnout.reasons, self.used_plan(beginning, turnout.used))
+        current.bytes_down = self.bytes_down * (len(beginning.ids) + never_trained)
+        if current.plan.ids:
+            outputs = self.take(current.plan.ids)
             if self.stages:
-                outputs = self._through_stages(self._request(0, round, plan, at, {}), outputs)
-            log.bytes_up = self.bytes_up * (len(outputs.loss) + sum(i.arrived for i in outputs.incidents))
-            plan, at, _ = self._receive(phase, round, plan, outputs, at, log)
-        record = self._end_round(round, ids, turnout.reasons, plan, at, log)
-        self.versions.append(self.versions[-1] + log.whole)
+                outputs = self.through_stages(self.phase_request(0, current, {}), outputs)
+            current.bytes_up = self.bytes_up * answers_sent(outputs)
+            self.receive(current, phase, outputs)
+        record = self.end_round(current)
+        self.versions.append(self.versions[-1] + current.finite)
         return record | {"staleness": [self.staleness[client] for client in record["participants"]]}
 
     def used_plan(self, plan: RoundPlan, used: Sequence[UsedAnswer]) -> RoundPlan:
@@ -389,7 +384,7 @@ class OverlappingServer(Server):
 
     def keep(self, ids: Sequence[int], outputs: PhaseOutputs) -> None:
         """Keep answers until they are used."""
-        outputs = self._without_private(outputs)
+        outputs = self.messages.without_private(outputs)
         loss = outputs.loss
         if outputs.state:  # of a client's state only its owner knows whether it is finite
             loss = torch.where(finite_rows(outputs.state.values()), loss, torch.nan)

@@ -18,7 +18,7 @@ from ..core.rng import generator
 from ..errors import AlgorithmError, ConfigError
 from ..participation import MANY, CohortParticipation, Participation, Skewed, Turnout, keep, looks_at_all
 from ..timeline import AlwaysThere, Device, TimeSettings, availability_of, device_of, members, wait_for
-from .privacy import zero_uploads
+from .expected_uploads import answer_bytes
 from .server import Server
 
 SPARSE = 64  # one client of so many is there, or fewer: too few to be found by looking at any
@@ -233,17 +233,3 @@ def takes_any(rule: CohortParticipation) -> bool:
     return draws is CohortParticipation.sample or (
         isinstance(rule, Skewed) and draws is Skewed.sample and rule.gamma == 0
     )
-
-
-def answer_bytes(server: Server) -> tuple[int, int]:
-    """Bytes that travel to and from one client in a round, in all phases, as the server will count them.
-
-    A phase after one that trains is taken to bring the model anew: whether it moves is not known beforehand.
-    """
-    down = up = 0
-    for n, (phase, upload) in enumerate(zip(server.phases, zero_uploads(server), strict=True)):
-        sent = [(t.shape, t.element_size()) for t in upload.values()]
-        brings_model = n == 0 or server.phases[n - 1].trains
-        one_down, one_up = server.message_bytes(phase, server.received_sizes(phase), sent, brings_model)
-        down, up = down + one_down, up + one_up
-    return down, up

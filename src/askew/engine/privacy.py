@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import local
 from ..core.algebra import norm
 from ..core.records import REPEATED
 from ..core.settings import Settings, setting
-from ..core.types import Client, Cohort, State
+from ..core.types import Cohort, State
 from ..errors import ConfigError
 from ..participation import Participation, Poisson
 from .accounting import HOW_TO_INSTALL, can_amplify, epsilon
@@ -309,28 +308,6 @@ def leave_out_not_finite(outputs: PhaseOutputs, ids: Sequence[int]) -> PhaseOutp
 
 
 # which methods are supported ------------------------------------------------------------------------------------
-def zero_uploads(server: Server) -> list[State]:
-    """For each phase an upload of zeros, with the shapes and types of what a client sends that takes no step."""
-    alg, space, uploads = server.alg, server.space, list[State]()
-    state = alg.client_state(space)
-    carry = {n: rows[0] for n, rows in server.first_carry(server.fed.eligible[:1].tolist()).items()}
-    rates = (
-        server.local.lr,
-        server.local.lr,
-        server.local.momentum,
-        server.local.weight_decay,
-        server.local.clip_limit,
-    )
-    for phase in server.phases:
-        sent = {n: v for n, v in (server.state | server.memory.start).items() if n in phase.broadcast}
-        sent = {n: v.to(space.dtype) if v.is_floating_point() else v for n, v in sent.items()}
-        client = Client(space.start, space.buffers, sent, state, carry, server.parts, *rates, 1.0, 1.0, 1.0, 1, 0.5)
-        result = local.finish(phase, client, local.begin(phase, client))
-        state, carry = result.state, result.carry
-        uploads.append({n: torch.zeros_like(v) for n, v in result.up.items()})
-    return uploads
-
-
 def needs_mean_only(server: Server, zero_uploads: list[State]) -> bool:
     """Does the server's step depend on the uploads through their weighted mean alone?
 

@@ -42,8 +42,9 @@ from ..engine.choose import (
 from ..engine.clock import VirtualClock
 from ..engine.distributed import DistributedEngine, SharedEvaluator
 from ..engine.evaluate import Evaluator
+from ..engine.expected_uploads import zero_uploads
 from ..engine.faults import FaultStage
-from ..engine.privacy import PrivacyStage, check_supported, zero_uploads
+from ..engine.privacy import PrivacyStage, check_supported
 from ..engine.process_group import SINGLE, ProcessGroup
 from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric

@@ -18,7 +18,8 @@ from ..core.records import CLIENT_ERROR, NO_ANSWER, Record
 from ..core.rng import generator
 from ..data.federation import RoundPlan
 from ..engine.base import PhaseInputs, PhaseOutputs
-from ..engine.clock import answer_bytes, takes_any
+from ..engine.clock import takes_any
+from ..engine.expected_uploads import answer_bytes
 from ..engine.server import Server, with_work
 from ..errors import ConfigError
 from ..experiment.config import Config
