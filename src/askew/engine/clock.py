@@ -16,12 +16,11 @@ import numpy as np
 from ..core.records import CLOCK, LATE, LEFT, NO_ANSWER, NOT_AWAITED, OVERLAPPING
 from ..core.rng import generator
 from ..errors import AlgorithmError, ConfigError
-from ..participation import MANY, CohortParticipation, Participation, Skewed, Turnout, keep, looks_at_all
+from ..participation import MANY, SPARSE, CohortParticipation, Participation, Turnout, keep, looks_at_all, takes_any
 from ..timeline import AlwaysThere, Device, TimeSettings, availability_of, device_of, members, wait_for
 from .expected_uploads import answer_bytes
 from .server import Server
 
-SPARSE = 64  # one client of so many is there, or fewer: too few to be found by looking at any
 CHECKED = 4096  # clients of which it is looked at together whether they can answer
 ROUNDED = 1e-9  # of a stay: what the difference of two moments may be wrong by
 PREVIEWED = 20  # rounds from which the expected length of a round is taken
@@ -225,11 +224,3 @@ class VirtualClock:
         text = f"about {np.mean(lengths):.3g} seconds ({min(lengths):.3g} to {max(lengths):.3g} in {PREVIEWED} rounds)"
         lost = [f"{count:.3g} {what}" for count, what in ((late, "late"), (away, "leaving")) if count]
         return text + (f", {' and '.join(lost)} of {asked:.3g} asked clients" if lost else "")
-
-
-def takes_any(rule: CohortParticipation) -> bool:
-    """Does a rule take any m of those present, all equally likely, by the code of its base class?"""
-    draws = type(rule).sample
-    return draws is CohortParticipation.sample or (
-        isinstance(rule, Skewed) and draws is Skewed.sample and rule.gamma == 0
-    )

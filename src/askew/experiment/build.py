@@ -22,7 +22,6 @@ from ..data.dataset import Dataset, NaturalSource, Samples, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
 from ..data.user import load_checked
-from ..engine.asynchronous import OverlappingClock, OverlappingServer
 from ..engine.attacks import AttackStage
 from ..engine.base import Engine, OutputStage
 from ..engine.check import CheckedEngine
@@ -44,6 +43,8 @@ from ..engine.distributed import DistributedEngine, SharedEvaluator
 from ..engine.evaluate import Evaluator
 from ..engine.expected_uploads import zero_uploads
 from ..engine.faults import FaultStage
+from ..engine.overlapping_clock import OverlappingClock
+from ..engine.overlapping_server import OverlappingServer
 from ..engine.privacy import PrivacyStage, check_supported
 from ..engine.process_group import SINGLE, ProcessGroup
 from ..engine.robust import RobustStage
