@@ -169,12 +169,12 @@ class OverlappingClock(VirtualClock):
                 if absent:
                     continue  # others may begin in their place
                 nobody_before = self.arrival(round) if len(ids) < places else -math.inf
-            following = min(self.next_end(), nobody_before if len(self.jobs) < at_work else math.inf)
-            if math.isinf(following):
+            next_event = min(self.next_end(), nobody_before if len(self.jobs) < at_work else math.inf)
+            if math.isinf(next_event):
                 break
             if not (started or came or lost or self.jobs):
-                began = following  # nobody was there
-            self.now = max(self.now, following)
+                began = next_event  # nobody was there
+            self.now = max(self.now, next_event)
         if not (started or came or lost):
             self.next_arrival(round, self.now)  # which refuses a round that can never ask anybody
         asked = len(started) + sum(reason == NO_ANSWER for reason in lost.values())
@@ -194,10 +194,7 @@ class OverlappingClock(VirtualClock):
 
     def arrival(self, round: int) -> float:
         """The first moment from now on at which somebody is there whom the round can still ask; perhaps never."""
-        rule, pool = self.rule, self.fed.eligible
-        assert isinstance(rule, CohortParticipation)
-        pool = rule.present(rule.drawn_by(self.seed), round, pool, self.fed.clients)
-        return self.availability.earliest(pool, self.now)
+        return self.availability.earliest(self.could_be_asked(round), self.now)
 
     def summary(
         self,
