@@ -41,7 +41,27 @@ class LoadedJob(NamedTuple):
 
 
 class RowBuffers:
-    """Stacked buffers for one type of job, and the graphs of the moves on their first rows."""
+    """Stacked buffers for one type of job, and the graphs of the moves on their first rows.
+
+    A round's jobs are first put into rows with their samples (`place_samples`, perhaps while the round before is at
+    work), then with all else that they begin with (`load`). `RowMoves` takes the moves.
+    """
+
+    # made by `allocate`, a row for each job
+    graphs: GraphCache
+    given: list[Tensor]  # what the job was given: w, buffers, and the entries that `names` has
+    numbers: Tensor  # [rows, 7 and more]: the columns of NUMBERS, and the settings of the method that differ
+    first: dict[str, Tensor]  # by name, the places of its first and last batch in the sample buffer,
+    last: dict[str, Tensor]
+    count: dict[str, Tensor]  # and how many it has; 0: no job is in this row
+    counter: dict[str, Tensor]  # by name, one number for all rows: which of their batches is next
+    share: Tensor  # of a look's mean: what its next chunk adds
+    # made by `place_samples`
+    request_of: Tensor  # by row, the place of the job's request among the requests
+    job_of: Tensor  # by row, the place of the job among the jobs of all requests
+    rows_by_request: list[
+        tuple[Tensor, Tensor]
+    ]  # of each request, the rows of its jobs and the places of their clients
 
     def __init__(self, task: Functional, request: RequestJobs, long: bool = False) -> None:
         self.task, inputs = task, request.inputs
@@ -65,7 +85,7 @@ class RowBuffers:
         """Make buffers for so many rows; what was captured over smaller ones is forgotten."""
         self.rows, self.progress, self.result, self.rule = rows, None, {}, None
         self.graphs = GraphCache(self.device, self.stream)
-        self.given: list[Tensor] = []
+        self.given = []
         self.numbers = torch.zeros((rows, len(NUMBERS)), dtype=self.dtype, device=self.device)
         self.first, self.last, self.count = (
             {name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.samples} for _ in range(3)
@@ -96,21 +116,25 @@ class RowBuffers:
     ) -> None:
         """Where each row's batches are, and which rows and clients belong together, sent to the device at once."""
         begins = np.cumsum([0, *(len(request.batches) for request in requests)]).tolist()
-        request_of = [job.request for job in loaded]
-        job_of = [begins[job.request] + job.client for job in loaded]
         order = sorted(range(len(jobs)), key=lambda row: loaded[row][:2])  # by request and client
-        counts = [[job.batches[name].batches for job in jobs] for name in first]
-        lasts = [
-            [a + max(b - 1, 0) for a, b in zip(begin, count, strict=True)]
-            for begin, count in zip(first.values(), counts, strict=True)
-        ]
-        lists = [request_of, job_of, order, [jobs[row].i for row in order], *first.values(), *lasts, *counts]
-        self.request_of, self.job_of, rows, clients, *rest = send(torch.tensor(lists), self.device).unbind()
-        sizes = [request_of.count(n) for n in range(len(requests))]
-        self.rows_by_request = list(zip(torch.split(rows, sizes), torch.split(clients, sizes), strict=True))
-        for n, name in enumerate(first):
-            for part, row in zip((self.first, self.last, self.count), rest[n :: len(first)], strict=True):
-                part[name][: len(jobs)].copy_(row)
+        lists: dict[object, list[int]] = {
+            "request": [job.request for job in loaded],
+            "job": [begins[job.request] + job.client for job in loaded],
+            "row": order,
+            "client": [loaded[row].client for row in order],
+        }
+        for name, begin in first.items():
+            count = [job.batches[name].batches for job in jobs]
+            last = [a + max(b - 1, 0) for a, b in zip(begin, count, strict=True)]
+            lists |= {("first", name): begin, ("last", name): last, ("count", name): count}
+        sent = dict(zip(lists, send(torch.tensor([*lists.values()]), self.device).unbind(), strict=True))
+        self.request_of, self.job_of = sent["request"], sent["job"]
+        sizes = [lists["request"].count(n) for n in range(len(requests))]
+        rows, clients = (torch.split(sent[what], sizes) for what in ("row", "client"))
+        self.rows_by_request = list(zip(rows, clients, strict=True))
+        for name in first:
+            for what, part in (("first", self.first), ("last", self.last), ("count", self.count)):
+                part[name][: len(jobs)].copy_(sent[what, name])
             self.count[name][len(jobs) :].zero_()
 
     def load(self, jobs: Jobs, most: int, floats: Sequence[str]) -> None:
@@ -130,6 +154,7 @@ class RowBuffers:
             values = [[float(getattr(request.phase, name)) for name in floats] for request in requests]
             sent = send(torch.tensor(values, dtype=numbers.dtype), self.device)
             self.numbers[:n, columns:] = sent[self.request_of]
+        self.first_jobs = self.first_jobs or n
 
     def _sources(self, requests: Sequence[RequestJobs]) -> tuple[list[Tensor], list[Tensor]]:
         """What rows are picked from, and by which index: w, buffers, server, memory, state, carry."""
@@ -180,11 +205,11 @@ class RowBuffers:
         theta, carry, loss_sum = self.progress
         return Progress(theta[:m], {n: v[:m] for n, v in carry.items()}, loss_sum[:m])
 
-    def room_for(self, some: Progress) -> Progress:
-        """Empty rows like these, as many as there are."""
-        theta, carry, loss_sum = some
+    def allocate_progress(self, like: Progress) -> None:
+        """Make rows for the jobs' progress, of the shapes of these."""
+        theta, carry, loss_sum = like
         empty: Callable[[Tensor], Tensor] = lambda t: t.new_zeros((self.rows, *t.shape[1:]))
-        return Progress(empty(theta), {n: empty(v) for n, v in carry.items()}, empty(loss_sum))
+        self.progress = Progress(empty(theta), {n: empty(v) for n, v in carry.items()}, empty(loss_sum))
 
     def cursor(self, name: str, m: int) -> Cursor:
         """Which batch the first m rows see next."""

@@ -151,7 +151,7 @@ class RowMoves:
             return vmap(one)(*buffers.first_rows(m))
 
         if buffers.progress is None:
-            buffers.progress = buffers.room_for(begin())
+            buffers.allocate_progress(begin())
         for counter in buffers.counter.values():
             counter.zero_()
         buffers.graphs.replay(("begin", m), lambda: overwrite(buffers.first_progress(m), begin()), buffers.changed)

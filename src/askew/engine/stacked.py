@@ -152,7 +152,6 @@ class Stacked:
         for job_type, (key, jobs) in groups:
             buffers = self._buffers(key, job_type.requests[0])
             buffers.load(jobs, self.most, job_type.differ)
-            buffers.first_jobs = buffers.first_jobs or len(jobs)
             rows.append(RowMoves(job_type.phase, buffers, StackedSchedule(jobs), job_type.differ))
         for moves, result in zip(rows, run_side_by_side(rows), strict=True):
             requests = requests_of(moves.schedule.jobs)
