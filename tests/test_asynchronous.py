@@ -25,7 +25,7 @@ from askew.engine.client_draws import FreeClients
 from askew.engine.distributed import DistributedEngine
 from askew.engine.overlapping_clock import OverlappingClock
 from askew.engine.overlapping_server import OverlappingServer
-from askew.engine.privacy import PrivacyStage
+from askew.engine.privacy_stage import PrivacyStage
 from askew.errors import ConfigError
 from askew.experiment.build import build
 from askew.experiment.config import Config

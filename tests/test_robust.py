@@ -19,12 +19,8 @@ from askew.core.algorithm import Algorithm
 from askew.data.federation import LocalSettings, RoundPlan
 from askew.engine.answers import NOT_FINITE
 from askew.engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
-from askew.engine.robust import (
-    NOT_CHOSEN,
-    RULES,
-    TOO_FEW,
-    Robust,
-    RobustStage,
+from askew.engine.robust import NOT_CHOSEN, RULES, TOO_FEW, Robust, RobustStage
+from askew.engine.robust_rules import (
     Uploads,
     cap_weights,
     geometric_median,

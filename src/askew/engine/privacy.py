@@ -1,36 +1,19 @@
-"""Differential privacy: the table [privacy] of a configuration, clipping and noise, and which methods support them.
+"""The table [privacy] of a configuration: what is clipped, what noise is added, and what ε that comes to.
 
-In a simulation `PrivacyStage` does what clients and server would do. In a deployment clients shorten their updates
-themselves, and the stage does the server's part.
+`privacy_stage.py` does it, and `privacy_support.py` says which methods it can be done with.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from ..core.algebra import norm
-from ..core.records import REPEATED
 from ..core.settings import Settings, setting
-from ..core.types import Cohort, State
 from ..errors import ConfigError
 from ..participation import Participation, Poisson
 from .accounting import HOW_TO_INSTALL, can_amplify, epsilon
-from .answers import NOT_FINITE
-from .base import Incident, PhaseOutputs, PhaseRequest, RecordingStage
-from .finite import finite_rows
-from .noise import NoiseSource, SeededNoise, SystemNoise, shorten_rows
-from .server import Server
 
-TRIAL_CLIENTS = 8  # clients in the trial that finds out whether a method needs single uploads
 LEAST_NOISE = 1e-4  # less hides nothing, and whole numbers of its steps would overflow
-UPDATE_NOISE, COUNT_NOISE = "privacy noise", "privacy count"  # purposes of a simulation's random streams
 
 
 class Privacy(Settings):
@@ -174,197 +157,3 @@ class Privacy(Settings):
         if simulated and self.noise:
             phrases.append("simulated: noise and draws come from the seed and protect nobody")
         return ", ".join(phrases)
-
-
-def clip_upload(upload: State, max_length: float) -> tuple[State, bool]:
-    """The upload, shortened if the L2 norm of all its tensors together is larger than this; and whether it was not."""
-    length = math.sqrt(sum(float(t.double().square().sum()) for t in upload.values()))
-    if length <= max_length:
-        return upload, True
-    return {n: t * (max_length / length) for n, t in upload.items()}, False
-
-
-def add_noise(upload: State, max_length: float, std: float, source: NoiseSource) -> State:
-    """A client's upload plus its own Gaussian noise of this standard deviation."""
-    flat = torch.cat([t.flatten() for t in upload.values()])
-    noisy = torch.split(
-        source.noisy_sum(flat[None], max_length, std, UPDATE_NOISE, 0), [t.numel() for t in upload.values()]
-    )
-    return {n: part.view(t.shape).to(t) for (n, t), part in zip(upload.items(), noisy, strict=True)}
-
-
-# the stage ------------------------------------------------------------------------------------------------------
-
-
-class PrivacyStage(RecordingStage):
-    """Shortens updates, adds noise, and counts what ε it has come to."""
-
-    def __init__(self, privacy: Privacy, participation: Participation, clients: int, noise: NoiseSource) -> None:
-        """`clients` is N."""
-        self.privacy, self.noise = privacy, noise
-        self.deployed = False  # real clients shorten their updates, and say in place of their loss which were short
-        self.rate, self.clip = privacy.rate(participation), privacy.clip
-        # Of a secret draw not even the number of participants may show: the mean is over the expected number.
-        self.fixed_count = self.rate * clients if privacy.secret_sampling else None
-        self.rounds_of = np.zeros(clients, dtype=np.int64)  # by client: rounds in which its update was used
-        self.rounds = 0
-
-    @classmethod
-    def simulated(cls, privacy: Privacy, participation: Participation, clients: int, seed: int) -> PrivacyStage:
-        """The stage of a simulation."""
-        return cls(privacy, participation, clients, SeededNoise(seed))
-
-    def on_real_clients(self) -> PrivacyStage:
-        """The same stage for a deployment, whose noise nobody can draw again."""
-        stage = copy.copy(self)
-        stage.noise, stage.deployed = SystemNoise(), True
-        return stage
-
-    def __call__(self, request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOutputs:
-        privacy, round, ids = self.privacy, request.inputs.round, request.plan.ids
-        outputs = leave_out_not_finite(outputs, ids)
-        if not len(outputs.loss) or (self.deployed and not (privacy.central or privacy.quantile)):
-            return outputs
-        delta = outputs.up["delta"]
-        short = outputs.loss.double() if self.deployed else (norm(delta) <= self.clip).double()
-        if privacy.central:
-            delta = self._noisy_mean(delta, round).expand_as(delta)
-        elif privacy.local:
-            rows = range(len(ids)) if outputs.answered is None else outputs.answered
-            delta = torch.stack([self._local(delta[i], round, ids[row]) for i, row in enumerate(rows)])
-        elif not self.deployed:
-            delta = shorten_rows(delta, self.clip)
-        if privacy.quantile:
-            self._adapt(short, round)
-        return outputs._replace(up={"delta": delta}, loss=outputs.loss * 0 if self.deployed else outputs.loss)
-
-    def without_clients(self, round: int, w: Tensor) -> State | None:
-        """Noise alone where the draw of participants is secret: a round without it would show that there were none."""
-        if not self.privacy.secret_sampling:
-            return None
-        up = {"delta": self._noisy_mean(w.new_zeros(0, len(w)), round)[None]}
-        if self.privacy.quantile:
-            self._adapt(w.new_zeros(0), round)
-        return up
-
-    def _local(self, row: Tensor, round: int, client: int) -> Tensor:
-        """A client's update with its own noise."""
-        std = self.privacy.noise * self.clip
-        return self.noise.noisy_sum(row[None], self.clip, std, UPDATE_NOISE, round, client).to(row)
-
-    def _noisy_mean(self, delta: Tensor, round: int) -> Tensor:
-        """The mean of updates [m, P] with noise that hides each of them, [P]."""
-        rows, longest, count = delta, self.clip, len(delta)
-        if self.privacy.secure:  # every row is the mean: what must be hidden is one client's part of the sum
-            rows, longest = delta[:1].double() * count, self.clip * count
-        total = self.noise.noisy_sum(rows, longest, self.privacy.update_noise * self.clip, UPDATE_NOISE, round)
-        return (total / (self.fixed_count or count)).to(delta)
-
-    def _adapt(self, short: Tensor, round: int) -> None:
-        """Move clip towards the quantile; `short` [m] says of each update whether it was as short as clip.
-
-        Halves are counted, −1/2 for a long and 1/2 for a short update, so that one client changes the sum by 1/2.
-        """
-        privacy, halves = self.privacy, (short - 0.5)[:, None].double()
-        if privacy.noise:
-            total = self.noise.noisy_sum(halves, 0.5, privacy.count_noise, COUNT_NOISE, round)
-        else:
-            total = halves.sum(0)
-        share = float(total) / (self.fixed_count or len(short)) + 0.5
-        self.clip *= math.exp(-privacy.clip_rate * (share - privacy.quantile))
-
-    # the account ------------------------------------------------------------------------------------------------
-
-    def note(self, record: dict[str, Any]) -> dict[str, Any]:
-        self._count(record)
-        entries: dict[str, Any] = {"privacy_clip": self.clip} if self.privacy.quantile else {}
-        if self.privacy.noise:
-            rounds = self.rounds if self.rate < 1 else int(self.rounds_of.max(initial=0))
-            entries["epsilon"] = self.privacy.epsilon(rounds, self.rate)
-        return entries
-
-    def resume(self, records: Sequence[dict[str, Any]]) -> None:
-        for record in records:
-            self._count(record)
-            self.clip = record.get("privacy_clip", self.clip)
-
-    def _count(self, record: dict[str, Any]) -> None:
-        """Count who was protected in a round: all of a sum, or all who may have sent their noisy update."""
-        incidents = {reason: who for reason, who in record.get("incidents", {}).items() if reason != REPEATED}
-        lost = {client for clients in incidents.values() for client in clients}
-        took_part = {*record["participants"]}
-        self.rounds_of[sorted(took_part | lost if self.privacy.local else took_part - lost)] += 1
-        self.rounds += 1
-
-
-def leave_out_not_finite(outputs: PhaseOutputs, ids: Sequence[int]) -> PhaseOutputs:
-    """The outputs without clients whose numbers are not finite: in a mean they would spoil all."""
-    finite = finite_rows([outputs.loss, *outputs.up.values(), outputs.buffers]).tolist()
-    if all(finite):
-        return outputs
-    rows = range(len(ids)) if outputs.answered is None else outputs.answered
-    lost = [Incident(ids[row], NOT_FINITE, True) for row, fine in zip(rows, finite, strict=True) if not fine]
-    return outputs.leave_out(lost, ids)
-
-
-# which methods are supported ------------------------------------------------------------------------------------
-def needs_mean_only(server: Server, zero_uploads: list[State]) -> bool:
-    """Does the server's step depend on the uploads through their weighted mean alone?
-
-    Tried with random uploads, unequal clients and a random state: replacing every upload by the mean must change
-    nothing.
-    """
-    alg, rng = server.alg, np.random.default_rng(0)
-    if server.memory.start or "public" in alg.needs or alg.pooled:
-        return False
-
-    def draw(t: Tensor) -> Tensor:
-        return torch.from_numpy(rng.uniform(0.5, 1.5, tuple(t.shape)))
-
-    size, steps, tau, loss = (draw(torch.empty(TRIAL_CLIENTS)) for _ in range(4))
-    p = size / size.sum() if alg.by_samples else torch.full_like(size, 1 / TRIAL_CLIENTS)
-    cohort = Cohort(p, steps, tau, size, loss, None, 0.1, 0.2, 3, 5)
-    equal_losses = cohort._replace(loss=loss.mean().expand_as(loss))
-    w, state = draw(server.w), {n: draw(v) for n, v in server.state.items()}
-    for phase, zeros in zip(server.phases, zero_uploads, strict=True):
-        up = {n: torch.from_numpy(rng.normal(size=(TRIAL_CLIENTS, *t.shape))) for n, t in zeros.items()}
-        means = {n: torch.tensordot(p, t, 1).expand_as(t) for n, t in up.items()}
-        model, new_state = phase.aggregate(w, up, cohort, dict(state))
-        model_of_means, state_of_means = phase.aggregate(w, means, equal_losses, dict(state))
-        pairs = [
-            (model, model_of_means),
-            (phase.weights(up, cohort), phase.weights(means, equal_losses)),
-            *((new_state[n], state_of_means[n]) for n in new_state),
-        ]
-        if not all(torch.allclose(a.double(), b.double(), rtol=1e-6, atol=1e-9) for a, b in pairs):
-            return False
-    return True
-
-
-def check_supported(privacy: Privacy, server: Server, zero_uploads: list[State]) -> None:
-    """Refuse a method, a network or weights that do not support this protection."""
-    name = server.alg.display_name()
-    if (privacy.secure or privacy.central) and not needs_mean_only(server, zero_uploads):
-        raise ConfigError(
-            f"{name}: its server's step needs every client's upload, not their mean alone, which is all that "
-            f"{'secure aggregation' if privacy.secure else 'noise on the sum'} leaves; "
-            "use FedAvg or another that docs/privacy.md lists."
-        )
-    if privacy.clip and (
-        server.alg.client_state(server.space)
-        or any({*upload} - {"delta"} for upload in zero_uploads)
-        or len(zero_uploads) > 1
-    ):
-        raise ConfigError(
-            f"{name}: clipping changes what the server receives, and its clients keep or send more than their update; "
-            "use FedAvg, or another method that docs/privacy.md lists."
-        )
-    if privacy.noise and server.private.buffer_indices.numel() < server.space.Q:
-        raise ConfigError(
-            "privacy: noise protects no batch-norm statistics, which would travel beside; "
-            "use a network with another norm."
-        )
-    if privacy.central and server.alg.by_samples:
-        raise ConfigError(
-            f'{name}: noise on the sum is measured for equal weights; set algorithm.weighting = "uniform".'
-        )

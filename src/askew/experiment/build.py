@@ -45,7 +45,8 @@ from ..engine.expected_uploads import zero_uploads
 from ..engine.faults import FaultStage
 from ..engine.overlapping_clock import OverlappingClock
 from ..engine.overlapping_server import OverlappingServer
-from ..engine.privacy import PrivacyStage, check_supported
+from ..engine.privacy_stage import PrivacyStage
+from ..engine.privacy_support import check_supported
 from ..engine.process_group import SINGLE, ProcessGroup
 from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric

@@ -32,7 +32,7 @@ from ..engine.answers import (
 from ..engine.base import Incident, PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.distributed import TensorSpec
 from ..engine.expected_uploads import zero_uploads
-from ..engine.privacy import PrivacyStage
+from ..engine.privacy_stage import PrivacyStage
 from ..engine.server import Server
 from ..experiment.checkpoint import layout_digest
 from .client import CLIENT_NUMBERS, COMMON_NUMBERS
