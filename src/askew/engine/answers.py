@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.records import NO_ANSWER, REPEATED
 from ..core.types import State
-from .base import Incident, PhaseInputs, PhaseOutputs
+from .base import UPLOAD, Incident, PhaseInputs, PhaseOutputs
 from .distributed import TensorSpec
 from .finite import finite_rows
 
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
     def sent(self) -> State:
         """The tensors of the answer."""
-        return {**{f"up.{name}": t for name, t in self.up.items()}, "buffers": self.buffers}
+        return {**{UPLOAD + name: t for name, t in self.up.items()}, "buffers": self.buffers}
 
     def form(self) -> dict[str, TensorSpec]:
         """Shapes and types of these tensors."""

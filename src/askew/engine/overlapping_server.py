@@ -13,10 +13,9 @@ import torch
 
 from ..core.bank import Bank
 from ..core.records import Record
-from ..core.types import State
 from ..data.federation import ClientBatches, RoundPlan
 from ..participation import Turnout, UsedAnswer
-from .base import PhaseOutputs, PhaseRequest
+from .base import UPLOAD, PhaseOutputs, PhaseRequest, uploads_in
 from .expected_uploads import answer_bytes, zero_uploads
 from .finite import finite_rows
 from .server import Server, answers_sent, with_work
@@ -33,7 +32,7 @@ class OverlappingServer(Server):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         (up,), one = zero_uploads(self), self.space.start.new_zeros(())
-        answer = {f"up.{n}": t for n, t in up.items()} | {"loss": one}
+        answer = {UPLOAD + n: t for n, t in up.items()} | {"loss": one}
         answer |= {"buffers": self.space.buffers} if self.space.Q else {}
         answer |= {} if self.private.empty else {"theta": self.space.start}
         self.answers = Bank(answer)  # that wait until they are used, by client
@@ -81,11 +80,10 @@ class OverlappingServer(Server):
     def keep(self, ids: Sequence[int], outputs: PhaseOutputs) -> None:
         """Keep answers until they are used."""
         outputs = self.messages.without_private(outputs)
-        loss = outputs.loss
         if outputs.state:  # of a client's state only its owner knows whether it is finite
-            loss = torch.where(finite_rows(outputs.state.values()), loss, torch.nan)
-        rows = {f"up.{n}": t for n, t in outputs.up.items()} | {"loss": loss, "buffers": outputs.buffers}
-        self.answers.write(ids, rows | ({} if outputs.theta is None else {"theta": outputs.theta}))
+            finite = finite_rows(outputs.state.values())
+            outputs = outputs._replace(loss=torch.where(finite, outputs.loss, torch.nan))
+        self.answers.write(ids, outputs.entries())
         self.answer_states.write(ids, outputs.state)
 
     def take(self, ids: Sequence[int]) -> PhaseOutputs:
@@ -93,6 +91,5 @@ class OverlappingServer(Server):
         rows, state = self.answers.read(ids), self.answer_states.read(ids)
         for bank in (self.answers, self.answer_states):
             bank.forget(ids)
-        up: State = {n.removeprefix("up."): t for n, t in rows.items() if n.startswith("up.")}
-        loss = rows["loss"]
-        return PhaseOutputs(up, state, {}, rows.get("buffers", loss.new_zeros(len(ids), 0)), loss, rows.get("theta"))
+        buffers = rows.get("buffers", rows["loss"].new_zeros(len(ids), 0))
+        return PhaseOutputs(uploads_in(rows), state, {}, buffers, rows["loss"], rows.get("theta"))
