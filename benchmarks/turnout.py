@@ -26,7 +26,8 @@ from askew.report.picture import canvas, style
 from askew.report.significance import BETTER, WORSE, PairedComparison, judge_pairs
 from askew.report.statistics import MIN_SEEDS, t_interval
 from askew.reproduction.papers import find_experiment
-from askew.reproduction.results import metrics_by_run, parse_curve, read_results_file, results_file
+from askew.reproduction.results import metrics_by_run, read_results_file, results_file
+from askew.reproduction.run_metrics import parse_curve
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PICTURES = ROOT / "results", ROOT / "docs/img"

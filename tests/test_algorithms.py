@@ -496,7 +496,7 @@ def test_numbers_of_clients_do_not_matter(alg: Algorithm, monkeypatch: pytest.Mo
         return coin(seed, round, new.index(client) if DRAWS.get(key_of(alg)) == "coin" else client)
 
     monkeypatch.setattr("askew.data.federation.generator", moved_generator)
-    monkeypatch.setattr("askew.engine.server.coin", moved_coin)
+    monkeypatch.setattr("askew.engine.client_numbers.coin", moved_coin)
     renumbered = [samples[new.index(i)] for i in range(6)]
     other = trained_server(alg, classification(renumbered, norm), local, everybody)
     assert largest_gap(full_state(other, new), full_state(one)) < tolerance(alg)

@@ -21,9 +21,11 @@ from askew.core.records import LEFT, NO_ANSWER
 from askew.core.types import Cohort, State
 from askew.data.federation import LocalSettings
 from askew.engine.answers import NOT_FINITE
-from askew.engine.asynchronous import FreeClients, OverlappingClock, OverlappingServer
+from askew.engine.client_draws import FreeClients
 from askew.engine.distributed import DistributedEngine
-from askew.engine.privacy import PrivacyStage
+from askew.engine.overlapping_clock import OverlappingClock
+from askew.engine.overlapping_server import OverlappingServer
+from askew.engine.privacy_stage import PrivacyStage
 from askew.errors import ConfigError
 from askew.experiment.build import build
 from askew.experiment.config import Config
@@ -133,10 +135,9 @@ def test_the_rules_own_draw_waits_until_somebody_is_there(tmp_path: Path) -> Non
     clock.there, clock.availability = here, FreeClients(here, clock.busy)
     for round in range(1, 9):
         own = clock.rule.choose(clock.rule.drawn_by(0), round, clock.fed.eligible, 5).tolist()
-        clock.now, draw = 0.0, clock.draws(round)
-        assert draw(2) == []
-        clock.now = 7.0
-        assert draw(2) == sorted(own)
+        draw = clock.draw_of_round(round)
+        assert draw(2, 0.0) == []
+        assert draw(2, 7.0) == sorted(own)
 
 
 @pytest.mark.parametrize("way", BY_HAND)

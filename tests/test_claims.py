@@ -30,7 +30,7 @@ from askew.reproduction.claim_rules import (
 from askew.reproduction.claims import Claim, read_claims
 from askew.reproduction.expressions import TERM, Formula, RecordedCurve, Term, parse_term
 from askew.reproduction.papers import CURVES
-from askew.reproduction.results import TO_TARGET
+from askew.reproduction.run_metrics import TO_TARGET
 
 PAPERS = Path(__file__).parent.parent / "papers"
 CLAIMS = {claim.id: claim for folder in sorted(PAPERS.iterdir()) for claim in read_claims(folder)}

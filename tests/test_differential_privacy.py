@@ -22,7 +22,8 @@ from askew.engine import accounting
 from askew.engine.accounting import epsilon, gaussian_epsilon
 from askew.engine.base import PhaseOutputs
 from askew.engine.noise import BITS, RandomWords, SystemNoise, bernoulli_exp, discrete_gaussian, discrete_laplace
-from askew.engine.privacy import Privacy, PrivacyStage
+from askew.engine.privacy import Privacy
+from askew.engine.privacy_stage import PrivacyStage
 from askew.errors import ConfigError
 from askew.experiment.config import Config
 from askew.participation import Bernoulli, FullParticipation, Participation, Poisson, Uniform

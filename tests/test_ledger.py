@@ -81,14 +81,8 @@ from askew.reproduction.plan import prepare_reproduction
 from askew.reproduction.printed import PrintedNumber, read_printed
 from askew.reproduction.prune_curves import curve_uses, is_pruned, prune_curves
 from askew.reproduction.queue_plan import undecided_claims
-from askew.reproduction.results import (
-    TO_TARGET,
-    ResultRow,
-    metrics_by_run,
-    read_results,
-    read_results_file,
-    write_results,
-)
+from askew.reproduction.results import ResultRow, metrics_by_run, read_results, read_results_file, write_results
+from askew.reproduction.run_metrics import TO_TARGET
 from browser import CHROMIUM, Browser
 
 PAPERS = Path(__file__).parent.parent / "papers"

@@ -27,7 +27,7 @@ from askew.core.records import Record
 from askew.data import federation
 from askew.data.federation import CACHED_PLANS, Federation, LocalSettings
 from askew.engine import process_group
-from askew.engine.server import MODEL_NOT_FINITE, NOT_FINITE
+from askew.engine.answers import MODEL_NOT_FINITE, NOT_FINITE
 from askew.errors import AskewError, ConfigError, EngineError
 from askew.experiment import build as build_module
 from askew.experiment import launch, process_state, workers

@@ -46,23 +46,19 @@ from askew.reproduction.papers import find_experiment, papers_folder
 from askew.reproduction.plan import Reproduction, chosen_points, prepare_reproduction
 from askew.reproduction.planned_runs import PlannedRun, configure_runs, hyper_text, merge_tables, plan_runs, run_specs
 from askew.reproduction.printed import PrintedNumber, read_printed
+from askew.reproduction.provenance import Provenance, source_commit, source_hash
 from askew.reproduction.reproduce import reproduce, run_missing
 from askew.reproduction.results import (
-    TO_TARGET,
-    Provenance,
     ResultRow,
     metrics_by_run,
-    parse_curve,
     read_results,
     read_results_file,
     result_rows,
     run_command,
-    run_metrics,
     run_provenance,
-    source_commit,
-    source_hash,
     write_results,
 )
+from askew.reproduction.run_metrics import TO_TARGET, parse_curve, run_metrics
 from askew.reproduction.worked_examples import global_models, least_squares, worked_example
 
 # Every table and figure of the papers, and what was added to them, by the names under which they are known.

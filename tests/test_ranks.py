@@ -26,7 +26,8 @@ from askew.data.federation import LocalSettings
 from askew.engine import distributed, process_group
 from askew.engine.distributed import DistributedEngine, SharedEvaluator, balance_load
 from askew.engine.evaluate import SAMPLES_AT_A_TIME, Evaluator
-from askew.engine.privacy import Privacy, PrivacyStage
+from askew.engine.privacy import Privacy
+from askew.engine.privacy_stage import PrivacyStage
 from askew.engine.process_group import PeerLost, ProcessGroup, close_sockets
 from askew.engine.server import Server
 from askew.errors import AlgorithmError, EngineError

@@ -17,13 +17,10 @@ import askew
 from askew.algorithms import algorithms
 from askew.core.algorithm import Algorithm
 from askew.data.federation import LocalSettings, RoundPlan
+from askew.engine.answers import NOT_FINITE
 from askew.engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
-from askew.engine.robust import (
-    NOT_CHOSEN,
-    RULES,
-    TOO_FEW,
-    Robust,
-    RobustStage,
+from askew.engine.robust import NOT_CHOSEN, RULES, TOO_FEW, Robust, RobustStage
+from askew.engine.robust_rules import (
     Uploads,
     cap_weights,
     geometric_median,
@@ -32,7 +29,7 @@ from askew.engine.robust import (
     trimmed_mean,
     weighted_median,
 )
-from askew.engine.server import NOT_FINITE, Server
+from askew.engine.server import Server
 from askew.errors import ConfigError
 from askew.experiment.build import build
 from askew.experiment.config import Config, stored_tables

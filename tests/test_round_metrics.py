@@ -33,7 +33,7 @@ from askew.engine.server import Server
 from askew.experiment.build import build
 from askew.experiment.config import Config
 from askew.experiment.store import Run
-from askew.reproduction.results import run_metrics
+from askew.reproduction.run_metrics import run_metrics
 from problems import (
     Problem,
     RecordingEngine,

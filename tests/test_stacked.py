@@ -15,7 +15,7 @@ from askew.core.settings import setting
 from askew.core.task import Bound
 from askew.core.types import Client
 from askew.engine import row_buffers, stacked
-from askew.engine.jobs import ClientJobs, Jobs
+from askew.engine.jobs import Jobs, RequestJobs
 from askew.engine.row_buffers import RowBuffers, graph_rows
 from askew.engine.sample_buffer import SampleBuffer, fill_buffers
 from askew.engine.sequential import Sequential
@@ -183,8 +183,8 @@ def test_runs_with_one_seed_share_plans_and_samples() -> None:
     works = [request.plan.train for request in requests]
     assert all(a is b for a, b in zip(*works, strict=True))
     buffers: dict[str, SampleBuffer] = {}
-    by_request = [ClientJobs(request) for request in requests]
-    grown, first = fill_buffers(buffers, [(request_jobs, i) for request_jobs in by_request for i in range(3)])
+    jobs = [job for request in requests for job in RequestJobs(request).jobs()]
+    grown, first = fill_buffers(buffers, jobs)
     assert grown and first["train"][:3] == first["train"][3:]
     assert sum(buffers["train"].filled) == sum(len(work.places) for work in works[0])
     other = build(make_config({"name": "fedavg"}, seed=1), cache)

@@ -11,7 +11,7 @@ import torch
 from askew.algorithms import FedAsync, FedAvg, FedBuff, algorithms
 from askew.algorithms._staleness import hinge
 from askew.core.algorithm import Algorithm
-from askew.engine.asynchronous import OverlappingClock
+from askew.engine.overlapping_clock import OverlappingClock
 from askew.errors import ConfigError
 from askew.experiment.build import build
 from askew.experiment.config import Config

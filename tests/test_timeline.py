@@ -27,8 +27,9 @@ from askew.core.rng import uniforms
 from askew.data import Natural, Synthetic
 from askew.data.dataset import Dataset, Samples
 from askew.data.federation import Federation, LocalSettings
-from askew.engine.clock import VirtualClock, answer_bytes
-from askew.engine.privacy import PrivacyStage
+from askew.engine.clock import VirtualClock
+from askew.engine.expected_uploads import answer_bytes
+from askew.engine.privacy_stage import PrivacyStage
 from askew.engine.settings import EngineSettings
 from askew.errors import AskewError, ConfigError
 from askew.experiment.build import BuiltRun, build

@@ -17,7 +17,8 @@ from askew.reproduction.comparison import table_cells
 from askew.reproduction.papers import find_experiment
 from askew.reproduction.plan import prepare_reproduction
 from askew.reproduction.planned_runs import plan_runs, run_specs, settings_tables
-from askew.reproduction.results import parse_curve, read_results_file
+from askew.reproduction.results import read_results_file
+from askew.reproduction.run_metrics import parse_curve
 
 ROOT = Path(__file__).parents[1]
 

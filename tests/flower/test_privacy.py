@@ -26,8 +26,11 @@ from in_process import (
 
 from askew.algorithms import algorithms
 from askew.engine import accounting
+from askew.engine.expected_uploads import zero_uploads
 from askew.engine.noise import SystemNoise
-from askew.engine.privacy import Privacy, add_noise, check_supported, clip_upload, zero_uploads
+from askew.engine.privacy import Privacy
+from askew.engine.privacy_stage import add_noise, clip_upload
+from askew.engine.privacy_support import check_supported
 from askew.errors import ConfigError
 from askew.experiment.build import BuildCache
 from askew.flower.deployment_data import build_run, read_config

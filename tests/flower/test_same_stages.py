@@ -84,7 +84,7 @@ def test_private_statistics_are_not_judged() -> None:
     (outputs,) = server.engine.run([request])
     far = outputs.buffers.clone()
     far[4] *= 1e6  # of inputs in another unit
-    left = server._through_stages(request, outputs._replace(buffers=far))
+    left = server.through_stages(request, outputs._replace(buffers=far))
     assert left.answered is None and torch.equal(left.buffers, far)
 
 

@@ -12,7 +12,7 @@ from askew.algorithms import algorithms
 from askew.bench.workloads import with_random_images
 from askew.core.space import Space
 from askew.engine import stacked
-from askew.engine.jobs import ClientJobs
+from askew.engine.jobs import RequestJobs
 from askew.engine.slots import Slots
 from askew.experiment.config import Config
 from askew.experiment.run import run_together
@@ -143,9 +143,9 @@ def test_many_large_batches_of_a_network_without_kernels(engine: str, dtype: str
 
 def test_no_slot_reads_the_numbers_of_clients_before_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take long here. Rates and steps of the second run, computed on one slot's stream, were read by others."""
-    compute = ClientJobs.compute_numbers
+    compute = RequestJobs.compute_numbers
 
-    def compute_late(self: ClientJobs) -> None:
+    def compute_late(self: RequestJobs) -> None:
         torch.cuda._sleep(200_000_000)  # a tenth of a second
         compute(self)
 
@@ -161,7 +161,7 @@ def test_no_slot_reads_the_numbers_of_clients_before_they_are_there(monkeypatch:
         return [Config.build(tables | {"seed": seed}) for seed in range(3)]
 
     alone = [run_together([config])[0] for config in configs("sequential")]
-    monkeypatch.setattr(ClientJobs, "compute_numbers", compute_late)
+    monkeypatch.setattr(RequestJobs, "compute_numbers", compute_late)
     for one, other in zip(alone, run_together(configs("slots")), strict=True):
         assert model_gap(one, other) < 1e-11
 

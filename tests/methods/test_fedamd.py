@@ -44,7 +44,7 @@ def test_rounds_follow_the_formulas(noisy: Problem) -> None:
 def set_anchors(monkeypatch: pytest.MonkeyPatch, anchors: dict[int, list[int]]) -> None:
     """Choose the anchors of every round instead of drawing them."""
     coins = lambda seed, round, client: 0.0 if client in anchors.get(round, []) else 0.999
-    monkeypatch.setattr("askew.engine.server.coin", coins)
+    monkeypatch.setattr("askew.engine.client_numbers.coin", coins)
 
 
 def test_two_rounds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

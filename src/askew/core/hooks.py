@@ -127,20 +127,20 @@ def finish(alg: Algorithm, theta: Tensor, client: Client) -> tuple[State, State]
 # nothing in place -----------------------------------------------------------------------------------------------------
 
 
-left: dict[tuple[type[Algorithm], str], int] = {}  # by class and hook: how many calls are still watched; askew's: −1
+watches_left: dict[tuple[type[Algorithm], str], int] = {}  # by class and hook: calls still watched; askew's: −1
 
 
 def watch_anew() -> None:
     """Forget which hooks were watched: they may have been replaced since. Called before a run."""
-    left.clear()
+    watches_left.clear()
 
 
 def calls_left(alg: Algorithm, hook: str) -> int:
     """How many calls of a hook are still watched; −1 if the function is askew's own."""
     key = type(alg), hook
-    found = left.get(key)
+    found = watches_left.get(key)
     if found is None:
-        found = left[key] = -1 if is_askews(getattr(type(alg), hook)) else WATCHED_CALLS
+        found = watches_left[key] = -1 if is_askews(getattr(type(alg), hook)) else WATCHED_CALLS
     return found
 
 
@@ -153,7 +153,7 @@ def is_watched(alg: Algorithm, hook: str) -> bool:
     """Is this one of the first calls of a hook that is not askew's own? What changes tensors does so at once."""
     calls = calls_left(alg, hook)
     if calls > 0:
-        left[type(alg), hook] = calls - 1
+        watches_left[type(alg), hook] = calls - 1
     return calls > 0
 
 

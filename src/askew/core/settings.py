@@ -124,32 +124,32 @@ class Settings:
 
 
 # What all instances of a class share is kept by class: the papers' experiments are thousands of configurations.
-resolved: dict[type, Mapping[str, Any]] = {}
-declared: dict[type, Mapping[str, tuple[dataclasses.Field[Any], Any]]] = {}
+known_types: dict[type, Mapping[str, Any]] = {}
+known_fields: dict[type, Mapping[str, tuple[dataclasses.Field[Any], Any]]] = {}
 checked_defaults: dict[type, dict[str, object]] = {}
-untouched: dict[type, Settings] = {}
+unset_instances: dict[type, Settings] = {}
 
 
 def field_types(cls: type) -> Mapping[str, Any]:
     """The resolved annotations of a class's fields."""
-    if cls not in resolved:
-        resolved[cls] = typing.get_type_hints(cls)
-    return resolved[cls]
+    if cls not in known_types:
+        known_types[cls] = typing.get_type_hints(cls)
+    return known_types[cls]
 
 
 def checked_fields(cls: type) -> Mapping[str, tuple[dataclasses.Field[Any], Any]]:
     """The fields of a class with their types, by name."""
-    if cls not in declared:
+    if cls not in known_fields:
         kinds = field_types(cls)
-        declared[cls] = {f.name: (f, kinds[f.name]) for f in dataclasses.fields(typing.cast(Any, cls))}
-    return declared[cls]
+        known_fields[cls] = {f.name: (f, kinds[f.name]) for f in dataclasses.fields(typing.cast(Any, cls))}
+    return known_fields[cls]
 
 
 def with_defaults(cls: type[S]) -> S:
     """The settings of a class with nothing set; one frozen instance serves all."""
-    if cls not in untouched:
-        untouched[cls] = cls()
-    return typing.cast(S, untouched[cls])
+    if cls not in unset_instances:
+        unset_instances[cls] = cls()
+    return typing.cast(S, unset_instances[cls])
 
 
 def is_off(value: object) -> bool:

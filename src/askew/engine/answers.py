@@ -6,7 +6,7 @@ normalised over the others. Every reason why an answer is not used is one of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..core.records import NO_ANSWER, REPEATED
 from ..core.types import State
-from .base import Incident, PhaseInputs, PhaseOutputs
+from .base import UPLOAD, Incident, PhaseInputs, PhaseOutputs
 from .distributed import TensorSpec
+from .finite import finite_rows
 
 # Reasons of incidents, beside those in core/records.py that nothing came. Something came, and it was refused:
 OTHER_CLIENT = "answer of another client"
@@ -48,7 +49,7 @@ class Answer(NamedTuple):
 
     def sent(self) -> State:
         """The tensors of the answer."""
-        return {**{f"up.{name}": t for name, t in self.up.items()}, "buffers": self.buffers}
+        return {**{UPLOAD + name: t for name, t in self.up.items()}, "buffers": self.buffers}
 
     def form(self) -> dict[str, TensorSpec]:
         """Shapes and types of these tensors."""
@@ -153,3 +154,10 @@ def split_answers(inputs: PhaseInputs, phase: int, outputs: PhaseOutputs, client
         up, own = ({name: t[i] for name, t in entries.items()} for entries in (outputs.up, kept))
         answers.append(Answer(client, inputs.round, phase, up, outputs.buffers[i], outputs.loss[i], own))
     return answers
+
+
+def leave_out_not_finite(outputs: PhaseOutputs, ids: Sequence[int], reports: Iterable[Tensor]) -> PhaseOutputs:
+    """The outputs without the clients whose rows of these reports are not finite; `ids` are the whole cohort's."""
+    finite = finite_rows(reports).tolist()
+    broken = [ids[row] for row, fine in zip(outputs.cohort_rows(), finite, strict=True) if not fine]
+    return outputs.leave_out([answer_incident(client, NOT_FINITE) for client in broken], ids) if broken else outputs

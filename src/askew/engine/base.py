@@ -14,6 +14,8 @@ from ..core.algorithm import Algorithm
 from ..core.types import Client, Part, State, select_rows
 from ..data.federation import RoundPlan
 
+UPLOAD = "up."  # begins the names of uploads where they are beside others
+
 
 def parts_key(parts: Mapping[str, Part]) -> bytes:
     """What the parts of a method are, as a hash: runs whose parts are the same have one."""
@@ -100,6 +102,11 @@ class PhaseOutputs(NamedTuple):
     answered: list[int] | None = None  # the rows of the cohort that these are, where some are not used; None: all
     incidents: tuple[Incident, ...] = ()  # why the others are not used
 
+    def entries(self) -> State:
+        """All that is sent, and models if there are any, in one dictionary; `uploads_in` finds the uploads in it."""
+        sent = {**{UPLOAD + n: t for n, t in self.up.items()}, "buffers": self.buffers, "loss": self.loss}
+        return sent if self.theta is None else sent | {"theta": self.theta}
+
     def cohort_rows(self) -> list[int]:
         """The places of these rows in the whole cohort."""
         return list(range(len(self.loss))) if self.answered is None else self.answered
@@ -117,6 +124,11 @@ class PhaseOutputs(NamedTuple):
         up, state, carry = (select_rows(entries, rows) for entries in (self.up, self.state, self.carry))
         theta = None if self.theta is None else self.theta[rows]
         return PhaseOutputs(up, state, carry, self.buffers[rows], self.loss[rows], theta)
+
+
+def uploads_in(entries: State) -> State:
+    """The uploads among such entries, by their own names."""
+    return {n.removeprefix(UPLOAD): t for n, t in entries.items() if n.startswith(UPLOAD)}
 
 
 class PhaseRequest(NamedTuple):

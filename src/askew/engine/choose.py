@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -90,6 +91,25 @@ def choose(
 
     `client_steps`: a kernel takes the steps of a small network faster one client after another.
     """
+    check_named(name, module)
+    if name == "stacked" and forbids_padding(module):
+        return EngineChoice("vmapped", "stacked pads batches, which batch norm, or another layer or loss, would count")
+    if name == "stacked" and skips_a_token(module):
+        return EngineChoice("vmapped", "stacked would train the embedding's padding_idx")
+    if name != "auto":
+        return EngineChoice(name, AS_CONFIGURED)
+    if stochastic(module):
+        return EngineChoice("sequential", "random numbers are drawn while training")
+    not_dense = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_askews(type(m))]
+    if space.device.type != "cuda":
+        return choose_on_cpu(space, width, not_dense, compiled or bf16, client_steps)
+    if getattr(module, NEEDS_NUMBERS, False):
+        return EngineChoice("sequential", "a hook of the method needs numbers where a GPU has tensors")
+    return choose_on_cuda(module, space, not_dense, compiled, bf16)
+
+
+def check_named(name: str, module: nn.Module) -> None:
+    """Refuse an engine that cannot run this network or method."""
     if name in (*ROW_ENGINES, "slots") and stochastic(module):
         raise EngineError(
             f'engine: "{name}" cannot run a network with dropout, or a method that draws random numbers, reproducibly; '
@@ -101,22 +121,18 @@ def choose(
             "this method fails or gives another result; compute with them as with numbers (no dictionary, str or "
             'isinstance, and torch.where instead of if), or use engine.name = "sequential" or "vmapped".'
         )
-    if name == "stacked" and forbids_padding(module):
-        return EngineChoice("vmapped", "stacked pads batches, which batch norm, or another layer or loss, would count")
-    if name == "stacked" and skips_a_token(module):
-        return EngineChoice("vmapped", "stacked would train the embedding's padding_idx")
-    if name != "auto":
-        return EngineChoice(name, AS_CONFIGURED)
-    if stochastic(module):
-        return EngineChoice("sequential", "random numbers are drawn while training")
-    not_dense = [type(m).__name__ for m in module.modules() if not is_dense(m) and not is_askews(type(m))]
-    if space.device.type == "cuda" and getattr(module, NEEDS_NUMBERS, False):
-        return EngineChoice("sequential", "a hook of the method needs numbers where a GPU has tensors")
-    if space.device.type == "cuda":
-        return choose_on_cuda(module, space, not_dense, compiled, bf16)
+
+
+def choose_on_cpu(
+    space: Space, width: float, not_dense: Sequence[str], one_by_one: bool, client_steps: bool
+) -> EngineChoice:
+    """The engine on a CPU by the rule; `not_dense` are the names of its layers that are not known to be dense.
+
+    `one_by_one`: the network is compiled, or trained in bfloat16.
+    """
     if not_dense:
         return EngineChoice("sequential", f"{not_dense[0]} is faster, or only known to work, one client at a time")
-    if compiled or bf16:
+    if one_by_one:
         return EngineChoice("sequential", "compiled and bfloat16 networks are trained one client at a time")
     side_by_side = f"only about {width:.1f} clients would be at work side by side"
     if width < 2:
@@ -176,13 +192,10 @@ def fastest(
 
     engines = {name: make(name) for name in (rule.name, *rule.others)}
     if device.type == "cpu":  # on CUDA all of it, for whose shapes graphs are captured that are of use later
-        one = first_steps(request, 1, 1)
-        seconds(engines["sequential"], one)
-        alone = max(seconds(engines["sequential"], one), SHORTEST_TIME)
-        count = min(round(width), int(TRIAL_SECONDS / TRIAL_STEPS / alone))
-        if count < 2:
+        some = trial_request(request, width, partial(seconds, engines["sequential"]))
+        if some is None:
             return rule
-        request = first_steps(request, count, int(TRIAL_SECONDS / count / alone))
+        request = some
     wrong = list[str]()
     for name in (rule.name, *rule.others):
         try:
@@ -199,6 +212,18 @@ def fastest(
     best = min(times, key=lambda name: times[name] if name == rule.name else times[name] / TIME_SHARE_TO_WIN)
     measured = ", ".join([*(f"{name} {1e3 * s:.3g} ms" for name, s in times.items()), *(f"{n} wrong" for n in wrong)])
     return EngineChoice(best, f"measured on some steps of the first round: {measured}")
+
+
+def trial_request(request: PhaseRequest, width: float, seconds: Callable[[PhaseRequest], float]) -> PhaseRequest | None:
+    """As many clients and steps of a request as a trial has time for; None if it has none for two clients.
+
+    `seconds` is how long the sequential engine takes.
+    """
+    one = first_steps(request, 1, 1)
+    seconds(one)  # which does not count
+    alone = max(seconds(one), SHORTEST_TIME)
+    count = min(round(width), int(TRIAL_SECONDS / TRIAL_STEPS / alone))
+    return first_steps(request, count, int(TRIAL_SECONDS / count / alone)) if count >= 2 else None
 
 
 def first_steps(request: PhaseRequest, clients: int, steps: int) -> PhaseRequest:

@@ -16,12 +16,11 @@ import numpy as np
 from ..core.records import CLOCK, LATE, LEFT, NO_ANSWER, NOT_AWAITED, OVERLAPPING
 from ..core.rng import generator
 from ..errors import AlgorithmError, ConfigError
-from ..participation import MANY, CohortParticipation, Participation, Skewed, Turnout, keep, looks_at_all
+from ..participation import MANY, SPARSE, CohortParticipation, Participation, Turnout, keep, looks_at_all, takes_any
 from ..timeline import AlwaysThere, Device, TimeSettings, availability_of, device_of, members, wait_for
-from .privacy import zero_uploads
+from .expected_uploads import answer_bytes
 from .server import Server
 
-SPARSE = 64  # one client of so many is there, or fewer: too few to be found by looking at any
 CHECKED = 4096  # clients of which it is looked at together whether they can answer
 ROUNDED = 1e-9  # of a stay: what the difference of two moments may be wrong by
 PREVIEWED = 20  # rounds from which the expected length of a round is taken
@@ -114,34 +113,48 @@ class VirtualClock:
         The participation rule draws among those who are there. With most rules they are looked at one by one: of a
         million clients only those who may be asked.
         """
-        rule, seed, clients, eligible = self.rule, self.rule.drawn_by(self.seed), self.fed.clients, self.fed.eligible
-        is_there: Callable[[int], bool] = lambda i: self.availability.is_there(i, moment)
-        cohort = rule.size(clients) if isinstance(rule, CohortParticipation) else 0
+        rule, eligible = self.rule, len(self.fed.eligible)
+        cohort = rule.size(self.fed.clients) if isinstance(rule, CohortParticipation) else 0
         spare = self.settings.spare if cohort and self.settings.wait == "first" else 0
-        few = max(cohort + spare, len(eligible) // SPARSE if len(eligible) > MANY else 0)
+        few = max(
+            cohort + spare, eligible // SPARSE if eligible > MANY else 0
+        )  # if no more are there, all are looked at
         if isinstance(rule, CohortParticipation) and takes_any(rule):
-            pool = rule.present(seed, round, eligible, clients)
-            wanted, there = min(cohort, len(pool)), self.availability.few(moment, few)
-            if there is None:
-                drawn = rule.choose(seed, round, pool, clients)
-                asked = keep(drawn, is_there).tolist()
-                asked += self.stand_ins(round, pool, drawn, wanted + spare - len(asked), is_there)
-            else:
-                asked = members(there, pool).tolist()
-                if len(asked) > wanted + spare:
-                    asked = generator(seed, "time others", round).choice(asked, wanted + spare, replace=False).tolist()
-            return np.array(sorted(asked), dtype=np.int64), wanted
-        wider: Any = replace(cast(Any, rule), cohort=cohort + spare) if spare else rule
+            return self._ask_any(rule, round, moment, spare, few)
+        wider: Participation = replace(cast(Any, rule), cohort=cohort + spare) if spare else rule
+        chosen = self._ask_by_rule(wider, round, moment, few)
+        return chosen, min(cohort, len(chosen)) if spare else len(chosen)
+
+    def _ask_any(
+        self, rule: CohortParticipation, round: int, moment: float, spare: int, few: int
+    ) -> tuple[np.ndarray, int]:
+        """As `ask`: those of the rule's own draw that are there, and others at random in place of the rest."""
+        seed = rule.drawn_by(self.seed)
+        pool = rule.present(seed, round, self.fed.eligible, self.fed.clients)
+        wanted, there = min(rule.size(self.fed.clients), len(pool)), self.availability.few(moment, few)
+        if there is None:
+            is_there: Callable[[int], bool] = lambda i: self.availability.is_there(i, moment)
+            drawn = rule.choose(seed, round, pool, self.fed.clients)
+            asked = keep(drawn, is_there).tolist()
+            asked += self.stand_ins(round, pool, drawn, wanted + spare - len(asked), is_there)
+        else:
+            asked = members(there, pool).tolist()
+            if len(asked) > wanted + spare:
+                asked = generator(seed, "time others", round).choice(asked, wanted + spare, replace=False).tolist()
+        return np.array(sorted(asked), dtype=np.int64), wanted
+
+    def _ask_by_rule(self, rule: Participation, round: int, moment: float, few: int) -> np.ndarray:
+        """Whom the rule draws among those who are there."""
+        seed, clients, eligible = rule.drawn_by(self.seed), self.fed.clients, self.fed.eligible
+        is_there: Callable[[int], bool] = lambda i: self.availability.is_there(i, moment)
         there = self.availability.few(moment, clients if looks_at_all(rule) else max(few, SPARSE))
         if there is not None:
-            chosen = wider.draw(seed, round, members(there, eligible), clients)
-        elif isinstance(self.availability, AlwaysThere):
-            chosen = wider.draw(seed, round, eligible, clients)
-        elif looks_at_all(rule):
-            chosen = wider.draw(seed, round, keep(eligible, is_there), clients)
-        else:
-            chosen = wider.sample_there(seed, round, eligible, clients, is_there)
-        return chosen, min(cohort, len(chosen)) if spare else len(chosen)
+            return rule.draw(seed, round, members(there, eligible), clients)
+        if isinstance(self.availability, AlwaysThere):
+            return rule.draw(seed, round, eligible, clients)
+        if looks_at_all(rule):
+            return rule.draw(seed, round, keep(eligible, is_there), clients)
+        return rule.sample_there(seed, round, eligible, clients, is_there)
 
     def stand_ins(
         self, round: int, pool: np.ndarray, drawn: np.ndarray, missing: int, is_there: Callable[[int], bool]
@@ -160,11 +173,16 @@ class VirtualClock:
                     found += [i] if is_there(i) else []
         return found
 
+    def could_be_asked(self, round: int) -> np.ndarray:
+        """The clients that a round could ask if they were there."""
+        rule, eligible = self.rule, self.fed.eligible
+        if not isinstance(rule, CohortParticipation):
+            return eligible
+        return rule.present(rule.drawn_by(self.seed), round, eligible, self.fed.clients)
+
     def next_arrival(self, round: int, moment: float) -> float:
         """The first moment from this one on at which somebody is there that the round could ask."""
-        rule, pool = self.rule, self.fed.eligible
-        if isinstance(rule, CohortParticipation):
-            pool = rule.present(rule.drawn_by(self.seed), round, pool, self.fed.clients)
+        pool = self.could_be_asked(round)
         arrival = self.availability.earliest(pool, moment) if len(pool) else moment
         if math.isinf(arrival):
             raise ConfigError(
@@ -172,6 +190,8 @@ class VirtualClock:
                 "name another file in time.trace, or another participation."
             )
         return arrival
+
+    # rounds -------------------------------------------------------------------------------------------------------
 
     def turnout(self, round: int) -> Turnout:
         """Who takes part in the next round, which begins now or when somebody is there; the clock moves to its end."""
@@ -183,33 +203,29 @@ class VirtualClock:
         turnout = self.rule.answering(self.seed, round, asked, self.fed.clients)
         ids = turnout.ids.tolist()
         work = self.planned_work(ids, turnout.share)[1].tolist()
-        seconds = [self.answer_seconds(i, samples) for i, samples in zip(ids, work, strict=True)]
+        answers = [self.answer_seconds(i, samples) for i, samples in zip(ids, work, strict=True)]
         until = [self.availability.until(i, began) for i in ids]
         leaves = [moment - began for moment in until]
-        waited = wait_for(self.settings, wanted, seconds, leaves)
-        # The moment at which somebody left is known, and the sum of the round's begin and length may be rounded to
-        # before it, where the client would be there again, or to after it.
-        left = [(m, m - began) for m, reason in zip(until, waited.reasons, strict=True) if reason == LEFT]
-        at_leaving = [moment for moment, seconds in left if seconds == waited.seconds]
-        self.now = max([*(moment for moment, _ in left), *(() if at_leaving else (began + waited.seconds,))])
+        waited = wait_for(self.settings, wanted, answers, leaves)
+        left = [moment for moment, reason in zip(until, waited.reasons, strict=True) if reason == LEFT]
+        self.now = end_of_round(began, waited.seconds, left)
         used = np.array([not reason for reason in waited.reasons], dtype=bool)
-        reasons = {i: reason for i, reason in zip(ids, waited.reasons, strict=True) if reason}
-        reasons |= dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
-        lasted = [
-            leave if reason == LEFT else answer
-            for answer, leave, reason in zip(seconds, leaves, waited.reasons, strict=True)
-        ]
-        took = dict(zip(ids, lasted, strict=True))
+        lost = {i: reason for i, reason in zip(ids, waited.reasons, strict=True) if reason}
+        lost |= dict.fromkeys(turnout.absent.tolist(), NO_ANSWER)
+        at_work = {
+            i: leave if reason == LEFT else answer
+            for i, answer, leave, reason in zip(ids, answers, leaves, waited.reasons, strict=True)
+        }
         record: dict[str, Any] = {
             "clock": self.now,
             "began": began,
             "asked": len(asked),
             "late": sum(reason in (LATE, NOT_AWAITED) for reason in waited.reasons),
-            "away": waited.reasons.count(LEFT),
-            "answer_seconds": [took.get(i, 0.0) for i in asked.tolist()],  # or until it left
+            "away": len(left),
+            "answer_seconds": [at_work.get(i, 0.0) for i in asked.tolist()],  # or until it left
         }
-        absent = np.array(sorted(reasons), dtype=np.int64)
-        return Turnout(turnout.ids[used], turnout.share[used], absent, dict(sorted(reasons.items())), record)
+        absent = np.array(sorted(lost), dtype=np.int64)
+        return Turnout(turnout.ids[used], turnout.share[used], absent, dict(sorted(lost.items())), record)
 
     def resume(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Go on where the records of a run that is continued leave off."""
@@ -227,23 +243,11 @@ class VirtualClock:
         return text + (f", {' and '.join(lost)} of {asked:.3g} asked clients" if lost else "")
 
 
-def takes_any(rule: CohortParticipation) -> bool:
-    """Does a rule take any m of those present, all equally likely, by the code of its base class?"""
-    draws = type(rule).sample
-    return draws is CohortParticipation.sample or (
-        isinstance(rule, Skewed) and draws is Skewed.sample and rule.gamma == 0
-    )
+def end_of_round(began: float, seconds: float, left: Sequence[float]) -> float:
+    """When a round of this length ends, in which clients left at these moments.
 
-
-def answer_bytes(server: Server) -> tuple[int, int]:
-    """Bytes that travel to and from one client in a round, in all phases, as the server will count them.
-
-    A phase after one that trains is taken to bring the model anew: whether it moves is not known beforehand.
+    The moment at which somebody left is known, and the sum of the round's begin and length may be rounded to before it,
+    where the client would be there again, or to after it.
     """
-    down = up = 0
-    for n, (phase, upload) in enumerate(zip(server.phases, zero_uploads(server), strict=True)):
-        sent = [(t.shape, t.element_size()) for t in upload.values()]
-        brings_model = n == 0 or server.phases[n - 1].trains
-        one_down, one_up = server.message_bytes(phase, server.received_sizes(phase), sent, brings_model)
-        down, up = down + one_down, up + one_up
-    return down, up
+    lasted_until_one_left = any(moment - began == seconds for moment in left)
+    return max(left) if lasted_until_one_left else max([*left, began + seconds])

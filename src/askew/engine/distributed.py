@@ -26,7 +26,7 @@ from ..core.types import State
 from ..data.dataset import Samples
 from ..data.federation import Federation, RoundPlan
 from ..errors import AlgorithmError, EngineError
-from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest
+from .base import Engine, PhaseInputs, PhaseOutputs, PhaseRequest, uploads_in
 from .evaluate import SAMPLES_AT_A_TIME, Evaluator, per_sample
 from .finite import finite_rows
 from .process_group import ProcessGroup
@@ -86,11 +86,10 @@ class DistributedEngine:
         if own:
             (outputs,) = self.inner.run([request.only(own)])
         rows = self._exchange(phase, ranks, entries_of(outputs) if outputs else {}, inputs, plan)
-        up = {n.removeprefix("up."): t for n, t in rows.items() if n.startswith("up.")}
         count, local_carry = len(plan.ids), outputs.carry if outputs else {}
         carry = {n: put_rows(t.new_zeros(count, *t.shape[1:]), own, t) for n, t in local_carry.items()}
         state = self._client_state(inputs, own, outputs, rows.get("finite"))
-        return PhaseOutputs(up, state, carry, rows["buffers"], rows["loss"], rows.get("theta"))
+        return PhaseOutputs(uploads_in(rows), state, carry, rows["buffers"], rows["loss"], rows.get("theta"))
 
     def _client_state(
         self, inputs: PhaseInputs, own: list[int], outputs: PhaseOutputs | None, finite: Tensor | None
@@ -187,8 +186,7 @@ class DistributedEngine:
 
 def entries_of(outputs: PhaseOutputs) -> State:
     """What the others need of a rank's rows; of client state, whether it is finite."""
-    entries = {**{f"up.{n}": t for n, t in outputs.up.items()}, "buffers": outputs.buffers, "loss": outputs.loss}
-    entries |= {} if outputs.theta is None else {"theta": outputs.theta}
+    entries = outputs.entries()
     if outputs.state:
         entries["finite"] = finite_rows(outputs.state.values())
     return entries

@@ -11,8 +11,9 @@ leave it once.
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,11 +78,29 @@ def measure_round(
     return record, {"moved": step, "start": new, "tally": torch.zeros_like(tally)}
 
 
-def layer_sums(products: Array, count: int) -> Array:
-    """Of one layer [4C + 5], from the products of δ_i, δ_i − δ̄ (C of each), δ̄ = Σ p_j δ_j, Σ δ_i, Δ and Δ' with one
-    another.
+class UpdateSums(NamedTuple):
+    """Squares and products of a round's updates, over one layer or over all."""
 
-    ‖δ_i‖², ⟨δ_i, Δ⟩, ⟨δ_i, Δ'⟩, ‖δ_i − δ̄‖² of each, then ‖δ̄‖², ‖Σ δ_i‖², ‖Δ‖², ‖Δ'‖², ⟨Δ, Δ'⟩.
+    squares: Array  # ‖δ_i‖² [C]
+    to_new: Array  # ⟨δ_i, Δ⟩ [C]
+    to_previous: Array  # ⟨δ_i, Δ'⟩ [C]
+    apart: Array  # ‖δ_i − δ̄‖² [C]
+    mean: float  # ‖δ̄‖²
+    total: float  # ‖Σ δ_i‖²
+    new: float  # ‖Δ‖²
+    previous: float  # ‖Δ'‖²
+    turn: float  # ⟨Δ, Δ'⟩
+
+    @classmethod
+    def of(cls, row: Array, count: int) -> UpdateSums:
+        """The sums from a row [4C + 5] of `layer_sums`."""
+        return cls(*row[: 4 * count].reshape(4, count), *row[4 * count :].tolist())
+
+
+def layer_sums(products: Array, count: int) -> Array:
+    """The entries of UpdateSums one after the other, of one layer [4C + 5].
+
+    They are among the products of δ_i, δ_i − δ̄ (C of each), δ̄ = Σ p_j δ_j, Σ δ_i, Δ and Δ' with one another.
     """
     squares = products.diagonal()
     each = [squares[:count], *products[-2:, :count], squares[count : 2 * count]]
@@ -94,34 +113,41 @@ def measure_updates(space: Space, deltas: Tensor, weights: Tensor, step: Tensor,
 
     None stands where a length is 0, so that there is no angle or ratio.
     """
-    parts, count = layer_slices(space), len(deltas)
-    d = deltas.double()
-    mean = weights.double() @ d
-    rows = torch.cat([d, d - mean, torch.stack([mean, d.sum(0), step, previous])])
-    products = [(rows[:, at] @ rows[:, at].T).flatten() for at in parts.values()]
-    values = torch.cat([weights.double(), *products]).cpu().numpy()
-    p = values[:count]
-    by_layer = np.stack([layer_sums(each, count) for each in values[count:].reshape(len(parts), len(rows), len(rows))])
-    whole = by_layer.sum(0)
-    squares, to_new, to_previous, apart = whole[: 4 * count].reshape(4, count)
-    length, new, last = np.sqrt(squares), float(np.sqrt(whole[-3])), float(np.sqrt(whole[-2]))
-    near, far = cosine(to_new, length * new), cosine(to_previous, length * last)
+    slices, count = layer_slices(space), len(deltas)
+    p, by_layer = sums_by_layer(list(slices.values()), deltas, weights, step, previous)
+    sums, head = (UpdateSums.of(rows.sum(0), count) for rows in (by_layer, by_layer[-HEAD:]))
+    layers = {name: UpdateSums.of(row, count) for name, row in zip(slices, by_layer, strict=True)}
+    length, new, last = np.sqrt(sums.squares), math.sqrt(sums.new), math.sqrt(sums.previous)
+    near, far = cosine(sums.to_new, length * new), cosine(sums.to_previous, length * last)
     return {
         **{f"drift_cosine_{what}": value for what, value in summary(near).items()},
         **{f"drift_previous_{what}": value for what, value in summary(far).items()},
         "drift_previous_acute": float(np.mean(far > 0)) if len(far) else None,
         "drift_previous_rank": rank_correlation(np.abs(far), far),
-        "drift_turn": next(iter(cosine(whole[-1:], np.array([new * last])).tolist()), None),
+        "drift_turn": next(iter(cosine(np.array([sums.turn]), np.array([new * last])).tolist()), None),
         "drift_norm": float(length.mean()) if count else None,
         "drift_norm_global": new,
-        "drift_spread": float(p @ np.sqrt(apart)) if count else None,
-        "drift_relative": relative_spread(whole, p),
-        "drift_relative_head": relative_spread(by_layer[-HEAD:].sum(0), p),
-        "drift_relative_layers": {name: relative_spread(row, p) for name, row in zip(parts, by_layer, strict=True)},
-        "drift_diversity": diversity(whole, count),
-        "drift_layers": {name: diversity(row, count) for name, row in zip(parts, by_layer, strict=True)},
-        **projection_gain(squares, to_previous, whole[-4], whole[-2]),
+        "drift_spread": float(p @ np.sqrt(sums.apart)) if count else None,
+        "drift_relative": relative_spread(sums, p),
+        "drift_relative_head": relative_spread(head, p),
+        "drift_relative_layers": {name: relative_spread(layer, p) for name, layer in layers.items()},
+        "drift_diversity": diversity(sums),
+        "drift_layers": {name: diversity(layer) for name, layer in layers.items()},
+        **projection_gain(sums),
     }
+
+
+def sums_by_layer(
+    slices: list[slice], deltas: Tensor, weights: Tensor, step: Tensor, previous: Tensor
+) -> tuple[Array, Array]:
+    """The weights [C], and of each layer a row of `layer_sums`; read from the device at once."""
+    count, d = len(deltas), deltas.double()
+    mean = weights.double() @ d
+    rows = torch.cat([d, d - mean, torch.stack([mean, d.sum(0), step, previous])])
+    products = [(rows[:, at] @ rows[:, at].T).flatten() for at in slices]
+    values = torch.cat([weights.double(), *products]).cpu().numpy()
+    each = values[count:].reshape(len(slices), len(rows), len(rows))
+    return values[:count], np.stack([layer_sums(layer, count) for layer in each])
 
 
 def cosine(products: Array, lengths: Array) -> Array:
@@ -150,28 +176,27 @@ def rank_correlation(a: Array, b: Array) -> float | None:
     return float(x @ y / np.sqrt((x @ x) * (y @ y)))
 
 
-def diversity(row: Array, count: int) -> float | None:
-    """Σ ‖δ_i‖² / ‖Σ δ_i‖², from sums; none where the updates cancel altogether."""
-    return float(row[:count].sum() / row[-4]) if row[-4] > 0 else None
+def diversity(sums: UpdateSums) -> float | None:
+    """Σ ‖δ_i‖² / ‖Σ δ_i‖²; none where the updates cancel altogether."""
+    return float(sums.squares.sum() / sums.total) if sums.total > 0 else None
 
 
-def relative_spread(row: Array, p: Array) -> float | None:
-    """Σ p_i ‖δ_i − δ̄‖ / ‖δ̄‖, from sums: how far local models are from their average, beside how far that went."""
-    count = len(p)
-    return float(p @ np.sqrt(row[3 * count : 4 * count] / row[-5])) if count and row[-5] > 0 else None
+def relative_spread(sums: UpdateSums, p: Array) -> float | None:
+    """Σ p_i ‖δ_i − δ̄‖ / ‖δ̄‖: how far local models are from their average, beside how far that went."""
+    return float(p @ np.sqrt(sums.apart / sums.mean)) if len(p) and sums.mean > 0 else None
 
 
-def projection_gain(squares: Array, products: Array, total: float, last: float) -> Record:
+def projection_gain(sums: UpdateSums) -> Record:
     """What taking Δ' out of every update does to their variance: log ratios of before to after, above 0 where it falls.
 
-    From ‖δ_i‖², ⟨δ_i, Δ'⟩, ‖Σ δ_i‖² and ‖Δ'‖². Once relative to the mean update's squared length, once as it is.
+    Once relative to the mean update's squared length, once as it is.
     """
     none: Record = {"drift_projected": None, "drift_projected_absolute": None}
-    count = len(squares)
-    if count < 2 or last <= 0:
+    squares, products, count = sums.squares, sums.to_previous, len(sums.squares)
+    if count < 2 or sums.previous <= 0:
         return none
-    before = squares.sum(), total
-    after = squares.sum() - (products**2).sum() / last, total - products.sum() ** 2 / last
+    before = squares.sum(), sums.total
+    after = squares.sum() - (products**2).sum() / sums.previous, sums.total - products.sum() ** 2 / sums.previous
     apart = [inside - whole / count for inside, whole in (before, after)]
     if min(*apart, before[1], after[1]) <= 0:
         return none

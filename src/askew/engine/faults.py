@@ -75,7 +75,7 @@ class FaultStage:
 
     def __call__(self, request: PhaseRequest, outputs: PhaseOutputs) -> PhaseOutputs:
         inputs, ids = request.inputs, request.plan.ids
-        rows = list(range(len(ids))) if outputs.answered is None else outputs.answered
+        rows = outputs.cohort_rows()
         if not rows:
             return outputs
         clients, n = [ids[row] for row in rows], self._phase_number(request.phase)

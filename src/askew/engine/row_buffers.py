@@ -17,10 +17,8 @@ from ..data.federation import ClientBatches
 from ..kernels.affine_rows import AffineRows
 from ..kernels.cuda.gather import Cursor
 from .graphs import GraphCache, progress_tensors
-from .jobs import ClientJobs, Jobs
+from .jobs import NUMBERS, Jobs, RequestJobs, by_name, requests_of
 from .sample_buffer import BufferFull, SampleBuffer, fill_buffers, send
-
-NUMBERS = 7  # columns of ClientJobs.numbers
 
 
 def graph_rows(n: int) -> int:
@@ -43,12 +41,33 @@ class LoadedJob(NamedTuple):
 
 
 class RowBuffers:
-    """Stacked buffers for one type of job, and the graphs of the moves on their first rows."""
+    """Stacked buffers for one type of job, and the graphs of the moves on their first rows.
 
-    def __init__(self, task: Functional, request_jobs: ClientJobs, long: bool = False) -> None:
-        self.task, inputs = task, request_jobs.inputs
+    A round's jobs are first put into rows with their samples (`place_samples`, perhaps while the round before is at
+    work), then with all else that they begin with (`load`). `RowMoves` takes the moves.
+    """
+
+    # made by `allocate`, a row for each job
+    graphs: GraphCache
+    given: list[Tensor]  # what the job was given: w, buffers, and the entries that `names` has
+    numbers: Tensor  # [rows, 7 and more]: the columns of NUMBERS, and the settings of the method that differ
+    first: dict[str, Tensor]  # by name, the places of its first and last batch in the sample buffer,
+    last: dict[str, Tensor]
+    count: dict[str, Tensor]  # and how many it has; 0: no job is in this row
+    counter: dict[str, Tensor]  # by name, one number for all rows: which of their batches is next
+    share: Tensor  # of a look's mean: what its next chunk adds
+    # made by `place_samples`
+    request_of: Tensor  # by row, the place of the job's request among the requests
+    job_of: Tensor  # by row, the place of the job among the jobs of all requests
+    rows_by_request: list[
+        tuple[Tensor, Tensor]
+    ]  # of each request, the rows of its jobs and the places of their clients
+
+    def __init__(self, task: Functional, request: RequestJobs, long: bool = False) -> None:
+        self.task, inputs = task, request.inputs
         self.names = [list(state) for state in (inputs.server, inputs.memory, inputs.state, inputs.carry)]
-        self.parts, self.fixed = inputs.parts, (inputs.momentum, inputs.decay, inputs.clip)  # the same for this type
+        # the same for all jobs of this type
+        self.parts, self.momentum, self.decay, self.clip = inputs.parts, inputs.momentum, inputs.decay, inputs.clip
         self.device, self.dtype = inputs.w.device, inputs.w.dtype
         priority = -1 if long else 0  # negative: before others
         cuda = self.device.type == "cuda"
@@ -59,15 +78,15 @@ class RowBuffers:
         self.result: dict[int, Result] = {}
         self.loaded: list[LoadedJob] = []
         self.rule: State | None = None  # what stays of affine steps until a round ends
-        phase, client = request_jobs.phase, inputs.client(0)
+        phase, client = request.phase, inputs.client(0)
         self.affine = AffineRows.of(phase, client._replace(carry=local.begin(phase, client).carry))
 
     def allocate(self, rows: int) -> None:
         """Make buffers for so many rows; what was captured over smaller ones is forgotten."""
         self.rows, self.progress, self.result, self.rule = rows, None, {}, None
         self.graphs = GraphCache(self.device, self.stream)
-        self.given: list[Tensor] = []
-        self.numbers = torch.zeros((rows, NUMBERS), dtype=self.dtype, device=self.device)
+        self.given = []
+        self.numbers = torch.zeros((rows, len(NUMBERS)), dtype=self.dtype, device=self.device)
         self.first, self.last, self.count = (
             {name: torch.zeros(rows, dtype=torch.long, device=self.device) for name in self.samples} for _ in range(3)
         )
@@ -78,11 +97,9 @@ class RowBuffers:
 
     def place_samples(self, jobs: Jobs, most: int, grow: bool = True) -> None:
         """Put the jobs' samples in place, one job to a row, unless they are there already; needs no model."""
-        by_request = jobs_by_request(jobs)
-        number = {id(request_jobs): n for n, request_jobs in enumerate(by_request)}
-        loaded = [
-            LoadedJob(number[id(request_jobs)], i, list(request_jobs.batches[i].values())) for request_jobs, i in jobs
-        ]
+        requests = requests_of(jobs)
+        number = {id(request): n for n, request in enumerate(requests)}
+        loaded = [LoadedJob(number[id(job.request)], job.i, list(job.batches.values())) for job in jobs]
         if len(loaded) == len(self.loaded) and all(a.same(b) for a, b in zip(loaded, self.loaded, strict=True)):
             return
         self.loaded = []
@@ -91,51 +108,57 @@ class RowBuffers:
         grown, first = fill_buffers(self.samples, jobs, grow=grow)
         if grown or len(jobs) > self.rows:
             self.allocate(min(most, max(graph_rows(len(jobs)), self.rows)))
-        self._place_cursors(jobs, by_request, loaded, first)
+        self._place_cursors(jobs, requests, loaded, first)
         self.loaded = loaded
 
     def _place_cursors(
-        self, jobs: Jobs, by_request: list[ClientJobs], loaded: list[LoadedJob], first: dict[str, list[int]]
+        self, jobs: Jobs, requests: list[RequestJobs], loaded: list[LoadedJob], first: dict[str, list[int]]
     ) -> None:
         """Where each row's batches are, and which rows and clients belong together, sent to the device at once."""
-        begins = np.cumsum([0, *(len(request_jobs.batches) for request_jobs in by_request)]).tolist()
-        request_of = [job.request for job in loaded]
-        job_of = [begins[job.request] + job.client for job in loaded]
+        begins = np.cumsum([0, *(len(request.batches) for request in requests)]).tolist()
         order = sorted(range(len(jobs)), key=lambda row: loaded[row][:2])  # by request and client
-        counts = [[request_jobs.batches[i][name].batches for request_jobs, i in jobs] for name in first]
-        lasts = [
-            [a + max(b - 1, 0) for a, b in zip(begin, count, strict=True)]
-            for begin, count in zip(first.values(), counts, strict=True)
-        ]
-        lists = [request_of, job_of, order, [jobs[row][1] for row in order], *first.values(), *lasts, *counts]
-        self.request_of, self.job_of, rows, clients, *rest = send(torch.tensor(lists), self.device).unbind()
-        sizes = [request_of.count(n) for n in range(len(by_request))]
-        self.back = list(zip(torch.split(rows, sizes), torch.split(clients, sizes), strict=True))
-        for n, name in enumerate(first):
-            for part, row in zip((self.first, self.last, self.count), rest[n :: len(first)], strict=True):
-                part[name][: len(jobs)].copy_(row)
+        lists: dict[object, list[int]] = {
+            "request": [job.request for job in loaded],
+            "job": [begins[job.request] + job.client for job in loaded],
+            "row": order,
+            "client": [loaded[row].client for row in order],
+        }
+        for name, begin in first.items():
+            count = [job.batches[name].batches for job in jobs]
+            last = [a + max(b - 1, 0) for a, b in zip(begin, count, strict=True)]
+            lists |= {("first", name): begin, ("last", name): last, ("count", name): count}
+        sent = dict(zip(lists, send(torch.tensor([*lists.values()]), self.device).unbind(), strict=True))
+        self.request_of, self.job_of = sent["request"], sent["job"]
+        sizes = [lists["request"].count(n) for n in range(len(requests))]
+        rows, clients = (torch.split(sent[what], sizes) for what in ("row", "client"))
+        self.rows_by_request = list(zip(rows, clients, strict=True))
+        for name in first:
+            for what, part in (("first", self.first), ("last", self.last), ("count", self.count)):
+                part[name][: len(jobs)].copy_(sent[what, name])
             self.count[name][len(jobs) :].zero_()
 
     def load(self, jobs: Jobs, most: int, floats: Sequence[str]) -> None:
         """Put all that the jobs begin with in place: samples, models, states, numbers and the settings that differ."""
         self.place_samples(jobs, most)
-        by_request, n = jobs_by_request(jobs), len(jobs)
-        sources, picks = self._sources(by_request)
+        requests, n = requests_of(jobs), len(jobs)
+        sources, picks = self._sources(requests)
         self.given = self.given or [t.new_zeros((self.rows, *t.shape[1:])) for t in sources]
         for buffer, source, pick in zip(self.given, sources, picks, strict=True):
             torch.index_select(source, 0, pick, out=buffer[:n])
-        numbers = torch.cat([request_jobs.numbers for request_jobs in by_request])
-        if self.numbers.shape[1] != NUMBERS + len(floats):
-            self.numbers = numbers.new_zeros((self.rows, NUMBERS + len(floats)))
-        self.numbers[:n, :NUMBERS] = numbers[self.job_of]
+        numbers = torch.cat([request.numbers for request in requests])
+        columns = len(NUMBERS)
+        if self.numbers.shape[1] != columns + len(floats):
+            self.numbers = numbers.new_zeros((self.rows, columns + len(floats)))
+        self.numbers[:n, :columns] = numbers[self.job_of]
         if floats:
-            values = [[float(getattr(request_jobs.phase, name)) for name in floats] for request_jobs in by_request]
+            values = [[float(getattr(request.phase, name)) for name in floats] for request in requests]
             sent = send(torch.tensor(values, dtype=numbers.dtype), self.device)
-            self.numbers[:n, NUMBERS:] = sent[self.request_of]
+            self.numbers[:n, columns:] = sent[self.request_of]
+        self.first_jobs = self.first_jobs or n
 
-    def _sources(self, by_request: Sequence[ClientJobs]) -> tuple[list[Tensor], list[Tensor]]:
+    def _sources(self, requests: Sequence[RequestJobs]) -> tuple[list[Tensor], list[Tensor]]:
         """What rows are picked from, and by which index: w, buffers, server, memory, state, carry."""
-        inputs = [request_jobs.inputs for request_jobs in by_request]
+        inputs = [request.inputs for request in requests]
         sources, picks = list[Tensor](), list[Tensor]()
         for name in ("w", "buffers"):
             each = [getattr(one, name) for one in inputs]
@@ -155,12 +178,22 @@ class RowBuffers:
     # rows -------------------------------------------------------------------------------------------------------------
 
     def client(self, given: Sequence[Tensor], numbers: Tensor) -> Client:
-        """One row's view, under vmap."""
-        rest = iter(given[2:])
+        """One row's view, under vmap, of what it was given and of its numbers."""
+        w, buffers, *entries = given
+        rest = iter(entries)
         server, memory, state, carry = ({n: next(rest) for n in names} for names in self.names)
-        lr, lr0, round, steps, tau, size, coin = numbers[:NUMBERS].unbind()
-        rates = (lr, lr0, *self.fixed, steps, tau, size, round, coin)
-        return Client(given[0], given[1], server | memory, state, carry, self.parts, *rates)
+        return Client(
+            w=w,
+            buffers=buffers,
+            server=server | memory,
+            state=state,
+            carry=carry,
+            parts=self.parts,
+            momentum=self.momentum,
+            decay=self.decay,
+            clip=self.clip,
+            **by_name(numbers[: len(NUMBERS)]),
+        )
 
     def first_rows(self, m: int) -> tuple[list[Tensor], Tensor]:
         """What the first m rows were given, and their numbers."""
@@ -172,11 +205,11 @@ class RowBuffers:
         theta, carry, loss_sum = self.progress
         return Progress(theta[:m], {n: v[:m] for n, v in carry.items()}, loss_sum[:m])
 
-    def room_for(self, some: Progress) -> Progress:
-        """Empty rows like these, as many as there are."""
-        theta, carry, loss_sum = some
+    def allocate_progress(self, like: Progress) -> None:
+        """Make rows for the jobs' progress, of the shapes of these."""
+        theta, carry, loss_sum = like
         empty: Callable[[Tensor], Tensor] = lambda t: t.new_zeros((self.rows, *t.shape[1:]))
-        return Progress(empty(theta), {n: empty(v) for n, v in carry.items()}, empty(loss_sum))
+        self.progress = Progress(empty(theta), {n: empty(v) for n, v in carry.items()}, empty(loss_sum))
 
     def cursor(self, name: str, m: int) -> Cursor:
         """Which batch the first m rows see next."""
@@ -185,8 +218,3 @@ class RowBuffers:
     def changed(self) -> list[Tensor]:
         """The tensors that moves change."""
         return [*(progress_tensors(self.progress) if self.progress else ()), *self.counter.values()]
-
-
-def jobs_by_request(jobs: Jobs) -> list[ClientJobs]:
-    """The requests of some jobs, in the order of their first ones."""
-    return list({id(request_jobs): request_jobs for request_jobs, _ in jobs}.values())

@@ -20,8 +20,8 @@ from ..kernels.affine_rows import AffineRows, put_active
 from ..kernels.cuda.gather import gather
 from ..kernels.cuda.rows import real_samples
 from .graphs import copy_tensors, overwrite
-from .jobs import Jobs
-from .row_buffers import NUMBERS, RowBuffers, graph_rows
+from .jobs import NUMBERS, Jobs
+from .row_buffers import RowBuffers, graph_rows
 from .sample_buffer import send
 
 PADDED_LENGTHS = 2  # lengths, to one of which a batch is padded
@@ -36,6 +36,31 @@ class StackedBatch(NamedTuple):
     name: str
     k: int
     step: int | None
+
+
+class MoveRows(NamedTuple):
+    """What a move is given of each row, as vmap takes it apart."""
+
+    given: list[Tensor]  # what RowBuffers.client makes a client of
+    numbers: Tensor
+    progress: Progress
+    x: Tensor
+    y: Tensor
+    extra: State  # the weights of padded batches and the shares of looks
+
+    def batch(self) -> Batch:
+        return Batch(self.x, self.y, self.extra.get("weight"))
+
+
+class MoveForm(NamedTuple):
+    """All that a captured move depends on beside the tensors in the buffers: moves of one form are one graph."""
+
+    name: str  # of the batches
+    after_step: bool  # is it a look of the rows that took a step?
+    rows: int  # it is made for the first so many rows,
+    length: int  # on batches of so many samples each
+    padded: bool  # are there shorter batches among them?
+    every: bool  # has each of these rows a batch?
 
 
 class Extent(NamedTuple):
@@ -60,12 +85,12 @@ class StackedSchedule:
 
     def __init__(self, jobs: Jobs) -> None:
         self.jobs = jobs
-        self.lengths = {name: self._table(name) for name in jobs[0][0].batches[0]}  # rows × batches, 0: none
+        self.lengths = {name: self._table(name) for name in jobs[0].batches}  # rows × batches, 0: none
         self.count = {name: (table > 0).sum(1) for name, table in self.lengths.items()}
         self.extents = {name: extents(table) for name, table in self.lengths.items()}
 
     def _table(self, name: str) -> LengthTable:
-        works = [request_jobs.batches[i][name] for request_jobs, i in self.jobs]
+        works = [job.batches[name] for job in self.jobs]
         lengths = {id(work): work.lengths() for work in works}  # runs may share them
         table = np.zeros((len(works), max(map(len, lengths.values()))), dtype=np.int64)
         for row, work in enumerate(works):
@@ -114,7 +139,7 @@ class RowMoves:
         if not self.floats:
             return self.alg
         other = copy.copy(self.alg)
-        for name, value in zip(self.floats, numbers[NUMBERS:].unbind(), strict=True):
+        for name, value in zip(self.floats, numbers[len(NUMBERS) :].unbind(), strict=True):
             object.__setattr__(other, name, value)
         return other
 
@@ -126,7 +151,7 @@ class RowMoves:
             return vmap(one)(*buffers.first_rows(m))
 
         if buffers.progress is None:
-            buffers.progress = buffers.room_for(begin())
+            buffers.allocate_progress(begin())
         for counter in buffers.counter.values():
             counter.zero_()
         buffers.graphs.replay(("begin", m), lambda: overwrite(buffers.first_progress(m), begin()), buffers.changed)
@@ -153,7 +178,7 @@ class RowMoves:
         length = buffers.samples[batch.name].padded_length(extent.longest, PADDED_LENGTHS)
         usual = last == len(self.schedule.jobs) == buffers.first_jobs
         m = last if usual else min(graph_rows(last), buffers.rows)
-        padded, every = extent.shortest < length, extent.rows == m
+        form = MoveForm(batch.name, batch.step is not None, m, length, extent.shortest < length, extent.rows == m)
         if batch.k == 0:
             buffers.counter[batch.name].zero_()
             if isinstance(move, Step) and buffers.affine is not None:
@@ -161,22 +186,19 @@ class RowMoves:
         if isinstance(move, Look):
             shares = torch.tensor(self.schedule.shares(batch, last), dtype=buffers.share.dtype)
             buffers.share[:last].copy_(send(shares, buffers.device))
-        key = (batch.name, batch.step is None, m, length, padded, every)
-        buffers.graphs.replay(key, lambda: self._move(move, batch, m, length, padded, every), buffers.changed)
+        buffers.graphs.replay(form, lambda: self._move(move, form), buffers.changed)
 
-    def _move(
-        self, move: Move[StackedBatch], batch: StackedBatch, m: int, length: int, padded: bool, every: bool
-    ) -> None:
-        """A move of the first m rows on batches of `length` samples; rows without a batch stay as they are."""
-        buffers, name = self.buffers, batch.name
-        limit = buffers.cursor(name if batch.step is None else "train", m)
+    def _move(self, move: Move[StackedBatch], form: MoveForm) -> None:
+        """A move of this form; rows without a batch stay as they are."""
+        buffers, (name, after_step, m, length, padded, every) = self.buffers, form
+        limit = buffers.cursor("train" if after_step else name, m)
         data = gather(buffers.samples[name], buffers.cursor(name, m), limit, length)
         given, numbers = buffers.first_rows(m)
         old = buffers.first_progress(m)
         extra = {"weight": data.weight} if padded else {}
         if isinstance(move, Look):
             extra["share"] = buffers.share[:m]
-        rows = (given, numbers, old, data.x, data.y, extra)
+        rows = MoveRows(given, numbers, old, data.x, data.y, extra)
         # a loss of a user's own may put samples in another order, and padding is then not at their end
         in_order = hooks.is_ours(self.alg, "loss")
         with real_samples(data.real if in_order and (padded or not every) else None, length):
@@ -208,52 +230,40 @@ class RowMoves:
             to = [t[:m] for t in own.values()]
             buffers.graphs.replay(("rule", m), lambda: copy_tensors(to, [*rule().values()]), buffers.changed)
 
-    def _affine_step(
-        self, affine: AffineRows, move: Move[StackedBatch], rows: tuple[Any, ...], active: Tensor | None
-    ) -> None:
+    def _affine_step(self, affine: AffineRows, move: Move[StackedBatch], rows: MoveRows, active: Tensor | None) -> None:
         """A step in place of the rows that are active (None: all)."""
-        _, numbers, (theta, carry, loss_sum), *_ = rows
+        theta, carry, loss_sum = rows.progress
         gradients, values, after = self._gradients(move, rows)
         rule = {n: t[: len(theta)] for n, t in (self.buffers.rule or {}).items()}
-        affine.take(theta, carry["momentum"], gradients, rule, numbers[:, 0], active)
+        affine.take(theta, carry["momentum"], gradients, rule, rows.numbers[:, 0], active)
         put_active(loss_sum, loss_sum + values, active)
         put_active(carry["buffers"], after, active)
 
-    def _vmapped(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> Progress:
+    def _vmapped(self, move: Move[StackedBatch], rows: MoveRows) -> Progress:
         """The new progress of all rows: first their gradients, then the move."""
         gradients = self._gradients(move, rows)
 
-        def one(
-            of_row: tuple[Tensor, ...],
-            given: list[Tensor],
-            numbers: Tensor,
-            at: Progress,
-            x: Tensor,
-            y: Tensor,
-            extra: State,
-        ) -> Progress:
-            gradient, batch = GradientResult(*of_row) if of_row else None, Batch(x, y, extra.get("weight"))
+        def one(own: tuple[Tensor, ...], row: MoveRows) -> Progress:
+            gradient = GradientResult(*own) if own else None
             if isinstance(move, Look):
-                return local.look(move.name, self.task, at, batch, extra["share"], gradient)
-            client = self.buffers.client(given, numbers)
-            return local.step(self.method(numbers), self.task, client, at, batch, gradient)
+                return local.look(move.name, self.task, row.progress, row.batch(), row.extra["share"], gradient)
+            client = self.buffers.client(row.given, row.numbers)
+            return local.step(self.method(row.numbers), self.task, client, row.progress, row.batch(), gradient)
 
-        return vmap(one)(gradients, *rows)
+        return vmap(one)(gradients, rows)
 
-    def _gradients(self, move: Move[StackedBatch], rows: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def _gradients(self, move: Move[StackedBatch], rows: MoveRows) -> tuple[Tensor, ...]:
         """Gradients, values and buffers of all rows, where the move follows from them."""
         if isinstance(move, Look) and move.name != "gradient":
             return ()
 
-        def evaluate(
-            theta: Tensor, given: list[Tensor], numbers: Tensor, at: Progress, x: Tensor, y: Tensor, extra: State
-        ) -> tuple[Tensor, Tensor]:
-            batch = Batch(x, y, extra.get("weight"))
-            client = self.buffers.client(given, numbers)._replace(carry=at.carry)
+        def evaluate(theta: Tensor, row: MoveRows) -> tuple[Tensor, Tensor]:
+            batch, carry = row.batch(), row.progress.carry
+            client = self.buffers.client(row.given, row.numbers)._replace(carry=carry)
             if isinstance(move, Look):
                 objective = lambda u: self.task.loss(u, batch)
             else:
-                objective = lambda u: hooks.loss(self.method(numbers), self.task, u, batch, client)
-            return value_and_buffers(self.task, objective, at.carry["buffers"], theta)
+                objective = lambda u: hooks.loss(self.method(row.numbers), self.task, u, batch, client)
+            return value_and_buffers(self.task, objective, carry["buffers"], theta)
 
-        return differentiate_rows(evaluate, rows[2].theta, *rows)
+        return differentiate_rows(evaluate, rows.progress.theta, rows)

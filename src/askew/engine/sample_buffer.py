@@ -119,20 +119,20 @@ def fill_buffers(
             spare = next(times for below, times in SPARE_FACTORS if size_in_bytes < below)
             length = max(needs.length, buffers[name].rows.shape[1] if name in buffers else 0)
             size = Needs(int(spare * needs.samples), int(spare * needs.batches), length)
-            buffers[name] = SampleBuffer(x, y, size, jobs[0][0].inputs.w.dtype, channels_last)
+            buffers[name] = SampleBuffer(x, y, size, jobs[0].request.inputs.w.dtype, channels_last)
             grown = True
         buffers[name].fill(sources)
         ends = np.cumsum([work.batches for _, work in sources]).tolist()
         begins = dict(zip((id(work) for _, work in sources), [0, *ends[:-1]], strict=True))
-        first[name] = [begins[id(request_jobs.batches[i][name])] for request_jobs, i in jobs]
+        first[name] = [begins[id(job.batches[name])] for job in jobs]
     return grown, first
 
 
 def needs_of(jobs: Jobs) -> dict[str, tuple[Sources, Needs]]:
     """By name the batches of the jobs, those that several runs share once, and what a buffer for them must hold."""
     found: dict[str, tuple[Sources, Needs]] = {}
-    for name in jobs[0][0].batches[0]:
-        works = [(request_jobs.plan, request_jobs.batches[i][name]) for request_jobs, i in jobs]
+    for name in jobs[0].batches:
+        works = [(job.request.plan, job.batches[name]) for job in jobs]
         sources = list({id(work): (plan, work) for plan, work in works}.values())
         longest = max(max(work.lengths(), default=1) for _, work in sources)
         samples, batches = sum(work.samples for _, work in sources), sum(work.batches for _, work in sources)

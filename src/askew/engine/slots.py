@@ -31,7 +31,7 @@ from ..core.types import Batch, Client, State
 from ..data.federation import ClientBatches
 from .base import PhaseInputs, PhaseOutputs, PhaseRequest
 from .graphs import GraphCache, contiguous_copy, copy_tensors, overwrite, progress_tensors
-from .jobs import ClientJobs, Job, Jobs
+from .jobs import Job, Jobs, RequestJobs, by_name, longest_first
 from .sample_buffer import SampleBuffer, example, fill_buffers, free_bytes
 
 MAX_SLOTS = 32  # slots; more gained nothing on an H200, LeNet5 to ResNet18
@@ -111,12 +111,22 @@ class Slot:
 
     def _view(self, inputs: PhaseInputs) -> Client:
         """The client whose tensors are this slot's buffers."""
-        lr, lr0, round, steps, tau, size, coin = self.numbers.unbind()
-        rest = iter(self.rows[2:])
+        w, buffers, *entries = self.rows
+        rest = iter(entries)
         names = ((*inputs.server, *inputs.memory), inputs.state, inputs.carry)
         server, state, carry = (State((n, next(rest)) for n in part) for part in names)
-        fixed = (inputs.parts, lr, lr0, inputs.momentum, inputs.decay, inputs.clip, steps, tau, size, round, coin)
-        return Client(self.rows[0], self.rows[1], server, state, carry, *fixed)
+        return Client(
+            w=w,
+            buffers=buffers,
+            server=server,
+            state=state,
+            carry=carry,
+            parts=inputs.parts,
+            momentum=inputs.momentum,
+            decay=inputs.decay,
+            clip=inputs.clip,
+            **by_name(self.numbers),
+        )
 
     @property
     def client(self) -> Client:
@@ -155,31 +165,28 @@ class Slot:
 
     def apply(self, move: Move[BatchRef], schedule: JobSchedule) -> None:
         """One step or look."""
-        look = isinstance(move, Look)
-        batch = move.chunk if isinstance(move, Look) else move.batch
-        name, k = batch
+        name, k = batch = move.chunk if isinstance(move, Look) else move.batch
         if k == 0:
             self.cursor[name].fill_(schedule.first[name])
         if isinstance(move, Look):
             self.share.fill_(schedule.share(move))
-        length = schedule.length(batch)
-        buffer = self.buffers[name]
+        length, buffer = schedule.length(batch), self.buffers[name]
         padded = buffer.padded_length(length, PADDED_LENGTHS if buffer.batch_numbers >= LARGE_BATCH else 1)
-
-        def body() -> None:
-            data = self._batch(name, length if real else padded, weighted=not real and padded != length)
-            if look:
-                new = local.look(name, self.task, self.progress, data, self.share)
-            else:
-                new = local.step(self.alg, self.task, self.client, self.progress, data)
-            overwrite(self.progress, new)
-            self.cursor[name].add_(1)
-
-        real = self.never_pad and padded != length
-        if real:  # outside of a graph, as there may be many lengths
-            body()
+        weighted = padded != length
+        if self.never_pad and weighted:  # at its own length, outside of a graph, as there may be many lengths
+            self._move(move, name, length, weighted=False)
         else:
-            self._replay((name, padded, padded != length), body)
+            self._replay((name, padded, weighted), lambda: self._move(move, name, padded, weighted))
+
+    def _move(self, move: Move[BatchRef], name: str, length: int, weighted: bool) -> None:
+        """A step or look on the batch at the cursor, which moves on."""
+        data = self._batch(name, length, weighted)
+        if isinstance(move, Look):
+            new = local.look(name, self.task, self.progress, data, self.share)
+        else:
+            new = local.step(self.alg, self.task, self.client, self.progress, data)
+        overwrite(self.progress, new)
+        self.cursor[name].add_(1)
 
     def _batch(self, name: str, length: int, weighted: bool) -> Batch:
         """The batch at the cursor."""
@@ -209,7 +216,7 @@ class SlotPool:
         if grown:
             self.slots, self.idle = [], []  # their graphs read from the old buffers
         rows = ({name: begins[n] for name, begins in first.items()} for n in range(len(jobs)))
-        return [JobSchedule(request_jobs.batches[i], row) for (request_jobs, i), row in zip(jobs, rows, strict=True)]
+        return [JobSchedule(job.batches, row) for job, row in zip(jobs, rows, strict=True)]
 
     def slot(self, alg: Algorithm, device: torch.device, n: int) -> Slot | None:
         """A slot that is free, or a new one, the n-th of all, if memory has room for it."""
@@ -225,19 +232,14 @@ class QueuedJob(NamedTuple):
     """A job that waits for a slot."""
 
     pool: SlotPool
-    request_jobs: ClientJobs
-    i: int
+    job: Job
     schedule: JobSchedule
-
-    @property
-    def steps(self) -> int:
-        return self.request_jobs.plan.train[self.i].batches
 
 
 class RunningJob(NamedTuple):
     """A job in its slot, and its moves that are left."""
 
-    job: QueuedJob
+    queued: QueuedJob
     slot: Slot
     moves: Iterator[Move[BatchRef]]
 
@@ -272,36 +274,34 @@ class Slots:
         return sum(len(pool.slots) for pool in self.pools.values())
 
     def _run(self, requests: Sequence[PhaseRequest]) -> list[PhaseOutputs]:
-        by_request = [ClientJobs(request) for request in requests]
-        for request_jobs in by_request:
-            request_jobs.compute_numbers()  # on the main stream: of one slot's stream, others would read them too early
-        jobs = [(request_jobs, i) for request_jobs in by_request for i in range(len(request_jobs.batches))]
-        queue = deque(sorted(jobs, key=lambda job: -job[0].plan.train[job[1]].batches))
+        with_jobs = [RequestJobs(request) for request in requests]
+        for request in with_jobs:
+            request.compute_numbers()  # on the main stream: of one slot's stream, others would read them too early
+        queue = deque(longest_first(with_jobs))
         while queue:
             self._run_jobs(self._next_jobs(queue))
-        return [request_jobs.results.outputs() for request_jobs in by_request]
+        return [request.results.outputs() for request in with_jobs]
 
     def _next_jobs(self, queue: deque[Job]) -> deque[QueuedJob]:
         """As many jobs as memory has room for their samples, with these put in place; the longest first."""
-        request_jobs, i = queue[0]
-        x = example(request_jobs.plan, next(iter(request_jobs.batches[i].values()))).x
+        x = example(queue[0].request.plan, next(iter(queue[0].batches.values()))).x
         room = min(free_bytes(x.device) * SAMPLES_SHARE, MOST_BYTES) / (x.element_size() * x.numel())
         jobs, samples = list[Job](), 0
         while queue and (not jobs or samples <= room):
-            request_jobs, i = queue.popleft()
-            samples += sum(len(work.places) for work in request_jobs.batches[i].values())
-            jobs.append((request_jobs, i))
+            job = queue.popleft()
+            samples += sum(len(work.places) for work in job.batches.values())
+            jobs.append(job)
         waiting = list[QueuedJob]()
-        for key in dict.fromkeys(request_jobs.key() for request_jobs, _ in jobs):
+        for key in dict.fromkeys(job.request.key() for job in jobs):
             pool = self.pools.setdefault(key, SlotPool(self.make, self.never_pad, self.channels_last))
-            alike = [job for job in jobs if job[0].key() == key]
+            alike = [job for job in jobs if job.request.key() == key]
             schedules = pool.place_samples(alike)
-            waiting += [QueuedJob(pool, *job, schedule) for job, schedule in zip(alike, schedules, strict=True)]
-        return deque(sorted(waiting, key=lambda job: -job.steps))
+            waiting += [QueuedJob(pool, job, schedule) for job, schedule in zip(alike, schedules, strict=True)]
+        return deque(sorted(waiting, key=lambda queued: -queued.job.steps))
 
     def _run_jobs(self, waiting: deque[QueuedJob]) -> None:
         """Keep the slots busy until no job is left: one move of each at a time."""
-        device = waiting[0].request_jobs.numbers.device
+        device = waiting[0].job.request.numbers.device
         main = torch.cuda.current_stream(device) if device.type == "cuda" else None
         running, used = list[RunningJob](), set[Slot]()
         try:
@@ -310,7 +310,7 @@ class Slots:
                     pool, before = waiting[0].pool, free_bytes(device)
                     first = not pool.slots
                     with torch.cuda.stream(main):  # which the slot follows: what is new in it is filled there
-                        slot = pool.slot(waiting[0].request_jobs.phase, device, self._count() % MAX_SLOTS)
+                        slot = pool.slot(waiting[0].job.request.phase, device, self._count() % MAX_SLOTS)
                     if slot is None:
                         break
                     if slot not in used:
@@ -328,23 +328,25 @@ class Slots:
                     main.wait_stream(stream)
 
 
-def start(job: QueuedJob, slot: Slot) -> RunningJob:
+def start(queued: QueuedJob, slot: Slot) -> RunningJob:
     """Load a job into a slot and begin it."""
+    request, i = queued.job
     slot.enter()
-    slot.load(job.request_jobs.inputs, job.request_jobs.numbers, job.i)
+    slot.load(request.inputs, request.numbers, i)
     slot.begin()
-    return RunningJob(job, slot, local.moves(job.request_jobs.phase, job.schedule))
+    return RunningJob(queued, slot, local.moves(request.phase, queued.schedule))
 
 
 def advance(running: list[RunningJob], main: torch.cuda.Stream | None) -> None:
     """One move of every running job; those without another are finished and leave their slots."""
     for entry in list(running):
-        job, slot, moves = entry
+        queued, slot, moves = entry
         slot.enter()
         move = next(moves, None)
         if move is not None:
-            slot.apply(move, job.schedule)
+            slot.apply(move, queued.schedule)
             continue
-        job.request_jobs.results.put(job.i, slot.finish(), main)
-        job.pool.idle.append(slot)
+        request, i = queued.job
+        request.results.put(i, slot.finish(), main)
+        queued.pool.idle.append(slot)
         running.remove(entry)

@@ -30,8 +30,8 @@ from ..core.local import Result
 from ..core.settings import is_askews
 from ..core.task import Functional
 from .base import PhaseOutputs, PhaseRequest
-from .jobs import ClientJobs, Jobs
-from .row_buffers import RowBuffers, jobs_by_request
+from .jobs import Jobs, RequestJobs, longest_first, requests_of
+from .row_buffers import RowBuffers
 from .row_moves import RowMoves, StackedSchedule
 from .sample_buffer import BufferFull, example, free_bytes
 
@@ -49,14 +49,14 @@ class JobType(NamedTuple):
     """Requests whose jobs are of one type: they share rows."""
 
     key: tuple[Any, ...]  # of their buffers
-    by_request: list[ClientJobs]
+    requests: list[RequestJobs]
     jobs: Jobs  # all of theirs, the longest first
     differ: list[str]  # settings of the method that are not the same for all
 
     @property
     def phase(self) -> Algorithm:
         """The method; settings that differ are those of the first request."""
-        return self.by_request[0].phase
+        return self.requests[0].phase
 
 
 JobGroup = tuple[tuple[Any, ...], Jobs]  # jobs, and the key of the buffers whose rows they take
@@ -76,11 +76,11 @@ class Stacked:
         """The requests' results; where memory runs out, once more with half the rows."""
         while True:
             try:
-                by_request = [ClientJobs(request) for request in requests]
-                for request_jobs in by_request:
-                    request_jobs.compute_numbers()
-                self._run(by_request)
-                return [request_jobs.results.outputs() for request_jobs in by_request]
+                with_jobs = [RequestJobs(request) for request in requests]
+                for request in with_jobs:
+                    request.compute_numbers()
+                self._run(with_jobs)
+                return [request.results.outputs() for request in with_jobs]
             except torch.OutOfMemoryError:
                 if self.most == 1:
                     raise
@@ -93,18 +93,18 @@ class Stacked:
 
     def prepare(self, requests: Sequence[PhaseRequest]) -> None:
         """Put the samples of these requests in place, behind all that the device has to do, where there is room."""
-        for job_type in self._job_types([ClientJobs(request) for request in requests]):
+        for job_type in self._job_types([RequestJobs(request) for request in requests]):
             for key, jobs in self._groups(job_type, job_type.jobs):
                 with suppress(BufferFull, torch.OutOfMemoryError):
                     if key in self.buffers:
                         self.buffers[key].place_samples(jobs, self.most, grow=False)
 
-    def _run(self, by_request: Sequence[ClientJobs]) -> None:
+    def _run(self, requests: Sequence[RequestJobs]) -> None:
         """Train all types of jobs side by side. A type without buffers is trained alone first: this shows how much
         memory it needs, and whether its hooks accept tensors as settings.
         """
         allocated = list[JobType]()
-        for job_type in self._job_types(by_request):
+        for job_type in self._job_types(requests):
             if self._has_room(job_type):
                 allocated.append(job_type)
                 continue
@@ -114,27 +114,27 @@ class Stacked:
                 if not job_type.differ or isinstance(e, torch.OutOfMemoryError):
                     raise
                 self.needs_numbers.add(type(job_type.phase))
-                self._run(job_type.by_request)
+                self._run(job_type.requests)
         if allocated:
             self._run_groups(
                 [(job_type, group) for job_type in allocated for group in self._groups(job_type, job_type.jobs)]
             )
 
-    def _job_types(self, by_request: Sequence[ClientJobs]) -> Iterator[JobType]:
+    def _job_types(self, requests: Sequence[RequestJobs]) -> Iterator[JobType]:
         """Requests that share rows."""
-        types: dict[Hashable, list[ClientJobs]] = {}
-        for request_jobs in by_request:
-            types.setdefault(self._type_key(request_jobs), []).append(request_jobs)
+        types: dict[Hashable, list[RequestJobs]] = {}
+        for request in requests:
+            types.setdefault(self._type_key(request), []).append(request)
         for key, alike in types.items():
-            phases = [request_jobs.phase for request_jobs in alike]
+            phases = [request.phase for request in alike]
             values = {name: {getattr(phase, name) for phase in phases} for name in float_settings(phases[0])}
             differ = [name for name, found in values.items() if len(found) > 1]
             same = tuple((name, *found) for name, found in values.items() if name not in differ)  # are in the graphs
             yield JobType((key, tuple(differ), same), alike, longest_first(alike), differ)
 
-    def _type_key(self, request_jobs: ClientJobs) -> Hashable:
+    def _type_key(self, request: RequestJobs) -> Hashable:
         """Requests with one key share rows."""
-        phase, *rest = request_jobs.key()
+        phase, *rest = request.key()
         if type(phase) in self.needs_numbers or not reads_settings_alone(phase):
             return phase, *rest
         floats = float_settings(phase)
@@ -150,23 +150,22 @@ class Stacked:
         """Jobs in the rows of several buffers."""
         rows = list[RowMoves]()
         for job_type, (key, jobs) in groups:
-            buffers = self._buffers(key, job_type.by_request[0])
+            buffers = self._buffers(key, job_type.requests[0])
             buffers.load(jobs, self.most, job_type.differ)
-            buffers.first_jobs = buffers.first_jobs or len(jobs)
             rows.append(RowMoves(job_type.phase, buffers, StackedSchedule(jobs), job_type.differ))
         for moves, result in zip(rows, run_side_by_side(rows), strict=True):
-            by_request = jobs_by_request(moves.schedule.jobs)
-            for request_jobs, (places, clients) in zip(by_request, moves.buffers.back, strict=True):
-                request_jobs.results.put_rows(clients, places, result)
+            requests = requests_of(moves.schedule.jobs)
+            for request, (rows_of_request, clients) in zip(requests, moves.buffers.rows_by_request, strict=True):
+                request.results.put_rows(clients, rows_of_request, result)
 
-    def _buffers(self, key: tuple[Any, ...], request_jobs: ClientJobs) -> RowBuffers:
+    def _buffers(self, key: tuple[Any, ...], request: RequestJobs) -> RowBuffers:
         if key not in self.buffers:
-            self.buffers[key] = RowBuffers(self.task, request_jobs, long=key[-1] is LONG_JOBS)
+            self.buffers[key] = RowBuffers(self.task, request, long=key[-1] is LONG_JOBS)
         return self.buffers[key]
 
     def _groups(self, job_type: JobType, jobs: Jobs) -> list[JobGroup]:
         """Jobs, sorted by length, by the key of their buffers: the few long ones, and the others."""
-        few = count_long([steps_of(*job) for job in jobs], self.least_gap)
+        few = count_long([job.steps for job in jobs], self.least_gap)
         return [((*job_type.key, LONG_JOBS), jobs[:few]), (job_type.key, jobs[few:])] if few else [(job_type.key, jobs)]
 
     def _has_room(self, job_type: JobType) -> bool:
@@ -176,11 +175,11 @@ class Stacked:
 
     def _rows_at_once(self, job_type: JobType) -> int:
         """Rows at a time of a type of jobs for which there is no room yet."""
-        request_jobs, i = job_type.jobs[0]
-        x = example(request_jobs.plan, next(iter(request_jobs.batches[i].values()))).x
-        works = (work for other, j in job_type.jobs for work in other.batches[j].values())
+        first = job_type.jobs[0]
+        x = example(first.request.plan, next(iter(first.batches.values()))).x
+        works = (work for job in job_type.jobs for work in job.batches.values())
         longest = max(max(work.lengths(), default=1) for work in works)
-        inputs = request_jobs.inputs
+        inputs = first.request.inputs
         tensors = (inputs.w, *inputs.state.values())
         states = sum(t[0].numel() if t.dim() > 1 else t.numel() for t in tensors)
         one = (ACTIVATION_FACTOR * longest * x.numel() + 12 * states) * inputs.w.element_size()
@@ -220,16 +219,6 @@ def count_long(steps: Sequence[int], least_gap: int = LEAST_GAP) -> int:
     while sum(steps[:few]) > STEPS_SHARE * sum(steps):
         few -= 1
     return few if few < len(steps) and steps[few] + least_gap <= steps[0] else 0
-
-
-def longest_first(by_request: Sequence[ClientJobs]) -> Jobs:
-    """All jobs of some requests, those with most steps first."""
-    jobs = [(request_jobs, i) for request_jobs in by_request for i in range(len(request_jobs.batches))]
-    return sorted(jobs, key=lambda job: -steps_of(*job))
-
-
-def steps_of(request_jobs: ClientJobs, i: int) -> int:
-    return request_jobs.plan.train[i].batches
 
 
 def reads_settings_alone(phase: Algorithm) -> bool:

@@ -22,7 +22,6 @@ from ..data.dataset import Dataset, NaturalSource, Samples, Source
 from ..data.federation import Federation
 from ..data.partition import Iid, Natural, Partition
 from ..data.user import load_checked
-from ..engine.asynchronous import OverlappingClock, OverlappingServer
 from ..engine.attacks import AttackStage
 from ..engine.base import Engine, OutputStage
 from ..engine.check import CheckedEngine
@@ -42,8 +41,12 @@ from ..engine.choose import (
 from ..engine.clock import VirtualClock
 from ..engine.distributed import DistributedEngine, SharedEvaluator
 from ..engine.evaluate import Evaluator
+from ..engine.expected_uploads import zero_uploads
 from ..engine.faults import FaultStage
-from ..engine.privacy import PrivacyStage, check_supported, zero_uploads
+from ..engine.overlapping_clock import OverlappingClock
+from ..engine.overlapping_server import OverlappingServer
+from ..engine.privacy_stage import PrivacyStage
+from ..engine.privacy_support import check_supported
 from ..engine.process_group import SINGLE, ProcessGroup
 from ..engine.robust import RobustStage
 from ..engine.round_metrics import ClientWeights, LocalFit, RoundMetric

@@ -18,11 +18,11 @@ from ..core.records import CLIENT_ERROR, NO_ANSWER, Record
 from ..core.rng import generator
 from ..data.federation import RoundPlan
 from ..engine.base import PhaseInputs, PhaseOutputs
-from ..engine.clock import answer_bytes, takes_any
+from ..engine.expected_uploads import answer_bytes
 from ..engine.server import Server, with_work
 from ..errors import ConfigError
 from ..experiment.config import Config
-from ..participation import CohortParticipation, Turnout
+from ..participation import CohortParticipation, Turnout, takes_any
 from .registry import ClientRegistry
 from .remote_engine import POLL_SECONDS, ClientUpload, RemoteEngine
 from .rules import DeploymentRules

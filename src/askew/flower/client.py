@@ -16,7 +16,7 @@ from ..data.federation import RoundPlan
 from ..engine.base import PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.evaluate import with_private
 from ..engine.noise import SystemNoise
-from ..engine.privacy import add_noise, clip_upload
+from ..engine.privacy_stage import add_noise, clip_upload
 from ..errors import AskewError, DataError
 from ..experiment.checkpoint import layout_digest
 from ..version import __version__

@@ -31,7 +31,8 @@ from ..engine.answers import (
 )
 from ..engine.base import Incident, PhaseInputs, PhaseOutputs, PhaseRequest
 from ..engine.distributed import TensorSpec
-from ..engine.privacy import PrivacyStage, zero_uploads
+from ..engine.expected_uploads import zero_uploads
+from ..engine.privacy_stage import PrivacyStage
 from ..engine.server import Server
 from ..experiment.checkpoint import layout_digest
 from .client import CLIENT_NUMBERS, COMMON_NUMBERS

@@ -15,7 +15,7 @@ from ..core.bank import Bank
 from ..core.records import Record
 from ..core.rng import generator
 from ..engine.base import PhaseOutputs, PhaseRequest
-from ..engine.privacy import PrivacyStage
+from ..engine.privacy_stage import PrivacyStage
 from ..errors import ConfigError
 from ..experiment.build import BuildCache, BuiltRun, device_of
 from ..experiment.folder_lock import lock_folder

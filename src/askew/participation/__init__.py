@@ -8,8 +8,20 @@ trace.py   trace, which reads a file
 from __future__ import annotations
 
 from ..core.settings import Registry
-from .base import MANY, CohortParticipation, Participation, Turnout, UsedAnswer, keep, looks_at_all
-from .rules import Bernoulli, ByClass, Cyclic, FullParticipation, Markov, Poisson, Skewed, Uneven, Uniform, chances
+from .base import MANY, SPARSE, CohortParticipation, Participation, Turnout, UsedAnswer, keep, looks_at_all
+from .rules import (
+    Bernoulli,
+    ByClass,
+    Cyclic,
+    FullParticipation,
+    Markov,
+    Poisson,
+    Skewed,
+    Uneven,
+    Uniform,
+    chances,
+    takes_any,
+)
 from .trace import Trace
 
 participations: Registry[Participation] = Registry(
@@ -30,6 +42,7 @@ participations: Registry[Participation] = Registry(
 
 __all__ = [
     "MANY",
+    "SPARSE",
     "Bernoulli",
     "ByClass",
     "CohortParticipation",
@@ -48,4 +61,5 @@ __all__ = [
     "keep",
     "looks_at_all",
     "participations",
+    "takes_any",
 ]

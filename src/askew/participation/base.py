@@ -14,6 +14,7 @@ from ..errors import ConfigError
 
 LONGEST_TEXT = 60  # characters of a value in a sentence
 MANY = 10_000  # clients, beyond which a rule does not look for all that are there
+SPARSE = 64  # one client of so many is there, or fewer: too few to be found by looking at any
 
 
 class UsedAnswer(NamedTuple):

@@ -302,3 +302,11 @@ class ByClass(Participation):
         classes = self.shares.shape[1]
         phi = generator(seed, "chances").random(classes)
         return factor * self.shares @ (phi * np.where(np.arange(classes) < classes // 2, self.high, self.low))
+
+
+def takes_any(rule: CohortParticipation) -> bool:
+    """Does a rule take any m of those present, all equally likely, by the code of its base class?"""
+    draws = type(rule).sample
+    return draws is CohortParticipation.sample or (
+        isinstance(rule, Skewed) and draws is Skewed.sample and rule.gamma == 0
+    )

@@ -24,7 +24,7 @@ from .expressions import Term
 from .paper_tables import long_duration
 from .papers import Experiment
 from .planned_runs import build_config, hyper_text, run_specs
-from .results import TO_TARGET
+from .run_metrics import TO_TARGET
 
 DEVICES = ("NVIDIA H200", "cpu")  # whose times are given: the first of them that was measured
 LARGE_EFFECT = 2.0  # standard deviations; the power of a test is given for it where nothing was measured

@@ -16,7 +16,7 @@ from .papers import papers_folder
 from .plan import TIME_METRIC, MethodKey, Reproduction, chosen_points, runs_by_method
 from .planned_runs import PlannedRun, hyper_text
 from .printed import PrintedNumber, printed_by_key, read_printed
-from .results import HELD_OUT, curve_to, parse_curve
+from .run_metrics import HELD_OUT, curve_to, parse_curve
 
 COST_METRICS = (TIME_METRIC, "bytes_up", "bytes_down", *TIMES)  # shown by an experiment about cost
 

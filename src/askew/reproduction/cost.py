@@ -23,7 +23,8 @@ from ..models import Network
 from ..participation import Bernoulli, ByClass, CohortParticipation, Poisson, Uneven
 from .papers import Experiment, Tables, find_experiment
 from .planned_runs import RunSpec, build_config, hyper_text, run_specs, settings_tables
-from .results import PROVENANCE, ResultRow, parse_provenance, read_results
+from .provenance import parse_provenance
+from .results import PROVENANCE, ResultRow, read_results
 
 # Tables of a configuration on which the cost of a run depends, besides the length of local training.
 COST_TABLES = ("rounds", "data", "partition", "participation", "model", "evaluation")

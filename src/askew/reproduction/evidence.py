@@ -13,7 +13,8 @@ from .digests import seed_digests
 from .expressions import RecordedCurve, Term, Value
 from .papers import CURVES, Experiment, Hyper
 from .planned_runs import hyper_text, plan_runs
-from .results import HELD_OUT, TO_TARGET, Metrics, RunMetrics, parse_curve, was_stopped
+from .results import RunMetrics
+from .run_metrics import HELD_OUT, TO_TARGET, Metrics, parse_curve, was_stopped
 
 CellKey = tuple[str, str]  # case and method
 

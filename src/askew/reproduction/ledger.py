@@ -31,17 +31,9 @@ from .number_expressions import (
 from .papers import Experiment, experiments
 from .planned_runs import hyper_text, plan_runs, settings_text
 from .printed import PrintedNumber, PrintedNumbers, printed_by_key, read_printed
-from .results import (
-    HELD_OUT,
-    NOT_RECORDED,
-    TO_TARGET,
-    Provenance,
-    RunKey,
-    device_options,
-    metrics_by_run,
-    read_results,
-    run_provenance,
-)
+from .provenance import NOT_RECORDED, Provenance
+from .results import RunKey, device_options, metrics_by_run, read_results, run_provenance
+from .run_metrics import HELD_OUT, TO_TARGET
 from .titles import TITLES
 
 VALUE_RULE = ClaimRule("report", "", ({},))  # one cell without names: an expression is given with it

@@ -15,7 +15,7 @@ from .evidence import Evidence, GridPoint, choose_point
 from .paper_figures import LineKey, Lines, Panel, draw_panels, measured_panels, panel_columns
 from .papers import Experiment
 from .planned_runs import build_config, hyper_text, run_specs
-from .results import TO_TARGET, Metrics
+from .run_metrics import TO_TARGET, Metrics
 from .titles import own_methods
 
 FIGURE = re.compile(r"\bFigures? \d")  # in the place in the paper of what has a published figure

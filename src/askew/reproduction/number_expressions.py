@@ -6,7 +6,7 @@ import re
 
 from .papers import Experiment
 from .printed import PrintedNumber
-from .results import TO_TARGET
+from .run_metrics import TO_TARGET
 
 RECORDED_METRIC = re.compile(r"[a-z_0-9]+")  # how the metrics are spelled that runs record
 

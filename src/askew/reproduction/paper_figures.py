@@ -25,7 +25,7 @@ from .papers import Experiment
 from .participation_counts import Counts, gini, participation_counts
 from .plan import Reproduction, chosen_points, runs_by_method
 from .planned_runs import PlannedRun, configure_runs, hyper_text
-from .results import Metrics, parse_curve
+from .run_metrics import Metrics, parse_curve
 from .titles import case_title, own_methods
 from .worked_examples import WorkedExample
 

@@ -14,7 +14,8 @@ from .evidence import GridPoint, choice_rules, choose_point
 from .papers import Experiment, Hyper, find_experiment
 from .planned_runs import PlannedRun, hyper_text, plan_runs
 from .prune_curves import is_pruned, runs_with_used_curves
-from .results import Metrics, RunKey, curve_to, metrics_by_run, read_results, was_stopped
+from .results import RunKey, metrics_by_run, read_results
+from .run_metrics import Metrics, curve_to, was_stopped
 
 TIME_METRIC = "seconds_per_round"  # of runs that had the device for themselves
 

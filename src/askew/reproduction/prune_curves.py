@@ -13,7 +13,6 @@ from .evidence import Evidence, choice_rules, choose_point
 from .papers import CURVES, Experiment, experiments, find_experiment
 from .planned_runs import hyper_text
 from .results import (
-    Metrics,
     RunKey,
     RunMetrics,
     metrics_by_run,
@@ -22,6 +21,7 @@ from .results import (
     results_file,
     write_results_file,
 )
+from .run_metrics import Metrics
 
 # A metric that is read off a curve, by the curve: where it is there and the curve is not, the curve was pruned.
 CURVE_METRICS = {"accuracy": "best_accuracy", "loss": "last_loss", "train_loss": "best_train_loss"}
