@@ -61,7 +61,7 @@ def count_jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     run_side_by_side = stacked.run_side_by_side
 
     def counted(rows: Any) -> Any:
-        counts.append([len(moves.schedule.jobs) for moves in rows])
+        counts.append([moves.schedule.rows for moves in rows])
         return run_side_by_side(rows)
 
     monkeypatch.setattr(stacked, "run_side_by_side", counted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from ..kernels.affine_rows import AffineRows
 from ..kernels.cuda.gather import Cursor
 from .graphs import GraphCache, progress_tensors
 from .jobs import NUMBERS, Jobs, RequestJobs, by_name, requests_of
+from .row_schedule import StackedSchedule
 from .sample_buffer import BufferFull, SampleBuffer, fill_buffers, send
 
 
@@ -25,19 +25,6 @@ def graph_rows(n: int) -> int:
     """The next number of rows that graphs are captured for: 1, 2, 3, 4, 6, 8, 10, … 32, 36, … 64, 72, …"""
     step = 1 << max(0, (n - 1).bit_length() - (2 if n <= 8 else 3 if n <= 16 else 4))
     return -(-n // step) * step
-
-
-class LoadedJob(NamedTuple):
-    """The job in a row: of which request, which client, and its batches."""
-
-    request: int
-    client: int
-    batches: list[ClientBatches]
-
-    def same(self, other: LoadedJob) -> bool:
-        """The same client with the very same batches?"""
-        pairs = zip(self.batches, other.batches, strict=True)
-        return self[:2] == other[:2] and len(self.batches) == len(other.batches) and all(a is b for a, b in pairs)
 
 
 class RowBuffers:
@@ -57,11 +44,11 @@ class RowBuffers:
     counter: dict[str, Tensor]  # by name, one number for all rows: which of their batches is next
     share: Tensor  # of a look's mean: what its next chunk adds
     # made by `place_samples`
+    schedule: StackedSchedule
     request_of: Tensor  # by row, the place of the job's request among the requests
     job_of: Tensor  # by row, the place of the job among the jobs of all requests
-    rows_by_request: list[
-        tuple[Tensor, Tensor]
-    ]  # of each request, the rows of its jobs and the places of their clients
+    # of each request, the rows of its jobs and the places of their clients
+    rows_by_request: list[tuple[Tensor, Tensor]]
 
     def __init__(self, task: Functional, request: RequestJobs, long: bool = False) -> None:
         self.task, inputs = task, request.inputs
@@ -76,7 +63,8 @@ class RowBuffers:
         self.rows = self.first_jobs = 0  # rows there are, and jobs of the first round
         self.progress: Progress | None = None
         self.result: dict[int, Result] = {}
-        self.loaded: list[LoadedJob] = []
+        self.placed: list[tuple[int, ...]] = []  # by row: the request, the client, the identities of its batches
+        self.placed_batches: list[dict[str, ClientBatches]] = []  # kept, or others might get their identities
         self.rule: State | None = None  # what stays of affine steps until a round ends
         phase, client = request.phase, inputs.client(0)
         self.affine = AffineRows.of(phase, client._replace(carry=local.begin(phase, client).carry))
@@ -99,29 +87,30 @@ class RowBuffers:
         """Put the jobs' samples in place, one job to a row, unless they are there already; needs no model."""
         requests = requests_of(jobs)
         number = {id(request): n for n, request in enumerate(requests)}
-        loaded = [LoadedJob(number[id(job.request)], job.i, list(job.batches.values())) for job in jobs]
-        if len(loaded) == len(self.loaded) and all(a.same(b) for a, b in zip(loaded, self.loaded, strict=True)):
+        placed = [(number[id(job.request)], job.i, *map(id, job.batches.values())) for job in jobs]
+        if placed == self.placed:
             return
-        self.loaded = []
+        self.placed = []
         if not grow and len(jobs) > self.rows:
             raise BufferFull
         grown, first = fill_buffers(self.samples, jobs, grow=grow)
         if grown or len(jobs) > self.rows:
             self.allocate(min(most, max(graph_rows(len(jobs)), self.rows)))
-        self._place_cursors(jobs, requests, loaded, first)
-        self.loaded = loaded
+        self._place_cursors(jobs, requests, placed, first)
+        self.schedule = StackedSchedule(jobs)
+        self.placed, self.placed_batches = placed, [job.batches for job in jobs]
 
     def _place_cursors(
-        self, jobs: Jobs, requests: list[RequestJobs], loaded: list[LoadedJob], first: dict[str, list[int]]
+        self, jobs: Jobs, requests: list[RequestJobs], placed: list[tuple[int, ...]], first: dict[str, list[int]]
     ) -> None:
         """Where each row's batches are, and which rows and clients belong together, sent to the device at once."""
         begins = np.cumsum([0, *(len(request.batches) for request in requests)]).tolist()
-        order = sorted(range(len(jobs)), key=lambda row: loaded[row][:2])  # by request and client
+        order = sorted(range(len(jobs)), key=lambda row: placed[row][:2])  # by request and client
         lists: dict[object, list[int]] = {
-            "request": [job.request for job in loaded],
-            "job": [begins[job.request] + job.client for job in loaded],
+            "request": [request for request, *_ in placed],
+            "job": [begins[request] + client for request, client, *_ in placed],
             "row": order,
-            "client": [loaded[row].client for row in order],
+            "client": [jobs[row].i for row in order],
         }
         for name, begin in first.items():
             count = [job.batches[name].batches for job in jobs]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -20,22 +19,12 @@ from ..kernels.affine_rows import AffineRows, put_active
 from ..kernels.cuda.gather import gather
 from ..kernels.cuda.rows import real_samples
 from .graphs import copy_tensors, overwrite
-from .jobs import NUMBERS, Jobs
+from .jobs import NUMBERS
 from .row_buffers import RowBuffers, graph_rows
+from .row_schedule import StackedBatch
 from .sample_buffer import send
 
 PADDED_LENGTHS = 2  # lengths, to one of which a batch is padded
-
-LengthTable = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-class StackedBatch(NamedTuple):
-    """The k-th batch of all rows under a name; of a look after a step, of the rows that took that step."""
-
-    name: str
-    k: int
-    step: int | None
 
 
 class MoveRows(NamedTuple):
@@ -63,76 +52,13 @@ class MoveForm(NamedTuple):
     every: bool  # has each of these rows a batch?
 
 
-class Extent(NamedTuple):
-    """The rows that have a batch."""
-
-    rows: int
-    last: int  # the first so many rows contain them all
-    longest: int  # samples of their longest batch
-    shortest: int
-
-
-def extents(table: LengthTable) -> list[Extent]:
-    """The rows that have a batch, for each column of a table of lengths; 0: none."""
-    has = table > 0
-    last = np.where(has.any(0), len(table) - has[::-1].argmax(0), 0)
-    longest, shortest = table.max(0), np.where(has, table, table.max()).min(0)
-    return [Extent(*numbers) for numbers in np.stack([has.sum(0), last, longest, shortest], 1).tolist()]
-
-
-class StackedSchedule:
-    """The batches of jobs in rows, the longest first."""
-
-    def __init__(self, jobs: Jobs) -> None:
-        self.jobs = jobs
-        self.lengths = {name: self._table(name) for name in jobs[0].batches}  # rows × batches, 0: none
-        self.count = {name: (table > 0).sum(1) for name, table in self.lengths.items()}
-        self.extents = {name: extents(table) for name, table in self.lengths.items()}
-
-    def _table(self, name: str) -> LengthTable:
-        works = [job.batches[name] for job in self.jobs]
-        lengths = {id(work): work.lengths() for work in works}  # runs may share them
-        table = np.zeros((len(works), max(map(len, lengths.values()))), dtype=np.int64)
-        for row, work in enumerate(works):
-            table[row, : len(lengths[id(work)])] = lengths[id(work)]
-        return table
-
-    def batches(self) -> Iterator[StackedBatch]:
-        return (StackedBatch("train", k, None) for k in range(self.lengths["train"].shape[1]))
-
-    def chunks(self, name: str, step: int | None) -> Iterator[StackedBatch]:
-        return (StackedBatch(name, k, step) for k in range(self.count[name][self._takes(step)].max()))
-
-    def _takes(self, step: int | None) -> Mask:
-        """Which rows take this step."""
-        return np.ones(len(self.jobs), dtype=bool) if step is None else self.count["train"] > step
-
-    def active(self, batch: StackedBatch) -> Mask:
-        """Which rows have this batch."""
-        return np.asarray((self.count[batch.name] > batch.k) & self._takes(batch.step))
-
-    def extent(self, batch: StackedBatch) -> Extent:
-        """The rows that have this batch."""
-        if batch.step is None:
-            return self.extents[batch.name][batch.k]
-        column = self.lengths[batch.name][:, batch.k] * self._takes(batch.step)
-        return extents(column[:, None])[0]
-
-    def shares(self, batch: StackedBatch, rows: int) -> list[float]:
-        """What a look's chunk adds to each row's mean."""
-        table = self.lengths[batch.name][:rows]
-        steps = None if batch.step is None else self.count["train"][:rows]
-        shares = local.look_share(self.active(batch)[:rows] * table[:, batch.k], table.sum(1), steps)
-        return cast(list[float], shares.tolist())
-
-
 class RowMoves:
     """The moves of one method's jobs in the rows of a buffer."""
 
-    def __init__(self, alg: Algorithm, buffers: RowBuffers, schedule: StackedSchedule, floats: Sequence[str]) -> None:
-        self.alg, self.buffers, self.schedule, self.floats = alg, buffers, schedule, floats
+    def __init__(self, alg: Algorithm, buffers: RowBuffers, floats: Sequence[str]) -> None:
+        self.alg, self.buffers, self.schedule, self.floats = alg, buffers, buffers.schedule, floats
         self.task = buffers.task
-        self.rows = min(graph_rows(len(schedule.jobs)), buffers.rows)
+        self.rows = min(graph_rows(self.schedule.rows), buffers.rows)
 
     def method(self, numbers: Tensor) -> Algorithm:
         """The method with the settings of this row."""
@@ -176,7 +102,7 @@ class RowMoves:
             return
         last = extent.last
         length = buffers.samples[batch.name].padded_length(extent.longest, PADDED_LENGTHS)
-        usual = last == len(self.schedule.jobs) == buffers.first_jobs
+        usual = last == self.schedule.rows == buffers.first_jobs
         m = last if usual else min(graph_rows(last), buffers.rows)
         form = MoveForm(batch.name, batch.step is not None, m, length, extent.shortest < length, extent.rows == m)
         if batch.k == 0:

@@ -32,7 +32,7 @@ from ..core.task import Functional
 from .base import PhaseOutputs, PhaseRequest
 from .jobs import Jobs, RequestJobs, longest_first, requests_of
 from .row_buffers import RowBuffers
-from .row_moves import RowMoves, StackedSchedule
+from .row_moves import RowMoves
 from .sample_buffer import BufferFull, example, free_bytes
 
 MAX_ROWS = 512  # rows
@@ -103,10 +103,11 @@ class Stacked:
         """Train all types of jobs side by side. A type without buffers is trained alone first: this shows how much
         memory it needs, and whether its hooks accept tensors as settings.
         """
-        allocated = list[JobType]()
+        allocated = list[tuple[JobType, JobGroup]]()
         for job_type in self._job_types(requests):
-            if self._has_room(job_type):
-                allocated.append(job_type)
+            groups = self._groups(job_type, job_type.jobs)
+            if self._have_room(groups):
+                allocated += [(job_type, group) for group in groups]
                 continue
             try:
                 self._run_alone(job_type)
@@ -116,9 +117,7 @@ class Stacked:
                 self.needs_numbers.add(type(job_type.phase))
                 self._run(job_type.requests)
         if allocated:
-            self._run_groups(
-                [(job_type, group) for job_type in allocated for group in self._groups(job_type, job_type.jobs)]
-            )
+            self._run_groups(allocated)
 
     def _job_types(self, requests: Sequence[RequestJobs]) -> Iterator[JobType]:
         """Requests that share rows."""
@@ -152,10 +151,11 @@ class Stacked:
         for job_type, (key, jobs) in groups:
             buffers = self._buffers(key, job_type.requests[0])
             buffers.load(jobs, self.most, job_type.differ)
-            rows.append(RowMoves(job_type.phase, buffers, StackedSchedule(jobs), job_type.differ))
-        for moves, result in zip(rows, run_side_by_side(rows), strict=True):
-            requests = requests_of(moves.schedule.jobs)
-            for request, (rows_of_request, clients) in zip(requests, moves.buffers.rows_by_request, strict=True):
+            rows.append(RowMoves(job_type.phase, buffers, job_type.differ))
+        results = run_side_by_side(rows)
+        for (_, (_, jobs)), moves, result in zip(groups, rows, results, strict=True):
+            places = moves.buffers.rows_by_request
+            for request, (rows_of_request, clients) in zip(requests_of(jobs), places, strict=True):
                 request.results.put_rows(clients, rows_of_request, result)
 
     def _buffers(self, key: tuple[Any, ...], request: RequestJobs) -> RowBuffers:
@@ -168,9 +168,8 @@ class Stacked:
         few = count_long([job.steps for job in jobs], self.least_gap)
         return [((*job_type.key, LONG_JOBS), jobs[:few]), (job_type.key, jobs[few:])] if few else [(job_type.key, jobs)]
 
-    def _has_room(self, job_type: JobType) -> bool:
-        """Are there rows for all jobs of this type?"""
-        groups = self._groups(job_type, job_type.jobs)
+    def _have_room(self, groups: Sequence[JobGroup]) -> bool:
+        """Are there rows for all these jobs?"""
         return all(key in self.buffers and len(jobs) <= self.buffers[key].rows for key, jobs in groups)
 
     def _rows_at_once(self, job_type: JobType) -> int:
@@ -215,9 +214,10 @@ def run_side_by_side(rows: Sequence[RowMoves]) -> list[Result]:
 
 def count_long(steps: Sequence[int], least_gap: int = LEAST_GAP) -> int:
     """How many of these jobs, the longest first, are so much longer that they have rows of their own."""
-    few = sum(n > LONG_SHARE * steps[0] for n in steps)
-    while sum(steps[:few]) > STEPS_SHARE * sum(steps):
-        few -= 1
+    few, left = 0, STEPS_SHARE * sum(steps)
+    while few < len(steps) and steps[few] > LONG_SHARE * steps[0] and steps[few] <= left:
+        left -= steps[few]
+        few += 1
     return few if few < len(steps) and steps[few] + least_gap <= steps[0] else 0
 
 
