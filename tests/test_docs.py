@@ -420,6 +420,7 @@ def test_equations_are_typeset_and_lose_nothing() -> None:
     assert step.startswith("<msub><mi>h</mi><mrow><mi>i</mi></mrow></msub>") and step.endswith(
         "<msup><mi>δ</mi><mo>2</mo></msup>"
     )
+    assert "<mtext>a miner</mtext>" in equations.to_mathml("p a miner") and "<mi>a</mi>" in equations.to_mathml("a g'")
     assert "equation" not in equations.on_page_markdown("```text\nw = 1\n```\n")
 
 
