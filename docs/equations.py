@@ -11,8 +11,9 @@ from typing import Any
 
 FENCE = re.compile(r"^```equation\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GAP = re.compile(r" {2,}")  # between columns, or before a remark
+WORD = r"(?:a[ ])?[A-Za-z][A-Za-z0-9-]+"  # with its article: an "a" that stands alone is a letter
 TOKEN = re.compile(
-    r"(?P<words>'s\b|[A-Za-z]{2,}(?:_[a-z]{2,})+|[A-Za-z][A-Za-z0-9-]+(?:[ ][A-Za-z][A-Za-z0-9-]+)*(?![^\W_]))"
+    rf"(?P<words>'s\b|[A-Za-z]{{2,}}(?:_[a-z]{{2,}})+|{WORD}(?:[ ]{WORD})*(?![^\W_]))"
     r"|(?P<power>[²⁺⁰ᵀ₁₂'])|(?P<letter>[^\W\d_](?:\u0304)?\d?)|(?P<number>\d+(?:\.\d+)?)|(?P<space>\s+)|(?P<sign>.)"
 )
 ALIGNED = 3  # lines with a column at the same place

@@ -1,7 +1,7 @@
 """An extension of the API reference: what a comment or a setting says of a class's field is shown as its description.
 
-The fields of askew's classes are described by the comment on their line, or by the text given to `setting`. Both are
-added to the class's docstring as a list of attributes, which the reference shows as a table.
+The fields of askew's classes are described by the text given to `setting`, or by the comment on their line or above it.
+It is added to the class's docstring as a list of attributes, which the reference shows as a table.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import io
 import tokenize
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ def comments(path: Path) -> dict[int, str]:
     }
 
 
+def comment_above(line: int, path: Path) -> str:
+    """The comment in the lines right above a field, where it has too many words for the field's own line."""
+    lines = path.read_text(encoding="utf-8").splitlines()[: line - 1]
+    above = takewhile(lambda text: text.startswith("#"), (text.strip() for text in reversed(lines)))
+    return " ".join(text.lstrip("# ") for text in reversed(list(above)))
+
+
 def setting_text(statement: ast.AnnAssign) -> str:
     """The text of a field that is declared as `name: type = setting("text", …)`; else nothing."""
     call = statement.value
@@ -44,6 +52,7 @@ def field_descriptions(node: ast.ClassDef, path: Path) -> dict[str, str]:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             name = statement.target.id
             text = setting_text(statement) or comments(path).get(statement.end_lineno or 0, "")
+            text = text or comment_above(statement.lineno, path)
             if not name.startswith("_"):
                 found[name] = text
     return found

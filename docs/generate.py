@@ -91,13 +91,20 @@ Letters in the equations:
 | w | the global model |
 | θ_i | the local model of client i |
 | δ_i = θ_i − w | its displacement |
-| g | a mini-batch gradient |
-| η, η_0 | the local learning rate, and that of the first round |
+| g | the gradient on a mini-batch |
+| L_i, ∇L_i | the mean loss of client i's samples, and its gradient |
+| η, η_0 | the local learning rate `local.lr`, and that of the first round |
 | K_i | the number of local steps of client i |
 | n_i, n̄ | the number of samples of client i, and its mean over clients |
 | p_i | the weight of client i in averages; the weights sum to 1 |
-| S, N | the participants of a round, and all clients that hold samples |
-| mean_S, mean_N | plain averages over them |
+| s | the factor `server_scale` on the server's step; with `server_lr` it is `server_lr` / η |
+| S, m, N | the participants of a round, their number, and the number of all clients that hold samples |
+| mean_S, mean_N | plain averages over the participants, and over all clients |
+| t | the number of the round, from 1 |
+| CE, ℓ | the cross-entropy of a batch (or the loss of your data), and a method's loss |
+
+A letter that a method explains itself has that meaning there. Local steps are written for `local.momentum = 0` and
+`local.weight_decay = 0`; [Concepts](concepts.md#local-training) has the whole step.
 
 The next table shows what each method sends and stores, in multiples of the model's size. `askew list algorithms` prints
 the same numbers. They are measured in one round of two clients on a small network with batch norm. *Sent* is per

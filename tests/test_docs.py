@@ -8,12 +8,14 @@ import ast
 import dataclasses
 import html
 import importlib.util
+import inspect
 import io
 import json
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 import types
 from collections.abc import Collection, Iterator
@@ -25,6 +27,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import askew
 from askew.cli.main import COMMANDS, load_command, main
 from askew.cli.training import DEMO_ROUNDS, DEMO_SEEDS
 from askew.core.algorithm import Algorithm
@@ -396,6 +399,19 @@ def test_every_hook_declaration_and_field_is_explained() -> None:
     assert names | {*Client._fields, *Cohort._fields} <= explained
 
 
+def test_the_reference_describes_every_field_of_a_public_class() -> None:
+    pytest.importorskip("griffe")
+    describe, missing = load_file(DOCS / "field_comments.py").field_descriptions, []
+    for name in sorted(set(askew.__all__) - {"Config"}):  # whose fields another page explains
+        kind = getattr(askew, name)
+        if isinstance(kind, type):
+            path = Path(inspect.getfile(kind))
+            node = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+            ast.increment_lineno(node, inspect.getsourcelines(kind)[1] - 1)
+            missing += [f"{name}.{field}" for field, text in describe(node, path).items() if not text]
+    assert not missing
+
+
 def test_pictures_are_small_and_need_nothing_from_elsewhere() -> None:
     for picture in (*(DOCS / "img").iterdir(), *DOCS.glob("reproduction/*.svg")):
         assert picture.stat().st_size < 200_000, picture.name
@@ -420,6 +436,7 @@ def test_equations_are_typeset_and_lose_nothing() -> None:
     assert step.startswith("<msub><mi>h</mi><mrow><mi>i</mi></mrow></msub>") and step.endswith(
         "<msup><mi>δ</mi><mo>2</mo></msup>"
     )
+    assert "<mtext>a miner</mtext>" in equations.to_mathml("p a miner") and "<mi>a</mi>" in equations.to_mathml("a g'")
     assert "equation" not in equations.on_page_markdown("```text\nw = 1\n```\n")
 
 

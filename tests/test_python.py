@@ -186,7 +186,7 @@ def test_progress_is_a_renewed_line_or_a_line_every_half_minute(monkeypatch: pyt
     assert train(io.StringIO(), 0.1) == ""  # ten seconds
     lines = train(io.StringIO(), 1.0).splitlines()
     assert len(lines) == 3 and lines[0].endswith("70 s left")
-    assert lines[0].startswith("run 1 of 2, fedavg, seed 3: round 30 of 100, accuracy 15.0%, loss 0.5, ")
+    assert lines[0].startswith("run 1 of 2, fedavg, seed 3: round 30 of 100, accuracy 15.0%, training loss 0.5, ")
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     text = train(terminal, 0.1)

@@ -30,7 +30,7 @@ from askew.report import figures, labels, page, page_comparison, table, terminal
 from askew.report.figures import draw_pictures, use_log_axis
 from askew.report.page import headline
 from askew.report.picture import WIDTH, canvas, drawn_for, style
-from askew.report.tables import RunGroup, best_groups, group_runs, participation_name
+from askew.report.tables import RunGroup, best_groups, group_runs, participation_name, partition_name
 
 Make = Callable[..., Run]
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -191,6 +191,12 @@ def test_who_takes_part_in_words() -> None:
     buffered = {"wait": "buffer", "buffer": 3, "at_work": 0}
     assert participation_name(some | {"time": buffered}) == "10 are at work, 3 make a step"
     assert participation_name(some | {"time": buffered | {"at_work": 6}}) == "6 are at work, 3 make a step"
+
+
+def test_a_partition_in_words_without_what_every_partition_has_by_default() -> None:
+    own = {"name": "one_class", "clients": 40, "noise": 0.0, "rotation": 0.0, "depth": 2}
+    assert partition_name({"partition": own}) == "One class depth = 2"
+    assert partition_name({"partition": own | {"noise": 0.1}}) == "One class noise = 0.1, depth = 2"
 
 
 def test_seeds_become_one_row(make: Make) -> None:

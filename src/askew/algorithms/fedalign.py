@@ -1,10 +1,11 @@
 """FedAlign: the last block is made as smooth at reduced width as it is at full width.
 
     ℓ = CE + μ · (CE / ℓ_L) · ℓ_L,    CE / ℓ_L a detached scale
-    ℓ_L = mean_B (σ(T_narrow) − σ(T_full))²,    T = F₁ F₂ᵀ / s  the transfer matrix from the block's input to its output
+    ℓ_L = mean_B (σ(T_narrow) − σ(T_full))²,    T = F₁ F₂ᵀ / s  the block's transfer matrix
 
 Mendieta et al., Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning, CVPR 2022 (arXiv
-2111.14213). σ is the top singular value, by ten power iterations from ones. The narrow block reads the first quarter of
+2111.14213). F₁ and F₂ are the block's input and output for one sample, channels by positions, and s is the number of
+positions. σ is the top singular value, by ten power iterations from ones. The narrow block reads the first quarter of
 the detached input's channels and has the first quarter of every layer's width; T_full is detached. As in the authors'
 code the block is the last stage of a residual network; in networks whose layers stand in a row it is the last hidden
 layer. Where we differ from the code: a floor under ℓ_L, and no Nesterov momentum. μ = 0 is FedAvg.

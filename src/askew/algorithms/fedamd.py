@@ -1,8 +1,9 @@
 """FedAMD: some participants send a large-batch gradient (anchors), the others train along it (miners).
 
     with probability p a participant is an anchor:   g_i ← ∇L_i(w), kept at the server
-    otherwise a miner:  v ← v − g(θ_prev) + g(θ)  on the same batch,  θ ← θ − η v,   started from v = mean_N g_i
-    w ← w + η_g mean over miners of δ_i
+    otherwise it is a miner, which starts from v = mean_N g_i:
+    v ← v − g(θ_prev) + g(θ)  on the same batch,   θ ← θ − η v            θ_prev: the model one step before
+    w ← w + s · mean of δ_i over the miners
 
 Wu et al., Anchor Sampling for Federated Learning with Partial Client Participation, ICML 2023 (arXiv 2206.05891),
 Algorithm 1, constant probability. Miners start from the mean as it was before this round's anchors. The authors' code

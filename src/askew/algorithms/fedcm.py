@@ -1,7 +1,7 @@
 """FedCM: clients step along a mix of their own gradient and the server's last direction.
 
     θ ← θ − η (α g(θ) + (1 − α) M)
-    M ← mean_S (w − θ_i) / (η K_i),    w ← w + η_g mean_S δ_i
+    M ← mean_S (w − θ_i) / (η K_i),    w ← w + s · mean_S δ_i
 
 Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021 (arXiv 2106.10874), Algorithm 2. The paper assumes
 equal K and steps without momentum. Here each client is divided by its own length and by the rate of its round, so that

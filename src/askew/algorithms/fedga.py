@@ -1,6 +1,6 @@
 """FedGA: clients start displaced along the deviation of their gradient, which aligns gradients implicitly.
 
-    θ_i starts at w + β (G_i − Ḡ),    then plain steps,    w ← w + η_g mean_S (θ_i − w)
+    θ_i starts at w + β (G_i − Ḡ),    then plain steps,    w ← w + s · mean_S (θ_i − w)
 
 Dandi, Barba, Jaggi, Implicit Gradient Alignment in Distributed and Federated Learning, AAAI 2022 (arXiv 2106.13897).
 G_i is client i's gradient at w, Ḡ the participants' mean: they are measured in a phase of its own. `form = "memory"`,

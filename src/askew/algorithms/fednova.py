@@ -1,6 +1,6 @@
 """FedNova: displacements are divided by the length of the path that made them before they are averaged.
 
-    v ← ρ v + g(θ) + μ (θ − w),   θ ← θ − η v                 μ: strength of an optional proximal term
+    v ← ρ v + g(θ) + μ (θ − w),   θ ← θ − η v                 ρ: local momentum; μ: an optional proximal term
     c ← ρ c + 1 − ημ a,   a ← a + c                           the path's length; plain SGD: a_i = K_i
     w ← w + τ_eff Σ_S p_i δ_i / a_i,    τ_eff = Σ_S p_i a_i   (with a proximal term: Σ_S p_i K_i)
 

@@ -3,8 +3,9 @@
     θ ← θ − η (g(θ) + q ⊙ (c − c_i)),    c_i⁺ = q ⊙ (c_i − c + (w − θ_i) / (K_i η))
 
 Li et al., On the Effectiveness of Partial Variance Reduction in Federated Learning with Heterogeneous Data, CVPR 2023
-(arXiv 2212.02191), Algorithm 1. q marks the last `head` layers with parameters; states and messages hold their v
-numbers alone. As in the authors' code the masked layers take no momentum, so K_i is their length. An empty mask is
+(arXiv 2212.02191), Algorithm 1. q is 1 on the last `head` layers with parameters and 0 elsewhere; ⊙ multiplies
+coordinate by coordinate. w is averaged as in FedAvg and c renewed as in SCAFFOLD; c and c_i hold the numbers of these
+layers alone. As in the authors' code the masked layers take no momentum, so K_i is their length. An empty mask is
 FedAvg. A full one is SCAFFOLD without local momentum; under momentum it is not, as SCAFFOLD's steps take it and these
 do not.
 """

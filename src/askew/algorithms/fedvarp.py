@@ -1,6 +1,7 @@
 """FedVARP: the server stores every client's last update and uses it for the clients that are absent.
 
-    v = mean_S (Δ_i − y_i) + mean_N y,    y_i ← Δ_i,    w ← w − η_g v
+    Δ_i = (w − θ_i) / η,    v = mean_S (Δ_i − y_i) + mean_N y
+    y_i ← Δ_i,    w ← w − s η v
 
 Jhunjhunwala et al., FedVARP: Tackling the Variance Due to Partial Client Participation in Federated Learning, UAI 2022
 (arXiv 2207.14130), Algorithm 2. The memory holds gradient units and is used with the current rate;

@@ -1,12 +1,12 @@
 """MGDA, federated: step along the shortest convex combination of the clients' normalised gradients.
 
-    u_i = Ḡ_i / ‖Ḡ_i‖,    Ḡ_i the mean of the J mini-batch gradients along client i's local steps
+    u_i = Ḡ_i / ‖Ḡ_i‖,    Ḡ_i the mean of the K_i mini-batch gradients along client i's local steps
     α = argmin over the simplex of ‖Σ α_i u_i‖²,    u = Σ α_i u_i,    w ← w − η_s (u + wd · w)
 
 Moroni, Tereshko, course project report (MLDL24), after Désidéri, Multiple-gradient descent algorithm, 2012. The length
-of u (at most 1) is kept. The report mentions one back-propagation (`single_gradient`: the full gradient at w, what the
-descent guarantee supposes), its code averages over the steps (default). The minimum-norm point is exact (Wolfe);
-`solver = "slsqp"` is the report's route. ‖u‖ < 1e-8 is Pareto-stationary: no step.
+of u (at most 1) is kept; wd is `server_decay`. The report mentions one back-propagation (`single_gradient`: the full
+gradient at w, what the descent guarantee supposes), its code averages over the steps (default). The minimum-norm point
+is exact (Wolfe); `solver = "slsqp"` is the report's route. ‖u‖ < 1e-8 is Pareto-stationary: no step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MIFA: the mean of every client's last update, the participants' renewed first.
 
-    y_i ← Δ_i,    w ← w − η_g mean_N y
+    y_i ← (w − θ_i) / η,    w ← w − s η mean_N y
 
 Gu et al., Fast Federated Learning in the Presence of Arbitrary Device Unavailability, NeurIPS 2021 (arXiv 2106.04159),
 Algorithm 1. In the paper every client answers once before the first step; here y starts at 0 and the first steps are

@@ -2,7 +2,7 @@
 
     θ ← θ − η (g(θ) − c_i + c)
     c_i⁺ = c_i − c + (w − θ_i) / (K_i η)      option II;      option I: the full gradient of client i at w
-    w ← w + η_g mean_S δ_i,    c ← c + (1/N) Σ_S (c_i⁺ − c_i)
+    w ← w + s · mean_S δ_i,    c ← c + (1/N) Σ_S (c_i⁺ − c_i)
 
 Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020 (arXiv 1910.06378),
 Algorithm 1. Under local momentum (w − θ_i) / (K_i η) is too long and the method diverges; so `variate_norm = "nova"`

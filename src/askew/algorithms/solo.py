@@ -1,6 +1,6 @@
 """SOLO: every client trains alone; nothing is sent.
 
-    θ_i ← θ_i − η v,    v ← ρ v + g(θ_i)        with one optimiser for the whole training: momentum persists
+    v ← ρ v + g(θ_i),    θ_i ← θ_i − η v        ρ: local momentum; v is kept from round to round
 
 The reference "local only" of FedPDC (Zhang, Zhang): each client's own model is measured on the common test set and the
 mean over clients is reported. A round is a client's local training of that round; with `local.epochs = 1` a schedule

@@ -42,7 +42,7 @@ def quality_text(run: Run) -> str:
     if accuracy is None and test is not None:
         return f" · test loss {terminal.digits(test)} · training loss {terminal.digits(train)}"
     text = f" · accuracy {terminal.percent(accuracy)}" if accuracy is not None else ""
-    return text + (f" · loss {train:.2f}" if train is not None else "")
+    return text + (f" · training loss {train:.2f}" if train is not None else "")
 
 
 class ProgressDisplay:

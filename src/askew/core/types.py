@@ -33,11 +33,11 @@ class Part(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One mini-batch. `weight` [B] is 0 on padding and 1 elsewhere; None where every sample is real."""
+    """One mini-batch."""
 
-    x: Tensor
-    y: Tensor
-    weight: Tensor | None = None
+    x: Tensor  # inputs [B, …]
+    y: Tensor  # targets [B, …]
+    weight: Tensor | None = None  # [B]: 0 on padding and 1 elsewhere; None where every sample is real
 
 
 class Client(NamedTuple):
@@ -72,8 +72,8 @@ class Affine(NamedTuple):
     d = clip(gain·g + pull·theta + shift),   v ← momentum·v + d + (weight decay + decay)·theta,   theta ← theta − η v
     """
 
-    gain: Number = 1.0
-    pull: Number = 0.0
+    gain: Number = 1.0  # factor on the gradient
+    pull: Number = 0.0  # factor on theta
     shift: Tensor | None = None  # [P]; None: zero
     decay: Number = 0.0  # outside the clipped norm, as weight decay is
 

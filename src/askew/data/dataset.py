@@ -114,8 +114,8 @@ def is_labels(y: Tensor) -> bool:
 class Dataset:
     """Pooled training samples and the common test set."""
 
-    train: Samples
-    test: Samples
+    train: Samples  # those of all clients
+    test: Samples  # the common test set
     classes: int  # 0: not a classification
     owner: np.ndarray | None = None  # [n] the natural client of every training sample
     # or "squared_error", as targets of a regression have it, or (output [B, ..], y) -> loss of each sample [B]
@@ -176,7 +176,7 @@ class NaturalSource(Source):
     Nothing is kept in memory: a million clients cost nothing until they take part.
     """
 
-    natural: ClassVar[bool] = True
+    natural: ClassVar[bool] = True  # every client has samples of its own
 
     @property
     def classes(self) -> int:

@@ -61,7 +61,7 @@ class LocalSettings(Settings):
     clip: float = setting("limit of the gradient's norm; 0: off", default=0.0, least=0)
     decay: float = setting("factor γ on the learning rate after every round", default=1.0, above=0, most=1)
     schedule: str = setting(
-        "how the rate falls over the rounds",
+        "rate of round t of T: lr·decay^(t−1), lr·(1 − (t−1)/T), lr·(1 + cos(π(t−1)/T))/2, or lr/√(1 + (t−1)/10)",
         default="exponential",
         choices=("exponential", "linear", "cosine", "inverse_sqrt"),
     )

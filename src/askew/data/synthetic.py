@@ -90,10 +90,12 @@ def first_counts(source: LinearTeachers, seed: int, clients: int) -> np.ndarray:
 
 
 class Synthetic(LinearTeachers):
-    """Synthetic(α, β) as FedDyn (Acar et al., ICLR 2021) and FedDC (Gao et al., CVPR 2022) use it.
+    """The data Synthetic(α, β) as FedDyn (Acar et al., ICLR 2021) and FedDC (Gao et al., CVPR 2022) use them.
 
-    (0, 0): the same inputs and solution everywhere; (α, 0): own solutions; (0, β): own inputs. The test set is the
-    training data.
+    Client i has inputs x ~ N(v_i, diag(j^−1.2)) and labels argmax(xᵀW_i + b_i). β > 0: clients have inputs of their
+    own, v_i ~ N(B_i, 1) with B_i ~ N(0, β); else v_i = 0. α > 0: they have solutions of their own, W_i and b_i ~
+    N(u_i, 1) with u_i ~ N(0, α); else all share W, b ~ N(0, 1). Second arguments are standard deviations. u_i cancels
+    in the argmax: of α only counts whether it is 0. The test set is the training data.
     """
 
     idea: ClassVar[str] = (

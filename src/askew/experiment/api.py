@@ -246,32 +246,41 @@ def run(
 ) -> Run:
     """Train one federation and return its run.
 
-    `what` is an algorithm's name or instance, a TOML file, nested tables or a Config; `method` another algorithm for
-    the last three. `data` is a dataset's name, a table, a pair (x, y) or triple (x, y, owner) of tensors or arrays, a
-    torch Dataset, a dictionary {client: data}, a list of such data, one a client, or a DataFrame of which `client` and
-    `label` name columns (`test` likewise, a fifth is held out without it); `model` a network's name, a table, any
-    nn.Module, or a class or function that makes one, whose weights the seed then decides. `clients`, `cohort`, `lr`,
-    `epochs`, `batch_size` and `device` stand for partition.clients, participation.cohort, local.lr, local.epochs,
-    local.batch and engine.device; further keywords are the algorithm's hyper-parameters, or tables that most runs do
-    not need, such as `faults`. With `out` the run is kept in a folder there, as the command line's do. `track` is
-    "tensorboard", "mlflow", "wandb" or "trackio", which record every round, or an object of your own. `progress` is
-    shown on a terminal and in a notebook; elsewhere a line every half minute.
+    - `what`: an algorithm's name or instance, a TOML file, tables or a Config; for the last three `method` names it.
+    - `data`: a dataset's name, a table, a pair (x, y) or triple (x, y, owner) of tensors or arrays, a torch Dataset, a
+      dictionary {client: data}, a list of such data, one a client, or a DataFrame of which `client` and `label` name
+      columns; `test` likewise, a fifth is held out without it.
+    - `model`: a network's name, a table, any nn.Module, or a class or function that makes one, whose weights the seed
+      then decides.
+    - `clients`, `cohort`, `lr`, `epochs`, `batch_size` and `device` stand for partition.clients, participation.cohort,
+      local.lr, local.epochs, local.batch and engine.device.
+    - Further keywords are the algorithm's hyper-parameters, or tables that most runs do not need, such as `faults`.
+    - `out`: the run is kept in a folder there, as the command line's are; a finished one is read back, unless `fresh`
+      is true. A checkpoint is written at most every `save_every` seconds.
+    - `watch`: a function of the run and a record, called before the first round, with None, and after every round.
+    - `track`: "tensorboard", "mlflow", "wandb" or "trackio", which record every round, or an object of your own.
+    - `progress` is shown on a terminal and in a notebook; elsewhere a line every half minute.
     """
     tables: dict[str, Any] = {"model": model, "partition": partition, "participation": participation, "local": local}
     tables |= {"evaluation": evaluation, "engine": engine, "seed": seed, "rounds": rounds, "data": data, "test": test}
     words = {"clients": clients, "cohort": cohort, "device": device, "lr": lr, "epochs": epochs}
     given = {"method": method, "batch_size": batch_size} | tables | words | parameters
     given |= {"client": client, "label": label}
-    if out is not None and not isinstance(out, (str, Path)):
-        raise ConfigError(f'out must be a folder, got {type(out).__name__}; write for example out="runs".')
-    if isinstance(save_every, bool) or not isinstance(save_every, (int, float)) or not save_every >= 0:
-        raise ConfigError(f"save_every must be a number of seconds from 0 on, got {save_every!r}; write save_every=5.")
+    check_storage(out, save_every)
     config = Config.build(tables_from_keywords(what, given))
     with tracking(track, [config.name()]) as trackers, watched([config], watch, progress) as on_round:
         result = run_config(config, out, fresh=fresh, watch=trackers.beside(on_round), save_every=save_every)
         trackers.end(result)
     remark_divergence(result)
     return result
+
+
+def check_storage(out: Any, save_every: Any) -> None:
+    """Refuse what is no folder, and no number of seconds."""
+    if out is not None and not isinstance(out, (str, Path)):
+        raise ConfigError(f'out must be a folder, got {type(out).__name__}; write for example out="runs".')
+    if isinstance(save_every, bool) or not isinstance(save_every, (int, float)) or not save_every >= 0:
+        raise ConfigError(f"save_every must be a number of seconds from 0 on, got {save_every!r}; write save_every=5.")
 
 
 @contextmanager

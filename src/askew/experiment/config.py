@@ -142,7 +142,10 @@ class TopLevel(Settings):
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of one run: the same configuration gives the same folder and the same numbers."""
+    """All settings of one run: the same configuration gives the same folder and the same numbers.
+
+    Its fields are the keys and tables of a TOML file, which the page *Configuration* explains.
+    """
 
     simulated: ClassVar[bool] = True  # on this machine, and not on real clients
     seed: int = 0

@@ -51,7 +51,7 @@ class ScriptProgress:
         which = f"run {len(self.begun)} of {self.runs}, " if self.runs > 1 else ""
         parts = [f"{which}{run.algorithm}, seed {run.config.get('seed', 0)}: round {done} of {rounds}"]
         parts += [f"accuracy {100 * accuracy:.1f}%"] if accuracy is not None else []
-        parts += [f"loss {loss:.3g}"] if loss is not None else []
+        parts += [f"training loss {loss:.3g}"] if loss is not None else []
         began, before = self.begun.get(run.name, (now, 0))
         if before < done < rounds:
             parts.append(f"{time_left((now - began) * (rounds - done) / (done - before))} left")

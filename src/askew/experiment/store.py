@@ -53,11 +53,11 @@ NAMED_TABLES = ("data", "partition", "participation", "model", "algorithm")  # t
 class Run:
     """A run: its configuration, the records of its rounds and the figures that follow from them."""
 
-    config: dict[str, Any]
-    rounds: list[Record] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-    federation: dict[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
+    config: dict[str, Any]  # the content of run.toml
+    rounds: list[Record] = field(default_factory=list)  # one record for each round, as in rounds.jsonl
+    facts: dict[str, Any] = field(default_factory=dict)  # how it was computed: the content of run.json
+    federation: dict[str, Any] = field(default_factory=dict)  # clients and their samples: federation.json
+    folder: Path | None = None  # where it is stored; None: nowhere
     conformal: dict[str, Any] = field(default_factory=dict, repr=False)  # what `askew conformal` measured
     model: dict[str, Any] = field(default_factory=dict, repr=False)  # tensors by name; not read back with the folder
 

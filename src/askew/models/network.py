@@ -145,7 +145,7 @@ def add_projection_head(module: nn.Module, width: int) -> None:
 class Network(Settings):
     """A network by its settings; the base of all of them."""
 
-    idea: ClassVar[str] = ""
+    idea: ClassVar[str] = ""  # what it is, in one line for the tables
     head: int = setting("width of a projection head before the last layer, MOON's is 256; 0: none", default=0, least=0)
     weights: str = setting("start from the weights in this file: safetensors, or a torch state dict", default="")
     new_head: bool = setting(

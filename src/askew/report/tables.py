@@ -412,8 +412,9 @@ def partition_name(config: Mapping[str, Any]) -> str:
     """A partition in words: "Dirichlet α = 0.2"."""
     settings = {k: v for k, v in config.get("partition", {}).items() if k not in ("name", "clients")}
     name = str(config.get("partition", {}).get("name", ""))
-    entries = stored_catalogue()["partitions"]
-    defaults = {p["name"]: p["default"] for entry in entries if entry["name"] == name for p in entry["parameters"]}
+    entries = {entry["name"]: entry["parameters"] for entry in stored_catalogue()["partitions"]}
+    # natural has only the settings that every partition has, also one of the user's own
+    defaults = {p["name"]: p["default"] for p in entries.get(name, entries["natural"])}
     shown = {k: v for k, v in settings.items() if k in PARTITION_SYMBOLS or v != defaults.get(k)}
     title = "IID" if name == "iid" else name.replace("_", " ").capitalize()
     return f"{title} {', '.join(f'{PARTITION_SYMBOLS.get(k, k)} = {value_text(v)}' for k, v in shown.items())}".strip()
