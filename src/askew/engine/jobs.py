@@ -31,7 +31,8 @@ class RequestJobs:
 
     def jobs(self) -> list[Job]:
         """The job of each client. They are not kept: with a circle of references, memory would be freed late."""
-        return [Job(self, i) for i in range(len(self.batches))]
+        works = zip(self.batches, self.plan.train, strict=True)
+        return [Job(self, i, batches, train.batches) for i, (batches, train) in enumerate(works)]
 
     def compute_numbers(self) -> None:
         """Put together what differs between clients and rounds, on the current stream."""
@@ -50,16 +51,8 @@ class Job(NamedTuple):
 
     request: RequestJobs
     i: int
-
-    @property
-    def batches(self) -> dict[str, ClientBatches]:
-        """By name its batches to train on and those of its looks."""
-        return self.request.batches[self.i]
-
-    @property
-    def steps(self) -> int:
-        """How many steps it takes."""
-        return self.request.plan.train[self.i].batches
+    batches: dict[str, ClientBatches]  # by name those to train on, and those of its looks
+    steps: int  # how many it takes
 
 
 Jobs = Sequence[Job]

@@ -74,7 +74,8 @@ class Server:
         self.looks = sorted({name for phase in self.phases for name in (*phase.before, *phase.each, *phase.after)})
         self.parts, self.private = alg.parts(space), alg.private(space)
         self.parts_key = parts_key(self.parts)
-        # what lasts
+        self.messages, self.numbers = Messages(space, self.private), ClientNumbers(fed, space, local.momentum, seed)
+        # what lasts from round to round
         self.w, self.buffers = space.start.clone(), space.buffers.clone()
         self.state = server_hooks.declared_state(alg, "server_state", space)
         self.clients = Bank(server_hooks.declared_state(alg, "client_state", space), owns=owns)
@@ -82,15 +83,13 @@ class Server:
         own = {"w": space.start[self.private.indices], "b": space.buffers[self.private.buffer_indices]}
         self.privates = Bank({} if self.private.empty else own)
         self.drift_history = drift_metrics.history(space) if drift else None  # None: drift is not recorded
-        # of the round under way
+        self.unchecked = {id(phase) for phase in self.phases}  # whose weights were not checked yet
+        # of the round under way, or the next one
+        self.prepared: tuple[Any, RoundPlan] | None = None  # its plan, with what the plan was made for
         self.times = dict.fromkeys(TIMES if times else (), 0.0)
         # by client, the server's steps since the model that it started from; none: all are 0
         self.staleness: dict[int, int] = {}
-        self.prepared: tuple[Any, RoundPlan] | None = None  # the next round's plan, by its key
-        self.numbers = ClientNumbers(fed, space, local.momentum, seed)
-        self.messages = Messages(space, self.private)
         self.no_updates = RoundUpdates.none(0, self.w, self.buffers)
-        self.unchecked = {id(phase) for phase in self.phases}  # whose weights were not checked yet
         check_declared(alg, self.state | self.memory.start, self.parts, self.private)
         self._check_method()
 

@@ -330,9 +330,9 @@ class Slots:
 
 def start(queued: QueuedJob, slot: Slot) -> RunningJob:
     """Load a job into a slot and begin it."""
-    request, i = queued.job
+    request = queued.job.request
     slot.enter()
-    slot.load(request.inputs, request.numbers, i)
+    slot.load(request.inputs, request.numbers, queued.job.i)
     slot.begin()
     return RunningJob(queued, slot, local.moves(request.phase, queued.schedule))
 
@@ -346,7 +346,6 @@ def advance(running: list[RunningJob], main: torch.cuda.Stream | None) -> None:
         if move is not None:
             slot.apply(move, queued.schedule)
             continue
-        request, i = queued.job
-        request.results.put(i, slot.finish(), main)
+        queued.job.request.results.put(queued.job.i, slot.finish(), main)
         queued.pool.idle.append(slot)
         running.remove(entry)
