@@ -138,6 +138,16 @@ def test_runs_that_share_slots_are_the_runs_they_are_alone(method: str) -> None:
         assert run.best_accuracy == alone.best_accuracy
 
 
+def test_runs_that_share_an_evaluator_may_have_other_clients() -> None:
+    """FedBN's accuracy is a mean over the clients of the run, and not over those of the first run of the sweep."""
+    model = {"name": "mlp", "hidden": [6], "norm": "batch"}
+    partitions = [{"name": "iid", "clients": 20}, {"name": "dirichlet", "clients": 20, "alpha": 0.01, "min_size": 0}]
+    tiny = {**TINY, "rounds": 1, "engine": {"name": "vmapped", "device": "cpu"}}
+    configs = grid(tiny | {"model": model, "algorithm": {"name": "fedbn"}}, {"partition": partitions})
+    for config, run in zip(configs, run_together(configs), strict=True):
+        assert [r["loss"] for r in run.rounds] == pytest.approx([r["loss"] for r in run_config(config).rounds])
+
+
 def test_runs_of_unequal_length_end_each_in_its_time(tmp_path: Path) -> None:
     configs = [
         Config.build({**TINY, "rounds": n, "local": LocalSettings(batch=b).table()})

@@ -101,13 +101,14 @@ def with_private(w: Tensor, buffers: Tensor, part: Part, row: dict[str, Tensor])
     return w.index_copy(0, part.indices, row["w"]), buffers.index_copy(0, part.buffer_indices, row["b"])
 
 
-def evaluate_clients(evaluator: Evaluator, w: Tensor, buffers: Tensor, part: Part, bank: Bank) -> Tensor:
+def evaluate_clients(evaluator: Evaluator, w: Tensor, buffers: Tensor, part: Part, bank: Bank, clients: int) -> Tensor:
     """The mean over clients of their own models' scores; each counts once.
 
-    Clients that never trained share one model. Where no coordinate is shared (SOLO) it is the start, which nobody
-    trained: they are left out, as soon as one client has trained.
+    `clients` is how many hold samples; the evaluator does not know it, as runs with other clients share it. Clients
+    that never trained share one model. Where no coordinate is shared (SOLO) it is the start, which nobody trained: they
+    are left out, as soon as one client has trained.
     """
-    rest = 0 if trains_alone(w, part, bank) else len(evaluator.fed.eligible) - len(bank)
+    rest = 0 if trains_alone(w, part, bank) else clients - len(bank)
     total = rest * evaluator(*with_private(w, buffers, part, bank.start)) if rest else 0
     for client in bank.clients:
         total = total + evaluator(*with_private(w, buffers, part, select_rows(bank.read([client]), 0)))
