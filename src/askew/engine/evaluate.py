@@ -199,7 +199,7 @@ def accuracy_by_owner(
 ) -> dict[str, float | None]:
     """How clients with test samples of their own are served: the standard deviation of their test accuracy, and by how
     much the mean loss on test samples is above that on training samples for the tenth that took part most often
-    (`rounds_taken`: how often each); None where that tenth has no test samples.
+    (`rounds_taken`: how often each); None where there is nothing to measure.
     """
     assert fed.test_owner is not None
     right, tested = (t.double().cpu().numpy() for t in per_sample(task, w, buffers, fed.test, fed))
@@ -207,7 +207,8 @@ def accuracy_by_owner(
     often = np.argsort(-np.asarray(rounds_taken), kind="stable")[: max(1, round(0.1 * len(rounds_taken)))]
     pool, places = fed.training_samples(often.tolist())
     own = torch.from_numpy(np.concatenate(places)).to(pool.y.device)
-    trained = per_sample(task, w, buffers, Samples(pool.x[own], pool.y[own]), fed)[1].double().mean()
-    of_often = tested[np.isin(fed.test_owner, often)]
-    gap = float(of_often.mean() - float(trained)) if of_often.size else None
-    return {"client_test_accuracy_std": float(np.std(accuracy)), "often_gap": gap}
+    of_often, gap = tested[np.isin(fed.test_owner, often)], None
+    if of_often.size and len(own):
+        trained = per_sample(task, w, buffers, Samples(pool.x[own], pool.y[own]), fed)[1].double().mean()
+        gap = float(of_often.mean() - float(trained))
+    return {"client_test_accuracy_std": float(np.std(accuracy)) if fed.classes and accuracy else None, "often_gap": gap}
