@@ -35,7 +35,7 @@ from askew.experiment.config import Config
 from askew.experiment.divergence import divergence_sentence
 from askew.experiment.launch import run_all, run_config
 from askew.experiment.run_folder import check_same_config, run_folder, stored_model
-from askew.experiment.store import write_json
+from askew.experiment.store import to_json, write_json
 from askew.report.terminal import long_time
 
 BASE: dict[str, Any] = {"rounds": 12, "partition": {"clients": 6}, "model": {"name": "softmax"}}
@@ -103,6 +103,16 @@ def test_the_rule_at_its_edges() -> None:
         "diverged: in rounds 2 to 4 the training loss reached 16 (the limit is 13.9)"
     )
     assert "try a lower local.lr (now 0.5)" in sentence
+
+
+@pytest.mark.parametrize("accuracy", [0.25, None])  # None: a regression
+def test_a_stored_test_loss_that_was_not_finite_counts_as_such(accuracy: float | None) -> None:
+    """JSON has no NaN: what an interrupted run reads back is null, as in a round in which nothing was measured."""
+    stored = json.loads(to_json([r | {"accuracy": accuracy} for r in rounds_with(1.0, 1.0, 1.0, test=math.nan)]))
+    assert divergence_sentence(stored, 0 if accuracy is None else 4, 30, 0.1, every=1)
+    unmeasured = [record | {"accuracy": None} for record in stored]
+    assert not divergence_sentence(unmeasured, 4, 30, 0.1, every=2)
+    assert not divergence_sentence(unmeasured, 4, 30, 0.1)  # of clients without test data
 
 
 # a run that diverges --------------------------------------------------------------------------------------------------

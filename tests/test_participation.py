@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import askew
 from askew.errors import ConfigError, DataError
 from askew.experiment.build import with_informed_rule
 from askew.experiment.config import Config
@@ -271,7 +273,7 @@ def test_chances_by_class_use_the_labels_of_the_run() -> None:
     assert informed.participation.chances(0, 1, 3) == pytest.approx(expected)
     assert informed.digest() == config.digest() and with_informed_rule(Config(), fed).participation == Uniform()
     with pytest.raises(ConfigError, match=r"ByClass: chances follow from classes, which .*; set participation.name"):
-        ByClass().with_labels(lambda: np.zeros((3, 0)))
+        askew.run("fedavg", data=(torch.randn(9, 2), torch.randn(9)), participation="by_class", clients=3)
 
 
 # Bernoulli

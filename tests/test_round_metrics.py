@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -271,6 +272,15 @@ def test_what_no_test_sample_tells_is_null() -> None:
     record = run.rounds[-1]
     assert record["accuracy_common"] is None and record["often_gap"] is None
     assert record["accuracy_rare"] == record["accuracy"]
+
+
+def test_a_regression_and_rounds_without_clients_have_no_figures_of_test_owners(tmp_path: Path) -> None:
+    x, y = torch.randn(6, 4), torch.randn(6)
+    data = Dataset(Samples(x, y), Samples(x, y), 0, np.repeat([1, 2], 3), test_owner=np.repeat([0, 1], 3))
+    (tmp_path / "nobody.json").write_text("[[]]")
+    nobody = {"name": "trace", "path": str(tmp_path / "nobody.json")}
+    run = askew.run("fedavg", data=data, model="mlp", participation=nobody, rounds=1, evaluation={"spread": True})
+    assert run.rounds[-1]["client_test_accuracy_std"] is None and run.rounds[-1]["often_gap"] is None
 
 
 # what results keep ----------------------------------------------------------------------------------------------------

@@ -138,6 +138,24 @@ def test_runs_that_share_slots_are_the_runs_they_are_alone(method: str) -> None:
         assert run.best_accuracy == alone.best_accuracy
 
 
+def test_runs_that_share_an_evaluator_may_have_other_clients() -> None:
+    """FedBN's accuracy is a mean over the clients of the run, and not over those of the first run of the sweep."""
+    model = {"name": "mlp", "hidden": [6], "norm": "batch"}
+    partitions = [{"name": "iid", "clients": 20}, {"name": "dirichlet", "clients": 20, "alpha": 0.01, "min_size": 0}]
+    configs = grid(TINY | {"rounds": 1, "model": model, "algorithm": {"name": "fedbn"}}, {"partition": partitions})
+    for config, run in zip(configs, run_together(configs), strict=True):
+        assert [r["loss"] for r in run.rounds] == pytest.approx([r["loss"] for r in run_config(config).rounds])
+
+
+@pytest.mark.parametrize("engine", ["slots", "stacked"])
+def test_runs_that_share_an_engine_may_have_other_labels(engine: str) -> None:
+    """An attack flips labels in one run; the inputs beside them are the same tensor."""
+    tiny = TINY | {"rounds": 1, "engine": TINY["engine"] | {"name": engine}}
+    configs = grid(tiny, {"attack": [{"name": "none"}, {"name": "label_flip", "fraction": 1.0}]})
+    losses = [run.rounds[0]["train_loss"] for run in run_together(configs)]
+    assert losses == pytest.approx([run_config(config).rounds[0]["train_loss"] for config in configs], rel=1e-12)
+
+
 def test_runs_of_unequal_length_end_each_in_its_time(tmp_path: Path) -> None:
     configs = [
         Config.build({**TINY, "rounds": n, "local": LocalSettings(batch=b).table()})

@@ -61,7 +61,7 @@ def test_the_mean_over_clients_is_of_those_that_trained(noisy: Problem) -> None:
     losses = [float(0.5 * (X @ client_row(server.privates, i)["w"] - y[:, 0]).square().mean()) for i in (0, 1, 3)]
     task = server.engine.task  # type: ignore[attr-defined]
     evaluator = Evaluator(task, problem.fed, problem.fed.test)
-    score = lambda of: evaluate_clients(evaluator, of.w, of.buffers, of.private, of.privates)
+    score = lambda of: evaluate_clients(evaluator, of.w, of.buffers, of.private, of.privates, 4)
     assert Solo().evaluates() == "clients" and float(score(server)[1]) == pytest.approx(sum(losses) / 3, rel=1e-12)
     untrained = make_server(Solo(), problem, PLAIN)  # before the first round there is only the start
     assert float(score(untrained)[1]) == pytest.approx(float(0.5 * y.square().mean()), rel=1e-12)
@@ -79,7 +79,7 @@ def test_the_spread_over_clients_is_of_those_that_trained() -> None:
         accuracies.append(float(((x @ w[:12].view(3, 4).T + w[12:]).argmax(1) == y).double().mean()))
     assert found["client_accuracy_mean"] == pytest.approx(sum(accuracies) / 3)
     evaluator, (x, y) = Evaluator(task, problem.fed, problem.fed.test, per_class=True), problem.fed.test
-    shares = evaluate_clients(evaluator, server.w, server.buffers, server.private, server.privates)[2:]
+    shares = evaluate_clients(evaluator, server.w, server.buffers, server.private, server.privates, 4)[2:]
     models = [client_row(server.privates, i)["w"] for i in (0, 1, 3)]
     right = torch.stack([(x @ w[:12].view(3, 4).T + w[12:]).argmax(1) == y for w in models]).double()
     assert (shares[:3] / shares[3:]).tolist() == pytest.approx([float(right[:, y == k].mean()) for k in range(3)])

@@ -460,6 +460,8 @@ class Federation:
 
     def label_counts(self, ids: Sequence[int]) -> Tensor:
         """How many training samples of each class these clients hold, [C, K] in the type of the model."""
+        if not self.classes:
+            return torch.zeros(len(ids), 0, device=self.device, dtype=self.dtype)
         pool, places = self.training_samples(ids)
         y = pool.y.cpu().numpy()
         counts = [np.bincount(y[own], minlength=self.classes) for own in places]

@@ -101,13 +101,14 @@ def with_private(w: Tensor, buffers: Tensor, part: Part, row: dict[str, Tensor])
     return w.index_copy(0, part.indices, row["w"]), buffers.index_copy(0, part.buffer_indices, row["b"])
 
 
-def evaluate_clients(evaluator: Evaluator, w: Tensor, buffers: Tensor, part: Part, bank: Bank) -> Tensor:
+def evaluate_clients(evaluator: Evaluator, w: Tensor, buffers: Tensor, part: Part, bank: Bank, clients: int) -> Tensor:
     """The mean over clients of their own models' scores; each counts once.
 
-    Clients that never trained share one model. Where no coordinate is shared (SOLO) it is the start, which nobody
-    trained: they are left out, as soon as one client has trained.
+    `clients` is how many hold samples; the evaluator does not know it, as runs with other clients share it. Clients
+    that never trained share one model. Where no coordinate is shared (SOLO) it is the start, which nobody trained: they
+    are left out, as soon as one client has trained.
     """
-    rest = 0 if trains_alone(w, part, bank) else len(evaluator.fed.eligible) - len(bank)
+    rest = 0 if trains_alone(w, part, bank) else clients - len(bank)
     total = rest * evaluator(*with_private(w, buffers, part, bank.start)) if rest else 0
     for client in bank.clients:
         total = total + evaluator(*with_private(w, buffers, part, select_rows(bank.read([client]), 0)))
@@ -198,7 +199,7 @@ def accuracy_by_owner(
 ) -> dict[str, float | None]:
     """How clients with test samples of their own are served: the standard deviation of their test accuracy, and by how
     much the mean loss on test samples is above that on training samples for the tenth that took part most often
-    (`rounds_taken`: how often each); None where that tenth has no test samples.
+    (`rounds_taken`: how often each); None where there is nothing to measure.
     """
     assert fed.test_owner is not None
     right, tested = (t.double().cpu().numpy() for t in per_sample(task, w, buffers, fed.test, fed))
@@ -206,7 +207,8 @@ def accuracy_by_owner(
     often = np.argsort(-np.asarray(rounds_taken), kind="stable")[: max(1, round(0.1 * len(rounds_taken)))]
     pool, places = fed.training_samples(often.tolist())
     own = torch.from_numpy(np.concatenate(places)).to(pool.y.device)
-    trained = per_sample(task, w, buffers, Samples(pool.x[own], pool.y[own]), fed)[1].double().mean()
-    of_often = tested[np.isin(fed.test_owner, often)]
-    gap = float(of_often.mean() - float(trained)) if of_often.size else None
-    return {"client_test_accuracy_std": float(np.std(accuracy)), "often_gap": gap}
+    of_often, gap = tested[np.isin(fed.test_owner, often)], None
+    if of_often.size and len(own):
+        trained = per_sample(task, w, buffers, Samples(pool.x[own], pool.y[own]), fed)[1].double().mean()
+        gap = float(of_often.mean() - float(trained))
+    return {"client_test_accuracy_std": float(np.std(accuracy)) if fed.classes and accuracy else None, "often_gap": gap}

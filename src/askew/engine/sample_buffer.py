@@ -72,7 +72,8 @@ class SampleBuffer:
     def fill(self, sources: Sources) -> None:
         """Lay the samples out, job after job; neighbours with the same pool are gathered together."""
         device, at = self.y.device, 0
-        for _, group in groupby(sources, key=lambda source: (id(source[0].pool.x), id(source[0].transform))):
+        # with flipped labels (an attack) runs share the inputs of a pool, and not its labels
+        for _, group in groupby(sources, key=lambda source: (*map(id, source[0].pool), id(source[0].transform))):
             part = list(group)
             plan, draws = part[0][0], [work.draws for _, work in part if work.draws is not None]
             places = join([work.places for _, work in part], device)

@@ -543,8 +543,6 @@ def passes_over_owners(config: Config) -> bool:
 def client_label_counts(config: Config) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Who trains on what: samples of every client by class, [N, K] (K = 0 without classes), and in all, [N]."""
     fed = Federation(config.data, config.partition, config.seed)
-    if not fed.classes:
-        return np.zeros((fed.clients, 0)), fed.sizes
     one_by_one = [[i] for i in range(fed.clients)]  # where clients draw their samples, not those of all at once
     groups = [range(fed.clients)] if fed.assignment is not None else one_by_one
     return np.concatenate([fed.label_counts(ids).numpy() for ids in groups]).astype(np.int64), fed.sizes

@@ -22,23 +22,27 @@ ROUNDS = 3  # bad rounds in a row
 FACTOR = 10.0  # times the loss of guessing
 
 
-def divergence_sentence(records: Sequence[Record], classes: int, rounds: int, lr: float) -> str | None:
-    """That a run of so many rounds has diverged by its last record, and what to try; None if it has not."""
+def divergence_sentence(records: Sequence[Record], classes: int, rounds: int, lr: float, every: int = 0) -> str | None:
+    """That a run of so many rounds has diverged by its last record, and what to try; None if it has not.
+
+    The model is measured after `every` so many rounds; 0: perhaps after none.
+    """
     wanted, limit = min(ROUNDS, rounds), loss_limit(records, classes)
-    if len(records) < wanted or not all(is_bad(records, len(records) - 1 - back, limit) for back in range(wanted)):
+    bad = (is_bad(records, len(records) - 1 - back, limit, every) for back in range(wanted))
+    if len(records) < wanted or not all(bad):
         return None
     first, last = records[-wanted]["round"], records[-1]["round"]
     when = f"in rounds {first} to {last}" if wanted > 1 else f"in round {last}"
-    losses = [record["train_loss"] for record in records[-wanted:] if not is_not_finite(record)]
+    losses = [record["train_loss"] for record in records[-wanted:] if not is_not_finite(record, every)]
     what = f"the training loss reached {max(losses):.3g} (the limit is {limit:.3g})" if losses else "nothing was finite"
     return (
         f"diverged: {when} {what}; try a lower local.lr (now {lr:g}), local.clip = 10, or weaker settings of the method"
     )
 
 
-def is_bad(records: Sequence[Record], n: int, limit: float) -> bool:
+def is_bad(records: Sequence[Record], n: int, limit: float, every: int) -> bool:
     """Is the round of the n-th record bad?"""
-    if is_not_finite(records[n]):
+    if is_not_finite(records[n], every):
         return True
     loss = records[n]["train_loss"]
     if loss is None or loss <= limit:
@@ -47,12 +51,16 @@ def is_bad(records: Sequence[Record], n: int, limit: float) -> bool:
     return bool(loss >= min(earlier, default=0.0))
 
 
-def is_not_finite(record: Record) -> bool:
-    """Was no result of this round finite, or the test loss not?"""
+def is_not_finite(record: Record, every: int) -> bool:
+    """Was no result of this round finite, or the test loss not?
+
+    A record that was stored and read again has None for a loss that is not finite, and for one that was not measured.
+    """
     reasons, loss = record.get("incidents", {}), record.get("loss")
     lost = NOT_FINITE in reasons or MODEL_NOT_FINITE in reasons
     all_lost = lost and record["dropped"] >= len(record["participants"])
-    return all_lost or (loss is not None and not math.isfinite(loss))
+    measured = record.get("accuracy") is not None or (every and record["round"] % every == 0)
+    return all_lost or bool(measured if loss is None else not math.isfinite(loss))
 
 
 def loss_limit(records: Sequence[Record], classes: int) -> float:

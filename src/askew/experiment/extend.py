@@ -120,9 +120,8 @@ def copy_end(file: Path, folder: Path, config: Config) -> None:
 
 def first_divergence(records: Sequence[Record], classes: int, config: Config) -> str:
     """What a run of this configuration would have said when it diverged in these rounds; empty if it did not."""
-    sentences = (
-        divergence_sentence(records[:n], classes, config.rounds, config.local.lr) for n in range(1, len(records) + 1)
-    )
+    about = config.rounds, config.local.lr, config.evaluation.every
+    sentences = (divergence_sentence(records[:n], classes, *about) for n in range(1, len(records) + 1))
     return next(filter(None, sentences), "")
 
 

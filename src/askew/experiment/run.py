@@ -236,8 +236,8 @@ class ActiveRun:
         run, config = self.run, self.config
         if "diverged" in run.facts:
             return
-        classes = int(run.federation.get("classes", 0))
-        if sentence := divergence_sentence(run.rounds, classes, config.rounds, config.local.lr):
+        classes, every = int(run.federation.get("classes", 0)), config.evaluation.every if config.simulated else 0
+        if sentence := divergence_sentence(run.rounds, classes, config.rounds, config.local.lr, every):
             run.facts["diverged"] = sentence
             if run.folder and self.group.is_leader:
                 write_json(run.folder / "run.json", run.facts)

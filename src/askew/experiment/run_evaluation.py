@@ -39,11 +39,11 @@ def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
 def evaluate_model(built: BuiltRun, evaluator: Evaluator, w: Tensor) -> Tensor:
     """The score of one model: the global one, the mean of the clients' own, or that with the mean of private parts."""
     server, buffers = built.server, built.server.buffers
-    how, private = server.alg.evaluates(), server.private
+    how, private, clients = server.alg.evaluates(), server.private, len(built.fed.eligible)
     if how == "clients" and not private.empty:
-        return evaluate_clients(evaluator, w, buffers, private, server.privates)
+        return evaluate_clients(evaluator, w, buffers, private, server.privates, clients)
     if how == "mean" and not private.empty:
-        w, buffers = with_private(w, buffers, private, mean_private(server.privates, len(built.fed.eligible)))
+        w, buffers = with_private(w, buffers, private, mean_private(server.privates, clients))
     return evaluator(w, buffers)
 
 
