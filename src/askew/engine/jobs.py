@@ -23,7 +23,7 @@ class ClientJobs:
         names = [*(["train"] if phase.trains else []), *sorted({*phase.before, *phase.each, *phase.after})]
         every = {name: plan.train if name == "train" else plan.looks[name] for name in names}
         self.batches = [{name: every[name][i] for name in names} for i in range(len(plan.ids))]
-        self.results = ResultRows(len(plan.ids), wanted)
+        self.results = ResultRows(phase, len(plan.ids), wanted)
 
     def compute_numbers(self) -> None:
         """Put together what differs between clients and rounds, on the current stream."""
