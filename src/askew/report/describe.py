@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError
+from .picture import save_figure
 from .plain_table import plain_table
 from .runs import as_html, as_text
 from .skew import draw_skew, skew_table
@@ -62,8 +63,7 @@ class Description:
         path = Path(path)
         if path.suffix.lower() not in PICTURES:
             raise ConfigError(f"the picture's name must end in .png, .svg or .pdf, got {str(path)!r}; try skew.svg.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.plot().savefig(path, dpi=150)
+        save_figure(self.plot(), path)
         return path
 
     def __repr__(self) -> str:
