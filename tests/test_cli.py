@@ -600,3 +600,13 @@ def test_a_closed_pipe_is_no_error(more: list[str]) -> None:
             [sys.executable, "-m", "askew", "list", "models", *more], stdout=closed, stderr=subprocess.PIPE, text=True
         )
     assert result.stderr == ""
+
+
+def test_a_reader_that_has_enough_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `askew list algorithms --json | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as nobody:
+        monkeypatch.setattr(sys, "stdout", nobody)
+        monkeypatch.setattr(sys, "stderr", sys.stderr)  # click wraps both
+        assert main(["list", "participations", "--json"]) == 0

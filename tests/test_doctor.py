@@ -37,7 +37,7 @@ def test_it_says_what_a_run_says(findings: Any, tmp_path: Path, capsys: pytest.C
     engine = found["engine default configuration"]["found"]
     assert engine == f"{run.facts['engine']}: {run.facts['reason']}"
     assert found["engine device"]["found"] == run.facts["device"]
-    assert found["folders runs"]["found"].startswith(f"{tmp_path / 'runs'}: 1 runs, ")
+    assert found["folders runs"]["found"].startswith(f"{tmp_path / 'runs'}: 1 run, ")
     assert found["folders data"]["found"].startswith(f"{tmp_path / 'data'}: is made when it is needed")
     assert found["folders datasets"]["advice"].startswith("askew data get ")
     assert all(each["advice"] for each in found.values() if each["state"] != "ok")

@@ -93,10 +93,79 @@ NETWORKS: dict[str, tuple[Attempt, str]] = {
         run(model=Net(lambda out: out.detach()), engine="vmapped"),
         "the output of the network Net has no gradient",
     ),
+    "one output": (run(model=LINE), "network Linear has 1 output, and the data have 4 classes"),
+    "a batch of one lost": (
+        run(model=Net(lambda out: out.squeeze())),
+        r"one row for each input, and returned a tensor of shape \[4\] .* for a batch of one; .* instead of squeeze",
+    ),
     "criterion fails": (run(model=LINE, data=regression(lambda o, y: 1 / 0)), "criterion failed on the output"),
 }
 
+
+class Looking(Algorithm):
+    """A phase that measures each client's model on samples that it holds out."""
+
+    after = ("validation",)
+
+    def aggregate(self, w: Tensor, up: Any, cohort: Any, server: Any) -> Any:
+        return w, server
+
+
+class Counting(Looking):
+    """A phase that needs label counts."""
+
+    after, needs = (), ("labels",)
+
+
+class Keeping(Looking):
+    """A phase that declares a state, which is the method's to declare."""
+
+    after = ()
+
+    def client_state(self, space: Any) -> Any:
+        return {"own": space.zeros()}
+
+
+def in_phases(phase: type[Algorithm]) -> Attempt:
+    return run(method(phases=lambda self: (phase(), self)))
+
+
+def ragged(self: Any, theta: Tensor, client: Any) -> Any:
+    return {"delta": theta - client.w, "size": theta.new_zeros(round(100 * float(client.size)))}, {}
+
+
+def stored(self: Any, w: Tensor, up: Any, cohort: Any, server: Any) -> Any:
+    self.old = w
+    return w, server
+
+
 HOOKS: dict[str, tuple[Attempt, str]] = {
+    "models of clients without private parts": (
+        run(method(evaluates=lambda self: "clients", client_state=lambda self, space: {"own": space.zeros()})),
+        r"Own: evaluates\(\) returned 'clients', and the class has no private\(\)",
+    ),
+    "a phase looks at what nobody holds out": (
+        in_phases(Looking),
+        r"needs 'validation', .*needs = \('validation',\)",
+    ),
+    "a phase needs label counts": (in_phases(Counting), r"Counting needs 'labels', .* needs = \('labels',\) in Own"),
+    "a phase keeps state": (in_phases(Keeping), r"Keeping has client_state\(\), .* write client_state\(\) in Own"),
+    "uploads of many shapes": (
+        run(method(finish=ragged), clients=7, cohort=7),
+        r"Own: finish\(\) must return the same upload for all clients, .*'size': a tensor of shape \[102\]",
+    ),
+    "the method changed": (
+        run(method(aggregate=stored)),
+        r"Own: aggregate\(\) failed in line .*mistakes.py': FrozenInstanceError: .*; all clients share the method",
+    ),
+    "a number's name": (
+        run(method(server_state=lambda self, space: {"clock": space.scalar(0.0)})),
+        "Own: 'clock' is a name of the round's record; rename",
+    ),
+    "a model's name": (
+        run(method(models=lambda self, w, server: {"global": w, "validation": w})),
+        r"models\(\) names a model 'validation', and the round's record has that name",
+    ),
     "misspelt hook": (run(method(agregate=in_place)), "Own: 'agregate' is no hook .* did you mean 'aggregate'"),
     "misspelt attribute": (run(method(brodcast=("g",))), "'brodcast' is no hook .* did you mean 'broadcast'"),
     "no aggregate": (run(method(Algorithm)), r"Own has no aggregate\(w, up, cohort, server\), .* derive"),

@@ -15,8 +15,10 @@ from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 from statistics import stdev
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
@@ -461,6 +463,33 @@ def test_a_logarithmic_axis_has_marks_however_long_it_is(span: float, size: str 
         low, high = axes.get_ylim()
         marks = [mark for mark in axes.get_yticks() if low <= mark <= high]
     assert 3 <= len(marks) <= 14
+
+
+def test_one_round_is_one_round_in_words_and_on_the_axis(make: Make) -> None:
+    run = make(accuracy=(0.2,))
+    assert terminal.state(run) == "finished, 1 round"
+    with style():
+        pictures = {each.name: each for each in draw_pictures(group_runs([run]))}
+        axis = pictures["accuracy"].figure.axes[0]
+        low, high = axis.get_xlim()
+        marks = [float(mark) for mark in axis.get_xticks() if low <= mark <= high]
+    assert marks and all(mark == round(mark) for mark in marks)
+    assert " of 1 round;" in pictures["participation"].note
+
+
+def test_one_client_without_a_turn_holds_its_data() -> None:
+    asked = np.zeros(3, np.uint32).tobytes(), np.full(3, views.USED, np.uint8).tobytes(), None
+    columns = SimpleNamespace(count=3, asked=lambda first, last: asked)
+    run = SimpleNamespace(federation={"sizes": [3, 1]}, columns=columns)
+    assert views.shares(run)["note"] == "1 of 2 clients took no turn so far; it holds 25% of the data."  # type: ignore[arg-type]
+
+
+def test_in_a_narrow_terminal_columns_are_left_out_before_headings_are_broken(make: Make) -> None:
+    runs = [make(), make("a_method_with_a_long_name_of_its_own")]
+    console = Console(width=40, file=StringIO())
+    console.print(terminal.comparison(runs))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "best" in shown and all(len(line) <= 40 for line in shown.splitlines())
 
 
 def test_huge_losses_have_exponents_in_the_table(make: Make) -> None:

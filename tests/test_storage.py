@@ -468,6 +468,16 @@ def test_what_a_run_loses_on_a_full_disk_is_told_as_it_is(killed: Path, finished
         assert str(told.value) == f"cannot write {path}: No space left on device; free some space and {sentence}"
 
 
+@pytest.mark.parametrize("command", ["partition", "data describe"])
+def test_a_picture_is_written_whole_or_not_at_all(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "skew.svg"
+    with no_file_above(1000):
+        assert main([*command.split(), "--out", str(picture)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: cannot write {picture}: ") and not list(tmp_path.iterdir())
+
+
 def test_a_full_disk_ends_a_sweep_at_once(tmp_path: Path) -> None:
     configs = [Config.build({**TABLES, "seed": seed}) for seed in (0, 1)]
     with no_file_above(16_000), pytest.raises(DiskFull, match="it begins anew, as it had no checkpoint yet"):

@@ -163,7 +163,7 @@ def test_shares_of_turns_and_data_as_counted_by_hand(tmp_path: Path) -> None:
     run = read(make_run(tmp_path / "run", [record(1), record(2, participants=[0, 2])]))
     sent = views.shares(run)
     assert sent["x"] == [0, 10, 30, 60] and sent["y"] == [0, 25, 25, 50]
-    assert sent["note"] == "1 of 4 clients took no turn so far; they hold 0% of the data."
+    assert sent["note"] == "1 of 4 clients took no turn so far; it holds 0% of the data."
     assert views.classes(run)["values"] == [6, 0, 1, 0, 0, 3, 0, 0]
 
 

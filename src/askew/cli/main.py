@@ -192,8 +192,11 @@ def run_command_line(argv: Sequence[str] | None) -> int:
     except UsageError as e:
         return fail(usage_sentence(e, command, arguments))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
-        return 0
+        return leave_closed_pipe()
+    except SystemExit as e:  # by which click answers the same, with the code of a failure
+        if not isinstance(e.__context__, BrokenPipeError):
+            raise
+        return leave_closed_pipe()
     except OSError as e:
         return fail(
             f"{e.filename or 'the system'}: {e.strerror or e}; "
@@ -202,6 +205,12 @@ def run_command_line(argv: Sequence[str] | None) -> int:
     except Exception as e:
         return fail(*explain(e))
     return code if isinstance(code, int) else 0
+
+
+def leave_closed_pipe() -> int:
+    """The exit code where nobody reads the output any more, as after `| head`: what was asked for is done."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+    return 0
 
 
 def refuse_empty_folders(arguments: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from ..core.records import Record
 from ..experiment.store import DIVERGED, Run
 from ..report import terminal
-from ..report.tables import group_runs, shorten_label
+from ..report.tables import count_text, group_runs, shorten_label
 
 if TYPE_CHECKING:
     from ..experiment.config import Config
@@ -128,7 +128,8 @@ class ProgressDisplay:
     def begin(self, run: Run) -> None:
         """Say what is about to be trained and set the bar up for it."""
         if self.runs > 1 and not self.done and not self.parts:
-            self.say(f"{self.runs} runs on {terminal.federation_text(run)}, {run.config['rounds']} rounds each")
+            rounds = count_text(run.config["rounds"], "round")
+            self.say(f"{self.runs} runs on {terminal.federation_text(run)}, {rounds} each")
         if self.runs == 1:
             self.say(f"{run.algorithm} on {terminal.federation_text(run)}")
             self.say(f"engine {terminal.engine_text(run)}")

@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..experiment.process_tuning import quick_imports
 from ..experiment.store import Run
 from ..report import skew, terminal, write_report
+from ..report.picture import save_figure
 from ..report.tables import partition_name
 from .options import (
     AsJson,
@@ -256,8 +257,7 @@ def partition(
         return
     tables = {name: config.tables()[name] for name in ("data", "partition")}
     title = f"{tables['data']['name']}, {len(sizes):,} clients, {partition_name(tables)}"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    skew.draw_skew(counts, sizes, title).savefig(out, dpi=150)
+    save_figure(skew.draw_skew(counts, sizes, title), out)
     print_rich(Group(Text(title, "bold"), skew.skew_table(figures, ("picture", str(out)))))
 
 

@@ -23,6 +23,7 @@ TEXTS = ("title", "paper", "idea", "drift_state", "own_weights", "stale")  # tha
 SWITCHES = ("trains", "pooled", "exact", "alike")  # that are True or False
 COMBINED = ("mean", "rows", "directions", "models", "reports", "nothing")  # what `combines` may be
 LOOKS = ("gradient", "validation")
+KEPT = ("server_state", "client_state", "memory", "parts", "private")  # hooks that the method has for all its phases
 MODELS = ("global", "clients", "mean")  # what `evaluates` may return
 
 
@@ -49,11 +50,36 @@ def check_method(alg: Algorithm) -> None:
                 f"uploads; write it, or derive the class from askew.algorithms.FedAvg, whose average it then has. "
                 f"{correct_hook(phase)}"
             )
+        if is_users(alg):
+            check_phase(alg, phase)
     if alg.evaluates() not in MODELS:
         raise AlgorithmError(
             f"{alg.display_name()}: evaluates() must return one of {', '.join(MODELS)}, and returned "
             f"{alg.evaluates()!r}. {correct_hook(alg)}"
         )
+    if alg.evaluates() != "global" and type(alg).private is Algorithm.private:
+        raise AlgorithmError(
+            f"{alg.display_name()}: evaluates() returned {alg.evaluates()!r}, and the class has no private(): only "
+            "private parts make models of the clients' own that are measured, and a model in client_state() is not; "
+            f"write private(), or measure such a model by a look, as docs/add-algorithm.md shows. {correct_hook(alg)}"
+        )
+
+
+def check_phase(alg: Algorithm, phase: Algorithm) -> None:
+    """Refuse a phase, perhaps the method itself, that needs or keeps what the method does not declare."""
+    name, looks = alg.display_name(), {*phase.before, *phase.each, *phase.after}
+    wanted = dict.fromkeys((*phase.needs, *(["validation"] if "validation" in looks else [])))
+    if undeclared := [need for need in wanted if need not in alg.needs]:
+        raise AlgorithmError(
+            f"{phase.display_name()} needs {undeclared[0]!r}, which {name} does not declare; write "
+            f"needs = {(*alg.needs, *undeclared)} in {name}. {correct_hook(alg)}"
+        )
+    for hook in KEPT:
+        if getattr(type(alg), hook) is getattr(Algorithm, hook) is not getattr(type(phase), hook):
+            raise AlgorithmError(
+                f"{phase.display_name()} has {hook}(), and as a phase of {name} it has what {name} declares, which is "
+                f"nothing; write {hook}() in {name}. {correct_hook(alg)}"
+            )
 
 
 def own_classes(alg: Algorithm) -> list[type]:

@@ -162,7 +162,7 @@ def label_classes(
 def require_alike(train: Samples, test: Samples) -> None:
     """Refuse training and test samples of different shapes or types."""
     for what, of_train, of_test in (
-        ("inputs of shape", train.x.shape[1:], test.x.shape[1:]),
+        ("inputs of shape", list(train.x.shape[1:]), list(test.x.shape[1:])),
         ("inputs of type", train.x.dtype, test.x.dtype),
         ("targets of type", train.y.dtype, test.y.dtype),
     ):

@@ -305,8 +305,8 @@ def numbered_rows(reader: Any, lines: array[int], width: int, name: str) -> Iter
             continue
         if len(row) != width:
             raise DataError(
-                f"line {reader.line_num} of {name} has {len(row)} values, and the header names {width} columns; "
-                "correct that line (a value with the separator in it needs quotes)."
+                f"line {reader.line_num} of {name} has {len(row)} value{'s' * (len(row) != 1)}, and the header names "
+                f"{width} columns; correct that line (a value with the separator in it needs quotes)."
             )
         lines.append(reader.line_num)
         yield row

@@ -27,7 +27,7 @@ class RequestJobs:
         names = [*(["train"] if phase.trains else []), *sorted({*phase.before, *phase.each, *phase.after})]
         every = {name: plan.train if name == "train" else plan.looks[name] for name in names}
         self.batches = [{name: every[name][i] for name in names} for i in range(len(plan.ids))]
-        self.results = ResultRows(len(plan.ids), wanted)
+        self.results = ResultRows(phase, len(plan.ids), wanted)
 
     def jobs(self) -> list[Job]:
         """The job of each client. They are not kept: with a circle of references, memory would be freed late."""

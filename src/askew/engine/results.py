@@ -7,7 +7,11 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from ..core import hooks
+from ..core.algorithm import Algorithm
 from ..core.local import Result
+from ..core.types import State
+from ..errors import AlgorithmError
 from .base import PhaseOutputs
 from .graphs import copy_tensors
 
@@ -15,8 +19,8 @@ from .graphs import copy_tensors
 class ResultRows:
     """The results of a cohort, row by row."""
 
-    def __init__(self, rows: int, wanted: Collection[str]) -> None:
-        self.rows, self.wanted = rows, wanted
+    def __init__(self, alg: Algorithm, rows: int, wanted: Collection[str]) -> None:
+        self.alg, self.rows, self.wanted = alg, rows, wanted
         self.entries: list[Tensor] = []
         self._outputs: PhaseOutputs | None = None
 
@@ -31,6 +35,8 @@ class ResultRows:
         if self._outputs is None:
             with torch.cuda.stream(main):  # whose memory it is; nothing without CUDA
                 self._allocate([t.new_empty((self.rows, *t.shape)) for t in tensors], names)
+        if not hooks.is_ours(self.alg, "finish"):
+            self._require_alike(result)
         copy_tensors([entry[i] for entry in self.entries], tensors)
 
     def put_rows(self, clients: Tensor, rows: Tensor, result: Result) -> None:
@@ -50,6 +56,19 @@ class ResultRows:
         tensors = [*result.up.values(), *result.state.values(), *carry.values(), result.loss]
         tensors += [result.theta] if "theta" in self.wanted else []
         return tensors, [list(result.up), list(result.state), list(carry)]
+
+    def _require_alike(self, result: Result) -> None:
+        """Refuse a result that is not of the form of the first one: a copy would spread or cut it without a word."""
+        outputs = self.outputs()
+        for what, rows, own in (("upload", outputs.up, result.up), ("client state", outputs.state, result.state)):
+            first: State = {name: entry[0] for name, entry in rows.items()}
+            if list(first) == list(own) and all(hooks.fits(own[n], first[n]) for n in own):
+                continue
+            raise AlgorithmError(
+                f"{self.alg.display_name()}: finish() must return the same {what} for all clients, with the same "
+                f"names, shapes and types in the same order; of one client it was {hooks.in_words(first)}, and of "
+                f"another {hooks.in_words(own)}. {hooks.correct_hook(self.alg)}"
+            )
 
     def _allocate(self, entries: list[Tensor], names: list[list[str]]) -> None:
         self.entries, rest = entries, iter(entries)

@@ -68,7 +68,7 @@ class Sequential:
 
     def _cohort(self, request: PhaseRequest) -> PhaseOutputs:
         inputs, plan = request.inputs, request.plan
-        results = ResultRows(len(plan.train), request.wanted)
+        results = ResultRows(request.phase, len(plan.train), request.wanted)
         for i in range(len(plan.train)):
             if self.stochastic:
                 torch.manual_seed(torch_seed(self.seed, "network", inputs.round, plan.ids[i]))

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.bank import Bank
 from ..core.method_checks import check_declared, check_method
-from ..core.records import RECORD, TIMES, Record
+from ..core.records import TIMES, Record, is_record_key
 from ..core.space import Space
 from ..core.types import ALL_NEW, Cohort, State
 from ..data.federation import Federation, LocalSettings, RoundPlan
@@ -106,7 +106,7 @@ class Server:
             )
         if "labels" in self.alg.needs and not self.fed.classes:
             raise ConfigError(f"{name} needs label counts, and a regression has no classes; use another method.")
-        if clash := sorted({*self.state, *self.memory.start} & {*RECORD, *TIMES}):
+        if clash := sorted(filter(is_record_key, (*self.state, *self.memory.start))):
             raise AlgorithmError(f"{name}: {clash[0]!r} is a name of the round's record; rename that server state.")
         if both := sorted({*self.state} & {*self.memory.start}):
             raise AlgorithmError(

@@ -221,7 +221,7 @@ class Vmapped:
         plan, device = request.plan, request.inputs.w.device
         order = sorted(range(len(plan.train)), key=lambda i: -plan.train[i].batches)
         steps = self._row_steps(request)
-        size, results = self._group_size(request, steps), ResultRows(len(order), request.wanted)
+        size, results = self._group_size(request, steps), ResultRows(request.phase, len(order), request.wanted)
         for a in range(0, len(order), size):
             group = torch.tensor(order[a : a + size], device=device)
             rows = group.argsort() if len(group) == len(order) else torch.arange(len(group), device=device)

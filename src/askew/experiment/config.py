@@ -19,7 +19,7 @@ from ..core.algorithm import Algorithm
 from ..core.settings import Registry, Settings, checked_fields, is_askews, setting, with_defaults
 from ..data import partitions, sources
 from ..data.dataset import Source
-from ..data.federation import LocalSettings
+from ..data.federation import LocalSettings, validation_fraction
 from ..data.partition import Natural, Partition
 from ..engine.attacks import Attack
 from ..engine.faults import Faults
@@ -214,7 +214,8 @@ class Config:
 
     def check_validation(self) -> None:
         """Refuse to measure on samples that nobody holds out."""
-        if self.evaluation.validation and (not self.partition.validation or self.algorithm.pooled):
+        held_out = validation_fraction(self.partition, self.algorithm.needs)
+        if self.evaluation.validation and (not held_out or self.algorithm.pooled):
             why = "this method has no clients" if self.algorithm.pooled else "no client holds samples out"
             advice = "leave it out" if self.algorithm.pooled else "set partition.validation = 0.2"
             raise ConfigError(f"evaluation.validation measures on held-out samples, and {why}; {advice}.")

@@ -12,12 +12,15 @@ from ..core.hooks import correct_hook, is_users
 from ..errors import AlgorithmError, AskewError
 
 OURS = str(Path(__file__).parents[1])  # the folder of askew itself
+GENERATED = ("<string>", "__setattr__")  # file and name of the function by which a dataclass refuses assignments
 # what to do, by a part of the exception's text
 ADVICE = {
     "calling .item()": "client hooks take no single numbers out of tensors, so that they run for many clients at once: "
     "leave out .item() and float(), or set engine.name = 'sequential'",
     "data-dependent control flow": "client hooks do not branch on a tensor, so that they run for many clients at once: "
     "use torch.where, or set engine.name = 'sequential'",
+    "cannot assign to field": "all clients share the method, so keep numbers of your own in server_state(), "
+    "client_state() or carry()",
     "single memory location": "hooks change nothing in place: write a + b instead of a.add_(b) or a += b",
 }
 MISSING = (
@@ -45,6 +48,8 @@ def hook_fault(e: BaseException) -> str | None:
         code = frame.f_code
         method = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if not isinstance(method, Algorithm) or not is_users(method) or code.co_filename.startswith(OURS):
+            continue
+        if (code.co_filename, code.co_name) == GENERATED:
             continue
         names = {getattr(getattr(cls, n), "__code__", None): n for cls in type(method).__mro__ for n in vars(cls)}
         in_cell = Path(code.co_filename).parent.name.startswith("ipykernel_")  # of a notebook: there is no such file

@@ -64,6 +64,7 @@ def check_module(module: nn.Module, fed: Federation, calls: list[str], batch: in
         with torch.no_grad():
             copy.deepcopy(module).eval()(example, call=call)
     if not is_own(module):
+        check_one_sample(module, example[:1], name)
         samples = fed.inputs(fed.test.x[:TRIED]).cpu()
         draws = check_training(module, samples.to(example.dtype), name)
         check_gradient(module, samples.to(example.dtype), name)
@@ -124,6 +125,23 @@ def check_values(module: nn.Module) -> None:
             )
     if sparse := [n for n, m in module.named_modules() if isinstance(m, nn.Embedding) and m.sparse]:
         raise ModelError(f"the embedding {sparse[0]!r} of the network has sparse gradients; leave out sparse=True.")
+
+
+def check_one_sample(module: nn.Module, x: Tensor, name: str) -> None:
+    """Refuse a network that loses the first dimension of a batch of one sample: last batches may be of one.
+
+    What cannot take such a batch at all may be used where there is none.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), other_generators(), torch.no_grad():
+            output = copy.deepcopy(module).eval()(x)[0]
+    except Exception:
+        return
+    if output.dim() == 0 or len(output) != 1:
+        raise ModelError(
+            f"the network {name} must return one row for each input, and returned {in_words(output)} for a batch of "
+            "one; keep the first dimension for the batch, as by squeeze(-1) or flatten(1) instead of squeeze()."
+        )
 
 
 def check_training(module: nn.Module, x: Tensor, name: str) -> bool:
@@ -311,8 +329,9 @@ def check_output(output: object, example: Tensor, fed: Federation, name: str) ->
     if fed.criterion == "cross_entropy":
         outputs = logits.shape[1] if logits.dim() > 1 else 0
         if outputs < fed.classes:
+            has = f"{outputs or 'no row of'} output{'s' * (outputs != 1)}"
             raise ModelError(
-                f"the network {name} has {outputs or 'no row of'} outputs, and the data have {fed.classes} classes; "
+                f"the network {name} has {has}, and the data have {fed.classes} classes; "
                 f"give its last layer {fed.classes} outputs."
             )
     elif fed.has_targets:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.hooks import fits, in_words, is_state, wrong_return
-from ..core.records import Record
+from ..core.hooks import correct_hook, fits, in_words, is_state, wrong_return
+from ..core.records import Record, is_record_key
 from ..core.task import WithFeatures
 from ..engine.evaluate import (
     Evaluator,
@@ -16,6 +16,7 @@ from ..engine.evaluate import (
     mean_private,
     with_private,
 )
+from ..errors import AlgorithmError
 from .build import BuiltRun
 
 HELD_OUT = "held out"  # the name of the main model's scores on the samples that clients hold out; no method has a space
@@ -30,6 +31,12 @@ def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
     models = server.alg.models(server.w, server.state)
     if not (is_state(models) and models and all(fits(w, server.w) for w in models.values())):
         raise wrong_return(server.alg, "models", f"one model or more by name, each {in_words(server.w)}", models)
+    later = [name for name in [*models][1:] if any(is_record_key(f"{what}_{name}") for what in ("accuracy", "loss"))]
+    if taken := [*({HELD_OUT} & models.keys()), *later]:
+        raise AlgorithmError(
+            f"{server.alg.display_name()}: models() names a model {taken[0]!r}, and the round's record has that name "
+            f"for something else; rename it. {correct_hook(server.alg)}"
+        )
     scores = {name: evaluate_model(built, built.evaluator, w) for name, w in models.items()}
     if built.validator:
         scores[HELD_OUT] = evaluate_model(built, built.validator, next(iter(models.values())))

@@ -10,9 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError
+from .picture import save_figure
 from .plain_table import plain_table
 from .runs import as_html, as_text
 from .skew import draw_skew, skew_table
+from .tables import count_text
 from .terminal import QUIET
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class Description:
     def plot(self) -> Figure:
         """A figure of the samples by client and class."""
         found = self.survey
-        title = f"{found.name}, {len(found.clients):,} clients"
+        title = f"{found.name}, {count_text(len(found.clients), 'client')}"
         return draw_skew(found.counts, found.sizes, title, client_names=found.clients, class_names=found.labels)
 
     def save(self, path: str | Path) -> Path:
@@ -61,8 +63,7 @@ class Description:
         path = Path(path)
         if path.suffix.lower() not in PICTURES:
             raise ConfigError(f"the picture's name must end in .png, .svg or .pdf, got {str(path)!r}; try skew.svg.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.plot().savefig(path, dpi=150)
+        save_figure(self.plot(), path)
         return path
 
     def __repr__(self) -> str:
@@ -95,11 +96,10 @@ def describe(
 def describe_survey(survey: Any, *more: tuple[str, str]) -> RenderableType:
     """The tables that describe data."""
     inputs = " × ".join(map(str, survey.shape)) or "1"
-    task = f"{survey.classes} classes" if survey.classes else "a regression"
-    title = f"{survey.name}: {len(survey.clients):,} clients, {task}, inputs of {inputs} numbers, "
-    parts: list[RenderableType] = [
-        Text(f"{title}{survey.samples:,} samples to train on and {survey.tests:,} to test on", "bold")
-    ]
+    task = count_text(survey.classes, "class", "classes") if survey.classes else "a regression"
+    title = f"{survey.name}: {count_text(len(survey.clients), 'client')}, {task}, inputs of {inputs} "
+    title += f"number{'s' * (inputs != '1')}, {count_text(survey.samples, 'sample')} to train on and {survey.tests:,} "
+    parts: list[RenderableType] = [Text(f"{title}to test on", "bold")]
     if survey.columns:
         parts += [Text(), column_table(survey.columns)]
     if survey.round_length:

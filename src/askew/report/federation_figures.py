@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..experiment.store import Run
 from .picture import BLUE, GREY, ORANGE, WIDTH, Picture, bar_width, canvas
-from .tables import RunGroup, client_count, participation_name, partition_name, settings_key
+from .tables import RunGroup, client_count, count_text, participation_name, partition_name, settings_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,8 @@ def partition_picture(groups: Sequence[RunGroup]) -> Picture | None:
         panels[-1].locator_params(axis="x", integer=True)
         names = [run.federation.get(key) or () for key in ("client_names", "class_names")]
         write_names(panels[-1], *names, shown=len(sizes), classes=len(count) if mesh is not None else 0)
-        title = f"{run.config['data']['name']}, {partition_name(run.config)}, {total} clients" if len(runs) > 1 else ""
+        about = (run.config["data"]["name"], partition_name(run.config), count_text(total, "client"))
+        title = ", ".join(about) if len(runs) > 1 else ""
         panels[0].set_title(title)
         held = (count > 0).sum(0)  # classes of each client
         classes = f"{held.min()} to {held.max()} of {len(count)} classes and " if count.size else ""
@@ -128,11 +129,11 @@ def participation_picture(groups: Sequence[RunGroup]) -> Picture | None:
         turns = Counter(client for r in run.rounds for client in r.get("participants") or ())
         total, rounds = max(client_count(run), max(turns) + 1), len(run.rounds)
         counts = [turns[c] for c in range(total)]
-        title = f"{total} clients, {participation_name(run.config)}" if len(runs) > 1 else ""
+        title = f"{count_text(total, 'client')}, {participation_name(run.config)}" if len(runs) > 1 else ""
         draw_participation(figure.add_subplot(rows, 1, i, title=title), counts, rounds)
         never = counts.count(0)
         left_out = f"{never} never did" if never else "nobody was left out"
-        span = f"{min(counts)} to {max(counts)} of {rounds} rounds"
+        span = f"{min(counts)} to {max(counts)} of {count_text(rounds, 'round')}"
         notes.append(f"{title}{': ' if title else ''}Clients took part in {span}; {left_out}.")
     text = " ".join(notes)
     alt = f"Histogram of the clients' turns. {text}"
@@ -154,7 +155,8 @@ def draw_participation(axes: Axes, counts: Sequence[int], rounds: int) -> None:
     draw_mark, draw_span = (axes.axvline, axes.axvspan) if many else (axes.axhline, axes.axhspan)
     band: dict[str, Any] = {"color": ORANGE, "alpha": 0.15, "linewidth": 0, "zorder": 0.5}
     draw_span(max(0.0, equal - deviations), equal + deviations, label="± 2 deviations by chance", **band)
-    draw_mark(equal, color=ORANGE, linestyle="--", linewidth=1.6, label=f"Equal turns: {equal:.3g} of {rounds} rounds")
+    label = f"Equal turns: {equal:.3g} of {count_text(rounds, 'round')}"
+    draw_mark(equal, color=ORANGE, linestyle="--", linewidth=1.6, label=label)
     labels = ("Rounds taken part in", "Clients") if many else ("Client", "Rounds taken part in")
     axes.set(xlabel=labels[0], ylabel=labels[1])
     axes.locator_params(integer=True)

@@ -165,6 +165,8 @@ def draw_curves(
             use_log_axis(axes, all_values)
         if over == "round":
             axes.locator_params(axis="x", integer=True)
+            if (ends_at := axes.get_xlim())[1] - ends_at[0] < 1:  # one round: ticks at whole numbers only
+                axes.set_xlim(round(ends_at[0]) - 1, round(ends_at[0]) + 1)
     order = sorted(handles, key=lambda label: -ends[label])
     if len(groups) > 1 and order:  # in the order of the right ends of the lines
         draw_legend(figure, [handles[k] for k in order], [labels[k] for k in order])

@@ -29,6 +29,7 @@ from .tables import (
     best_words,
     by_federation,
     client_count,
+    count_text,
     divergence_remark,
     group_runs,
     is_running,
@@ -216,11 +217,6 @@ def alternatives(groups: Sequence[RunGroup], text: str | Callable[[RunGroup], st
     texts = [str(g.config.get(text, {}).get("name", "")) if isinstance(text, str) else text(g) for g in groups]
     distinct = list(dict.fromkeys(filter(None, texts)))
     return " or ".join(distinct[:3]) + (" or …" if len(distinct) > 3 else "")
-
-
-def count_text(number: int, word: str) -> str:
-    """A number with its noun: "1 round", "2 rounds"."""
-    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def sentence(groups: Sequence[RunGroup]) -> str:

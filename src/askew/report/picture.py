@@ -165,6 +165,13 @@ def write_picture(picture: Picture, folder: Path, kind: str = "png") -> Path:
     return path
 
 
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure into a file, in the format of its ending, or leave the file as it was."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format=path.suffix.lower().removeprefix("."), dpi=150)
+    write_atomic(path, buffer.getvalue())
+
+
 def bar_width(bars: int) -> float:
     """The width of bars; where there are too many for gaps to be seen, bars touch."""
     return 0.85 if bars <= 100 else 1.0

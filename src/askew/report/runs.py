@@ -17,11 +17,11 @@ from ..experiment.roll_call import loss_sentence
 from ..experiment.store import Run
 from . import terminal
 from .figures import OVER, draw_curves
-from .page import count_text, write_report
+from .page import write_report
 from .paste import PasteTables
 from .paste_runs import paste_comparison
 from .picture import drawn_for, style
-from .tables import ComparisonRow, average, group_runs, shorten_label, table
+from .tables import ComparisonRow, average, count_text, group_runs, shorten_label, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -256,7 +256,11 @@ def federation_names(first: Sequence[Run], members: Sequence[Sequence[Variant]])
     for run, groups in zip(first, members, strict=True):
         clients = max(client_count(each) for _, its in groups for each in its)  # a pooled run counts as one
         turnouts = {participation_name(its[0].config) for _, its in groups}
-        parts = [str(run.config.get("data", {}).get("name", "")), f"{clients} clients", partition_name(run.config)]
+        parts = [
+            str(run.config.get("data", {}).get("name", "")),
+            count_text(clients, "client"),
+            partition_name(run.config),
+        ]
         names.append(", ".join(filter(None, [*parts, turnouts.pop() if len(turnouts) == 1 else ""])))
     places = federation_places(first)
     return [f"{n} ({p})" if p and names.count(n) > 1 else n for n, p in zip(names, places, strict=True)]
@@ -397,6 +401,11 @@ def divergence_remark(counts: Mapping[str, tuple[int, int]]) -> str:
 
 
 # names ----------------------------------------------------------------------------------------------------------
+
+
+def count_text(number: int, word: str, plural: str = "") -> str:
+    """A number with its noun: "1 round", "2,000 rounds"."""
+    return f"{number:,} {word if number == 1 else plural or f'{word}s'}"
 
 
 def client_count(run: Run) -> int:

@@ -24,6 +24,7 @@ from .tables import (
     ComparisonRow,
     best_words,
     client_count,
+    count_text,
     divergence_remark,
     group_runs,
     has_diverged,
@@ -114,7 +115,7 @@ def setting_text(value: Any) -> str:
 def federation_text(run: Run) -> str:
     """The federation in one line: "digits, 30 clients, Dirichlet α = 0.2, …"."""
     config = run.config
-    clients = f"{client_count(run)} clients"
+    clients = count_text(client_count(run), "client")
     parts = [config["data"]["name"], clients, partition_name(config), participation_name(config)]
     return ", ".join(str(part) for part in parts if part)
 
@@ -131,14 +132,14 @@ def engine_text(run: Run) -> str:
 
 def state(run: Run) -> str:
     """Finished, or how far it came."""
-    rounds = run.config["rounds"]
+    rounds = count_text(run.config["rounds"], "round")
     if run.finished:
-        return f"{'diverged' if has_diverged(run) else 'finished'}, {rounds} rounds"
+        return f"{'diverged' if has_diverged(run) else 'finished'}, {rounds}"
     if is_running(run):
-        return f"running, {len(run.rounds)} of {rounds} rounds"
+        return f"running, {len(run.rounds)} of {rounds}"
     if run.facts.get("state") == REACHED:
-        return f"stopped as its accuracy was high enough, {len(run.rounds)} of {rounds} rounds"
-    return f"{run.facts.get('state', 'begun')}, {len(run.rounds)} of {rounds} rounds"
+        return f"stopped as its accuracy was high enough, {len(run.rounds)} of {rounds}"
+    return f"{run.facts.get('state', 'begun')}, {len(run.rounds)} of {rounds}"
 
 
 def headline(run: Run) -> str:
@@ -377,7 +378,7 @@ COLUMNS = (
 )
 HEADLINE = ComparisonColumn("best\nacc. %", "best_accuracy", 1, ".1f", 100)
 LOSS = ComparisonColumn("last test\nloss", "test_loss", -1, ".4g")  # the headline of a regression
-KEPT = 3  # columns of figures that are never left out
+KEPT = 1  # columns of figures that are never left out
 
 
 def comparison(runs: Sequence[Run], target: float | None = None) -> RenderableType:

@@ -11,7 +11,7 @@ from ..core.records import LATE, LEFT, NO_ANSWER, NOT_AWAITED, Record
 from ..experiment.roll_call import call_round
 from ..experiment.store import Run
 from .picture import BLUE, COLOURS, GREY, INK, ORANGE, WIDTH, Picture, canvas, draw_legend
-from .tables import RunGroup
+from .tables import RunGroup, count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,7 +118,7 @@ def timeline_picture(groups: Sequence[RunGroup]) -> Picture | None:
     draw_legend(figure, list(handles.values()), list(handles))
     counts = Counter(bar.outcome for bar in bars)
     words = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
-    alt = f"Gantt chart of clients over the virtual clock, {len(records)} rounds. Bars: {words}."
+    alt = f"Gantt chart of clients over the virtual clock, {count_text(len(records), 'round')}. Bars: {words}."
     return Picture("timeline", "Timeline", alt, timeline_note(run, groups, records, len(asked)), figure)
 
 

@@ -279,7 +279,8 @@ def shares(run: ShownRun) -> Answer:
     order = order[np.unique(np.linspace(0, len(order) - 1, min(MOST_DOTS, len(order))).astype(int))]
     never = counts == 0
     held = percent(float(data[never].sum() / 100))
-    some = f"{int(never.sum())} of {len(sizes)} clients took no turn so far; they hold {held} of the data."
+    who = "it holds" if never.sum() == 1 else "they hold"
+    some = f"{int(never.sum())} of {len(sizes)} clients took no turn so far; {who} {held} of the data."
     note = some if never.any() else "Every client has taken a turn."
     return {"x": data[order].tolist(), "y": taken[order].tolist(), "clients": order.tolist(), "note": note}
 

@@ -13,6 +13,7 @@ const make = (tag, fields = {}, ...inner) => {
 };
 const page = { chosen: new Map(), most: 12, charts: new Map(), zoom: [0, 0, 0, 0], shown: null, wanted: false, busy: false, picked: false };
 const table = new RunTable(choose, id => page.chosen.has(id));
+const countText = (number, word, plural = `${word}s`) => `${number} ${number === 1 ? word : plural}`;
 const dot = (fill, square) => {
   const mark = make("span", { className: square ? "dot square" : "dot" });
   mark.style.background = fill;
@@ -218,7 +219,7 @@ function showTurns() {
     .map(([name, text]) => make("span", {}, dot(colour(name), true), text)));
   const all = last - first + 1 === turns.rounds && high - low + 1 === turns.clients;
   $("turns-all").hidden = all;
-  page.turnsText = `${turns.clients} clients, ${turns.rounds} rounds` + (all ? "" : `; shown are rounds ${first} to ${last}, clients ${low} to ${high}`);
+  page.turnsText = `${countText(turns.clients, "client")}, ${countText(turns.rounds, "round")}` + (all ? "" : `; shown are rounds ${first} to ${last}, clients ${low} to ${high}`);
   $("turns").setAttribute("aria-label", `Clients by rounds: ${page.turnsText}`);
   $("turns-note").textContent = `${page.turnsText}. Drag over a part to enlarge it.`;
 }
@@ -280,7 +281,7 @@ function showClasses(classes) {
   drawHeat($("classes"), {
     width: classes.width, height: classes.height, cell: at => mix(none, full, Math.sqrt(classes.values[at] / most)), tall: 260,
     x: { from: 0, to: classes.clients - 1, title: "Client" }, y: { from: 0, to: classes.classes - 1, title: "Class", names: classes.names } });
-  const text = `${classes.clients} clients, ${classes.classes} classes; the darkest cell is ${Math.round(most)} samples`;
+  const text = `${countText(classes.clients, "client")}, ${countText(classes.classes, "class", "classes")}; the darkest cell is ${countText(Math.round(most), "sample")}`;
   $("classes-note").textContent = `${text.replace("darkest", "strongest")}.`;
   $("classes").setAttribute("aria-label", `Samples by class and client: ${text}`);
 }
