@@ -385,6 +385,18 @@ def test_runs_side_by_side_and_rounds_that_overlap_on_the_device_are_the_same(mo
         assert comparable(run) == comparable(other) and same_model(run, other)
 
 
+def test_a_round_is_measured_before_one_that_trains_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a round ends at once, with answers that waited; the record of the one before it may not be written yet."""
+    tables = {"model": {"name": "softmax"}, "partition": {"name": "iid"}, "evaluation": {"spread": True}}
+    config = Config.build(tables | {"rounds": 5, "time": {"wait": "buffer", "buffer": 1, "at_work": 4}})
+    (alone,) = run_together([config])
+    assert any(not record["started"] for record in alone.rounds)
+    monkeypatch.setattr(ActiveRun, "can_overlap", property(lambda run: True))
+    monkeypatch.setattr(ActiveRun, "evaluation_stream", lambda run: None)
+    monkeypatch.setattr("askew.experiment.run.SHORT_ROUND", 60.0)
+    assert comparable(run_together([config])[0]) == comparable(alone)
+
+
 def test_a_cohort_has_its_staleness_and_without_late_answers_zero(tmp_path: Path) -> None:
     seen: list[list[float]] = []
 

@@ -184,6 +184,13 @@ class ActiveRun:
             self.turnouts[t] = turnout
             self.server.prepare(t, turnout.ids.tolist(), turnout.share.tolist())
 
+    def trains_next(self) -> bool:
+        """Does the next round train anybody? One that does not ends as soon as it begins."""
+        self.prepare_round(self.t + 1)
+        turnout = self.turnouts[self.t + 1]
+        plan = self.server.prepare(self.t + 1, turnout.ids.tolist(), turnout.share.tolist())
+        return any(work.batches for work in plan.train)
+
     def start_round(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """Begin the next round: a generator that asks for the clients' work of each phase and returns the record."""
         self.prepare_round(self.t + 1)
@@ -338,9 +345,11 @@ def round_loop(runs: Sequence[ActiveRun], stopping: Callable[[], bool], group: P
 def train_round(runs: Sequence[ActiveRun], meanwhile: Callable[[], None], evaluate: bool) -> list[TrainedRound]:
     """Train the next round of every run, phase by phase; runs with the same engine are given to it together.
 
-    `meanwhile` is called while a phase is trained. With `evaluate` a run's models are evaluated as soon as its round
-    is trained.
+    `meanwhile` is called while a phase is trained, and in any case before a model changes. With `evaluate` a run's
+    models are evaluated as soon as its round is trained.
     """
+    if not all(run.trains_next() for run in runs):
+        meanwhile()
     rounds = [run.start_round() for run in runs]
     trained: dict[int, TrainedRound] = {}
     requests: dict[int, PhaseRequest] = {}
