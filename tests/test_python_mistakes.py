@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,11 @@ class Sized(Net):
 
     def __init__(self, outputs: int) -> None:
         super().__init__(lambda out: out, outputs)
+
+
+def part(base: type[Any], name: str, function: Any) -> Any:
+    """A partition, participation, dataset or network of one's own, with this method."""
+    return type("Own", (base,), {"__module__": __name__, name: function})()
 
 
 def in_place(self: Any, w: Tensor, up: Any, cohort: Any, server: Any) -> Any:
@@ -291,6 +297,18 @@ SETTINGS: dict[str, tuple[Attempt, str]] = {
     "compare nothing": (lambda: askew.compare([]), "there is no run to compare"),
     "compare nowhere": (lambda: askew.compare("nowhere"), "there is no run folder 'nowhere'"),
 }
+NAMED_PARTS: dict[str, tuple[Attempt, str]] = {
+    "a partition": (
+        lambda: part(askew.Partition, "split", lambda self, labels, seed: None).divide(Y.numpy(), 0),
+        "Own: split",
+    ),
+    "a participation": (
+        lambda: part(askew.Participation, "sample", lambda self, seed, round: None).draw(0, 1, np.arange(3), 3),
+        r"Own: sample\(\) is called with \(self, seed, round, eligible, clients\), and takes \(self, seed, round\)",
+    ),
+    "a dataset": (run(data=part(askew.Source, "load", lambda self, seed: None), partition=None), "Own: load"),
+    "a network": (run(model=part(askew.Network, "module", lambda self, shape: None)), "Own: module"),
+}
 SHELL = {  # what is typed, by what is said
     "run scaffold": "type askew run --method scaffold",
     "run --method scafold": "did you mean 'scaffold'",
@@ -307,7 +325,7 @@ def attempts(cases: dict[str, tuple[Attempt, str]]) -> list[Any]:
     return [pytest.param(*case, id=name) for name, case in cases.items()]
 
 
-@pytest.mark.parametrize(("attempt", "says"), attempts(NETWORKS | HOOKS | SETTINGS))
+@pytest.mark.parametrize(("attempt", "says"), attempts(NETWORKS | HOOKS | SETTINGS | NAMED_PARTS))
 def test_one_sentence_names_the_mistake(attempt: Attempt, says: str) -> None:
     with pytest.raises(AskewError, match=says) as caught:
         attempt()

@@ -189,7 +189,7 @@ def test_a_failure_and_missing_data_do_not_stop_the_queue(
     assert main(["reproduce", "--queue", "queue.toml"]) == 1
     out, err = capsys.readouterr()
     assert "feddc/table1-mnist is left out: " in err and "1 run failed (there is not enough memory" in err
-    assert "mine.toml" in out and "1 runs failed or lost their processes" in err
+    assert "mine.toml" in out and "1 run failed or lost a process" in err
 
 
 @pytest.mark.parametrize(

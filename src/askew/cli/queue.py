@@ -74,7 +74,8 @@ def run_queue_file(path: Path, options: QueueOptions) -> None:
     if stopped and time.monotonic() < schedule.deadline:
         exit_with_command(console, "stopped, all that was done is stored", again)
     if lost:
-        exit_with_command(console, f"{lost} runs failed or lost their processes, all others are stored", again, 1)
+        count = f"{lost} run{'s' * (lost != 1)}"
+        exit_with_command(console, f"{count} failed or lost a process, all others are stored", again, 1)
 
 
 def show_queue_plan(path: Path, options: QueueOptions, sorted_file: Path | None) -> None:

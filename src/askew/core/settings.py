@@ -247,6 +247,22 @@ def toml_text(value: object) -> str:
     return "none" if value is None else repr(value) if isinstance(value, str) else f"{value}"
 
 
+def require_arguments(settings: Settings, name: str) -> None:
+    """Refuse a method of a user's class that cannot be called with the arguments that askew's class has for it."""
+    method = getattr(settings, name)
+    if is_askews(method):
+        return
+    ours = next(vars(cls)[name] for cls in type(settings).__mro__ if is_askews(cls) and name in vars(cls))
+    wanted, bound = [*inspect.signature(ours).parameters][1:], inspect.signature(method)
+    try:
+        bound.bind(*wanted)
+    except TypeError:
+        raise ConfigError(
+            f"{settings.display_name()}: {name}() is called with ({', '.join(('self', *wanted))}), and takes "
+            f"({', '.join(('self', *bound.parameters))}); correct it."
+        ) from None
+
+
 def is_askews(defined: Any, package: str = "askew") -> bool:
     """Is a class, the class of an object, or a function one of askew's, or of a package of it, and not a user's?
 

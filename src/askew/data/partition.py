@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..core.rng import generator
-from ..core.settings import Settings, setting
+from ..core.settings import Settings, require_arguments, setting
 from ..errors import DataError
 from .assignment import (
     Assignment,
@@ -67,6 +67,7 @@ class Partition(Settings):
 
     def divide(self, labels: np.ndarray, seed: int, owner: np.ndarray | None = None) -> Assignment:
         """What `split` returns, after a check; it gets copies, so that it cannot change the samples."""
+        require_arguments(self, "split")
         given = self.split(labels.copy(), seed, None if owner is None else owner.copy())
         return checked_assignment(given, len(labels), self.clients, f"the partition {self.display_name()}")
 

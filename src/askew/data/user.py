@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.utils.data as torch_data
 
-from ..core.settings import is_askews
+from ..core.settings import is_askews, require_arguments
 from ..core.task import CRITERIA
 from ..errors import DataError
 from .adapt import adapt, library_type
@@ -129,6 +129,7 @@ def raw_samples(data: Any, what: str) -> RawSamples:
 
 def load_checked(source: Source, seed: int, clients: int) -> Dataset:
     """The data of a source, after the check of a ready dataset if the source is a user's own."""
+    require_arguments(source, "load")
     data = source.load(seed, clients)
     if is_askews(source):
         return data

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.settings import Settings, setting
+from ..core.settings import Settings, require_arguments, setting
 from ..core.space import BATCH_NORMS
 from ..errors import ConfigError, ModelError
 from ..kernels.dense import LayerRow, has_hooks
@@ -169,6 +169,7 @@ class Network(Settings):
 
     def build_module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The module with its projection head and the weights to start from."""
+        require_arguments(self, "module")
         module = self.module(shape, classes)
         if not isinstance(module, nn.Module):
             raise ModelError(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..core.rng import generator
-from ..core.settings import Settings, is_askews, setting
+from ..core.settings import Settings, is_askews, require_arguments, setting
 from ..errors import ConfigError
 
 LONGEST_TEXT = 60  # characters of a value in a sentence
@@ -71,6 +71,7 @@ class Participation(Settings):
         """What `sample` chooses; of a rule that is not askew's own it is checked, and sorted."""
         if is_askews(type(self).sample):
             return self.sample(seed, round, eligible, clients)
+        require_arguments(self, "sample")
         return self.checked(self.sample(seed, round, eligible.copy(), clients), round, eligible)
 
     def checked(self, ids: Any, round: int, eligible: np.ndarray) -> np.ndarray:
