@@ -53,6 +53,10 @@ class DeployedRun(ActiveRun):
     def prepare_round(self, t: int) -> None:
         """Do nothing: which clients are connected is known only when the round begins."""
 
+    def trains_next(self) -> bool:
+        """No, as far as is known before the round begins, so that the round before is written first."""
+        return False
+
     def start_round(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """The next round, whose participants are drawn from the connected clients."""
         t, fed, engine, seed = self.t + 1, self.built.fed, self.engine, self.config.seed
