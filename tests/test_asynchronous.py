@@ -460,7 +460,7 @@ NOISE = {"clip": 1.0, "noise": 1.0}
     ("tables", "sentence"),
     [
         ({"time": {"wait": "buffer"}}, 'wait = "buffer" needs time.buffer, a number of answers; set it'),
-        ({"time": BUFFER | {"at_work": 1}}, "a buffer of 2 answers never fills with 1 clients at work; lower time.buf"),
+        ({"time": BUFFER | {"at_work": 1}}, "a buffer of 2 answers never fills with 1 client at work; lower time.buf"),
         ({"time": BUFFER | {"buffer": 7}}, r"never fills with 6 clients at work \(the cohort of participation\)"),
         ({"time": BUFFER | {"at_work": 31}}, "at_work must be at most the number of clients, 30, got 31; lower time"),
         (

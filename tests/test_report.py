@@ -244,6 +244,20 @@ def test_a_seed_that_was_stopped_counts_in_later_rounds_too(make: Make) -> None:
     assert diverged.rounds_to(0.8) is None
 
 
+@pytest.mark.parametrize(
+    ("alone", "sentence"),
+    [
+        (1, "Means over 1 to 3 seeds, ± one standard deviation where there are several."),
+        (2, "Means over 2 to 3 seeds, ± one standard deviation."),
+        (3, "Means over 3 seeds, ± one standard deviation."),
+    ],
+)
+def test_a_comparison_of_methods_with_other_numbers_of_seeds_says_so(make: Make, alone: int, sentence: str) -> None:
+    runs = [make(accuracy=(0.3, 0.4 + seed / 10), seed=seed) for seed in range(3)]
+    runs += [make("fedprox", (0.3, 0.7), seed=seed) for seed in range(alone)]
+    assert sentence in terminal.comparison_remarks(table(runs), None)
+
+
 def test_an_interrupted_seed_is_left_out_beside_one_that_ended(make: Make) -> None:
     whole, other = make(accuracy=(0.3, 0.4, 0.5, 0.8)), make("fedprox", (0.3, 0.4, 0.5, 0.7))
     begun = make(accuracy=(0.1, 0.2), rounds=4, seed=2)

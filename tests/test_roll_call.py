@@ -76,8 +76,9 @@ def test_clients_without_an_answer_are_missed_in_a_deployment_even_if_nothing_wa
     assert call.empty and never_sentences(call, FEDERATION) == []
     deployed = call_run(LOSSY[:1], FEDERATION, deployed=True)
     assert never_sentences(deployed, FEDERATION, deployed=True) == [
-        "Clients 2, 3, 4, 5 were never asked (70% of all data, without those of client 5, which are not known)."
+        "Clients 2, 3, 4, 5 were never asked (70% of all data, without the data of client 5, of unknown size)."
     ]
+    assert data_share([5], FEDERATION) == ""
     assert (
         data_share([700], FEDERATION) == "" and name_clients(range(12)) == "clients 0, 1, 2, 3, 4, 5, 6, 7 and 4 more"
     )

@@ -157,12 +157,17 @@ def test_an_apps_plugins_go_from_app_to_app(folder: Path) -> None:
             "evaluation.spread needs the clients' samples",
         ),
         ("app run.toml app --set sweep.seed=[1,2]", "a [sweep] table"),
+        (
+            "app run.toml app --rule answers=6",
+            "answers must be at most the number of clients that are asked in a round, 5",
+        ),
         ("up folder", "'folder' is no app folder: it has no askew_app/run.toml"),
         ("up run.toml --rule out=elsewhere", "--rule out has an option of its own here; use --out"),
         ("up run.toml --data failing.py", "the data module 'failing.py' failed: ZeroDivisionError"),
         ("up run.toml --data empty.py", "must define client(node)"),
         ("keys keys", "missing option '--clients'"),
         ("keys keys --clients 2 --host a/b", "--host must be a name or an address without a port, got 'a/b'"),
+        ("keys keys --clients 2 --days 100000000", "--days must be ≥ 1 and ≤ 36500"),
         ("keys full --clients 2", "'full' holds node-1 already, and keys are never overwritten; name a new folder"),
         ("down", "no such command 'down'"),
     ],
@@ -315,7 +320,7 @@ def test_the_console_says_who_is_connected_while_a_federation_starts(tmp_path: P
     with open(tmp_path / "run.log", "a") as log:
         log.write(f"\x1b[92mINFO \x1b[0m:      {WAITING}1 of 2 are ready\n\x1b[92mINFO \x1b[0m:      {WAITING}2 of")
     progress.update(finished=False)
-    nodes = [f"{n} of 2 SuperNodes are connected" for n in (1, 2)]
+    nodes = ["1 of 2 SuperNodes is connected", "2 of 2 SuperNodes are connected"]
     assert said == [*nodes, "waiting for clients: 1 of 2 are ready"]
 
 
@@ -430,7 +435,7 @@ def test_a_server_that_fails_says_so_in_a_sentence(folder: Path) -> None:
     assert run.returncode == 2 and out == ""
     assert "warning: node " in err and "the data module's client(node) must return (train, validation, test)" in err
     last, log = err.splitlines()[-1], only_run() / "flower" / "run.log"
-    assert last.startswith("error: the run failed; 0 of 1 clients came within 30 s;")
+    assert last.startswith("error: the run failed; 0 of 1 client came within 30 s;")
     assert last.endswith(f"its log is {log}.")
     assert "EngineError" in log.read_text()
     assert_none_left(only_run() / "flower" / "flwr", seconds=0)

@@ -312,7 +312,7 @@ def test_what_a_data_module_returns_is_checked(
 def test_clients_with_other_inputs_are_left_out(tmp_path: Path) -> None:
     client = lambda node: ((torch.ones(9, 8 + (node["partition-id"] == 3)), torch.arange(9) % 3), None, None)
     deployed, _, warnings = deploy(FEDAVG, tmp_path, {"nodes": 4}, data=DataModule(client))
-    sentence = "client 3 has real inputs of shape [9] and class labels, the others have real inputs of shape [8]"
+    sentence = "client 3 has real inputs of shape [9] and class labels, and client 0, which came first, has real"
     assert sentence in warnings[0]
     assert deployed.finished and all(3 not in r["participants"] for r in deployed.rounds)
 
@@ -330,6 +330,18 @@ def test_a_client_whose_data_cannot_be_used_is_named_and_not_waited_for(rules: d
     assert deployed.finished and all(r["participants"] == [1, 2, 3, 4] for r in deployed.rounds)
     assert len(warnings) == 1 and warnings[0].startswith("node 100, client 0, is left out: ")
     assert sum(kind == "query" for kind, _, _ in transport.sent) == 4 + 3
+
+
+def test_a_deployment_of_one_client_is_described_in_the_singular(tmp_path: Path) -> None:
+    tables = FEDAVG | {"partition": {"name": "natural", "clients": 1}, "participation": {"name": "full"}, "rounds": 1}
+    client = lambda node: ((torch.ones(9, 8), torch.arange(9) % 3), None, None)
+    deployed, _, _ = deploy(tables, tmp_path, data=DataModule(client))
+    assert deployed.facts["reason"] == "1 client, with its own data"
+    alone = lambda node: ((torch.ones(9, 8) * math.nan, torch.arange(9) % 3), None, None)
+    with pytest.raises(AskewError, match="the only connected node cannot take part: "):
+        deploy(tables, tmp_path, {"fresh": True}, data=DataModule(alone))
+    with pytest.raises(AskewError, match="0 of 1 client came within"):
+        deploy(tables, tmp_path, {"fresh": True}, data=DataModule(client), late_clients=[0])
 
 
 def test_others_are_waited_for_in_place_of_a_client_that_is_refused(tmp_path: Path) -> None:

@@ -141,6 +141,11 @@ def test_a_round_that_nobody_answers_changes_nothing(tmp_path: Path) -> None:
     assert deployed.finished and models_equal(deployed.model, simulated.model)
 
 
+def test_more_answers_than_clients_in_a_round_are_refused_before_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="clients that are asked in a round, 3, got 4"):  # 3 of 5 clients take part
+        deploy(small_run(VARIANTS["fedavg"]), tmp_path, {"answers": 4})
+
+
 def test_too_few_replies_throw_a_round_away(tmp_path: Path) -> None:
     tables, drop = traced_run("scaffold", ALL_REPLY, tmp_path), change_one(lambda reply: None)
     deployed, _, warnings = deploy(tables, tmp_path, {"answers": 3}, change_reply=drop)

@@ -30,10 +30,10 @@ from ..flower.app import PACKAGE, read_app, write_app_from_tables
 from ..flower.buffered_engine import check_buffer
 from ..flower.deployment_data import ClientDataset, DeploymentConfig, NodeConfig, read_config
 from ..flower.guard import can_identify_users
-from ..flower.keys import VALID_DAYS, KeyFiles, make_keys, temporary_keys
+from ..flower.keys import MAX_DAYS, VALID_DAYS, KeyFiles, make_keys, temporary_keys
 from ..flower.launch import run_program
 from ..flower.loopback import Loopback
-from ..flower.rules import DeploymentRules, check_same_buffer
+from ..flower.rules import DeploymentRules, check_answers, check_same_buffer
 from ..report import terminal
 from .options import (
     AsJson,
@@ -242,7 +242,9 @@ def keys(
             "--host", metavar="NAME", help="A name or address of the server; repeatable. This machine is included."
         ),
     ] = None,
-    days: Annotated[int, typer.Option(metavar="N", min=1, help="Days for which certificates are good.")] = VALID_DAYS,
+    days: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MAX_DAYS, help="Days for which certificates are good.")
+    ] = VALID_DAYS,
     as_json: AsJson = False,
 ) -> None:
     """Make the keys of a federation: a certificate authority, the server's certificate, and a key pair for each client.
@@ -385,6 +387,7 @@ def build_config(request: DeployRequest, import_data: bool = True) -> Deployment
         path.write_text(to_toml(request.tables), encoding="utf-8")
         config = read_config(path, module)
     check_buffer(config, request.rules)
+    check_answers(config, request.rules)
     return config
 
 

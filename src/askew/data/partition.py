@@ -131,7 +131,8 @@ class Dirichlet(Partition):
         n, totals = len(labels), class_sizes(labels, "dirichlet")
         if n < self.clients * self.min_size:
             raise DataError(
-                f"{n} samples cannot give {self.clients} clients partition.min_size = {self.min_size} each; "
+                f"{n} samples cannot give {self.clients} client{'s' * (self.clients != 1)} partition.min_size = "
+                f"{self.min_size} each; "
                 f"at most {n // self.clients} is possible: lower partition.min_size or partition.clients."
             )
         rng = generator(seed, "partition")

@@ -283,8 +283,9 @@ class Config:
             )
         if time.buffer > at_work:
             raise ConfigError(
-                f"time: a buffer of {time.buffer} answers never fills with {at_work} clients at work (the cohort of "
-                "participation); lower time.buffer, or set time.at_work."
+                f"time: a buffer of {time.buffer} answers never fills with {at_work} "
+                f"client{'s' * (at_work != 1)} at work (the cohort of participation); "
+                "lower time.buffer, or set time.at_work."
             )
 
     def tables(self) -> dict[str, Any]:

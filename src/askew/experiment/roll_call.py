@@ -122,8 +122,10 @@ def data_share(clients: Sequence[int], federation: Mapping[str, Any]) -> str:
     if not samples or any(client >= len(sizes) for client in clients):
         return ""
     unknown = [client for client in clients if not sizes[client]]
+    if len(unknown) == len(clients):
+        return ""
     text = f"{percent(sum(sizes[client] for client in clients) / samples)} of all data"
-    return f"{text}, without those of {name_clients(unknown)}, which are not known" if unknown else text
+    return f"{text}, without the data of {name_clients(unknown)}, of unknown size" if unknown else text
 
 
 def never_sentences(call: RollCall, federation: Mapping[str, Any], deployed: bool = False) -> list[str]:

@@ -193,7 +193,9 @@ def check_buffer(config: Config, rules: DeploymentRules) -> None:
         problem = f"a fixed number of clients is at work, and participation {rule.display_name()} has no cohort"
     elif rules.buffer > rule.size(clients):
         advice = "lower buffer, or raise participation.cohort"
-        problem = f"{rules.buffer} answers never come from the {rule.size(clients)} clients of the cohort at work"
+        cohort = rule.size(clients)
+        who = f"{cohort} clients" if cohort > 1 else "one client"
+        problem = f"{rules.buffer} answers never come from the {who} of the cohort at work"
     elif rules.answers > rules.buffer:
         advice = "lower answers"
         problem = f"a round with fewer than answers = {rules.answers} answers is thrown away, and each has fewer"

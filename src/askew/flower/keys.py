@@ -1,9 +1,11 @@
 """The keys of a federation: those of a certificate authority, of the server, and of every node.
 
-    ca.crt                     every machine: whom to trust ca.key                     nobody: kept aside, it signs
-    certificates server.pem, server.key     the SuperLink: its TLS certificate node-0, node-0.pub         SuperNode 0:
-    the key that it signs its requests with; the public part is registered with the SuperLink node-0.pem, node-0.key
-    SuperNode 0: the TLS certificate of its own port, which its own processes use, on its own machine
+- `ca.crt`, for every machine: whom to trust
+- `ca.key`, for nobody, kept aside: it signs certificates
+- `server.pem` and `server.key`, for the SuperLink: its TLS certificate
+- `node-0` and `node-0.pub`, for SuperNode 0: the key that it signs its requests with; the public part is registered
+  with the SuperLink
+- `node-0.pem` and `node-0.key`, for SuperNode 0: the TLS certificate of its own port, which its own processes use
 
 Files with secrets can be read by their owner alone.
 """
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
 VALID_DAYS = 365  # for which certificates are good
+MAX_DAYS = 36_500  # no calendar ends before
 CLOCK_DIFFERENCE = timedelta(hours=1)  # certificates are good this much earlier, as clocks of machines differ
 HOST_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", re.IGNORECASE)
 MAX_HOST_NAME = 253  # characters
@@ -79,8 +82,11 @@ class KeyFiles(NamedTuple):
 def make_keys(folder: Path, clients: int, hosts: Sequence[str] = (), days: int = VALID_DAYS) -> KeyFiles:
     """Write all keys of a federation whose server has these names and addresses; nothing is ever overwritten."""
     require_flower()
-    if clients < 1 or days < 1:
-        raise ConfigError(f"keys: clients and days must be ≥ 1, got {clients} and {days}; for example --clients 3.")
+    if clients < 1 or not 1 <= days <= MAX_DAYS:
+        raise ConfigError(
+            f"keys: clients must be ≥ 1 and days from 1 to {MAX_DAYS:,}, got {clients} and {days}; "
+            "for example --clients 3 --days 365."
+        )
     keys, names = KeyFiles(folder, clients), [to_general_name(host) for host in dict.fromkeys([*hosts, *LOCAL_HOSTS])]
     if existing := [path.name for path in keys.files() if path.exists()]:
         raise ConfigError(

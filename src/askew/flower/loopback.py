@@ -224,7 +224,8 @@ class Loopback:
             if b"SuperNode ID" in (self.folder / f"{name}.log").read_bytes()[self.log_starts[name] :]:
                 self.connected.add(name)
         if len(self.connected) > before:
-            self.say(f"{len(self.connected)} of {len(nodes)} SuperNodes are connected")
+            count, all_nodes = len(self.connected), f"SuperNode{'s' * (len(nodes) != 1)}"
+            self.say(f"{count} of {len(nodes)} {all_nodes} {'is' if count == 1 else 'are'} connected")
 
     def failure_reason(self, name: str) -> str:
         """The end of a sentence about a process that failed: the last useful line of its log, and the log's path."""

@@ -206,10 +206,12 @@ class ClientRegistry:
                 f"{sender}: inputs of shape {shape!r:.60} came, at most {MAX_INPUT_SIZE:,} numbers are allowed; "
                 f"{SAME_SETUP}."
             )
-        kind, others = info.kind_of_data(), next(iter(self.info.values()), info).kind_of_data()
-        if kind != others:
+        first = next(iter(self.info), client)
+        kind, other = info.kind_of_data(), self.info.get(first, info).kind_of_data()
+        if kind != other:
             raise InvalidMessage(
-                f"{sender} has {kind}, the others have {others}; prepare the data alike on every node."
+                f"{sender} has {kind}, and client {first}, which came first, has {other}; prepare the data alike on "
+                "every node."
             )
         if isinstance(self.fed, RemoteFederation) and classes > self.fed.classes:
             raise InvalidMessage(
@@ -229,7 +231,9 @@ class ClientRegistry:
         asked_enough = all(count >= MAX_ATTEMPTS for count in self.attempts.values())
         if len(self.attempts) >= needed and asked_enough and not (self.node_of or self.pending or self.refused):
             reasons = dict.fromkeys(self.problems[node] for node in self.attempts if node in self.problems)
-            raise EngineError(f"none of the {len(self.attempts)} connected nodes can take part: {'; '.join(reasons)}")
+            count = len(self.attempts)
+            who = "the only connected node cannot" if count == 1 else f"none of the {count} connected nodes can"
+            raise EngineError(f"{who} take part: {'; '.join(reasons)}")
 
     def _count_able(self, connected: Collection[int]) -> int:
         """How many clients can take part, as far as is known: those that are connected, and others that may come."""
@@ -250,8 +254,8 @@ class ClientRegistry:
             self._check_hope(needed)
             if time.monotonic() > end:
                 raise EngineError(
-                    f"{len(connected)} of {needed} clients came within {self.rules.wait:g} s; start the others, "
-                    "or wait for fewer (nodes, answers); the run goes on from its last round."
+                    f"{len(connected)} of {needed} client{'s' * (needed != 1)} came within {self.rules.wait:g} s; "
+                    "start the others, or wait for fewer (nodes, answers); the run goes on from its last round."
                 )
             if reported != len(connected):
                 reported = len(connected)

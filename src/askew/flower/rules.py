@@ -6,7 +6,9 @@ from pathlib import Path
 
 from ..core.settings import Settings, setting
 from ..errors import ConfigError
+from ..experiment.config import Config
 from ..experiment.store import read_json
+from ..participation import CohortParticipation
 
 
 class DeploymentRules(Settings):
@@ -46,4 +48,16 @@ def check_same_buffer(folder: Path, rules: DeploymentRules) -> None:
         raise ConfigError(
             f"{folder} holds this run with buffer = {facts.get('buffer', 0)}, and buffer = {rules.buffer} is another "
             "run; set that rule, another folder in out, or fresh = true."
+        )
+
+
+def check_answers(config: Config, rules: DeploymentRules) -> None:
+    """Refuse more answers in each round than clients train in it: every round would be thrown away."""
+    rule, clients = config.participation, config.partition.clients
+    most = rule.size(clients) if isinstance(rule, CohortParticipation) else clients
+    most += round(rules.spare * most)
+    if rules.answers > most:
+        raise ConfigError(
+            f"deployment: answers must be at most the number of clients that are asked in a round, {most}, got "
+            f"{rules.answers}; lower it, or more clients must take part."
         )

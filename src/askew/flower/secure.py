@@ -213,7 +213,8 @@ class SecureClient:
             )
         if len(present) < self._clients_needed():
             raise InvalidMessage(
-                f"{self.sender}: {len(present)} clients are left, too few to hide each other; wait for more."
+                f"{self.sender}: {len(present)} client{'s are' if len(present) != 1 else ' is'} left, "
+                "too few to hide each other; wait for more."
             )
         public_keys = dict(zip(self.secrets["clients"], self.secrets["mask_keys"], strict=True))
         others = {i: public_keys[i] for i in present if i != self.client}
@@ -232,7 +233,8 @@ class SecureClient:
         self._check_stage(sum_name, "present", "encrypted_shares")
         if not {*answered} <= {*self.secrets["present"]} or len({*answered}) < self._clients_needed():
             raise InvalidMessage(
-                f"{self.sender}: {len(answered)} clients answered, too few to tell their sum; start the round again."
+                f"{self.sender}: {len(answered)} client{'s' * (len(answered) != 1)} answered, "
+                "too few to tell their sum; start the round again."
             )
         public_keys = dict(zip(self.secrets["clients"], self.secrets["encryption_keys"], strict=True))
         shares = []
@@ -346,8 +348,8 @@ class SecureServer:
     def _check_left(self, clients: Sequence[int] | Mapping[int, object], needed: int) -> None:
         if len(clients) < needed:
             raise InvalidMessage(
-                f"secure aggregation has {len(clients)} clients left, at least {needed} are needed; "
-                "the round is thrown away."
+                f"secure aggregation has {len(clients)} client{'s' * (len(clients) != 1)} left, "
+                f"at least {needed} are needed; the round is thrown away."
             )
 
 

@@ -34,7 +34,7 @@ from .deployment_data import (
 )
 from .registry import ClientRegistry
 from .remote_engine import RemoteEngine
-from .rules import DeploymentRules, check_same_buffer
+from .rules import DeploymentRules, check_answers, check_same_buffer
 from .transport import Transport, Warn
 
 FEDERATION = "federation.json"  # file of a run's folder: how many samples each client has
@@ -52,6 +52,10 @@ class DeployedRun(ActiveRun):
 
     def prepare_round(self, t: int) -> None:
         """Do nothing: which clients are connected is known only when the round begins."""
+
+    def trains_next(self) -> bool:
+        """No, as far as is known before the round begins, so that the round before is written first."""
+        return False
 
     def start_round(self) -> Generator[PhaseRequest, PhaseOutputs, Record]:
         """The next round, whose participants are drawn from the connected clients."""
@@ -116,6 +120,7 @@ def serve(
     `warn` is given what went wrong, `say` how many clients are ready.
     """
     check_buffer(config, rules)
+    check_answers(config, rules)
     check_secret_sampling(config, rules)
     folder = run_folder(config, rules.out)
     assert folder is not None
@@ -187,7 +192,8 @@ def build_on_clients(
     kind = BufferedEngine if registry.rules.buffer else RemoteEngine
     engine = server.engine = kind(server, registry, built.fed.classes, config.digest())
     how = f", asynchronous with a buffer of {registry.rules.buffer}" if registry.rules.buffer else ""
-    reason = f"{len(registry.node_of)} clients, each with its own data{how}"
+    count = len(registry.node_of)
+    reason = f"{count} clients, each with its own data{how}" if count > 1 else f"1 client, with its own data{how}"
     built.facts.update(engine=RemoteEngine.name, reason=reason, **registry.rules.facts())
     return built, engine
 

@@ -427,9 +427,10 @@ def comparison_remarks(rows: Sequence[ComparisonRow], given: float | None) -> st
     """Sentences below the comparison: seeds, the target (`given`, or fedavg's best), and rows that are no results."""
     seeds, sentences = {row["seeds"] for row in rows}, list[str]()
     if seeds != {1}:
-        sentences.append(
-            f"Means over {f'{max(seeds)} seeds' if len(seeds) == 1 else 'seeds'}, ± one standard deviation."
-        )
+        counts, where = f"{max(seeds)}", ""
+        if len(seeds) > 1:
+            counts, where = f"{min(seeds)} to {max(seeds)}", " where there are several" if 1 in seeds else ""
+        sentences.append(f"Means over {counts} seeds, ± one standard deviation{where}.")
     sentences.append(f"Target: accuracy {percent(given)}." if given is not None else target_remark(rows))
     sentences.append(divergence_remark({row["label"]: (row["diverged"], row["seeds"]) for row in rows}))
     running = sum(bool(row["running"]) for row in rows)

@@ -224,7 +224,7 @@ def timeline_note(run: Run, groups: Sequence[RunGroup], records: Sequence[Record
     if "started" in records[0]:
         note += " Staleness: the steps between the model that a client began with and the one that its answer changes."
         absent = sum(int(record["asked"]) - len(record["started"]) for record in records)
-        note += f" {absent} clients that were asked and dropped out are not shown." if absent else ""
+        note += f" {absent} that were asked and dropped out are not shown." if absent else ""
     more = asked - MOST_CLIENTS
     note += (
         f" Shown are the {MOST_CLIENTS} clients with the lowest numbers; {more} more were asked." if more > 0 else ""

@@ -118,7 +118,8 @@ class TimeSettings(Settings):
             )
         if self.wait == "buffer" and 0 < self.at_work < self.buffer:
             raise ConfigError(
-                f"time: a buffer of {self.buffer} answers never fills with {self.at_work} clients at work; "
+                f"time: a buffer of {self.buffer} answers never fills with {self.at_work} "
+                f"client{'s' * (self.at_work != 1)} at work; "
                 "lower time.buffer or raise time.at_work."
             )
         if self.clients and self.speed != "constant":
