@@ -897,9 +897,9 @@ CASES = [
     case(
         "partition: below a file",
         "partition --out taken/x.png",
-        "taken",
+        "cannot write taken/x.png",
         "File exists",
-        "check that the path",
+        "name a folder you can write",
         file("taken", ""),
     ),
     case(

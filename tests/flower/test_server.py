@@ -295,7 +295,7 @@ def test_without_clients_no_round_is_played(tmp_path: Path) -> None:
     tables = small_run(VARIANTS["fedavg"])
     with pytest.raises(EngineError, match=r"2 of 5 clients came within 0\.5 s; start the others"):
         deploy_on(lambda look: [100, 101], tables, tmp_path)
-    with pytest.raises(EngineError, match="0 of 1 clients came"):
+    with pytest.raises(EngineError, match="0 of 1 client came"):
         deploy_on(lambda look: [100, 101] if look <= 2 else [], tables, tmp_path, nodes=2)
     assert len(load(next((tmp_path / "runs").iterdir())).rounds) == 1
 

@@ -143,7 +143,7 @@ def test_a_loss_put_in_the_place_of_the_base_class_s_is_not_left_out(
         return 2 * task.loss(theta, batch)
 
     monkeypatch.setattr(Algorithm, "loss", doubled)
-    monkeypatch.setattr(hooks, "left", {})  # which hooks are askew's own is looked up once
+    monkeypatch.setattr(hooks, "watches_left", {})  # which hooks are askew's own is looked up once
     model = trained(alg, engine)
     assert float((model - usual).abs().max()) > 1e-3
     without_kernels(monkeypatch)

@@ -72,14 +72,17 @@ class Server:
         check_method(alg)
         self.phases = alg.phases()
         self.looks = sorted({name for phase in self.phases for name in (*phase.before, *phase.each, *phase.after)})
+        # what the method declares
         self.parts, self.private = alg.parts(space), alg.private(space)
+        self.state = server_hooks.declared_state(alg, "server_state", space)
+        self.memory = Bank(server_hooks.declared_state(alg, "memory", space))
+        check_declared(alg, self.state | self.memory.start, self.parts, self.private)
+        self._check_method()
         self.parts_key = parts_key(self.parts)
         self.messages, self.numbers = Messages(space, self.private), ClientNumbers(fed, space, local.momentum, seed)
         # what lasts from round to round
         self.w, self.buffers = space.start.clone(), space.buffers.clone()
-        self.state = server_hooks.declared_state(alg, "server_state", space)
         self.clients = Bank(server_hooks.declared_state(alg, "client_state", space), owns=owns)
-        self.memory = Bank(server_hooks.declared_state(alg, "memory", space))
         own = {"w": space.start[self.private.indices], "b": space.buffers[self.private.buffer_indices]}
         self.privates = Bank({} if self.private.empty else own)
         self.drift_history = drift_metrics.history(space) if drift else None  # None: drift is not recorded
@@ -90,8 +93,6 @@ class Server:
         # by client, the server's steps since the model that it started from; none: all are 0
         self.staleness: dict[int, int] = {}
         self.no_updates = RoundUpdates.none(0, self.w, self.buffers)
-        check_declared(alg, self.state | self.memory.start, self.parts, self.private)
-        self._check_method()
 
     def _check_method(self) -> None:
         name = self.alg.display_name()
