@@ -56,7 +56,7 @@ from askew.reproduction.cost import Estimate
 from askew.reproduction.evidence import Evidence
 from askew.reproduction.expressions import FUNCTIONS, Formula, RecordedCurve, Term
 from askew.reproduction.ledger import LedgerBuilder, PaperSection, collect_ledger
-from askew.reproduction.ledger_curves import figure_picture, thin_curve
+from askew.reproduction.ledger_curves import figure_picture, thin_curve, without_wide_bands
 from askew.reproduction.ledger_figures import claim_effects, forest_picture, svg_with_text
 from askew.reproduction.ledger_markdown import first_page, markdown_pages, paper_page
 from askew.reproduction.ledger_page import ledger_page
@@ -75,6 +75,7 @@ from askew.reproduction.ledger_summary import (
     place_words,
     summary_texts,
 )
+from askew.reproduction.paper_figures import Panel
 from askew.reproduction.papers import CURVES
 from askew.reproduction.participation_counts import participation_counts, skewed_counts
 from askew.reproduction.plan import prepare_reproduction
@@ -1286,6 +1287,20 @@ def test_lines_of_a_figure_are_means_over_the_seeds_that_they_share(desk: Path) 
     (found,) = collect_ledger(desk / "papers", desk / "results")[0].figures
     assert found.note.startswith("Means over 4 seeds;")
     assert all(line.mean[-1] > before for line, before in zip(found.panels[0].lines.values(), last, strict=True))
+
+
+def test_bands_that_would_cover_the_lines_are_left_out_and_said() -> None:
+    def panel(std: float, y: str = "Test accuracy, %") -> Panel:
+        rounds = list(range(1, 21))
+        lines = {f"α {n}": MeanCurve(rounds, [40 + n + r / 20 for r in rounds], [std] * 20) for n in range(3)}
+        return Panel("", y, lines, {})
+
+    # the lines go from 40.1 to 43, and a tenth of that is added on either side
+    for std, wide in ((0.1, 0.0), (0.8, 0.0), (0.9, 0.9), (5.0, 5.0)):
+        (shown,), found = without_wide_bands([panel(std)])
+        assert found == wide and all(line.std == [0.0 if wide else std] * 20 for line in shown.lines.values())
+    (loss,), found = without_wide_bands([panel(5.0, "Test loss")])
+    assert found == 0 and all(line.std == [5.0] * 20 for line in loss.lines.values())
 
 
 def test_a_figure_is_the_mean_of_stored_curves_and_names_what_is_missing(desk: Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from math import ceil
-from statistics import fmean
+from math import ceil, isfinite
+from statistics import fmean, median
 from typing import NamedTuple
 
 from ..report.picture import Picture, style
 from ..report.statistics import MIN_SEEDS
 from ..report.tables import MeanCurve
 from .evidence import Evidence, GridPoint, choose_point
-from .paper_figures import LineKey, Lines, Panel, draw_panels, measured_panels, panel_columns
+from .paper_figures import LineKey, Lines, Panel, draw_panels, measured_panels, panel_columns, shown_ranges
 from .papers import Experiment
 from .planned_runs import build_config, hyper_text, run_specs
 from .run_metrics import TO_TARGET, Metrics
@@ -20,6 +20,7 @@ from .titles import own_methods
 
 FIGURE = re.compile(r"\bFigures? \d")  # in the place in the paper of what has a published figure
 POINTS = 60  # of a line at most: a page with all figures stays small
+BAND_SHARE = 0.5  # of a panel's height: bands that are typically higher would cover its lines
 
 
 class PaperFigure(NamedTuple):
@@ -32,6 +33,7 @@ class PaperFigure(NamedTuple):
     missing: str  # lines without a run, in words
     planned: int  # lines that the whole figure has
     stopped: bool = False  # whether there are lines of runs that were stopped at an accuracy
+    wide: float = 0.0  # the typical deviation over seeds of the panels whose bands are left out; 0: there are none
 
     @property
     def is_shown(self) -> bool:
@@ -45,6 +47,8 @@ class PaperFigure(NamedTuple):
         seeds = f"{few} to {most} seeds" if few < most else f"{most} seed{'s' * (most > 1)}"
         paper = f" (the paper: {self.published})" if few < self.published else ""
         band = "; bands: ± one standard deviation over seeds" if any(any(line.std) for line in self.lines) else ""
+        if self.wide:
+            band += f"; bands that would cover the lines are left out (± {self.wide:.2g} points over seeds)"
         band += "; a line that ends early: the run was stopped at its target" if self.stopped else ""
         legend = ", in brackets behind each name" if few < most else ""
         missing = f"Not run: {self.missing}." if self.missing else "All lines of the paper's figure are here."
@@ -106,9 +110,26 @@ def collect_figure(e: Experiment, evidence: Evidence) -> PaperFigure | None:
     clients = {spec.case.name: build_config(spec, "full").partition.clients for spec in specs}
     panels = [thin_panel(panel) for panel in measured_panels(e, lines, clients)]
     panels = [panel for panel in panels if any(len(line.rounds) > 1 for line in panel.lines.values())]
-    owner = evidence.known[e.runs[0]] if e.runs else e
-    figure = PaperFigure(e, tuple(panels), tuple(seeds), len(owner.seeds), missing_text(lines), len(lines), stopped)
+    panels, wide = without_wide_bands(panels)
+    published = len((evidence.known[e.runs[0]] if e.runs else e).seeds)
+    figure = PaperFigure(e, tuple(panels), tuple(seeds), published, missing_text(lines), len(lines), stopped, wide)
     return figure if panels else None
+
+
+def without_wide_bands(panels: Sequence[Panel]) -> tuple[list[Panel], float]:
+    """The panels without the bands that would cover most of them, and the largest typical deviation of these, or 0.
+
+    Seeds are partitions, so a deviation over seeds may be many times the distance of the lines.
+    """
+    shown, wide = list[Panel](), 0.0
+    for panel, (low, high) in zip(panels, shown_ranges(panels), strict=True):
+        deviations = [std for line in panel.lines.values() for std in line.std if isfinite(std)]
+        typical = median(deviations) if deviations and panel.y.endswith("%") else 0.0
+        if 2 * typical > BAND_SHARE * (high - low):
+            bare = {label: line._replace(std=[0.0] * len(line.std)) for label, line in panel.lines.items()}
+            panel, wide = panel._replace(lines=bare), max(wide, typical)
+        shown.append(panel)
+    return shown, wide
 
 
 def with_shared_seeds(by_seed: Mapping[LineKey, Mapping[int, Metrics]], *, of_cases: bool) -> Lines:
