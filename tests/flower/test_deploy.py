@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 import askew
 from askew import flower
 from askew.cli.main import main
+from askew.cli.options import SHORT_OPTIONS
 from askew.experiment import checkpoint
 from askew.experiment.config import load_config
 from askew.experiment.folder_lock import is_locked, lock_folder
@@ -85,7 +86,8 @@ def test_the_readme_deploys_a_run_in_which_several_clients_train(folder: Path) -
         shlex.split(re.findall(rf"^\$ askew ({words} .*)$", readme, re.MULTILINE)[0], comments=True)
         for words in ("run", "deploy up", "deploy app")
     )
-    config = load_config(None, [text for word, text in pairwise(run) if word == "--set"])
+    settings = {option: setting for setting, option in SHORT_OPTIONS.items()}
+    config = load_config(None, [f"{settings[word]}={text}" for word, text in pairwise(run) if word in settings])
     stored = folder / "runs" / config.name()
     stored.mkdir(parents=True)
     (stored / "run.toml").write_text(config.toml())
