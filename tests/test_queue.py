@@ -29,6 +29,7 @@ from askew.reproduction.planned_runs import run_specs, spec_value, wanted_values
 from askew.reproduction.queue import prepare_queue, read_queue
 from askew.reproduction.reproduce import reproduce
 from askew.reproduction.results import read_results
+from askew.reproduction.run_metrics import TO_TARGET
 from askew.reproduction.schedule import (
     FEWEST_RUNS,
     PART_SECONDS,
@@ -382,6 +383,17 @@ def test_runs_of_a_part_that_was_stopped_are_tried_in_a_smaller_one_once(monkeyp
         schedule.on_loss(configs)
     assert sizes == [8, 2]
     assert len(experiment.too_long) == 2 and len(experiment.waiting) == 6
+
+
+def test_a_run_given_up_is_not_done_by_results_up_to_its_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Simulation(monkeypatch, fixed=0.0, each=0.0)
+    experiment = scheduled("feddc/table3-setting1", "case=cifar10-D1-15", "FedAvg")
+    [planned] = experiment.waiting
+    experiment.reproduction.runs[planned.key] = {TO_TARGET: "0.5 0.6"}  # of another experiment
+    schedule = RunSchedule([experiment], "nowhere", deadline=gpu.now + 1e6)
+    [config] = next(iter(schedule.parts()))
+    schedule.on_loss([config])
+    assert (experiment.done, [p.key for p in experiment.lost]) == (0, [planned.key])
 
 
 def test_runs_of_one_method_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:

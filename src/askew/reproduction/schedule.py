@@ -271,7 +271,7 @@ class RunSchedule:
         for name in [config.name() for config in configs]:
             planned, part, _ = self.begun[name]
             experiment = part.experiment
-            if planned.key in experiment.reproduction.runs:  # it ended while others of its part had not
+            if experiment.reproduction.is_done(planned):  # it ended while others of its part had not
                 experiment.done += 1
             elif part.too_slow and len(part.runs) > 1 and planned.key not in self.stopped:
                 self.stopped.add(planned.key)
