@@ -161,9 +161,7 @@ def test_the_geometric_median_minimises_the_weighted_distances() -> None:
 
 
 def test_too_few_participants_for_krum_in_the_singular() -> None:
-    with pytest.raises(
-        ConfigError, match=r"krum with 1 bad client needs .* a round has 1 participant;"
-    ):
+    with pytest.raises(ConfigError, match=r"krum with 1 bad client needs .* a round has 1 participant;"):
         Robust(rule="krum").check_cohort(1)
 
 
