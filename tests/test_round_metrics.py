@@ -289,9 +289,10 @@ def test_what_no_test_sample_tells_is_null() -> None:
 
 
 def test_a_regression_and_rounds_without_clients_have_no_figures_of_test_owners() -> None:
-    """Nobody took part, so client 0 is the first of those that did most often, and it holds nothing."""
+    """Nobody took part, so client 0 is the first of those that did most often, and it has nothing to train on."""
     samples, owner = Samples(torch.randn(6, 4), torch.randn(6)), np.repeat([1, 2], 3)
-    fed = Federation(Dataset(samples, samples, 0, owner, "squared_error", test_owner=owner), Natural(clients=3), 0)
+    data = Dataset(samples, samples, 0, owner, "squared_error", test_owner=owner - 1)
+    fed = Federation(data, Natural(clients=3), 0)
     module = MLP(hidden=(3,)).build_module((4,), 1)
     task = Bound(module, Space(module), "squared_error")
     record = accuracy_by_owner(task, task.space.start, torch.zeros(0), fed, [0, 0, 0])
