@@ -323,6 +323,14 @@ NAMED_PARTS: dict[str, tuple[Attempt, str]] = {
         lambda: part(askew.Participation, "sample", lambda self, seed, round: None).draw(0, 1, np.arange(3), 3),
         r"Own: sample\(\) is called with \(self, seed, round, eligible, clients\), and takes \(self, seed, round\)",
     ),
+    "arguments by keyword alone": (
+        lambda: part(askew.Partition, "split", lambda self, labels, seed, *, owner: None).divide(Y.numpy(), 0),
+        r"called with \(self, labels, seed, owner\), and takes \(self, labels, seed, \*, owner\); correct",
+    ),
+    "no function": (
+        lambda: part(askew.Partition, "split", 5).divide(Y.numpy(), 0),
+        r"Own: split must be a function split\(self, labels, seed, owner\), and is 5; correct",
+    ),
     "a dataset": (run(data=part(askew.Source, "load", lambda self, seed: None), partition=None), "Own: load"),
     "a network": (run(model=part(askew.Network, "module", lambda self, shape: None)), "Own: module"),
 }
