@@ -71,7 +71,8 @@ This is the whole configuration with its defaults:
 {defaults}```
 
 Keys whose default is *left out* do not appear there, because TOML has no null. To use such a default, leave the key
-out. Tables that most runs do not need ({optional}) are stored only if a setting in them differs from its default.
+out. Tables that most runs do not need ({optional}) are stored
+only if a setting in them differs from its default.
 """
 
 ALGORITHMS = """# Algorithms

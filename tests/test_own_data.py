@@ -83,9 +83,7 @@ def test_missing_values_are_filled_by_the_training_mean_or_dropped(tmp_path: Pat
     assert filled.train.x.shape[1] == 5  # a category of their own for the missing
     assert filled.train.x[0, 0] == 0 and filled.test.x[0].tolist() == [0, 0, 0, 0, 1]
     dropped = csv_source(file, missing="drop", test=write(tmp_path, name="all.csv")).read()
-    assert len(dropped.train.y) == 5 and dropped.remarks == (
-        "1 rows of patients.csv with missing values are left out.",
-    )
+    assert len(dropped.train.y) == 5 and dropped.remarks == ("Left out: 1 row of patients.csv with missing values.",)
 
 
 def test_codes_are_categories_where_the_user_says_so_and_regressions_are_numbers(tmp_path: Path) -> None:

@@ -719,7 +719,7 @@ def test_rules_by_class_need_classes(rule: Partition) -> None:
             "lower partition.shards or partition.clients",
         ),
         (Shards(clients=10**12, shards=10**12), "29 samples cannot be cut into"),
-        (Dirichlet(clients=10**12, min_size=10**12), "29 samples cannot give 1000000000000 clients"),
+        (Dirichlet(clients=10**12, min_size=10**12), "29 samples cannot give 1,000,000,000,000 clients"),
     ],
 )
 def test_too_few_samples_or_classes_are_refused(rule: Partition, sentence: str) -> None:

@@ -168,6 +168,23 @@ HOOKS: dict[str, tuple[Attempt, str]] = {
         run(method(server_state=lambda self, space: {"clock": space.scalar(0.0)})),
         "Own: 'clock' is a name of the round's record; rename",
     ),
+    "the name of a file's checksum": (
+        run(method(server_state=lambda self, space: {"checksum": space.scalar(0.0)})),
+        "Own: 'checksum' is a name of the round's record; rename",
+    ),
+    "the name of a number of deployments": (
+        run(method(server_state=lambda self, space: {"wire_up": space.scalar(0.0)})),
+        "Own: 'wire_up' is a name of the round's record; rename",
+    ),
+    "a model's name and a number's": (
+        run(
+            method(
+                server_state=lambda self, space: {"loss_slow": space.scalar(0.0)},
+                models=lambda self, w, server: {"global": w, "slow": w},
+            )
+        ),
+        r"models\(\) names a model 'slow', and the round's record has that name",
+    ),
     "a model's name": (
         run(method(models=lambda self, w, server: {"global": w, "validation": w})),
         r"models\(\) names a model 'validation', and the round's record has that name",
@@ -306,6 +323,14 @@ NAMED_PARTS: dict[str, tuple[Attempt, str]] = {
         lambda: part(askew.Participation, "sample", lambda self, seed, round: None).draw(0, 1, np.arange(3), 3),
         r"Own: sample\(\) is called with \(self, seed, round, eligible, clients\), and takes \(self, seed, round\)",
     ),
+    "arguments by keyword alone": (
+        lambda: part(askew.Partition, "split", lambda self, labels, seed, *, owner: None).divide(Y.numpy(), 0),
+        r"called with \(self, labels, seed, owner\), and takes \(self, labels, seed, \*, owner\); correct",
+    ),
+    "no function": (
+        lambda: part(askew.Partition, "split", 5).divide(Y.numpy(), 0),
+        r"Own: split must be a function split\(self, labels, seed, owner\), and is 5; correct",
+    ),
     "a dataset": (run(data=part(askew.Source, "load", lambda self, seed: None), partition=None), "Own: load"),
     "a network": (run(model=part(askew.Network, "module", lambda self, shape: None)), "Own: module"),
 }
@@ -408,3 +433,8 @@ def test_helpers_may_be_called_nearly_as_hooks() -> None:
 def other_use(cls: type[Algorithm]) -> int:
     """Something beside the class that uses one of its helpers."""
     return int(cls().noted())  # type: ignore[attr-defined]
+
+
+def test_a_memory_may_have_the_name_of_a_recorded_number() -> None:
+    """It is not recorded, other than server state."""
+    assert run(method(memory=lambda self, space: {"loss": space.zeros()}))()

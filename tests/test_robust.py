@@ -160,6 +160,11 @@ def test_the_geometric_median_minimises_the_weighted_distances() -> None:
     assert close(found, torch.from_numpy(best.x), 1e-6)
 
 
+def test_too_few_participants_for_krum_in_the_singular() -> None:
+    with pytest.raises(ConfigError, match=r"krum with 1 bad client needs .* a round has 1 participant;"):
+        Robust(rule="krum").check_cohort(1)
+
+
 def test_krum_scores_by_hand() -> None:
     rows = Uploads([vectors([0], [1], [2], [4], [100])])
     # one bad of five: the two nearest neighbours of each

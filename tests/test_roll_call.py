@@ -13,7 +13,15 @@ from rich.console import Console, RenderableType
 from askew.core.records import NO_ANSWER, REPEATED
 from askew.engine.answers import NOT_FINITE
 from askew.experiment.config import Config
-from askew.experiment.roll_call import call_round, call_run, data_share, name_clients, never_sentences, round_sentence
+from askew.experiment.roll_call import (
+    call_round,
+    call_run,
+    data_share,
+    loss_sentence,
+    name_clients,
+    never_sentences,
+    round_sentence,
+)
 from askew.experiment.store import Run
 from askew.report import page, terminal, write_report
 
@@ -57,6 +65,14 @@ def test_a_round_is_called() -> None:
     text = "1 of 3 answers used; no answer: client 2; not finite: client 3; 85% of the data of this round lost"
     assert round_sentence(LOSSY[1]) == text
     assert round_sentence(record(1, [0, 1], second_answer=[1])) == "2 of 2 answers used; second answer: client 1"
+
+
+def test_one_answer_of_one_round_is_in_the_singular() -> None:
+    only = record(1, [0]) | {"unreachable": [0]}
+    assert round_sentence(only) == "1 of 1 answer used"
+    call = call_run([only], FEDERATION, deployed=True)
+    assert never_sentences(call, FEDERATION, deployed=True)[-1].endswith("began: client 0 in 1 of 1 round.")
+    assert loss_sentence(call, 1) == "no answer lost, incidents in 0 of 1 round"
 
 
 def test_a_run_is_called() -> None:
@@ -115,7 +131,7 @@ def test_a_run_with_lost_answers_never_looks_like_a_plain_success() -> None:
     )
     figures = lossy.summary()
     assert (figures["lost_answers"], figures["largest_lost_share"], figures["never_used"]) == (3, 55 / 65, [2, 3])
-    assert "1 of 1 lost answers of clients: askew show RUN" in printed(terminal.comparison([lossy]))
+    assert "Answers of clients were lost in 1 of 1 row: askew show RUN" in printed(terminal.comparison([lossy]))
 
 
 def test_the_page_calls_the_roll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from askew.algorithms.fedpdc import FedPDC
 from askew.algorithms.mgda import MGDA
 from askew.algorithms.solo import Solo
 from askew.core.algorithm import Algorithm
+from askew.core.records import is_record_key
 from askew.core.space import Space
 from askew.core.task import Bound
 from askew.core.types import Batch
@@ -32,7 +33,7 @@ from askew.engine.evaluate import Evaluator, accuracy_by_owner, accuracy_by_rari
 from askew.engine.round_metrics import ClientWeights, LocalFit, partial_correlation
 from askew.engine.server import Server
 from askew.experiment.build import build
-from askew.experiment.config import Config
+from askew.experiment.config import Config, Evaluation
 from askew.experiment.store import Run
 from askew.models.small import MLP
 from askew.reproduction.run_metrics import run_metrics
@@ -263,6 +264,18 @@ def test_clients_with_test_samples_of_their_own() -> None:
     assert Federation(dataset_with_owners(), Iid(clients=4), 0).test_owner is None
 
 
+def test_no_method_may_name_a_number_like_one_that_a_run_records() -> None:
+    """All that can be asked for is: a new setting whose keys are not in core/records.py fails here."""
+    switches = {name: True for name, f in Evaluation.__dataclass_fields__.items() if f.default is False}
+    tables: dict[str, Any] = {"rounds": 1, "model": {"name": "softmax"}, "evaluation": switches}
+    partition = {"clients": 6, "public": 60, "validation": 0.2}
+    measured = askew.run({**tables, "partition": partition, "privacy": {"clip": 1.0, "quantile": 0.5}})
+    timed = askew.run({"rounds": 1, "model": {"name": "softmax"}, "time": {"wait": "buffer", "buffer": 2}})
+    keys = {*measured.rounds[0], *timed.rounds[0]}
+    assert {"raised", "fit_loss", "privacy_clip", "class_accuracy", "staleness"} <= keys
+    assert not [key for key in keys if not is_record_key(key)]
+
+
 def test_what_no_test_sample_tells_is_null() -> None:
     """Of at most three classes none is common; the client that took part most often has no test samples."""
     owner, test_owner = np.array([0, *[1] * 9, *[2] * 9]), np.repeat([1, 2], 4)
@@ -276,13 +289,14 @@ def test_what_no_test_sample_tells_is_null() -> None:
 
 
 def test_a_regression_and_rounds_without_clients_have_no_figures_of_test_owners() -> None:
-    """Nobody took part, so client 0 is the first of those that did most often, and it holds nothing."""
+    """Nobody took part, so client 0 is the first of those that did most often, and it has nothing to train on."""
     samples, owner = Samples(torch.randn(6, 4), torch.randn(6)), np.repeat([1, 2], 3)
-    fed = Federation(Dataset(samples, samples, 0, owner, "squared_error", test_owner=owner), Natural(clients=3), 0)
+    data = Dataset(samples, samples, 0, owner, "squared_error", test_owner=owner - 1)
+    fed = Federation(data, Natural(clients=3), 0)
     module = MLP(hidden=(3,)).build_module((4,), 1)
     task = Bound(module, Space(module), "squared_error")
     record = accuracy_by_owner(task, task.space.start, torch.zeros(0), fed, [0, 0, 0])
-    assert record == {"client_test_accuracy_std": None, "often_gap": None}
+    assert record == {"client_test_accuracy_std": None, "often_gap": None} and all(map(is_record_key, record))
 
 
 # what results keep ----------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_an_apps_plugins_go_from_app_to_app(folder: Path) -> None:
         ("app run.toml app --set sweep.seed=[1,2]", "a [sweep] table"),
         (
             "app run.toml app --rule answers=6",
-            "answers must be at most the number of clients that are asked in a round, 5",
+            "answers must be at most the number that a round waits for, 5",
         ),
         ("up folder", "'folder' is no app folder: it has no askew_app/run.toml"),
         ("up run.toml --rule out=elsewhere", "--rule out has an option of its own here; use --out"),

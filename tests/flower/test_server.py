@@ -141,9 +141,10 @@ def test_a_round_that_nobody_answers_changes_nothing(tmp_path: Path) -> None:
     assert deployed.finished and models_equal(deployed.model, simulated.model)
 
 
-def test_more_answers_than_clients_in_a_round_are_refused_before_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="clients that are asked in a round, 3, got 4"):  # 3 of 5 clients take part
-        deploy(small_run(VARIANTS["fedavg"]), tmp_path, {"answers": 4})
+@pytest.mark.parametrize("spare", [0.0, 1.0])
+def test_more_answers_than_a_round_waits_for_are_refused_before_it(spare: float, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="that a round waits for, 3, got 4"):  # 3 of 5 clients take part
+        deploy(small_run(VARIANTS["fedavg"]), tmp_path, {"answers": 4, "spare": spare})
 
 
 def test_too_few_replies_throw_a_round_away(tmp_path: Path) -> None:

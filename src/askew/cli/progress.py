@@ -15,9 +15,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ..core.records import Record
+from ..core.text import count_text
 from ..experiment.store import DIVERGED, Run
 from ..report import terminal
-from ..report.tables import count_text, group_runs, shorten_label
+from ..report.tables import group_runs, shorten_label
 
 if TYPE_CHECKING:
     from ..experiment.config import Config
@@ -233,7 +234,7 @@ class RoundCount:
 def rounds_text(done: int, total: int, rate: float) -> str:
     """So many rounds, a second and in all: "120 of 400 rounds, 3.2 a second, 87.5 s left"."""
     pace = f"{rate:.3g} a second, {terminal.duration((total - done) / rate)} left" if rate else "none yet in this call"
-    return f"{done:,} of {total:,} rounds, {pace}"
+    return f"{done:,} of {count_text(total, 'round')}, {pace}"
 
 
 def queue_text(schedule: RunSchedule, began: float) -> str:
@@ -241,7 +242,7 @@ def queue_text(schedule: RunSchedule, began: float) -> str:
     now, parts = time.monotonic(), [part for e in schedule.experiments for part in list(e.parts)]
     limit = f" of {terminal.duration(schedule.deadline - began)}" if schedule.deadline < float("inf") else ""
     done = sum(e.done for e in schedule.experiments)
-    texts = [f"{terminal.duration(now - began)}{limit}", f"{done} result{'s' * (done != 1)}"]
+    texts = [f"{terminal.duration(now - began)}{limit}", count_text(done, "result")]
     for part in parts:
         p, runs = part.runs[0], len(part.runs)
         name = f"{p.experiment} {p.case} {p.method}" + f" and {runs - 1} more" * (runs > 1)

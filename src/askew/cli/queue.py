@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.records import Record
+from ..core.text import count_text
 from ..engine.settings import EngineSettings
 from ..experiment.store import Run, write_text
 from ..report import terminal
@@ -74,8 +75,8 @@ def run_queue_file(path: Path, options: QueueOptions) -> None:
     if stopped and time.monotonic() < schedule.deadline:
         exit_with_command(console, "stopped, all that was done is stored", again)
     if lost:
-        count = f"{lost} run{'s' * (lost != 1)}"
-        exit_with_command(console, f"{count} failed or lost a process, all others are stored", again, 1)
+        what = f"{count_text(lost, 'run')} failed or lost a process, all others are stored"
+        exit_with_command(console, what, again, 1)
 
 
 def show_queue_plan(path: Path, options: QueueOptions, sorted_file: Path | None) -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from ..core.text import count_text
 from ..errors import ConfigError
 from ..experiment.process_tuning import quick_imports
 from ..experiment.store import Run
@@ -256,7 +257,7 @@ def partition(
         print_json(figures)
         return
     tables = {name: config.tables()[name] for name in ("data", "partition")}
-    title = f"{tables['data']['name']}, {len(sizes):,} clients, {partition_name(tables)}"
+    title = f"{tables['data']['name']}, {count_text(len(sizes), 'client')}, {partition_name(tables)}"
     save_figure(skew.draw_skew(counts, sizes, title), out)
     print_rich(Group(Text(title, "bold"), skew.skew_table(figures, ("picture", str(out)))))
 

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from ..core.records import Record
+from ..core.text import count_text
 from ..errors import ConfigError
 from ..experiment.process_tuning import quick_imports
 from ..experiment.store import Run
@@ -158,7 +159,7 @@ def launch_with_progress(console: PlainConsole, processes: int) -> Launch:
         from ..experiment.launch import FailedRun, run_each
         from ..experiment.process_pool import run_each_in_pool
 
-        count = f"{len(configs)} run{'s' * (len(configs) != 1)}"
+        count = count_text(len(configs), "run")
         console.print(Text(f"{title}: {count}", terminal.QUIET), soft_wrap=True)
         shown = PlainConsole(stderr=True, quiet=not console.is_terminal)  # elsewhere a line for each stage is enough
         with ProgressDisplay(shown, configs, title) as ticker:

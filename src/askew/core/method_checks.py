@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -13,7 +12,7 @@ from typing import Any
 from ..errors import AlgorithmError
 from .algorithm import Algorithm
 from .hooks import correct_hook, is_users, watch_anew, wrong_return
-from .settings import is_askews
+from .settings import arguments_fault, is_askews
 from .types import Part, State
 
 INTERFACE = {name: value for name, value in vars(Algorithm).items() if not name.startswith("_")}
@@ -51,7 +50,7 @@ def check_method(alg: Algorithm) -> None:
                 f"{correct_hook(phase)}"
             )
         if is_users(alg):
-            check_phase(alg, phase)
+            refuse_undeclared(alg, phase)
     if alg.evaluates() not in MODELS:
         raise AlgorithmError(
             f"{alg.display_name()}: evaluates() must return one of {', '.join(MODELS)}, and returned "
@@ -65,7 +64,7 @@ def check_method(alg: Algorithm) -> None:
         )
 
 
-def check_phase(alg: Algorithm, phase: Algorithm) -> None:
+def refuse_undeclared(alg: Algorithm, phase: Algorithm) -> None:
     """Refuse a phase, perhaps the method itself, that needs or keeps what the method does not declare."""
     name, looks = alg.display_name(), {*phase.before, *phase.each, *phase.after}
     wanted = dict.fromkeys((*phase.needs, *(["validation"] if "validation" in looks else [])))
@@ -139,20 +138,9 @@ def check_arguments(alg: Algorithm) -> None:
             hook = INTERFACE.get(name)
             if not isinstance(hook, FunctionType):
                 continue
-            wanted = [*inspect.signature(hook).parameters][1:]
-            if not isinstance(value, (FunctionType, staticmethod, classmethod)):
-                raise AlgorithmError(
-                    f"{alg.display_name()}: {name} must be a function {name}({', '.join(('self', *wanted))}), and is "
-                    f"{value!r}. {correct_hook(alg)}"
-                )
-            bound = inspect.signature(getattr(alg, name))
-            try:
-                bound.bind(*wanted)
-            except TypeError:
-                raise AlgorithmError(
-                    f"{alg.display_name()}: {name}() is called with ({', '.join(('self', *wanted))}), and takes "
-                    f"({', '.join(('self', *bound.parameters))}). {correct_hook(alg)}"
-                ) from None
+            is_function = isinstance(value, (FunctionType, staticmethod, classmethod))
+            if fault := arguments_fault(alg, name, hook, is_function):
+                raise AlgorithmError(f"{alg.display_name()}: {fault}. {correct_hook(alg)}")
 
 
 def check_attributes(alg: Algorithm) -> None:

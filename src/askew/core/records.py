@@ -7,11 +7,12 @@ from typing import Any
 Record = dict[str, Any]  # of one round
 RECORD = (  # keys of a round's record that are the server's own
     *("round", "participants", "train_loss", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "dropped"),
-    *("absent", "incidents", "lost_share", "epsilon", "unreachable"),
+    *("absent", "incidents", "lost_share", "epsilon", "unreachable", "checksum"),
 )
 CLOCK = ("clock", "began", "asked", "late", "away", "answer_seconds")  # where there is a virtual clock
 OVERLAPPING = ("started", "started_at", "staleness")  # where answers may be used in later rounds
 TIMES = ("seconds_clients", "seconds_server")  # where they are recorded
+WIRE = ("wire_down", "wire_up")  # of deployments
 MEASURED = (  # where the configuration asks for them; those of drift begin with DRIFT
     *("accuracy_choose", "accuracy_report", "accuracy_rare", "accuracy_common", "accuracy_validation"),
     *("loss_validation", "class_accuracy", "client_accuracy_mean", "client_accuracy_worst10"),
@@ -31,4 +32,4 @@ NOTHING_CAME = (NO_ANSWER, LATE, CLIENT_ERROR, NOT_AWAITED, LEFT)
 
 def is_record_key(name: str) -> bool:
     """May a round's record have this key for what is askew's own? A method's numbers need other names."""
-    return name in (*RECORD, *CLOCK, *OVERLAPPING, *TIMES, *MEASURED) or name.startswith(DRIFT)
+    return name in (*RECORD, *CLOCK, *OVERLAPPING, *TIMES, *WIRE, *MEASURED) or name.startswith(DRIFT)

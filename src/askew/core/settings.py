@@ -253,14 +253,24 @@ def require_arguments(settings: Settings, name: str) -> None:
     if is_askews(method):
         return
     ours = next(vars(cls)[name] for cls in type(settings).__mro__ if is_askews(cls) and name in vars(cls))
-    wanted, bound = [*inspect.signature(ours).parameters][1:], inspect.signature(method)
+    if fault := arguments_fault(settings, name, ours, callable(method)):
+        raise ConfigError(f"{settings.display_name()}: {fault}; correct it.")
+
+
+def arguments_fault(owner: object, name: str, ours: Any, is_function: bool) -> str:
+    """What is wrong with an object's own method, which is called with the arguments of askew's; empty if nothing is."""
+    method, wanted = getattr(owner, name), [*inspect.signature(ours).parameters][1:]
+    call = f"({', '.join(('self', *wanted))})"
+    if not is_function:
+        return f"{name} must be a function {name}{call}, and is {method!r}"
+    taken = inspect.signature(method)
     try:
-        bound.bind(*wanted)
+        taken.bind(*wanted)
     except TypeError:
-        raise ConfigError(
-            f"{settings.display_name()}: {name}() is called with ({', '.join(('self', *wanted))}), and takes "
-            f"({', '.join(('self', *bound.parameters))}); correct it."
-        ) from None
+        parameters = [p.replace(annotation=p.empty) for p in taken.parameters.values()]
+        taken = taken.replace(parameters=parameters, return_annotation=taken.empty)
+        return f"{name}() is called with {call}, and takes ({', '.join(filter(None, ('self', str(taken)[1:-1])))})"
+    return ""
 
 
 def is_askews(defined: Any, package: str = "askew") -> bool:

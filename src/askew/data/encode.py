@@ -15,6 +15,7 @@ import torch
 
 from ..core.memory import require_memory
 from ..core.rng import generator
+from ..core.text import count_text
 from ..errors import DataError, did_you_mean
 from .dataset import Dataset, Samples, hold_out_share, remark_on_tests
 from .names import in_order, listed, number_labels, spelling_remark
@@ -152,7 +153,7 @@ def without_missing(table: Table, features: list[str], settings: TableSettings, 
                 f"every row of {table.where} has a missing value; find the emptiest column and "
                 f"{settings.advice['drop']}."
             )
-        remarks.append(f"{int((~kept).sum()):,} rows of {table.where} with missing values are left out.")
+        remarks.append(f"Left out: {count_text(int((~kept).sum()), 'row')} of {table.where} with missing values.")
         return table.take(np.flatnonzero(kept))
     row = int(np.flatnonzero(missing.any(1))[0])
     name, cells = checked[int(np.flatnonzero(missing[row])[0])], int(missing.sum())

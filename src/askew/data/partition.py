@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.rng import generator
 from ..core.settings import Settings, require_arguments, setting
+from ..core.text import count_text
 from ..errors import DataError
 from .assignment import (
     Assignment,
@@ -131,8 +132,8 @@ class Dirichlet(Partition):
         n, totals = len(labels), class_sizes(labels, "dirichlet")
         if n < self.clients * self.min_size:
             raise DataError(
-                f"{n} samples cannot give {self.clients} client{'s' * (self.clients != 1)} partition.min_size = "
-                f"{self.min_size} each; "
+                f"{n} samples cannot give {count_text(self.clients, 'client')} partition.min_size = {self.min_size} "
+                f"each; "
                 f"at most {n // self.clients} is possible: lower partition.min_size or partition.clients."
             )
         rng = generator(seed, "partition")

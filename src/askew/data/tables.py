@@ -17,6 +17,7 @@ import numpy as np
 from ..core.files import is_readable_file
 from ..core.memory import require_memory
 from ..core.settings import Settings, setting
+from ..core.text import count_text
 from ..errors import DataError
 
 MISSING = {"", "?", "na", "n/a", "nan", "none", "null", "#n/a", "-nan", "<na>", "nat"}  # texts, in small letters
@@ -305,7 +306,7 @@ def numbered_rows(reader: Any, lines: array[int], width: int, name: str) -> Iter
             continue
         if len(row) != width:
             raise DataError(
-                f"line {reader.line_num} of {name} has {len(row)} value{'s' * (len(row) != 1)}, and the header names "
+                f"line {reader.line_num} of {name} has {count_text(len(row), 'value')}, and the header names "
                 f"{width} columns; correct that line (a value with the separator in it needs quotes)."
             )
         lines.append(reader.line_num)

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..core.records import CLOCK, LATE, LEFT, NO_ANSWER, NOT_AWAITED, OVERLAPPING
+from ..core.records import LATE, LEFT, NO_ANSWER, NOT_AWAITED
 from ..core.rng import generator
-from ..errors import AlgorithmError, ConfigError
+from ..errors import ConfigError
 from ..participation import MANY, SPARSE, CohortParticipation, Participation, Turnout, keep, looks_at_all, takes_any
 from ..timeline import AlwaysThere, Device, TimeSettings, availability_of, device_of, members, wait_for
 from .expected_uploads import answer_bytes
@@ -30,10 +30,6 @@ class VirtualClock:
     """Says for one round after the other who takes part; `now` is the end of the last one asked for, in seconds."""
 
     def __init__(self, settings: TimeSettings, rule: Participation, server: Server, seed: int) -> None:
-        if clash := sorted({*server.state} & {*CLOCK, *OVERLAPPING}):
-            raise AlgorithmError(
-                f"{server.alg.display_name()}: {clash[0]!r} is a name of the round's record; rename that server state."
-            )
         self.settings, self.rule, self.server, self.seed, self.fed = settings, rule, server, seed, server.fed
         self.now = 0.0
         self.availability = availability_of(settings, seed, self.fed.clients)
@@ -116,9 +112,8 @@ class VirtualClock:
         rule, eligible = self.rule, len(self.fed.eligible)
         cohort = rule.size(self.fed.clients) if isinstance(rule, CohortParticipation) else 0
         spare = self.settings.spare if cohort and self.settings.wait == "first" else 0
-        few = max(
-            cohort + spare, eligible // SPARSE if eligible > MANY else 0
-        )  # if no more are there, all are looked at
+        # if no more are there, all are looked at
+        few = max(cohort + spare, eligible // SPARSE if eligible > MANY else 0)
         if isinstance(rule, CohortParticipation) and takes_any(rule):
             return self._ask_any(rule, round, moment, spare, few)
         wider: Participation = replace(cast(Any, rule), cohort=cohort + spare) if spare else rule

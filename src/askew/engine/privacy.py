@@ -9,6 +9,7 @@ import math
 from typing import ClassVar
 
 from ..core.settings import Settings, setting
+from ..core.text import count_text
 from ..errors import ConfigError
 from ..participation import Participation, Poisson
 from .accounting import HOW_TO_INSTALL, can_amplify, epsilon
@@ -148,7 +149,8 @@ class Privacy(Settings):
         if self.noise:
             rate = self.rate(participation)
             phrases.append(f"noise of {self.noise:g} times that by {'each client' if self.local else 'the server'}")
-            whose = f"a client in all {rounds} rounds" if rate == 1 else f"{rounds} rounds of secret draws at {rate:g}"
+            count = count_text(rounds, "round")
+            whose = f"a client in all {count}" if rate == 1 else f"{count} of secret draws at {rate:g}"
             also = " with other updates" if self.neighbours == "replace" else ""
             phrases.append(f"ε ≤ {self.epsilon(rounds, rate):.3g} at δ = {self.delta:g} for {whose}{also}")
             phrases += [HOW_TO_INSTALL] if rate < 1 and not can_amplify() else []

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm
 from ..core.rng import generator
 from ..core.settings import Settings, setting
+from ..core.text import count_text
 from ..errors import ConfigError
 from .answers import leave_out_not_finite
 from .base import Incident, PhaseOutputs, PhaseRequest
@@ -122,12 +123,12 @@ class Robust(Settings):
 
     def check_cohort(self, count: int) -> None:
         """Refuse a usual number of participants that is too small for the rule; raise ConfigError."""
-        groups = math.ceil(count / max(1, self.bucket))
-        if self.rule == "krum" and groups < least_for_krum(self.bad_count(count)):
-            of = f" in {groups} groups" if self.bucket > 1 else ""
+        groups, bad = math.ceil(count / max(1, self.bucket)), self.bad_count(count)
+        if self.rule == "krum" and groups < least_for_krum(bad):
+            of = f" in {count_text(groups, 'group')}" if self.bucket > 1 else ""
             raise ConfigError(
-                f"robust: krum with {self.bad_count(count)} bad clients needs at least "
-                f"{least_for_krum(self.bad_count(count))} uploads (2f + 3), and a round has {count} participants{of}; "
+                f"robust: krum with {count_text(bad, 'bad client')} needs at least {least_for_krum(bad)} uploads "
+                f"(2f + 3), and a round has {count_text(count, 'participant')}{of}; "
                 "lower robust.bad or robust.bucket, or take more participants."
             )
 

@@ -107,7 +107,7 @@ class Server:
             )
         if "labels" in self.alg.needs and not self.fed.classes:
             raise ConfigError(f"{name} needs label counts, and a regression has no classes; use another method.")
-        if clash := sorted(filter(is_record_key, (*self.state, *self.memory.start))):
+        if clash := sorted(filter(is_record_key, self.state)):
             raise AlgorithmError(f"{name}: {clash[0]!r} is a name of the round's record; rename that server state.")
         if both := sorted({*self.state} & {*self.memory.start}):
             raise AlgorithmError(

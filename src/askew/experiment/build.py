@@ -405,10 +405,8 @@ def try_engines(
     request = next(server.round_requests(1, turnout.ids.tolist(), turnout.share.tolist()), None)
     if request is None or not worth_a_trial(request, config.rounds):
         return choice
-    network = (
-        type(config.model),
-        str(config.model.table()),
-    )  # and not the model itself, which may hold a user's module
+    # not the model itself, which may hold a user's module
+    network = type(config.model), str(config.model.table())
     data = (fed.shape, fed.classes, fed.criterion)
     key = (choice, round(width), network, config.local, config.engine, *data)
     if key not in BuildCache.trials:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from ..algorithms import algorithms
 from ..core.algorithm import Algorithm
 from ..core.settings import Registry, Settings, checked_fields, is_askews, setting, with_defaults
+from ..core.text import count_text
 from ..data import partitions, sources
 from ..data.dataset import Source
 from ..data.federation import LocalSettings, validation_fraction
@@ -283,9 +284,8 @@ class Config:
             )
         if time.buffer > at_work:
             raise ConfigError(
-                f"time: a buffer of {time.buffer} answers never fills with {at_work} "
-                f"client{'s' * (at_work != 1)} at work (the cohort of participation); "
-                "lower time.buffer, or set time.at_work."
+                f"time: a buffer of {time.buffer} answers never fills with {count_text(at_work, 'client')} at work "
+                "(the cohort of participation); lower time.buffer, or set time.at_work."
             )
 
     def tables(self) -> dict[str, Any]:

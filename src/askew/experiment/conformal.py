@@ -32,6 +32,7 @@ import torch
 
 from ..core.rng import generator
 from ..core.settings import Settings, setting
+from ..core.text import count_text
 from ..core.types import Batch
 from ..engine.evaluate import SAMPLES_AT_A_TIME
 from ..errors import AskewError, ConfigError, DataError, ModelError, StoreError, StoreWarning
@@ -251,7 +252,7 @@ def probabilities(run: Run, build_cache: BuildCache | None = None, trust: bool =
     stored_model(run.folder)  # which refuses a damaged one
     if not run.finished:
         raise StoreError(
-            f"the run {run.name} has trained {len(run.rounds)} of {run.config['rounds']} rounds; "
+            f"the run {run.name} has trained {len(run.rounds)} of {count_text(run.config['rounds'], 'round')}; "
             "let it end first: askew run."
         )
     if not trust:

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ..core.memory import free_memory, gigabytes
+from ..core.text import count_text
 from ..version import __version__
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"  # missing: not needed for simulations
@@ -201,7 +202,7 @@ def find_folders(runs: Path) -> Iterator[MachineFinding]:
         advice = f"askew data get {absent[0]}, and so on; digits and synthetic data need no files"
         yield MachineFinding("folders", "datasets", f"not there: {', '.join(absent)}", MISSING, advice)
     count = sum(1 for _ in find_run_folders(runs))
-    yield find_folder("runs", runs.absolute(), f"{count:,} run{'s' * (count != 1)}", "--out")
+    yield find_folder("runs", runs.absolute(), count_text(count, "run"), "--out")
 
 
 def find_folder(name: str, path: Path, content: str, setting: str) -> MachineFinding:

@@ -23,6 +23,7 @@ from ..core.hooks import in_words
 from ..core.settings import is_askews
 from ..core.space import WRAPPED, Space
 from ..core.task import Bound, Functional, WithFeatures
+from ..core.text import count_text
 from ..core.types import Batch
 from ..data.federation import Federation
 from ..engine.choose import DRAWS, FORBIDS_PADDING
@@ -329,7 +330,7 @@ def check_output(output: object, example: Tensor, fed: Federation, name: str) ->
     if fed.criterion == "cross_entropy":
         outputs = logits.shape[1] if logits.dim() > 1 else 0
         if outputs < fed.classes:
-            has = f"{outputs or 'no row of'} output{'s' * (outputs != 1)}"
+            has = count_text(outputs, "output") if outputs else "no row of outputs"
             raise ModelError(
                 f"the network {name} has {has}, and the data have {fed.classes} classes; "
                 f"give its last layer {fed.classes} outputs."

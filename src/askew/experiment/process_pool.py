@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from ..core.records import Record
+from ..core.text import count_text
 from ..errors import DiskFull, EngineError
 from .build import device_of
 from .config import Config, stored_tables
@@ -223,7 +224,7 @@ def loss_sentence(what: str, runs: int, again: bool) -> str:
     """The sentence on a process that was lost, with so many unfinished runs."""
     if not runs:
         return what
-    unfinished = f"{runs} unfinished run{'s' * (runs != 1)}"
+    unfinished = count_text(runs, "unfinished run")
     if again:
         return f"{what}; a fresh one takes its {unfinished}"
     return f"{what}; its {unfinished} had lost one before: given up"
@@ -234,7 +235,7 @@ def shrunk_sentence(what: str, runs: int, others: int) -> str:
     goes_on = f"{what}; {'the other one goes' if others == 1 else f'the other {others} go'} on"
     if not runs:
         return goes_on
-    return f"{goes_on} and take{'s' * (others == 1)} its {runs} unfinished run{'s' * (runs != 1)}"
+    return f"{goes_on} and take{'s' * (others == 1)} its {count_text(runs, 'unfinished run')}"
 
 
 def is_out_of_memory(message: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core.records import REPEATED
+from ..core.text import count_text
 
 MOST_NAMED = 8  # clients that a sentence names
 
@@ -96,7 +97,7 @@ def name_clients(clients: Sequence[int]) -> str:
 def round_sentence(record: Mapping[str, Any]) -> str:
     """A round's roll-call: "8 of 10 answers used; no answer: clients 3, 9; 31% of the data of this round lost"."""
     one = call_round(record)
-    parts = [f"{len(one.used)} of {len(one.asked)} answers used"]
+    parts = [f"{len(one.used)} of {count_text(len(one.asked), 'answer')} used"]
     parts += [f"{reason}: {name_clients(clients)}" for reason, clients in one.incidents.items()]
     parts += [f"{percent(one.lost_share)} of the data of this round lost"] if len(one.used) < len(one.asked) else []
     return "; ".join(parts)
@@ -146,15 +147,16 @@ def never_sentences(call: RollCall, federation: Mapping[str, Any], deployed: boo
             sentences.append(f"{name_clients(clients)} {verb} {why}" + (f" ({share})" if share else "") + ".")
     if call.unreachable:
         most = sorted(call.unreachable.items(), key=lambda item: (-item[1], item[0]))
-        each = ", ".join(f"client {client} in {count} of {call.played} rounds" for client, count in most[:MOST_NAMED])
-        more = f", and {len(most) - MOST_NAMED} others" if len(most) > MOST_NAMED else ""
+        played = count_text(call.played, "round")
+        each = ", ".join(f"client {client} in {count} of {played}" for client, count in most[:MOST_NAMED])
+        more = f", and {count_text(len(most) - MOST_NAMED, 'other')}" if len(most) > MOST_NAMED else ""
         sentences.append(f"not connected or silent when a round began: {each}{more}.")
     return [sentence[0].upper() + sentence[1:] for sentence in sentences]
 
 
 def loss_sentence(call: RollCall, rounds: int) -> str:
     """What was lost, in a sentence without its end: "17 answers lost in 7 of 30 rounds, at most 31% …"."""
-    answers = f"{call.lost} answer{'s' * (call.lost != 1)} lost" if call.lost else "no answer lost"
-    text = f"{answers}, incidents in {call.rounds} of {rounds} rounds"
+    answers = f"{count_text(call.lost, 'answer')} lost" if call.lost else "no answer lost"
+    text = f"{answers}, incidents in {call.rounds} of {count_text(rounds, 'round')}"
     most = f"; at most {percent(call.largest_share)} of a round's data, in round {call.largest_round}"
     return text + (most if call.largest_round else "")

@@ -31,7 +31,8 @@ def evaluate_models(built: BuiltRun) -> dict[str, Tensor]:
     models = server.alg.models(server.w, server.state)
     if not (is_state(models) and models and all(fits(w, server.w) for w in models.values())):
         raise wrong_return(server.alg, "models", f"one model or more by name, each {in_words(server.w)}", models)
-    later = [name for name in [*models][1:] if any(is_record_key(f"{what}_{name}") for what in ("accuracy", "loss"))]
+    keys = {name: (f"accuracy_{name}", f"loss_{name}") for name in [*models][1:]}
+    later = [name for name, two in keys.items() if any(is_record_key(key) or key in server.state for key in two)]
     if taken := [*({HELD_OUT} & models.keys()), *later]:
         raise AlgorithmError(
             f"{server.alg.display_name()}: models() names a model {taken[0]!r}, and the round's record has that name "

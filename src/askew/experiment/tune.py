@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.text import count_text
 from ..errors import AskewError, ConfigError, StoreError, StoreWarning
 from .config import Config
 from .contenders import Contender, check_over, choose_methods, keep_best, make_contender, score_run, use_all_samples
@@ -266,9 +267,9 @@ class Tuner:
         plan = make_plan(methods, rounds, self.seeds, rest)
         if plan is None:
             least = self.budget_for(self.spent() + least_budget(methods, 1, self.seeds))
-            who = f"{len(methods)} method{'s' * (len(methods) != 1)}"
+            who = count_text(len(methods), "method")
             raise ConfigError(
-                f"tune: the budget is too small for {who} with {self.seeds} fresh seed{'s' * (self.seeds != 1)}: runs "
+                f"tune: the budget is too small for {who} with {count_text(self.seeds, 'fresh seed')}: runs "
                 f"of a single round need {amount_text(least, self.unit)}; raise it, or give fewer methods, values or "
                 "seeds."
             )
@@ -373,7 +374,7 @@ class Tuner:
         """Train the best settings at fresh seeds: all methods, then the finalists; how many seeds each of them got."""
         first = self.train_seeds(self.left, plan, range(1, plan.first_seeds + 1), "every method")
         for c in self.left:
-            c.last = f"{first} seed{'s' * (first != 1)}" if first else "search"
+            c.last = count_text(first, "seed") if first else "search"
         finalists = sorted(self.left, key=lambda c: c.value, reverse=True)[:FINALISTS]
         if first < plan.first_seeds:
             return first, first

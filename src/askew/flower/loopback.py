@@ -18,6 +18,7 @@ from typing import Self
 from uuid import uuid4
 
 from ..core.signals import defer_signals
+from ..core.text import count_text
 from ..errors import EngineError, StoreError
 from ..experiment.run import OnRound
 from ..experiment.run_folder import is_finished
@@ -224,8 +225,8 @@ class Loopback:
             if b"SuperNode ID" in (self.folder / f"{name}.log").read_bytes()[self.log_starts[name] :]:
                 self.connected.add(name)
         if len(self.connected) > before:
-            count, all_nodes = len(self.connected), f"SuperNode{'s' * (len(nodes) != 1)}"
-            self.say(f"{count} of {len(nodes)} {all_nodes} {'is' if count == 1 else 'are'} connected")
+            are = "is" if len(self.connected) == 1 else "are"
+            self.say(f"{len(self.connected)} of {count_text(len(nodes), 'SuperNode')} {are} connected")
 
     def failure_reason(self, name: str) -> str:
         """The end of a sentence about a process that failed: the last useful line of its log, and the log's path."""

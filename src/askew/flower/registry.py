@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
+from ..core.text import count_text
 from ..data.federation import Federation
 from ..errors import EngineError
 from ..version import __version__
@@ -254,7 +255,7 @@ class ClientRegistry:
             self._check_hope(needed)
             if time.monotonic() > end:
                 raise EngineError(
-                    f"{len(connected)} of {needed} client{'s' * (needed != 1)} came within {self.rules.wait:g} s; "
+                    f"{len(connected)} of {count_text(needed, 'client')} came within {self.rules.wait:g} s; "
                     "start the others, or wait for fewer (nodes, answers); the run goes on from its last round."
                 )
             if reported != len(connected):

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..core.algebra import norm
 from ..core.algorithm import Algorithm
 from ..core.records import CLIENT_ERROR, NO_ANSWER, NOT_AWAITED, REPEATED
+from ..core.text import count_text
 from ..core.types import State
 from ..data.federation import RoundPlan
 from ..engine.answers import (
@@ -300,8 +301,8 @@ class RemoteEngine:
         came, is_last = sorted(uploads), n + 1 == len(self.server.phases)
         if len(came) < self.rules.answers:
             self.warn(
-                f"round {inputs.round} is thrown away: {len(came)} answers came, at least {self.rules.answers} are "
-                "needed."
+                f"round {inputs.round} is thrown away: {count_text(len(came), 'answer')} came, at least "
+                f"{self.rules.answers} are needed."
             )
             incidents, came = [*incidents, *(answer_incident(ids[i], TOO_FEW) for i in came)], []
         no_rows = {name: t.new_zeros(0, *t.shape) for name, t in self.zero_uploads[n].items()}

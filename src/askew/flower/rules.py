@@ -52,12 +52,11 @@ def check_same_buffer(folder: Path, rules: DeploymentRules) -> None:
 
 
 def check_answers(config: Config, rules: DeploymentRules) -> None:
-    """Refuse more answers in each round than clients train in it: every round would be thrown away."""
+    """Refuse more answers than a round waits for, with spare clients or without: every round would be thrown away."""
     rule, clients = config.participation, config.partition.clients
     most = rule.size(clients) if isinstance(rule, CohortParticipation) else clients
-    most += round(rules.spare * most)
     if rules.answers > most:
         raise ConfigError(
-            f"deployment: answers must be at most the number of clients that are asked in a round, {most}, got "
-            f"{rules.answers}; lower it, or more clients must take part."
+            f"deployment: answers must be at most the number that a round waits for, {most}, got {rules.answers}; "
+            "lower it, or let more clients take part."
         )

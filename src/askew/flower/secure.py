@@ -40,6 +40,7 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from torch import Tensor
 
+from ..core.text import count_text
 from ..core.types import State
 from ..engine.distributed import TensorSpec
 from .wire import SAME_SETUP, InvalidMessage, Numbers, Payload, RawPayload, read_tensors, read_value
@@ -213,7 +214,7 @@ class SecureClient:
             )
         if len(present) < self._clients_needed():
             raise InvalidMessage(
-                f"{self.sender}: {len(present)} client{'s are' if len(present) != 1 else ' is'} left, "
+                f"{self.sender}: {count_text(len(present), 'client is', 'clients are')} left, "
                 "too few to hide each other; wait for more."
             )
         public_keys = dict(zip(self.secrets["clients"], self.secrets["mask_keys"], strict=True))
@@ -233,7 +234,7 @@ class SecureClient:
         self._check_stage(sum_name, "present", "encrypted_shares")
         if not {*answered} <= {*self.secrets["present"]} or len({*answered}) < self._clients_needed():
             raise InvalidMessage(
-                f"{self.sender}: {len(answered)} client{'s' * (len(answered) != 1)} answered, "
+                f"{self.sender}: {count_text(len(answered), 'client')} answered, "
                 "too few to tell their sum; start the round again."
             )
         public_keys = dict(zip(self.secrets["clients"], self.secrets["encryption_keys"], strict=True))
@@ -348,7 +349,7 @@ class SecureServer:
     def _check_left(self, clients: Sequence[int] | Mapping[int, object], needed: int) -> None:
         if len(clients) < needed:
             raise InvalidMessage(
-                f"secure aggregation has {len(clients)} client{'s' * (len(clients) != 1)} left, "
+                f"secure aggregation has {count_text(len(clients), 'client')} left, "
                 f"at least {needed} are needed; the round is thrown away."
             )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.bank import Bank
-from ..core.records import Record
+from ..core.records import WIRE, Record
 from ..core.rng import generator
 from ..engine.base import PhaseOutputs, PhaseRequest
 from ..engine.privacy_stage import PrivacyStage
@@ -95,7 +95,7 @@ class DeployedRun(ActiveRun):
 
     def write_record(self, trained: TrainedRound) -> None:
         """Complete and write the round's record; write the federation too if a client joined."""
-        trained.record |= dict(zip(("wire_down", "wire_up"), self.wire_bytes, strict=True))
+        trained.record |= dict(zip(WIRE, self.wire_bytes, strict=True))
         if self.unreachable:
             trained.record["unreachable"] = self.unreachable
         if self.engine.privacy.clip:

@@ -9,12 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..core.text import count_text
 from ..errors import ConfigError
 from .picture import save_figure
 from .plain_table import plain_table
 from .runs import as_html, as_text
 from .skew import draw_skew, skew_table
-from .tables import count_text
 from .terminal import QUIET
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def describe_survey(survey: Any, *more: tuple[str, str]) -> RenderableType:
     inputs = " × ".join(map(str, survey.shape)) or "1"
     task = count_text(survey.classes, "class", "classes") if survey.classes else "a regression"
     title = f"{survey.name}: {count_text(len(survey.clients), 'client')}, {task}, inputs of {inputs} "
-    title += f"number{'s' * (inputs != '1')}, {count_text(survey.samples, 'sample')} to train on and {survey.tests:,} "
-    parts: list[RenderableType] = [Text(f"{title}to test on", "bold")]
+    title += f"{'number' if inputs == '1' else 'numbers'}, {count_text(survey.samples, 'sample')} to train on and "
+    parts: list[RenderableType] = [Text(f"{title}{survey.tests:,} to test on", "bold")]
     if survey.columns:
         parts += [Text(), column_table(survey.columns)]
     if survey.round_length:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
+from ..core.text import count_text
 from ..experiment.store import Run
 from .picture import BLUE, GREY, ORANGE, WIDTH, Picture, bar_width, canvas
-from .tables import RunGroup, client_count, count_text, participation_name, partition_name, settings_key
+from .tables import RunGroup, client_count, participation_name, partition_name, settings_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.files import printable
+from ..core.text import count_text
 from ..errors import StoreError
 from ..experiment.roll_call import loss_sentence, never_sentences, percent, reason_text
 from ..experiment.store import Run, to_json, write_text
@@ -29,7 +30,6 @@ from .tables import (
     best_words,
     by_federation,
     client_count,
-    count_text,
     divergence_remark,
     group_runs,
     is_running,

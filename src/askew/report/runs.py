@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from ..core.files import printable
+from ..core.text import count_text
 from ..errors import ConfigError, StoreError, UnknownName, did_you_mean
 from ..experiment.roll_call import loss_sentence
 from ..experiment.store import Run
@@ -21,7 +22,7 @@ from .page import write_report
 from .paste import PasteTables
 from .paste_runs import paste_comparison
 from .picture import drawn_for, style
-from .tables import ComparisonRow, average, count_text, group_runs, shorten_label, table
+from .tables import ComparisonRow, average, group_runs, shorten_label, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

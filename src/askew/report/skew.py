@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
+from ..core.text import count_text
 from .federation_figures import MAX_CLIENTS, draw_partition, heat_map_height, write_names
 from .picture import canvas, style
 from .terminal import pairs
@@ -36,7 +37,7 @@ def draw_skew(
     if total > MAX_IN_ORDER:
         share = counts / counts.sum(1, keepdims=True).clip(1)
         shown = np.lexsort((-share.max(1), share.argmax(1))) if classes else np.argsort(-sizes, kind="stable")
-        label = f"{total:,} clients, ordered by {'their most frequent class' if classes else 'size'}"
+        label = f"{count_text(total, 'client')}, ordered by {'their most frequent class' if classes else 'size'}"
     if total > MAX_CLIENTS:
         shown = shown[np.arange(MAX_CLIENTS) * total // MAX_CLIENTS]
         label = f"{MAX_CLIENTS} of {label}, at even steps"

@@ -12,6 +12,7 @@ from functools import cache
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from ..core.text import count_text
 from ..experiment.curves import rounds_to
 from ..experiment.folder_lock import is_locked
 from ..experiment.listing import stored_catalogue
@@ -395,17 +396,12 @@ def divergence_remark(counts: Mapping[str, tuple[int, int]]) -> str:
         return ""
     bad, runs = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
     more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-    count = f"{bad} of {runs} run{'s' * (runs != 1)} diverged"
+    count = f"{bad} of {count_text(runs, 'run')} diverged"
     whose = "its" if bad == 1 else "their"
     return f"{count}: {', '.join(named[:MAX_NAMED])}{more}; {whose} numbers are those before or after it."
 
 
 # names ----------------------------------------------------------------------------------------------------------
-
-
-def count_text(number: int, word: str, plural: str = "") -> str:
-    """A number with its noun: "1 round", "2,000 rounds"."""
-    return f"{number:,} {word if number == 1 else plural or f'{word}s'}"
 
 
 def client_count(run: Run) -> int:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ..core.records import RECORD
 from ..core.settings import toml_text
+from ..core.text import count_text
 from ..experiment.listing import stored_catalogue
 from ..experiment.roll_call import call_round, loss_sentence, never_sentences, reason_text
 from ..experiment.store import DIVERGED, REACHED, Run, read_json
@@ -24,7 +25,6 @@ from .tables import (
     ComparisonRow,
     best_words,
     client_count,
-    count_text,
     divergence_remark,
     group_runs,
     has_diverged,
@@ -79,7 +79,7 @@ def long_time(seconds: float) -> str:
     for unit, length in (("year", 31_557_600), ("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             count = round(seconds / length)
-            return f"about {count:,} {unit}{'s' * (count != 1)}"
+            return f"about {count_text(count, unit)}"
     return "less than a minute"
 
 
@@ -438,12 +438,13 @@ def comparison_remarks(rows: Sequence[ComparisonRow], given: float | None) -> st
         are = "is" if running == 1 else "are"
         sentences.append(f"{running} of {len(rows)} {are} still being trained; the figures are those so far.")
     unfinished = sum(not row["finished"] and not row["running"] for row in rows)
-    sentences += [f"{unfinished} of {len(rows)} rows did not reach the last round."] if unfinished else []
+    sentences += [f"{unfinished} of {count_text(len(rows), 'row')} did not reach the last round."] if unfinished else []
     left_out = sum(row["left_out"] for row in rows)
     seeds_left = "1 seed that has" if left_out == 1 else f"{left_out} seeds that have"
     sentences += [f"Left out: {seeds_left} not reached the last round."] if left_out else []
     lost = sum(bool(row["lost_answers"]) for row in rows)
-    sentences += [f"{lost} of {len(rows)} lost answers of clients: askew show RUN says whose and why."] if lost else []
+    lost_text = f"Answers of clients were lost in {lost} of {count_text(len(rows), 'row')}"
+    sentences += [f"{lost_text}: askew show RUN says whose and why."] if lost else []
     return " ".join(filter(None, sentences))
 
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.records import LATE, LEFT, NO_ANSWER, NOT_AWAITED, Record
+from ..core.text import count_text
 from ..experiment.roll_call import call_round
 from ..experiment.store import Run
 from .picture import BLUE, COLOURS, GREY, INK, ORANGE, WIDTH, Picture, canvas, draw_legend
-from .tables import RunGroup, count_text
+from .tables import RunGroup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -224,7 +225,7 @@ def timeline_note(run: Run, groups: Sequence[RunGroup], records: Sequence[Record
     if "started" in records[0]:
         note += " Staleness: the steps between the model that a client began with and the one that its answer changes."
         absent = sum(int(record["asked"]) - len(record["started"]) for record in records)
-        note += f" {absent} that were asked and dropped out are not shown." if absent else ""
+        note += f" Not shown: {count_text(absent, 'client')} asked and dropped out." if absent else ""
     more = asked - MOST_CLIENTS
     note += (
         f" Shown are the {MOST_CLIENTS} clients with the lowest numbers; {more} more were asked." if more > 0 else ""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median, stdev
 from typing import NamedTuple
 
+from ..core.text import count_text
 from ..report.statistics import MAX_SEEDS, MIN_SEEDS, SIGNIFICANCE, find_power, seeds_needed, t_quantile
 from .claim_rules import ClaimCell, ClaimRule, Finding, RuleEvaluator, cell_terms, has_cell
 from .cost import (
@@ -47,7 +48,7 @@ class MissingRuns(NamedTuple):
 
     def __str__(self) -> str:
         time = f"{long_duration(self.seconds)} on {self.device}" if self.device else "time unknown"
-        return f"{self.runs:,} run{'s' * (self.runs != 1)}, {short_count(self.samples)} samples, {time}"
+        return f"{count_text(self.runs, 'run')}, {short_count(self.samples)} samples, {time}"
 
     @property
     def price(self) -> tuple[bool, float]:
@@ -242,7 +243,7 @@ class Biller:
         if not used:
             return OTHER_PROBLEMS
         seeds_text = f"{min(used)}" if min(used) == max(used) else f"{min(used)} to {max(used)}"
-        cells_text = f"{len(used)} cell{'s' * (len(used) != 1)} at {seeds_text} seed{'s' * (max(used) != 1)}"
+        cells_text = f"{count_text(len(used), 'cell')} at {seeds_text} seed{'s' * (max(used) != 1)}"
         plan = f"{cells_text}{rule_limits(rule, min(used))}"
         if rule.test in MEAN_TESTS and len(used) > 1 and not hopeless:
             unknown = f", if those not measured yet are {LARGE_EFFECT:g} standard deviations" if assumed else ""

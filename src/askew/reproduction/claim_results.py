@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..core.text import count_text
 from .bills import ClaimBill
 from .claim_rules import (
     FAILS,
@@ -18,7 +19,6 @@ from .claim_rules import (
     reading_verdicts,
 )
 from .claims import Claim
-from .ledger_rows import count_seeds
 
 VERDICTS = (HOLDS, FAILS, UNDECIDED, NOT_RUN, UNTESTABLE)
 OPEN = {NOT_RUN, UNDECIDED}
@@ -85,7 +85,7 @@ class ClaimResult(NamedTuple):
     @property
     def verdict_text(self) -> str:
         """The verdict as it is shown: "holds (reduced)", "undecided at 1 seed", "holds (literal); not run (prox)"."""
-        seeds = f" at {count_seeds(self.seeds)}" if self.verdict == UNDECIDED and self.seeds else ""
+        seeds = f" at {count_text(self.seeds, 'seed')}" if self.verdict == UNDECIDED and self.seeds else ""
         scale = " (reduced)" if self.is_reduced else ""
         if self.claim.rules and len(self.readings) > 1 and not self.refuted_by:
             default = self.claim.default_reading

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..core.text import count_text
 from ..errors import ConfigError
 from ..report.statistics import (
     MIN_SEEDS,
@@ -240,7 +241,7 @@ def count_above(cells: Sequence[ClaimCell], bound: float = 0.0) -> str:
     """How many cells have a mean above the bound, and how many were not run."""
     means = [c.mean for c in cells if c.n and c.comparable]
     sign = f"above {bound:g}" if bound else "by sign"
-    return f"{sum(m > bound for m in means)} of {len(means)} cell{'s' * (len(means) != 1)} {sign}{empty_cells(cells)}"
+    return f"{sum(m > bound for m in means)} of {count_text(len(means), 'cell')} {sign}{empty_cells(cells)}"
 
 
 def empty_cells(cells: Sequence[ClaimCell]) -> str:
@@ -521,7 +522,7 @@ def check_fact(evaluator: RuleEvaluator, rule: ClaimRule) -> Finding:
     cells = evaluator.cells(rule)
     true = [all(c.values) for c in cells if c.n]
     found = cells_verdict(cells, [bool(c.n) and all(c.values) for c in cells], [not all(c.values) for c in cells])
-    counts = f"true in {sum(true)} of {len(true)} cell{'s' * (len(true) != 1)}{empty_cells(cells)}"
+    counts = f"true in {sum(true)} of {count_text(len(true), 'cell')}{empty_cells(cells)}"
     return Finding(found, "counted", counts, tuple(cells))
 
 

@@ -8,6 +8,7 @@ from math import ceil, isfinite
 from statistics import fmean, median
 from typing import NamedTuple
 
+from ..core.text import count_text
 from ..report.picture import Picture, style
 from ..report.statistics import MIN_SEEDS
 from ..report.tables import MeanCurve
@@ -44,7 +45,7 @@ class PaperFigure(NamedTuple):
     def note(self) -> str:
         """What is drawn and which runs are missing."""
         few, most = self.seeds[0], self.seeds[-1]
-        seeds = f"{few} to {most} seeds" if few < most else f"{most} seed{'s' * (most > 1)}"
+        seeds = f"{few} to {most} seeds" if few < most else count_text(most, "seed")
         paper = f" (the paper: {self.published})" if few < self.published else ""
         band = "; bands: ± one standard deviation over seeds" if any(any(line.std) for line in self.lines) else ""
         if self.wide:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from ..core.text import count_text
 from ..report.tables import sample_std
 from .bills import MissingRuns
 from .claim_rules import NOT_RUN
@@ -70,7 +71,7 @@ class LedgerRow(NamedTuple):
     def seeds_text(self) -> str:
         """The number of its seeds, and of those that missed a target which others reached."""
         missed = f", {self.missed} missed" if 0 < self.missed < len(self.values) else ""
-        return f"{count_seeds(len(self.values))}{missed}"
+        return f"{count_text(len(self.values), 'seed')}{missed}"
 
     @property
     def validated(self) -> str:
@@ -143,11 +144,6 @@ def gap_cells(rows: Iterable[LedgerRow]) -> str:
 def count_measured(rows: Iterable[LedgerRow]) -> int:
     """How many of the rows have a number of ours."""
     return sum(bool(row.values) for row in rows)
-
-
-def count_seeds(seeds: int) -> str:
-    """The number with its noun: "1 seed", "3 seeds"."""
-    return f"{seeds} seed{'s' * (seeds != 1)}"
 
 
 def is_number(text: str) -> bool:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from ..core.text import count_text
 from ..errors import ConfigError
 from ..report.statistics import MIN_SEEDS, t_interval
 from .claim_results import ClaimResult
 from .claim_rules import FAILS, HOLDS, NOT_RUN, UNDECIDED
 from .ledger import PaperSection
-from .ledger_rows import LedgerRow, count_seeds
+from .ledger_rows import LedgerRow
 from .titles import own_methods
 
 LEVEL = 0.1  # points; a smaller mean difference is called level
@@ -60,7 +61,7 @@ class Lead(NamedTuple):
     @property
     def sure(self) -> str:
         """The number of seeds, and whether they tell the lead from 0."""
-        return f"{count_seeds(self.seeds)}, {'clear' if self.is_ahead or self.is_behind else 'unsure'}"
+        return f"{count_text(self.seeds, 'seed')}, {'clear' if self.is_ahead or self.is_behind else 'unsure'}"
 
 
 def accuracy_columns(section: PaperSection) -> dict[tuple[str, str, str], dict[str, LedgerRow]]:

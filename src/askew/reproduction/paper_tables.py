@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..core.text import count_text
 from ..report.plain_table import plain_table
 from ..report.tables import sample_std
 from ..report.terminal import QUIET, duration, pairs, size
@@ -182,7 +183,7 @@ def table_remarks(reproduction: Reproduction, cells: Sequence[TableCell]) -> str
         sentences.append(
             f"Scale {scale}: {settings_text(reproduction.planned)}; not comparable with the paper's numbers."
         )
-    sentences += [f"{missing} runs are still to be made."] if missing else []
+    sentences += [f"Still to be made: {count_text(missing, 'run')}."] if missing else []
     return " ".join(sentences)
 
 

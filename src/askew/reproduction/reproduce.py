@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from ..core.records import Record
+from ..core.text import count_text
 from ..data import files
 from ..errors import AskewError, ConfigError, DiskFull, ModelError
 from ..experiment.checkpoint import remove_end
@@ -184,7 +185,7 @@ def run_here(
             if not isinstance(e, PartStopped):
                 if not go_on:
                     raise
-                log(f"{len(left)} run{'s' * (len(left) != 1)} failed ({str(e).splitlines()[0]}); given up")
+                log(f"{count_text(len(left), 'run')} failed ({str(e).splitlines()[0]}); given up")
             schedule.on_loss(left)
 
 

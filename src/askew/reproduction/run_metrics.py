@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import median
 
-from ..core.records import RECORD, TIMES
+from ..core.records import DRIFT, RECORD, TIMES
 from ..experiment.store import Run
 from .papers import CURVES
 
@@ -142,7 +142,7 @@ def record_metrics(run: Run) -> dict[str, float | None]:
                     if entry is not None:
                         early.setdefault(name, []).append(float(entry))
     found: dict[str, float | None] = {f"mean_{key}": sum(v) / len(v) for key, v in values.items()}
-    found |= {f"last_{key}": v[-1] for key, v in values.items() if not key.startswith("drift_")}
+    found |= {f"last_{key}": v[-1] for key, v in values.items() if not key.startswith(DRIFT)}
     found |= {f"max_{key}": max(map(abs, values[key])) for key in ("turn", "drift_turn") if key in values}
     return found | {f"early_{key}": sum(v) / len(v) for key, v in early.items()}
 

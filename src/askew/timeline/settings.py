@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.settings import Settings, setting
+from ..core.text import count_text
 from ..errors import ConfigError
 from .files import read_table
 
@@ -118,9 +119,8 @@ class TimeSettings(Settings):
             )
         if self.wait == "buffer" and 0 < self.at_work < self.buffer:
             raise ConfigError(
-                f"time: a buffer of {self.buffer} answers never fills with {self.at_work} "
-                f"client{'s' * (self.at_work != 1)} at work; "
-                "lower time.buffer or raise time.at_work."
+                f"time: a buffer of {self.buffer} answers never fills with {count_text(self.at_work, 'client')} at "
+                "work; lower time.buffer or raise time.at_work."
             )
         if self.clients and self.speed != "constant":
             raise ConfigError(
