@@ -46,7 +46,10 @@ STOP_SECONDS = 5.0  # in which a program may end by itself
 def main() -> None:
     """Run the program that the command line names."""
     end_with_starter()
-    run_program(sys.argv[1], sys.argv[2:])
+    try:
+        run_program(sys.argv[1], sys.argv[2:])
+    except KeyboardInterrupt:  # as from a SuperNode that ends while this starts: the log's last lines say why it did
+        sys.exit(128 + signal.SIGINT)
 
 
 def run_program(name: str, options: Sequence[str], open_fleet: bool = False) -> None:
