@@ -6,6 +6,7 @@ import os
 import select
 import threading
 import tomllib
+from datetime import UTC, datetime
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -231,3 +232,20 @@ def test_a_program_that_is_interrupted_while_it_starts_ends_without_a_traceback(
     with pytest.raises(SystemExit) as ended:
         launch.main()
     assert ended.value.code == 130
+
+
+def test_an_app_that_starts_slowly_is_not_started_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower would take it for dead after half a minute. One that runs may be silent no longer than in Flower."""
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    for module in (in_memory_corestate, sql_corestate):
+        for name in ("HEARTBEAT_DEFAULT_INTERVAL", "HEARTBEAT_PATIENCE"):
+            monkeypatch.setattr(module, name, getattr(module, name))
+        silence = module.HEARTBEAT_PATIENCE * module.HEARTBEAT_DEFAULT_INTERVAL
+        launch.give_time_to_start(module.__name__)
+        assert silence == module.HEARTBEAT_PATIENCE * module.HEARTBEAT_DEFAULT_INTERVAL
+    state, begun = InMemoryNodeState(cast(Any, None)), datetime.now(UTC)
+    task = state.create_task("flwr-clientapp", 1)
+    assert task is not None and state.claim_task(task)
+    assert (state.task_token_store[task].active_until - begun).total_seconds() >= launch.START_SECONDS
